@@ -1,0 +1,2 @@
+//! The one binary `tortie`.
+fn main() {}
