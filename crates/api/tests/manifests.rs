@@ -1,5 +1,5 @@
 //! Manifests: the seed's are read as they are; whatever is wrong is said with file, line, object and field.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use proptest::prelude::*;
 use tortie_api::manifest::{Object, read};
