@@ -1,0 +1,3 @@
+//! The resource types: Calico v3 kinds and the Kubernetes kinds that we read.
+
+pub mod net;

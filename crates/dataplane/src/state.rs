@@ -1,0 +1,249 @@
+//! The state of one node, and its changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ipnet::Ipv4Net;
+use serde::{Deserialize, Serialize};
+use tortie_policy::program::{EndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind};
+
+/// A 48-bit MAC address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// The address as HNS writes it: upper case, with dashes.
+    #[must_use]
+    pub fn dashed(self) -> String {
+        let [a, b, c, d, e, f] = self.0;
+        format!("{a:02X}-{b:02X}-{c:02X}-{d:02X}-{e:02X}-{f:02X}")
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl From<MacAddress> for String {
+    fn from(mac: MacAddress) -> Self {
+        mac.to_string()
+    }
+}
+
+impl TryFrom<String> for MacAddress {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = String;
+
+    /// Reads six pairs of hexadecimal digits with `:` or `-` between them.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no MAC address (six pairs of hexadecimal digits)");
+        let mut bytes = [0; 6];
+        let mut parts = text.split([':', '-']);
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(wrong)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
+        }
+        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(bytes)) }
+    }
+}
+
+/// Which workload endpoint of this node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EndpointId {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The interface inside the pod, such as `eth0`.
+    pub interface: String,
+}
+
+impl fmt::Display for EndpointId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} ({})", self.namespace, self.pod, self.interface)
+    }
+}
+
+/// A pod's interface on this node, and the policy that it is under.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// The sandbox that the runtime made (`CNI_CONTAINERID`); the HNS endpoint is found by it.
+    pub container_id: String,
+    /// The host's end of the pod's link on Linux (`cali…`); on Windows the name of the HNS endpoint.
+    pub host_interface: String,
+    /// The pod's addresses; anything else that it sends is dropped.
+    pub addresses: Vec<IpAddr>,
+    /// The pod's MAC address, where it is known.
+    pub mac: Option<MacAddress>,
+    /// What is asked about its packets.
+    pub program: EndpointProgram,
+}
+
+/// A node's end of the VXLAN overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vtep {
+    /// The node's name.
+    pub node: String,
+    /// The address of the VXLAN device (the tunnel address), inside the overlay.
+    pub address: Ipv4Addr,
+    /// The MAC address of the VXLAN device; on Windows the network's DrMacAddress.
+    pub mac: MacAddress,
+    /// The node's own address, to which the VXLAN packets go.
+    pub parent: Ipv4Addr,
+}
+
+/// Where a destination is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RouteTarget {
+    /// Pods of this node: a block of its own. What no pod of it has is dropped, not sent elsewhere.
+    Local,
+    /// Pods of another node, by VXLAN to its [`Vtep`].
+    Vxlan {
+        /// That node's name.
+        node: String,
+    },
+}
+
+/// A destination of the overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// The addresses.
+    pub destination: Ipv4Net,
+    /// Where they are.
+    pub target: RouteTarget,
+}
+
+/// What the whole cluster agrees on about the overlay.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterNetwork {
+    /// The VXLAN network identifier; at least 4096, as Windows demands.
+    pub vni: u32,
+    /// The UDP port of VXLAN; 4789, as Windows demands.
+    pub port: u16,
+    /// The MTU of pods and of the VXLAN device, in bytes.
+    pub mtu: u32,
+}
+
+impl Default for ClusterNetwork {
+    /// Calico's defaults (`calico.md` 2.7) and an underlay of 1,500 bytes less VXLAN's 50.
+    fn default() -> Self {
+        Self { vni: 4096, port: 4789, mtu: 1450 }
+    }
+}
+
+/// This node itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalNode {
+    /// Its name.
+    pub name: String,
+    /// Its own address on the underlay.
+    pub address: Ipv4Addr,
+    /// Its end of the overlay, once it is known.
+    pub vtep: Option<Vtep>,
+    /// What the cluster agrees on.
+    pub network: ClusterNetwork,
+}
+
+/// What a node must be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// This node; `None` until it is known, and then there is no overlay.
+    pub node: Option<LocalNode>,
+    /// The sets that policies name.
+    pub sets: BTreeMap<SetId, (SetKind, BTreeSet<Member>)>,
+    /// The policies and profiles that endpoints name.
+    pub policies: BTreeMap<PolicyId, Arc<PolicyRules>>,
+    /// The pods of this node.
+    pub endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
+    /// The other nodes' ends of the overlay, by node name.
+    pub vteps: BTreeMap<String, Vtep>,
+    /// The destinations of the overlay.
+    pub routes: BTreeMap<Ipv4Net, RouteTarget>,
+}
+
+/// One change of a [`NodeState`]. `calc` gives them in an order in which everything that is named exists: sets before
+/// the policies that name them, policies before endpoints; removals the other way round (semantics 23).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Delta {
+    /// The node itself became known or changed.
+    Node(LocalNode),
+    /// A set that did not exist, with all its members.
+    SetCreated(SetId, SetKind, BTreeSet<Member>),
+    /// Members of a set that exists.
+    SetChanged {
+        /// Which set.
+        id: SetId,
+        /// Members that come.
+        added: Vec<Member>,
+        /// Members that go.
+        removed: Vec<Member>,
+    },
+    /// A set that nothing names any more.
+    SetRemoved(SetId),
+    /// A policy that is new or has changed.
+    Policy(PolicyId, Arc<PolicyRules>),
+    /// A policy that no endpoint names any more.
+    PolicyRemoved(PolicyId),
+    /// A pod that is new or has changed.
+    Endpoint(EndpointId, Arc<Endpoint>),
+    /// A pod that is gone.
+    EndpointRemoved(EndpointId),
+    /// Another node's end of the overlay, new or changed.
+    Vtep(Vtep),
+    /// A node that has no end of the overlay any more, by name.
+    VtepRemoved(String),
+    /// A destination that is new or has changed.
+    Route(Route),
+    /// A destination that is gone.
+    RouteRemoved(Ipv4Net),
+}
+
+impl NodeState {
+    /// Takes one change in.
+    pub fn apply(&mut self, delta: &Delta) {
+        match delta.clone() {
+            Delta::Node(node) => self.node = Some(node),
+            Delta::SetCreated(id, kind, members) => drop(self.sets.insert(id, (kind, members))),
+            Delta::SetChanged { id, added, removed } => {
+                if let Some((_, members)) = self.sets.get_mut(&id) {
+                    for member in &removed {
+                        members.remove(member);
+                    }
+                    members.extend(added);
+                }
+            }
+            Delta::SetRemoved(id) => drop(self.sets.remove(&id)),
+            Delta::Policy(id, rules) => drop(self.policies.insert(id, rules)),
+            Delta::PolicyRemoved(id) => drop(self.policies.remove(&id)),
+            Delta::Endpoint(id, endpoint) => drop(self.endpoints.insert(id, endpoint)),
+            Delta::EndpointRemoved(id) => drop(self.endpoints.remove(&id)),
+            Delta::Vtep(vtep) => drop(self.vteps.insert(vtep.node.clone(), vtep)),
+            Delta::VtepRemoved(node) => drop(self.vteps.remove(&node)),
+            Delta::Route(Route { destination, target }) => drop(self.routes.insert(destination, target)),
+            Delta::RouteRemoved(destination) => drop(self.routes.remove(&destination)),
+        }
+    }
+}
+
+impl Lookup for NodeState {
+    fn policy(&self, id: &PolicyId) -> Option<&PolicyRules> {
+        self.policies.get(id).map(AsRef::as_ref)
+    }
+
+    fn set(&self, id: &SetId) -> Option<&BTreeSet<Member>> {
+        self.sets.get(id).map(|(_, members)| members)
+    }
+}

@@ -1,0 +1,3 @@
+//! What policy *means*.
+
+pub mod program;

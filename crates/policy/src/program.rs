@@ -1,0 +1,339 @@
+//! Programs: policies compiled to what a packet can be held against: addresses, ports, protocols, sets.
+//!
+//! A program knows nothing of labels or names, and nothing of nftables or HNS. Both dataplanes render the same
+//! programs, and [`evaluate`] says what they must come to.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
+
+/// The kinds of object that carry rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PolicyKind {
+    /// `projectcalico.org/v3` GlobalNetworkPolicy.
+    GlobalNetworkPolicy,
+    /// `networking.k8s.io/v1` NetworkPolicy.
+    KubernetesNetworkPolicy,
+    /// `projectcalico.org/v3` NetworkPolicy.
+    NetworkPolicy,
+    /// `projectcalico.org/v3` Profile, and the profiles that namespaces and service accounts bring along.
+    Profile,
+}
+
+/// Which policy: never a bare name, as two namespaces may use the same one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PolicyId {
+    /// Its kind.
+    pub kind: PolicyKind,
+    /// Its namespace; empty for cluster-wide kinds.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl fmt::Display for PolicyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            write!(f, "{:?} {}", self.kind, self.name)
+        } else {
+            write!(f, "{:?} {}/{}", self.kind, self.namespace, self.name)
+        }
+    }
+}
+
+/// Which set: for a selector its unique id (`calico.md` 3, 38 characters), so equal selectors share one set.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SetId(pub String);
+
+impl fmt::Display for SetId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What the members of a set are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum SetKind {
+    /// Addresses (as networks of full length) and networks.
+    Nets,
+    /// Addresses together with a protocol and a port.
+    AddressPorts,
+}
+
+/// One member of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Member {
+    /// A network, or one address as a network of full length. Host bits are zero.
+    Net(IpNet),
+    /// A port of an address.
+    AddressPort {
+        /// The address.
+        address: IpAddr,
+        /// The protocol.
+        protocol: Protocol,
+        /// The port.
+        port: u16,
+    },
+}
+
+/// Which ICMP messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct IcmpMatch {
+    /// The ICMP type; `None` matches every type.
+    pub icmp_type: Option<u8>,
+    /// The ICMP code; `None` matches every code.
+    pub icmp_code: Option<u8>,
+}
+
+/// What must hold of one side of a packet. Each non-empty criterion must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EntityMatch {
+    /// The address lies in one of these networks, if there are any.
+    pub nets: Vec<IpNet>,
+    /// The address lies in none of these networks.
+    pub not_nets: Vec<IpNet>,
+    /// The address lies in every one of these sets (kind [`SetKind::Nets`]).
+    pub sets: Vec<SetId>,
+    /// The address lies in none of these sets (kind [`SetKind::Nets`]).
+    pub not_sets: Vec<SetId>,
+    /// The port lies in one of these ranges, or (address, protocol, port) in one of `port_sets`, if either has any.
+    pub ports: Vec<PortRange>,
+    /// Alternatives to `ports` (kind [`SetKind::AddressPorts`]).
+    pub port_sets: Vec<SetId>,
+    /// The port lies in none of these ranges.
+    pub not_ports: Vec<PortRange>,
+    /// (address, protocol, port) lies in none of these sets (kind [`SetKind::AddressPorts`]).
+    pub not_port_sets: Vec<SetId>,
+}
+
+impl EntityMatch {
+    /// Every set that the match names.
+    pub fn set_ids(&self) -> impl Iterator<Item = &SetId> {
+        self.sets.iter().chain(&self.not_sets).chain(&self.port_sets).chain(&self.not_port_sets)
+    }
+}
+
+/// One rule: where every criterion holds, `action` is taken.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Rule {
+    /// What happens to a packet that matches.
+    pub action: Action,
+    /// The family that the packet must have.
+    pub ip_version: Option<IpVersion>,
+    /// The protocol that the packet must have.
+    pub protocol: Option<Protocol>,
+    /// The protocol that the packet must not have.
+    pub not_protocol: Option<Protocol>,
+    /// The ICMP message that the packet must be.
+    pub icmp: Option<IcmpMatch>,
+    /// The ICMP message that the packet must not be.
+    pub not_icmp: Option<IcmpMatch>,
+    /// What must hold of the source.
+    pub source: EntityMatch,
+    /// What must hold of the destination.
+    pub destination: EntityMatch,
+}
+
+impl Rule {
+    /// The rule that takes `action` with every packet.
+    #[must_use]
+    pub fn all(action: Action) -> Self {
+        Self {
+            action,
+            ip_version: None,
+            protocol: None,
+            not_protocol: None,
+            icmp: None,
+            not_icmp: None,
+            source: EntityMatch::default(),
+            destination: EntityMatch::default(),
+        }
+    }
+
+    /// Every set that the rule names.
+    pub fn set_ids(&self) -> impl Iterator<Item = &SetId> {
+        self.source.set_ids().chain(self.destination.set_ids())
+    }
+}
+
+/// The rules of one policy or profile, in order. The first that matches and is not Log decides.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PolicyRules {
+    /// For packets into the endpoint.
+    pub ingress: Vec<Rule>,
+    /// For packets out of the endpoint.
+    pub egress: Vec<Rule>,
+}
+
+impl PolicyRules {
+    /// The rules of one direction.
+    #[must_use]
+    pub fn direction(&self, direction: Direction) -> &[Rule] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+
+    /// Every set that a rule of either direction names.
+    pub fn set_ids(&self) -> impl Iterator<Item = &SetId> {
+        self.ingress.iter().chain(&self.egress).flat_map(Rule::set_ids)
+    }
+}
+
+/// What happens at the end of a tier, when no rule of it decided (`Tier.spec.defaultAction`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum EndOfTier {
+    /// The packet is dropped.
+    Deny,
+    /// The next tier is asked.
+    Pass,
+}
+
+/// The policies of one tier that apply to an endpoint in one direction (at least one), in order.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TierProgram {
+    /// The tier's name.
+    pub name: String,
+    /// Its policies for this endpoint and direction, in order of evaluation.
+    pub policies: Vec<PolicyId>,
+    /// What happens when none of their rules decides.
+    pub end: EndOfTier,
+}
+
+/// What is asked, in which order, about a packet into or out of an endpoint: tiers, then profiles, then the packet
+/// is dropped (`calico.md` 6.3).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EndpointProgram {
+    /// The tiers that apply to packets into the endpoint.
+    pub ingress: Vec<TierProgram>,
+    /// The tiers that apply to packets out of the endpoint.
+    pub egress: Vec<TierProgram>,
+    /// The profiles, asked in both directions after the last tier.
+    pub profiles: Vec<PolicyId>,
+}
+
+impl EndpointProgram {
+    /// The tiers of one direction.
+    #[must_use]
+    pub fn tiers(&self, direction: Direction) -> &[TierProgram] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+
+    /// Every policy and profile that the program names.
+    pub fn policy_ids(&self) -> impl Iterator<Item = &PolicyId> {
+        self.ingress.iter().chain(&self.egress).flat_map(|tier| &tier.policies).chain(&self.profiles)
+    }
+}
+
+/// One packet that begins a flow, as seen at the hook that judges it (semantics 5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Flow {
+    /// The source address.
+    pub source: IpAddr,
+    /// The destination address.
+    pub destination: IpAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The source port; 0 where the protocol has none.
+    pub source_port: u16,
+    /// The destination port; 0 where the protocol has none.
+    pub destination_port: u16,
+    /// The ICMP type and code, where the packet is ICMP or ICMPv6.
+    pub icmp: Option<(u8, u8)>,
+}
+
+/// Where [`evaluate`] finds what an [`EndpointProgram`] names.
+pub trait Lookup {
+    /// The rules of a policy; `None` where it is not known, and then everything is dropped.
+    fn policy(&self, id: &PolicyId) -> Option<&PolicyRules>;
+    /// The members of a set; `None` where it is not known, which is an empty set.
+    fn set(&self, id: &SetId) -> Option<&BTreeSet<Member>>;
+}
+
+/// Whether the program lets the packet pass: the meaning that every rendering is tested against.
+#[must_use]
+pub fn evaluate(program: &EndpointProgram, direction: Direction, flow: &Flow, lookup: &impl Lookup) -> bool {
+    for tier in program.tiers(direction) {
+        match first_match(&tier.policies, direction, flow, lookup) {
+            Some(Action::Allow) => return true,
+            Some(Action::Deny | Action::Log) => return false,
+            Some(Action::Pass) => {}
+            None if tier.end == EndOfTier::Deny => return false,
+            None => {}
+        }
+    }
+    first_match(&program.profiles, direction, flow, lookup) == Some(Action::Allow)
+}
+
+/// The action of the first rule that decides; a policy that is not known denies.
+fn first_match(ids: &[PolicyId], direction: Direction, flow: &Flow, lookup: &impl Lookup) -> Option<Action> {
+    for id in ids {
+        let Some(policy) = lookup.policy(id) else { return Some(Action::Deny) };
+        let decided = policy
+            .direction(direction)
+            .iter()
+            .find(|rule| rule.action != Action::Log && rule_matches(rule, flow, lookup))
+            .map(|rule| rule.action);
+        if decided.is_some() {
+            return decided;
+        }
+    }
+    None
+}
+
+/// Whether every criterion of the rule holds for the packet.
+#[must_use]
+pub fn rule_matches(rule: &Rule, flow: &Flow, lookup: &impl Lookup) -> bool {
+    let version = if flow.destination.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
+    let icmp_matches = |wanted: &IcmpMatch| {
+        flow.icmp.is_some_and(|(icmp_type, icmp_code)| {
+            wanted.icmp_type.is_none_or(|t| t == icmp_type) && wanted.icmp_code.is_none_or(|c| c == icmp_code)
+        })
+    };
+    rule.ip_version.is_none_or(|wanted| wanted == version)
+        && rule.protocol.is_none_or(|wanted| wanted == flow.protocol)
+        && rule.not_protocol.is_none_or(|unwanted| unwanted != flow.protocol)
+        && rule.icmp.as_ref().is_none_or(icmp_matches)
+        && !rule.not_icmp.as_ref().is_some_and(icmp_matches)
+        && entity_matches(&rule.source, flow.source, flow.protocol, flow.source_port, lookup)
+        && entity_matches(&rule.destination, flow.destination, flow.protocol, flow.destination_port, lookup)
+}
+
+fn entity_matches(
+    entity: &EntityMatch,
+    address: IpAddr,
+    protocol: Protocol,
+    port: u16,
+    lookup: &impl Lookup,
+) -> bool {
+    let in_set = |id: &SetId| {
+        lookup.set(id).is_some_and(|members| {
+            members.iter().any(|member| matches!(member, Member::Net(net) if net.contains(&address)))
+        })
+    };
+    let in_port_set = |id: &SetId| {
+        lookup
+            .set(id)
+            .is_some_and(|members| members.contains(&Member::AddressPort { address, protocol, port }))
+    };
+    let has_port = protocol.has_ports();
+    let in_ports = |ranges: &[PortRange]| has_port && ranges.iter().any(|range| range.contains(port));
+    let wants_port = !entity.ports.is_empty() || !entity.port_sets.is_empty();
+
+    (entity.nets.is_empty() || entity.nets.iter().any(|net| net.contains(&address)))
+        && !entity.not_nets.iter().any(|net| net.contains(&address))
+        && entity.sets.iter().all(in_set)
+        && !entity.not_sets.iter().any(in_set)
+        && (!wants_port || in_ports(&entity.ports) || entity.port_sets.iter().any(in_port_set))
+        && !in_ports(&entity.not_ports)
+        && !entity.not_port_sets.iter().any(in_port_set)
+}
