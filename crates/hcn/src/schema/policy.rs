@@ -192,6 +192,10 @@ fn host() -> AclRuleType {
     AclRuleType::Host
 }
 
+fn ip_set() -> SetPolicyType {
+    SetPolicyType::IpSet
+}
+
 fn is_zero_u16(number: &u16) -> bool {
     *number == 0
 }
@@ -361,6 +365,7 @@ pub struct SetPolicy {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// What its values are.
+    #[serde(default = "ip_set")]
     pub policy_type: SetPolicyType,
     /// The values, separated by commas.
     #[serde(default)]
