@@ -1,5 +1,7 @@
 //! The objects of the emulated HNS: what is accepted, what is refused and with which code.
 
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
+
 use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
