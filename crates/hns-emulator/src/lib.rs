@@ -14,6 +14,7 @@ mod check;
 mod config;
 mod emulator;
 mod endpoints;
+mod fabric;
 mod namespaces;
 mod networks;
 mod recorder;
