@@ -6,7 +6,9 @@
 
 pub mod ethtool;
 pub mod namespace;
+pub mod netlink;
 pub mod packet;
+pub mod route;
 pub mod sysctl;
 
 mod error;
