@@ -1,6 +1,7 @@
 //! Endpoints (hns.md 2.3).
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{
@@ -40,7 +41,7 @@ impl State {
         let sets = sets(network);
         check::endpoint_policies(&endpoint, &|id| sets.get(id).map(String::as_str), config)?;
         let id = endpoint.id;
-        self.endpoints.insert(id, endpoint);
+        self.endpoints.insert(id, endpoint.into());
         Ok(id)
     }
 
@@ -119,10 +120,10 @@ impl State {
     }
 
     fn holder(&self, network: Guid, ip: Ipv4Addr) -> Option<&Endpoint> {
-        let has = |endpoint: &&Endpoint| {
+        let has = |endpoint: &&Arc<Endpoint>| {
             endpoint.ip_configurations.iter().any(|config| config.ip_address.parse() == Ok(ip))
         };
-        self.endpoints_of(network).find(has)
+        self.endpoints_of(network).find(has).map(Arc::as_ref)
     }
 
     fn free_address(&self, network: &Network) -> Option<Ipv4Addr> {

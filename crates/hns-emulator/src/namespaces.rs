@@ -28,7 +28,7 @@ impl State {
             namespace.namespace_id = highest.max(1) + 1;
         }
         let id = namespace.id;
-        self.namespaces.insert(id, namespace);
+        self.namespaces.insert(id, namespace.into());
         Ok(id)
     }
 
@@ -53,10 +53,11 @@ impl State {
             self.detach(id, endpoint)?;
         }
         self.namespaces.remove(&id);
+        self.compartments.remove(&id);
         Ok(())
     }
 
-    fn attach(&mut self, namespace: Guid, id: Guid) -> Result<(), Failure> {
+    pub(crate) fn attach(&mut self, namespace: Guid, id: Guid) -> Result<(), Failure> {
         let endpoint = self.endpoint_mut(id)?;
         if endpoint.is_remote() {
             let error = format!("endpoint {id} is remote");

@@ -36,7 +36,7 @@ impl State {
             add_overlay_policies(&mut network, config)?;
         }
         let id = network.id;
-        self.networks.insert(id, network);
+        self.networks.insert(id, network.into());
         Ok(id)
     }
 

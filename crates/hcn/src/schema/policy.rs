@@ -165,18 +165,7 @@ pub struct Acl {
     pub priority: u16,
     /// Unknown members.
     #[serde(flatten)]
-    pub extra: ExtraAcl,
-}
-
-/// Unknown members of an [`Acl`], in a form that can be hashed and compared.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct ExtraAcl(pub std::collections::BTreeMap<String, Value>);
-
-impl ExtraAcl {
-    fn check(&self, at: &str) -> Result<(), DocumentError> {
-        self.0.iter().map(|(key, value)| (key.clone(), value.clone())).collect::<Extra>().check(at)
-    }
+    pub extra: Extra,
 }
 
 /// What HNS means when it leaves the action out.

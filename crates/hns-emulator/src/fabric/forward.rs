@@ -61,7 +61,9 @@ impl Fabric {
         let (network, plan) = (*network, Arc::clone(plan));
         let pod = plan.pods.values().find(|pod| port == Port::Pod(pod.endpoint));
         match Frame::parse(frame) {
-            Frame::ArpRequest(request) => answer_arp(&plan, port, pod, &request).into_iter().collect(),
+            Frame::ArpRequest(request) => {
+                answer_arp(&plan, port, pod.map(Arc::as_ref), &request).into_iter().collect()
+            }
             Frame::Ipv4 { source, packet, .. } => {
                 if let Some(pod) = pod {
                     if source != pod.mac || packet.source() != pod.address {

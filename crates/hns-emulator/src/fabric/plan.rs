@@ -36,7 +36,9 @@ pub(crate) struct Plan {
     /// The longest prefix first.
     pub(crate) remotes: Vec<Remote>,
     /// The attached endpoints by their addresses.
-    pub(crate) pods: BTreeMap<Ipv4Addr, PodPort>,
+    pub(crate) pods: BTreeMap<Ipv4Addr, Arc<PodPort>>,
+    /// The values of the sets that ACLs refer to.
+    sets: BTreeMap<String, String>,
 }
 
 /// A subnet on another node.
@@ -59,6 +61,8 @@ pub(crate) struct PodPort {
     pub(crate) mac: Mac,
     pub(crate) mtu: u32,
     pub(crate) acl: AccessControl,
+    /// The document that all this is from.
+    document: Arc<Endpoint>,
 }
 
 /// The node's own interface on the overlay.
@@ -73,13 +77,18 @@ pub(crate) struct NodeLeg {
 }
 
 impl Plan {
-    /// The overlay networks among the objects. A document that the checks let in and that still cannot be understood is
-    /// an error of the emulator: it is logged, and the object takes no part.
-    pub(crate) fn of(state: &State, config: &Config) -> BTreeMap<Guid, Arc<Plan>> {
+    /// The overlay networks among the objects. What has not changed since `before` is taken from there. A document that
+    /// the checks let in and that still cannot be understood is an error of the emulator: it is logged, and the object
+    /// takes no part.
+    pub(crate) fn of(
+        state: &State,
+        config: &Config,
+        before: &BTreeMap<Guid, Arc<Plan>>,
+    ) -> BTreeMap<Guid, Arc<Plan>> {
         let overlays = state.networks.values().filter(|network| network.r#type == NetworkMode::Overlay);
         overlays
             .filter_map(|network| {
-                let plan = Plan::of_network(network, state, config);
+                let plan = Plan::of_network(network, state, config, before.get(&network.id).map(Arc::as_ref));
                 if plan.is_none() {
                     error!(network = %network.id, "an overlay network that cannot be understood is not forwarded");
                 }
@@ -88,21 +97,27 @@ impl Plan {
             .collect()
     }
 
-    fn of_network(network: &Network, state: &State, config: &Config) -> Option<Plan> {
+    fn of_network(network: &Network, state: &State, config: &Config, before: Option<&Plan>) -> Option<Plan> {
         let subnet = network.subnets().next()?;
         let vsid = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten())?;
         let sets = sets(network);
-        let set = |id: &str| sets.get(id).map(String::as_str);
+        let before = before.filter(|before| before.sets == sets);
         let attached =
             state.endpoints_of(network.id).filter(|endpoint| !endpoint.host_compute_namespace.is_zero());
         let pods = attached.filter_map(|endpoint| {
-            let acl = access_control(&endpoint.policies, &set, config).ok();
-            let port = acl.and_then(|acl| PodPort::of(endpoint, acl));
+            let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+            let known = before.and_then(|before| before.pods.get(&address));
+            if let Some(known) = known.filter(|pod| Arc::ptr_eq(&pod.document, endpoint)) {
+                return Some((address, Arc::clone(known)));
+            }
+            let acl = access_control(&endpoint.policies, &|id| sets.get(id).map(String::as_str), config);
+            let port = acl.ok().and_then(|acl| PodPort::of(endpoint, address, acl));
             if port.is_none() {
                 error!(endpoint = %endpoint.id, "an endpoint that cannot be understood is not forwarded");
             }
-            port.map(|port| (port.address, port))
+            Some((address, Arc::new(port?)))
         });
+        let pods = pods.collect();
         Some(Plan {
             vni: vsid.isolation_id,
             provider: first::<ProviderAddress>(network)?.provider_address.parse().ok()?,
@@ -111,7 +126,8 @@ impl Plan {
             gateway: subnet.routes.first()?.next_hop.parse().ok()?,
             host_route: network.policies.iter().any(|policy| policy.is::<HostRoute>()),
             remotes: remotes(network),
-            pods: pods.collect(),
+            pods,
+            sets,
         })
     }
 
@@ -161,20 +177,20 @@ fn remotes(network: &Network) -> Vec<Remote> {
 }
 
 impl PodPort {
-    fn of(endpoint: &Endpoint, acl: AccessControl) -> Option<PodPort> {
-        let ip = endpoint.ip_configurations.first()?;
+    fn of(endpoint: &Arc<Endpoint>, address: Ipv4Addr, acl: AccessControl) -> Option<PodPort> {
         let default = endpoint.routes.iter().find(|route| route.destination_prefix == "0.0.0.0/0");
         let parameters =
             endpoint.policies.iter().find_map(|p| p.settings::<InterfaceParameters>().ok().flatten());
         Some(PodPort {
             endpoint: endpoint.id,
             namespace: endpoint.host_compute_namespace,
-            address: ip.ip_address.parse().ok()?,
-            prefix_length: ip.prefix_length,
+            address,
+            prefix_length: endpoint.ip_configurations.first()?.prefix_length,
             gateway: default.and_then(|route| route.next_hop.parse().ok()),
             mac: mac(&endpoint.mac_address)?,
             mtu: parameters.map_or(MTU, |parameters| parameters.mtu),
             acl,
+            document: Arc::clone(endpoint),
         })
     }
 }

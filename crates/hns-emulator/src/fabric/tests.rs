@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
@@ -69,11 +70,11 @@ impl Node {
     }
 
     fn replan(&mut self) {
-        self.fabric.set_plans(Plan::of(&self.state, &self.config));
+        self.fabric.set_plans(Plan::of(&self.state, &self.config, &BTreeMap::new()));
     }
 
     fn plan(&self) -> std::sync::Arc<Plan> {
-        Plan::of(&self.state, &self.config).remove(&self.network).unwrap()
+        Plan::of(&self.state, &self.config, &BTreeMap::new()).remove(&self.network).unwrap()
     }
 
     fn send(&mut self, port: Port, frame: &[u8]) -> Vec<Output> {
@@ -284,7 +285,7 @@ fn flows_outlive_a_new_plan_but_not_their_endpoint() {
     node.send(Port::Pod(b), &ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b"")));
     node.replan();
     assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
-    let document = serde_json::to_string(&node.state.endpoints[&b]).unwrap();
+    let document = serde_json::to_string(&*node.state.endpoints[&b]).unwrap();
     let namespace = node.state.endpoints[&b].host_compute_namespace;
     node.state.delete_endpoint(b).unwrap();
     node.replan();
