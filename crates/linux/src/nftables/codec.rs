@@ -162,7 +162,9 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
     Some(match name {
         "payload" => Expr::Payload {
             register: register_at(1)?,
-            header: [Header::Network, Header::Transport].into_iter().find(|h| Some(*h as u32) == data.u32_be(2))?,
+            header: [Header::Network, Header::Transport]
+                .into_iter()
+                .find(|h| Some(*h as u32) == data.u32_be(2))?,
             offset: data.u32_be(3)?,
             length: data.u32_be(4)?,
         },
@@ -186,7 +188,12 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
             // 0 is the operation that masks and turns over; older kernels do not say.
             (data.u32_be(6).unwrap_or(0) == 0).then_some(())?;
             let (source, destination) = (register_at(1)?, register_at(2)?);
-            Expr::Bitwise { source, destination, mask: value(data, 4)?.to_vec(), xor: value(data, 5)?.to_vec() }
+            Expr::Bitwise {
+                source,
+                destination,
+                mask: value(data, 4)?.to_vec(),
+                xor: value(data, 5)?.to_vec(),
+            }
         }
         "lookup" => lookup(data, inline)?,
         "immediate" => {
@@ -213,14 +220,8 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
 const META_KEYS: [MetaKey; 5] =
     [MetaKey::Mark, MetaKey::InputInterface, MetaKey::OutputInterface, MetaKey::NfProto, MetaKey::L4Proto];
 
-const CMP_OPS: [CmpOp; 6] = [
-    CmpOp::Equal,
-    CmpOp::NotEqual,
-    CmpOp::Less,
-    CmpOp::LessOrEqual,
-    CmpOp::Greater,
-    CmpOp::GreaterOrEqual,
-];
+const CMP_OPS: [CmpOp; 6] =
+    [CmpOp::Equal, CmpOp::NotEqual, CmpOp::Less, CmpOp::LessOrEqual, CmpOp::Greater, CmpOp::GreaterOrEqual];
 
 fn lookup(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<Expr> {
     let name = data.text(1)?;
@@ -232,7 +233,9 @@ fn lookup(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<
     match data.u32_be(3) {
         Some(VERDICT_REGISTER) => Some(Expr::VerdictMap { register, set }),
         Some(_) => None,
-        None => Some(Expr::Lookup { register, set, invert: data.u32_be(5).unwrap_or(0) & LOOKUP_INVERT != 0 }),
+        None => {
+            Some(Expr::Lookup { register, set, invert: data.u32_be(5).unwrap_or(0) & LOOKUP_INVERT != 0 })
+        }
     }
 }
 

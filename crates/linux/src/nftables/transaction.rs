@@ -81,10 +81,14 @@ pub fn diff(table: &str, desired: &Table, actual: Option<&Table>) -> Transaction
 }
 
 fn changeable(desired: &Table, actual: &Table) -> bool {
-    let same_set = |(name, set): (&String, &Set)| actual.sets.get(name).is_none_or(|other| other.spec == set.spec);
-    let same_chain =
-        |(name, chain): (&String, &Chain)| actual.chains.get(name).is_none_or(|other| other.base == chain.base);
-    desired.flags == actual.flags && desired.sets.iter().all(same_set) && desired.chains.iter().all(same_chain)
+    let same_set =
+        |(name, set): (&String, &Set)| actual.sets.get(name).is_none_or(|other| other.spec == set.spec);
+    let same_chain = |(name, chain): (&String, &Chain)| {
+        actual.chains.get(name).is_none_or(|other| other.base == chain.base)
+    };
+    desired.flags == actual.flags
+        && desired.sets.iter().all(same_set)
+        && desired.chains.iter().all(same_chain)
 }
 
 fn created(desired: &Table) -> Vec<Op> {
@@ -121,12 +125,15 @@ fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
 }
 
 fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
-    let chains: Vec<_> = actual.chains.iter().filter(|(name, _)| !desired.chains.contains_key(*name)).collect();
+    let chains: Vec<_> =
+        actual.chains.iter().filter(|(name, _)| !desired.chains.contains_key(*name)).collect();
     let sets: Vec<_> = actual.sets.iter().filter(|(name, _)| !desired.sets.contains_key(*name)).collect();
     let mut ops = Vec::new();
     // Chains that go may lead to one another, and maps that go may lead to them: all are emptied first.
     for (name, set) in &sets {
-        ops.extend(set.spec.verdicts.then(|| Op::DeleteElements((*name).clone(), set.spec.clone(), elements(set))));
+        ops.extend(
+            set.spec.verdicts.then(|| Op::DeleteElements((*name).clone(), set.spec.clone(), elements(set))),
+        );
     }
     for (name, chain) in &chains {
         ops.extend((!chain.rules.is_empty()).then(|| Op::SetRules((*name).clone(), Vec::new())));
