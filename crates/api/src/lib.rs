@@ -1,3 +1,19 @@
-//! The resource types: Calico v3 kinds and the Kubernetes kinds that we read.
+//! The resource types: Calico v3 kinds and the Kubernetes kinds that we read; their names, defaults and validation.
+//!
+//! Objects travel as JSON values, as YAML gave them, so that fields which we do not read are kept. [`Resource::read`]
+//! makes the typed view of one; [`manifest::read`] reads files of them and says what is wrong with file and line.
 
+pub mod calico;
+mod fields;
+mod key;
+pub mod kubernetes;
+pub mod manifest;
 pub mod net;
+pub mod report;
+mod resource;
+mod strict;
+mod yaml;
+
+pub use fields::{Cidr, Port, ProtocolName};
+pub use key::{Key, Kind};
+pub use resource::{FieldError, Metadata, Resource};

@@ -7,6 +7,7 @@
 pub mod ethtool;
 pub mod namespace;
 pub mod netlink;
+pub mod nftables;
 pub mod packet;
 pub mod route;
 pub mod sysctl;

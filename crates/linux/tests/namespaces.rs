@@ -1,5 +1,6 @@
 //! Namespaces, packet sockets, offloads and kernel parameters, on the real kernel.
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::Path;

@@ -1,3 +1,14 @@
-//! What policy *means*.
+//! What policy *means*: in which order policies are asked ([`Order`]), which endpoints they are about, and what their
+//! rules come to as a [`program`].
+//!
+//! [`compile`] turns one policy, of whatever kind, into a [`Compiled`] one: selectors become sets with ids. A policy
+//! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18).
 
+mod calico;
+mod compile;
+mod kubernetes;
+mod labels;
 pub mod program;
+
+pub use compile::{Compiled, Order, compile, policy_id};
+pub use labels::{endpoint_labels, namespace_profile};

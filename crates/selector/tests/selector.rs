@@ -1,5 +1,5 @@
 //! The selector language against golden values, tables, and an evaluator of its own.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 

@@ -1,0 +1,62 @@
+//! WorkloadEndpoint: a pod's interface, as the CNI plugin made it (`calico.md` 1.7, 2.2).
+
+use serde::{Deserialize, Serialize};
+
+use crate::Metadata;
+
+/// A pod's interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkloadEndpoint {
+    /// `projectcalico.org/v3`.
+    pub api_version: String,
+    /// `WorkloadEndpoint`.
+    pub kind: String,
+    /// Named as [`WorkloadEndpoint::name_for`] says; its labels are the pod's.
+    pub metadata: Metadata,
+    /// The interface.
+    pub spec: WorkloadEndpointSpec,
+}
+
+/// What is known of a pod's interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WorkloadEndpointSpec {
+    /// `k8s`.
+    pub orchestrator: String,
+    /// The node that runs the pod.
+    pub node: String,
+    /// The sandbox.
+    #[serde(rename = "containerID")]
+    pub container_id: String,
+    /// The pod's name.
+    pub pod: String,
+    /// The interface inside the pod.
+    pub endpoint: String,
+    /// The pod's service account.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub service_account_name: String,
+    /// The pod's addresses, each with `/32` or `/128`.
+    pub ip_networks: Vec<ipnet::IpNet>,
+    /// The profiles, in order: `kns.<namespace>` and `ksa.<namespace>.<service account>`.
+    pub profiles: Vec<String>,
+    /// The host's end of the link.
+    pub interface_name: String,
+    /// The MAC address of the pod's interface.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub mac: String,
+}
+
+impl WorkloadEndpoint {
+    /// `<node>-k8s-<pod>-<interface>`, with every dash inside a part doubled.
+    #[must_use]
+    pub fn name_for(node: &str, pod: &str, interface: &str) -> String {
+        [node, "k8s", pod, interface].map(|part| part.replace('-', "--")).join("-")
+    }
+
+    /// The profiles that a pod of this namespace and service account has.
+    #[must_use]
+    pub fn profiles_for(namespace: &str, service_account: &str) -> Vec<String> {
+        vec![format!("kns.{namespace}"), format!("ksa.{namespace}.{service_account}")]
+    }
+}

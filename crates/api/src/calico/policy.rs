@@ -1,0 +1,286 @@
+//! NetworkPolicy and GlobalNetworkPolicy (`calico.md` 2.2, 2.4). A field that is not known is refused: an ignored
+//! `notSelector` would turn an Allow into allow-all.
+
+use serde::{Deserialize, Deserializer};
+use tortie_selector::Selector;
+
+use crate::fields::{Cidr, Port, ProtocolName, list, selector};
+use crate::net::Action;
+use crate::{FieldError, Metadata};
+
+/// A policy for the pods of one namespace.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct NetworkPolicy {
+    /// Its name and namespace.
+    pub metadata: Metadata,
+    /// What it says.
+    pub spec: PolicySpec,
+}
+
+/// A policy for the whole cluster.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct GlobalNetworkPolicy {
+    /// Its name.
+    pub metadata: Metadata,
+    /// What it says.
+    pub spec: PolicySpec,
+}
+
+/// A direction that a policy speaks about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+pub enum PolicyType {
+    /// Packets into the endpoints.
+    Ingress,
+    /// Packets out of the endpoints.
+    Egress,
+}
+
+/// What a policy says. The last four fields are a GlobalNetworkPolicy's only.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PolicySpec {
+    /// The tier; `default` if absent.
+    #[serde(default)]
+    pub tier: Option<String>,
+    /// Lower comes first; absent comes last.
+    #[serde(default)]
+    pub order: Option<f64>,
+    /// The rules for packets into the endpoints.
+    #[serde(default, deserialize_with = "list")]
+    pub ingress: Vec<Rule>,
+    /// The rules for packets out of the endpoints.
+    #[serde(default, deserialize_with = "list")]
+    pub egress: Vec<Rule>,
+    /// The endpoints that it is about; absent is all.
+    #[serde(default, deserialize_with = "selector")]
+    pub selector: Option<Selector>,
+    /// The directions that it speaks about; absent follows from the rules.
+    #[serde(default, deserialize_with = "list")]
+    pub types: Vec<PolicyType>,
+    /// Narrows the endpoints by their service account's labels.
+    #[serde(default, deserialize_with = "selector")]
+    pub service_account_selector: Option<Selector>,
+    /// Hints that change no meaning.
+    #[serde(default, deserialize_with = "list")]
+    pub performance_hints: Vec<String>,
+    /// Narrows the endpoints by their namespace's labels.
+    #[serde(default, deserialize_with = "selector")]
+    pub namespace_selector: Option<Selector>,
+    /// For host endpoints.
+    #[serde(default)]
+    pub do_not_track: bool,
+    /// For host endpoints.
+    #[serde(default, rename = "preDNAT")]
+    pub pre_dnat: bool,
+    /// For host endpoints.
+    #[serde(default)]
+    pub apply_on_forward: bool,
+}
+
+/// One rule.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Rule {
+    /// What happens to packets that match.
+    pub action: Action,
+    /// 4 or 6.
+    #[serde(default)]
+    pub ip_version: Option<u8>,
+    /// The protocol that packets must have.
+    #[serde(default)]
+    pub protocol: Option<ProtocolName>,
+    /// The protocol that packets must not have.
+    #[serde(default)]
+    pub not_protocol: Option<ProtocolName>,
+    /// The ICMP message that packets must be.
+    #[serde(default)]
+    pub icmp: Option<Icmp>,
+    /// The ICMP message that packets must not be.
+    #[serde(default, rename = "notICMP")]
+    pub not_icmp: Option<Icmp>,
+    /// What must hold of the source.
+    #[serde(default, deserialize_with = "or_default")]
+    pub source: EntityRule,
+    /// What must hold of the destination.
+    #[serde(default, deserialize_with = "or_default")]
+    pub destination: EntityRule,
+    /// Application-layer criteria.
+    #[serde(default)]
+    pub http: Option<serde_json::Value>,
+    /// Annotations of the rule; they change no meaning.
+    #[serde(default)]
+    pub metadata: Option<serde_json::Value>,
+}
+
+/// An ICMP type, and perhaps a code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Icmp {
+    /// The type.
+    #[serde(rename = "type", default)]
+    pub icmp_type: Option<u8>,
+    /// The code; only beside a type.
+    #[serde(default)]
+    pub code: Option<u8>,
+}
+
+/// What must hold of one side of a packet.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EntityRule {
+    /// Networks, one of which holds the address.
+    #[serde(default, deserialize_with = "list")]
+    pub nets: Vec<Cidr>,
+    /// Networks, none of which holds the address.
+    #[serde(default, deserialize_with = "list")]
+    pub not_nets: Vec<Cidr>,
+    /// The endpoints.
+    #[serde(default, deserialize_with = "selector")]
+    pub selector: Option<Selector>,
+    /// The endpoints that are meant not.
+    #[serde(default, deserialize_with = "selector")]
+    pub not_selector: Option<Selector>,
+    /// The namespaces of the endpoints.
+    #[serde(default, deserialize_with = "selector")]
+    pub namespace_selector: Option<Selector>,
+    /// The backends of a Service.
+    #[serde(default)]
+    pub services: Option<ServiceMatch>,
+    /// Ports, one of which is the packet's.
+    #[serde(default, deserialize_with = "list")]
+    pub ports: Vec<Port>,
+    /// Ports, none of which is the packet's.
+    #[serde(default, deserialize_with = "list")]
+    pub not_ports: Vec<Port>,
+    /// The endpoints' service accounts.
+    #[serde(default)]
+    pub service_accounts: Option<ServiceAccountMatch>,
+}
+
+/// A Service by name.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceMatch {
+    /// Its name.
+    pub name: String,
+    /// Its namespace; absent is the policy's.
+    #[serde(default)]
+    pub namespace: Option<String>,
+}
+
+/// Service accounts by name and by labels; both must hold.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServiceAccountMatch {
+    /// One of these names.
+    #[serde(default, deserialize_with = "list")]
+    pub names: Vec<String>,
+    /// Labels of the service account.
+    #[serde(default, deserialize_with = "selector")]
+    pub selector: Option<Selector>,
+}
+
+fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EntityRule, D::Error> {
+    Ok(Option::<EntityRule>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl PolicySpec {
+    /// The directions that the policy speaks about, with Calico's defaults: none given and no egress rules is Ingress.
+    #[must_use]
+    pub fn effective_types(&self) -> Vec<PolicyType> {
+        match (self.types.is_empty(), self.ingress.is_empty(), self.egress.is_empty()) {
+            (false, ..) => self.types.clone(),
+            (true, _, true) => vec![PolicyType::Ingress],
+            (true, true, false) => vec![PolicyType::Egress],
+            (true, false, false) => vec![PolicyType::Ingress, PolicyType::Egress],
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
+        let mut problems = Vec::new();
+        if self.tier.as_deref().is_some_and(|tier| tier != "default") {
+            problems.push(FieldError::new("spec.tier", "tiers other than \"default\" are not supported yet"));
+        }
+        for (set, field) in [
+            (self.do_not_track, "spec.doNotTrack"),
+            (self.pre_dnat, "spec.preDNAT"),
+            (self.apply_on_forward, "spec.applyOnForward"),
+        ] {
+            if set {
+                problems.push(FieldError::new(field, "host endpoints are not supported yet"));
+            }
+        }
+        for (rules, direction) in [(&self.ingress, "ingress"), (&self.egress, "egress")] {
+            for (index, rule) in rules.iter().enumerate() {
+                rule.validate(&format!("spec.{direction}[{index}]"), &mut problems);
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+impl Rule {
+    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+        let mut wrong =
+            |field: &str, problem: &str| problems.push(FieldError::new(format!("{path}.{field}"), problem));
+        if self.ip_version.is_some_and(|version| version != 4 && version != 6) {
+            wrong("ipVersion", "must be 4 or 6");
+        }
+        for (icmp, field) in [(&self.icmp, "icmp"), (&self.not_icmp, "notICMP")] {
+            let Some(icmp) = icmp else { continue };
+            if !self.protocol.is_some_and(|ProtocolName(protocol)| [1, 58].contains(&protocol.0)) {
+                wrong(field, "needs protocol: ICMP or protocol: ICMPv6 in the same rule");
+            }
+            if icmp.code.is_some() && icmp.icmp_type.is_none() {
+                wrong(field, "a code needs a type");
+            }
+            if icmp.icmp_type == Some(255) {
+                wrong(field, "the type must be between 0 and 254");
+            }
+        }
+        if self.http.is_some() {
+            wrong("http", "application-layer rules are not supported yet");
+        }
+        for (entity, side) in [(&self.source, "source"), (&self.destination, "destination")] {
+            entity.validate(&format!("{path}.{side}"), self.protocol, problems);
+        }
+    }
+}
+
+impl EntityRule {
+    fn validate(&self, path: &str, protocol: Option<ProtocolName>, problems: &mut Vec<FieldError>) {
+        let mut wrong =
+            |field: &str, problem: String| problems.push(FieldError::new(format!("{path}.{field}"), problem));
+        for (ports, field) in [(&self.ports, "ports"), (&self.not_ports, "notPorts")] {
+            if ports.is_empty() {
+                continue;
+            }
+            if let Some(Port::Named(name)) = ports.iter().find(|port| matches!(port, Port::Named(_))) {
+                wrong(field, format!("the named port {name:?} is not supported yet; use its number"));
+            } else if !protocol.is_some_and(|ProtocolName(protocol)| protocol.has_ports()) {
+                wrong(field, "needs protocol: TCP, UDP or SCTP in the same rule".into());
+            }
+        }
+        if self.services.is_some() {
+            wrong("services", "matching Services is not supported yet".into());
+        }
+        if self.not_nets.iter().any(|Cidr(net)| net.prefix_len() == 0) {
+            wrong("notNets", "a network that holds every address would match nothing".into());
+        }
+        let families = self.nets.iter().chain(&self.not_nets).map(|Cidr(net)| net.addr().is_ipv4());
+        if families.clone().any(|v4| v4) && families.clone().any(|v4| !v4) {
+            wrong("nets", "one rule cannot mix IPv4 and IPv6 networks".into());
+        }
+        let global_beside_others = |selector: &Option<Selector>| {
+            selector.as_ref().is_some_and(|selector| selector.mentions_global() && !selector.is_global())
+        };
+        if global_beside_others(&self.namespace_selector) {
+            wrong("namespaceSelector", "global() must stand alone".into());
+        }
+        for (selector, field) in [(&self.selector, "selector"), (&self.not_selector, "notSelector")] {
+            if selector.as_ref().is_some_and(Selector::mentions_global) {
+                wrong(field, "global() may stand only in namespaceSelector".into());
+            }
+        }
+    }
+}

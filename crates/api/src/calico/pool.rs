@@ -1,0 +1,125 @@
+//! IPPool (`calico.md` 2.3).
+
+use ipnet::IpNet;
+use serde::{Deserialize, Deserializer, Serialize};
+use tortie_selector::Selector;
+
+use crate::fields::{Cidr, selector};
+use crate::{FieldError, Metadata};
+
+/// A range of addresses for pods, cut into blocks.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct IpPool {
+    /// Its name.
+    pub metadata: Metadata,
+    /// Its settings.
+    pub spec: IpPoolSpec,
+}
+
+/// The settings of a pool. Fields that Tortie does not read yet are kept in the object.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct IpPoolSpec {
+    /// The addresses.
+    #[serde(deserialize_with = "strict_cidr")]
+    pub cidr: IpNet,
+    /// Whether, and when, packets between nodes are carried by VXLAN.
+    #[serde(default)]
+    pub vxlan_mode: EncapsulationMode,
+    /// Whether, and when, packets between nodes are carried by IPIP; refused, as Windows nodes cannot (N8).
+    #[serde(default)]
+    pub ipip_mode: EncapsulationMode,
+    /// Whether packets to addresses outside all pools leave with the node's address.
+    #[serde(default)]
+    pub nat_outgoing: bool,
+    /// Whether new addresses may not be taken from it.
+    #[serde(default)]
+    pub disabled: bool,
+    /// Not read yet.
+    #[serde(default, rename = "disableBGPExport")]
+    pub disable_bgp_export: bool,
+    /// The prefix length of its blocks; 26, or 122 for IPv6.
+    pub block_size: Option<u8>,
+    /// The nodes that may take addresses from it.
+    #[serde(default, deserialize_with = "selector")]
+    pub node_selector: Option<Selector>,
+    /// The namespaces whose pods may take addresses from it.
+    #[serde(default, deserialize_with = "selector")]
+    pub namespace_selector: Option<Selector>,
+    /// `Workload`, `Tunnel`, `LoadBalancer`.
+    #[serde(default = "default_uses")]
+    pub allowed_uses: Vec<String>,
+    /// `Automatic` or `Manual`.
+    #[serde(default)]
+    pub assignment_mode: Option<String>,
+}
+
+/// When packets between nodes are encapsulated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EncapsulationMode {
+    /// Never.
+    #[default]
+    Never,
+    /// Between any two nodes.
+    Always,
+    /// Only between nodes of different subnets.
+    CrossSubnet,
+}
+
+fn default_uses() -> Vec<String> {
+    vec!["Workload".to_owned(), "Tunnel".to_owned()]
+}
+
+fn strict_cidr<'de, D: Deserializer<'de>>(deserializer: D) -> Result<IpNet, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let Cidr(net) = Cidr::deserialize(serde::de::value::StrDeserializer::<D::Error>::new(&text))?;
+    if net.to_string() == text {
+        return Ok(net);
+    }
+    Err(serde::de::Error::custom(format!("{text:?} has bits set after its prefix; write {net}")))
+}
+
+impl IpPool {
+    /// The prefix length of the pool's blocks.
+    #[must_use]
+    pub fn block_size(&self) -> u8 {
+        self.spec.block_size.unwrap_or(if self.spec.cidr.addr().is_ipv4() { 26 } else { 122 })
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
+        let mut problems = Vec::new();
+        let mut wrong = |path: &str, problem: String| problems.push(FieldError::new(path, problem));
+        let spec = &self.spec;
+        let (smallest, largest) = if spec.cidr.addr().is_ipv4() { (20, 32) } else { (116, 128) };
+        let block_size = self.block_size();
+        if !(smallest..=largest).contains(&block_size) {
+            wrong("spec.blockSize", format!("{block_size} is not between {smallest} and {largest}"));
+        }
+        if spec.cidr.prefix_len() > block_size && !spec.disabled {
+            wrong("spec.cidr", format!("{} is smaller than one block (/{block_size})", spec.cidr));
+        }
+        if spec.ipip_mode != EncapsulationMode::Never {
+            wrong(
+                "spec.ipipMode",
+                "IPIP is not supported, as Windows nodes cannot carry it; use vxlanMode: Always".into(),
+            );
+        }
+        if spec.vxlan_mode == EncapsulationMode::CrossSubnet {
+            wrong("spec.vxlanMode", "CrossSubnet is not supported yet; use Always".into());
+        }
+        if spec.cidr.addr().is_ipv6() {
+            wrong("spec.cidr", "IPv6 pools are not supported yet".into());
+        }
+        if let Some(bad) =
+            spec.allowed_uses.iter().find(|each| !["Workload", "Tunnel"].contains(&each.as_str()))
+        {
+            wrong("spec.allowedUses", format!("{bad:?} is not supported; use Workload or Tunnel"));
+        }
+        if let Some(mode) =
+            spec.assignment_mode.as_deref().filter(|mode| !["Automatic", "Manual"].contains(mode))
+        {
+            wrong("spec.assignmentMode", format!("{mode:?} is neither Automatic nor Manual"));
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}

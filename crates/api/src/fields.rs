@@ -1,0 +1,139 @@
+//! Values of single fields, read from text and refused where they are wrong.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::{Deserialize, Serialize};
+use tortie_selector::Selector;
+
+use crate::net::{PortRange, Protocol};
+
+/// A network such as `10.0.0.0/8`. Calico accepts host bits and masks them; so do we.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Cidr(pub IpNet);
+
+impl<'de> Deserialize<'de> for Cidr {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong =
+            || D::Error::custom(format!("{text:?} is no network; write it as 10.0.0.0/8 or fd00::/8"));
+        let net: IpNet = text.parse().map_err(|_| wrong())?;
+        Ok(Self(net.trunc()))
+    }
+}
+
+/// A port of a Calico rule: a number, a range such as `"8000:9000"`, or a name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub enum Port {
+    /// A number or a range.
+    Range(PortRange),
+    /// The name of a container's port.
+    Named(String),
+}
+
+impl<'de> Deserialize<'de> for Port {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PortVisitor)
+    }
+}
+
+struct PortVisitor;
+
+impl Visitor<'_> for PortVisitor {
+    type Value = Port;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(
+            "a port from 1 to 65535 (0 in Calico's ranges), a range such as \"8000:9000\", or a port's name",
+        )
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Port, E> {
+        let port =
+            u16::try_from(number).map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))?;
+        Ok(Port::Range(PortRange::single(port)))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Port, E> {
+        let wrong = || E::invalid_value(Unexpected::Str(text), &PortVisitor);
+        if let Ok(port) = text.parse::<u16>() {
+            return Ok(Port::Range(PortRange::single(port)));
+        }
+        if let Some((first, last)) = text.split_once(':') {
+            let range = PortRange {
+                first: first.parse().map_err(|_| wrong())?,
+                last: last.parse().map_err(|_| wrong())?,
+            };
+            if range.first > range.last {
+                return Err(E::custom(format!("the range {text:?} ends before it begins")));
+            }
+            return Ok(Port::Range(range));
+        }
+        let named = !text.is_empty()
+            && text.len() <= 128
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+            && text.bytes().any(|byte| !byte.is_ascii_digit());
+        if named { Ok(Port::Named(text.to_owned())) } else { Err(wrong()) }
+    }
+}
+
+/// A protocol of a rule, by name or number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct ProtocolName(pub Protocol);
+
+impl<'de> Deserialize<'de> for ProtocolName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ProtocolVisitor)
+    }
+}
+
+struct ProtocolVisitor;
+
+impl Visitor<'_> for ProtocolVisitor {
+    type Value = ProtocolName;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TCP, UDP, ICMP, ICMPv6, SCTP, UDPLite or a number from 1 to 255")
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<ProtocolName, E> {
+        match u8::try_from(number) {
+            Ok(number @ 1..) => Ok(ProtocolName(Protocol(number))),
+            _ => Err(E::invalid_value(Unexpected::Unsigned(number), &self)),
+        }
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<ProtocolName, E> {
+        if let Ok(number) = text.parse::<u64>() {
+            return self.visit_u64(number);
+        }
+        let known = Protocol::from_name(text).map(ProtocolName);
+        known.ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+    }
+}
+
+/// Reads a selector; an empty one is as good as none.
+pub(crate) fn selector<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Selector>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    Selector::parse(&text).map(Some).map_err(D::Error::custom)
+}
+
+/// Reads a list that may be absent or null.
+pub(crate) fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Reads an address with or without a prefix length, as node annotations hold them (`10.0.0.1/24`).
+#[must_use]
+pub(crate) fn address_of(text: &str) -> Option<IpAddr> {
+    text.split('/').next().and_then(|address| address.parse().ok())
+}

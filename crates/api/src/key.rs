@@ -1,0 +1,218 @@
+//! Kinds of object, and the key that names one.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Every kind of object that Tortie keeps in a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Kind {
+    /// A Kubernetes namespace.
+    Namespace,
+    /// A Kubernetes node; what Calico knows of it stands in its annotations (`calico.md` 1.6).
+    Node,
+    /// A Kubernetes service account.
+    ServiceAccount,
+    /// A Kubernetes pod.
+    Pod,
+    /// A Kubernetes network policy (`networking.k8s.io/v1`).
+    KubernetesNetworkPolicy,
+    /// A Calico network policy, of one namespace.
+    NetworkPolicy,
+    /// A Calico network policy for the whole cluster.
+    GlobalNetworkPolicy,
+    /// A Calico address pool.
+    IpPool,
+    /// A pod's interface, as the CNI plugin made it.
+    WorkloadEndpoint,
+    /// An IPAM block (`calico.md` 5.1); its name is its CIDR.
+    IpamBlock,
+    /// Which node a block belongs to; its name is `<node>/<CIDR>`.
+    BlockAffinity,
+    /// How many addresses of which blocks a handle has.
+    IpamHandle,
+    /// The cluster's IPAM settings; its name is `default`.
+    IpamConfig,
+    /// What a node reports (semantics 29).
+    NodeReport,
+}
+
+struct Description {
+    kind: Kind,
+    api_version: &'static str,
+    /// The `kind` field of manifests.
+    name: &'static str,
+    plural: &'static str,
+    /// Other words for it on the command line.
+    aliases: &'static [&'static str],
+    namespaced: bool,
+}
+
+const CORE: &str = "v1";
+const CALICO: &str = "projectcalico.org/v3";
+
+const DESCRIPTIONS: [Description; 14] = [
+    describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
+    describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
+    describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
+    describe(Kind::Pod, CORE, "Pod", "pods", &["po"], true),
+    describe(
+        Kind::KubernetesNetworkPolicy,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        "kubernetesnetworkpolicies",
+        &["knp", "kubernetesnetworkpolicy", "networkpolicies.networking.k8s.io"],
+        true,
+    ),
+    describe(Kind::NetworkPolicy, CALICO, "NetworkPolicy", "networkpolicies", &["np", "networkpolicy"], true),
+    describe(
+        Kind::GlobalNetworkPolicy,
+        CALICO,
+        "GlobalNetworkPolicy",
+        "globalnetworkpolicies",
+        &["gnp", "globalnetworkpolicy"],
+        false,
+    ),
+    describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
+    describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),
+    describe(Kind::IpamBlock, CALICO, "IPAMBlock", "ipamblocks", &["block"], false),
+    describe(Kind::BlockAffinity, CALICO, "BlockAffinity", "blockaffinities", &["affinity"], false),
+    describe(Kind::IpamHandle, CALICO, "IPAMHandle", "ipamhandles", &["handle"], false),
+    describe(Kind::IpamConfig, CALICO, "IPAMConfig", "ipamconfigs", &[], false),
+    describe(Kind::NodeReport, "tortie.io/v1", "NodeReport", "nodereports", &["report"], false),
+];
+
+const fn describe(
+    kind: Kind,
+    api_version: &'static str,
+    name: &'static str,
+    plural: &'static str,
+    aliases: &'static [&'static str],
+    namespaced: bool,
+) -> Description {
+    Description { kind, api_version, name, plural, aliases, namespaced }
+}
+
+impl Kind {
+    /// Every kind, in the order in which manifests must be applied: namespaces first.
+    pub fn all() -> impl Iterator<Item = Kind> {
+        DESCRIPTIONS.iter().map(|description| description.kind)
+    }
+
+    /// The `apiVersion` of its objects.
+    #[must_use]
+    pub fn api_version(self) -> &'static str {
+        self.description().api_version
+    }
+
+    /// The `kind` of its objects.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.description().name
+    }
+
+    /// Its plural, in lower case, as in URLs and etcd keys.
+    #[must_use]
+    pub fn plural(self) -> &'static str {
+        self.description().plural
+    }
+
+    /// Whether its objects belong to a namespace.
+    #[must_use]
+    pub fn namespaced(self) -> bool {
+        self.description().namespaced
+    }
+
+    /// The kind of an object with this `apiVersion` and `kind`.
+    #[must_use]
+    pub fn of(api_version: &str, name: &str) -> Option<Self> {
+        let known = DESCRIPTIONS.iter().find(|known| known.api_version == api_version && known.name == name);
+        known.map(|known| known.kind)
+    }
+
+    /// The kind that `word` means on the command line: its plural, its name in any case, or a short form.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        let word = word.to_ascii_lowercase();
+        let means = |known: &&Description| {
+            known.plural == word
+                || known.aliases.contains(&word.as_str())
+                || (known.kind != Kind::KubernetesNetworkPolicy && known.name.eq_ignore_ascii_case(&word))
+        };
+        DESCRIPTIONS.iter().find(means).map(|known| known.kind)
+    }
+
+    fn description(self) -> &'static Description {
+        // The table holds every variant, in the order of the enum: a test compares them.
+        &DESCRIPTIONS[self as usize]
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::KubernetesNetworkPolicy => f.write_str("KubernetesNetworkPolicy"),
+            other => f.write_str(other.name()),
+        }
+    }
+}
+
+/// The key of one object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Key {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its namespace; empty for kinds that have none.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl Key {
+    /// The key of an object of a kind without namespaces.
+    pub fn global(kind: Kind, name: impl Into<String>) -> Self {
+        Self { kind, namespace: String::new(), name: name.into() }
+    }
+
+    /// The key of an object in a namespace.
+    pub fn namespaced(kind: Kind, namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { kind, namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.namespace.is_empty() {
+            write!(f, "{} {}", self.kind, self.name)
+        } else {
+            write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_the_enum() {
+        for (index, description) in DESCRIPTIONS.iter().enumerate() {
+            assert_eq!(description.kind as usize, index, "{}", description.kind);
+            assert_eq!(description.kind.description().plural, description.plural);
+        }
+    }
+
+    #[test]
+    fn words() {
+        for (word, kind) in [
+            ("pods", Some(Kind::Pod)),
+            ("Pod", Some(Kind::Pod)),
+            ("networkpolicy", Some(Kind::NetworkPolicy)),
+            ("knp", Some(Kind::KubernetesNetworkPolicy)),
+            ("IPPool", Some(Kind::IpPool)),
+            ("teapot", None),
+        ] {
+            assert_eq!(Kind::from_word(word), kind, "{word}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! `v1`: Namespace, Node, ServiceAccount, Pod.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use serde::Deserialize;
+
+use crate::Metadata;
+use crate::fields::{address_of, list};
+
+/// A namespace; its labels are its pods' `pcns.` labels.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Namespace {
+    /// Its name and labels.
+    pub metadata: Metadata,
+}
+
+/// A service account; its labels are its pods' `pcsa.` labels.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct ServiceAccount {
+    /// Its name, namespace and labels.
+    pub metadata: Metadata,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Node {
+    /// Its name, labels, and what Calico keeps in annotations.
+    pub metadata: Metadata,
+    /// Its settings.
+    #[serde(default)]
+    pub spec: NodeSpec,
+}
+
+/// The settings of a node that Tortie reads.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeSpec {
+    /// Whether no new pods are put there.
+    #[serde(default)]
+    pub unschedulable: bool,
+}
+
+impl Node {
+    /// The annotation with the node's own address and prefix length.
+    pub const ADDRESS: &str = "projectcalico.org/IPv4Address";
+    /// The annotation with the address of the node's VXLAN device.
+    pub const VXLAN_ADDRESS: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
+    /// The annotation with the MAC address of the node's VXLAN device.
+    pub const VXLAN_MAC: &str = "projectcalico.org/VXLANTunnelMACAddr";
+    /// The label with the node's operating system.
+    pub const OS: &str = "kubernetes.io/os";
+
+    /// The node's own address.
+    #[must_use]
+    pub fn address(&self) -> Option<Ipv4Addr> {
+        self.ipv4(Self::ADDRESS)
+    }
+
+    /// The address of the node's VXLAN device.
+    #[must_use]
+    pub fn vxlan_address(&self) -> Option<Ipv4Addr> {
+        self.ipv4(Self::VXLAN_ADDRESS)
+    }
+
+    /// The MAC address of the node's VXLAN device, as it is written.
+    #[must_use]
+    pub fn vxlan_mac(&self) -> Option<&str> {
+        self.metadata.annotations.get(Self::VXLAN_MAC).map(String::as_str)
+    }
+
+    fn ipv4(&self, annotation: &str) -> Option<Ipv4Addr> {
+        match address_of(self.metadata.annotations.get(annotation)?)? {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        }
+    }
+}
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Pod {
+    /// Its name, namespace, labels and annotations.
+    pub metadata: Metadata,
+    /// What it shall be.
+    pub spec: PodSpec,
+    /// What it is.
+    #[serde(default)]
+    pub status: PodStatus,
+}
+
+/// What a pod shall be.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodSpec {
+    /// The node that runs it, once it is scheduled.
+    pub node_name: Option<String>,
+    /// The labels that its node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Whether it uses its node's network; such a pod is under no policy (semantics 1).
+    pub host_network: bool,
+    /// Its service account; `default` if absent.
+    pub service_account_name: Option<String>,
+    /// Its containers.
+    #[serde(deserialize_with = "list")]
+    pub containers: Vec<Container>,
+}
+
+/// A container of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+pub struct Container {
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
+    /// The ports that it serves.
+    #[serde(default, deserialize_with = "list")]
+    pub ports: Vec<ContainerPort>,
+}
+
+/// A port that a container serves.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ContainerPort {
+    /// Its name, for named ports.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Its number.
+    pub container_port: u16,
+    /// Its protocol; TCP if absent.
+    #[serde(default)]
+    pub protocol: Option<String>,
+}
+
+/// What a pod is.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodStatus {
+    /// Its address, once it has one.
+    #[serde(rename = "podIP")]
+    pub pod_ip: Option<IpAddr>,
+    /// `Pending`, `Running`, `Succeeded`, `Failed`.
+    pub phase: Option<String>,
+}
+
+impl Pod {
+    /// The service account that it runs under.
+    #[must_use]
+    pub fn service_account(&self) -> &str {
+        self.spec.service_account_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default")
+    }
+}

@@ -1,0 +1,12 @@
+//! The Kubernetes kinds that Tortie reads. Fields that it does not read stay in the object.
+
+mod core;
+mod network_policy;
+
+pub use core::{
+    Container, ContainerPort, Namespace, Node, NodeSpec, Pod, PodSpec, PodStatus, ServiceAccount,
+};
+pub use network_policy::{
+    IntOrString, IpBlock, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicyRule, NetworkPolicySpec, Requirement,
+};

@@ -1,0 +1,257 @@
+//! `networking.k8s.io/v1` NetworkPolicy. A field that is not known is refused, as in Calico's policies.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::calico::PolicyType;
+use crate::fields::{Cidr, list};
+use crate::{FieldError, Metadata};
+
+/// A policy for the pods of one namespace.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct NetworkPolicy {
+    /// Its name and namespace.
+    pub metadata: Metadata,
+    /// What it says.
+    #[serde(default)]
+    pub spec: NetworkPolicySpec,
+}
+
+/// What a policy says.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NetworkPolicySpec {
+    /// The pods that it isolates; empty is all of the namespace.
+    #[serde(default)]
+    pub pod_selector: LabelSelector,
+    /// What may come in.
+    #[serde(default, deserialize_with = "ingress_rules")]
+    pub ingress: Vec<NetworkPolicyRule>,
+    /// What may go out.
+    #[serde(default, deserialize_with = "egress_rules")]
+    pub egress: Vec<NetworkPolicyRule>,
+    /// The directions in which it isolates.
+    #[serde(default, deserialize_with = "list")]
+    pub policy_types: Vec<PolicyType>,
+}
+
+/// One rule: peers and ports, each of which must match.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NetworkPolicyRule {
+    /// The peers (`from` of an ingress rule, `to` of an egress rule); none is everyone.
+    pub peers: Vec<NetworkPolicyPeer>,
+    /// The ports; none is all.
+    pub ports: Vec<NetworkPolicyPort>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct IngressRule {
+    #[serde(default, deserialize_with = "list")]
+    from: Vec<NetworkPolicyPeer>,
+    #[serde(default, deserialize_with = "list")]
+    ports: Vec<NetworkPolicyPort>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EgressRule {
+    #[serde(default, deserialize_with = "list")]
+    to: Vec<NetworkPolicyPeer>,
+    #[serde(default, deserialize_with = "list")]
+    ports: Vec<NetworkPolicyPort>,
+}
+
+fn ingress_rules<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkPolicyRule>, D::Error> {
+    let rules: Vec<IngressRule> = list(deserializer)?;
+    Ok(rules
+        .into_iter()
+        .map(|IngressRule { from, ports }| NetworkPolicyRule { peers: from, ports })
+        .collect())
+}
+
+fn egress_rules<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkPolicyRule>, D::Error> {
+    let rules: Vec<EgressRule> = list(deserializer)?;
+    Ok(rules.into_iter().map(|EgressRule { to, ports }| NetworkPolicyRule { peers: to, ports }).collect())
+}
+
+/// A peer: addresses, or pods and namespaces.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NetworkPolicyPeer {
+    /// Addresses.
+    #[serde(default)]
+    pub ip_block: Option<IpBlock>,
+    /// Namespaces by label.
+    #[serde(default)]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Pods by label.
+    #[serde(default)]
+    pub pod_selector: Option<LabelSelector>,
+}
+
+/// A network less some parts of it.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IpBlock {
+    /// The network.
+    pub cidr: Cidr,
+    /// The parts that are not meant; each lies inside the network.
+    #[serde(default, deserialize_with = "list")]
+    pub except: Vec<Cidr>,
+}
+
+/// A port or a range of ports.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NetworkPolicyPort {
+    /// TCP if absent.
+    #[serde(default)]
+    pub protocol: Option<String>,
+    /// A number or a name; absent is every port of the protocol.
+    #[serde(default)]
+    pub port: Option<IntOrString>,
+    /// The end of a range that begins with `port`.
+    #[serde(default)]
+    pub end_port: Option<u16>,
+}
+
+/// A number or a name.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum IntOrString {
+    /// A number.
+    Number(u16),
+    /// A name.
+    Name(String),
+}
+
+/// A selector in Kubernetes' form.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LabelSelector {
+    /// Labels and the values that they must have.
+    #[serde(default)]
+    pub match_labels: BTreeMap<String, String>,
+    /// Further requirements.
+    #[serde(default, deserialize_with = "list")]
+    pub match_expressions: Vec<Requirement>,
+}
+
+/// One requirement of a label.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Requirement {
+    /// The label.
+    pub key: String,
+    /// `In`, `NotIn`, `Exists`, `DoesNotExist`.
+    pub operator: String,
+    /// The values, for `In` and `NotIn`.
+    #[serde(default, deserialize_with = "list")]
+    pub values: Vec<String>,
+}
+
+impl NetworkPolicy {
+    /// The directions in which it isolates, with the API server's defaults (semantics 10).
+    #[must_use]
+    pub fn effective_types(&self) -> Vec<PolicyType> {
+        match (self.spec.policy_types.is_empty(), self.spec.egress.is_empty()) {
+            (false, _) => self.spec.policy_types.clone(),
+            (true, true) => vec![PolicyType::Ingress],
+            (true, false) => vec![PolicyType::Ingress, PolicyType::Egress],
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
+        let mut problems = Vec::new();
+        self.spec.pod_selector.validate("spec.podSelector", &mut problems);
+        for (rules, direction, side) in
+            [(&self.spec.ingress, "ingress", "from"), (&self.spec.egress, "egress", "to")]
+        {
+            for (index, rule) in rules.iter().enumerate() {
+                let path = format!("spec.{direction}[{index}]");
+                for (number, peer) in rule.peers.iter().enumerate() {
+                    peer.validate(&format!("{path}.{side}[{number}]"), &mut problems);
+                }
+                for (number, port) in rule.ports.iter().enumerate() {
+                    port.validate(&format!("{path}.ports[{number}]"), &mut problems);
+                }
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+impl NetworkPolicyPeer {
+    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+        let selects = self.namespace_selector.is_some() || self.pod_selector.is_some();
+        match &self.ip_block {
+            Some(_) if selects => {
+                problems.push(FieldError::new(path, "ipBlock may not stand beside selectors"))
+            }
+            Some(block) => {
+                for (index, Cidr(except)) in block.except.iter().enumerate() {
+                    if !block.cidr.0.contains(except) {
+                        let problem = format!("{except} does not lie inside {}", block.cidr.0);
+                        problems.push(FieldError::new(format!("{path}.ipBlock.except[{index}]"), problem));
+                    }
+                }
+            }
+            None if !selects => {
+                problems.push(FieldError::new(path, "needs ipBlock, namespaceSelector or podSelector"))
+            }
+            None => {}
+        }
+        for (selector, field) in
+            [(&self.namespace_selector, "namespaceSelector"), (&self.pod_selector, "podSelector")]
+        {
+            if let Some(selector) = selector {
+                selector.validate(&format!("{path}.{field}"), problems);
+            }
+        }
+    }
+}
+
+impl NetworkPolicyPort {
+    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+        let mut wrong =
+            |field: &str, problem: String| problems.push(FieldError::new(format!("{path}.{field}"), problem));
+        if let Some(protocol) = self.protocol.as_deref().filter(|name| !["TCP", "UDP", "SCTP"].contains(name))
+        {
+            wrong("protocol", format!("{protocol:?} is none of TCP, UDP, SCTP"));
+        }
+        match (&self.port, self.end_port) {
+            (Some(IntOrString::Name(name)), _) => {
+                wrong("port", format!("the named port {name:?} is not supported yet; use its number"));
+            }
+            (Some(IntOrString::Number(0)), _) => wrong("port", "0 is no port".into()),
+            (Some(IntOrString::Number(first)), Some(last)) if last < *first => {
+                wrong("endPort", format!("{last} lies before port {first}"));
+            }
+            (None, Some(_)) => wrong("endPort", "needs port".into()),
+            _ => {}
+        }
+    }
+}
+
+impl LabelSelector {
+    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+        for (index, requirement) in self.match_expressions.iter().enumerate() {
+            let path = format!("{path}.matchExpressions[{index}]");
+            match (requirement.operator.as_str(), requirement.values.is_empty()) {
+                ("In" | "NotIn", true) => {
+                    problems.push(FieldError::new(format!("{path}.values"), "needs at least one value"));
+                }
+                ("Exists" | "DoesNotExist", false) => {
+                    problems.push(FieldError::new(format!("{path}.values"), "takes no values"));
+                }
+                ("In" | "NotIn" | "Exists" | "DoesNotExist", _) => {}
+                (other, _) => {
+                    let problem = format!("{other:?} is none of In, NotIn, Exists, DoesNotExist");
+                    problems.push(FieldError::new(format!("{path}.operator"), problem));
+                }
+            }
+        }
+    }
+}

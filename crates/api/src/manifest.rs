@@ -1,0 +1,187 @@
+//! Manifests: files of YAML or JSON documents, each an object. Everything that is wrong is said at once, with file,
+//! line, object and field; where anything is wrong, nothing may be applied.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use crate::yaml::{self, Document};
+use crate::{FieldError, Key, Kind, Resource, strict};
+
+/// An object of a manifest, valid.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Object {
+    /// Its key.
+    pub key: Key,
+    /// All of it, as it was written.
+    pub value: Value,
+    /// Its typed view.
+    pub resource: Resource,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
+/// A place in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// The file's name as the user gave it.
+    pub file: String,
+    /// The line; the first is 1.
+    pub line: usize,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// Something wrong in a manifest: `file:line: object: field: what is wrong`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Where.
+    pub origin: Origin,
+    /// The object, as far as it can be told.
+    pub object: String,
+    /// The field, as `spec.ingress[0].action`; empty for the object as a whole.
+    pub field: String,
+    /// What is wrong, and what would be right.
+    pub problem: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.origin)?;
+        for part in [&self.object, &self.field] {
+            if !part.is_empty() {
+                write!(f, "{part}: ")?;
+            }
+        }
+        f.write_str(&self.problem)
+    }
+}
+
+/// Reads the documents of one file. A namespaced object without a namespace belongs to `default`.
+///
+/// # Errors
+/// Every problem of the file.
+pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
+    let documents = yaml::read(text).map_err(|error| {
+        let origin = Origin { file: file.to_owned(), line: error.line };
+        vec![Problem { origin, object: String::new(), field: error.path, problem: error.problem }]
+    })?;
+    let mut objects: Vec<Object> = Vec::new();
+    let mut problems = Vec::new();
+    for document in documents {
+        match object(file, document) {
+            Ok(object) => match objects.iter().find(|earlier| earlier.key == object.key) {
+                None => objects.push(object),
+                Some(earlier) => problems.push(Problem {
+                    problem: format!("the object was given before, at {}", earlier.origin),
+                    object: object.key.to_string(),
+                    field: String::new(),
+                    origin: object.origin,
+                }),
+            },
+            Err(more) => problems.extend(more),
+        }
+    }
+    if problems.is_empty() { Ok(objects) } else { Err(problems) }
+}
+
+fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
+    let origin = Origin { file: file.to_owned(), line: document.line };
+    let key = key(&mut document.value)
+        .map_err(|error| vec![problem(file, &document, &describe(&document.value), error)])?;
+    let mut errors = strict::check(&key, &document.value);
+    let resource = match Resource::read(&key, &document.value) {
+        Ok(resource) => Some(resource),
+        Err(more) => {
+            for error in more {
+                let error = with_unknown_field(error);
+                if !errors.iter().any(|known| known.path == error.path) {
+                    errors.push(error);
+                }
+            }
+            None
+        }
+    };
+    match resource {
+        Some(resource) if errors.is_empty() => Ok(Object { key, value: document.value, resource, origin }),
+        _ => {
+            let name = key.to_string();
+            Err(errors.into_iter().map(|error| problem(file, &document, &name, error)).collect())
+        }
+    }
+}
+
+fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> Problem {
+    let origin = Origin { file: file.to_owned(), line: document.line_of(&error.path) };
+    Problem { origin, object: object.to_owned(), field: error.path, problem: error.problem }
+}
+
+/// The object's key; a missing namespace becomes `default`, in the value too.
+fn key(value: &mut Value) -> Result<Key, FieldError> {
+    let Value::Object(fields) = value else {
+        return Err(FieldError::new("", "a manifest must be a mapping with apiVersion, kind and metadata"));
+    };
+    let text = |fields: &Map<String, Value>, name: &str| {
+        let value =
+            fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
+        value.ok_or_else(|| FieldError::new(name, "is missing"))
+    };
+    let api_version = text(fields, "apiVersion")?;
+    let name = text(fields, "kind")?;
+    let Some(kind) = Kind::of(&api_version, &name) else {
+        return Err(FieldError::new("kind", unknown_kind(&api_version, &name)));
+    };
+    let Some(Value::Object(metadata)) = fields.get_mut("metadata") else {
+        return Err(FieldError::new("metadata", "is missing"));
+    };
+    let within = |error: FieldError| FieldError::new(format!("metadata.{}", error.path), error.problem);
+    let name = text(metadata, "name").map_err(within)?;
+    if !kind.namespaced() {
+        return match metadata.get("namespace").and_then(Value::as_str) {
+            None | Some("") => Ok(Key::global(kind, name)),
+            Some(_) => {
+                Err(FieldError::new("metadata.namespace", format!("a {kind} belongs to no namespace")))
+            }
+        };
+    }
+    let namespace = match metadata.get("namespace") {
+        None => "default".to_owned(),
+        Some(_) => text(metadata, "namespace").map_err(within)?,
+    };
+    metadata.insert("namespace".to_owned(), Value::String(namespace.clone()));
+    Ok(Key::namespaced(kind, namespace, name))
+}
+
+fn unknown_kind(api_version: &str, name: &str) -> String {
+    let others: Vec<_> = Kind::all().filter(|kind| kind.name().eq_ignore_ascii_case(name)).collect();
+    match others.first() {
+        Some(kind) => {
+            format!("{api_version} {name} is not known; write {} {}", kind.api_version(), kind.name())
+        }
+        None => format!("{api_version} {name} is not known"),
+    }
+}
+
+/// What can be told of an object whose key is wrong.
+fn describe(value: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let kind = value.get("kind").map(text).unwrap_or_default();
+    let name = value.get("metadata").and_then(|metadata| metadata.get("name")).map(text).unwrap_or_default();
+    format!("{kind} {name}").trim().to_owned()
+}
+
+/// `serde` names the parent of a field that it does not know; the user wants the field itself.
+fn with_unknown_field(mut error: FieldError) -> FieldError {
+    let Some(field) = error.problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next())
+    else {
+        return error;
+    };
+    if error.path.rsplit('.').next() != Some(field) {
+        error.path = if error.path.is_empty() { field.to_owned() } else { format!("{}.{field}", error.path) };
+    }
+    error
+}

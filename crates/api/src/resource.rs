@@ -1,0 +1,118 @@
+//! The typed view of an object.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use thiserror::Error;
+
+use crate::calico::{GlobalNetworkPolicy, IpPool, NetworkPolicy, WorkloadEndpoint};
+use crate::kubernetes::{Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, ServiceAccount};
+use crate::report::NodeReport;
+use crate::{Key, Kind};
+
+/// What is wrong with one field of an object.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{path}: {problem}")]
+pub struct FieldError {
+    /// The field, as `spec.ingress[0].action`.
+    pub path: String,
+    /// What is wrong, and what would be right.
+    pub problem: String,
+}
+
+impl FieldError {
+    /// A problem with the field at `path`.
+    pub fn new(path: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { path: path.into(), problem: problem.into() }
+    }
+}
+
+/// The metadata that Tortie reads. Other fields of it stay in the object.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metadata {
+    /// The object's name.
+    pub name: String,
+    /// Its namespace; empty for kinds without.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Its labels.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// An object of one of the kinds that have a typed view. IPAM's own kinds are `tortie-ipam`'s.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "each variant is named like the type that it holds, and documented there")]
+pub enum Resource {
+    Namespace(Namespace),
+    Node(Node),
+    ServiceAccount(ServiceAccount),
+    Pod(Pod),
+    KubernetesNetworkPolicy(KubernetesNetworkPolicy),
+    NetworkPolicy(NetworkPolicy),
+    GlobalNetworkPolicy(GlobalNetworkPolicy),
+    IpPool(IpPool),
+    WorkloadEndpoint(WorkloadEndpoint),
+    NodeReport(NodeReport),
+}
+
+impl Resource {
+    /// Makes the typed view of an object and validates it. Policies with a field that is not known are refused; other
+    /// kinds may have fields that Tortie does not read.
+    ///
+    /// # Errors
+    /// Every problem that was found, each with its field.
+    pub fn read(key: &Key, value: &Value) -> Result<Self, Vec<FieldError>> {
+        let one = |error| vec![error];
+        Ok(match key.kind {
+            Kind::Namespace => Self::Namespace(typed(value).map_err(one)?),
+            Kind::Node => Self::Node(typed(value).map_err(one)?),
+            Kind::ServiceAccount => Self::ServiceAccount(typed(value).map_err(one)?),
+            Kind::Pod => Self::Pod(typed(value).map_err(one)?),
+            Kind::KubernetesNetworkPolicy => {
+                let policy: KubernetesNetworkPolicy = typed(value).map_err(one)?;
+                policy.validate()?;
+                Self::KubernetesNetworkPolicy(policy)
+            }
+            Kind::NetworkPolicy => {
+                let policy: NetworkPolicy = typed(value).map_err(one)?;
+                policy.spec.validate()?;
+                Self::NetworkPolicy(policy)
+            }
+            Kind::GlobalNetworkPolicy => {
+                let policy: GlobalNetworkPolicy = typed(value).map_err(one)?;
+                policy.spec.validate()?;
+                Self::GlobalNetworkPolicy(policy)
+            }
+            Kind::IpPool => {
+                let pool: IpPool = typed(value).map_err(one)?;
+                pool.validate()?;
+                Self::IpPool(pool)
+            }
+            Kind::WorkloadEndpoint => Self::WorkloadEndpoint(typed(value).map_err(one)?),
+            Kind::NodeReport => Self::NodeReport(typed(value).map_err(one)?),
+            Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig => {
+                return Err(vec![FieldError::new(
+                    "kind",
+                    format!("{} is IPAM's own and has no manifest", key.kind),
+                )]);
+            }
+        })
+    }
+}
+
+/// Reads a value as `T`; an error names the field by its path.
+pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, FieldError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        FieldError {
+            path: if path == "." { String::new() } else { path },
+            problem: error.into_inner().to_string(),
+        }
+    })
+}

@@ -1,0 +1,222 @@
+//! Names and fields that a manifest may use. What is stored may have more (a newer Kubernetes adds fields); what a
+//! person writes may not, as a field that is misspelt would be ignored.
+
+use serde_json::{Map, Value};
+
+use crate::{FieldError, Key, Kind};
+
+const METADATA: &[&str] = &[
+    "name",
+    "namespace",
+    "labels",
+    "annotations",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "generateName",
+    "finalizers",
+    "ownerReferences",
+    "managedFields",
+    "selfLink",
+];
+
+/// `v1` PodSpec of Kubernetes 1.36.
+const POD_SPEC: &[&str] = &[
+    "activeDeadlineSeconds",
+    "affinity",
+    "automountServiceAccountToken",
+    "containers",
+    "dnsConfig",
+    "dnsPolicy",
+    "enableServiceLinks",
+    "ephemeralContainers",
+    "hostAliases",
+    "hostIPC",
+    "hostNetwork",
+    "hostPID",
+    "hostUsers",
+    "hostname",
+    "hostnameOverride",
+    "imagePullSecrets",
+    "initContainers",
+    "nodeName",
+    "nodeSelector",
+    "os",
+    "overhead",
+    "preemptionPolicy",
+    "priority",
+    "priorityClassName",
+    "readinessGates",
+    "resourceClaims",
+    "resources",
+    "restartPolicy",
+    "runtimeClassName",
+    "schedulerName",
+    "schedulingGates",
+    "securityContext",
+    "serviceAccount",
+    "serviceAccountName",
+    "setHostnameAsFQDN",
+    "shareProcessNamespace",
+    "subdomain",
+    "terminationGracePeriodSeconds",
+    "tolerations",
+    "topologySpreadConstraints",
+    "volumes",
+    "workloadRef",
+];
+
+/// `v1` Container of Kubernetes 1.36.
+const CONTAINER: &[&str] = &[
+    "args",
+    "command",
+    "env",
+    "envFrom",
+    "image",
+    "imagePullPolicy",
+    "lifecycle",
+    "livenessProbe",
+    "name",
+    "ports",
+    "readinessProbe",
+    "resizePolicy",
+    "resources",
+    "restartPolicy",
+    "restartPolicyRules",
+    "securityContext",
+    "startupProbe",
+    "stdin",
+    "stdinOnce",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+    "tty",
+    "volumeDevices",
+    "volumeMounts",
+    "workingDir",
+];
+
+const CONTAINER_PORT: &[&str] = &["containerPort", "hostIP", "hostPort", "name", "protocol"];
+
+/// Every problem with the object's names and fields.
+pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
+    let mut problems = Vec::new();
+    let top: &[&str] = match key.kind {
+        Kind::ServiceAccount => {
+            &["apiVersion", "kind", "metadata", "secrets", "imagePullSecrets", "automountServiceAccountToken"]
+        }
+        _ => &["apiVersion", "kind", "metadata", "spec", "status"],
+    };
+    only(value, "", top, &mut problems);
+    if let Some(metadata) = value.get("metadata") {
+        only(metadata, "metadata", METADATA, &mut problems);
+        labels(metadata, &mut problems);
+    }
+    name(key, &mut problems);
+    if key.kind == Kind::Pod {
+        pod(value, &mut problems);
+    }
+    problems
+}
+
+fn pod(value: &Value, problems: &mut Vec<FieldError>) {
+    let Some(spec) = value.get("spec") else {
+        problems.push(FieldError::new("spec", "is missing"));
+        return;
+    };
+    only(spec, "spec", POD_SPEC, problems);
+    let containers = spec.get("containers").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    if containers.is_empty() {
+        problems.push(FieldError::new("spec.containers", "needs at least one container"));
+    }
+    for (index, container) in containers.iter().enumerate() {
+        let path = format!("spec.containers[{index}]");
+        only(container, &path, CONTAINER, problems);
+        let ports = container.get("ports").and_then(Value::as_array).into_iter().flatten();
+        for (index, port) in ports.enumerate() {
+            only(port, &format!("{path}.ports[{index}]"), CONTAINER_PORT, problems);
+        }
+    }
+}
+
+fn only(value: &Value, path: &str, known: &[&str], problems: &mut Vec<FieldError>) {
+    let Value::Object(fields) = value else {
+        if !value.is_null() {
+            problems.push(FieldError::new(path, "must be a mapping of fields"));
+        }
+        return;
+    };
+    for field in fields.keys().filter(|field| !known.contains(&field.as_str())) {
+        let path = if path.is_empty() { field.clone() } else { format!("{path}.{field}") };
+        problems.push(FieldError::new(path, unknown(field, known)));
+    }
+}
+
+/// What to say of a field that is not known, with the known one that it may have been meant for.
+fn unknown(field: &str, known: &[&str]) -> String {
+    let close =
+        known.iter().min_by_key(|name| distance(field, name)).filter(|name| distance(field, name) <= 2);
+    match close {
+        Some(meant) => format!("unknown field; did you mean {meant:?}?"),
+        None => "unknown field".to_owned(),
+    }
+}
+
+/// Levenshtein's distance.
+fn distance(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (i, l) in left.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, r) in right.iter().enumerate() {
+            let substituted = diagonal + usize::from(l != *r);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[right.len()]
+}
+
+fn name(key: &Key, problems: &mut Vec<FieldError>) {
+    let subdomain = |text: &str| text.len() <= 253 && text.split('.').all(dns_label);
+    if !subdomain(&key.name) {
+        let rule = "must be lower-case letters, digits, dashes and dots, at most 253, beginning and ending with a letter or digit";
+        problems.push(FieldError::new("metadata.name", format!("{:?} {rule}", key.name)));
+    }
+    if key.kind.namespaced() && !(key.namespace.len() <= 63 && dns_label(&key.namespace)) {
+        let rule = "must be lower-case letters, digits and dashes, at most 63";
+        problems.push(FieldError::new("metadata.namespace", format!("{:?} {rule}", key.namespace)));
+    }
+}
+
+fn dns_label(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Label names and values as Kubernetes has them: `[prefix/]name`, values of at most 63 characters.
+fn labels(metadata: &Value, problems: &mut Vec<FieldError>) {
+    let word = |text: &str| {
+        let outer = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+        text.len() <= 63
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+            && outer(text.bytes().next())
+            && outer(text.bytes().last())
+    };
+    let none = Map::new();
+    let labels = metadata.get("labels").and_then(Value::as_object).unwrap_or(&none);
+    for (name, value) in labels {
+        let path = format!("metadata.labels.{name}");
+        let local = name.rsplit('/').next().unwrap_or(name);
+        if !word(local) || name.split('/').count() > 2 {
+            problems.push(FieldError::new(&path, format!("{name:?} is no label name")));
+        }
+        match value.as_str() {
+            Some(value) if value.is_empty() || word(value) => {}
+            Some(value) => problems.push(FieldError::new(&path, format!("{value:?} is no label value"))),
+            None => problems.push(FieldError::new(&path, "must be text; put the value in quotes")),
+        }
+    }
+}

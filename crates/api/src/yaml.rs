@@ -1,0 +1,200 @@
+//! YAML to JSON values that remember their lines. Duplicate keys are refused, and so are documents that are built to
+//! exhaust memory: depth and size are bounded, aliases count each time that they are used.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
+use serde_json::{Map, Number, Value};
+
+const MAX_DEPTH: usize = 64;
+const MAX_NODES: usize = 2_000_000;
+
+/// One document of a stream.
+#[derive(Debug)]
+pub(crate) struct Document {
+    pub(crate) value: Value,
+    /// The line on which the document's content begins.
+    pub(crate) line: usize,
+    lines: Lines,
+}
+
+/// The line of each field, by its path (`spec.ingress[0].action`).
+type Lines = BTreeMap<String, usize>;
+
+/// What is wrong, and where.
+#[derive(Debug)]
+pub(crate) struct YamlError {
+    pub(crate) line: usize,
+    /// The path of the field, where one is known.
+    pub(crate) path: String,
+    pub(crate) problem: String,
+}
+
+impl Document {
+    /// The line of a field, or of the nearest one around it.
+    pub(crate) fn line_of(&self, path: &str) -> usize {
+        let mut path = path;
+        loop {
+            if let Some(line) = self.lines.get(path) {
+                return *line;
+            }
+            match path.rfind(['.', '[']) {
+                Some(end) => path = &path[..end],
+                None => return self.line,
+            }
+        }
+    }
+}
+
+/// Reads every document of a stream; empty ones are left out.
+pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
+    let mut reader =
+        Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), lines: Lines::new(), nodes: 0 };
+    let mut documents = Vec::new();
+    loop {
+        let (event, span) = reader.next("")?;
+        match event {
+            Event::StreamEnd => return Ok(documents),
+            Event::DocumentStart(_) => {
+                reader.lines.clear();
+                reader.anchors.clear();
+                let (event, span) = reader.next("")?;
+                let line = span.start.line();
+                let value = reader.node(event, span, "", 0)?;
+                if !value.is_null() {
+                    documents.push(Document { value, line, lines: std::mem::take(&mut reader.lines) });
+                }
+            }
+            Event::Nothing | Event::StreamStart | Event::DocumentEnd => {}
+            _ => return Err(error_at(span, "", "the document does not begin with a value")),
+        }
+    }
+}
+
+struct Reader<'a> {
+    parser: Parser<'a, StrInput<'a>>,
+    anchors: HashMap<usize, Value>,
+    lines: Lines,
+    nodes: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn next(&mut self, path: &str) -> Result<(Event<'a>, Span), YamlError> {
+        let ended = || YamlError {
+            line: 1,
+            path: path.to_owned(),
+            problem: "the text ends in the middle".to_owned(),
+        };
+        let wrong = |error: ScanError| YamlError {
+            line: error.marker().line(),
+            path: path.to_owned(),
+            problem: format!("this is not YAML: {}", error.info()),
+        };
+        self.parser.next_event().ok_or_else(ended)?.map_err(wrong)
+    }
+
+    fn node(&mut self, event: Event<'a>, span: Span, path: &str, depth: usize) -> Result<Value, YamlError> {
+        self.count(1, span, path)?;
+        if depth > MAX_DEPTH {
+            return Err(error_at(span, path, &format!("values are nested more than {MAX_DEPTH} deep")));
+        }
+        self.lines.entry(path.to_owned()).or_insert(span.start.line());
+        let (anchor, value) = match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let plain = style == ScalarStyle::Plain && tag.is_none();
+                (anchor, if plain { plain_scalar(text) } else { Value::String(text.into_owned()) })
+            }
+            Event::SequenceStart(anchor, _) => (anchor, Value::Array(self.sequence(path, depth)?)),
+            Event::MappingStart(anchor, _) => (anchor, Value::Object(self.mapping(path, depth)?)),
+            Event::Alias(anchor) => {
+                let Some(value) = self.anchors.get(&anchor).cloned() else {
+                    return Err(error_at(span, path, "the alias names an anchor that is not there"));
+                };
+                self.count(size(&value), span, path)?;
+                (0, value)
+            }
+            _ => return Err(error_at(span, path, "a value is missing")),
+        };
+        if anchor > 0 {
+            self.anchors.insert(anchor, value.clone());
+        }
+        Ok(value)
+    }
+
+    fn sequence(&mut self, path: &str, depth: usize) -> Result<Vec<Value>, YamlError> {
+        let mut items = Vec::new();
+        loop {
+            let (event, span) = self.next(path)?;
+            if event == Event::SequenceEnd {
+                return Ok(items);
+            }
+            let item = self.node(event, span, &format!("{path}[{}]", items.len()), depth + 1)?;
+            items.push(item);
+        }
+    }
+
+    fn mapping(&mut self, path: &str, depth: usize) -> Result<Map<String, Value>, YamlError> {
+        let mut fields = Map::new();
+        loop {
+            let (event, span) = self.next(path)?;
+            let name = match event {
+                Event::MappingEnd => return Ok(fields),
+                Event::Scalar(name, ..) => name.into_owned(),
+                _ => return Err(error_at(span, path, "a field's name must be plain text")),
+            };
+            let field = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            if fields.contains_key(&name) {
+                return Err(error_at(span, &field, "the field is given twice"));
+            }
+            self.lines.insert(field.clone(), span.start.line());
+            let (event, value_span) = self.next(&field)?;
+            let value = self.node(event, value_span, &field, depth + 1)?;
+            fields.insert(name, value);
+        }
+    }
+
+    fn count(&mut self, nodes: usize, span: Span, path: &str) -> Result<(), YamlError> {
+        self.nodes += nodes;
+        if self.nodes > MAX_NODES {
+            return Err(error_at(span, path, &format!("there are more than {MAX_NODES} values")));
+        }
+        Ok(())
+    }
+}
+
+fn error_at(span: Span, path: &str, problem: &str) -> YamlError {
+    YamlError { line: span.start.line(), path: path.to_owned(), problem: problem.to_owned() }
+}
+
+fn size(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(items) => items.iter().map(size).sum(),
+        Value::Object(fields) => fields.values().map(size).sum(),
+        _ => 0,
+    }
+}
+
+/// The core schema of YAML 1.2 (section 10.3.2), which is what JSON needs; `yes` and `no` are text.
+fn plain_scalar(text: Cow<'_, str>) -> Value {
+    match text.as_ref() {
+        "" | "~" | "null" | "Null" | "NULL" => return Value::Null,
+        "true" | "True" | "TRUE" => return Value::Bool(true),
+        "false" | "False" | "FALSE" => return Value::Bool(false),
+        _ => {}
+    }
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(&text);
+    if digits.starts_with(|first: char| first.is_ascii_digit() || first == '.') {
+        if let Ok(number) = text.parse::<u64>() {
+            return Value::Number(number.into());
+        }
+        if let Ok(number) = text.parse::<i64>() {
+            return Value::Number(number.into());
+        }
+        let float = text.parse::<f64>().ok().and_then(Number::from_f64);
+        if let Some(number) = float {
+            return Value::Number(number);
+        }
+    }
+    Value::String(text.into_owned())
+}

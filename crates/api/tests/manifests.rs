@@ -1,0 +1,199 @@
+//! Manifests: the seed's are read as they are; whatever is wrong is said with file, line, object and field.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use proptest::prelude::*;
+use tortie_api::manifest::{Object, read};
+use tortie_api::{Kind, Resource};
+
+fn seed(name: &str) -> Vec<Object> {
+    let path = format!("{}/../../examples/seed-002/{name}", env!("CARGO_MANIFEST_DIR"));
+    read(name, &std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn the_seeds_manifests_are_read_unchanged() {
+    let objects = seed("policy-demo-pods.yml");
+    let keys: Vec<_> = objects.iter().map(|object| (object.key.to_string(), object.origin.line)).collect();
+    let expected = [
+        ("Namespace calico-demo", 3),
+        ("Pod calico-demo/linux-client", 11),
+        ("Pod calico-demo/linux-server", 33),
+        ("Pod calico-demo/windows-client", 52),
+        ("Pod calico-demo/windows-server", 74),
+    ];
+    assert_eq!(keys.iter().map(|(key, line)| (key.as_str(), *line)).collect::<Vec<_>>(), expected);
+    let Resource::Pod(pod) = &objects[4].resource else { panic!("a pod") };
+    assert_eq!(pod.spec.containers[0].ports[0].container_port, 80);
+    assert_eq!(pod.spec.node_selector["kubernetes.io/os"], "windows");
+
+    let policy = seed("policy-demo-policy.yml").remove(0);
+    assert_eq!(policy.key.kind, Kind::NetworkPolicy);
+    let Resource::NetworkPolicy(policy) = policy.resource else { panic!("a policy") };
+    assert_eq!(policy.spec.selector.unwrap().to_string(), "app == \"windows-server\"");
+}
+
+/// A policy with `rule` as its only ingress rule, which stands on line 6.
+fn with_rule(rule: &str) -> String {
+    format!(
+        "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: p, namespace: n}}\nspec:\n  ingress:\n  - {rule}\n"
+    )
+}
+
+fn problems(text: &str) -> Vec<String> {
+    match read("m.yml", text) {
+        Ok(objects) => panic!("read {} objects from\n{text}", objects.len()),
+        Err(problems) => problems.iter().map(ToString::to_string).collect(),
+    }
+}
+
+#[test]
+fn bad_input() {
+    let policy = "m.yml:6: NetworkPolicy n/p: spec.ingress[0].";
+    let rules = [
+        ("{action: Allow, source: {selectr: a == 'b'}}", "source.selectr: unknown field `selectr`"),
+        ("{action: Allow, notSelector: a == 'b'}", "notSelector: unknown field `notSelector`"),
+        ("{action: Permit}", "action: unknown variant `Permit`"),
+        ("{}", "missing field `action`"),
+        (
+            "{action: Allow, source: {selector: a = 'b'}}",
+            "source.selector: selector \"a = 'b'\", at character 3: expected ==",
+        ),
+        ("{action: Allow, source: {nets: [10.0.0.0/33]}}", "source.nets[0]: \"10.0.0.0/33\" is no network"),
+        ("{action: Allow, source: {nets: [10.0.0.1]}}", "source.nets[0]: \"10.0.0.1\" is no network"),
+        ("{action: Allow, source: {nets: [10.0.0.0/8, fd00::/8]}}", "source.nets: one rule cannot mix"),
+        (
+            "{action: Allow, source: {notNets: [0.0.0.0/0]}}",
+            "source.notNets: a network that holds every address",
+        ),
+        ("{action: Allow, protocol: TPC}", "protocol: invalid value: string \"TPC\", expected TCP, UDP"),
+        ("{action: Allow, protocol: 0}", "protocol: invalid value: integer `0`"),
+        (
+            "{action: Allow, protocol: TCP, destination: {ports: [65536]}}",
+            "destination.ports[0]: invalid value",
+        ),
+        (
+            "{action: Allow, protocol: TCP, destination: {ports: ['9:8']}}",
+            "destination.ports[0]: the range \"9:8\" ends",
+        ),
+        (
+            "{action: Allow, destination: {ports: [80]}}",
+            "destination.ports: needs protocol: TCP, UDP or SCTP",
+        ),
+        (
+            "{action: Allow, protocol: TCP, destination: {ports: [http]}}",
+            "destination.ports: the named port \"http\" is not supported yet",
+        ),
+        ("{action: Allow, icmp: {type: 8}}", "icmp: needs protocol: ICMP"),
+        ("{action: Allow, protocol: ICMP, icmp: {code: 0}}", "icmp: a code needs a type"),
+        ("{action: Allow, ipVersion: 5}", "ipVersion: must be 4 or 6"),
+        ("{action: Allow, http: {methods: [GET]}}", "http: application-layer rules are not supported yet"),
+        (
+            "{action: Allow, source: {services: {name: s}}}",
+            "source.services: matching Services is not supported yet",
+        ),
+        ("{action: Allow, source: {selector: global()}}", "source.selector: global() may stand only"),
+    ];
+    for (rule, expected) in rules {
+        let found = problems(&with_rule(rule));
+        let expected =
+            format!("{policy}{expected}").replace("spec.ingress[0].missing", "spec.ingress[0]: missing");
+        assert!(
+            found.len() == 1 && found[0].starts_with(&expected),
+            "{rule}\n found    {found:#?}\n expected {expected}"
+        );
+    }
+
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\n";
+    for (text, expected) in [
+        ("a: 1\na: 2\n".to_owned(), "m.yml:2: a: the field is given twice"),
+        ("apiVersion: v1\nkind: [\n".to_owned(), "m.yml:3: kind: this is not YAML"),
+        ("- 1\n".to_owned(), "m.yml:1: a manifest must be a mapping"),
+        ("apiVersion: v1\nkind: Teapot\nmetadata: {name: t}\n".to_owned(), "m.yml:2: Teapot t: kind: v1 Teapot is not known"),
+        (
+            "apiVersion: crd.projectcalico.org/v1\nkind: GlobalNetworkPolicy\nmetadata: {name: t}\n".to_owned(),
+            "m.yml:2: GlobalNetworkPolicy t: kind: crd.projectcalico.org/v1 GlobalNetworkPolicy is not known; write projectcalico.org/v3",
+        ),
+        ("kind: Pod\nmetadata: {name: t}\n".to_owned(), "m.yml:1: Pod t: apiVersion: is missing"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: {}\n".to_owned(), "m.yml:3: Pod: metadata.name: is missing"),
+        (
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: Big}\n".to_owned(),
+            "m.yml:3: Namespace Big: metadata.name: \"Big\" must be lower-case",
+        ),
+        (
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: n, namespace: m}\n".to_owned(),
+            "m.yml:3: Namespace n: metadata.namespace: a Namespace belongs to no namespace",
+        ),
+        (format!("{pod}spec:\n  contaners: []\n"), "m.yml:6: Pod default/p: spec.contaners: unknown field; did you mean \"containers\"?"),
+        (format!("{pod}  labels: {{a: 1}}\nspec: {{containers: [{{name: c}}]}}\n"), "m.yml:5: Pod default/p: metadata.labels.a: must be text"),
+        (
+            format!("{pod}spec:\n  containers:\n  - name: c\n    ports:\n    - containerPort: 70000\n"),
+            "m.yml:9: Pod default/p: spec.containers[0].ports[0].containerPort: invalid value",
+        ),
+        (
+            "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec:\n  cidr: 10.0.0.1/16\n".to_owned(),
+            "m.yml:5: IPPool p: spec.cidr: \"10.0.0.1/16\" has bits set after its prefix; write 10.0.0.0/16",
+        ),
+        (
+            "apiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: p}\nspec:\n  cidr: 10.0.0.0/16\n  ipipMode: Always\n".to_owned(),
+            "m.yml:6: IPPool p: spec.ipipMode: IPIP is not supported",
+        ),
+        (
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\nspec:\n  podSelector: {}\n  ingress:\n  - to: []\n".to_owned(),
+            "m.yml:7: KubernetesNetworkPolicy default/p: spec.ingress[0].to: unknown field `to`",
+        ),
+        (
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p}\nspec:\n  ingress:\n  - from:\n    - ipBlock: {cidr: 10.0.0.0/8, except: [11.0.0.0/8]}\n".to_owned(),
+            "m.yml:7: KubernetesNetworkPolicy default/p: spec.ingress[0].from[0].ipBlock.except[0]: 11.0.0.0/8 does not lie inside 10.0.0.0/8",
+        ),
+    ] {
+        let found = problems(&text);
+        assert!(found.iter().any(|found| found.starts_with(expected)), "{text}\n found    {found:#?}\n expected {expected}");
+    }
+}
+
+#[test]
+fn every_problem_of_a_file_is_said_at_once() {
+    let text =
+        format!("{}---\n{}", with_rule("{action: Permit}"), with_rule("{action: Allow, ipVersion: 5}"));
+    let found = problems(&text);
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(found[1].starts_with("m.yml:13: "), "{found:#?}");
+}
+
+#[test]
+fn an_object_twice_in_a_file_is_refused() {
+    let text = format!("{}---\n{}", with_rule("{action: Allow}"), with_rule("{action: Deny}"));
+    assert_eq!(problems(&text), ["m.yml:8: NetworkPolicy n/p: the object was given before, at m.yml:1"]);
+}
+
+#[test]
+fn a_document_that_would_exhaust_memory_is_refused() {
+    let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for level in 1..12 {
+        let before = level - 1;
+        bomb += &format!("a{level}: &a{level} [{}]\n", [format!("*a{before}").as_str(); 10].join(","));
+    }
+    assert!(problems(&bomb)[0].contains("there are more than"));
+    assert!(
+        problems(&"[".repeat(100_000))[0].contains("nested more than")
+            || !problems(&"[".repeat(100_000)).is_empty()
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "[a-c:\\-\\[\\]{}&*!|>'\"#%@,.\n ]{0,80}|.{0,60}") {
+        let _ = read("m.yml", &text);
+    }
+
+    /// What JSON writes, YAML reads back: JSON manifests are YAML.
+    #[test]
+    fn json_is_yaml(text in ".{0,20}", number in any::<u64>(), float in -1e6..1e6f64) {
+        let labels = serde_json::json!({"text": text, "number": number, "float": float, "deep": [[null, true, {"a": -1}]]});
+        let value = serde_json::json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "spec": {"extra": labels},
+        });
+        let objects = read("m.json", &value.to_string()).unwrap();
+        prop_assert_eq!(&objects[0].value, &value);
+    }
+}

@@ -1,0 +1,191 @@
+//! What the cluster says, as far as a node's state depends on it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net};
+use serde::Deserialize;
+use serde_json::Value;
+use tortie_api::calico::{IpPool, WorkloadEndpointSpec};
+use tortie_api::kubernetes::Node;
+use tortie_api::{Key, Kind, Resource};
+use tortie_ipam::Block;
+use tortie_policy::endpoint_labels;
+
+use crate::Finding;
+
+type Labels = BTreeMap<String, String>;
+
+/// A pod's interface, with the labels that selectors see.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct KnownEndpoint {
+    pub(crate) spec: WorkloadEndpointSpec,
+    own_labels: Labels,
+    pub(crate) labels: Labels,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+#[derive(Default)]
+pub(crate) struct Cluster {
+    namespaces: BTreeMap<String, Labels>,
+    service_accounts: BTreeMap<(String, String), Labels>,
+    endpoints: BTreeMap<Key, KnownEndpoint>,
+    /// Endpoints that are gone, until the next flush has said so.
+    departed: BTreeMap<Key, KnownEndpoint>,
+    pub(crate) nodes: BTreeMap<String, Node>,
+    pub(crate) pools: BTreeMap<String, IpPool>,
+    /// The node of each block.
+    pub(crate) blocks: BTreeMap<Ipv4Net, String>,
+    problems: BTreeMap<Key, String>,
+}
+
+impl Cluster {
+    /// Takes in a namespace, service account or endpoint; says which endpoints may have changed by it.
+    pub(crate) fn update_labels(&mut self, key: &Key, value: Option<&Value>) -> Vec<Key> {
+        let resource = self.read(key, value);
+        match key.kind {
+            Kind::Namespace => {
+                match resource {
+                    Some(Resource::Namespace(namespace)) => {
+                        self.namespaces.insert(key.name.clone(), namespace.metadata.labels);
+                    }
+                    _ => drop(self.namespaces.remove(&key.name)),
+                }
+                self.relabel(|endpoint_key, _| endpoint_key.namespace == key.name)
+            }
+            Kind::ServiceAccount => {
+                let id = (key.namespace.clone(), key.name.clone());
+                match resource {
+                    Some(Resource::ServiceAccount(account)) => {
+                        self.service_accounts.insert(id, account.metadata.labels);
+                    }
+                    _ => drop(self.service_accounts.remove(&id)),
+                }
+                self.relabel(|endpoint_key, endpoint| {
+                    endpoint_key.namespace == key.namespace && endpoint.spec.service_account_name == key.name
+                })
+            }
+            _ => {
+                match resource {
+                    Some(Resource::WorkloadEndpoint(endpoint)) => {
+                        let own_labels = endpoint.metadata.labels;
+                        let known = self.known(&key.namespace, endpoint.spec, own_labels);
+                        self.departed.remove(key);
+                        self.endpoints.insert(key.clone(), known);
+                    }
+                    _ => {
+                        if let Some(gone) = self.endpoints.remove(key) {
+                            self.departed.insert(key.clone(), gone);
+                        }
+                    }
+                }
+                vec![key.clone()]
+            }
+        }
+    }
+
+    /// Takes in a node, pool or block.
+    pub(crate) fn update_network(&mut self, key: &Key, value: Option<&Value>) {
+        if key.kind == Kind::IpamBlock {
+            return self.update_block(key, value);
+        }
+        match (key.kind, self.read(key, value)) {
+            (Kind::Node, Some(Resource::Node(node))) => drop(self.nodes.insert(key.name.clone(), node)),
+            (Kind::Node, _) => drop(self.nodes.remove(&key.name)),
+            (_, Some(Resource::IpPool(pool))) => drop(self.pools.insert(key.name.clone(), pool)),
+            (_, _) => drop(self.pools.remove(&key.name)),
+        }
+    }
+
+    fn update_block(&mut self, key: &Key, value: Option<&Value>) {
+        self.problems.remove(key);
+        let Ok(cidr) = key.name.parse::<Ipv4Net>() else {
+            if value.is_some() {
+                self.problems.insert(key.clone(), "its name is no IPv4 network; it has no route".to_owned());
+            }
+            return;
+        };
+        match value.map(Block::deserialize) {
+            Some(Ok(block)) if !block.deleted => match block.node() {
+                Some(node) => drop(self.blocks.insert(cidr, node.to_owned())),
+                None => drop(self.blocks.remove(&cidr)),
+            },
+            Some(Err(error)) => {
+                self.problems.insert(key.clone(), format!("{error}; it has no route"));
+                self.blocks.remove(&cidr);
+            }
+            _ => drop(self.blocks.remove(&cidr)),
+        }
+    }
+
+    /// Every endpoint of the cluster, with its key.
+    pub(crate) fn endpoints(&self) -> impl Iterator<Item = (&Key, &KnownEndpoint)> {
+        self.endpoints.iter()
+    }
+
+    /// The endpoint, if it is there.
+    pub(crate) fn endpoint(&self, key: &Key) -> Option<&KnownEndpoint> {
+        self.endpoints.get(key)
+    }
+
+    /// The endpoint as it was, if it has gone since the last flush.
+    pub(crate) fn departed(&self, key: &Key) -> Option<&KnownEndpoint> {
+        self.departed.get(key)
+    }
+
+    pub(crate) fn forget_departed(&mut self) {
+        self.departed.clear();
+    }
+
+    pub(crate) fn namespace_exists(&self, name: &str) -> bool {
+        self.namespaces.contains_key(name)
+    }
+
+    pub(crate) fn findings(&self) -> impl Iterator<Item = Finding> {
+        self.problems.iter().map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() })
+    }
+
+    fn read(&mut self, key: &Key, value: Option<&Value>) -> Option<Resource> {
+        self.problems.remove(key);
+        match Resource::read(key, value?) {
+            Ok(resource) => Some(resource),
+            Err(problems) => {
+                let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                self.problems.insert(
+                    key.clone(),
+                    format!("{}; it is treated as if it were not there", problems.join("; ")),
+                );
+                None
+            }
+        }
+    }
+
+    fn relabel(&mut self, concerned: impl Fn(&Key, &KnownEndpoint) -> bool) -> Vec<Key> {
+        let keys: Vec<Key> = self
+            .endpoints
+            .iter()
+            .filter(|(key, endpoint)| concerned(key, endpoint))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in &keys {
+            if let Some(endpoint) = self.endpoints.remove(key) {
+                let known = self.known(&key.namespace, endpoint.spec, endpoint.own_labels);
+                self.endpoints.insert(key.clone(), known);
+            }
+        }
+        keys
+    }
+
+    fn known(&self, namespace: &str, spec: WorkloadEndpointSpec, own_labels: Labels) -> KnownEndpoint {
+        let account = spec.service_account_name.as_str();
+        let labels = endpoint_labels(
+            &own_labels,
+            (namespace, self.namespaces.get(namespace)),
+            (account, self.service_accounts.get(&(namespace.to_owned(), account.to_owned()))),
+        );
+        let mut addresses: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        KnownEndpoint { spec, own_labels, labels, addresses }
+    }
+}

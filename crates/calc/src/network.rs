@@ -1,0 +1,104 @@
+//! The overlay: this node, the other nodes' ends of it, and where each block is.
+
+use std::collections::BTreeMap;
+
+use ipnet::{IpNet, Ipv4Net};
+use sha1::{Digest, Sha1};
+use tortie_api::calico::EncapsulationMode;
+use tortie_api::kubernetes::Node;
+use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Route, RouteTarget, Vtep};
+
+use crate::Calc;
+use crate::cluster::Cluster;
+
+impl Calc {
+    pub(crate) fn network_deltas(&mut self, deltas: &mut Vec<Delta>) {
+        if !std::mem::take(&mut self.network_touched) {
+            return;
+        }
+        let node = self.cluster.local_node(&self.node);
+        if let Some(node) = node.filter(|node| self.state.node.as_ref() != Some(node)) {
+            deltas.push(Delta::Node(node));
+        }
+        let vteps = self.cluster.vteps(&self.node);
+        let routes = self.cluster.routes(&self.node, &vteps);
+
+        // A VTEP comes before the routes that name it, and goes after them.
+        for (name, vtep) in &vteps {
+            if self.state.vteps.get(name) != Some(vtep) {
+                deltas.push(Delta::Vtep(vtep.clone()));
+            }
+        }
+        for (destination, target) in &routes {
+            if self.state.routes.get(destination) != Some(target) {
+                deltas.push(Delta::Route(Route { destination: *destination, target: target.clone() }));
+            }
+        }
+        let gone = self.state.routes.keys().filter(|destination| !routes.contains_key(*destination));
+        deltas.extend(gone.copied().map(Delta::RouteRemoved));
+        let gone = self.state.vteps.keys().filter(|name| !vteps.contains_key(*name));
+        deltas.extend(gone.cloned().map(Delta::VtepRemoved));
+    }
+}
+
+impl Cluster {
+    fn local_node(&self, name: &str) -> Option<LocalNode> {
+        let node = self.nodes.get(name)?;
+        Some(LocalNode {
+            name: name.to_owned(),
+            address: node.address()?,
+            vtep: vtep(name, node),
+            network: ClusterNetwork::default(),
+        })
+    }
+
+    fn vteps(&self, local: &str) -> BTreeMap<String, Vtep> {
+        let remote = self.nodes.iter().filter(|(name, _)| *name != local);
+        remote.filter_map(|(name, node)| Some((name.clone(), vtep(name, node)?))).collect()
+    }
+
+    /// Blocks of VXLAN pools; those of a node whose end of the overlay is not known have no route yet.
+    fn routes(&self, local: &str, vteps: &BTreeMap<String, Vtep>) -> BTreeMap<Ipv4Net, RouteTarget> {
+        let overlaid = |block: &Ipv4Net| {
+            let pools = self.pools.values().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
+            pools.into_iter().any(|pool| pool.spec.cidr.contains(&IpNet::V4(*block)))
+        };
+        let target = |block: &Ipv4Net, node: &String| {
+            if node == local {
+                Some(RouteTarget::Local)
+            } else {
+                (overlaid(block) && vteps.contains_key(node))
+                    .then(|| RouteTarget::Vxlan { node: node.clone() })
+            }
+        };
+        self.blocks.iter().filter_map(|(block, node)| Some((*block, target(block, node)?))).collect()
+    }
+}
+
+/// The node's end of the overlay, once both its tunnel address and its own address are known.
+fn vtep(name: &str, node: &Node) -> Option<Vtep> {
+    Some(Vtep {
+        node: name.to_owned(),
+        address: node.vxlan_address()?,
+        mac: node.vxlan_mac().and_then(|mac| mac.parse().ok()).unwrap_or_else(|| vtep_mac(name)),
+        parent: node.address()?,
+    })
+}
+
+/// The MAC address of a node's VXLAN device where none is stored: `66` and the first five bytes of the SHA-1 of its
+/// name (`calico.md` 6.6).
+#[must_use]
+pub fn vtep_mac(node: &str) -> MacAddress {
+    let hash = Sha1::digest(node.as_bytes());
+    let mut mac = [0x66; 6];
+    mac[1..].copy_from_slice(&hash[..5]);
+    MacAddress(mac)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_mac_of_a_vtep_is_calicos() {
+        assert_eq!(super::vtep_mac("node-a").to_string(), "66:07:02:c1:cc:60");
+    }
+}

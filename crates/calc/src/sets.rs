@@ -1,0 +1,115 @@
+//! The sets that active policies name, and their members.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use tortie_api::Key;
+use tortie_dataplane::{Delta, NodeState};
+use tortie_policy::program::{Member, SetId, SetKind};
+use tortie_selector::Selector;
+
+use crate::cluster::{Cluster, KnownEndpoint};
+
+#[derive(Default)]
+pub(crate) struct Sets {
+    active: BTreeMap<SetId, ActiveSet>,
+}
+
+struct ActiveSet {
+    selector: Selector,
+    /// What each endpoint that the selector matches contributes.
+    contributions: BTreeMap<Key, Vec<Member>>,
+    /// How many endpoints contribute each member: two pods may have one address for a moment.
+    counts: BTreeMap<Member, usize>,
+    /// Members whose count may have become, or ceased to be, zero since the last flush.
+    touched: BTreeSet<Member>,
+}
+
+impl Sets {
+    /// Takes in that an endpoint came, went, or has other labels or addresses.
+    pub(crate) fn endpoint_changed(&mut self, key: &Key, cluster: &Cluster) {
+        let endpoint = cluster.endpoint(key);
+        for set in self.active.values_mut() {
+            set.contribute(key, endpoint);
+        }
+    }
+
+    /// Makes exactly the wanted sets active; says which are new and whose members changed.
+    pub(crate) fn deltas(
+        &mut self,
+        wanted: BTreeMap<SetId, Selector>,
+        cluster: &Cluster,
+        state: &NodeState,
+    ) -> Vec<Delta> {
+        self.active.retain(|id, _| wanted.contains_key(id));
+        for (id, selector) in wanted {
+            self.active.entry(id).or_insert_with(|| ActiveSet::new(selector, cluster));
+        }
+        let deltas = self.active.iter_mut().filter_map(|(id, set)| set.delta(id, state));
+        deltas.collect()
+    }
+
+    pub(crate) fn is_active(&self, id: &SetId) -> bool {
+        self.active.contains_key(id)
+    }
+}
+
+impl ActiveSet {
+    fn new(selector: Selector, cluster: &Cluster) -> Self {
+        let mut set = Self {
+            selector,
+            contributions: BTreeMap::new(),
+            counts: BTreeMap::new(),
+            touched: BTreeSet::new(),
+        };
+        for (key, endpoint) in cluster.endpoints() {
+            set.contribute(key, Some(endpoint));
+        }
+        set
+    }
+
+    fn contribute(&mut self, key: &Key, endpoint: Option<&KnownEndpoint>) {
+        let matching = endpoint.filter(|endpoint| self.selector.matches(&endpoint.labels));
+        let new: Vec<Member> = matching.map_or_else(Vec::new, |endpoint| {
+            endpoint.addresses.iter().map(|address| Member::Net(IpNet::from(*address))).collect()
+        });
+        for member in &new {
+            *self.counts.entry(*member).or_default() += 1;
+        }
+        let old = if new.is_empty() {
+            self.contributions.remove(key)
+        } else {
+            self.contributions.insert(key.clone(), new.clone())
+        };
+        let old = old.unwrap_or_default();
+        for member in &old {
+            if let Some(count) = self.counts.get_mut(member) {
+                *count -= 1;
+                if *count == 0 {
+                    self.counts.remove(member);
+                }
+            }
+        }
+        self.touched.extend(old);
+        self.touched.extend(new);
+    }
+
+    fn delta(&mut self, id: &SetId, state: &NodeState) -> Option<Delta> {
+        let touched = std::mem::take(&mut self.touched);
+        let Some((_, given)) = state.sets.get(id) else {
+            return Some(Delta::SetCreated(id.clone(), SetKind::Nets, self.counts.keys().copied().collect()));
+        };
+        let (mut added, mut removed) = (Vec::new(), Vec::new());
+        for member in touched {
+            match (self.counts.contains_key(&member), given.contains(&member)) {
+                (true, false) => added.push(member),
+                (false, true) => removed.push(member),
+                _ => {}
+            }
+        }
+        if added.is_empty() && removed.is_empty() {
+            return None;
+        }
+        Some(Delta::SetChanged { id: id.clone(), added, removed })
+    }
+}

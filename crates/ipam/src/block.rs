@@ -1,0 +1,241 @@
+//! One block: which of its addresses are whose. Pure; times come in.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use thiserror::Error;
+
+/// The handle of the addresses that Windows keeps back; no handle object exists for it.
+const WINDOWS_HANDLE: &str = "windows-reserved-ipam-handle";
+/// Offsets that a Windows node keeps back at the beginning of a block: network, gateway, host endpoint.
+const WINDOWS_RESERVED_FIRST: usize = 3;
+/// And at its end: broadcast.
+const WINDOWS_RESERVED_LAST: usize = 1;
+
+/// A block as it is stored (`calico.md` 5.1). Fields that are not known are kept.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Block {
+    /// Its addresses.
+    pub cidr: Ipv4Net,
+    /// `host:<node>`, or nothing where no node has it.
+    #[serde(default)]
+    pub affinity: Option<String>,
+    /// When the node got it, RFC 3339.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity_claim_time: Option<String>,
+    /// For each address the attribute that it is allocated to.
+    pub allocations: Vec<Option<usize>>,
+    /// The free addresses, by offset: taken from the head, given back at the tail, so that an address rests as long
+    /// as possible before it is used again.
+    pub unallocated: Vec<usize>,
+    /// To whom addresses are allocated.
+    pub attributes: Vec<Attribute>,
+    /// Grows with each write of the block; begins with the wall clock in nanoseconds.
+    #[serde(rename = "sequenceNumber", default)]
+    pub sequence_number: u64,
+    /// The block's sequence number before the write that allocated the address, by offset.
+    #[serde(rename = "sequenceNumberForAllocation", default)]
+    pub sequence_number_for_allocation: BTreeMap<String, u64>,
+    /// Whether it is being deleted.
+    #[serde(default)]
+    pub deleted: bool,
+    /// What we do not know.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// To whom an address is allocated.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Attribute {
+    /// The handle by which it is released.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handle_id: Option<String>,
+    /// Pod, namespace, node and the like.
+    #[serde(rename = "secondary", default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<BTreeMap<String, String>>,
+    /// What we do not know, such as `releasedAt`.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// What is wrong with a stored block.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("block {cidr}: {problem}")]
+pub struct BlockError {
+    /// Which block.
+    pub cidr: Ipv4Net,
+    /// What is wrong.
+    pub problem: String,
+}
+
+impl Block {
+    /// A new block of a node; a Windows node keeps four addresses back.
+    #[must_use]
+    pub fn new(cidr: Ipv4Net, node: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
+        let size = 1_usize << (32 - cidr.prefix_len());
+        let mut block = Self {
+            cidr,
+            affinity: Some(format!("host:{node}")),
+            affinity_claim_time: Some(now_rfc3339),
+            allocations: vec![None; size],
+            unallocated: (0..size).collect(),
+            attributes: Vec::new(),
+            sequence_number: now_nanos,
+            sequence_number_for_allocation: BTreeMap::new(),
+            deleted: false,
+            extra: Map::new(),
+        };
+        if windows {
+            block.keep_back_for_windows(size);
+        }
+        block
+    }
+
+    fn keep_back_for_windows(&mut self, size: usize) {
+        self.attributes.push(Attribute {
+            handle_id: Some(WINDOWS_HANDLE.to_owned()),
+            owner: Some(BTreeMap::from([("note".to_owned(), "windows host rsvd".to_owned())])),
+            extra: Map::new(),
+        });
+        let kept = |offset: usize| offset < WINDOWS_RESERVED_FIRST || offset >= size - WINDOWS_RESERVED_LAST;
+        for offset in (0..size).filter(|offset| kept(*offset)) {
+            self.allocations[offset] = Some(0);
+        }
+        self.unallocated.retain(|offset| !kept(*offset));
+    }
+
+    /// Whether the stored numbers fit together; a block that does not is never written to.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn check(&self) -> Result<(), BlockError> {
+        let wrong = |problem: String| Err(BlockError { cidr: self.cidr, problem });
+        let size = 1_usize.checked_shl(u32::from(32 - self.cidr.prefix_len())).unwrap_or(0);
+        if self.allocations.len() != size {
+            return wrong(format!("{} allocations for {size} addresses", self.allocations.len()));
+        }
+        let mut free = vec![false; size];
+        for offset in &self.unallocated {
+            match free.get_mut(*offset) {
+                None => return wrong(format!("the free offset {offset} lies outside")),
+                Some(true) => return wrong(format!("the offset {offset} is free twice")),
+                Some(seen) => *seen = true,
+            }
+        }
+        for (offset, (allocation, free)) in self.allocations.iter().zip(free).enumerate() {
+            match allocation {
+                Some(_) if free => return wrong(format!("the offset {offset} is both free and allocated")),
+                Some(index) if *index >= self.attributes.len() => {
+                    return wrong(format!(
+                        "the offset {offset} is allocated to attribute {index}, which does not exist"
+                    ));
+                }
+                None if !free => return wrong(format!("the offset {offset} is neither free nor allocated")),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next free address, if there is one.
+    pub fn assign(&mut self, handle: &str, owner: &BTreeMap<String, String>) -> Option<Ipv4Addr> {
+        if self.unallocated.is_empty() {
+            return None;
+        }
+        let offset = self.unallocated.remove(0);
+        let attribute =
+            Attribute { handle_id: Some(handle.to_owned()), owner: Some(owner.clone()), extra: Map::new() };
+        let index = self.attributes.iter().position(|known| *known == attribute).unwrap_or_else(|| {
+            self.attributes.push(attribute);
+            self.attributes.len() - 1
+        });
+        self.allocations[offset] = Some(index);
+        self.sequence_number_for_allocation.insert(offset.to_string(), self.sequence_number);
+        self.sequence_number += 1;
+        Some(self.address(offset))
+    }
+
+    /// Gives back every address of a handle, and says which.
+    pub fn release(&mut self, handle: &str) -> Vec<Ipv4Addr> {
+        let released: Vec<usize> = self.offsets_of(handle).collect();
+        if released.is_empty() {
+            return Vec::new();
+        }
+        for offset in &released {
+            self.allocations[*offset] = None;
+            self.unallocated.push(*offset);
+            self.sequence_number_for_allocation.remove(&offset.to_string());
+        }
+        self.forget_unused_attributes();
+        self.sequence_number += 1;
+        released.into_iter().map(|offset| self.address(offset)).collect()
+    }
+
+    /// The addresses of a handle.
+    pub fn addresses_of(&self, handle: &str) -> impl Iterator<Item = Ipv4Addr> {
+        self.offsets_of(handle).map(|offset| self.address(offset))
+    }
+
+    /// Every allocated address, with its attribute; those that Windows keeps back are left out.
+    pub fn allocated(&self) -> impl Iterator<Item = (Ipv4Addr, &Attribute)> {
+        self.allocations.iter().enumerate().filter_map(|(offset, index)| {
+            let attribute = self.attributes.get((*index)?)?;
+            (!attribute.is_windows()).then(|| (self.address(offset), attribute))
+        })
+    }
+
+    /// Whether the block is the node's.
+    #[must_use]
+    pub fn belongs_to(&self, node: &str) -> bool {
+        self.node() == Some(node)
+    }
+
+    /// The node that has the block.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        self.affinity.as_deref().and_then(|affinity| affinity.strip_prefix("host:"))
+    }
+
+    fn offsets_of(&self, handle: &str) -> impl Iterator<Item = usize> {
+        let indices: Vec<usize> = (0..self.attributes.len())
+            .filter(|index| self.attributes[*index].handle_id.as_deref() == Some(handle))
+            .collect();
+        let of_handle = move |index: &Option<usize>| index.is_some_and(|index| indices.contains(&index));
+        self.allocations
+            .iter()
+            .enumerate()
+            .filter(move |(_, index)| of_handle(index))
+            .map(|(offset, _)| offset)
+    }
+
+    fn forget_unused_attributes(&mut self) {
+        let mut kept = Vec::new();
+        let mut moved = vec![None; self.attributes.len()];
+        for index in self.allocations.iter_mut().flatten() {
+            let new = *moved[*index].get_or_insert_with(|| {
+                kept.push(self.attributes[*index].clone());
+                kept.len() - 1
+            });
+            *index = new;
+        }
+        self.attributes = kept;
+    }
+
+    fn address(&self, offset: usize) -> Ipv4Addr {
+        // A block has at most 2^12 addresses, so the offset fits.
+        Ipv4Addr::from_bits(
+            self.cidr.network().to_bits().wrapping_add(u32::try_from(offset).unwrap_or(u32::MAX)),
+        )
+    }
+}
+
+impl Attribute {
+    /// Whether the address is one of those that Windows keeps back.
+    #[must_use]
+    pub fn is_windows(&self) -> bool {
+        self.handle_id.as_deref().is_some_and(|handle| handle.eq_ignore_ascii_case(WINDOWS_HANDLE))
+    }
+}

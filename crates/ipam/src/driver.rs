@@ -1,0 +1,352 @@
+//! IPAM over a store.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+use jiff::Timestamp;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use thiserror::Error;
+use tokio::sync::Mutex;
+use tortie_api::calico::IpPool;
+use tortie_api::{Key, Kind, Resource};
+use tortie_store::{Revision, Store, StoreError, Stored};
+
+use crate::block::{Block, BlockError};
+use crate::records::{Config, Handle};
+
+/// How often a write is tried again because somebody else was faster (Calico's number).
+pub(crate) const RETRIES: usize = 100;
+/// How many blocks a node may have where nothing else is set.
+const DEFAULT_MAX_BLOCKS: u32 = 20;
+/// The smallest block of a Windows node: four addresses of it are kept back.
+const WINDOWS_LONGEST_PREFIX: u8 = 29;
+
+/// What the address is for (`IPPool.spec.allowedUses`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// A pod.
+    Workload,
+    /// A node's VXLAN device.
+    Tunnel,
+}
+
+/// A wish for one address.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// By which the address is found and released again. The same handle gets the same address.
+    pub handle: String,
+    /// What stands beside the address in the block.
+    pub owner: BTreeMap<String, String>,
+    /// What it is for.
+    pub intended_use: Use,
+    /// The labels of the pod's namespace; empty where there is none.
+    pub namespace_labels: BTreeMap<String, String>,
+}
+
+/// An address, and the block that it is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Assignment {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// The block.
+    pub block: Ipv4Net,
+}
+
+/// Why there is no address.
+#[derive(Debug, Error)]
+pub enum IpamError {
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No pool may be used here.
+    #[error(
+        "no IPPool gives addresses to {0}: look at disabled, nodeSelector, namespaceSelector, allowedUses, blockSize"
+    )]
+    NoPool(String),
+    /// Every address that this node may use is taken.
+    #[error(
+        "node {node} has no free address: its {blocks} block(s) are full and it may have {limit}; {hint}"
+    )]
+    Exhausted {
+        /// The node.
+        node: String,
+        /// How many blocks it has.
+        blocks: usize,
+        /// How many it may have.
+        limit: u32,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A Windows node may not share blocks.
+    #[error(
+        "a Windows node needs strict affinity: set strict_affinity to true in the cluster's IPAM settings"
+    )]
+    StrictAffinityNeeded,
+    /// What is stored makes no sense.
+    #[error("{key}: {problem}")]
+    Damaged {
+        /// Which object.
+        key: Key,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Somebody else was faster, again and again.
+    #[error("{0} was changed by others {RETRIES} times in a row; try again later")]
+    Contended(Key),
+}
+
+impl From<(Key, BlockError)> for IpamError {
+    fn from((key, error): (Key, BlockError)) -> Self {
+        Self::Damaged { key, problem: error.problem }
+    }
+}
+
+/// The addresses of one node.
+pub struct Ipam {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) node: String,
+    pub(crate) windows: bool,
+    node_labels: BTreeMap<String, String>,
+    /// The block that gave the last address, so that the next one costs one write and no read.
+    current: Mutex<Option<(Revision, Block)>>,
+}
+
+impl Ipam {
+    /// For a node with these labels; a Windows node keeps addresses back and has one block.
+    pub fn new(
+        store: Arc<dyn Store>,
+        node: impl Into<String>,
+        node_labels: BTreeMap<String, String>,
+    ) -> Self {
+        let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
+        Self { store, node: node.into(), windows, node_labels, current: Mutex::new(None) }
+    }
+
+    /// Assigns an address. The handle is counted first, so that whatever happens next, releasing it frees everything.
+    ///
+    /// # Errors
+    /// There is none to be had, or the store failed; then nothing is assigned that releasing the handle does not free.
+    pub async fn assign(&self, request: &Request) -> Result<Assignment, IpamError> {
+        let mut current = self.current.lock().await;
+        if let Some((revision, block)) = current.take()
+            && let Some(known) = self.assign_from(revision, block, request, &mut current).await?
+        {
+            return Ok(known);
+        }
+        let pools = self.pools(request).await?;
+        for _ in 0..RETRIES {
+            let (revision, block) = self.block_with_room(&pools).await?;
+            if let Some(assignment) = self.assign_from(revision, block, request, &mut current).await? {
+                return Ok(assignment);
+            }
+        }
+        Err(IpamError::Contended(Key::global(Kind::IpamBlock, format!("(any block of {})", self.node))))
+    }
+
+    /// The node's first block; it is claimed where there is none. A Windows node's network is made from it.
+    ///
+    /// # Errors
+    /// There is none to be had, or the store failed.
+    pub async fn ensure_block(&self) -> Result<Ipv4Net, IpamError> {
+        let request = Request {
+            handle: String::new(),
+            owner: BTreeMap::new(),
+            intended_use: Use::Workload,
+            namespace_labels: BTreeMap::new(),
+        };
+        let pools = self.pools(&request).await?;
+        if let Some((_, block)) = self.own_blocks(&pools).await?.into_iter().next() {
+            return Ok(block.cidr);
+        }
+        Ok(self.block_with_room(&pools).await?.1.cidr)
+    }
+
+    /// Gives back every address of a handle, and says which. That there is none is no error.
+    ///
+    /// # Errors
+    /// The store failed; doing it again goes on where it stopped.
+    pub async fn release(&self, handle: &str) -> Result<Vec<Ipv4Addr>, IpamError> {
+        let key = Key::global(Kind::IpamHandle, handle);
+        let Some((_, record)) = self.read::<Handle>(&key).await? else { return Ok(Vec::new()) };
+        let mut released = Vec::new();
+        for cidr in record.block.keys() {
+            released.extend(self.release_from(&Key::global(Kind::IpamBlock, cidr), handle).await?);
+        }
+        // Only now: as long as an address is taken, its handle is there.
+        match self.store.delete(&key, None).await {
+            Ok(_) | Err(StoreError::NotFound(_)) => Ok(released),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn release_from(&self, key: &Key, handle: &str) -> Result<Vec<Ipv4Addr>, IpamError> {
+        let mut current = self.current.lock().await;
+        for _ in 0..RETRIES {
+            let cached = current.take().filter(|(_, block)| block.cidr.to_string() == key.name);
+            let found = match cached {
+                Some(found) => Some(found),
+                None => self.read_block(key).await?,
+            };
+            let Some((revision, mut block)) = found else { return Ok(Vec::new()) };
+            let released = block.release(handle);
+            if released.is_empty() {
+                return Ok(Vec::new());
+            }
+            match self.store.update(key, to_value(key, &block)?, revision).await {
+                Ok(stored) => {
+                    *current =
+                        Some((stored.revision, block)).filter(|(_, block)| block.belongs_to(&self.node));
+                    return Ok(released);
+                }
+                Err(StoreError::Conflict(_)) => {}
+                Err(StoreError::NotFound(_)) => return Ok(Vec::new()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(IpamError::Contended(key.clone()))
+    }
+
+    /// Takes an address from this block, or finds the one that the handle has already. `None` where the block is full
+    /// or has been changed by somebody else.
+    async fn assign_from(
+        &self,
+        revision: Revision,
+        mut block: Block,
+        request: &Request,
+        current: &mut Option<(Revision, Block)>,
+    ) -> Result<Option<Assignment>, IpamError> {
+        let cidr = block.cidr;
+        let key = Key::global(Kind::IpamBlock, cidr.to_string());
+        if let Some(known) = self.count_handle(request, &cidr.to_string()).await? {
+            *current = Some((revision, block));
+            return Ok(Some(known));
+        }
+        let Some(address) = block.assign(&request.handle, &request.owner) else { return Ok(None) };
+        match self.store.update(&key, to_value(&key, &block)?, revision).await {
+            Ok(stored) => {
+                *current = Some((stored.revision, block));
+                Ok(Some(Assignment { address, block: cidr }))
+            }
+            Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Notes that the handle has, or will have, an address of the block. If it has one of any block already, that one
+    /// is given again.
+    async fn count_handle(&self, request: &Request, cidr: &str) -> Result<Option<Assignment>, IpamError> {
+        let key = Key::global(Kind::IpamHandle, &request.handle);
+        let new = Handle { block: BTreeMap::from([(cidr.to_owned(), 1)]), ..Handle::default() };
+        match self.store.create(&key, to_value(&key, &new)?).await {
+            Ok(_) => return Ok(None),
+            Err(StoreError::AlreadyExists(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for _ in 0..RETRIES {
+            let Some((revision, mut handle)) = self.read::<Handle>(&key).await? else {
+                return Err(IpamError::Contended(key));
+            };
+            for known in handle.block.keys() {
+                let Some((_, block)) = self.read_block(&Key::global(Kind::IpamBlock, known)).await? else {
+                    continue;
+                };
+                if let Some(address) = block.addresses_of(&request.handle).next() {
+                    return Ok(Some(Assignment { address, block: block.cidr }));
+                }
+            }
+            if handle.block.contains_key(cidr) {
+                return Ok(None);
+            }
+            handle.block.insert(cidr.to_owned(), 1);
+            match self.store.update(&key, to_value(&key, &handle)?, revision).await {
+                Ok(_) => return Ok(None),
+                Err(StoreError::Conflict(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(IpamError::Contended(key))
+    }
+
+    /// The pools that this request may use, in the order of their names (`calico.md` 5.4).
+    async fn pools(&self, request: &Request) -> Result<Vec<(Ipv4Net, u8)>, IpamError> {
+        let wanted = match request.intended_use {
+            Use::Workload => "Workload",
+            Use::Tunnel => "Tunnel",
+        };
+        let mut pools = Vec::new();
+        for stored in self.store.list(Kind::IpPool).await?.items {
+            let pool = match Resource::read(&stored.key, &stored.value) {
+                Ok(Resource::IpPool(pool)) => pool,
+                _ => {
+                    tracing::warn!(pool = %stored.key, "the pool cannot be understood; no address is taken from it");
+                    continue;
+                }
+            };
+            let IpNet::V4(cidr) = pool.spec.cidr else { continue };
+            if self.may_use(&pool, request) && pool.spec.allowed_uses.iter().any(|each| each == wanted) {
+                pools.push((cidr, pool.block_size()));
+            }
+        }
+        if pools.is_empty() {
+            return Err(IpamError::NoPool(format!("node {} ({wanted})", self.node)));
+        }
+        Ok(pools)
+    }
+
+    fn may_use(&self, pool: &IpPool, request: &Request) -> bool {
+        let spec = &pool.spec;
+        !spec.disabled
+            && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
+            && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
+            && spec
+                .namespace_selector
+                .as_ref()
+                .is_none_or(|selector| selector.matches(&request.namespace_labels))
+            && !(self.windows && pool.block_size() > WINDOWS_LONGEST_PREFIX)
+    }
+
+    /// How many blocks this node may have.
+    pub(crate) async fn limit(&self) -> Result<(Config, u32), IpamError> {
+        let key = Key::global(Kind::IpamConfig, "default");
+        let config: Config = self.read(&key).await?.map(|(_, config)| config).unwrap_or_default();
+        if self.windows && !config.strict_affinity {
+            return Err(IpamError::StrictAffinityNeeded);
+        }
+        let configured =
+            if config.max_blocks_per_host == 0 { DEFAULT_MAX_BLOCKS } else { config.max_blocks_per_host };
+        Ok((config, if self.windows { 1 } else { configured }))
+    }
+
+    pub(crate) async fn read<T: DeserializeOwned>(
+        &self,
+        key: &Key,
+    ) -> Result<Option<(Revision, T)>, IpamError> {
+        let Some(Stored { value, revision, .. }) = self.store.get(key).await? else { return Ok(None) };
+        let damaged =
+            |error: serde_json::Error| IpamError::Damaged { key: key.clone(), problem: error.to_string() };
+        Ok(Some((revision, T::deserialize(value).map_err(damaged)?)))
+    }
+
+    pub(crate) async fn read_block(&self, key: &Key) -> Result<Option<(Revision, Block)>, IpamError> {
+        let found: Option<(Revision, Block)> = self.read(key).await?;
+        if let Some((_, block)) = &found {
+            block.check().map_err(|error| IpamError::from((key.clone(), error)))?;
+        }
+        Ok(found)
+    }
+}
+
+pub(crate) fn to_value(key: &Key, record: &impl Serialize) -> Result<Value, IpamError> {
+    serde_json::to_value(record)
+        .map_err(|error| IpamError::Damaged { key: key.clone(), problem: error.to_string() })
+}
+
+/// Now, in nanoseconds since 1970 and as RFC 3339.
+pub(crate) fn now() -> (u64, String) {
+    let now = Timestamp::now();
+    (u64::try_from(now.as_nanosecond()).unwrap_or(0), now.to_string())
+}

@@ -1,0 +1,334 @@
+//! No address twice: whoever allocates at the same time, and wherever a node crashes between two writes.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_ipam::{Block, Ipam, IpamError, Request, Use};
+use tortie_store::{Embedded, Listing, Revision, Store, StoreError, Stored, Watch};
+
+async fn cluster(cidr: &str, block_size: u8) -> Arc<Embedded> {
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    let pool = json!({
+        "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default"},
+        "spec": {"cidr": cidr, "blockSize": block_size, "vxlanMode": "Always"},
+    });
+    store.create(&Key::global(Kind::IpPool, "default"), pool).await.unwrap();
+    let config = json!({"strict_affinity": true, "auto_allocate_blocks": true});
+    store.create(&Key::global(Kind::IpamConfig, "default"), config).await.unwrap();
+    store
+}
+
+fn ipam(store: Arc<dyn Store>, node: &str, os: &str) -> Ipam {
+    Ipam::new(store, node, BTreeMap::from([("kubernetes.io/os".to_owned(), os.to_owned())]))
+}
+
+fn request(handle: &str) -> Request {
+    Request {
+        handle: handle.to_owned(),
+        owner: BTreeMap::from([("pod".to_owned(), handle.to_owned())]),
+        intended_use: Use::Workload,
+        namespace_labels: BTreeMap::new(),
+    }
+}
+
+/// Every allocated address and its handle, after checking that each block makes sense.
+async fn allocated(store: &dyn Store) -> BTreeMap<Ipv4Addr, String> {
+    let mut all = BTreeMap::new();
+    for stored in store.list(Kind::IpamBlock).await.unwrap().items {
+        let block: Block = serde_json::from_value(stored.value).unwrap();
+        block.check().unwrap();
+        for (address, attribute) in block.allocated() {
+            let handle = attribute.handle_id.clone().unwrap();
+            assert_eq!(all.insert(address, handle), None, "{address} lies in two blocks");
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_linux_node_uses_a_whole_block_and_then_the_next() {
+    let store = cluster("10.0.0.0/24", 29).await;
+    let ipam = ipam(store.clone(), "primary", "linux");
+    let mut addresses = Vec::new();
+    for number in 0..20 {
+        addresses.push(ipam.assign(&request(&format!("h{number}"))).await.unwrap());
+    }
+    let first = addresses[0].block;
+    let within: Vec<_> = addresses[..8].iter().map(|each| each.address).collect();
+    assert_eq!(
+        within,
+        (0..8).map(|n| Ipv4Addr::from_bits(first.network().to_bits() + n)).collect::<Vec<_>>()
+    );
+    assert_ne!(addresses[8].block, first);
+    assert_eq!(store.list(Kind::IpamBlock).await.unwrap().items.len(), 3);
+    assert_eq!(allocated(&*store).await.len(), 20);
+}
+
+#[tokio::test]
+async fn a_windows_node_keeps_four_addresses_back_and_has_one_block() {
+    let store = cluster("10.0.0.0/24", 29).await;
+    let ipam = ipam(store.clone(), "minion", "windows");
+    let block = ipam.ensure_block().await.unwrap();
+    assert_eq!(ipam.ensure_block().await.unwrap(), block, "asked again, the same");
+    let mut offsets = Vec::new();
+    for number in 0..4 {
+        let assigned = ipam.assign(&request(&format!("h{number}"))).await.unwrap();
+        offsets.push(assigned.address.to_bits() - block.network().to_bits());
+    }
+    assert_eq!(offsets, [3, 4, 5, 6]);
+    let error = ipam.assign(&request("h4")).await.unwrap_err();
+    assert!(matches!(error, IpamError::Exhausted { blocks: 1, limit: 1, .. }), "{error}");
+
+    let key = Key::global(Kind::IpamBlock, block.to_string());
+    let value = store.get(&key).await.unwrap().unwrap().value;
+    assert_eq!(value["affinity"], "host:minion");
+    assert_eq!(
+        value["attributes"][0],
+        json!({
+            "handle_id": "windows-reserved-ipam-handle", "secondary": {"note": "windows host rsvd"}
+        })
+    );
+    assert_eq!(value["allocations"], json!([0, 0, 0, 1, 2, 3, 4, 0]));
+    assert_eq!(
+        value["sequenceNumberForAllocation"].as_object().unwrap().len(),
+        4,
+        "none for those kept back"
+    );
+}
+
+#[tokio::test]
+async fn windows_without_strict_affinity_and_blocks_too_small_are_refused() {
+    let store = cluster("10.0.0.0/24", 29).await;
+    let key = Key::global(Kind::IpamConfig, "default");
+    store.delete(&key, None).await.unwrap();
+    let windows = ipam(store.clone(), "minion", "windows");
+    assert!(matches!(windows.assign(&request("h")).await, Err(IpamError::StrictAffinityNeeded)));
+    assert!(ipam(store.clone(), "primary", "linux").assign(&request("h")).await.is_ok());
+
+    let store = cluster("10.0.0.0/24", 30).await;
+    assert!(matches!(
+        ipam(store, "minion", "windows").assign(&request("h")).await,
+        Err(IpamError::NoPool(_))
+    ));
+}
+
+#[tokio::test]
+async fn the_same_handle_gets_the_same_address_and_a_released_one_rests() {
+    let store = cluster("10.0.0.0/28", 29).await;
+    let primary = ipam(store.clone(), "primary", "linux");
+    let first = primary.assign(&request("a")).await.unwrap();
+    assert_eq!(primary.assign(&request("a")).await.unwrap(), first);
+    assert_eq!(
+        ipam(store.clone(), "primary", "linux").assign(&request("a")).await.unwrap(),
+        first,
+        "after a restart"
+    );
+    assert_eq!(primary.release("a").await.unwrap(), [first.address]);
+    assert_eq!(primary.release("a").await.unwrap(), [] as [Ipv4Addr; 0]);
+    assert_eq!(allocated(&*store).await, BTreeMap::new());
+    assert_eq!(store.list(Kind::IpamHandle).await.unwrap().items, []);
+    for number in 0..7 {
+        let other = primary.assign(&request(&format!("b{number}"))).await.unwrap();
+        assert_ne!(other.address, first.address, "used again only when all others are taken");
+    }
+    assert_eq!(primary.assign(&request("last")).await.unwrap().address, first.address);
+}
+
+/// A block as Calico v3.31 writes it, with fields that we do not know.
+#[tokio::test]
+async fn what_others_wrote_is_kept() {
+    let store = cluster("10.0.0.0/26", 29).await;
+    let foreign = json!({
+        "cidr": "10.0.0.0/29", "affinity": "host:primary", "allocations": [0, null, null, null, null, null, null, 1],
+        "unallocated": [3, 1, 2, 4, 5, 6],
+        "attributes": [
+            {"handle_id": "k8s-pod-network.abc", "secondary": {"pod": "x", "namespace": "y"}, "alternateOwnerAttrs": {"k": "v"}},
+            {"handle_id": null, "secondary": null, "releasedAt": "2026-01-01T00:00:00Z"},
+        ],
+        "sequenceNumber": 1_790_000_000_000_000_123_u64, "sequenceNumberForAllocation": {"0": 1_790_000_000_000_000_001_u64},
+        "deleted": false, "fieldOfTheFuture": {"a": [1]},
+    });
+    let key = Key::global(Kind::IpamBlock, "10.0.0.0/29");
+    store.create(&key, foreign).await.unwrap();
+    store
+        .create(&Key::global(Kind::BlockAffinity, "primary/10.0.0.0/29"), json!({"state": ""}))
+        .await
+        .unwrap();
+
+    let assigned = ipam(store.clone(), "primary", "linux").assign(&request("mine")).await.unwrap();
+    assert_eq!(assigned.address, Ipv4Addr::new(10, 0, 0, 3), "the head of the free ones");
+    let value = store.get(&key).await.unwrap().unwrap().value;
+    assert_eq!(value["fieldOfTheFuture"], json!({"a": [1]}));
+    assert_eq!(value["attributes"][0]["alternateOwnerAttrs"], json!({"k": "v"}));
+    assert_eq!(value["attributes"][1]["releasedAt"], "2026-01-01T00:00:00Z");
+    assert_eq!(value["sequenceNumber"], 1_790_000_000_000_000_124_u64);
+    assert_eq!(value["sequenceNumberForAllocation"]["3"], 1_790_000_000_000_000_123_u64);
+}
+
+#[tokio::test]
+async fn a_damaged_block_is_named_and_not_touched() {
+    let store = cluster("10.0.0.0/26", 29).await;
+    let damaged = json!({
+        "cidr": "10.0.0.0/29", "affinity": "host:primary", "allocations": [0, null, null, null, null, null, null, null],
+        "unallocated": [0, 1, 2, 3, 4, 5, 6, 7], "attributes": [{"handle_id": "x"}], "sequenceNumber": 1,
+    });
+    let key = Key::global(Kind::IpamBlock, "10.0.0.0/29");
+    store.create(&key, damaged.clone()).await.unwrap();
+    store
+        .create(&Key::global(Kind::BlockAffinity, "primary/10.0.0.0/29"), json!({"state": "confirmed"}))
+        .await
+        .unwrap();
+    let error = ipam(store.clone(), "primary", "linux").assign(&request("h")).await.unwrap_err().to_string();
+    assert_eq!(error, "IPAMBlock 10.0.0.0/29: the offset 0 is both free and allocated");
+    assert_eq!(store.get(&key).await.unwrap().unwrap().value, damaged);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_nodes_and_many_pods_at_once() {
+    let store = cluster("10.0.0.0/24", 29).await;
+    let mut tasks = Vec::new();
+    for node in 0..6 {
+        let ipam = Arc::new(ipam(
+            store.clone(),
+            &format!("node-{node}"),
+            if node % 3 == 0 { "windows" } else { "linux" },
+        ));
+        for pod in 0..16 {
+            let ipam = ipam.clone();
+            tasks.push(tokio::spawn(async move {
+                let handle = format!("{node}.{pod}");
+                let assigned = ipam.assign(&request(&handle)).await;
+                if pod % 3 == 0 {
+                    ipam.release(&handle).await.unwrap();
+                    return None;
+                }
+                assigned.ok().map(|assigned| (assigned.address, handle))
+            }));
+        }
+    }
+    let mut answered = BTreeMap::new();
+    for task in tasks {
+        if let Some((address, handle)) = task.await.unwrap() {
+            assert_eq!(answered.insert(address, handle), None, "{address} was given twice");
+        }
+    }
+    assert!(answered.len() > 6 * 4);
+    assert_eq!(allocated(&*store).await, answered, "what is stored is what was answered");
+}
+
+/// A store whose caller dies at a given write: before it happened, or after it happened but before the answer.
+struct Mortal {
+    store: Arc<Embedded>,
+    writes_left: AtomicUsize,
+    lost_answer: bool,
+}
+
+impl Mortal {
+    fn dies(&self) -> bool {
+        self.writes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| Some(left.saturating_sub(1)))
+            == Ok(1)
+    }
+
+    fn dead(&self) -> bool {
+        self.writes_left.load(Ordering::SeqCst) == 0
+    }
+
+    async fn write<T>(&self, write: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        let crash = Err(StoreError::Unavailable("the caller died".to_owned()));
+        if self.dead() {
+            return crash;
+        }
+        if self.dies() {
+            if self.lost_answer {
+                let _ = write.await;
+            }
+            return crash;
+        }
+        write.await
+    }
+}
+
+#[async_trait]
+impl Store for Mortal {
+    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        self.store.get(key).await
+    }
+    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
+        self.store.list(kind).await
+    }
+    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+        self.write(self.store.create(key, value)).await
+    }
+    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
+        self.write(self.store.update(key, value, expected)).await
+    }
+    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
+        self.write(self.store.delete(key, expected)).await
+    }
+    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
+        self.store.watch(kinds, after).await
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Two nodes take and give back addresses; each dies again and again, and starts anew. In the end every address
+    /// that was answered is its handle's, none is two handles', and releasing everything leaves nothing taken.
+    #[test]
+    fn crashes_between_any_two_writes(
+        steps in prop::collection::vec((0..2_usize, 0..6_u8, any::<bool>()), 1..40),
+        lives in prop::collection::vec((1..12_usize, any::<bool>()), 1..30),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let store = cluster("10.0.0.0/27", 29).await;
+            let nodes = ["primary", "minion"];
+            let mut lives = lives.into_iter();
+            let mut born = |node: usize| {
+                let (writes, lost_answer) = lives.next().unwrap_or((usize::MAX, false));
+                let mortal = Arc::new(Mortal { store: store.clone(), writes_left: writes.into(), lost_answer });
+                (ipam(mortal.clone(), nodes[node], if node == 1 { "windows" } else { "linux" }), mortal)
+            };
+            let mut alive = [born(0), born(1)];
+            let mut held: BTreeMap<String, Ipv4Addr> = BTreeMap::new();
+            for (node, pod, take) in steps {
+                let handle = format!("{node}.{pod}");
+                if alive[node].1.dead() {
+                    alive[node] = born(node);
+                }
+                let ipam = &alive[node].0;
+                if take {
+                    if let Ok(assigned) = ipam.assign(&request(&handle)).await
+                        && let Some(before) = held.insert(handle, assigned.address)
+                    {
+                        assert_eq!(before, assigned.address);
+                    }
+                } else {
+                    // Released, or on the way: what was answered before no longer holds.
+                    let _ = ipam.release(&handle).await;
+                    held.remove(&handle);
+                }
+                let stored = allocated(&*store).await;
+                for (handle, address) in &held {
+                    assert_eq!(stored.get(address), Some(handle));
+                }
+            }
+            let survivor = ipam(store.clone(), "primary", "linux");
+            for node in 0..2 {
+                for pod in 0..6 {
+                    survivor.release(&format!("{node}.{pod}")).await.unwrap();
+                }
+            }
+            assert_eq!(allocated(&*store).await, BTreeMap::new(), "nothing is leaked");
+            assert_eq!(store.list(Kind::IpamHandle).await.unwrap().items, []);
+        });
+    }
+}

@@ -1,0 +1,159 @@
+//! Calico's policies (`calico.md` 1.5, 6.4).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tortie_api::calico::{EntityRule, Icmp, PolicySpec, PolicyType, Rule as CalicoRule};
+use tortie_api::net::{IpVersion, PortRange};
+use tortie_api::{Cidr, Port, ProtocolName};
+use tortie_selector::{NAMESPACE_LABEL, Selector};
+
+use crate::compile::{Compiled, Order};
+use crate::labels::{NAMESPACE_PREFIX, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX};
+use crate::program::{EntityMatch, IcmpMatch, PolicyId, PolicyRules, Rule, SetId};
+
+pub(crate) type Sets = BTreeMap<SetId, Selector>;
+
+/// Compiles a policy that has been validated.
+pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
+    let types = spec.effective_types();
+    let mut sets = Sets::new();
+    let mut rules = |of: PolicyType, rules: &[CalicoRule]| {
+        let named = types.contains(&of);
+        let rules = rules.iter().filter(|_| named);
+        rules.map(|rule| compile_rule(&id.namespace, rule, &mut sets)).collect::<Vec<_>>()
+    };
+    let ingress = rules(PolicyType::Ingress, &spec.ingress);
+    let egress = rules(PolicyType::Egress, &spec.egress);
+    Compiled {
+        order: Order::new(spec.order, &id),
+        selector: selected(
+            &id,
+            spec.selector.as_ref(),
+            spec.namespace_selector.as_ref(),
+            spec.service_account_selector.as_ref(),
+        ),
+        ingress: types.contains(&PolicyType::Ingress),
+        egress: types.contains(&PolicyType::Egress),
+        rules: Arc::new(PolicyRules { ingress, egress }),
+        sets,
+        not_understood: None,
+        id,
+    }
+}
+
+/// The endpoints that a policy is about.
+pub(crate) fn selected(
+    id: &PolicyId,
+    selector: Option<&Selector>,
+    namespaces: Option<&Selector>,
+    service_accounts: Option<&Selector>,
+) -> Selector {
+    let mut terms = Vec::new();
+    if id.namespace.is_empty() {
+        match namespaces {
+            Some(namespaces) => {
+                terms.extend(selector.map(|selector| selector.all_means_has(NAMESPACE_LABEL)));
+                terms.push(of_namespaces(namespaces));
+            }
+            None => terms.extend(selector.cloned()),
+        }
+    } else {
+        terms.extend(selector.cloned());
+        terms.push(Selector::equal(NAMESPACE_LABEL, &id.namespace));
+    }
+    terms.extend(service_accounts.map(of_service_accounts));
+    Selector::all_of(terms)
+}
+
+/// A selector of namespaces as one of endpoints; `global()` is endpoints that have none.
+pub(crate) fn of_namespaces(namespaces: &Selector) -> Selector {
+    if namespaces.is_global() {
+        return Selector::has(NAMESPACE_LABEL).negated();
+    }
+    namespaces.over_prefixed(NAMESPACE_PREFIX, NAMESPACE_LABEL)
+}
+
+fn of_service_accounts(accounts: &Selector) -> Selector {
+    accounts.over_prefixed(SERVICE_ACCOUNT_PREFIX, SERVICE_ACCOUNT_LABEL)
+}
+
+fn compile_rule(namespace: &str, rule: &CalicoRule, sets: &mut Sets) -> Rule {
+    let icmp = |icmp: &Icmp| IcmpMatch { icmp_type: icmp.icmp_type, icmp_code: icmp.code };
+    Rule {
+        action: rule.action,
+        ip_version: rule.ip_version.map(|version| if version == 4 { IpVersion::V4 } else { IpVersion::V6 }),
+        protocol: rule.protocol.map(|ProtocolName(protocol)| protocol),
+        not_protocol: rule.not_protocol.map(|ProtocolName(protocol)| protocol),
+        icmp: rule.icmp.as_ref().map(icmp),
+        not_icmp: rule.not_icmp.as_ref().map(icmp),
+        source: compile_entity(namespace, &rule.source, sets),
+        destination: compile_entity(namespace, &rule.destination, sets),
+    }
+}
+
+fn compile_entity(namespace: &str, entity: &EntityRule, sets: &mut Sets) -> EntityMatch {
+    let (meant, not_meant) = endpoints_of(namespace, entity);
+    let nets = |nets: &[Cidr]| nets.iter().map(|Cidr(net)| *net).collect();
+    EntityMatch {
+        nets: nets(&entity.nets),
+        not_nets: nets(&entity.not_nets),
+        sets: meant.into_iter().map(|selector| named(selector, sets)).collect(),
+        not_sets: not_meant.into_iter().map(|selector| named(selector, sets)).collect(),
+        ports: numbers(&entity.ports),
+        not_ports: numbers(&entity.not_ports),
+        ..EntityMatch::default()
+    }
+}
+
+/// The endpoints that one side of a rule means, and those that it does not mean. Both become one selector where there
+/// is anything positive, so that only a `notSelector` alone stays a negation.
+fn endpoints_of(namespace: &str, entity: &EntityRule) -> (Option<Selector>, Option<Selector>) {
+    let accounts = entity.service_accounts.as_ref();
+    let selects = entity.selector.is_some()
+        || entity.not_selector.is_some()
+        || entity.namespace_selector.is_some()
+        || accounts.is_some();
+    if !selects {
+        return (None, None);
+    }
+    let mut terms = Vec::new();
+    match &entity.namespace_selector {
+        Some(namespaces) => terms.push(of_namespaces(namespaces)),
+        None if !namespace.is_empty() => terms.push(Selector::equal(NAMESPACE_LABEL, namespace)),
+        None => {}
+    }
+    if let Some(accounts) = accounts {
+        if !accounts.names.is_empty() {
+            terms.push(Selector::one_of(SERVICE_ACCOUNT_LABEL, accounts.names.iter().cloned()));
+        }
+        terms.extend(accounts.selector.as_ref().map(of_service_accounts));
+        if terms.is_empty() {
+            terms.push(Selector::has(SERVICE_ACCOUNT_LABEL));
+        }
+    }
+    terms.extend(entity.selector.clone());
+    match (terms.is_empty(), entity.not_selector.clone()) {
+        (true, not) => (None, not),
+        (false, not) => {
+            terms.extend(not.map(Selector::negated));
+            (Some(Selector::all_of(terms)), None)
+        }
+    }
+}
+
+/// The set of a selector, noted in `sets`.
+pub(crate) fn named(selector: Selector, sets: &mut Sets) -> SetId {
+    let id = SetId(selector.id());
+    sets.insert(id.clone(), selector);
+    id
+}
+
+/// Named ports do not get here: validation refuses them until they are supported.
+fn numbers(ports: &[Port]) -> Vec<PortRange> {
+    let number = |port: &Port| match port {
+        Port::Range(range) => Some(*range),
+        Port::Named(_) => None,
+    };
+    ports.iter().filter_map(number).collect()
+}

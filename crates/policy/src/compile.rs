@@ -1,0 +1,172 @@
+//! From a policy object to rules over sets.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tortie_api::calico::PolicyType;
+use tortie_api::net::Action;
+use tortie_api::{Key, Kind, Resource};
+use tortie_selector::{NAMESPACE_LABEL, Selector};
+
+use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId};
+use crate::{calico, kubernetes};
+
+/// A policy, compiled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compiled {
+    /// Which policy.
+    pub id: PolicyId,
+    /// Its place among the policies of its tier.
+    pub order: Order,
+    /// The endpoints that it is about, by the labels of [`endpoint_labels`](crate::endpoint_labels).
+    pub selector: Selector,
+    /// Whether it speaks about packets into them.
+    pub ingress: bool,
+    /// Whether it speaks about packets out of them.
+    pub egress: bool,
+    /// Its rules.
+    pub rules: Arc<PolicyRules>,
+    /// The selectors of the sets that the rules name.
+    pub sets: BTreeMap<SetId, Selector>,
+    /// Why it could not be understood; it then denies.
+    pub not_understood: Option<String>,
+}
+
+/// The place of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (semantics 7).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Order {
+    order: Option<f64>,
+    tie: String,
+}
+
+impl Order {
+    pub(crate) fn new(order: Option<f64>, id: &PolicyId) -> Self {
+        let kind = match id.kind {
+            PolicyKind::GlobalNetworkPolicy => "GlobalNetworkPolicy",
+            PolicyKind::KubernetesNetworkPolicy => "KubernetesNetworkPolicy",
+            PolicyKind::NetworkPolicy => "NetworkPolicy",
+            PolicyKind::Profile => "Profile",
+        };
+        Self { order, tie: format!("{}/{}/{kind}", id.name, id.namespace) }
+    }
+}
+
+impl Eq for Order {}
+
+impl PartialOrd for Order {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Order {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let order = |order: Option<f64>| order.unwrap_or(f64::INFINITY);
+        order(self.order).total_cmp(&order(other.order)).then_with(|| self.tie.cmp(&other.tie))
+    }
+}
+
+/// The id of the policy under this key, if its kind is a policy's.
+#[must_use]
+pub fn policy_id(key: &Key) -> Option<PolicyId> {
+    let kind = match key.kind {
+        Kind::NetworkPolicy => PolicyKind::NetworkPolicy,
+        Kind::GlobalNetworkPolicy => PolicyKind::GlobalNetworkPolicy,
+        Kind::KubernetesNetworkPolicy => PolicyKind::KubernetesNetworkPolicy,
+        _ => return None,
+    };
+    Some(PolicyId { kind, namespace: key.namespace.clone(), name: key.name.clone() })
+}
+
+/// Compiles the policy that is stored under this key; `None` where the kind is no policy's.
+#[must_use]
+pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
+    let id = policy_id(key)?;
+    Some(match Resource::read(key, value) {
+        Ok(Resource::NetworkPolicy(policy)) => calico::compile(id, &policy.spec),
+        Ok(Resource::GlobalNetworkPolicy(policy)) => calico::compile(id, &policy.spec),
+        Ok(Resource::KubernetesNetworkPolicy(policy)) => kubernetes::compile(id, &policy),
+        Ok(_) => closed(id, value, "its kind is not a policy's".to_owned()),
+        Err(problems) => {
+            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+            closed(id, value, problems.join("; "))
+        }
+    })
+}
+
+/// What a policy that is not understood comes to (semantics 18): Deny in the directions that it names (both, if that
+/// is unreadable), at its place in the order, for the endpoints that it selects (all of its namespace, if that is).
+fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
+    let spec = value.get("spec").unwrap_or(&Value::Null);
+    let (ingress, egress) = named_directions(spec);
+    let deny = |named: bool| if named { vec![Rule::all(Action::Deny)] } else { Vec::new() };
+    let order = match id.kind {
+        PolicyKind::KubernetesNetworkPolicy => Some(kubernetes::ORDER),
+        // An order that is not readable comes first: whatever it was meant to come before, nothing opens.
+        _ => match spec.get("order") {
+            None | Some(Value::Null) => None,
+            Some(order) => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
+        },
+    };
+    Compiled {
+        order: Order::new(order, &id),
+        selector: readable_selector(&id, spec),
+        ingress,
+        egress,
+        rules: Arc::new(PolicyRules { ingress: deny(ingress), egress: deny(egress) }),
+        sets: BTreeMap::new(),
+        not_understood: Some(problem),
+        id,
+    }
+}
+
+fn named_directions(spec: &Value) -> (bool, bool) {
+    let Some(types) = spec.get("types").or_else(|| spec.get("policyTypes")).and_then(Value::as_array) else {
+        return (true, true);
+    };
+    let types: Option<Vec<PolicyType>> = types
+        .iter()
+        .map(|name| match name.as_str() {
+            Some("Ingress") => Some(PolicyType::Ingress),
+            Some("Egress") => Some(PolicyType::Egress),
+            _ => None,
+        })
+        .collect();
+    match types {
+        Some(types) if !types.is_empty() => {
+            (types.contains(&PolicyType::Ingress), types.contains(&PolicyType::Egress))
+        }
+        _ => (true, true),
+    }
+}
+
+/// The endpoints that the policy selects, if all that narrows them can be read; otherwise all that it could select.
+fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
+    if id.kind == PolicyKind::KubernetesNetworkPolicy {
+        let pods = spec.get("podSelector").unwrap_or(&Value::Null);
+        return kubernetes::readable_selector(&id.namespace, pods);
+    }
+    let everything = || match id.namespace.as_str() {
+        "" => Selector::all(),
+        namespace => Selector::equal(NAMESPACE_LABEL, namespace),
+    };
+    let narrowing = ["selector", "namespaceSelector", "serviceAccountSelector"];
+    let mut selectors = Vec::new();
+    for field in narrowing {
+        match spec.get(field) {
+            None | Some(Value::Null) => selectors.push(None),
+            Some(text) => match text.as_str().map(Selector::parse) {
+                Some(Ok(selector)) => selectors.push(Some(selector)),
+                _ => return everything(),
+            },
+        }
+    }
+    match selectors.as_slice() {
+        [selector, namespaces, accounts] => {
+            calico::selected(id, selector.as_ref(), namespaces.as_ref(), accounts.as_ref())
+        }
+        _ => everything(),
+    }
+}

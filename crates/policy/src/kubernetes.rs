@@ -1,0 +1,155 @@
+//! Kubernetes NetworkPolicy (`calico.md` 4; semantics 10–12): rules that allow, in tier `default` at order 1000. The end
+//! of the tier denies what none of them allows.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tortie_api::Cidr;
+use tortie_api::calico::PolicyType;
+use tortie_api::kubernetes::{
+    IntOrString, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicyRule,
+    Requirement,
+};
+use tortie_api::net::{Action, Direction, PortRange, Protocol};
+use tortie_selector::{NAMESPACE_LABEL, Selector};
+
+use crate::calico::{Sets, named, of_namespaces};
+use crate::compile::{Compiled, Order};
+use crate::labels::ORCHESTRATOR_LABEL;
+use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
+
+/// Where Kubernetes policies stand among Calico's.
+pub(crate) const ORDER: f64 = 1000.0;
+
+/// Compiles a policy that has been validated.
+pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
+    let types = policy.effective_types();
+    let mut sets = Sets::new();
+    let mut rules = |of: PolicyType, direction: Direction, rules: &[NetworkPolicyRule]| {
+        let named = types.contains(&of);
+        let rules = rules.iter().filter(|_| named);
+        rules.flat_map(|rule| compile_rule(&id.namespace, direction, rule, &mut sets)).collect::<Vec<_>>()
+    };
+    let ingress = rules(PolicyType::Ingress, Direction::Ingress, &policy.spec.ingress);
+    let egress = rules(PolicyType::Egress, Direction::Egress, &policy.spec.egress);
+    Compiled {
+        order: Order::new(Some(ORDER), &id),
+        selector: pods_of(&id.namespace, &policy.spec.pod_selector),
+        ingress: types.contains(&PolicyType::Ingress),
+        egress: types.contains(&PolicyType::Egress),
+        rules: Arc::new(PolicyRules { ingress, egress }),
+        sets,
+        not_understood: None,
+        id,
+    }
+}
+
+/// The pods that a policy selects which could not be read whole: as far as its selector can be read.
+pub(crate) fn readable_selector(namespace: &str, pods: &Value) -> Selector {
+    match LabelSelector::deserialize(pods) {
+        Ok(selector) if selector.match_expressions.iter().all(is_known) => pods_of(namespace, &selector),
+        _ => pods_of(namespace, &LabelSelector::default()),
+    }
+}
+
+fn is_known(requirement: &Requirement) -> bool {
+    ["In", "NotIn", "Exists", "DoesNotExist"].contains(&requirement.operator.as_str())
+}
+
+/// One rule for each peer and protocol.
+fn compile_rule(
+    namespace: &str,
+    direction: Direction,
+    rule: &NetworkPolicyRule,
+    sets: &mut Sets,
+) -> Vec<Rule> {
+    let peers: Vec<EntityMatch> = match rule.peers.as_slice() {
+        [] => vec![EntityMatch::default()],
+        peers => peers.iter().map(|peer| compile_peer(namespace, peer, sets)).collect(),
+    };
+    let mut rules = Vec::new();
+    for (protocol, ports) in by_protocol(&rule.ports) {
+        for peer in &peers {
+            let mut compiled = Rule { protocol, ..Rule::all(Action::Allow) };
+            match direction {
+                Direction::Ingress => compiled.source = peer.clone(),
+                Direction::Egress => compiled.destination = peer.clone(),
+            }
+            compiled.destination.ports.clone_from(&ports);
+            rules.push(compiled);
+        }
+    }
+    rules
+}
+
+/// The ports of each protocol; no ports at all is every protocol. An entry without a port is all ports of its protocol.
+fn by_protocol(ports: &[NetworkPolicyPort]) -> Vec<(Option<Protocol>, Vec<PortRange>)> {
+    if ports.is_empty() {
+        return vec![(None, Vec::new())];
+    }
+    let mut protocols: BTreeMap<Protocol, Option<Vec<PortRange>>> = BTreeMap::new();
+    for port in ports {
+        let protocol = port.protocol.as_deref().and_then(Protocol::from_name).unwrap_or(Protocol::TCP);
+        let ranges = protocols.entry(protocol).or_insert_with(|| Some(Vec::new()));
+        match (&port.port, ranges.as_mut()) {
+            (Some(IntOrString::Number(first)), Some(ranges)) => {
+                ranges.push(PortRange { first: *first, last: port.end_port.unwrap_or(*first) });
+            }
+            (Some(_), _) => {}
+            (None, _) => *ranges = None,
+        }
+    }
+    protocols
+        .into_iter()
+        // A protocol whose ports all have names is left out: validation refuses those until they are supported.
+        .filter(|(_, ranges)| ranges.as_ref().is_none_or(|ranges| !ranges.is_empty()))
+        .map(|(protocol, ranges)| (Some(protocol), ranges.unwrap_or_default()))
+        .collect()
+}
+
+fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> EntityMatch {
+    if let Some(block) = &peer.ip_block {
+        return EntityMatch {
+            nets: vec![block.cidr.0],
+            not_nets: block.except.iter().map(|Cidr(net)| *net).collect(),
+            ..EntityMatch::default()
+        };
+    }
+    let namespaces = match &peer.namespace_selector {
+        None => Selector::equal(NAMESPACE_LABEL, namespace),
+        Some(labels) => of_namespaces(&Selector::all_of(requirements(labels))),
+    };
+    let pods = peer.pod_selector.clone().unwrap_or_default();
+    let mut terms = vec![namespaces];
+    terms.extend(of_kubernetes(&pods));
+    EntityMatch { sets: vec![named(Selector::all_of(terms), sets)], ..EntityMatch::default() }
+}
+
+fn pods_of(namespace: &str, pods: &LabelSelector) -> Selector {
+    let mut terms = of_kubernetes(pods);
+    terms.push(Selector::equal(NAMESPACE_LABEL, namespace));
+    Selector::all_of(terms)
+}
+
+fn of_kubernetes(pods: &LabelSelector) -> Vec<Selector> {
+    let mut terms = vec![Selector::equal(ORCHESTRATOR_LABEL, "k8s")];
+    terms.extend(requirements(pods));
+    terms
+}
+
+fn requirements(labels: &LabelSelector) -> Vec<Selector> {
+    let equal = labels.match_labels.iter().map(|(name, value)| Selector::equal(name, value));
+    let expressions = labels.match_expressions.iter().map(|requirement| {
+        let values = requirement.values.iter().cloned();
+        match requirement.operator.as_str() {
+            "In" => Selector::one_of(&requirement.key, values),
+            "NotIn" => Selector::none_of(&requirement.key, values),
+            "DoesNotExist" => Selector::has(&requirement.key).negated(),
+            // Exists: validation has refused everything else.
+            _ => Selector::has(&requirement.key),
+        }
+    });
+    equal.chain(expressions).collect()
+}

@@ -1,0 +1,64 @@
+//! The labels that selectors see on a pod: its own, and those of its namespace and service account under prefixes.
+
+use std::collections::BTreeMap;
+
+use tortie_selector::NAMESPACE_LABEL;
+
+use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule};
+
+/// The prefix of a namespace's labels.
+pub(crate) const NAMESPACE_PREFIX: &str = "pcns.";
+/// The prefix of a service account's labels.
+pub(crate) const SERVICE_ACCOUNT_PREFIX: &str = "pcsa.";
+/// The label with the name of the pod's service account.
+pub(crate) const SERVICE_ACCOUNT_LABEL: &str = "projectcalico.org/serviceaccount";
+/// The label that tells a Kubernetes pod from other endpoints.
+pub(crate) const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
+
+/// What selectors see on a pod. Its own labels win over inherited ones, but it cannot claim a namespace's or a service
+/// account's: own labels with their prefixes are left out (`calico.md` 1.5).
+#[must_use]
+pub fn endpoint_labels(
+    own: &BTreeMap<String, String>,
+    namespace: (&str, Option<&BTreeMap<String, String>>),
+    service_account: (&str, Option<&BTreeMap<String, String>>),
+) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    inherit(&mut labels, NAMESPACE_PREFIX, namespace);
+    if let (name, Some(_)) = namespace {
+        // What the API server gives every namespace.
+        labels
+            .entry(format!("{NAMESPACE_PREFIX}kubernetes.io/metadata.name"))
+            .or_insert_with(|| name.to_owned());
+    }
+    inherit(&mut labels, SERVICE_ACCOUNT_PREFIX, service_account);
+    let claimed = |name: &str| name.starts_with(NAMESPACE_PREFIX) || name.starts_with(SERVICE_ACCOUNT_PREFIX);
+    labels.extend(
+        own.iter().filter(|(name, _)| !claimed(name)).map(|(name, value)| (name.clone(), value.clone())),
+    );
+    labels.insert(NAMESPACE_LABEL.to_owned(), namespace.0.to_owned());
+    labels.insert(ORCHESTRATOR_LABEL.to_owned(), "k8s".to_owned());
+    if !service_account.0.is_empty() {
+        labels.insert(SERVICE_ACCOUNT_LABEL.to_owned(), service_account.0.to_owned());
+    }
+    labels
+}
+
+fn inherit(
+    labels: &mut BTreeMap<String, String>,
+    prefix: &str,
+    (name, inherited): (&str, Option<&BTreeMap<String, String>>),
+) {
+    let Some(inherited) = inherited else { return };
+    labels.extend(inherited.iter().map(|(label, value)| (format!("{prefix}{label}"), value.clone())));
+    labels.insert(format!("{prefix}projectcalico.org/name"), name.to_owned());
+}
+
+/// The profile that a namespace brings along: it allows everything, for pods that no policy selects.
+#[must_use]
+pub fn namespace_profile(namespace: &str) -> (PolicyId, PolicyRules) {
+    let id =
+        PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: format!("kns.{namespace}") };
+    let allow = vec![Rule::all(tortie_api::net::Action::Allow)];
+    (id, PolicyRules { ingress: allow.clone(), egress: allow })
+}

@@ -1,0 +1,339 @@
+//! The embedded backend: one file (redb), a revision for each write, a log of the latest writes for watchers.
+//!
+//! One thread writes. It takes all requests that wait, carries them out in one transaction, and answers when that is
+//! on disk: under load many writes share one flush. Readers read snapshots and wait for nobody.
+
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use redb::backends::InMemoryBackend;
+use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition, TableError};
+use serde_json::Value;
+use tokio::sync::{broadcast, oneshot};
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tortie_api::{Key, Kind};
+
+use crate::{Event, Listing, Revision, Store, StoreError, Stored, Watch};
+
+/// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
+const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("objects");
+/// The log: revision → `(plural, namespace, name, value)`; an empty value is a deletion.
+const LOG: TableDefinition<u64, (&str, &str, &str, &[u8])> = TableDefinition::new("log");
+/// The latest revision, under the only key.
+const LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
+
+/// How many writes the log keeps.
+const LOG_LENGTH: u64 = 20_000;
+/// How many events a watcher may be behind.
+const WATCH_BUFFER: usize = 8_192;
+/// How many requests share a transaction at the most.
+const BATCH: usize = 256;
+
+/// A store in one file. Clones share it.
+#[derive(Clone)]
+pub struct Embedded {
+    database: Arc<Database>,
+    writer: mpsc::Sender<Request>,
+    events: broadcast::Sender<Event>,
+}
+
+enum Change {
+    Create(Value),
+    Update(Value, Revision),
+    Delete(Option<Revision>),
+}
+
+struct Request {
+    key: Key,
+    change: Change,
+    answer: oneshot::Sender<Result<Revision, StoreError>>,
+}
+
+impl Embedded {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// The file cannot be read or written, is in use by another process, or is no store.
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let unusable =
+            |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{}: {error}", path.display()));
+        Self::over(Database::create(path).map_err(|error| unusable(&error))?)
+            .map_err(|error| unusable(&error))
+    }
+
+    /// Makes a store that is gone with the process.
+    ///
+    /// # Errors
+    /// The writer's thread cannot be started.
+    pub fn in_memory() -> Result<Self, StoreError> {
+        Self::over(Database::builder().create_with_backend(InMemoryBackend::new()).map_err(failed)?)
+    }
+
+    fn over(database: Database) -> Result<Self, StoreError> {
+        let database = Arc::new(database);
+        let transaction = database.begin_write().map_err(failed)?;
+        transaction.open_table(OBJECTS).map_err(failed)?;
+        transaction.open_table(LOG).map_err(failed)?;
+        transaction.open_table(LATEST).map_err(failed)?;
+        transaction.commit().map_err(failed)?;
+
+        let (writer, requests) = mpsc::channel();
+        let (events, _) = broadcast::channel(WATCH_BUFFER);
+        let thread = Writer { database: database.clone(), events: events.clone() };
+        thread::Builder::new()
+            .name("store-writer".to_owned())
+            .spawn(move || thread.run(&requests))
+            .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
+        Ok(Self { database, writer, events })
+    }
+
+    async fn change(&self, key: &Key, change: Change) -> Result<Revision, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let stopped = || StoreError::Unavailable("its writer has stopped".to_owned());
+        self.writer.send(Request { key: key.clone(), change, answer }).map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
+    }
+
+    /// The logged events after a revision, and the latest revision that they reach.
+    fn replay(&self, kinds: &[Kind], after: Revision) -> Result<(Vec<Event>, Revision), StoreError> {
+        let transaction = self.database.begin_read().map_err(failed)?;
+        let latest = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
+        let log = transaction.open_table(LOG).map_err(failed)?;
+        let oldest = log.first().map_err(failed)?.map_or(latest + 1, |(revision, _)| revision.value());
+        if after + 1 < oldest {
+            return Err(StoreError::Compacted(after));
+        }
+        let mut events = Vec::new();
+        for entry in log.range(after + 1..).map_err(failed)? {
+            let (revision, entry) = entry.map_err(failed)?;
+            let (plural, namespace, name, value) = entry.value();
+            let Some(kind) = kinds.iter().find(|kind| kind.plural() == plural) else { continue };
+            let key = Key::namespaced(*kind, namespace, name);
+            let revision = revision.value();
+            events.push(match value {
+                [] => Event::Deleted { key, revision },
+                json => Event::Put(Stored { value: parse(&key, json)?, key, revision }),
+            });
+        }
+        Ok((events, latest))
+    }
+}
+
+#[async_trait]
+impl Store for Embedded {
+    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        let transaction = self.database.begin_read().map_err(failed)?;
+        let objects = transaction.open_table(OBJECTS).map_err(failed)?;
+        let found =
+            objects.get((key.kind.plural(), key.namespace.as_str(), key.name.as_str())).map_err(failed)?;
+        found.map(|bytes| decode(key.clone(), bytes.value())).transpose()
+    }
+
+    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
+        let transaction = self.database.begin_read().map_err(failed)?;
+        let revision = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
+        let objects = transaction.open_table(OBJECTS).map_err(failed)?;
+        let mut items = Vec::new();
+        for entry in objects.range((kind.plural(), "", "")..).map_err(failed)? {
+            let (key, bytes) = entry.map_err(failed)?;
+            let (plural, namespace, name) = key.value();
+            if plural != kind.plural() {
+                break;
+            }
+            items.push(decode(Key::namespaced(kind, namespace, name), bytes.value())?);
+        }
+        Ok(Listing { items, revision })
+    }
+
+    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+        let revision = self.change(key, Change::Create(value.clone())).await?;
+        Ok(Stored { key: key.clone(), value, revision })
+    }
+
+    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
+        let revision = self.change(key, Change::Update(value.clone(), expected)).await?;
+        Ok(Stored { key: key.clone(), value, revision })
+    }
+
+    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
+        self.change(key, Change::Delete(expected)).await
+    }
+
+    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
+        // Subscribe first: what is written between the two is in both, and told once.
+        let live = BroadcastStream::new(self.events.subscribe());
+        let (past, reached) = self.replay(kinds, after)?;
+        let kinds = kinds.to_vec();
+        let live = live.filter_map(move |event| {
+            futures::future::ready(match event {
+                Ok(event) if event.revision() <= reached.max(after) || !kinds.contains(&event.key().kind) => {
+                    None
+                }
+                Ok(event) => Some(Ok(event)),
+                Err(BroadcastStreamRecvError::Lagged(_)) => Some(Err(StoreError::FellBehind)),
+            })
+        });
+        Ok(futures::stream::iter(past.into_iter().map(Ok)).chain(live).boxed())
+    }
+}
+
+struct Writer {
+    database: Arc<Database>,
+    events: broadcast::Sender<Event>,
+}
+
+type Answer = oneshot::Sender<Result<Revision, StoreError>>;
+
+impl Writer {
+    fn run(&self, requests: &mpsc::Receiver<Request>) {
+        while let Ok(first) = requests.recv() {
+            let mut batch = vec![first];
+            batch.extend(requests.try_iter().take(BATCH - 1));
+            let mut answers: Vec<(Answer, Result<Revision, StoreError>)> = Vec::with_capacity(batch.len());
+            match self.write(batch, &mut answers) {
+                Ok(events) => {
+                    for event in events {
+                        // Nobody may be watching.
+                        let _ = self.events.send(event);
+                    }
+                    for (answer, result) in answers {
+                        let _ = answer.send(result);
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a transaction of the store failed; none of its writes happened");
+                    for (answer, _) in answers {
+                        let _ = answer.send(Err(error.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        batch: Vec<Request>,
+        answers: &mut Vec<(Answer, Result<Revision, StoreError>)>,
+    ) -> Result<Vec<Event>, StoreError> {
+        let mut requests = batch.into_iter();
+        let mut events = Vec::new();
+        let result = (|| {
+            let transaction = self.database.begin_write().map_err(failed)?;
+            {
+                let mut tables = Tables {
+                    objects: transaction.open_table(OBJECTS).map_err(failed)?,
+                    log: transaction.open_table(LOG).map_err(failed)?,
+                    latest: transaction.open_table(LATEST).map_err(failed)?,
+                };
+                for request in requests.by_ref() {
+                    let result = tables.carry_out(&request.key, request.change)?;
+                    let result = result.map(|event| {
+                        let revision = event.revision();
+                        events.push(event);
+                        revision
+                    });
+                    answers.push((request.answer, result));
+                }
+            }
+            transaction.commit().map_err(failed)
+        })();
+        // Only where the transaction failed are there any left; the caller then answers all of them with the failure.
+        answers.extend(requests.map(|request| (request.answer, Ok(0))));
+        result.map(|()| events)
+    }
+}
+
+struct Tables<'txn> {
+    objects: Table<'txn, (&'static str, &'static str, &'static str), &'static [u8]>,
+    log: Table<'txn, u64, (&'static str, &'static str, &'static str, &'static [u8])>,
+    latest: Table<'txn, (), u64>,
+}
+
+impl Tables<'_> {
+    /// The outer error is the file's, and ends the transaction; the inner one is the request's.
+    fn carry_out(&mut self, key: &Key, change: Change) -> Result<Result<Event, StoreError>, StoreError> {
+        let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
+        let current = self
+            .objects
+            .get(path)
+            .map_err(failed)?
+            .map(|bytes| revision_of(key, bytes.value()))
+            .transpose()?;
+        let refused = match (&change, current) {
+            (Change::Create(_), Some(_)) => Some(StoreError::AlreadyExists(key.clone())),
+            (Change::Update(..) | Change::Delete(_), None) => Some(StoreError::NotFound(key.clone())),
+            (Change::Update(_, expected) | Change::Delete(Some(expected)), Some(current))
+                if current != *expected =>
+            {
+                Some(StoreError::Conflict(key.clone()))
+            }
+            _ => None,
+        };
+        if let Some(error) = refused {
+            return Ok(Err(error));
+        }
+        let revision = latest(&self.latest)? + 1;
+        self.latest.insert((), revision).map_err(failed)?;
+        let (plural, namespace, name) = path;
+        let event = match change {
+            Change::Create(value) | Change::Update(value, _) => {
+                let json = value.to_string();
+                let mut bytes = revision.to_be_bytes().to_vec();
+                bytes.extend_from_slice(json.as_bytes());
+                self.objects.insert(path, bytes.as_slice()).map_err(failed)?;
+                self.log.insert(revision, (plural, namespace, name, json.as_bytes())).map_err(failed)?;
+                Event::Put(Stored { key: key.clone(), value, revision })
+            }
+            Change::Delete(_) => {
+                self.objects.remove(path).map_err(failed)?;
+                self.log.insert(revision, (plural, namespace, name, &[][..])).map_err(failed)?;
+                Event::Deleted { key: key.clone(), revision }
+            }
+        };
+        if revision > LOG_LENGTH {
+            self.log.remove(revision - LOG_LENGTH).map_err(failed)?;
+        }
+        Ok(Ok(event))
+    }
+}
+
+fn latest(table: &impl ReadableTable<(), u64>) -> Result<Revision, StoreError> {
+    Ok(table.get(()).map_err(failed)?.map_or(0, |revision| revision.value()))
+}
+
+fn revision_of(key: &Key, bytes: &[u8]) -> Result<Revision, StoreError> {
+    let revision = bytes.first_chunk().map(|bytes| Revision::from_be_bytes(*bytes));
+    revision.ok_or_else(|| StoreError::Damaged(format!("{key}: the record is cut off")))
+}
+
+fn decode(key: Key, bytes: &[u8]) -> Result<Stored, StoreError> {
+    let revision = revision_of(&key, bytes)?;
+    let value = parse(&key, &bytes[size_of::<Revision>()..])?;
+    Ok(Stored { key, value, revision })
+}
+
+fn parse(key: &Key, json: &[u8]) -> Result<Value, StoreError> {
+    serde_json::from_slice(json).map_err(|error| StoreError::Damaged(format!("{key}: {error}")))
+}
+
+fn failed(error: impl Into<FileError>) -> StoreError {
+    StoreError::Unavailable(error.into().0)
+}
+
+/// Any of redb's errors, as text.
+struct FileError(String);
+
+macro_rules! file_error {
+    ($($error:ty),*) => {
+        $(impl From<$error> for FileError {
+            fn from(error: $error) -> Self {
+                Self(error.to_string())
+            }
+        })*
+    };
+}
+file_error!(redb::DatabaseError, TableError, redb::TransactionError, redb::StorageError, redb::CommitError);

@@ -1,0 +1,153 @@
+//! The asking side.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::UnixStream;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Status};
+use tortie_api::{Key, Kind};
+
+use super::TlsIdentity;
+use super::generated::store_client::StoreClient;
+use super::message::{self, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
+use super::server::MAX_MESSAGE_BYTES;
+use crate::{Listing, Revision, Store, StoreError, Stored, Watch};
+
+/// The name that the certificate of the service must carry.
+const SERVICE_NAME: &str = "tortie-store";
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A store that is served by another process. It connects when it is first asked, and again after a loss.
+#[derive(Clone)]
+pub struct Remote {
+    client: StoreClient<Channel>,
+}
+
+impl Remote {
+    /// The store behind a Unix socket.
+    #[must_use]
+    pub fn unix(path: &Path) -> Self {
+        let path: PathBuf = path.to_owned();
+        // The address is not used, as the connector knows the socket.
+        let channel = Endpoint::from_static("http://tortie-store")
+            .connect_timeout(CONNECT_TIMEOUT)
+            .connect_with_connector_lazy(tower::service_fn(move |_| {
+                let path = path.clone();
+                async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+            }));
+        Self::over(channel)
+    }
+
+    /// The store at `host:port`, with mutual TLS.
+    ///
+    /// # Errors
+    /// The address or the certificates are not usable.
+    pub fn tls(address: &str, tls: &TlsIdentity) -> Result<Self, StoreError> {
+        let unusable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{address}: {error}"));
+        let config = ClientTlsConfig::new()
+            .domain_name(SERVICE_NAME)
+            .ca_certificate(Certificate::from_pem(&tls.authority))
+            .identity(Identity::from_pem(&tls.certificate, &tls.key));
+        let endpoint = Endpoint::from_shared(format!("https://{address}"))
+            .map_err(|error| unusable(&error))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(Duration::from_secs(30))
+            .tls_config(config)
+            .map_err(|error| unusable(&error))?;
+        Ok(Self::over(endpoint.connect_lazy()))
+    }
+
+    fn over(channel: Channel) -> Self {
+        let client = StoreClient::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        Self { client }
+    }
+
+    async fn write(
+        &self,
+        key: &Key,
+        value: Option<&Value>,
+        expected: Option<Revision>,
+    ) -> Result<Revision, StoreError> {
+        let request = WriteRequest { key: Some(key.into()), json: value.map(Value::to_string), expected };
+        let reply = self.client.clone().write(request).await.map_err(error)?.into_inner();
+        match reply.refusal() {
+            Refusal::None => Ok(reply.revision),
+            Refusal::NotFound => Err(StoreError::NotFound(key.clone())),
+            Refusal::AlreadyExists => Err(StoreError::AlreadyExists(key.clone())),
+            Refusal::Conflict => Err(StoreError::Conflict(key.clone())),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Remote {
+    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        let reply = self.client.clone().get(GetRequest { key: Some(key.into()) }).await.map_err(error)?;
+        reply.into_inner().object.map(message::stored).transpose()
+    }
+
+    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
+        let request = ListRequest { kind: kind.plural().to_owned() };
+        let reply = self.client.clone().list(request).await.map_err(error)?.into_inner();
+        let items: Result<Vec<_>, _> = reply.objects.into_iter().map(message::stored).collect();
+        Ok(Listing { items: items?, revision: reply.revision })
+    }
+
+    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+        let revision = self.write(key, Some(&value), None).await?;
+        Ok(Stored { key: key.clone(), value, revision })
+    }
+
+    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
+        let revision = self.write(key, Some(&value), Some(expected)).await?;
+        Ok(Stored { key: key.clone(), value, revision })
+    }
+
+    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
+        self.write(key, None, expected).await
+    }
+
+    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
+        let kinds = kinds.iter().map(|kind| kind.plural().to_owned()).collect();
+        let compacted = move |status: Status| match status.code() {
+            Code::OutOfRange => StoreError::Compacted(after),
+            _ => error(status),
+        };
+        let reply = self.client.clone().watch(WatchRequest { kinds, after }).await.map_err(compacted)?;
+        let mut events = reply.into_inner();
+        // The watch stands once its first message is here: what is written from now on is told.
+        if !events.message().await.map_err(compacted)?.is_some_and(|first| first.established) {
+            return Err(StoreError::Unavailable("the watch ended before it began".to_owned()));
+        }
+        let ended = StoreError::Unavailable("the service ended the watch".to_owned());
+        let events = events.map(|event| message::event(event.map_err(error)?));
+        Ok(events.chain(futures::stream::iter([Err(ended)])).boxed())
+    }
+}
+
+fn error(status: Status) -> StoreError {
+    match status.code() {
+        Code::ResourceExhausted => StoreError::FellBehind,
+        Code::DataLoss => StoreError::Damaged(status.message().to_owned()),
+        _ => StoreError::Unavailable(describe(&status)),
+    }
+}
+
+/// The message and its causes: the message alone is often only "transport error".
+fn describe(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

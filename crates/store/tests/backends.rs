@@ -1,0 +1,159 @@
+//! Every backend against the conformance suite, and what only the embedded one promises.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use serde_json::json;
+use tempfile::TempDir;
+use tortie_api::{Key, Kind};
+use tortie_store::rpc::{Remote, TlsIdentity, serve_tls, serve_unix};
+use tortie_store::{Embedded, Store, StoreError, conformance};
+
+fn embedded() -> (Arc<Embedded>, TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    (Arc::new(Embedded::open(&dir.path().join("store.redb")).unwrap()), dir)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn embedded_conforms() {
+    conformance::run(|| async {
+        Arc::new(Embedded::open(&tempfile::tempdir().unwrap().keep().join("s")).unwrap()) as Arc<dyn Store>
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn served_on_a_unix_socket_conforms() {
+    conformance::run(|| async {
+        let dir = tempfile::tempdir().unwrap().keep();
+        let store = Arc::new(Embedded::open(&dir.join("s")).unwrap());
+        let socket = dir.join("socket");
+        tokio::spawn({
+            let socket = socket.clone();
+            async move { serve_unix(store, &socket).await }
+        });
+        answering(Remote::unix(&socket)).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn served_with_mutual_tls_conforms() {
+    conformance::run(|| async {
+        let (store, dir) = embedded();
+        let authority = Authority::new();
+        let address = free_address();
+        let server = authority.issue("tortie-store");
+        tokio::spawn(async move {
+            let _dir = dir;
+            serve_tls(store, address, &server).await
+        });
+        answering(Remote::tls(&address.to_string(), &authority.issue("minion")).unwrap()).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_without_a_certificate_of_the_authority_is_refused() {
+    let (store, _dir) = embedded();
+    let authority = Authority::new();
+    let address = free_address();
+    let server = authority.issue("tortie-store");
+    tokio::spawn(async move { serve_tls(store, address, &server).await });
+    answering(Remote::tls(&address.to_string(), &authority.issue("good")).unwrap()).await;
+
+    let mut stranger = Authority::new().issue("stranger");
+    stranger.authority = authority.issue("x").authority;
+    let refused = Remote::tls(&address.to_string(), &stranger).unwrap().list(Kind::Pod).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+
+    let mut other_name = authority.issue("not-the-store");
+    other_name.authority = Authority::new().issue("x").authority;
+    let distrusted = Remote::tls(&address.to_string(), &other_name).unwrap().list(Kind::Pod).await;
+    assert!(matches!(distrusted, Err(StoreError::Unavailable(_))), "{distrusted:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_is_there_after_a_restart() {
+    let (store, dir) = embedded();
+    let key = Key::global(Kind::Namespace, "n");
+    let written = store.create(&key, json!({"v": 1})).await.unwrap();
+    drop(store);
+    let path = dir.path().join("store.redb");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    // The writer's thread lets go of the file when it has seen that nobody asks any more.
+    let again = loop {
+        match Embedded::open(&path) {
+            Ok(store) => break store,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(again.get(&key).await.unwrap().unwrap(), written);
+    let next = again.update(&key, json!({"v": 2}), written.revision).await.unwrap();
+    assert!(next.revision > written.revision);
+    let mut watch = again.watch(&[Kind::Namespace], 0).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().unwrap().revision(), written.revision);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_from_before_the_log_says_so() {
+    let (store, _dir) = embedded();
+    let key = Key::global(Kind::Namespace, "n");
+    let mut revision = store.create(&key, json!(0)).await.unwrap().revision;
+    let many: Vec<_> = (0..20_010)
+        .map(|number| {
+            let store = store.clone();
+            async move { store.create(&Key::global(Kind::Node, format!("n{number}")), json!(number)).await }
+        })
+        .collect();
+    for written in futures::future::join_all(many).await {
+        revision = revision.max(written.unwrap().revision);
+    }
+    assert_eq!(store.watch(&[Kind::Namespace], 1).await.err(), Some(StoreError::Compacted(1)));
+    assert!(store.watch(&[Kind::Namespace], revision - 19_000).await.is_ok());
+}
+
+#[test]
+fn a_file_that_is_no_store_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    std::fs::write(&path, "not a store, but a text of some length, which nobody should lose").unwrap();
+    let error = Embedded::open(&path).err().unwrap().to_string();
+    assert!(error.contains(&path.display().to_string()), "{error}");
+    assert!(std::fs::read_to_string(&path).unwrap().starts_with("not a store"));
+}
+
+async fn answering(remote: Remote) -> Arc<dyn Store> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while let Err(error) = remote.list(Kind::Pod).await {
+        assert!(Instant::now() < deadline, "{error}");
+        tokio::task::yield_now().await;
+    }
+    Arc::new(remote)
+}
+
+fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new([]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    fn issue(&self, name: &str) -> TlsIdentity {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new([name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        TlsIdentity { authority: self.0.pem(), certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+}
