@@ -1,0 +1,73 @@
+//! Offloads of network interfaces (`SIOCETHTOOL`, `linux/ethtool.h`).
+//!
+//! A user-space switch must see the packets as they are on a wire. A kernel that believes in hardware hands over TCP
+//! with unfinished checksums and in segments far over the MTU.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use crate::sys::{check, interface_request, socket};
+use crate::{Error, Result};
+
+/// Turns off checksum and segmentation offloads, scatter-gather and receive aggregation on an interface of the calling
+/// thread's network namespace. What is off already, or does not exist on this kind of interface, is left alone.
+///
+/// # Errors
+/// The interface, and the offload that would not go off.
+pub fn disable_offloads(interface: &str) -> Result<()> {
+    let control = socket(libc::AF_INET, libc::SOCK_DGRAM, 0)
+        .map_err(Error::system("open a socket to turn offloads off", interface))?;
+    for offload in OFFLOADS {
+        let failed = || Error::system(offload.operation, interface);
+        if !is_on(&control, interface, offload).map_err(failed())? {
+            continue;
+        }
+        command(&control, interface, offload.set, 0).map_err(failed())?;
+        if is_on(&control, interface, offload).map_err(failed())? {
+            return Err(failed()(io::Error::other("it stays on")));
+        }
+    }
+    Ok(())
+}
+
+struct Offload {
+    /// `ETHTOOL_G…` and `ETHTOOL_S…`.
+    get: u32,
+    set: u32,
+    operation: &'static str,
+}
+
+/// From `linux/ethtool.h`. Segmentation comes before what it needs, so that nothing is switched twice.
+const OFFLOADS: &[Offload] = &[
+    Offload { get: 0x2b, set: 0x2c, operation: "turn off generic receive offload" },
+    Offload { get: 0x1e, set: 0x1f, operation: "turn off TCP segmentation offload" },
+    Offload { get: 0x23, set: 0x24, operation: "turn off generic segmentation offload" },
+    Offload { get: 0x18, set: 0x19, operation: "turn off scatter-gather" },
+    Offload { get: 0x16, set: 0x17, operation: "turn off transmit checksum offload" },
+    Offload { get: 0x14, set: 0x15, operation: "turn off receive checksum offload" },
+];
+
+fn is_on(control: &OwnedFd, interface: &str, offload: &Offload) -> io::Result<bool> {
+    match command(control, interface, offload.get, 0) {
+        Ok(value) => Ok(value != 0),
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Runs one command that carries one number, and gives back the number that the kernel left there.
+fn command(control: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<u32> {
+    /// `struct ethtool_value`.
+    #[repr(C)]
+    struct Value {
+        command: u32,
+        data: u32,
+    }
+    let mut value = Value { command, data: value };
+    let mut request = interface_request(interface).map_err(io::Error::other)?;
+    request.ifr_ifru.ifru_data = (&raw mut value).cast();
+    // SAFETY: the request and the value that it points to live across the call, and every command in OFFLOADS
+    // reads and writes an ethtool_value and no more.
+    check(unsafe { libc::ioctl(control.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) })?;
+    Ok(value.data)
+}

@@ -1,0 +1,11 @@
+//! Namespaces, and processes and threads in them (`namespaces(7)`).
+
+pub mod mount;
+
+mod enter;
+mod netns;
+mod process;
+
+pub use enter::{Namespaces, enter};
+pub use netns::{NetNs, NetNsId};
+pub use process::die_with_parent;

@@ -1,0 +1,9 @@
+//! Netlink: messages to the kernel and its answers (`netlink(7)`, `linux/netlink.h`).
+
+pub mod attribute;
+
+mod message;
+mod socket;
+
+pub use message::{Refusal, Reply, Request};
+pub use socket::{Family, Socket};

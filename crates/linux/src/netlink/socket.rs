@@ -1,0 +1,279 @@
+//! A synchronous netlink socket.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::message::{
+    Incoming, Meaning, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, Refusal, Reply, Request, split,
+};
+use crate::sys::{bind, set_option, socket};
+use crate::{Error, Result};
+
+/// Which part of the kernel to talk to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// Links, addresses, routes, neighbours (`rtnetlink(7)`).
+    Route,
+    /// nftables, conntrack, nflog (`linux/netfilter/nfnetlink.h`).
+    Netfilter,
+}
+
+/// A socket to one network namespace: the one that the thread which opened it was in.
+#[derive(Debug)]
+pub struct Socket {
+    socket: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+    send_buffer: usize,
+}
+
+/// The buffers that are asked for, in bytes; the kernel gives twice that. 100,000 set elements are a transaction of
+/// about 3 MB, and all of it must fit in one send.
+const WANTED_BUFFER: i32 = 16 << 20;
+
+/// The kernel sends dumps in pieces of at most 32 KiB, and single objects that are larger alone.
+const RECEIVE_BUFFER: usize = 256 << 10;
+
+/// How many messages go to the kernel at once. Their answers must fit in the receive buffer even if all are refused.
+const BATCH: usize = 500;
+
+/// How often a dump is begun again when the objects change under it.
+const DUMP_ATTEMPTS: usize = 20;
+
+impl Socket {
+    /// Opens a socket in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The call that failed.
+    pub fn open(family: Family) -> Result<Self> {
+        let failed = |operation| Error::system(operation, format!("{family:?} netlink socket"));
+        let protocol = match family {
+            Family::Route => libc::NETLINK_ROUTE,
+            Family::Netfilter => libc::NETLINK_NETFILTER,
+        };
+        let socket = socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol).map_err(failed("open it"))?;
+        let option = |name| set_option(socket.as_fd(), libc::SOL_NETLINK, name, 1);
+        option(libc::NETLINK_EXT_ACK).map_err(failed("ask for the kernel's messages"))?;
+        option(libc::NETLINK_CAP_ACK).map_err(failed("ask for short answers"))?;
+        option(libc::NETLINK_GET_STRICT_CHK).map_err(failed("ask for strict checks"))?;
+        // SAFETY: all zeroes is a valid sockaddr_nl, made of integers.
+        let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+        address.nl_family = libc::AF_NETLINK as u16;
+        bind(socket.as_fd(), &address).map_err(failed("bind it"))?;
+        let send_buffer = set_buffers(socket.as_fd()).map_err(failed("set its buffers"))?;
+        Ok(Self { socket, sequence: 0, buffer: vec![0; RECEIVE_BUFFER], send_buffer })
+    }
+
+    /// Has the kernel also tell of changes of these kinds (`RTNLGRP_…`, `NFNLGRP_…`); read them by
+    /// [`notifications`](Self::notifications). Use a socket of its own for it.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn subscribe(&self, groups: &[u32]) -> Result<()> {
+        for group in groups {
+            let joined = set_option(
+                self.as_fd(),
+                libc::SOL_NETLINK,
+                libc::NETLINK_ADD_MEMBERSHIP,
+                group.cast_signed(),
+            );
+            joined.map_err(Error::system("subscribe", format!("netlink group {group}")))?;
+        }
+        Ok(())
+    }
+
+    /// The changes that wait, without waiting for more. The socket becomes readable when there are some.
+    ///
+    /// # Errors
+    /// `ENOBUFS` when the kernel had to leave some out: read the whole state again.
+    pub fn notifications(&mut self) -> io::Result<Vec<Reply>> {
+        let mut replies = Vec::new();
+        while let Some(length) = receive(&self.socket, &mut self.buffer, libc::MSG_DONTWAIT)? {
+            replies.extend(split(&self.buffer[..length]).map(reply));
+        }
+        Ok(replies)
+    }
+
+    /// Sends messages one after another, as few system calls as possible, and gives the kernel's verdict on each. One
+    /// that is refused does not keep the next from being tried.
+    ///
+    /// # Errors
+    /// The socket itself failed, and it is unknown which messages were accepted.
+    pub fn batch(&mut self, requests: &[Request]) -> io::Result<Vec<Result<(), Refusal>>> {
+        let mut results: Vec<_> = requests.iter().map(|_| Ok(())).collect();
+        let mut from = 0;
+        while from < requests.len() {
+            let to = from + self.fitting(&requests[from..]);
+            self.exchange(&requests[from..to], &mut results[from..to])?;
+            from = to;
+        }
+        Ok(results)
+    }
+
+    /// Sends one message.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn request(&mut self, request: &Request) -> Result<(), Refusal> {
+        self.batch(std::slice::from_ref(request))?.pop().unwrap_or(Ok(()))
+    }
+
+    /// Asks for all objects of a kind. Begins again when they change meanwhile, so that none is missing or twice.
+    ///
+    /// # Errors
+    /// The kernel's refusal; `EINTR` when the objects never held still.
+    pub fn dump(&mut self, request: &Request) -> Result<Vec<Reply>, Refusal> {
+        for _ in 0..DUMP_ATTEMPTS {
+            if let Some(replies) = self.dump_once(request)? {
+                return Ok(replies);
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EINTR).into())
+    }
+
+    /// Sends messages that the kernel takes as one transaction, and gives what it said about which of them. No message
+    /// may be asked for an answer other than by its own flags.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` when they do not fit in the send buffer: none of them was seen by the kernel.
+    pub(crate) fn transaction(
+        &mut self,
+        requests: &[Request],
+    ) -> io::Result<Vec<(usize, Result<(), Refusal>)>> {
+        let first = self.sequence.wrapping_add(1);
+        let mut data = Vec::with_capacity(requests.iter().map(Request::length).sum());
+        for request in requests {
+            self.sequence = self.sequence.wrapping_add(1);
+            request.write(&mut data, 0, self.sequence);
+        }
+        self.send(&data)?;
+        // The kernel works while it takes the message: all it has to say is there when send returns.
+        let mut answers = Vec::new();
+        while let Some(length) = receive(&self.socket, &mut self.buffer, libc::MSG_DONTWAIT)? {
+            for message in split(&self.buffer[..length]) {
+                let index = message.sequence.wrapping_sub(first) as usize;
+                if index >= requests.len() {
+                    continue;
+                }
+                match message.meaning() {
+                    Meaning::Done => answers.push((index, Ok(()))),
+                    Meaning::Refused(refusal) => answers.push((index, Err(refusal))),
+                    Meaning::Object => {}
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    /// The most bytes that one send can take.
+    pub(crate) fn send_limit(&self) -> usize {
+        self.send_buffer
+    }
+
+    /// How many of these messages go in one call; at least one.
+    fn fitting(&self, requests: &[Request]) -> usize {
+        let ends = requests.iter().scan(0, |end, request| {
+            *end += request.length();
+            Some(*end)
+        });
+        ends.take(BATCH).take_while(|end| *end <= self.send_buffer).count().max(1)
+    }
+
+    /// Sends messages in one call and collects the verdicts. Only the last asks for an answer: the kernel answers in
+    /// order, and a refusal it tells in any case.
+    fn exchange(&mut self, requests: &[Request], results: &mut [Result<(), Refusal>]) -> io::Result<()> {
+        let first = self.sequence.wrapping_add(1);
+        let mut data = Vec::with_capacity(requests.iter().map(Request::length).sum());
+        for (index, request) in requests.iter().enumerate() {
+            self.sequence = self.sequence.wrapping_add(1);
+            let flags = if index + 1 == requests.len() { NLM_F_ACK } else { 0 };
+            request.write(&mut data, flags, self.sequence);
+        }
+        self.send(&data)?;
+        loop {
+            let Some(length) = receive(&self.socket, &mut self.buffer, 0)? else { continue };
+            for message in split(&self.buffer[..length]) {
+                let index = message.sequence.wrapping_sub(first) as usize;
+                let Some(result) = results.get_mut(index) else { continue };
+                match message.meaning() {
+                    Meaning::Object => continue,
+                    Meaning::Done => {}
+                    Meaning::Refused(refusal) => *result = Err(refusal),
+                }
+                if index + 1 == requests.len() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// One attempt; `None` when it was disturbed.
+    fn dump_once(&mut self, request: &Request) -> Result<Option<Vec<Reply>>, Refusal> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut data = Vec::with_capacity(request.length());
+        request.write(&mut data, NLM_F_DUMP, self.sequence);
+        self.send(&data)?;
+        let (mut replies, mut disturbed) = (Vec::new(), false);
+        loop {
+            let Some(length) = receive(&self.socket, &mut self.buffer, 0)? else { continue };
+            for message in split(&self.buffer[..length]).filter(|message| message.sequence == self.sequence) {
+                disturbed |= message.flags & NLM_F_DUMP_INTR != 0;
+                match message.meaning() {
+                    Meaning::Object => replies.push(reply(message)),
+                    Meaning::Done => return Ok((!disturbed).then_some(replies)),
+                    Meaning::Refused(refusal) if refusal.source.raw_os_error() == Some(libc::EINTR) => {
+                        return Ok(None);
+                    }
+                    Meaning::Refused(refusal) => return Err(refusal),
+                }
+            }
+        }
+    }
+
+    fn send(&self, data: &[u8]) -> io::Result<()> {
+        // SAFETY: the kernel reads `data.len()` bytes of `data`.
+        let sent = unsafe { libc::send(self.socket.as_raw_fd(), data.as_ptr().cast(), data.len(), 0) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Asks for large buffers, past the system's limits where that is allowed (CAP_NET_ADMIN outside of user namespaces),
+/// and gives the size of a message that surely fits in the send buffer.
+fn set_buffers(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    for (force, plain) in [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)] {
+        set_option(socket, libc::SOL_SOCKET, force, WANTED_BUFFER)
+            .or_else(|_| set_option(socket, libc::SOL_SOCKET, plain, WANTED_BUFFER))?;
+    }
+    let given = rustix::net::sockopt::socket_send_buffer_size(socket)?;
+    // The kernel gives twice what it promises, to count its own overhead; netlink takes all but 32 bytes of it.
+    Ok(given.saturating_sub(1024))
+}
+
+/// Takes one datagram; `None` when none waits and the flags say not to wait.
+fn receive(socket: &OwnedFd, buffer: &mut [u8], flags: libc::c_int) -> io::Result<Option<usize>> {
+    loop {
+        let (at, room) = (buffer.as_mut_ptr().cast(), buffer.len());
+        // SAFETY: the kernel writes at most `room` bytes into the buffer.
+        let length = unsafe { libc::recv(socket.as_raw_fd(), at, room, flags | libc::MSG_TRUNC) };
+        match usize::try_from(length) {
+            // No message of the kernel is that long; were there one, its end would be missing.
+            Ok(length) if length > room => return Err(io::Error::from_raw_os_error(libc::EMSGSIZE)),
+            Ok(length) => return Ok(Some(length)),
+            Err(_) => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                error if error.kind() == io::ErrorKind::Interrupted => {}
+                error => return Err(error),
+            },
+        }
+    }
+}
+
+fn reply(message: Incoming<'_>) -> Reply {
+    Reply { kind: message.kind, payload: message.payload.to_vec() }
+}

@@ -1,0 +1,138 @@
+//! Dumps to plain data.
+
+use std::collections::BTreeMap;
+
+use super::codec::{LIST_ELEM, expr, value, verdict};
+use super::encode::*;
+use super::model::{BaseChain, Chain, ChainKind, Field, Hook, Key, Rule, Set, SetSpec, Value};
+use crate::netlink::Reply;
+use crate::netlink::attribute::Attributes;
+
+/// The attributes behind `struct nfgenmsg`.
+pub fn attributes(reply: &Reply) -> Attributes<'_> {
+    Attributes(reply.payload.get(4..).unwrap_or_default())
+}
+
+/// The lower half of the ruleset's generation, which the kernel writes into each object of a dump.
+pub fn generation(reply: &Reply) -> Option<u16> {
+    Some(u16::from_be_bytes([*reply.payload.get(2)?, *reply.payload.get(3)?]))
+}
+
+/// A chain without its rules, and its name.
+pub fn chain(data: Attributes<'_>) -> Option<(String, Chain)> {
+    let base = match data.get(NFTA_CHAIN_HOOK) {
+        Some(hook) => Some(base_chain(data, Attributes(hook))?),
+        None => None,
+    };
+    Some((data.text(NFTA_CHAIN_NAME)?, Chain { base, rules: Vec::new() }))
+}
+
+fn base_chain(data: Attributes<'_>, hook: Attributes<'_>) -> Option<BaseChain> {
+    let hooks = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
+    let number = hook.u32_be(NFTA_HOOK_HOOKNUM)?;
+    Some(BaseChain {
+        kind: if data.text(NFTA_CHAIN_TYPE)? == "nat" { ChainKind::Nat } else { ChainKind::Filter },
+        hook: hooks.into_iter().find(|known| *known as u32 == number)?,
+        priority: hook.u32_be(NFTA_HOOK_PRIORITY)?.cast_signed(),
+        drop: data.u32_be(NFTA_CHAIN_POLICY)? == 0,
+    })
+}
+
+/// A rule, and the name of its chain.
+pub fn rule(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<(String, Rule)> {
+    let list = data.nest(NFTA_RULE_EXPRESSIONS).filter(|(kind, _)| *kind == LIST_ELEM);
+    let exprs = list.map(|(_, one)| expr(Attributes(one), inline)).collect();
+    let comment = data.get(NFTA_RULE_USERDATA).and_then(comment).unwrap_or_default();
+    Some((data.text(NFTA_RULE_CHAIN)?, Rule { exprs, comment }))
+}
+
+/// The comment among what `nft` keeps beside a rule: (type, length, bytes) one after another, 0 is the comment.
+fn comment(mut userdata: &[u8]) -> Option<String> {
+    while let [kind, length, rest @ ..] = userdata {
+        let (text, next) = rest.split_at_checked(usize::from(*length))?;
+        if *kind == 0 {
+            return Some(String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(text)).into_owned());
+        }
+        userdata = next;
+    }
+    None
+}
+
+/// A set without its elements, and its name. Where it is of a kind that this crate does not make, its key has no
+/// fields, so that it equals none of ours.
+pub fn set(data: Attributes<'_>) -> Option<(String, Set)> {
+    const NFT_SET_ANONYMOUS_OR_CONSTANT: u32 = 3;
+    let flags = data.u32_be(NFTA_SET_FLAGS).unwrap_or(0); // the kernel leaves a 0 out
+    let mut spec = SetSpec {
+        key: fields(data.u32_be(NFTA_SET_KEY_TYPE)?).unwrap_or_default(),
+        interval: flags & NFT_SET_INTERVAL != 0,
+        verdicts: data.u32_be(NFTA_SET_DATA_TYPE) == Some(NFT_DATA_VERDICT),
+    };
+    if flags & !NFT_SET_ANONYMOUS_OR_CONSTANT != set_flags(&spec) {
+        spec.key.clear();
+    }
+    Some((data.text(NFTA_SET_NAME)?, Set { spec, elements: BTreeMap::new() }))
+}
+
+/// The fields of a type number: six bits each, the first in front.
+fn fields(mut number: u32) -> Option<Vec<Field>> {
+    let mut fields = Vec::new();
+    while number != 0 {
+        fields.insert(0, Field::ALL.into_iter().find(|field| *field as u32 == number & 0x3f)?);
+        number >>= 6;
+    }
+    Some(fields)
+}
+
+/// One half of a range, or a whole element, as the kernel lists it.
+pub struct Listed {
+    key: Key,
+    closes: bool,
+    value: Value,
+}
+
+/// The elements in one message. One that cannot be read is left out: it is none of ours.
+pub fn elements(data: Attributes<'_>) -> Vec<Listed> {
+    let list = data.nest(NFTA_SET_ELEM_LIST_ELEMENTS).filter(|(kind, _)| *kind == LIST_ELEM);
+    list.filter_map(|(_, element)| listed(Attributes(element))).collect()
+}
+
+fn listed(data: Attributes<'_>) -> Option<Listed> {
+    let end = match value(data, NFTA_SET_ELEM_KEY_END) {
+        Some(end) => Some(Key::new(end)?),
+        None => None,
+    };
+    Some(Listed {
+        key: Key::new(value(data, NFTA_SET_ELEM_KEY)?)?,
+        closes: data.u32_be(NFTA_SET_ELEM_FLAGS).unwrap_or(0) & NFT_SET_ELEM_INTERVAL_END != 0,
+        value: Value { end, verdict: verdict(data.nest(NFTA_SET_ELEM_DATA)) },
+    })
+}
+
+/// The elements of a set from all that was listed, whatever the order, and also where some were listed twice.
+pub fn join(spec: &SetSpec, mut listed: Vec<Listed>) -> BTreeMap<Key, Value> {
+    if !spec.interval || spec.key.len() > 1 {
+        return listed.into_iter().map(|element| (element.key, element.value)).collect();
+    }
+    // Where one range ends and the next begins, the end comes first.
+    listed.sort_by_key(|element| (element.key, !element.closes));
+    let mut ranges = BTreeMap::new();
+    let mut open: Option<Listed> = None;
+    for element in listed {
+        if let Some(begin) = open.take() {
+            if begin.key == element.key {
+                open = Some(begin);
+                continue;
+            }
+            let end = element.key.previous();
+            ranges.insert(begin.key, Value { end, ..begin.value });
+        }
+        if !element.closes {
+            open = Some(element);
+        }
+    }
+    if let Some(begin) = open {
+        ranges.insert(begin.key, Value { end: Some(begin.key.last()), ..begin.value });
+    }
+    ranges
+}

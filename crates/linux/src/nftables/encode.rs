@@ -1,0 +1,349 @@
+//! Changes to messages (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`).
+
+use super::codec::{ANONYMOUS, LIST_ELEM, put_expr, put_value, put_verdict};
+use super::model::{BaseChain, ChainKind, Element, Field, Key, Rule, Set, SetSpec};
+use super::transaction::{Op, Transaction};
+use crate::netlink::Request;
+use crate::netlink::attribute::{MAX_LENGTH, put, put_nest, put_text, put_u32_be};
+
+const CREATE: u16 = libc::NLM_F_CREATE as u16;
+const APPEND: u16 = libc::NLM_F_CREATE as u16 | libc::NLM_F_APPEND as u16;
+
+/// `NFPROTO_INET`.
+const INET: u8 = 1;
+/// `NFNL_SUBSYS_NFTABLES`.
+const SUBSYSTEM: u16 = 10;
+
+/// The most bytes of elements in one message; more than this and one more element still fit in an attribute.
+const ELEMENTS_ROOM: usize = MAX_LENGTH - 512;
+
+/// The messages of one change, or of some that belong together, and which change they are.
+pub struct Piece {
+    /// The change's place in the transaction.
+    pub op: usize,
+    /// The messages.
+    pub requests: Vec<Request>,
+}
+
+/// The messages of a transaction, in the pieces in which it can be cut if it must be: after each of them no packet
+/// gets through that neither the state before nor the state after lets through.
+pub fn encode(transaction: &Transaction) -> Vec<Piece> {
+    let mut encoder = Encoder { table: &transaction.table, next_set_id: 1 };
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (index, op) in transaction.ops.iter().enumerate() {
+        let requests = encoder.op(op);
+        let previous = index.checked_sub(1).and_then(|before| transaction.ops.get(before));
+        let next = transaction.ops.get(index + 1);
+        match pieces.last_mut() {
+            Some(piece) if previous.is_some_and(|previous| together(previous, op)) => {
+                piece.requests.extend(requests)
+            }
+            _ if divisible(op) && !next.is_some_and(|next| together(op, next)) => {
+                pieces
+                    .extend(requests.into_iter().map(|request| Piece { op: index, requests: vec![request] }));
+            }
+            _ => pieces.push(Piece { op: index, requests }),
+        }
+    }
+    pieces
+}
+
+/// Elements may come and go one by one.
+fn divisible(op: &Op) -> bool {
+    matches!(op, Op::AddElements(..) | Op::DeleteElements(..))
+}
+
+/// But what takes the place of others may not leave a gap; nor may a table that is made anew.
+fn together(first: &Op, second: &Op) -> bool {
+    match (first, second) {
+        (Op::DeleteElements(one, ..), Op::AddElements(other, ..)) => one == other,
+        (Op::DeleteTable, _) => true,
+        _ => false,
+    }
+}
+
+/// The message that begins a transaction.
+pub fn begin() -> Request {
+    batch(libc::NFNL_MSG_BATCH_BEGIN as u16)
+}
+
+/// The message that ends a transaction.
+pub fn end() -> Request {
+    batch(libc::NFNL_MSG_BATCH_END as u16)
+}
+
+fn batch(kind: u16) -> Request {
+    Request { kind, flags: 0, payload: header(0, SUBSYSTEM) }
+}
+
+/// `struct nfgenmsg`.
+fn header(family: u8, resource: u16) -> Vec<u8> {
+    let [high, low] = resource.to_be_bytes();
+    vec![family, 0, high, low]
+}
+
+/// A message about an object of a table; also used to ask for objects.
+pub fn message(kind: i32, flags: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
+    let mut payload = header(INET, 0);
+    fill(&mut payload);
+    Request { kind: (SUBSYSTEM << 8) | kind as u16, flags, payload }
+}
+
+struct Encoder<'a> {
+    table: &'a str,
+    /// Ids name sets inside one transaction only.
+    next_set_id: u32,
+}
+
+impl Encoder<'_> {
+    fn op(&mut self, op: &Op) -> Vec<Request> {
+        match op {
+            Op::AddTable(flags) => {
+                vec![
+                    self.message(libc::NFT_MSG_NEWTABLE, CREATE, |to| {
+                        put_u32_be(to, NFTA_TABLE_FLAGS, *flags)
+                    }),
+                ]
+            }
+            Op::DeleteTable => vec![self.message(libc::NFT_MSG_DELTABLE, 0, |_| ())],
+            Op::AddChain(name, base) => vec![self.message(libc::NFT_MSG_NEWCHAIN, CREATE, |to| {
+                put_text(to, NFTA_CHAIN_NAME, name);
+                if let Some(base) = base {
+                    put_base(to, base);
+                }
+            })],
+            Op::DeleteChain(name) => {
+                vec![self.message(libc::NFT_MSG_DELCHAIN, 0, |to| put_text(to, NFTA_CHAIN_NAME, name))]
+            }
+            Op::SetRules(chain, rules) => self.set_rules(chain, rules),
+            Op::AddSet(name, spec) => {
+                let id = self.set_id();
+                vec![self.new_set(name, spec, id, 0)]
+            }
+            Op::DeleteSet(name) => {
+                vec![self.message(libc::NFT_MSG_DELSET, 0, |to| put_text(to, NFTA_SET_NAME, name))]
+            }
+            Op::AddElements(name, spec, elements) => {
+                self.elements(libc::NFT_MSG_NEWSETELEM, CREATE, name, None, spec, elements)
+            }
+            Op::DeleteElements(name, spec, elements) => {
+                self.elements(libc::NFT_MSG_DELSETELEM, 0, name, None, spec, elements)
+            }
+        }
+    }
+
+    fn message(&self, kind: i32, flags: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
+        message(kind, flags, |to| {
+            put_text(to, NFTA_TABLE, self.table);
+            fill(to);
+        })
+    }
+
+    fn set_rules(&mut self, chain: &str, rules: &[Rule]) -> Vec<Request> {
+        let flush = self.message(libc::NFT_MSG_DELRULE, 0, |to| put_text(to, NFTA_RULE_CHAIN, chain));
+        let mut requests = vec![flush];
+        for rule in rules {
+            let mut list = Vec::new();
+            for expr in &rule.exprs {
+                put_expr(&mut list, expr, &mut |set| {
+                    let (id, messages) = self.inline_set(set);
+                    requests.extend(messages);
+                    id
+                });
+            }
+            requests.push(self.message(libc::NFT_MSG_NEWRULE, APPEND, |to| {
+                put_text(to, NFTA_RULE_CHAIN, chain);
+                put_nest(to, NFTA_RULE_EXPRESSIONS, |to| to.extend(list));
+                if !rule.comment.is_empty() {
+                    put(to, NFTA_RULE_USERDATA, &comment(&rule.comment));
+                }
+            }));
+        }
+        requests
+    }
+
+    /// The messages that make an anonymous set, which precede the rule that it belongs to.
+    fn inline_set(&mut self, set: &Set) -> (u32, Vec<Request>) {
+        const NFT_SET_ANONYMOUS: u32 = 1;
+        const NFT_SET_CONSTANT: u32 = 2;
+        let id = self.set_id();
+        let elements: Vec<_> =
+            set.elements.iter().map(|(key, value)| Element { key: *key, value: value.clone() }).collect();
+        let mut requests = vec![self.new_set(ANONYMOUS, &set.spec, id, NFT_SET_ANONYMOUS | NFT_SET_CONSTANT)];
+        let added =
+            self.elements(libc::NFT_MSG_NEWSETELEM, CREATE, ANONYMOUS, Some(id), &set.spec, &elements);
+        requests.extend(added);
+        (id, requests)
+    }
+
+    fn set_id(&mut self) -> u32 {
+        self.next_set_id += 1;
+        self.next_set_id - 1
+    }
+
+    fn new_set(&self, name: &str, spec: &SetSpec, id: u32, flags: u32) -> Request {
+        self.message(libc::NFT_MSG_NEWSET, CREATE, |to| {
+            put_text(to, NFTA_SET_NAME, name);
+            put_u32_be(to, NFTA_SET_FLAGS, flags | set_flags(spec));
+            put_u32_be(to, NFTA_SET_KEY_TYPE, spec.key.iter().fold(0, |id, field| (id << 6) | *field as u32));
+            put_u32_be(to, NFTA_SET_KEY_LEN, key_length(spec) as u32);
+            if spec.verdicts {
+                put_u32_be(to, NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT);
+            }
+            put_u32_be(to, NFTA_SET_ID, id);
+            put(to, NFTA_SET_USERDATA, &byte_order(spec));
+            if set_flags(spec) & NFT_SET_CONCAT != 0 {
+                put_nest(to, NFTA_SET_DESC, |to| {
+                    put_nest(to, NFTA_SET_DESC_CONCAT, |to| put_fields(to, spec))
+                });
+            }
+        })
+    }
+
+    /// Messages with elements, as many as are needed to keep each attribute below its limit.
+    fn elements(
+        &self,
+        kind: i32,
+        flags: u16,
+        name: &str,
+        id: Option<u32>,
+        spec: &SetSpec,
+        elements: &[Element],
+    ) -> Vec<Request> {
+        let mut requests = Vec::new();
+        let mut list = Vec::new();
+        for (index, element) in elements.iter().enumerate() {
+            put_element(&mut list, spec, element);
+            if list.len() < ELEMENTS_ROOM && index + 1 < elements.len() {
+                continue;
+            }
+            requests.push(self.message(kind, flags, |to| {
+                put_text(to, NFTA_SET_ELEM_LIST_SET, name);
+                if let Some(id) = id {
+                    put_u32_be(to, NFTA_SET_ELEM_LIST_SET_ID, id);
+                }
+                put_nest(to, NFTA_SET_ELEM_LIST_ELEMENTS, |to| to.append(&mut list));
+            }));
+        }
+        requests
+    }
+}
+
+fn put_base(to: &mut Vec<u8>, base: &BaseChain) {
+    put_nest(to, NFTA_CHAIN_HOOK, |to| {
+        put_u32_be(to, NFTA_HOOK_HOOKNUM, base.hook as u32);
+        put_u32_be(to, NFTA_HOOK_PRIORITY, base.priority.cast_unsigned());
+    });
+    put_u32_be(to, NFTA_CHAIN_POLICY, u32::from(!base.drop));
+    let kind = match base.kind {
+        ChainKind::Filter => "filter",
+        ChainKind::Nat => "nat",
+    };
+    put_text(to, NFTA_CHAIN_TYPE, kind);
+}
+
+/// A comment as `nft` keeps it: type, length, text with its NUL (`NFTNL_UDATA_RULE_COMMENT` of libnftnl).
+fn comment(text: &str) -> Vec<u8> {
+    let mut end = text.len().min(COMMENT_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    [&[0, end as u8 + 1], &text.as_bytes()[..end], &[0]].concat()
+}
+
+/// The byte order of the keys, without which `nft` shows interface names as empty (`NFTNL_UDATA_SET_KEYBYTEORDER` of
+/// libnftnl, and the `BYTEORDER_…` of nftables).
+fn byte_order(spec: &SetSpec) -> [u8; 6] {
+    let order: u32 = match spec.key.as_slice() {
+        [Field::Interface | Field::Mark] => 1,
+        _ => 2,
+    };
+    let [a, b, c, d] = order.to_ne_bytes();
+    [0, 4, a, b, c, d]
+}
+
+/// The most bytes of a comment, as `nft` has it.
+pub const COMMENT_MAX: usize = 128;
+
+pub fn set_flags(spec: &SetSpec) -> u32 {
+    let interval = if spec.interval { NFT_SET_INTERVAL } else { 0 };
+    let concat = if spec.interval && spec.key.len() > 1 { NFT_SET_CONCAT } else { 0 };
+    let map = if spec.verdicts { NFT_SET_MAP } else { 0 };
+    interval | concat | map
+}
+
+/// The fields of a concatenation take up whole registers of four bytes.
+fn key_length(spec: &SetSpec) -> usize {
+    match spec.key.as_slice() {
+        [field] => field.length(),
+        fields => fields.iter().map(|field| field.length().next_multiple_of(4)).sum(),
+    }
+}
+
+fn put_fields(to: &mut Vec<u8>, spec: &SetSpec) {
+    for field in &spec.key {
+        put_nest(to, LIST_ELEM, |to| put_u32_be(to, NFTA_SET_FIELD_LEN, field.length() as u32));
+    }
+}
+
+fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
+    let put_one = |to: &mut Vec<u8>, key: &Key, closes: bool, last: Option<&Key>| {
+        put_nest(to, LIST_ELEM, |to| {
+            put_value(to, NFTA_SET_ELEM_KEY, key.bytes());
+            if let Some(last) = last {
+                put_value(to, NFTA_SET_ELEM_KEY_END, last.bytes());
+            }
+            if closes {
+                put_u32_be(to, NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END);
+            } else if let Some(verdict) = &element.value.verdict {
+                put_verdict(to, NFTA_SET_ELEM_DATA, verdict);
+            }
+        });
+    };
+    let last = element.value.end.as_ref();
+    if spec.interval && spec.key.len() > 1 {
+        return put_one(to, &element.key, false, Some(last.unwrap_or(&element.key)));
+    }
+    put_one(to, &element.key, false, None);
+    // A range is an element where it begins and one behind its end; there is nothing behind the last key of all.
+    if spec.interval
+        && let Some(behind) = last.unwrap_or(&element.key).next()
+    {
+        put_one(to, &behind, true, None);
+    }
+}
+
+// The numbers of `enum nft_table_attributes` and the like. The name of the table is 1 everywhere.
+pub const NFTA_TABLE: u16 = 1;
+pub const NFTA_TABLE_FLAGS: u16 = 2;
+pub const NFTA_CHAIN_NAME: u16 = 3;
+pub const NFTA_CHAIN_HOOK: u16 = 4;
+pub const NFTA_CHAIN_POLICY: u16 = 5;
+pub const NFTA_CHAIN_TYPE: u16 = 7;
+pub const NFTA_HOOK_HOOKNUM: u16 = 1;
+pub const NFTA_HOOK_PRIORITY: u16 = 2;
+pub const NFTA_RULE_CHAIN: u16 = 2;
+pub const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub const NFTA_RULE_USERDATA: u16 = 7;
+pub const NFTA_SET_NAME: u16 = 2;
+pub const NFTA_SET_FLAGS: u16 = 3;
+pub const NFTA_SET_KEY_TYPE: u16 = 4;
+pub const NFTA_SET_KEY_LEN: u16 = 5;
+pub const NFTA_SET_DATA_TYPE: u16 = 6;
+pub const NFTA_SET_DESC: u16 = 9;
+pub const NFTA_SET_ID: u16 = 10;
+pub const NFTA_SET_USERDATA: u16 = 13;
+pub const NFTA_SET_DESC_CONCAT: u16 = 2;
+pub const NFTA_SET_FIELD_LEN: u16 = 1;
+pub const NFTA_SET_ELEM_LIST_SET: u16 = 2;
+pub const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+pub const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
+pub const NFTA_SET_ELEM_KEY: u16 = 1;
+pub const NFTA_SET_ELEM_DATA: u16 = 2;
+pub const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub const NFTA_SET_ELEM_KEY_END: u16 = 10;
+pub const NFT_SET_INTERVAL: u32 = 4;
+pub const NFT_SET_MAP: u32 = 8;
+pub const NFT_SET_CONCAT: u32 = 0x80;
+pub const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
+pub const NFT_DATA_VERDICT: u32 = 0xffff_ff00;

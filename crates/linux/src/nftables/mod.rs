@@ -1,0 +1,192 @@
+//! nftables without `nft`: tables as plain data, written and read over nfnetlink.
+//!
+//! A [`Table`] says what should be. [`diff`] finds what must change, [`Nft::commit`] changes it in one transaction,
+//! and [`Nft::list`] reads it back as the same data.
+
+pub mod expr;
+
+mod codec;
+mod decode;
+mod encode;
+mod model;
+mod transaction;
+
+use std::collections::BTreeMap;
+
+pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
+pub use model::{BaseChain, Chain, ChainKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value};
+pub use transaction::{Op, Transaction, diff, diff_elements};
+
+use crate::netlink::attribute::put_text;
+use crate::netlink::{Family, Reply, Request, Socket};
+use crate::{Error, Result};
+
+/// A connection to the nftables of one network namespace: the one of the thread that opened it.
+#[derive(Debug)]
+pub struct Nft {
+    socket: Socket,
+}
+
+/// How often a table or a set is read again when it changes meanwhile.
+const LIST_ATTEMPTS: usize = 20;
+
+impl Nft {
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// The call that failed.
+    pub fn open() -> Result<Self> {
+        Ok(Self { socket: Socket::open(Family::Netfilter)? })
+    }
+
+    /// Makes the changes, all or none. Where they do not fit into the socket's buffer (an ordinary user in a user
+    /// namespace cannot raise it beyond `net.core.wmem_max`), they are made in several transactions, one after another,
+    /// cut where no intermediate state lets through what neither the old nor the new one does; then those before the
+    /// one that failed stay made.
+    ///
+    /// # Errors
+    /// The chain or set that the kernel refused, and why.
+    pub fn commit(&mut self, transaction: &Transaction) -> Result<()> {
+        let limit = self.socket.send_limit();
+        let mut batch = Vec::new();
+        let mut size = 0;
+        let mut batches = 1;
+        for piece in encode::encode(transaction) {
+            let length: usize = piece.requests.iter().map(Request::length).sum();
+            if size + length + BATCH_ENDS > limit && !batch.is_empty() {
+                self.send(transaction, std::mem::take(&mut batch))?;
+                (size, batches) = (0, batches + 1);
+            }
+            size += length;
+            batch.extend(piece.requests.into_iter().map(|request| (piece.op, request)));
+        }
+        if batches > 1 {
+            tracing::warn!(
+                batches,
+                limit,
+                "the changes were made in several nftables transactions, as the socket's buffer is small; root, or a \
+                 larger net.core.wmem_max, makes it one"
+            );
+        }
+        self.send(transaction, batch)
+    }
+
+    /// Sends one batch of messages, each with the place of its change.
+    fn send(&mut self, transaction: &Transaction, batch: Vec<(usize, Request)>) -> Result<()> {
+        let (ops, mut requests): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        // The last change is asked for an answer, so that silence is not taken for success. Linux before 6.10 does not
+        // answer the message that ends the batch.
+        let Some(last) = requests.last_mut() else { return Ok(()) };
+        last.flags |= libc::NLM_F_ACK as u16;
+        requests.insert(0, encode::begin());
+        requests.push(encode::end());
+        let table = &transaction.table;
+        let failed = |error| Error::refused("take the transaction", format!("table {table}"))(error);
+        let answers = self.socket.transaction(&requests).map_err(failed)?;
+        let answered = !answers.is_empty();
+        for (index, answer) in answers {
+            let Err(refusal) = answer else { continue };
+            let op =
+                index.checked_sub(1).and_then(|index| ops.get(index)).and_then(|op| transaction.ops.get(*op));
+            return Err(match op {
+                Some(op) => Error::refused(op.operation(), format!("table {table}, {op}"))(refusal),
+                None => Error::refused("take the transaction", format!("table {table}"))(refusal),
+            });
+        }
+        match answered {
+            true => Ok(()),
+            false => Err(failed(std::io::Error::other("it did not answer"))),
+        }
+    }
+
+    /// Reads a table with all that is in it; `None` where there is none of that name.
+    ///
+    /// # Errors
+    /// The kernel's refusal, or that the table never held still.
+    pub fn list(&mut self, table: &str) -> Result<Option<Table>> {
+        for _ in 0..LIST_ATTEMPTS {
+            let before = self.table(table)?;
+            let Some((flags, generation)) = before else { return Ok(None) };
+            let listed = self.content(table, flags);
+            if self.table(table)? == Some((flags, generation)) {
+                return listed.map(Some);
+            }
+        }
+        Err(busy(format!("table {table}")))
+    }
+
+    /// The flags of a table, and the generation of the ruleset.
+    fn table(&mut self, name: &str) -> Result<Option<(u32, Option<u16>)>> {
+        let tables = self.dump(libc::NFT_MSG_GETTABLE, name, |_| ())?;
+        let table = tables.iter().find(|table| {
+            let data = decode::attributes(table);
+            data.text(encode::NFTA_TABLE).as_deref() == Some(name)
+        });
+        Ok(table.map(|reply| {
+            let flags = decode::attributes(reply).u32_be(encode::NFTA_TABLE_FLAGS).unwrap_or(0);
+            (flags, decode::generation(reply))
+        }))
+    }
+
+    fn content(&mut self, table: &str, flags: u32) -> Result<Table> {
+        let mut sets = BTreeMap::new();
+        for reply in self.dump(libc::NFT_MSG_GETSET, table, |_| ())? {
+            let Some((name, mut set)) = decode::set(decode::attributes(&reply)) else { continue };
+            set.elements = self.elements(table, &name, &set.spec)?;
+            sets.insert(name, set);
+        }
+        let (anonymous, sets) =
+            sets.into_iter().partition(|(name, _)| name.starts_with(codec::ANONYMOUS_PREFIX));
+        let anonymous: BTreeMap<String, Set> = anonymous;
+
+        let chains = self.dump(libc::NFT_MSG_GETCHAIN, table, |_| ())?;
+        let mut chains: BTreeMap<_, _> =
+            chains.iter().filter_map(|reply| decode::chain(decode::attributes(reply))).collect();
+        let inline = |name: &str| anonymous.get(name).cloned();
+        for reply in self.dump(libc::NFT_MSG_GETRULE, table, |_| ())? {
+            let Some((chain, rule)) = decode::rule(decode::attributes(&reply), &inline) else { continue };
+            if let Some(chain) = chains.get_mut(&chain) {
+                chain.rules.push(rule);
+            }
+        }
+        Ok(Table { flags, chains, sets })
+    }
+
+    /// The elements of a set. A hash set that was just filled is still being resized by the kernel, which then lists
+    /// some elements twice and leaves as many out; so a list with doubles is asked for again.
+    fn elements(&mut self, table: &str, set: &str, spec: &SetSpec) -> Result<BTreeMap<Key, Value>> {
+        for _ in 0..LIST_ATTEMPTS {
+            let replies = self.dump(libc::NFT_MSG_GETSETELEM, table, |to| {
+                put_text(to, encode::NFTA_SET_ELEM_LIST_SET, set);
+            })?;
+            let listed = replies.iter().flat_map(|reply| decode::elements(decode::attributes(reply)));
+            let listed: Vec<_> = listed.collect();
+            let count = listed.len();
+            let elements = decode::join(spec, listed);
+            if spec.interval || elements.len() == count {
+                return Ok(elements);
+            }
+        }
+        Err(busy(format!("table {table}, set {set}")))
+    }
+
+    /// The objects of a kind in a table. The kernel does not leave out those of other tables for every kind.
+    fn dump(&mut self, kind: i32, table: &str, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<Reply>> {
+        let request = encode::message(kind, 0, |to| {
+            put_text(to, encode::NFTA_TABLE, table);
+            fill(to);
+        });
+        let replies =
+            self.socket.dump(&request).map_err(Error::refused("list it", format!("table {table}")))?;
+        let is_ours =
+            |reply: &Reply| decode::attributes(reply).text(encode::NFTA_TABLE).as_deref() == Some(table);
+        Ok(replies.into_iter().filter(is_ours).collect())
+    }
+}
+
+fn busy(object: String) -> Error {
+    Error::refused("hold still while it is listed", object)(std::io::Error::from_raw_os_error(libc::EBUSY))
+}
+
+/// The messages that begin and end a batch, in bytes.
+const BATCH_ENDS: usize = 64;

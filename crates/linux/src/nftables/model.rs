@@ -1,0 +1,335 @@
+//! An nftables table as plain data. What is put into the kernel, and what is read back, are the same values.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::expr::{Expr, Verdict};
+
+/// A table of the family `inet`, which sees IPv4 and IPv6.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Table {
+    /// `NFT_TABLE_F_…` flags: see [`Table::OWNER`] and [`Table::PERSIST`].
+    pub flags: u32,
+    /// The chains, by name.
+    pub chains: BTreeMap<String, Chain>,
+    /// The named sets and maps, by name.
+    pub sets: BTreeMap<String, Set>,
+}
+
+impl Table {
+    /// `NFT_TABLE_F_OWNER` (Linux 5.12): only the socket that made the table may change it; it goes with the socket.
+    pub const OWNER: u32 = 2;
+    /// `NFT_TABLE_F_PERSIST` (Linux 6.9): with [`OWNER`](Self::OWNER), the table stays and waits for a new owner.
+    pub const PERSIST: u32 = 4;
+}
+
+/// A chain of rules.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// Where packets enter it by themselves; without it they come by jump and goto only.
+    pub base: Option<BaseChain>,
+    /// The rules, in order.
+    pub rules: Vec<Rule>,
+}
+
+/// How packets enter a chain by themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BaseChain {
+    /// What the chain is for.
+    pub kind: ChainKind,
+    /// Where in the packet's way through the host.
+    pub hook: Hook,
+    /// Lower comes first; 0 is filter, -200 conntrack, -300 raw, 100 source NAT.
+    pub priority: i32,
+    /// Whether what reaches the end is dropped; otherwise it is accepted.
+    pub drop: bool,
+}
+
+/// What a base chain is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChainKind {
+    /// Verdicts about every packet.
+    Filter,
+    /// Address translation, asked for the first packet of a flow only.
+    Nat,
+}
+
+/// `NF_INET_…` (`linux/netfilter.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Hook {
+    /// All packets that arrive, before routing.
+    Prerouting = 0,
+    /// Packets to the host itself.
+    Input = 1,
+    /// Packets on their way through.
+    Forward = 2,
+    /// Packets from the host itself.
+    Output = 3,
+    /// All packets that leave, after routing.
+    Postrouting = 4,
+}
+
+/// One rule: its expressions are done in order until one does not hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// The expressions.
+    pub exprs: Vec<Expr>,
+    /// What `nft list` shows beside it: at most 128 bytes, empty for none.
+    pub comment: String,
+}
+
+/// A set, or a map to verdicts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Set {
+    /// What its elements are.
+    pub spec: SetSpec,
+    /// The elements, by key; of intervals by their first key.
+    pub elements: BTreeMap<Key, Value>,
+}
+
+/// What the elements of a set are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct SetSpec {
+    /// The fields of a key; more than one is a concatenation.
+    pub key: Vec<Field>,
+    /// Whether the elements are ranges of keys. Ranges of one set must neither overlap nor touch (of a concatenation:
+    /// not overlap).
+    pub interval: bool,
+    /// Whether the elements lead to verdicts.
+    pub verdicts: bool,
+}
+
+impl SetSpec {
+    /// A set of single keys.
+    #[must_use]
+    pub fn hash(key: &[Field]) -> Self {
+        Self { key: key.to_vec(), interval: false, verdicts: false }
+    }
+
+    /// A set of ranges of keys.
+    #[must_use]
+    pub fn interval(key: &[Field]) -> Self {
+        Self { interval: true, ..Self::hash(key) }
+    }
+
+    /// A map of single keys to verdicts.
+    #[must_use]
+    pub fn verdict_map(key: &[Field]) -> Self {
+        Self { verdicts: true, ..Self::hash(key) }
+    }
+}
+
+/// What an element says beside its (first) key.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Value {
+    /// The last key that is in the range, in an interval set.
+    pub end: Option<Key>,
+    /// The verdict, in a map.
+    pub verdict: Option<Verdict>,
+}
+
+/// One element of a set.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Element {
+    /// Its key, or the first of its range.
+    pub key: Key,
+    /// The rest.
+    pub value: Value,
+}
+
+impl Element {
+    /// A single key.
+    #[must_use]
+    pub fn key(key: Key) -> Self {
+        Self { key, value: Value::default() }
+    }
+
+    /// A range of keys, both ends included.
+    #[must_use]
+    pub fn range(first: Key, last: Key) -> Self {
+        Self { key: first, value: Value { end: Some(last), verdict: None } }
+    }
+
+    /// A key that leads to a verdict.
+    #[must_use]
+    pub fn verdict(key: Key, verdict: Verdict) -> Self {
+        Self { key, value: Value { end: None, verdict: Some(verdict) } }
+    }
+}
+
+/// The type of a key or of a part of it, with `nft`'s number for it (`datatype.h` of nftables).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Field {
+    /// An IPv4 address.
+    Ipv4 = 7,
+    /// An IPv6 address.
+    Ipv6 = 8,
+    /// A protocol number.
+    Protocol = 12,
+    /// A port.
+    Port = 13,
+    /// A packet mark, in host byte order.
+    Mark = 19,
+    /// An interface's name.
+    Interface = 41,
+}
+
+impl Field {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Ipv4, Self::Ipv6, Self::Protocol, Self::Port, Self::Mark, Self::Interface];
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn length(self) -> usize {
+        match self {
+            Self::Protocol => 1,
+            Self::Port => 2,
+            Self::Ipv4 | Self::Mark => 4,
+            Self::Ipv6 | Self::Interface => 16,
+        }
+    }
+}
+
+/// The key of an element: its bytes as the kernel compares them, each field of a concatenation filled up to four.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    bytes: [u8; Self::MAX],
+    length: u8,
+}
+
+impl Key {
+    /// The longest key that this crate handles: IPv6 address, protocol and port take 24.
+    pub const MAX: usize = 32;
+
+    /// A key of these bytes; `None` where there are more than [`Key::MAX`].
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let mut key = Self { bytes: [0; Self::MAX], length: bytes.len() as u8 };
+        key.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(key)
+    }
+
+    /// A port, or another number of 16 bits.
+    #[must_use]
+    pub fn port(port: u16) -> Self {
+        Self::short(&port.to_be_bytes())
+    }
+
+    /// A protocol number, or another byte.
+    #[must_use]
+    pub fn byte(byte: u8) -> Self {
+        Self::short(&[byte])
+    }
+
+    /// An address.
+    #[must_use]
+    pub fn address(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::short(&address.octets()),
+            IpAddr::V6(address) => Self::short(&address.octets()),
+        }
+    }
+
+    /// An interface's name; what is over 16 bytes is cut off, but no interface has such a name.
+    #[must_use]
+    pub fn interface(name: &str) -> Self {
+        let mut bytes = [0; 16];
+        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        Self::short(&bytes)
+    }
+
+    /// An address with a protocol and a port.
+    #[must_use]
+    pub fn address_port(address: IpAddr, protocol: u8, port: u16) -> Self {
+        let [high, low] = port.to_be_bytes();
+        let tail = [protocol, 0, 0, 0, high, low, 0, 0];
+        match address {
+            IpAddr::V4(address) => Self::short(&[&address.octets()[..], &tail].concat()),
+            IpAddr::V6(address) => Self::short(&[&address.octets()[..], &tail].concat()),
+        }
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+
+    /// The next key, as a number in network byte order; `None` after the last.
+    #[must_use]
+    pub fn next(&self) -> Option<Self> {
+        self.step(0xff, 0, u8::wrapping_add)
+    }
+
+    /// The key before; `None` before the first.
+    #[must_use]
+    pub fn previous(&self) -> Option<Self> {
+        self.step(0, 0xff, u8::wrapping_sub)
+    }
+
+    /// The last of the keys that are as long as this one.
+    #[must_use]
+    pub fn last(&self) -> Self {
+        let mut key = *self;
+        key.bytes[..usize::from(self.length)].fill(0xff);
+        key
+    }
+
+    fn step(&self, turning: u8, turned: u8, step: impl Fn(u8, u8) -> u8) -> Option<Self> {
+        let mut key = *self;
+        for byte in key.bytes[..usize::from(self.length)].iter_mut().rev() {
+            if *byte != turning {
+                *byte = step(*byte, 1);
+                return Some(key);
+            }
+            *byte = turned;
+        }
+        None
+    }
+
+    /// A key that is surely short enough.
+    fn short(bytes: &[u8]) -> Self {
+        let mut key = Self { bytes: [0; Self::MAX], length: bytes.len() as u8 };
+        key.bytes[..bytes.len()].copy_from_slice(bytes);
+        key
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes() {
+            [a, b, c, d] => Ipv4Addr::new(*a, *b, *c, *d).fmt(f),
+            bytes if bytes.len() == 16 && bytes[0].is_ascii_lowercase() => {
+                write!(f, "{}", String::from_utf8_lossy(bytes).trim_end_matches('\0'))
+            }
+            bytes => match <[u8; 16]>::try_from(bytes) {
+                Ok(address) => Ipv6Addr::from(address).fmt(f),
+                Err(_) => bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_count_like_numbers() {
+        let key = |text: &str| Key::address(text.parse().unwrap());
+        for (one, next) in [("10.0.0.255", "10.0.1.0"), ("0.0.0.0", "0.0.0.1"), ("fd00::ffff", "fd00::1:0")] {
+            assert_eq!(key(one).next(), Some(key(next)));
+            assert_eq!(key(next).previous(), Some(key(one)));
+        }
+        assert_eq!(key("255.255.255.255").next(), None);
+        assert_eq!(key("::").previous(), None);
+        assert_eq!(Key::port(80).last(), Key::port(65535));
+        assert_eq!(Key::new(&[0; 33]), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! Links, addresses, routes and neighbours of one network namespace (`rtnetlink(7)`).
+
+mod codec;
+mod types;
+
+use std::os::fd::AsFd;
+
+pub use types::{
+    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind,
+    Vxlan,
+};
+
+use crate::netlink::{Family, Refusal, Request, Socket};
+use crate::{Error, Result};
+
+/// A connection to the kernel's tables of one network namespace: the one of the thread that opened it.
+#[derive(Debug)]
+pub struct RouteSocket {
+    socket: Socket,
+}
+
+impl RouteSocket {
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// The call that failed.
+    pub fn open() -> Result<Self> {
+        Ok(Self { socket: Socket::open(Family::Route)? })
+    }
+
+    /// Makes a link. It is an error if one of that name exists.
+    ///
+    /// # Errors
+    /// The link, and the kernel's refusal.
+    pub fn create(&mut self, link: &NewLink<'_>) -> Result<()> {
+        self.socket.request(&codec::create(link)).map_err(Error::refused("make the link", link.name))
+    }
+
+    /// Moves a link to another network namespace. It loses its addresses and routes and is down there.
+    ///
+    /// # Errors
+    /// The link, and the kernel's refusal.
+    pub fn move_link(&mut self, index: u32, namespace: &impl AsFd) -> Result<()> {
+        let request = codec::move_link(index, namespace.as_fd());
+        self.socket.request(&request).map_err(Error::refused("move the link", format!("link {index}")))
+    }
+
+    /// Makes one change.
+    ///
+    /// # Errors
+    /// The object, and the kernel's refusal.
+    pub fn change(&mut self, change: &Change) -> Result<()> {
+        let refused = |refusal: Refusal| Error::refused(change.operation(), change.to_string())(refusal);
+        self.socket.request(&codec::change(change)).map_err(refused)
+    }
+
+    /// Makes many changes, in order, with few system calls, and gives the kernel's verdict on each. A refusal does not
+    /// keep the next from being tried.
+    ///
+    /// # Errors
+    /// The connection failed, and it is unknown which changes were made.
+    pub fn change_all(&mut self, changes: &[Change]) -> Result<Vec<Result<()>>> {
+        let requests: Vec<_> = changes.iter().map(codec::change).collect();
+        let verdicts = self.socket.batch(&requests);
+        let verdicts = verdicts.map_err(Error::system("talk to the kernel", "route netlink socket"))?;
+        let named = |(verdict, change): (Result<(), Refusal>, &Change)| {
+            verdict.map_err(Error::refused(change.operation(), change.to_string()))
+        };
+        Ok(verdicts.into_iter().zip(changes).map(named).collect())
+    }
+
+    /// All links.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn links(&mut self) -> Result<Vec<Link>> {
+        self.dump("list links", &codec::list_links(), codec::link)
+    }
+
+    /// The link of this name, if there is one.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
+        Ok(self.links()?.into_iter().find(|link| link.name == name))
+    }
+
+    /// All addresses.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn addresses(&mut self) -> Result<Vec<Address>> {
+        self.dump("list addresses", &codec::list_addresses(), codec::address)
+    }
+
+    /// The unicast and blackhole routes of the main table, of both families.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn routes(&mut self) -> Result<Vec<Route>> {
+        let mut routes = self.dump("list IPv4 routes", &codec::list_routes(false), codec::route)?;
+        routes.extend(self.dump("list IPv6 routes", &codec::list_routes(true), codec::route)?);
+        Ok(routes)
+    }
+
+    /// The permanent neighbours (ARP and neighbour discovery entries that nobody has to learn).
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn neighbours(&mut self) -> Result<Vec<Neighbour>> {
+        self.dump("list neighbours", &codec::list_neighbours(), codec::neighbour)
+    }
+
+    /// The forwarding entries of a VXLAN link.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn fdb(&mut self, link: u32) -> Result<Vec<FdbEntry>> {
+        self.dump("list forwarding entries", &codec::list_fdb(link), codec::fdb_entry)
+    }
+
+    /// What can be read of a dump; objects of kinds that this module does not know are left out.
+    fn dump<T>(
+        &mut self,
+        operation: &'static str,
+        request: &Request,
+        read: impl Fn(&crate::netlink::Reply) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let replies =
+            self.socket.dump(request).map_err(Error::refused(operation, "this network namespace"))?;
+        Ok(replies.iter().filter_map(read).collect())
+    }
+}

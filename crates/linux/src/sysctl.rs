@@ -1,0 +1,41 @@
+//! Kernel parameters of the calling thread's network namespace, through `/proc/sys`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// Makes a parameter have a value, and says whether it had another one. The name is written with slashes, such as
+/// `net/ipv4/conf/vxlan.calico/rp_filter`, because interface names may hold dots.
+///
+/// # Errors
+/// The file in `/proc/sys` that could not be read or written: it is missing where the kernel lacks the feature, and
+/// read-only in a container without privileges.
+pub fn ensure(name: &str, value: &str) -> Result<bool> {
+    let file = file(name);
+    if read_file(&file)? == value {
+        return Ok(false);
+    }
+    fs::write(&file, value)
+        .map_err(Error::system("write the kernel parameter", file.display().to_string()))?;
+    tracing::debug!(parameter = name, value, "set a kernel parameter");
+    Ok(true)
+}
+
+/// Reads a parameter, without the final newline.
+///
+/// # Errors
+/// The file in `/proc/sys` that could not be read.
+pub fn read(name: &str) -> Result<String> {
+    read_file(&file(name))
+}
+
+fn file(name: &str) -> PathBuf {
+    Path::new("/proc/sys").join(name)
+}
+
+fn read_file(file: &Path) -> Result<String> {
+    let text = fs::read_to_string(file);
+    let text = text.map_err(Error::system("read the kernel parameter", file.display().to_string()))?;
+    Ok(text.trim_end().to_owned())
+}
