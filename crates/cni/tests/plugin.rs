@@ -150,14 +150,15 @@ fn version() {
 fn bad_calls() {
     let dir = tempfile::tempdir().unwrap();
     let good = config(dir.path(), "1.0.0");
-    let table: [(Vec<(&str, &str)>, &str, u32, &str); 9] = [
-        (with(&[("CNI_COMMAND", "add")]), &good, 4, "CNI_COMMAND"),
-        (with(&[("CNI_CONTAINERID", "")]), &good, 4, "CNI_CONTAINERID"),
-        (with(&[("CNI_CONTAINERID", "../x")]), &good, 4, "CNI_CONTAINERID"),
-        (with(&[("CNI_IFNAME", "a/b")]), &good, 4, "CNI_IFNAME"),
-        (with(&[("CNI_IFNAME", "aaaaaaaaaaaaaaaa")]), &good, 4, "CNI_IFNAME"),
-        (with(&[("CNI_NETNS", "")]), &good, 4, "CNI_NETNS"),
-        (with(&[("CNI_ARGS", "oops")]), &good, 4, "CNI_ARGS"),
+    let good = good.as_str();
+    let table = [
+        (with(&[("CNI_COMMAND", "add")]), good, 4, "CNI_COMMAND"),
+        (with(&[("CNI_CONTAINERID", "")]), good, 4, "CNI_CONTAINERID"),
+        (with(&[("CNI_CONTAINERID", "../x")]), good, 4, "CNI_CONTAINERID"),
+        (with(&[("CNI_IFNAME", "a/b")]), good, 4, "CNI_IFNAME"),
+        (with(&[("CNI_IFNAME", "aaaaaaaaaaaaaaaa")]), good, 4, "CNI_IFNAME"),
+        (with(&[("CNI_NETNS", "")]), good, 4, "CNI_NETNS"),
+        (with(&[("CNI_ARGS", "oops")]), good, 4, "CNI_ARGS"),
         (ADD.to_vec(), "{", 6, "the configuration"),
         (ADD.to_vec(), r#"{"cniVersion": "9.0.0", "name": "n"}"#, 1, "cniVersion \"9.0.0\""),
     ];
