@@ -141,6 +141,11 @@ pub trait HcnExt: Hcn {
         read(self, &Call::Version)
     }
 
+    /// The identifiers of the objects that a query asks for.
+    fn enumerate(&self, kind: Kind, query: &Query) -> Result<Vec<Guid>, Error> {
+        read(self, &Call::Enumerate { kind, query: json(query) })
+    }
+
     /// All networks.
     fn networks(&self) -> Result<Vec<Network>, Error> {
         list(self, Kind::Network, &Query::all())
@@ -221,7 +226,7 @@ pub trait HcnExt: Hcn {
 impl<T: Hcn + ?Sized> HcnExt for T {}
 
 fn list<H: Hcn + ?Sized, T: DeserializeOwned>(hcn: &H, kind: Kind, query: &Query) -> Result<Vec<T>, Error> {
-    let ids: Vec<Guid> = read(hcn, &Call::Enumerate { kind, query: json(query) })?;
+    let ids = hcn.enumerate(kind, query)?;
     let mut objects = Vec::with_capacity(ids.len());
     for id in ids {
         match get(hcn, kind, id) {

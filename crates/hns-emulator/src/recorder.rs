@@ -20,6 +20,11 @@ impl<H: Hcn> Recorder<H> {
         Recorder { inner, calls: Mutex::default(), fault: Mutex::default() }
     }
 
+    /// Whom the calls go to.
+    pub fn inner(&self) -> &H {
+        &self.inner
+    }
+
     /// The calls since the last time that this was asked.
     pub fn take(&self) -> Vec<Call> {
         std::mem::take(&mut *self.calls.lock().unwrap_or_else(PoisonError::into_inner))

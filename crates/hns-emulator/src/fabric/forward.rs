@@ -50,7 +50,7 @@ impl Fabric {
     }
 
     /// A frame came in at a port.
-    pub(crate) fn from_port(&mut self, port: Port, frame: &[u8], now: Instant) -> Vec<Output> {
+    pub(crate) fn arrive(&mut self, port: Port, frame: &[u8], now: Instant) -> Vec<Output> {
         let has = |network: &Guid, plan: &Plan| match port {
             Port::Node(id) => id == *network,
             Port::Pod(id) => plan.pods.values().any(|pod| pod.endpoint == id),
@@ -81,7 +81,12 @@ impl Fabric {
     }
 
     /// A VXLAN datagram came in from another node.
-    pub(crate) fn from_tunnel(&mut self, sender: Ipv4Addr, datagram: &[u8], now: Instant) -> Vec<Output> {
+    pub(crate) fn arrive_by_tunnel(
+        &mut self,
+        sender: Ipv4Addr,
+        datagram: &[u8],
+        now: Instant,
+    ) -> Vec<Output> {
         let Some((vni, frame)) = unvxlan(datagram) else { return vec![] };
         let takes =
             |plan: &Plan| plan.vni == vni && plan.remotes.iter().any(|remote| remote.provider == sender);

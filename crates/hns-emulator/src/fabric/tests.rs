@@ -78,17 +78,17 @@ impl Node {
     }
 
     fn send(&mut self, port: Port, frame: &[u8]) -> Vec<Output> {
-        self.fabric.from_port(port, frame, self.now)
+        self.fabric.arrive(port, frame, self.now)
     }
 
-    fn from_a(&mut self, packet: &[u8]) -> Vec<Output> {
+    fn send_from_a(&mut self, packet: &[u8]) -> Vec<Output> {
         let router = self.plan().router_mac;
         self.send(Port::Pod(self.a), &ipv4_frame(router, MAC_A, packet))
     }
 
-    fn from_tunnel(&mut self, sender: Ipv4Addr, vni: u32, packet: &[u8]) -> Vec<Output> {
+    fn by_tunnel(&mut self, sender: Ipv4Addr, vni: u32, packet: &[u8]) -> Vec<Output> {
         let frame = ipv4_frame(self.plan().router_mac, OTHER_MAC, packet);
-        self.fabric.from_tunnel(sender, &vxlan(vni, &frame), self.now)
+        self.fabric.arrive_by_tunnel(sender, &vxlan(vni, &frame), self.now)
     }
 }
 
@@ -126,16 +126,16 @@ fn between_pods_of_the_node() {
     let mut node = Node::new(json!([]));
     let packet = tcp(A, 1000, B, 80, SYN, b"");
     let b = node.b;
-    assert_eq!(node.from_a(&packet), [Output::Frame(Port::Pod(b), ipv4_frame(MAC_B, MAC_A, &packet))]);
+    assert_eq!(node.send_from_a(&packet), [Output::Frame(Port::Pod(b), ipv4_frame(MAC_B, MAC_A, &packet))]);
     let nobody = tcp(A, 1000, "10.244.3.7", 80, SYN, b"");
-    assert_eq!(node.from_a(&nobody), []);
+    assert_eq!(node.send_from_a(&nobody), []);
 }
 
 #[test]
 fn a_pod_cannot_pretend_to_be_another() {
     let mut node = Node::new(json!([]));
     let a = Port::Pod(node.a);
-    assert_eq!(node.from_a(&tcp(B, 1000, FAR, 80, SYN, b"")), [], "another's address");
+    assert_eq!(node.send_from_a(&tcp(B, 1000, FAR, 80, SYN, b"")), [], "another's address");
     let frame = ipv4_frame(MAC_B, MAC_B, &tcp(A, 1000, B, 80, SYN, b""));
     assert_eq!(node.send(a, &frame), [], "another's MAC address");
 }
@@ -144,7 +144,7 @@ fn a_pod_cannot_pretend_to_be_another() {
 fn to_another_node_and_back() {
     let mut node = Node::new(json!([]));
     let out = tcp(A, 1000, FAR, 80, SYN, b"");
-    let sent = node.from_a(&out);
+    let sent = node.send_from_a(&out);
     let [Output::Tunnel(to, datagram)] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!(*to, OTHER_NODE);
     let (vni, frame) = unvxlan(datagram).unwrap();
@@ -154,16 +154,19 @@ fn to_another_node_and_back() {
     let back = tcp(FAR, 80, A, 1000, SYN | ACK, b"");
     let (a, router) = (node.a, node.plan().router_mac);
     let arrived = [Output::Frame(Port::Pod(a), ipv4_frame(MAC_A, router, &back))];
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &back), arrived);
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4097, &back), [], "another VNI");
-    assert_eq!(node.from_tunnel(Ipv4Addr::new(172, 16, 0, 9), 4096, &back), [], "a stranger");
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &back), arrived);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4097, &back), [], "another VNI");
+    assert_eq!(node.by_tunnel(Ipv4Addr::new(172, 16, 0, 9), 4096, &back), [], "a stranger");
     let misled = vxlan(4096, &ipv4_frame([2; 6], OTHER_MAC, &back));
-    assert_eq!(node.fabric.from_tunnel(OTHER_NODE, &misled, node.now), [], "not our MAC address");
+    assert_eq!(node.fabric.arrive_by_tunnel(OTHER_NODE, &misled, node.now), [], "not our MAC address");
     let onward = tcp(FAR, 80, "10.244.9.10", 1000, SYN, b"");
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &onward), [], "nothing is sent back into a tunnel");
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &onward), [], "nothing is sent back into a tunnel");
     for cut in 0..60 {
         let whole = vxlan(4096, &ipv4_frame(router, OTHER_MAC, &back));
-        assert_eq!(node.fabric.from_tunnel(OTHER_NODE, &whole[..cut.min(whole.len() - 1)], node.now), []);
+        assert_eq!(
+            node.fabric.arrive_by_tunnel(OTHER_NODE, &whole[..cut.min(whole.len() - 1)], node.now),
+            []
+        );
     }
 }
 
@@ -179,13 +182,13 @@ fn the_node_reaches_pods_and_pods_the_node() {
     assert_eq!(node.send(port, &ipv4_frame(MAC_A, router, &packet)), arrived);
     for address in [GATEWAY, "172.16.0.3"] {
         let packet = tcp(A, 1000, address, 10250, SYN, b"");
-        assert_eq!(node.from_a(&packet), [Output::Frame(port, ipv4_frame(router, MAC_A, &packet))]);
+        assert_eq!(node.send_from_a(&packet), [Output::Frame(port, ipv4_frame(router, MAC_A, &packet))]);
     }
     let far = tcp(GATEWAY, 1000, FAR, 80, SYN, b"");
     let sent = node.send(port, &ipv4_frame(OTHER_MAC, router, &far));
     assert!(matches!(sent[..], [Output::Tunnel(OTHER_NODE, _)]), "{sent:?}");
     let probed = tcp(FAR, 1000, GATEWAY, 80, SYN, b"");
-    assert!(matches!(node.from_tunnel(OTHER_NODE, 4096, &probed)[..], [Output::Frame(Port::Node(_), _)]));
+    assert!(matches!(node.by_tunnel(OTHER_NODE, 4096, &probed)[..], [Output::Frame(Port::Node(_), _)]));
 }
 
 #[test]
@@ -237,24 +240,24 @@ fn acls_hold_at_the_port_for_every_source_and_replies_pass() {
     )]);
     let mut node = Node::new(closed);
     let (b, leg, router) = (node.b, Port::Node(node.network), node.plan().router_mac);
-    assert_eq!(node.from_a(&tcp(A, 1000, B, 80, SYN, b"")), [], "another pod of the node");
+    assert_eq!(node.send_from_a(&tcp(A, 1000, B, 80, SYN, b"")), [], "another pod of the node");
     let probe = tcp(GATEWAY, 1000, B, 80, SYN, b"");
     assert_eq!(node.send(leg, &ipv4_frame(MAC_B, router, &probe)), [], "the node itself");
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &tcp("10.244.9.8", 1000, B, 80, SYN, b"")), []);
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 81, SYN, b"")), []);
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 80, SYN, b"")).len(), 1);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp("10.244.9.8", 1000, B, 80, SYN, b"")), []);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 81, SYN, b"")), []);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 80, SYN, b"")).len(), 1);
 
     // What b itself began may be answered, for as long as the flow lives.
     let out = ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b""));
     assert_eq!(node.send(Port::Pod(b), &out).len(), 1);
     let answer = tcp(FAR, 443, B, 2000, ACK, b"");
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
     let new = tcp(FAR, 443, B, 2000, SYN, b"");
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &new), [], "a new connection over the same ports");
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &new), [], "a new connection over the same ports");
     let out = ipv4_frame(router, MAC_B, &tcp(B, 2001, FAR, 443, SYN, b""));
     assert_eq!(node.send(Port::Pod(b), &out).len(), 1);
     node.now += Duration::from_secs(3601);
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &tcp(FAR, 443, B, 2001, ACK, b"")), [], "long ago");
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 443, B, 2001, ACK, b"")), [], "long ago");
 }
 
 #[test]
@@ -267,14 +270,14 @@ fn an_error_about_a_flow_comes_in_and_others_do_not() {
         let payload = [&[3, 4, 0, 0, 0, 0, 5, 0][..], &about[..28]].concat();
         packet(1, FAR, B, &payload)
     };
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &error(&sent)).len(), 1);
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &error(&tcp(B, 2001, FAR, 443, SYN, b""))), []);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &error(&sent)).len(), 1);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &error(&tcp(B, 2001, FAR, 443, SYN, b""))), []);
     let ping = packet(1, FAR, B, &[8, 0, 0, 0, 0, 7, 0, 1]);
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &ping), []);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &ping), []);
     let ask = ipv4_frame(router, MAC_B, &packet(1, B, FAR, &[8, 0, 0, 0, 0, 7, 0, 1]));
     assert_eq!(node.send(Port::Pod(b), &ask).len(), 1);
     let answer = packet(1, FAR, B, &[0, 0, 0, 0, 0, 7, 0, 1]);
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
 }
 
 #[test]
@@ -284,12 +287,12 @@ fn flows_outlive_a_new_plan_but_not_their_endpoint() {
     let answer = tcp(FAR, 443, B, 2000, ACK, b"");
     node.send(Port::Pod(b), &ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b"")));
     node.replan();
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
     let document = serde_json::to_string(&*node.state.endpoints[&b]).unwrap();
     let namespace = node.state.endpoints[&b].host_compute_namespace;
     node.state.delete_endpoint(b).unwrap();
     node.replan();
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &answer), []);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer), []);
     // The same endpoint again: its old flows are not its new ones.
     let mut again: Value = serde_json::from_str(&document).unwrap();
     again.as_object_mut().unwrap().remove("HostComputeNamespace");
@@ -297,7 +300,7 @@ fn flows_outlive_a_new_plan_but_not_their_endpoint() {
     let attach = json!({"ResourceType": "Endpoint", "RequestType": "Add", "Settings": {"EndpointId": b}});
     node.state.modify_namespace(namespace, &attach.to_string(), &node.config).unwrap();
     node.replan();
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &answer), []);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer), []);
 }
 
 /// The packet as a kernel that relies on hardware leaves it.
@@ -332,7 +335,7 @@ fn broken_packets_are_dropped_and_not_mended() {
     broken[42] ^= 1;
     assert_eq!(complete(&Ipv4Packet::parse(&broken).unwrap(), 1450), Err(Unfit::Checksum));
     let mut node = Node::new(json!([]));
-    assert_eq!(node.from_tunnel(OTHER_NODE, 4096, &broken), []);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &broken), []);
 }
 
 proptest! {
@@ -388,10 +391,10 @@ proptest! {
         for bytes in [&bytes, &frame] {
             node.send(port, bytes);
             node.send(pod, bytes);
-            node.fabric.from_tunnel(OTHER_NODE, bytes, Instant::now());
+            node.fabric.arrive_by_tunnel(OTHER_NODE, bytes, Instant::now());
             let _ = Frame::parse(bytes);
         }
         let headed = vxlan(4096, &ipv4_frame(node.plan().router_mac, OTHER_MAC, &bytes));
-        node.fabric.from_tunnel(OTHER_NODE, &headed, Instant::now());
+        node.fabric.arrive_by_tunnel(OTHER_NODE, &headed, Instant::now());
     }
 }

@@ -100,7 +100,11 @@ impl Ports {
     /// Removes the ports that the last [`make`](Self::make) did not want.
     pub(super) fn remove_the_rest(&mut self) -> Result<(), Error> {
         let rest: Vec<Port> = self.made.keys().filter(|port| !self.wanted.contains(port)).copied().collect();
-        rest.into_iter().fold(Ok(()), |result, port| result.and(self.remove(port)))
+        let mut result = Ok(());
+        for port in rest {
+            result = result.and(self.remove(port));
+        }
+        result
     }
 
     fn ensure(&mut self, port: Port, spec: Spec) -> Result<(), Error> {

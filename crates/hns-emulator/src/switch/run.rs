@@ -110,18 +110,19 @@ impl Engine {
                 let token = data.u64();
                 match token {
                     STOP => return Ok(()),
-                    TUNNEL => self.from_tunnel(&mut buffer)?,
-                    _ => self.from_port(token, &mut buffer),
+                    TUNNEL => self.read_tunnel(&mut buffer)?,
+                    _ => self.read_port(token, &mut buffer),
                 }
             }
         }
     }
 
-    fn from_tunnel(&self, buffer: &mut [u8]) -> io::Result<()> {
+    fn read_tunnel(&self, buffer: &mut [u8]) -> io::Result<()> {
         for _ in 0..BURST {
             match self.tunnel.recv_from(buffer) {
                 Ok((length, SocketAddr::V4(sender))) => {
-                    let outputs = self.fabric().from_tunnel(*sender.ip(), &buffer[..length], Instant::now());
+                    let outputs =
+                        self.fabric().arrive_by_tunnel(*sender.ip(), &buffer[..length], Instant::now());
                     self.send(outputs);
                 }
                 Ok(_) => {}
@@ -133,12 +134,12 @@ impl Engine {
         Ok(())
     }
 
-    fn from_port(&self, token: u64, buffer: &mut [u8]) {
+    fn read_port(&self, token: u64, buffer: &mut [u8]) {
         let Some((port, socket)) = self.ports().by_token.get(&token).cloned() else { return };
         for _ in 0..BURST {
             match socket.receive(buffer) {
                 Ok(Some(length)) => {
-                    let outputs = self.fabric().from_port(port, &buffer[..length], Instant::now());
+                    let outputs = self.fabric().arrive(port, &buffer[..length], Instant::now());
                     self.send(outputs);
                 }
                 Ok(None) => return,
