@@ -64,7 +64,8 @@ async fn follow(
         for event in chunk {
             let event = event?;
             batch.revision = event.revision();
-            let contained = listed_at.iter().any(|(kind, at)| *kind == event.key().kind && event.revision() <= *at);
+            let contained =
+                listed_at.iter().any(|(kind, at)| *kind == event.key().kind && event.revision() <= *at);
             if contained {
                 continue;
             }

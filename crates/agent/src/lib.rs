@@ -81,7 +81,10 @@ pub enum AgentError {
 }
 
 impl AgentError {
-    pub(crate) fn system(what: impl Into<String>, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+    pub(crate) fn system(
+        what: impl Into<String>,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
         Self::System { what: what.into(), source: Box::new(source) }
     }
 }

@@ -37,12 +37,17 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
             Ok(Some(stored)) => {
                 return match Resource::read(&key, &stored.value) {
                     Ok(Resource::Node(node)) => Ok(node),
-                    other => Err(AgentError::Node { node: name.to_owned(), problem: format!("it cannot be read: {other:?}") }),
+                    other => Err(AgentError::Node {
+                        node: name.to_owned(),
+                        problem: format!("it cannot be read: {other:?}"),
+                    }),
                 };
             }
             result => {
                 if !told {
-                    let why = result.err().map_or_else(|| "it does not exist yet".to_owned(), |error| error.to_string());
+                    let why = result
+                        .err()
+                        .map_or_else(|| "it does not exist yet".to_owned(), |error| error.to_string());
                     tracing::info!(node = name, why, "the Node is not known; it is waited for");
                     told = true;
                 }
@@ -84,7 +89,8 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
         move |error| AgentError::system(what, error)
     };
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
-    let dataplane = tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
+    let dataplane =
+        tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
     Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring) })
 }
 
@@ -97,7 +103,8 @@ async fn prepare_windows(
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     let block = ipam.ensure_block().await?;
-    let spec = OverlaySpec { name: tortie_windows::NETWORK.to_owned(), block, vni: network.vni, adapter: None };
+    let spec =
+        OverlaySpec { name: tortie_windows::NETWORK.to_owned(), block, vni: network.vni, adapter: None };
     let deadline = Instant::now() + NETWORK_PATIENCE;
     let overlay = loop {
         let (asked, spec) = (hcn.clone(), spec.clone());
@@ -120,7 +127,12 @@ async fn prepare_windows(
 }
 
 /// Writes the node's tunnel address, and its MAC where it does not follow from the name, into the Node's annotations.
-async fn annotate(store: &dyn Store, node: &str, address: Ipv4Addr, mac: Option<String>) -> Result<(), AgentError> {
+async fn annotate(
+    store: &dyn Store,
+    node: &str,
+    address: Ipv4Addr,
+    mac: Option<String>,
+) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     loop {
         let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;

@@ -40,7 +40,8 @@ pub(crate) struct InForce {
 impl InForce {
     /// Whether the endpoint is there, with its policy as of `revision` in force.
     pub(crate) fn covers(&self, endpoint: &EndpointId, revision: Revision) -> bool {
-        let failed = self.report.retry && (self.report.endpoints.contains_key(endpoint) || !self.report.node.is_empty());
+        let failed = self.report.retry
+            && (self.report.endpoints.contains_key(endpoint) || !self.report.node.is_empty());
         self.given >= revision && !failed && self.endpoints.binary_search(endpoint).is_ok()
     }
 }

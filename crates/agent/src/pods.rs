@@ -53,7 +53,12 @@ impl Pods {
     async fn try_add(&self, call: &Invocation, id: &EndpointId) -> Result<Success, Failure> {
         let (pod, namespace_labels) = tokio::try_join!(self.pod(id), self.namespace_labels(&id.namespace))?;
         if pod.spec.node_name.as_deref().is_some_and(|node| node != self.node) {
-            let msg = format!("pod {}/{} belongs to node {}", id.namespace, id.pod, pod.spec.node_name.unwrap_or_default());
+            let msg = format!(
+                "pod {}/{} belongs to node {}",
+                id.namespace,
+                id.pod,
+                pod.spec.node_name.unwrap_or_default()
+            );
             return Err(Failure::new(Code::INVALID_ENVIRONMENT, msg, format!("this is node {}", self.node)));
         }
         let request = Request {
@@ -63,7 +68,8 @@ impl Pods {
             namespace_labels,
         };
         let assignment = self.ipam.assign(&request).await;
-        let assignment = assignment.map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))?;
+        let assignment = assignment
+            .map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))?;
         let interface = self.connect(call, id, assignment).await?;
         let revision = self.publish(call, id, &pod, assignment, &interface).await?;
         self.wait_for_policy(id, revision).await?;
@@ -81,24 +87,31 @@ impl Pods {
         blocking(move || wiring.disconnect(&endpoint, &container)).await.map_err(wiring_failure)?;
         self.withdraw(call, id).await.map_err(store_failure)?;
         let released = self.ipam.release(&handle(call)).await;
-        released.map_err(|error| Failure::new(Code::IPAM, "the pod's address could not be released", error.to_string()))?;
+        released.map_err(|error| {
+            Failure::new(Code::IPAM, "the pod's address could not be released", error.to_string())
+        })?;
         Ok(())
     }
 
     /// CNI CHECK: the endpoint is stored for this container, and its interface is as it was made.
     pub(crate) async fn check(&self, call: &Invocation) -> Result<(), Failure> {
         let id = endpoint_id(call)?;
-        let differs = |what: String| Failure::new(Code::DIFFERS, format!("pod {}/{}: {what}", id.namespace, id.pod), "");
+        let differs = |what: String| {
+            Failure::new(Code::DIFFERS, format!("pod {}/{}: {what}", id.namespace, id.pod), "")
+        };
         let key = self.key(&id);
         let stored = self.store.get(&key).await.map_err(store_failure)?;
-        let stored = stored.ok_or_else(|| Failure::new(Code::UNKNOWN_CONTAINER, format!("{key} does not exist"), ""))?;
+        let stored = stored
+            .ok_or_else(|| Failure::new(Code::UNKNOWN_CONTAINER, format!("{key} does not exist"), ""))?;
         let Ok(Resource::WorkloadEndpoint(endpoint)) = Resource::read(&key, &stored.value) else {
             return Err(differs(format!("{key} cannot be read")));
         };
         if endpoint.spec.container_id != call.container_id {
             return Err(differs(format!("it belongs to container {}", endpoint.spec.container_id)));
         }
-        let Some(assignment) = self.find(call).await? else { return Err(differs("it has no address".to_owned())) };
+        let Some(assignment) = self.find(call).await? else {
+            return Err(differs("it has no address".to_owned()));
+        };
         let has = endpoint.spec.ip_networks.iter().any(|net| net.addr() == assignment.address);
         if !has {
             return Err(differs(format!("its address {} is not the endpoint's", assignment.address)));
@@ -115,9 +128,13 @@ impl Pods {
         let listing = self.store.list(Kind::WorkloadEndpoint).await.map_err(store_failure)?;
         let mut failures = Vec::new();
         for stored in listing.items {
-            let Ok(Resource::WorkloadEndpoint(endpoint)) = Resource::read(&stored.key, &stored.value) else { continue };
+            let Ok(Resource::WorkloadEndpoint(endpoint)) = Resource::read(&stored.key, &stored.value) else {
+                continue;
+            };
             let spec = endpoint.spec;
-            let known = valid.iter().any(|each| each.container_id == spec.container_id && each.ifname == spec.endpoint);
+            let known = valid
+                .iter()
+                .any(|each| each.container_id == spec.container_id && each.ifname == spec.endpoint);
             if spec.node != self.node || known {
                 continue;
             }
@@ -143,7 +160,13 @@ impl Pods {
     async fn pod(&self, id: &EndpointId) -> Result<Pod, Failure> {
         let key = Key::namespaced(Kind::Pod, &id.namespace, &id.pod);
         let stored = self.store.get(&key).await.map_err(store_failure)?;
-        let unknown = || Failure::new(Code::TRY_AGAIN_LATER, format!("{key} is not known"), "it is asked for again when the runtime tries again");
+        let unknown = || {
+            Failure::new(
+                Code::TRY_AGAIN_LATER,
+                format!("{key} is not known"),
+                "it is asked for again when the runtime tries again",
+            )
+        };
         match Resource::read(&key, &stored.ok_or_else(unknown)?.value) {
             Ok(Resource::Pod(pod)) => Ok(pod),
             _ => Err(Failure::new(Code::DECODING, format!("{key} cannot be read"), "")),
@@ -152,7 +175,9 @@ impl Pods {
 
     async fn namespace_labels(&self, name: &str) -> Result<BTreeMap<String, String>, Failure> {
         let key = Key::global(Kind::Namespace, name);
-        let Some(stored) = self.store.get(&key).await.map_err(store_failure)? else { return Ok(BTreeMap::new()) };
+        let Some(stored) = self.store.get(&key).await.map_err(store_failure)? else {
+            return Ok(BTreeMap::new());
+        };
         match Resource::read(&key, &stored.value) {
             Ok(Resource::Namespace(namespace)) => Ok(namespace.metadata.labels),
             _ => Err(Failure::new(Code::DECODING, format!("{key} cannot be read"), "")),
@@ -162,10 +187,17 @@ impl Pods {
     /// The address that the container has already.
     async fn find(&self, call: &Invocation) -> Result<Option<Assignment>, Failure> {
         let found = self.ipam.find(&handle(call)).await;
-        found.map_err(|error| Failure::new(Code::IPAM, "the pod's address cannot be looked up", error.to_string()))
+        found.map_err(|error| {
+            Failure::new(Code::IPAM, "the pod's address cannot be looked up", error.to_string())
+        })
     }
 
-    async fn connect(&self, call: &Invocation, id: &EndpointId, assignment: Assignment) -> Result<PodInterface, Failure> {
+    async fn connect(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        assignment: Assignment,
+    ) -> Result<PodInterface, Failure> {
         let (wiring, attachment) = (self.wiring.clone(), self.attachment(call, id, assignment));
         blocking(move || wiring.connect(&attachment)).await.map_err(wiring_failure)
     }
@@ -202,14 +234,17 @@ impl Pods {
                 mac: interface.mac.to_string(),
             },
         };
-        let value: Value = serde_json::to_value(endpoint)
-            .map_err(|error| Failure::new(Code::DECODING, format!("{key} cannot be written"), error.to_string()))?;
+        let value: Value = serde_json::to_value(endpoint).map_err(|error| {
+            Failure::new(Code::DECODING, format!("{key} cannot be written"), error.to_string())
+        })?;
         loop {
             let written = match self.store.create(&key, value.clone()).await {
-                Err(StoreError::AlreadyExists(_)) => match self.store.get(&key).await.map_err(store_failure)? {
-                    Some(before) => self.store.update(&key, value.clone(), before.revision).await,
-                    None => continue,
-                },
+                Err(StoreError::AlreadyExists(_)) => {
+                    match self.store.get(&key).await.map_err(store_failure)? {
+                        Some(before) => self.store.update(&key, value.clone(), before.revision).await,
+                        None => continue,
+                    }
+                }
                 written => written,
             };
             match written {
@@ -244,7 +279,13 @@ impl Pods {
             Ok(Err(_)) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent is going down", "")),
             Err(_) => {
                 let now = self.in_force.borrow();
-                let why: Vec<String> = now.report.node.iter().chain(now.report.endpoints.get(id).into_iter().flatten()).map(|c| c.message.clone()).collect();
+                let why: Vec<String> = now
+                    .report
+                    .node
+                    .iter()
+                    .chain(now.report.endpoints.get(id).into_iter().flatten())
+                    .map(|c| c.message.clone())
+                    .collect();
                 let msg = format!("the policy of pod {}/{} is not in force", id.namespace, id.pod);
                 Err(Failure::new(Code::TRY_AGAIN_LATER, msg, why.join("; ")))
             }
@@ -253,7 +294,10 @@ impl Pods {
 
     fn success(&self, call: &Invocation, assignment: Assignment, interface: &PodInterface) -> Success {
         let (prefix, gateway) = if self.os == "windows" {
-            (assignment.block.prefix_len(), std::net::Ipv4Addr::from_bits(assignment.block.network().to_bits() + 1))
+            (
+                assignment.block.prefix_len(),
+                std::net::Ipv4Addr::from_bits(assignment.block.network().to_bits() + 1),
+            )
         } else {
             (32, tortie_linux::wire::GATEWAY)
         };
@@ -287,7 +331,12 @@ impl Pods {
     /// What stands beside the address in its block (`calico.md` 5.2); the time in Go's text form.
     fn owner(&self, id: &EndpointId) -> BTreeMap<String, String> {
         let now = Timestamp::now().strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC").to_string();
-        let pairs = [("node", self.node.clone()), ("namespace", id.namespace.clone()), ("pod", id.pod.clone()), ("timestamp", now)];
+        let pairs = [
+            ("node", self.node.clone()),
+            ("namespace", id.namespace.clone()),
+            ("pod", id.pod.clone()),
+            ("timestamp", now),
+        ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
@@ -302,13 +351,23 @@ fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {
         let value = call.args.get(name).filter(|value| !value.is_empty()).cloned();
         value.ok_or_else(|| Failure::new(Code::INVALID_ENVIRONMENT, format!("CNI_ARGS has no {name}"), ""))
     };
-    Ok(EndpointId { namespace: arg("K8S_POD_NAMESPACE")?, pod: arg("K8S_POD_NAME")?, interface: call.interface.clone() })
+    Ok(EndpointId {
+        namespace: arg("K8S_POD_NAMESPACE")?,
+        pod: arg("K8S_POD_NAME")?,
+        interface: call.interface.clone(),
+    })
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, WiringError> + Send + 'static) -> Result<T, WiringError> {
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, WiringError> + Send + 'static,
+) -> Result<T, WiringError> {
     let done = tokio::task::spawn_blocking(work).await;
     done.unwrap_or_else(|panic| {
-        Err(WiringError::System { operation: "connecting pods", object: "the agent".to_owned(), source: Box::new(panic) })
+        Err(WiringError::System {
+            operation: "connecting pods",
+            object: "the agent".to_owned(),
+            source: Box::new(panic),
+        })
     })
 }
 

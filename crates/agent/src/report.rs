@@ -53,7 +53,8 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
         metadata: Metadata { name: key.name.clone(), ..Metadata::default() },
         status: status.clone(),
     };
-    let value: Value = serde_json::to_value(report).map_err(|error| StoreError::Damaged(error.to_string()))?;
+    let value: Value =
+        serde_json::to_value(report).map_err(|error| StoreError::Damaged(error.to_string()))?;
     match store.get(key).await? {
         None => store.create(key, value).await.map(drop),
         Some(stored) => store.update(key, value, stored.revision).await.map(drop),
@@ -63,7 +64,8 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
 fn status(os: &str, in_force: &InForce) -> NodeStatus {
     let node = in_force.report.node.iter().map(|condition| (String::new(), condition));
     let endpoints = in_force.report.endpoints.iter();
-    let endpoints = endpoints.flat_map(|(id, conditions)| conditions.iter().map(|c| (format!("{}/{}", id.namespace, id.pod), c)));
+    let endpoints = endpoints
+        .flat_map(|(id, conditions)| conditions.iter().map(|c| (format!("{}/{}", id.namespace, id.pod), c)));
     let conditions = node.chain(endpoints).map(|(object, condition)| ReportedCondition {
         object,
         reason: condition.reason.to_owned(),

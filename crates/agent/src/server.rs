@@ -45,7 +45,8 @@ pub(crate) async fn drain_queue(pods: Arc<Pods>, queue: &Path) {
     loop {
         let mut failed = false;
         for file in waiting(queue) {
-            let call = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Invocation>(&text).ok());
+            let call =
+                std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Invocation>(&text).ok());
             let Some(call) = call else {
                 tracing::error!(file = %file.display(), "a deletion that was left on disk cannot be read; it is skipped");
                 continue;
@@ -85,7 +86,9 @@ impl Server {
         stream.read_exact(&mut body).await?;
         let answer = match serde_json::from_slice::<Invocation>(&body) {
             Ok(call) => self.carry_out(&call).await,
-            Err(error) => Err(Failure::new(Code::DECODING, "the plugin's call cannot be read", error.to_string())),
+            Err(error) => {
+                Err(Failure::new(Code::DECODING, "the plugin's call cannot be read", error.to_string()))
+            }
         };
         stream.write_all(&encode_answer(answer)?).await
     }

@@ -40,13 +40,16 @@ impl Get {
             let kinds: Vec<&str> = Kind::all().map(Kind::plural).collect();
             format!("{:?} is no kind of object; the kinds are {}", self.kind, kinds.join(", "))
         })?;
-        let items = crate::runtime()?.block_on(async { anyhow::Ok(self.store.open()?.list(kind).await?.items) })?;
+        let items =
+            crate::runtime()?.block_on(async { anyhow::Ok(self.store.open()?.list(kind).await?.items) })?;
         let wanted = |stored: &Stored| {
             (self.names.is_empty() || self.names.contains(&stored.key.name))
                 && self.namespace.as_ref().is_none_or(|namespace| *namespace == stored.key.namespace)
         };
         let items: Vec<Stored> = items.into_iter().filter(wanted).collect();
-        if let Some(missing) = self.names.iter().find(|name| !items.iter().any(|stored| stored.key.name == **name)) {
+        if let Some(missing) =
+            self.names.iter().find(|name| !items.iter().any(|stored| stored.key.name == **name))
+        {
             bail!("{kind} {missing} does not exist");
         }
         match self.output {
@@ -100,8 +103,10 @@ fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
         Kind::Pod => vec![text("/status/phase"), text("/status/podIP"), text("/spec/nodeName")],
         Kind::Node => match Resource::read(&stored.key, value) {
             Ok(Resource::Node(node)) => {
-                let shown = |address: Option<std::net::Ipv4Addr>| address.map(|a| a.to_string()).unwrap_or_default();
-                let os = node.metadata.labels.get(tortie_api::kubernetes::Node::OS).cloned().unwrap_or_default();
+                let shown =
+                    |address: Option<std::net::Ipv4Addr>| address.map(|a| a.to_string()).unwrap_or_default();
+                let os =
+                    node.metadata.labels.get(tortie_api::kubernetes::Node::OS).cloned().unwrap_or_default();
                 vec![os, shown(node.address()), shown(node.vxlan_address())]
             }
             _ => vec!["(cannot be read)".into()],
@@ -115,7 +120,9 @@ fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
             let shown: Vec<String> = shown.collect();
             vec![text("/status/os"), text("/status/revision"), text("/status/endpoints"), shown.join("; ")]
         }
-        Kind::WorkloadEndpoint => vec![text("/spec/node"), text("/spec/ipNetworks"), text("/spec/interfaceName")],
+        Kind::WorkloadEndpoint => {
+            vec![text("/spec/node"), text("/spec/ipNetworks"), text("/spec/interfaceName")]
+        }
         Kind::IpPool => vec![text("/spec/cidr"), text("/spec/blockSize"), text("/spec/vxlanMode")],
         Kind::IpamBlock => {
             let free = value["unallocated"].as_array().map_or(0, Vec::len);

@@ -131,7 +131,10 @@ impl LabCommand {
                 exec_code(join::exec(&netns, &format!("node {node}"), &command)?)
             }
             Self::Matrix { port, output } => show_matrix(port, output),
-            Self::Inside { what } => crate::runtime()?.block_on(inside(what)),
+            Self::Inside { what } => {
+                tortie_lab::enter_inside()?;
+                crate::runtime()?.block_on(inside(what))
+            }
         }
     }
 }
@@ -200,7 +203,11 @@ fn down() -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + DOWN_PATIENCE;
     while dir.path().exists() {
         if Instant::now() > deadline {
-            bail!("the lab in {} has not ended within {} seconds", dir.path().display(), DOWN_PATIENCE.as_secs());
+            bail!(
+                "the lab in {} has not ended within {} seconds",
+                dir.path().display(),
+                DOWN_PATIENCE.as_secs()
+            );
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -227,7 +234,10 @@ pub(crate) fn hns_process() -> anyhow::Result<ExitCode> {
     crate::log("info");
     let [socket, address] = arguments()?;
     let address: Ipv4Addr = address.parse().with_context(|| format!("{address:?} is no IPv4 address"))?;
-    run_service(ServiceConfig { hns: HnsConfig::new(HnsConfig::SERVER_2022, address), socket: socket.into() })?;
+    run_service(ServiceConfig {
+        hns: HnsConfig::new(HnsConfig::SERVER_2022, address),
+        socket: socket.into(),
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -43,7 +43,12 @@ enum Command {
 
 fn main() -> ExitCode {
     let called = std::env::args_os().next();
-    let called = called.as_deref().map(Path::new).and_then(Path::file_name).and_then(OsStr::to_str).unwrap_or("tortie");
+    let called = called
+        .as_deref()
+        .map(Path::new)
+        .and_then(Path::file_name)
+        .and_then(OsStr::to_str)
+        .unwrap_or("tortie");
     match called {
         "tortie-cni" => return tortie_cni::plugin::main(),
         #[cfg(feature = "lab")]

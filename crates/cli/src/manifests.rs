@@ -71,7 +71,10 @@ impl Apply {
                 output::line(&format!("in force on {} nodes", reports.len()));
                 for (node, report) in reports {
                     for condition in report.conditions {
-                        output::error_line(&format!("node {node}: {}: {}: {}", condition.object, condition.reason, condition.message));
+                        output::error_line(&format!(
+                            "node {node}: {}: {}: {}",
+                            condition.object, condition.reason, condition.message
+                        ));
                     }
                 }
             }
@@ -122,7 +125,9 @@ async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> 
     if key.kind == Kind::Namespace {
         for kind in Kind::all().filter(|kind| kind.namespaced() && *kind != Kind::WorkloadEndpoint) {
             let items = store.list(kind).await?.items;
-            keys.extend(items.into_iter().map(|stored| stored.key).filter(|inner| inner.namespace == key.name));
+            keys.extend(
+                items.into_iter().map(|stored| stored.key).filter(|inner| inner.namespace == key.name),
+            );
         }
     }
     keys.push(key);
@@ -180,7 +185,8 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             file.extension().is_some_and(|ending| ending == "yaml" || ending == "yml" || ending == "json")
         };
         let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
-        let mut inside: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_manifest).collect();
+        let mut inside: Vec<PathBuf> =
+            entries.flatten().map(|entry| entry.path()).filter(is_manifest).collect();
         inside.sort();
         all.extend(inside);
     }

@@ -35,7 +35,8 @@ impl StoreArguments {
             bail!("--store {address:?} is neither unix:PATH nor tls:HOST:PORT");
         };
         let read = |option: &str, path: &Option<PathBuf>| {
-            let path = path.as_ref().with_context(|| format!("--store tls:{address} needs --tls-{option}"))?;
+            let path =
+                path.as_ref().with_context(|| format!("--store tls:{address} needs --tls-{option}"))?;
             std::fs::read_to_string(path).with_context(|| format!("--tls-{option} {}", path.display()))
         };
         let tls = TlsIdentity {
@@ -51,7 +52,10 @@ impl StoreArguments {
 fn default_store() -> anyhow::Result<Arc<dyn Store>> {
     let dir = crate::lab::dir();
     if !dir.in_use() {
-        bail!("no lab is running in {}; start one with `tortie lab up`, or say --store", dir.path().display());
+        bail!(
+            "no lab is running in {}; start one with `tortie lab up`, or say --store",
+            dir.path().display()
+        );
     }
     Ok(Arc::new(Remote::unix(&dir.store_socket())))
 }

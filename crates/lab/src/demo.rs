@@ -41,13 +41,15 @@ pub async fn run(
     for object in &objects {
         apply(&*store, object).await?;
     }
-    let pods: Vec<Key> = objects.into_iter().map(|object| object.key).filter(|key| key.kind == Kind::Pod).collect();
+    let pods: Vec<Key> =
+        objects.into_iter().map(|object| object.key).filter(|key| key.kind == Kind::Pod).collect();
     let running = cluster.wait_for_pods(&pods).await?;
     for (key, (address, node)) in &running {
         progress.done(&format!("pod {}/{} runs on {node} with {address}", key.namespace, key.name));
     }
     // A pod is known everywhere once every node has taken in the last of them.
-    let revision = store.list(Kind::WorkloadEndpoint).await?.items.iter().map(|item| item.revision).max().unwrap_or(0);
+    let revision =
+        store.list(Kind::WorkloadEndpoint).await?.items.iter().map(|item| item.revision).max().unwrap_or(0);
     cluster.wait_in_force(revision).await?;
     let before = matrix::probe_all(cluster.dir(), &*store, "before policy", Some(PORT)).await?;
     progress.done(&format!("{} connections were tried", before.connections.len()));

@@ -21,8 +21,8 @@ pub enum Outcome {
     Interrupted,
 }
 
-/// Runs this very program again, with these arguments, as the first process of a lab, and waits for it. Must be called
-/// before the process has started any thread.
+/// Runs this very program again, with these arguments, as the first process of a lab, and waits for it. That process must
+/// begin with [`enter_inside`]. Must be called before the calling process has started any thread.
 ///
 /// # Errors
 /// The lab could not be started, or its folder not be removed afterwards.
@@ -38,7 +38,7 @@ pub fn supervise(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError
 fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError> {
     let program = std::env::current_exe().map_err(LabError::io("finding this program's own file"))?;
     link_binaries(dir, &program)?;
-    enter(Namespaces { user: !getuid().is_root(), mount: true, net: true, pid: true })?;
+    enter(Namespaces { user: !getuid().is_root(), mount: false, net: true, pid: true })?;
 
     // One thread: the kernel allows no more after a PID namespace was entered.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -53,6 +53,15 @@ fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError>
         std::fs::write(dir.pid_file(), pid).map_err(LabError::file("writing", &dir.pid_file()))?;
         wait(&mut child).await
     })
+}
+
+/// What the first process inside the lab does before anything else, and before it starts any thread: its mounts are its
+/// own, so that they end with it and the supervisor can remove the folder.
+///
+/// # Errors
+/// The kernel refused a mount namespace.
+pub fn enter_inside() -> Result<(), LabError> {
+    Ok(enter(Namespaces { mount: true, ..Namespaces::default() })?)
 }
 
 /// Waits for the child; a signal to end is handed on to it once, and then it is waited for.
