@@ -55,7 +55,7 @@ impl Get {
         match self.output {
             Format::Table => output::columns(&table(kind, &items)),
             Format::Json => {
-                let values: Vec<Value> = items.into_iter().map(|stored| stored.value).collect();
+                let values: Vec<Value> = items.into_iter().map(document).collect();
                 let document = match <[Value; 1]>::try_from(values) {
                     Ok([value]) if !self.names.is_empty() => value,
                     Ok(values) => json!({"apiVersion": "v1", "kind": "List", "items": values}),
@@ -66,6 +66,15 @@ impl Get {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// The object as a document. IPAM's own records are stored bare, as Calico does, and get their name beside them.
+fn document(stored: Stored) -> Value {
+    if stored.value.get("metadata").is_some() {
+        return stored.value;
+    }
+    let kind = stored.key.kind;
+    json!({"apiVersion": kind.api_version(), "kind": kind.name(), "metadata": {"name": stored.key.name}, "spec": stored.value})
 }
 
 fn table(kind: Kind, items: &[Stored]) -> Vec<Vec<String>> {

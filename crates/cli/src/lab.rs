@@ -122,12 +122,12 @@ impl LabCommand {
             Self::Exec { pod, command } => {
                 let (namespace, name) = pod.split_once('/').unwrap_or(("default", &pod));
                 let netns = dir().pod_netns(namespace, name);
-                join::join(&dir())?;
+                join::join(&dir(), join::Next::RunCommand)?;
                 exec_code(join::exec(&netns, &format!("pod {namespace}/{name}"), &command)?)
             }
             Self::Capture { node, command } => {
                 let netns = dir().node_netns(&node);
-                join::join(&dir())?;
+                join::join(&dir(), join::Next::RunCommand)?;
                 exec_code(join::exec(&netns, &format!("node {node}"), &command)?)
             }
             Self::Matrix { port, output } => show_matrix(port, output),
@@ -217,7 +217,7 @@ fn down() -> anyhow::Result<ExitCode> {
 
 fn show_matrix(port: Option<u16>, format: Format) -> anyhow::Result<ExitCode> {
     let dir = dir();
-    join::join(&dir)?;
+    join::join(&dir, join::Next::StartThreads)?;
     crate::runtime()?.block_on(async {
         let store = tortie_store::rpc::Remote::unix(&dir.store_socket());
         let step = matrix::probe_all(&dir, &store, "now", port).await?;

@@ -158,10 +158,7 @@ fn a_cluster_is_worked_with_from_another_terminal() {
     assert!(String::from_utf8_lossy(&second.stderr).contains("a lab is running already"), "{second:?}");
 
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml"), "-f", &support::spread_pods(&lab)]);
-    lab.wait_until("all pods run", || {
-        let pods = lab.json(&["get", "pods", "-o", "json"]);
-        pods["items"].as_array().unwrap().iter().all(|pod| pod["status"]["phase"] == "Running")
-    });
+    lab.wait_for_pods();
     let reached = |expected: &str, from: &str, to: &str| {
         let matrix = lab.json(&["lab", "matrix", "-o", "json", "--port", "80"]);
         let found = cells(&matrix)[&(from.to_owned(), to.to_owned())].clone();
@@ -207,8 +204,6 @@ fn a_cluster_is_worked_with_from_another_terminal() {
             .all(|verdict| verdict != "cut")
     });
 
-    exec_and_capture(&lab);
-
     lab.ok(&["delete", "namespace", "calico-demo"]);
     lab.wait_until("every address is released", || {
         names("workloadendpoints").is_empty() && names("ipamhandles").len() == 2
@@ -249,7 +244,7 @@ fn exec_and_capture(lab: &Lab) {
     capture.wait_for_line("listening on eth0");
     lab.json(&["lab", "matrix", "-o", "json", "--port", "80"]);
     let lines = capture.output();
-    for (from, to) in [("192.0.2.11", "192.0.2.13"), ("192.0.2.13", "192.0.2.11")] {
+    for (from, to) in [("192.0.2.11", "192.0.2.12"), ("192.0.2.12", "192.0.2.11")] {
         let way = |line: &&String| {
             line.contains(&format!("IP {from}.")) && line.contains(&format!("> {to}.4789: VXLAN"))
         };
@@ -272,17 +267,17 @@ fn bad_input_changes_nothing() {
         (
             "field.yml",
             format!("{policy}  selectr: a == 'b'\n"),
-            "field.yml:8: NetworkPolicy n/p: spec.selectr: unknown field",
+            "field.yml:9: NetworkPolicy n/p: spec.selectr: unknown field",
         ),
         (
             "selector.yml",
             format!("{policy}  selector: a = 'b'\n"),
-            "selector.yml:8: NetworkPolicy n/p: spec.selector: selector",
+            "selector.yml:9: NetworkPolicy n/p: spec.selector: selector",
         ),
         (
             "cidr.yml",
             format!("{policy}  ingress:\n  - action: Allow\n    source:\n      nets:\n      - 10.0.0.0/40\n"),
-            "cidr.yml:12: NetworkPolicy n/p: spec.ingress[0].source.nets[0]: \"10.0.0.0/40\" is no network",
+            "cidr.yml:13: NetworkPolicy n/p: spec.ingress[0].source.nets[0]: \"10.0.0.0/40\" is no network",
         ),
         (
             "kind.yml",
@@ -292,7 +287,7 @@ fn bad_input_changes_nothing() {
         (
             "twice.yml",
             format!("{policy}  order: 1\n  order: 2\n"),
-            "twice.yml:9: spec.order: the field is given twice",
+            "twice.yml:10: spec.order: the field is given twice",
         ),
     ] {
         let file = lab.file(name, &format!("{good}{bad}"));
@@ -322,16 +317,25 @@ fn a_folder_that_is_no_labs_is_not_touched() {
     assert_eq!(std::fs::read_to_string(lab.dir().join("thesis.txt")).unwrap(), "years of work");
 }
 
+#[test]
+fn commands_run_in_pods_and_nodes() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&[]);
+    lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
+    lab.wait_for_pods();
+    exec_and_capture(&lab);
+    running.signal(Signal::TERM);
+    running.wait();
+    assert_eq!(leftovers(&lab), Vec::<String>::new());
+}
+
 /// Traffic goes on while the agents are gone, and they find their objects when they come back.
 #[test]
 fn an_agent_that_is_killed_cuts_nothing() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
-    lab.wait_until("all pods run", || {
-        let pods = lab.json(&["get", "pods", "-o", "json"]);
-        pods["items"].as_array().unwrap().iter().all(|pod| pod["status"]["phase"] == "Running")
-    });
+    lab.wait_for_pods();
     lab.ok(&["apply", "--wait", "-f", &lab.example("policy-demo-policy.yml")]);
     let before = cells(&lab.json(&["lab", "matrix", "-o", "json", "--port", "80"]));
     for agent in lab.processes().into_iter().filter(|process| process.command.contains("tortie agent")) {

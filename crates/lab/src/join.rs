@@ -9,12 +9,21 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::{LabDir, LabError};
 
-/// Moves the calling process into the lab's user, mount, network and PID namespaces. Must be called before the process
-/// has started any thread.
+/// What a process that joins does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// It runs a command, whose processes then are the lab's and end with it. It can start no threads of its own.
+    RunCommand,
+    /// It starts threads, and stays out of the lab's PID namespace.
+    StartThreads,
+}
+
+/// Moves the calling process into the lab's user, mount and network namespaces, and its children into the PID namespace
+/// if it runs a command. Must be called before the process has started any thread.
 ///
 /// # Errors
 /// No lab runs, or it is somebody else's.
-pub fn join(dir: &LabDir) -> Result<(), LabError> {
+pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
     if !dir.in_use() {
         return Err(LabError::NotRunning(dir.path().to_owned()));
     }
@@ -28,6 +37,9 @@ pub fn join(dir: &LabDir) -> Result<(), LabError> {
         ("net", LinkNameSpaceType::Network),
         ("mnt", LinkNameSpaceType::Mount),
     ] {
+        if kind == LinkNameSpaceType::ProcessID && next == Next::StartThreads {
+            continue;
+        }
         let theirs = format!("/proc/{}/ns/{name}", pid.trim());
         let ours = format!("/proc/self/ns/{name}");
         let target = |path: &str| fs::read_link(path).map_err(LabError::io(format!("looking at {path}")));

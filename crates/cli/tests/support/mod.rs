@@ -112,6 +112,13 @@ impl Lab {
         }
     }
 
+    pub fn wait_for_pods(&self) {
+        self.wait_until("all pods run", || {
+            let pods = self.json(&["get", "pods", "-o", "json"]);
+            pods["items"].as_array().unwrap().iter().all(|pod| pod["status"]["phase"] == "Running")
+        });
+    }
+
     pub fn example(&self, name: &str) -> String {
         self.file(
             name,
