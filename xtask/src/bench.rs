@@ -67,7 +67,7 @@ fn demo() -> Result<()> {
 /// and by Debian's `ptp` with `host-local` (address, interface), executed the same way.
 fn cni() -> Result<()> {
     let lab = Lab::up()?;
-    let node = lab.folder.path().join("lab/netns/node:primary");
+    let agent = lab.agent_pid()?;
     let supervisor = lab.inside_pid()?;
     let tortie = Plugin {
         name: "tortie (policy in force)",
@@ -77,7 +77,7 @@ fn cni() -> Result<()> {
             "agentSocket": lab.folder.path().join("lab/nodes/primary/cni.sock"),
             "deletionQueue": lab.folder.path().join("queue"),
         }),
-        enter: vec![format!("--mount=/proc/{supervisor}/ns/mnt"), format!("--net={}", node.display())],
+        enter: vec![format!("--mount=/proc/{supervisor}/ns/mnt"), format!("--net=/proc/{agent}/ns/net")],
         mounts: Some(format!("/proc/{supervisor}/ns/mnt")),
     };
     let peer_folder = tempfile::tempdir()?;
@@ -296,6 +296,19 @@ impl Lab {
     /// The number of the first process inside the lab.
     fn inside_pid(&self) -> Result<String> {
         Ok(fs::read_to_string(self.folder.path().join("lab/pid"))?.trim().to_owned())
+    }
+
+    /// The number of the agent, which runs in the node's network namespace.
+    fn agent_pid(&self) -> Result<String> {
+        let folder = self.folder.path().display().to_string();
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command);
+            if command.contains(&folder) && command.contains("\0agent\0") {
+                return Ok(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        bail!("the lab's agent is not running")
     }
 
     /// Pods for the plugin to find, on a node that no runtime serves, so that only this benchmark adds them.
