@@ -5,6 +5,7 @@ use std::io;
 use thiserror::Error;
 
 use crate::netlink::Refusal;
+use crate::nftables::Op;
 
 /// A failure, with what was being done to which object.
 #[derive(Debug, Error)]
@@ -41,11 +42,23 @@ pub enum Error {
         /// The error number, and what the kernel said beside it.
         refusal: Refusal,
     },
-    /// Something is not there.
-    #[error("{object}: not found")]
-    NotFound {
-        /// The link, table … that is missing.
-        object: String,
+    /// The kernel refused a change of an nftables table, and with it the whole transaction.
+    #[error("table {table}, {op}: the kernel refused to {}: {refusal}", op.operation())]
+    Transaction {
+        /// The name of the table.
+        table: String,
+        /// The change that was refused.
+        op: Box<Op>,
+        /// The error number, and what the kernel said beside it.
+        refusal: Refusal,
+    },
+    /// A name that Tortie needs belongs to something else.
+    #[error("{name} is a link of the kind {kind:?}, but Tortie needs the name; rename that link")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// What the link of that name is.
+        kind: String,
     },
 }
 
@@ -73,8 +86,10 @@ impl Error {
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::System { source, .. } | Self::Namespaces { source, .. } => source.raw_os_error(),
-            Self::Refused { refusal, .. } => refusal.source.raw_os_error(),
-            Self::NotFound { .. } => None,
+            Self::Refused { refusal, .. } | Self::Transaction { refusal, .. } => {
+                refusal.source.raw_os_error()
+            }
+            Self::NameTaken { .. } => None,
         }
     }
 }

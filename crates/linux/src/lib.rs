@@ -4,6 +4,7 @@
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 
+pub mod dataplane;
 pub mod ethtool;
 pub mod namespace;
 pub mod netlink;
@@ -11,10 +12,12 @@ pub mod nftables;
 pub mod packet;
 pub mod route;
 pub mod sysctl;
+pub mod wire;
 
 mod error;
 mod sys;
 
+pub use dataplane::Dataplane;
 pub use error::Error;
 pub use sys::interface_index;
 

@@ -244,11 +244,8 @@ fn put_base(to: &mut Vec<u8>, base: &BaseChain) {
 
 /// A comment as `nft` keeps it: type, length, text with its NUL (`NFTNL_UDATA_RULE_COMMENT` of libnftnl).
 fn comment(text: &str) -> Vec<u8> {
-    let mut end = text.len().min(COMMENT_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    [&[0, end as u8 + 1], &text.as_bytes()[..end], &[0]].concat()
+    let text = &text[..text.floor_char_boundary(Rule::LONGEST_COMMENT)];
+    [&[0, text.len() as u8 + 1], text.as_bytes(), &[0]].concat()
 }
 
 /// The byte order of the keys, without which `nft` shows interface names as empty (`NFTNL_UDATA_SET_KEYBYTEORDER` of
@@ -261,9 +258,6 @@ fn byte_order(spec: &SetSpec) -> [u8; 6] {
     let [a, b, c, d] = order.to_ne_bytes();
     [0, 4, a, b, c, d]
 }
-
-/// The most bytes of a comment, as `nft` has it.
-pub const COMMENT_MAX: usize = 128;
 
 pub fn set_flags(spec: &SetSpec) -> u32 {
     let interval = if spec.interval { NFT_SET_INTERVAL } else { 0 };

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 pub use model::{BaseChain, Chain, ChainKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value};
+pub(crate) use transaction::changes;
 pub use transaction::{Op, Transaction, diff, diff_elements};
 
 use crate::netlink::attribute::put_text;
@@ -89,7 +90,7 @@ impl Nft {
             let op =
                 index.checked_sub(1).and_then(|index| ops.get(index)).and_then(|op| transaction.ops.get(*op));
             return Err(match op {
-                Some(op) => Error::refused(op.operation(), format!("table {table}, {op}"))(refusal),
+                Some(op) => Error::Transaction { table: table.clone(), op: Box::new(op.clone()), refusal },
                 None => Error::refused("take the transaction", format!("table {table}"))(refusal),
             });
         }

@@ -76,8 +76,19 @@ pub enum Hook {
 pub struct Rule {
     /// The expressions.
     pub exprs: Vec<Expr>,
-    /// What `nft list` shows beside it: at most 128 bytes, empty for none.
+    /// What `nft list` shows beside it: at most [`Rule::LONGEST_COMMENT`] bytes, empty for none.
     pub comment: String,
+}
+
+impl Rule {
+    /// The most bytes of a comment, as `nft` has it.
+    pub const LONGEST_COMMENT: usize = 128;
+
+    /// A rule with a comment, of which as much is taken as there is room for.
+    #[must_use]
+    pub fn new(exprs: Vec<Expr>, comment: &str) -> Self {
+        Self { exprs, comment: comment[..comment.floor_char_boundary(Self::LONGEST_COMMENT)].to_owned() }
+    }
 }
 
 /// A set, or a map to verdicts.

@@ -38,7 +38,7 @@ pub enum Op {
 
 impl Op {
     /// What the change does, as in "refused to …".
-    pub(super) fn operation(&self) -> &'static str {
+    pub(crate) fn operation(&self) -> &'static str {
         match self {
             Self::AddTable(_) => "make the table",
             Self::DeleteTable => "delete the table",
@@ -98,9 +98,11 @@ fn created(desired: &Table) -> Vec<Op> {
     ops
 }
 
+/// The changes that make `actual` like `desired`, where no hook and no type of a set differs: also of a part of a table.
+///
 /// Everything is there before it is named: sets and chains, then rules, then the elements of maps (which name chains);
 /// and goes in the opposite order.
-fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
+pub(crate) fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
     let mut ops = Vec::new();
     for (name, set) in desired.sets.iter().filter(|(name, _)| !actual.sets.contains_key(*name)) {
         ops.push(Op::AddSet(name.clone(), set.spec.clone()));
@@ -113,10 +115,15 @@ fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
     for (name, chain) in desired.chains.iter().filter(|(name, _)| !actual.chains.contains_key(*name)) {
         ops.push(Op::AddChain(name.clone(), chain.base));
     }
-    for (name, chain) in &desired.chains {
-        let rules = actual.chains.get(name).map_or(&[][..], |chain| &chain.rules);
-        if rules != chain.rules {
-            ops.push(Op::SetRules(name.clone(), chain.rules.clone()));
+    // A chain that is new has its rules before one that is in use leads to it.
+    for new in [true, false] {
+        for (name, chain) in
+            desired.chains.iter().filter(|(name, _)| actual.chains.contains_key(*name) != new)
+        {
+            let rules = actual.chains.get(name).map_or(&[][..], |chain| &chain.rules);
+            if rules != chain.rules {
+                ops.push(Op::SetRules(name.clone(), chain.rules.clone()));
+            }
         }
     }
     ops.extend(set_changes(true));

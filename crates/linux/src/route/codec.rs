@@ -106,6 +106,7 @@ fn set_link(index: u32, settings: &[LinkSetting]) -> LinkMessage {
             LinkSetting::Mtu(mtu) => LinkAttribute::Mtu(*mtu),
             LinkSetting::Mac(mac) => LinkAttribute::Address(mac.0.to_vec()),
             LinkSetting::Name(name) => LinkAttribute::IfName(name.clone()),
+            LinkSetting::Alias(alias) => LinkAttribute::IfAlias(alias.clone()),
             LinkSetting::Controller(controller) => LinkAttribute::Controller(controller.unwrap_or(0)),
         });
     }
@@ -217,11 +218,13 @@ pub fn link(reply: &Reply) -> Option<Link> {
         up: message.header.flags.contains(LinkFlags::Up),
         controller: None,
         peer: None,
+        alias: String::new(),
         vxlan: None,
     };
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::IfAlias(alias) => link.alias = alias,
             LinkAttribute::Address(bytes) => link.mac = mac(&bytes),
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
             LinkAttribute::Controller(index) => link.controller = Some(index),

@@ -26,6 +26,8 @@ pub struct Link {
     pub controller: Option<u32>,
     /// The index of its peer in the peer's namespace, or of the link that it stands on.
     pub peer: Option<u32>,
+    /// What somebody noted at it (`ifalias`); empty for nothing.
+    pub alias: String,
     /// What a VXLAN link is set to.
     pub vxlan: Option<Vxlan>,
 }
@@ -103,6 +105,8 @@ pub enum LinkSetting {
     Mac(MacAddress),
     /// The name.
     Name(String),
+    /// A note, of at most 255 bytes (`ifalias`).
+    Alias(String),
     /// The bridge that it is a port of; `None` takes it out.
     Controller(Option<u32>),
 }

@@ -1,0 +1,127 @@
+//! The Linux dataplane: node state as nftables, routes, VXLAN and kernel parameters.
+
+mod chains;
+mod matches;
+mod network;
+mod policy;
+mod sets;
+
+use tortie_dataplane::{Condition, Delta, NodeState, Report};
+
+pub(crate) use self::network::link_parameters;
+
+use self::network::Network;
+use self::policy::{Dirty, PolicyTable};
+use crate::{Error, Result};
+
+/// What an operator may set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// The name of the nftables table. It is ours alone.
+    pub table: String,
+    /// How the names of pods' interfaces on the host begin. One that is no pod's is closed.
+    pub workload_prefix: String,
+    /// The name of the VXLAN link.
+    pub vxlan_device: String,
+    /// What becomes of packets from a pod to its own node that the pod's policy allows.
+    pub endpoint_to_host: EndpointToHost,
+    /// Whether the VXLAN link may leave checksums and segmentation to those behind it; off where a program, and no
+    /// kernel, receives the packets.
+    pub vxlan_offloads: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            table: "tortie".to_owned(),
+            workload_prefix: "cali".to_owned(),
+            vxlan_device: "vxlan.calico".to_owned(),
+            endpoint_to_host: EndpointToHost::Accept,
+            vxlan_offloads: true,
+        }
+    }
+}
+
+/// `FelixConfiguration.defaultEndpointToHostAction`. Return is Accept here: other tables are asked in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndpointToHost {
+    /// They reach the node.
+    Accept,
+    /// They are dropped.
+    Drop,
+}
+
+/// Makes the network namespace that it was opened in what the node state says. Call it from threads in that namespace.
+#[derive(Debug)]
+pub struct Dataplane {
+    state: NodeState,
+    policy: PolicyTable,
+    network: Network,
+}
+
+impl Dataplane {
+    /// Opens connections to the kernel of the calling thread's network namespace. Nothing is changed until the first
+    /// [`apply`](tortie_dataplane::Dataplane::apply), which keeps of what it finds all that fits.
+    ///
+    /// # Errors
+    /// The connection that could not be opened; it needs CAP_NET_ADMIN in the namespace.
+    pub fn open(config: Config) -> Result<Self> {
+        let policy = PolicyTable::open(config.clone())?;
+        Ok(Self { state: NodeState::default(), policy, network: Network::open(config)? })
+    }
+
+    /// What happened to policy and to routes, as a report.
+    fn report(&self, policy: Result<()>, network: Result<()>) -> Report {
+        let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
+        self.network.report(&mut report);
+        if let Err(error) = policy {
+            let reason = "PolicyNotInForce";
+            report.retry = true;
+            report.node.push(failure(reason, &error));
+            // It is unknown what holds for whom.
+            for id in self.state.endpoints.keys() {
+                let message = format!("{id}: its policy may not be in force: {error}");
+                report.endpoints.entry(id.clone()).or_default().push(Condition { reason, message });
+            }
+        }
+        if let Err(error) = network {
+            report.retry = true;
+            report.node.push(failure("NetworkNotInForce", &error));
+        }
+        report
+    }
+}
+
+impl tortie_dataplane::Dataplane for Dataplane {
+    fn apply(&mut self, deltas: &[Delta]) -> Report {
+        let mut dirty = Dirty::default();
+        for delta in deltas {
+            self.state.apply(delta);
+            dirty.note(delta);
+        }
+        // Policy first: no route leads to a pod before its policy is there.
+        let policy = self.policy.apply(&self.state, &dirty);
+        let touches_network = |delta: &Delta| {
+            !matches!(
+                delta,
+                Delta::SetCreated(..)
+                    | Delta::SetChanged { .. }
+                    | Delta::SetRemoved(_)
+                    | Delta::Policy(..)
+                    | Delta::PolicyRemoved(_)
+            )
+        };
+        let network = self.network.apply(&self.state, deltas.iter().any(touches_network));
+        self.report(policy, network)
+    }
+
+    fn resync(&mut self) -> Report {
+        let policy = self.policy.resync(&self.state);
+        let network = self.network.resync(&self.state);
+        self.report(policy, network)
+    }
+}
+
+fn failure(reason: &'static str, error: &Error) -> Condition {
+    Condition { reason, message: format!("{error}; it is tried again") }
+}

@@ -1,0 +1,221 @@
+//! Sets of members as nftables sets.
+//!
+//! A selector's members become up to four sets: addresses in hash sets, where one of them comes and goes in
+//! microseconds however many there are, and networks in interval sets, where the kernel looks at the whole set. The set
+//! of IPv4 addresses is always there; the others only while they have members, so that rules ask for no more than needed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use sha2::{Digest, Sha256};
+use tortie_dataplane::NodeState;
+use tortie_policy::program::{Member, SetId, SetKind};
+
+use crate::nftables::{Element, Field, Key, Set, SetSpec};
+
+/// The family of packets that a set or a rule is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    pub fn field(self) -> Field {
+        match self {
+            Self::V4 => Field::Ipv4,
+            Self::V6 => Field::Ipv6,
+        }
+    }
+}
+
+/// Which part of a set's members an nftables set holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    Addresses(Family),
+    Nets(Family),
+    AddressPorts(Family),
+}
+
+impl Part {
+    pub const ALL: [Self; 6] = [
+        Self::Addresses(Family::V4),
+        Self::Addresses(Family::V6),
+        Self::Nets(Family::V4),
+        Self::Nets(Family::V6),
+        Self::AddressPorts(Family::V4),
+        Self::AddressPorts(Family::V6),
+    ];
+
+    /// The name of the nftables set. `nft` can read it back: letters, digits, `_`, `-` and `.` only.
+    pub fn name(self, id: &SetId) -> String {
+        let prefix = match self {
+            Self::Addresses(Family::V4) => "a4-",
+            Self::Addresses(Family::V6) => "a6-",
+            Self::Nets(Family::V4) => "n4-",
+            Self::Nets(Family::V6) => "n6-",
+            Self::AddressPorts(Family::V4) => "p4-",
+            Self::AddressPorts(Family::V6) => "p6-",
+        };
+        format!("{prefix}{}", printable(&id.0))
+    }
+
+    pub fn spec(self) -> SetSpec {
+        match self {
+            Self::Addresses(family) => SetSpec::hash(&[family.field()]),
+            Self::Nets(family) => SetSpec::interval(&[family.field()]),
+            Self::AddressPorts(family) => SetSpec::hash(&[family.field(), Field::Protocol, Field::Port]),
+        }
+    }
+
+    /// Whether the set exists though it has no members.
+    pub fn always(self, kind: SetKind) -> bool {
+        match kind {
+            SetKind::Nets => self == Self::Addresses(Family::V4),
+            SetKind::AddressPorts => self == Self::AddressPorts(Family::V4),
+        }
+    }
+
+    fn of(member: &Member) -> Self {
+        match member {
+            Member::Net(net) if net.prefix_len() == net.max_prefix_len() => {
+                Self::Addresses(Family::of(net.addr()))
+            }
+            Member::Net(net) => Self::Nets(Family::of(net.addr())),
+            Member::AddressPort { address, .. } => Self::AddressPorts(Family::of(*address)),
+        }
+    }
+}
+
+/// The set that holds this member, and its key there. `None` for a network, which may be one with others there.
+pub fn single(member: &Member) -> Option<(Part, Key)> {
+    let part = Part::of(member);
+    match (part, member) {
+        (Part::Nets(_), _) => None,
+        (_, Member::Net(net)) => Some((part, Key::address(net.addr()))),
+        (_, Member::AddressPort { address, protocol, port }) => {
+            Some((part, Key::address_port(*address, protocol.0, *port)))
+        }
+    }
+}
+
+/// The nftables sets of one set, by name; none if it is not known.
+pub fn kernel_sets(state: &NodeState, id: &SetId) -> BTreeMap<String, Set> {
+    let Some((kind, members)) = state.sets.get(id) else { return BTreeMap::new() };
+    let parts = Part::ALL.into_iter().filter_map(|part| {
+        let elements = elements(part, members);
+        let wanted = part.always(*kind) || !elements.is_empty();
+        wanted.then(|| (part.name(id), set(part.spec(), elements)))
+    });
+    parts.collect()
+}
+
+/// A set with these elements.
+pub fn set(spec: SetSpec, elements: impl IntoIterator<Item = Element>) -> Set {
+    Set { spec, elements: elements.into_iter().map(|element| (element.key, element.value)).collect() }
+}
+
+fn elements(part: Part, members: &BTreeSet<Member>) -> Vec<Element> {
+    let members = members.iter().filter(|member| Part::of(member) == part);
+    match part {
+        Part::Nets(_) => {
+            let nets = members.filter_map(|member| match member {
+                Member::Net(net) => Some(*net),
+                Member::AddressPort { .. } => None,
+            });
+            ranges(nets).into_iter().map(|(first, last)| Element::range(first, last)).collect()
+        }
+        _ => members.filter_map(single).map(|(_, key)| Element::key(key)).collect(),
+    }
+}
+
+/// The fewest ranges, in order, that hold the same addresses as networks of one family.
+pub fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Vec<(Key, Key)> {
+    let ends = |net: IpNet| (Key::address(net.network()), Key::address(net.broadcast()));
+    merge(nets.into_iter().map(ends).collect())
+}
+
+/// Joins ranges that overlap or touch.
+pub fn merge(mut ranges: Vec<(Key, Key)>) -> Vec<(Key, Key)> {
+    ranges.sort();
+    let mut merged: Vec<(Key, Key)> = Vec::new();
+    for (first, last) in ranges {
+        match merged.last_mut() {
+            // The last range reaches the next one, or the end of the address space.
+            Some((_, end)) if end.next().is_none_or(|behind| first <= behind) => *end = last.max(*end),
+            _ => merged.push((first, last)),
+        }
+    }
+    merged
+}
+
+/// An id as a part of a name: other characters than letters, digits, `_` and `-` become `.` and two digits; an id that
+/// is too long for the kernel becomes its digest.
+fn printable(id: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    let name: String = id
+        .bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!(".{byte:02x}") })
+        .collect();
+    if name.len() <= LONGEST { name } else { format!("..{}", digest(id.as_bytes())) }
+}
+
+/// The kernel's limit is 255 (`NFT_NAME_MAXLEN`).
+const LONGEST: usize = 200;
+
+/// The first 16 hexadecimal digits of the SHA-256.
+pub fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn names_differ_where_ids_differ() {
+        let ids = ["s:abc", "s.abc", "s.3aabc", "", "a b", "ä", &"x".repeat(300), &"y".repeat(300)];
+        let names: BTreeSet<_> = ids.iter().map(|id| printable(id)).collect();
+        assert_eq!(names.len(), ids.len(), "{names:?}");
+        assert_eq!(Part::Addresses(Family::V4).name(&SetId("s:a-b_C9".to_owned())), "a4-s.3aa-b_C9");
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_hold_what_the_networks_hold(
+            nets in prop::collection::vec((prop_oneof![Just(0u32), Just(u32::MAX), 0u32..600], 20u8..=32), 0..8),
+            probes in prop::collection::vec(prop_oneof![0u32..700, u32::MAX - 700..=u32::MAX], 40),
+        ) {
+            let nets: Vec<IpNet> = nets.into_iter()
+                .map(|(address, length)| IpNet::new(IpAddr::from(address.to_be_bytes()), length).unwrap().trunc())
+                .collect();
+            let merged = ranges(nets.clone());
+            for pair in merged.windows(2) {
+                prop_assert!(pair[0].1.next().unwrap() < pair[1].0, "apart and not touching: {merged:?}");
+            }
+            for probe in probes {
+                let address = IpAddr::from(probe.to_be_bytes());
+                let key = Key::address(address);
+                let held = merged.iter().any(|(first, last)| (first..=last).contains(&&key));
+                prop_assert_eq!(held, nets.iter().any(|net| net.contains(&address)));
+            }
+        }
+    }
+
+    #[test]
+    fn everything_is_one_range() {
+        let halves = ["0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8"].map(|net| net.parse().unwrap());
+        let all = |first: &str, last: &str| {
+            vec![(Key::address(first.parse().unwrap()), Key::address(last.parse().unwrap()))]
+        };
+        assert_eq!(ranges(halves), all("0.0.0.0", "255.255.255.255"));
+        assert_eq!(ranges(["::/0".parse().unwrap()]), all("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"));
+    }
+}

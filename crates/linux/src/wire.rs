@@ -1,0 +1,296 @@
+//! Connecting pods: a virtual cable from the host to the pod's namespace, as Calico lays it.
+//!
+//! The pod has its address alone (/32) and a gateway that nobody has, 169.254.1.1, for which the host's end answers. All
+//! of the pod's packets therefore go to the host, which routes them.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use ipnet::{IpNet, Ipv4Net};
+use sha1::{Digest, Sha1};
+use tortie_dataplane::{EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError};
+
+use crate::dataplane::link_parameters;
+use crate::namespace::NetNs;
+use crate::route::{
+    Address, Change, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind, RouteSocket,
+};
+use crate::{Error, interface_index};
+
+/// The gateway of every pod.
+pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+
+/// The hardware address of the host's end of every cable, as Calico's. Each is alone with its pod.
+pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
+
+/// Connects pods to the network namespace in which it was opened. Call it from threads in that namespace.
+#[derive(Debug)]
+pub struct Wiring {
+    prefix: String,
+    deleter: Mutex<Deleter>,
+    disconnected: AtomicU32,
+}
+
+impl Wiring {
+    /// Opens a connection to the kernel, and deletes cables that were disconnected but not deleted before.
+    ///
+    /// # Errors
+    /// The connection that could not be opened.
+    pub fn open(config: &crate::dataplane::Config) -> crate::Result<Self> {
+        let prefix = config.workload_prefix.clone();
+        let mut socket = RouteSocket::open()?;
+        let left: Vec<_> =
+            socket.links()?.into_iter().filter(|link| is_disconnected(&prefix, &link.name)).collect();
+        let deleter = Deleter::start(socket)?;
+        left.iter().for_each(|link| deleter.delete(link.index));
+        Ok(Self { prefix, deleter: Mutex::new(deleter), disconnected: AtomicU32::new(first_number()) })
+    }
+
+    /// Lays the cable, from both ends.
+    fn lay(
+        &self,
+        pod: &PodAttachment,
+        host: &mut RouteSocket,
+        namespace: &NetNs,
+        name: &str,
+    ) -> crate::Result<MacAddress> {
+        let mac = pod_mac(pod.address);
+        let peer = Peer {
+            name: &pod.endpoint.interface,
+            mac: Some(mac),
+            mtu: Some(pod.mtu),
+            namespace: Some(namespace.as_fd()),
+        };
+        let link = NewLink::new(name, NewLinkKind::Veth(peer));
+        host.create(&NewLink { mac: Some(HOST_MAC), mtu: Some(pod.mtu), up: true, ..link })?;
+        let index = interface_index(name)?;
+        let laid = self.finish(pod, host, namespace, name, index);
+        if laid.is_err() {
+            self.discard(host, index)?;
+        }
+        laid.map(|()| mac)
+    }
+
+    fn finish(
+        &self,
+        pod: &PodAttachment,
+        host: &mut RouteSocket,
+        namespace: &NetNs,
+        name: &str,
+        index: u32,
+    ) -> crate::Result<()> {
+        link_parameters(name)?;
+        host.change(&Change::SetLink(index, vec![LinkSetting::Alias(pod.container_id.clone())]))?;
+        namespace.run(|| {
+            let index = interface_index(&pod.endpoint.interface)?;
+            let verdicts = RouteSocket::open()?.change_all(&pod_side(pod.address, index))?;
+            verdicts.into_iter().collect()
+        })?
+    }
+
+    /// Gives a cable a name that nobody needs, closes it, and has it deleted later: that takes the kernel a while.
+    fn discard(&self, host: &mut RouteSocket, index: u32) -> crate::Result<()> {
+        let number = self.disconnected.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}{DISCONNECTED}{number:08x}", self.prefix);
+        let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
+        let renamed = Change::SetLink(index, vec![LinkSetting::Name(name)]);
+        let verdicts: crate::Result<()> = host.change_all(&[down, renamed])?.into_iter().collect();
+        // Somebody may have deleted the namespace, and the cable with it, meanwhile.
+        match verdicts {
+            Err(error) if error.errno() != Some(libc::ENODEV) => return Err(error),
+            _ => {}
+        }
+        if let Ok(deleter) = self.deleter.lock() {
+            deleter.delete(index);
+        }
+        Ok(())
+    }
+
+    /// What differs between what is there and what should be.
+    fn problem(
+        &self,
+        pod: &PodAttachment,
+        link: Option<&Link>,
+        namespace: &NetNs,
+    ) -> crate::Result<Option<String>> {
+        let Some(link) = link else { return Ok(Some("it is not there".to_owned())) };
+        if !link.up {
+            return Ok(Some("it is down".to_owned()));
+        }
+        let interface = &pod.endpoint.interface;
+        let (near, address) = (link.index, pod.address);
+        namespace.run(|| {
+            let mut socket = RouteSocket::open()?;
+            let Some(inside) = socket.link(interface)? else {
+                return Ok(Some(format!("the pod has no interface {interface}")));
+            };
+            if inside.peer != Some(near) {
+                return Ok(Some(format!("the pod's {interface} is another link's other end")));
+            }
+            let wanted = Address { link: inside.index, address: address.into(), prefix_length: 32 };
+            if !inside.up || !socket.addresses()?.contains(&wanted) {
+                return Ok(Some(format!("the pod's {interface} is down or has not the address {address}")));
+            }
+            let is_default =
+                |route: &Route| route.destination.prefix_len() == 0 && route.gateway == Some(GATEWAY.into());
+            let routed =
+                socket.routes()?.iter().any(|route| is_default(route) && route.kind == RouteKind::Unicast);
+            Ok((!routed).then(|| format!("the pod has no route by {GATEWAY}")))
+        })?
+    }
+}
+
+impl PodWiring for Wiring {
+    fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
+        let name = self.host_interface(&pod.endpoint, &pod.container_id);
+        let failed = |operation| failed(operation, &name);
+        let namespace = NetNs::open(Path::new(&pod.netns)).map_err(failed("find the pod's namespace"))?;
+        let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
+        let interface = |mac| PodInterface { host_interface: name.clone(), mac };
+        let mut laid = self.lay(pod, &mut host, &namespace, &name);
+        if matches!(&laid, Err(error) if error.errno() == Some(libc::EEXIST)) {
+            let link = host.link(&name).map_err(failed("look for the cable"))?;
+            let problem = self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))?;
+            if let (Some(_), None) = (&link, &problem) {
+                return Ok(interface(pod_mac(pod.address)));
+            }
+            // A cable of an earlier sandbox of this pod, or half of one.
+            if let Some(link) = link {
+                tracing::info!(link = name, ?problem, "lays the pod's cable anew");
+                self.discard(&mut host, link.index).map_err(failed("disconnect the cable that is there"))?;
+                laid = self.lay(pod, &mut host, &namespace, &name);
+            }
+        }
+        laid.map(interface).map_err(failed("lay the pod's cable"))
+    }
+
+    fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
+        let name = self.host_interface(endpoint, container_id);
+        let failed = |operation| failed(operation, &name);
+        let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
+        let Some(link) = host.link(&name).map_err(failed("look for the cable"))? else { return Ok(()) };
+        if !link.alias.is_empty() && link.alias != container_id {
+            tracing::debug!(
+                link = name,
+                container_id,
+                "the cable belongs to a newer sandbox of the pod already"
+            );
+            return Ok(());
+        }
+        self.discard(&mut host, link.index).map_err(failed("disconnect the pod"))
+    }
+
+    /// The name that Calico's plugin gives: the prefix and eleven digits of a digest of namespace and pod.
+    fn host_interface(&self, endpoint: &EndpointId, _container_id: &str) -> String {
+        let EndpointId { namespace, pod, interface } = endpoint;
+        let text = match interface.as_str() {
+            "eth0" => format!("{namespace}.{pod}"),
+            _ => format!("{namespace}.{pod}.{interface}"),
+        };
+        let digest: String = Sha1::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        let room = crate::sys::MAX_INTERFACE_NAME.saturating_sub(self.prefix.len());
+        format!("{}{}", self.prefix, &digest[..room.min(11)])
+    }
+
+    fn check(&self, pod: &PodAttachment) -> Result<(), WiringError> {
+        let name = self.host_interface(&pod.endpoint, &pod.container_id);
+        let failed = |operation| failed(operation, &name);
+        let namespace = NetNs::open(Path::new(&pod.netns)).map_err(failed("find the pod's namespace"))?;
+        let link = RouteSocket::open()
+            .and_then(|mut host| host.link(&name))
+            .map_err(failed("look for the cable"))?;
+        match self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))? {
+            None => Ok(()),
+            Some(problem) => Err(WiringError::Differs { object: name, problem }),
+        }
+    }
+}
+
+/// Where the numbers of disconnected cables begin: elsewhere in each process.
+fn first_number() -> u32 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos()) ^ std::process::id().rotate_left(16)
+}
+
+/// What the pod's end gets.
+fn pod_side(address: Ipv4Addr, link: u32) -> Vec<Change> {
+    /// `RTPROT_BOOT`, as for what is set up when a host starts.
+    const BOOT: u8 = 3;
+    let gateway = IpAddr::V4(GATEWAY);
+    let everything = IpNet::V4(Ipv4Net::default());
+    vec![
+        Change::SetLink(link, vec![LinkSetting::Up(true)]),
+        Change::AddAddress(Address { link, address: address.into(), prefix_length: 32 }),
+        Change::AddRoute(Route::on_link(IpNet::from(gateway), link, BOOT)),
+        Change::AddRoute(Route { onlink: false, ..Route::via(everything, gateway, link, BOOT) }),
+        // Nobody need ask: the first packet goes at once, also where the host has no route of its own to answer by.
+        Change::SetNeighbour(Neighbour { link, address: gateway, mac: HOST_MAC }),
+    ]
+}
+
+/// The pod's hardware address, made of its address, so that a pod that is made again is found where others look.
+fn pod_mac(address: Ipv4Addr) -> MacAddress {
+    let [a, b, c, d] = address.octets();
+    MacAddress([0x0a, 0x58, a, b, c, d])
+}
+
+/// Between the prefix and the number in the name of a cable that is to be deleted. A digest never begins with it.
+const DISCONNECTED: char = '.';
+
+fn is_disconnected(prefix: &str, name: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(DISCONNECTED))
+}
+
+fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> WiringError {
+    let object = object.to_owned();
+    move |error| WiringError::System { operation, object, source: Box::new(error) }
+}
+
+/// A thread that deletes links.
+#[derive(Debug)]
+struct Deleter {
+    queue: Option<Sender<u32>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Deleter {
+    fn start(mut socket: RouteSocket) -> crate::Result<Self> {
+        let (queue, links) = channel();
+        let work = move || {
+            while let Ok(first) = links.recv() {
+                // What has gathered meanwhile goes together.
+                let changes: Vec<_> =
+                    std::iter::once(first).chain(links.try_iter()).map(Change::DeleteLink).collect();
+                let verdicts = socket.change_all(&changes).unwrap_or_else(|error| vec![Err(error)]);
+                for error in verdicts.into_iter().filter_map(Result::err) {
+                    if error.errno() != Some(libc::ENODEV) {
+                        tracing::warn!(%error, "a disconnected link stays until the next start");
+                    }
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("link-deleter".to_owned()).spawn(work);
+        let thread = thread.map_err(Error::system("start a thread", "link deleter"))?;
+        Ok(Self { queue: Some(queue), thread: Some(thread) })
+    }
+
+    fn delete(&self, link: u32) {
+        if let Some(queue) = &self.queue {
+            let _ = queue.send(link); // the thread ends only with us
+        }
+    }
+}
+
+impl Drop for Deleter {
+    /// Waits until all is deleted.
+    fn drop(&mut self) {
+        self.queue.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it does not panic, and here nothing could be done about it
+        }
+    }
+}
