@@ -15,7 +15,6 @@ pub enum Error {
         source: io::Error,
     },
     /// Interfaces, routes or namespaces could not be made as they should be.
-    #[cfg(target_os = "linux")]
     #[error("HNS emulator: {0}")]
     Linux(#[from] tortie_linux::Error),
 }

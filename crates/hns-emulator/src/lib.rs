@@ -17,7 +17,9 @@ mod check;
 mod config;
 mod emulator;
 mod endpoints;
+#[cfg(target_os = "linux")]
 mod error;
+#[cfg(target_os = "linux")]
 mod fabric;
 mod namespaces;
 mod networks;
@@ -32,6 +34,7 @@ mod switch;
 pub use acl::{Packet, Verdict, Way};
 pub use config::{Config, DefaultAction};
 pub use emulator::Emulator;
+#[cfg(target_os = "linux")]
 pub use error::Error;
 pub use recorder::Recorder;
 #[cfg(target_os = "linux")]

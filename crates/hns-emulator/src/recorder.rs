@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tortie_hcn::{Call, Failure, Hcn};
 
-/// What a [`Recorder`] does with a call before it reaches HNS: a failure to answer with, or `None` to let it through.
-type Fault = Box<dyn FnMut(&Call) -> Option<Failure> + Send>;
+/// What a [`Recorder`] does with a call before it reaches HNS: an answer in HNS's place, or `None` to let it through.
+type Fault = Box<dyn FnMut(&Call) -> Option<Result<String, Failure>> + Send>;
 
 /// An [`Hcn`] that notes every call on its way to another.
 pub struct Recorder<H> {
@@ -35,8 +35,8 @@ impl<H: Hcn> Recorder<H> {
         self.take().into_iter().filter(|call| !call.is_read()).collect()
     }
 
-    /// From now on asks `fault` before each call.
-    pub fn set_fault(&self, fault: impl FnMut(&Call) -> Option<Failure> + Send + 'static) {
+    /// From now on asks `fault` before each call. Its answer may be a failure, or a success of a call that never happened.
+    pub fn set_fault(&self, fault: impl FnMut(&Call) -> Option<Result<String, Failure>> + Send + 'static) {
         *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(fault));
     }
 
@@ -51,6 +51,6 @@ impl<H: Hcn> Hcn for Recorder<H> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call.clone());
         let fault =
             self.fault.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|ask| ask(call));
-        fault.map_or_else(|| self.inner.call(call), Err)
+        fault.unwrap_or_else(|| self.inner.call(call))
     }
 }

@@ -67,9 +67,11 @@ pub(crate) fn sync_acls(
     warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
     let mut policies: Vec<Policy> = Vec::new();
     for policy in now.policies {
-        let acl = acl(endpoint, &policy)?;
-        if !acl.is_some_and(|acl| is_ours(&acl)) {
-            policies.push(policy);
+        match acl(endpoint, &policy)? {
+            Some(acl) if is_ours(&acl) => {}
+            // Written out: HNS leaves zero values, such as Allow, out of what it answers.
+            Some(theirs) => policies.push(Policy::of(&theirs)),
+            None => policies.push(policy),
         }
     }
     policies.extend(documents(desired));

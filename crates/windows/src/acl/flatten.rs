@@ -1,5 +1,6 @@
 //! A program as one list of decisions, of which the first that matches holds.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tortie_api::net::{Action, Direction};
@@ -143,15 +144,21 @@ fn everything(origin: &str) -> Decision {
     Decision { verdict: Verdict::Deny, region: Region::all(), origin: origin.into() }
 }
 
-/// Without the decisions that lie within an earlier one.
+/// Without decisions that are never reached: about the same packets as an earlier one, or within an earlier one about all
+/// peers. To compare each with each would find more, and take too long for thousands.
 fn reachable(list: Vec<Decision>) -> Vec<Decision> {
-    let mut kept: Vec<Decision> = Vec::with_capacity(list.len());
-    for decision in list {
-        if !kept.iter().any(|earlier| decision.region.is_within(&earlier.region)) {
-            kept.push(decision);
+    let mut wide: Vec<Region> = Vec::new();
+    let mut seen: HashSet<Region> = HashSet::new();
+    let mut is_reached = |region: &Region| {
+        if wide.iter().any(|earlier| region.is_within(earlier)) || !seen.insert(region.clone()) {
+            return false;
         }
-    }
-    kept
+        if region.remote.addresses.is_all() {
+            wide.push(region.clone());
+        }
+        true
+    };
+    list.into_iter().filter(|decision| is_reached(&decision.region)).collect()
 }
 
 /// The list for the packets of these regions only.

@@ -157,3 +157,32 @@ fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) 
         extra: Extra::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn in_turn(count: usize) -> Vec<Row> {
+        let row = |index: usize| Row {
+            action: if index.is_multiple_of(2) { AclAction::Allow } else { AclAction::Block },
+            protocol: rows::ANY_PROTOCOL,
+            local_addresses: String::new(),
+            remote_addresses: String::new(),
+            local_ports: String::new(),
+            remote_ports: String::new(),
+            origin: "test".into(),
+        };
+        (0..count).map(row).collect()
+    }
+
+    #[test]
+    fn priorities_rise_where_the_action_changes_and_end_before_the_closure() {
+        let mut rows = in_turn(4);
+        rows.swap(1, 2);
+        let priorities = |acls: Vec<Acl>| acls.iter().map(|acl| acl.priority).collect::<Vec<_>>();
+        assert_eq!(numbered(rows, Direction::Ingress).map(priorities), Some(vec![1000, 1000, 1001, 1001]));
+        let full = numbered(in_turn(64_500), Direction::Egress).map(priorities);
+        assert_eq!(full.and_then(|all| all.last().copied()), Some(65_499));
+        assert_eq!(numbered(in_turn(64_501), Direction::Egress), None);
+    }
+}

@@ -11,7 +11,7 @@ use super::numbers::{Addresses, Ports, Protocols};
 
 /// All packets whose protocol, addresses and ports lie in these sets. Where a set of ports is not everything, no
 /// protocol without ports is in the region.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Region {
     /// The protocols.
     pub protocols: Protocols,
@@ -22,7 +22,7 @@ pub struct Region {
 }
 
 /// One side of a packet.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Side {
     /// The addresses.
     pub addresses: Addresses,
