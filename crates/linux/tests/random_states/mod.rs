@@ -58,7 +58,7 @@ pub fn id(name: &str) -> EndpointId {
 /// A state with some sets, some policies, the tested pod and the sentinel.
 pub fn state() -> impl Strategy<Value = NodeState> {
     let sets = vec(of(set()), 5);
-    let policies = vec(weighted(0.9, (vec(rule(), 0..4), vec(rule(), 0..4))), 4);
+    let policies = vec(weighted(0.95, (vec(rule(), 0..4), vec(rule(), 0..4))), 4);
     (sets, policies, tiers(), tiers(), vec(0u8..4, 0..2)).prop_map(
         |(sets, policies, ingress, egress, profiles)| {
             let mut state = NodeState::default();
@@ -118,8 +118,8 @@ fn set() -> impl Strategy<Value = (SetKind, std::collections::BTreeSet<Member>)>
 }
 
 fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
-    let tier = (vec(0u8..5, 1..3), any::<bool>());
-    vec(tier, 0..4).prop_map(|tiers| {
+    let tier = (vec(prop_oneof![20 => 0u8..4, 1 => Just(4)], 1..3), prop::bool::weighted(0.8));
+    vec(tier, 0..3).prop_map(|tiers| {
         let tier = |(n, (policies, pass)): (usize, (Vec<u8>, bool))| TierProgram {
             name: format!("tier-{n}"),
             policies: policies.into_iter().map(policy_id).collect(),
