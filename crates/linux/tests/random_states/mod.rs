@@ -59,7 +59,7 @@ pub fn id(name: &str) -> EndpointId {
 pub fn state() -> impl Strategy<Value = NodeState> {
     let sets = vec(of(set()), 5);
     let policies = vec(weighted(0.95, (vec(rule(), 0..4), vec(rule(), 0..4))), 4);
-    (sets, policies, tiers(), tiers(), vec(0u8..4, 0..2)).prop_map(
+    (sets, policies, tiers(), tiers(), vec(prop_oneof![3 => Just(99u8), 1 => 0u8..4], 0..4)).prop_map(
         |(sets, policies, ingress, egress, profiles)| {
             let mut state = NodeState::default();
             for (n, set) in sets.into_iter().enumerate() {
