@@ -1,6 +1,8 @@
 //! What several tests share: nodes made of namespaces, packets, changes of a node state.
 #![allow(dead_code)] // each test uses a part
 
+pub mod cluster;
+
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 
