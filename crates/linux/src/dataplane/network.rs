@@ -275,7 +275,7 @@ impl Tables {
                 self.fdb.insert(entry);
             }
             Change::DeleteFdb(entry) => drop(self.fdb.remove(&entry)),
-            Change::SetLink(..) | Change::DeleteLink(_) => {}
+            Change::SetLink(..) | Change::DeleteLink(_) | Change::DeleteGroup(_) => {}
         }
     }
 }
