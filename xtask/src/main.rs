@@ -1,2 +1,85 @@
-//! `cargo xtask`.
-fn main() {}
+//! `cargo xtask`: everything that is done to the project, by one name.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
+
+mod bench;
+mod setup;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
+cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
+cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
+cargo xtask bench [NAME]    measurements beside named peers: cni, demo; all without NAME";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match words.as_slice() {
+        ["setup"] => setup::everything(),
+        ["test", rest @ ..] => test(rest),
+        ["ci"] => ci(),
+        ["bench", rest @ ..] => bench::run(rest),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs every test. They make network namespaces, and some switch to an ordinary user: that takes root.
+fn test(arguments: &[&str]) -> Result<()> {
+    setup::require_root("the tests")?;
+    setup::packages(&setup::TEST_PACKAGES)?;
+    let mut all = vec!["test", "--workspace"];
+    all.extend(arguments);
+    cargo(&all)
+}
+
+fn ci() -> Result<()> {
+    setup::everything()?;
+    step("formatting", || cargo(&["fmt", "--all", "--check"]))?;
+    step("lints", || cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+    step("lints of the packaged program", || {
+        cargo(&["clippy", "--package", "tortie-cli", "--no-default-features", "--", "-D", "warnings"])
+    })?;
+    // The advisories' database is not asked: it is elsewhere, and what it says changes without a change of ours.
+    step("licences and sources", || {
+        cargo(&["deny", "--log-level", "warn", "check", "licenses", "bans", "sources"])
+    })?;
+    step("tests", || test(&[]))
+}
+
+fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    println!("==> {name}");
+    work().with_context(|| name.to_owned())
+}
+
+/// Runs cargo in the workspace's folder.
+fn cargo(arguments: &[&str]) -> Result<()> {
+    run(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())).args(arguments))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let shown = format!("{command:?}");
+    let status = command.current_dir(workspace()?).status().with_context(|| shown.clone())?;
+    if !status.success() {
+        bail!("{shown} failed: {status}");
+    }
+    Ok(())
+}
+
+/// The workspace's folder.
+fn workspace() -> Result<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(here.parent().context("xtask has no parent folder")?.to_owned())
+}

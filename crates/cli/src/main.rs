@@ -1,2 +1,90 @@
 //! The one binary `tortie`.
-fn main() {}
+//!
+//! By the name that it is called with it is also the CNI plugin (`tortie-cni`), and in a source build the emulated HNS
+//! (`tortie-hns`) and what runs in a lab's pods (`tortie-pod`): one build makes everything that a lab needs.
+
+mod agent;
+mod get;
+#[cfg(feature = "lab")]
+mod lab;
+mod manifests;
+mod output;
+mod store;
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Networking and network policy for Kubernetes clusters that mix Linux and Windows nodes.
+#[derive(Parser)]
+#[command(name = "tortie", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a mixed cluster on this machine: real packets, an emulated HNS, gone when it ends
+    #[cfg(feature = "lab")]
+    #[command(subcommand)]
+    Lab(lab::LabCommand),
+    /// Create or change the objects of manifests
+    Apply(manifests::Apply),
+    /// Delete objects, by manifest or by name
+    Delete(manifests::Delete),
+    /// Show objects
+    Get(get::Get),
+    /// Run the node daemon
+    Agent(Box<agent::Agent>),
+}
+
+fn main() -> ExitCode {
+    let called = std::env::args_os().next();
+    let called = called
+        .as_deref()
+        .map(Path::new)
+        .and_then(Path::file_name)
+        .and_then(OsStr::to_str)
+        .unwrap_or("tortie");
+    match called {
+        "tortie-cni" => return tortie_cni::plugin::main(),
+        #[cfg(feature = "lab")]
+        "tortie-hns" => return finish(lab::hns_process()),
+        #[cfg(feature = "lab")]
+        "tortie-pod" => return finish(lab::pod_process()),
+        _ => {}
+    }
+    let result = match Arguments::parse().command {
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => command.run(),
+        Command::Apply(apply) => apply.run(),
+        Command::Delete(delete) => delete.run(),
+        Command::Get(get) => get.run(),
+        Command::Agent(agent) => agent.run(),
+    };
+    finish(result)
+}
+
+/// Prints what went wrong, once, with its causes. Problems with manifests have been printed line by line already.
+fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        output::error(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// Logs go to standard error; `RUST_LOG` chooses what, and by default only what needs attention in a command, and what
+/// happens in a daemon.
+fn log(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
+
+/// A runtime with as many threads as the machine has processors.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}

@@ -165,6 +165,25 @@ impl Ipam {
         Ok(self.block_with_room(&pools).await?.1.cidr)
     }
 
+    /// The address that a handle has.
+    ///
+    /// # Errors
+    /// The store failed.
+    pub async fn find(&self, handle: &str) -> Result<Option<Assignment>, IpamError> {
+        let Some((_, record)) = self.read::<Handle>(&Key::global(Kind::IpamHandle, handle)).await? else {
+            return Ok(None);
+        };
+        for cidr in record.block.keys() {
+            let Some((_, block)) = self.read_block(&Key::global(Kind::IpamBlock, cidr)).await? else {
+                continue;
+            };
+            if let Some(address) = block.addresses_of(handle).next() {
+                return Ok(Some(Assignment { address, block: block.cidr }));
+            }
+        }
+        Ok(None)
+    }
+
     /// Gives back every address of a handle, and says which. That there is none is no error.
     ///
     /// # Errors

@@ -3,10 +3,12 @@
 //! [`Embedded`] keeps everything in one file; [`rpc`] serves it to other processes and is a backend itself.
 //! etcd and the Kubernetes API will be further backends; `conformance` is the suite that each has to pass.
 
+mod apply;
 #[cfg(feature = "conformance")]
 #[expect(clippy::expect_used, reason = "a suite of tests says what it expects")]
 pub mod conformance;
 mod embedded;
+mod in_force;
 pub mod rpc;
 
 use async_trait::async_trait;
@@ -15,7 +17,9 @@ use serde_json::Value;
 use thiserror::Error;
 use tortie_api::{Key, Kind};
 
+pub use apply::{Applied, apply};
 pub use embedded::Embedded;
+pub use in_force::{NotInForce, wait_in_force};
 
 /// A point in the store's history: the count of writes so far. A later write has a higher one.
 pub type Revision = u64;

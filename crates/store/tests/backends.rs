@@ -157,3 +157,33 @@ impl Authority {
         TlsIdentity { authority: self.0.pem(), certificate: certificate.pem(), key: key.serialize_pem() }
     }
 }
+
+#[tokio::test]
+async fn applying_again_keeps_what_the_cluster_added() {
+    let store = Embedded::in_memory().unwrap();
+    let pod = |label: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p, labels: {{app: {label}}}}}\nspec: {{containers: [{{name: c}}]}}\n"
+        );
+        tortie_api::manifest::read("m.yml", &text).unwrap().remove(0)
+    };
+    let created = tortie_store::apply(&store, &pod("a")).await.unwrap();
+    assert!(matches!(created, tortie_store::Applied::Created(_)));
+    let key = pod("a").key;
+    let mut stored = store.get(&key).await.unwrap().unwrap();
+    assert!(stored.value["metadata"]["creationTimestamp"].as_str().unwrap().ends_with('Z'));
+    stored.value["spec"]["nodeName"] = json!("n");
+    stored.value["status"] = json!({"phase": "Running"});
+    let revision = store.update(&key, stored.value.clone(), stored.revision).await.unwrap().revision;
+
+    let again = tortie_store::apply(&store, &pod("a")).await.unwrap();
+    assert_eq!(again, tortie_store::Applied::Unchanged(revision));
+    assert!(matches!(
+        tortie_store::apply(&store, &pod("b")).await.unwrap(),
+        tortie_store::Applied::Configured(_)
+    ));
+    let after = store.get(&key).await.unwrap().unwrap().value;
+    assert_eq!(after["metadata"]["labels"]["app"], "b");
+    stored.value["metadata"]["labels"]["app"] = json!("b");
+    assert_eq!(after, stored.value);
+}

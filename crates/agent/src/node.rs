@@ -1,0 +1,158 @@
+//! The node's own end of the overlay: its address there, told to the other nodes by annotations of the Node.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+use tortie_api::kubernetes::Node;
+use tortie_api::{Key, Kind, Resource};
+use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
+use tortie_hcn::Hcn;
+use tortie_ipam::{Ipam, Request, Use};
+use tortie_store::{Store, StoreError};
+use tortie_windows::{OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
+
+use crate::{AgentError, Platform};
+
+/// How long to wait before the datastore or HNS is asked again.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// How long HNS may take to make the network.
+const NETWORK_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the agent needs of a node that is prepared.
+pub(crate) struct Prepared {
+    pub(crate) dataplane: Box<dyn Dataplane>,
+    pub(crate) wiring: Arc<dyn PodWiring>,
+}
+
+/// The Node, once it is there: the cluster's API makes it, or its administrator.
+pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, AgentError> {
+    let key = Key::global(Kind::Node, name);
+    let mut told = false;
+    loop {
+        match store.get(&key).await {
+            Ok(Some(stored)) => {
+                return match Resource::read(&key, &stored.value) {
+                    Ok(Resource::Node(node)) => Ok(node),
+                    other => Err(AgentError::Node {
+                        node: name.to_owned(),
+                        problem: format!("it cannot be read: {other:?}"),
+                    }),
+                };
+            }
+            result => {
+                if !told {
+                    let why = result
+                        .err()
+                        .map_or_else(|| "it does not exist yet".to_owned(), |error| error.to_string());
+                    tracing::info!(node = name, why, "the Node is not known; it is waited for");
+                    told = true;
+                }
+                sleep(RETRY_DELAY).await;
+            }
+        }
+    }
+}
+
+/// Brings the node's end of the overlay up and tells the others.
+pub(crate) async fn prepare(
+    store: &dyn Store,
+    ipam: &Ipam,
+    node: &str,
+    platform: &Platform,
+    network: &ClusterNetwork,
+) -> Result<Prepared, AgentError> {
+    match platform {
+        Platform::Linux => prepare_linux(store, ipam, node).await,
+        Platform::Windows(hcn) => prepare_windows(store, ipam, node, hcn, network).await,
+    }
+}
+
+/// Linux: the tunnel address is one of the node's own, under Calico's handle; its MAC follows from the node's name.
+async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
+    let owner = [("node", node), ("type", "vxlanTunnelAddress")];
+    let request = Request {
+        handle: format!("vxlan-tunnel-addr-{node}"),
+        owner: owner.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        intended_use: Use::Tunnel,
+        namespace_labels: BTreeMap::new(),
+    };
+    let address = ipam.assign(&request).await?.address;
+    annotate(store, node, address, None).await?;
+
+    let config = tortie_linux::dataplane::Config::default();
+    let opened = |what: &str| {
+        let what = what.to_owned();
+        move |error| AgentError::system(what, error)
+    };
+    let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
+    let dataplane =
+        tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring) })
+}
+
+/// Windows: the network is made of the node's block; its gateway is the tunnel address, its MAC is HNS's choice.
+async fn prepare_windows(
+    store: &dyn Store,
+    ipam: &Ipam,
+    node: &str,
+    hcn: &Arc<dyn Hcn>,
+    network: &ClusterNetwork,
+) -> Result<Prepared, AgentError> {
+    let block = ipam.ensure_block().await?;
+    let spec =
+        OverlaySpec { name: tortie_windows::NETWORK.to_owned(), block, vni: network.vni, adapter: None };
+    let deadline = Instant::now() + NETWORK_PATIENCE;
+    let overlay = loop {
+        let (asked, spec) = (hcn.clone(), spec.clone());
+        // A call of HNS may take long, and must not keep the other tasks waiting.
+        let made = tokio::task::spawn_blocking(move || ensure_overlay(&asked, &spec)).await;
+        match made.map_err(|error| AgentError::system("making the overlay network", error))? {
+            Ok(overlay) => break overlay,
+            Err(error) if error.is_passing() && Instant::now() < deadline => {
+                tracing::info!(%error, "the overlay network is not ready; it is asked for again");
+                sleep(RETRY_DELAY).await;
+            }
+            Err(error) => return Err(AgentError::system("making the overlay network", error)),
+        }
+    };
+    annotate(store, node, overlay.gateway, Some(overlay.router_mac.to_string())).await?;
+    Ok(Prepared {
+        dataplane: Box::new(WindowsDataplane::new(hcn.clone(), None)),
+        wiring: Arc::new(WindowsWiring::new(hcn.clone())),
+    })
+}
+
+/// Writes the node's tunnel address, and its MAC where it does not follow from the name, into the Node's annotations.
+async fn annotate(
+    store: &dyn Store,
+    node: &str,
+    address: Ipv4Addr,
+    mac: Option<String>,
+) -> Result<(), AgentError> {
+    let key = Key::global(Kind::Node, node);
+    loop {
+        let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
+        let mut value = stored.value.clone();
+        let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else {
+            return Err(AgentError::Node { node: node.to_owned(), problem: "it has no metadata".to_owned() });
+        };
+        let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
+        annotations[Node::VXLAN_ADDRESS] = json!(address.to_string());
+        match &mac {
+            Some(mac) => annotations[Node::VXLAN_MAC] = json!(mac),
+            None => drop(annotations.as_object_mut().and_then(|map| map.remove(Node::VXLAN_MAC))),
+        }
+        if value == stored.value {
+            return Ok(());
+        }
+        match store.update(&key, value, stored.revision).await {
+            Ok(_) => return Ok(()),
+            Err(StoreError::Conflict(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

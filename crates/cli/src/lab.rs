@@ -1,0 +1,257 @@
+//! `tortie lab`, and what the binary is under its other names in a lab.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::{Subcommand, ValueEnum};
+use tokio::signal::unix::{SignalKind, signal};
+use tortie_hns_emulator::{Config as HnsConfig, ServiceConfig, run_service};
+use tortie_lab::demo::{self, Manifests};
+use tortie_lab::{Cluster, LabDir, Outcome, Progress, Size, join, matrix, supervise};
+
+use crate::output;
+
+/// What a shell says of a program that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+/// How long a lab may take to end.
+const DOWN_PATIENCE: Duration = Duration::from_secs(30);
+
+const MANIFESTS: Manifests<'static> = Manifests {
+    pods: (
+        "examples/seed-002/policy-demo-pods.yml",
+        include_str!("../../../examples/seed-002/policy-demo-pods.yml"),
+    ),
+    policy: (
+        "examples/seed-002/policy-demo-policy.yml",
+        include_str!("../../../examples/seed-002/policy-demo-policy.yml"),
+    ),
+};
+
+#[derive(Subcommand)]
+pub(crate) enum LabCommand {
+    /// Bring a cluster up, deploy four pods, show who reaches whom before and after a policy, take everything down
+    Demo {
+        /// How to show the result; progress goes to standard error
+        #[arg(short, long, value_enum, default_value_t = Format::Table)]
+        output: Format,
+    },
+    /// Bring a cluster up and keep it until Ctrl-C or `tortie lab down`
+    Up {
+        /// Linux nodes: primary, linux-2, …
+        #[arg(long, default_value_t = 1)]
+        linux: usize,
+        /// Windows nodes: minion, windows-2, …
+        #[arg(long, default_value_t = 1)]
+        windows: usize,
+    },
+    /// End the cluster that runs
+    Down,
+    /// Run a command in a pod's network: POD is NAME or NAMESPACE/NAME
+    Exec {
+        /// The pod
+        pod: String,
+        /// The command
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Run a command, such as tcpdump, in a node's network
+    Capture {
+        /// The node
+        node: String,
+        /// The command
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Show who reaches whom, by a real connection for each pair
+    Matrix {
+        /// The port; by default the ports that the pods' containers name
+        #[arg(long)]
+        port: Option<u16>,
+        /// How to show it
+        #[arg(short, long, value_enum, default_value_t = Format::Table)]
+        output: Format,
+    },
+    /// What `demo` and `up` run inside the lab's namespaces
+    #[command(hide = true)]
+    Inside {
+        #[command(subcommand)]
+        what: Inside,
+    },
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Inside {
+    Demo {
+        #[arg(long, value_enum)]
+        output: Format,
+    },
+    Up {
+        #[arg(long)]
+        linux: usize,
+        #[arg(long)]
+        windows: usize,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Table,
+    Json,
+}
+
+/// The lab's folder: that of `TORTIE_LAB`, or the user's usual one.
+pub(crate) fn dir() -> LabDir {
+    LabDir::new(std::env::var_os("TORTIE_LAB").filter(|value| !value.is_empty()).map(PathBuf::from))
+}
+
+impl LabCommand {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let word = |format: Format| if format == Format::Json { "json" } else { "table" };
+        let arguments = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        match self {
+            Self::Demo { output } => outer(&arguments(&["lab", "inside", "demo", "--output", word(output)])),
+            Self::Up { linux, windows } => {
+                let (linux, windows) = (linux.to_string(), windows.to_string());
+                outer(&arguments(&["lab", "inside", "up", "--linux", &linux, "--windows", &windows]))
+            }
+            Self::Down => down(),
+            Self::Exec { pod, command } => {
+                let (namespace, name) = pod.split_once('/').unwrap_or(("default", &pod));
+                let netns = dir().pod_netns(namespace, name);
+                join::join(&dir(), join::Next::RunCommand)?;
+                exec_code(join::exec(&netns, &format!("pod {namespace}/{name}"), &command)?)
+            }
+            Self::Capture { node, command } => {
+                let netns = dir().node_netns(&node);
+                join::join(&dir(), join::Next::RunCommand)?;
+                exec_code(join::exec(&netns, &format!("node {node}"), &command)?)
+            }
+            Self::Matrix { port, output } => show_matrix(port, output),
+            Self::Inside { what } => {
+                tortie_lab::enter_inside()?;
+                crate::runtime()?.block_on(inside(what))
+            }
+        }
+    }
+}
+
+fn exec_code(code: i32) -> anyhow::Result<ExitCode> {
+    Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+fn outer(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    Ok(match supervise(&dir(), arguments)? {
+        Outcome::Done => ExitCode::SUCCESS,
+        Outcome::Failed => ExitCode::FAILURE,
+        Outcome::Interrupted => ExitCode::from(INTERRUPTED),
+    })
+}
+
+/// The first process inside the lab's namespaces.
+async fn inside(what: Inside) -> anyhow::Result<ExitCode> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let told_to_end = async {
+        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    };
+    tokio::select! {
+        result = run_inside(what) => result,
+        () = told_to_end => {
+            output::error_line("the lab is taken down");
+            Ok(ExitCode::from(INTERRUPTED))
+        }
+    }
+}
+
+async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
+    let progress = Progress::new();
+    match what {
+        Inside::Demo { output } => {
+            let cluster = Cluster::up(dir(), Size { linux: 1, windows: 1 }, &progress).await?;
+            let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
+                if output == Format::Table {
+                    output::text(&format!("\n{}:\n{}\n", step.name, matrix::table(step, before)));
+                }
+            });
+            let demo = demo.await?;
+            if output == Format::Json {
+                output::line(&serde_json::to_string(&demo)?);
+            }
+            cluster.down().await;
+            progress.done("everything is taken down");
+        }
+        Inside::Up { linux, windows } => {
+            let cluster = Cluster::up(dir(), Size { linux, windows }, &progress).await?;
+            progress.done("the cluster is up; from another terminal: tortie apply -f, get, lab exec, lab matrix, lab down");
+            std::future::pending::<()>().await;
+            cluster.down().await;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn down() -> anyhow::Result<ExitCode> {
+    let dir = dir();
+    if !dir.in_use() {
+        bail!("no lab is running in {}", dir.path().display());
+    }
+    tortie_lab::signal_end(&dir)?;
+    let deadline = Instant::now() + DOWN_PATIENCE;
+    while dir.path().exists() {
+        if Instant::now() > deadline {
+            bail!(
+                "the lab in {} has not ended within {} seconds",
+                dir.path().display(),
+                DOWN_PATIENCE.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    output::line("the lab is down");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_matrix(port: Option<u16>, format: Format) -> anyhow::Result<ExitCode> {
+    let dir = dir();
+    join::join(&dir, join::Next::StartThreads)?;
+    crate::runtime()?.block_on(async {
+        let store = tortie_store::rpc::Remote::unix(&dir.store_socket());
+        let step = matrix::probe_all(&dir, &store, "now", port).await?;
+        match format {
+            Format::Table => output::text(&matrix::table(&step, None)),
+            Format::Json => output::line(&serde_json::to_string(&step)?),
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// `tortie-hns SOCKET ADDRESS`: the emulated HNS of a Windows node.
+pub(crate) fn hns_process() -> anyhow::Result<ExitCode> {
+    crate::log("info");
+    let [socket, address] = arguments()?;
+    let address: Ipv4Addr = address.parse().with_context(|| format!("{address:?} is no IPv4 address"))?;
+    run_service(ServiceConfig {
+        hns: HnsConfig::new(HnsConfig::SERVER_2022, address),
+        socket: socket.into(),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `tortie-pod NAMESPACE/NAME [PORT…]`: what runs in a pod.
+pub(crate) fn pod_process() -> anyhow::Result<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().context("the pod's name is missing")?;
+    let ports: Result<Vec<u16>, _> = arguments.map(|port| port.parse()).collect();
+    tortie_lab::run_pod_process(&name, &ports.context("a port is no number")?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn arguments<const N: usize>() -> anyhow::Result<[String; N]> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let count = arguments.len();
+    <[String; N]>::try_from(arguments).map_err(|_| anyhow::anyhow!("expected {N} arguments, got {count}"))
+}

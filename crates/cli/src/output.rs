@@ -1,0 +1,36 @@
+//! Standard output and error. A reader that goes away (a closed pipe) is no error of ours.
+
+use std::io::Write;
+
+/// Prints text as it is.
+pub(crate) fn text(text: &str) {
+    let _ = write!(anstream::stdout(), "{text}");
+}
+
+/// Prints a line.
+pub(crate) fn line(line: &str) {
+    let _ = writeln!(anstream::stdout(), "{line}");
+}
+
+/// Prints what went wrong.
+pub(crate) fn error(error: &str) {
+    let _ = writeln!(anstream::stderr(), "error: {error}");
+}
+
+/// Prints a line to standard error as it is.
+pub(crate) fn error_line(line: &str) {
+    let _ = writeln!(anstream::stderr(), "{line}");
+}
+
+/// Prints rows in columns; the first row is the header.
+pub(crate) fn columns(rows: &[Vec<String>]) {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    for row in rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        line(cells.collect::<Vec<_>>().join("   ").trim_end());
+    }
+}

@@ -1,0 +1,270 @@
+//! Running the program, and looking at what it leaves.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// `nobody`.
+const ORDINARY: u32 = 65_534;
+
+/// As whom the lab runs.
+#[derive(Clone, Copy)]
+pub enum User {
+    Root,
+    Ordinary,
+}
+
+/// A lab of one test: its folder, its user, and a copy of the program that the user may execute.
+pub struct Lab {
+    folder: TempDir,
+    user: User,
+}
+
+/// A process of a lab.
+#[derive(Debug, Clone)]
+pub struct Process {
+    pub pid: u32,
+    pub command: String,
+}
+
+impl Lab {
+    pub fn new(user: User) -> Self {
+        assert!(
+            rustix::process::getuid().is_root(),
+            "run the tests as root: they also switch to an ordinary user"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let program = folder.path().join("tortie");
+        // A copy, as the folder of the build may be closed to others.
+        fs::hard_link(env!("CARGO_BIN_EXE_tortie"), &program)
+            .or_else(|_| fs::copy(env!("CARGO_BIN_EXE_tortie"), &program).map(drop))
+            .unwrap();
+        Self { folder, user }
+    }
+
+    pub fn dir(&self) -> PathBuf {
+        self.folder.path().join("lab")
+    }
+
+    pub fn tortie(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.folder.path().join("tortie"));
+        command.args(arguments).env("TORTIE_LAB", self.dir()).env_remove("TORTIE_STORE").current_dir("/");
+        command.stdin(Stdio::null());
+        if let User::Ordinary = self.user {
+            command.uid(ORDINARY).gid(ORDINARY).env("HOME", self.folder.path());
+        }
+        command
+    }
+
+    /// Runs a command that must succeed, and gives what it printed.
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.tortie(arguments).output().unwrap();
+        let (out, errors) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {out}{errors}");
+        out.into_owned()
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.ok(arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    pub fn start(&self, arguments: &[&str]) -> Running {
+        let mut command = self.tortie(arguments);
+        // A group of its own, so that a signal to it is for it alone.
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let readers = vec![
+            collect(child.stdout.take().unwrap(), lines.clone()),
+            collect(child.stderr.take().unwrap(), lines.clone()),
+        ];
+        Running { child, lines, readers }
+    }
+
+    /// Starts `lab up` and waits until the cluster is up.
+    pub fn up(&self, options: &[&str]) -> Running {
+        let mut arguments = vec!["lab", "up"];
+        arguments.extend(options);
+        let running = self.start(&arguments);
+        running.wait_for_line("the cluster is up");
+        running
+    }
+
+    pub fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds() {
+            assert!(Instant::now() < deadline, "not in time: {what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn wait_for_pods(&self) {
+        self.wait_until("all pods run", || {
+            let pods = self.json(&["get", "pods", "-o", "json"]);
+            pods["items"].as_array().unwrap().iter().all(|pod| pod["status"]["phase"] == "Running")
+        });
+    }
+
+    pub fn example(&self, name: &str) -> String {
+        self.file(
+            name,
+            &fs::read_to_string(format!("{}/../../examples/seed-002/{name}", env!("CARGO_MANIFEST_DIR")))
+                .unwrap(),
+        )
+    }
+
+    pub fn file(&self, name: &str, text: &str) -> String {
+        let path = self.folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        path.display().to_string()
+    }
+
+    /// Every process that was started with this lab's folder in its environment or arguments.
+    pub fn processes(&self) -> Vec<Process> {
+        let mine = self.dir().display().to_string();
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            let read = |file: &str| {
+                let bytes = fs::read(entry.path().join(file)).unwrap_or_default();
+                String::from_utf8_lossy(&bytes).replace('\0', " ")
+            };
+            let command = read("cmdline");
+            if command.contains(&mine) || read("environ").contains(&mine) {
+                found.push(Process { pid, command });
+            }
+        }
+        found
+    }
+}
+
+/// A command that runs.
+pub struct Running {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+fn collect(from: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            lines.lock().unwrap().push(line);
+        }
+    })
+}
+
+impl Running {
+    pub fn wait_for_line(&self, part: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let lines = self.lines.lock().unwrap().clone();
+            if lines.iter().any(|line| line.contains(part)) {
+                return;
+            }
+            let ended = self.readers.iter().all(JoinHandle::is_finished);
+            assert!(!ended && Instant::now() < deadline, "no line with {part:?} in\n{}", lines.join("\n"));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end:\n{}", self.lines.lock().unwrap().join("\n"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for the end, and gives every line.
+    pub fn output(mut self) -> Vec<String> {
+        self.wait();
+        for reader in std::mem::take(&mut self.readers) {
+            reader.join().unwrap();
+        }
+        self.lines.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Only where a test failed is it still running.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a lab that has ended left, which must be nothing.
+pub fn leftovers(lab: &Lab) -> Vec<String> {
+    let mut left: Vec<String> = Vec::new();
+    if lab.dir().exists() {
+        left.push(format!("the folder {}", lab.dir().display()));
+    }
+    let deadline = Instant::now() + Duration::from_secs(5);
+    // The kernel ends the lab's processes when the first one has ended; that takes a moment.
+    while !lab.processes().is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    left.extend(lab.processes().into_iter().map(|process| format!("{process:?}")));
+    left
+}
+
+/// What the machine has outside of labs: interfaces, mounts, bound network namespaces, nftables.
+pub fn machine() -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let names = |path: &str| -> Vec<String> {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| format!("{path}/{}", entry.file_name().to_string_lossy())).collect()
+    };
+    all.extend(names("/sys/class/net"));
+    all.extend(names("/run/netns"));
+    all.extend(fs::read_to_string("/proc/self/mounts").unwrap().lines().map(str::to_owned));
+    all.extend(fs::read_to_string("/proc/net/route").unwrap().lines().map(str::to_owned));
+    all.extend(
+        ["net.ipv4.ip_forward"]
+            .map(|name| fs::read_to_string(Path::new("/proc/sys").join(name.replace('.', "/"))).unwrap()),
+    );
+    all.sort();
+    all
+}
+
+/// One pod of the demo's namespace, on a node of the test's choice.
+pub fn pod(name: &str, node: &str, app: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: calico-demo, labels: {{app: {app}}}}}\n\
+         spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n  containers: [{{name: c, ports: [{{containerPort: 80}}]}}]\n"
+    )
+}
+
+/// A manifest with a pod on each of the two further nodes.
+pub fn spread_pods(lab: &Lab) -> String {
+    lab.file(
+        "extra.yml",
+        &format!(
+            "{}---\n{}",
+            pod("extra-linux", "linux-2", "other"),
+            pod("extra-windows", "windows-2", "other")
+        ),
+    )
+}

@@ -1,0 +1,197 @@
+//! The plugin: environment and standard input in, one document on standard output.
+//!
+//! Where the agent is away, DEL waits on disk and succeeds (the agent carries it out when it is back), and everything
+//! else fails with "try again later".
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+use std::{env, fs, io};
+
+use serde_json::{Value, json};
+
+use crate::transport::{self, Answer};
+use crate::{Code, Command, Failure, Invocation, NetworkConfig, SUPPORTED_VERSIONS};
+
+/// How long the agent may take for an answer: less than the four minutes after which a kubelet gives up.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The whole program.
+#[must_use]
+pub fn main() -> ExitCode {
+    let mut config = String::new();
+    let read = io::stdin().read_to_string(&mut config);
+    let environment = |name: &str| env::var(name).ok();
+    let (document, code) = match read {
+        Ok(_) => run(&environment, &config),
+        Err(error) => {
+            let failure = Failure::new(
+                Code::IO,
+                "cannot read the configuration from standard input",
+                error.to_string(),
+            );
+            (Some(failure.document(SUPPORTED_VERSIONS[SUPPORTED_VERSIONS.len() - 1])), ExitCode::FAILURE)
+        }
+    };
+    if let Some(document) = document
+        && writeln!(io::stdout(), "{document}").is_err()
+    {
+        return ExitCode::FAILURE;
+    }
+    code
+}
+
+/// One call: what to print, and the exit code.
+fn run(environment: &dyn Fn(&str) -> Option<String>, config: &str) -> (Option<Value>, ExitCode) {
+    let newest = SUPPORTED_VERSIONS[SUPPORTED_VERSIONS.len() - 1];
+    let invocation = match read_invocation(environment, config) {
+        Ok(invocation) => invocation,
+        Err(failure) => return (Some(failure.document(newest)), ExitCode::FAILURE),
+    };
+    let version = invocation.config.cni_version.clone();
+    if invocation.command == Command::Version {
+        let version = if version.is_empty() { newest } else { &version };
+        return (
+            Some(json!({"cniVersion": version, "supportedVersions": SUPPORTED_VERSIONS})),
+            ExitCode::SUCCESS,
+        );
+    }
+    match call(&invocation) {
+        Ok(success) => (success.map(|success| success.document(&version)), ExitCode::SUCCESS),
+        Err(failure) => (Some(failure.document(&version)), ExitCode::FAILURE),
+    }
+}
+
+fn call(invocation: &Invocation) -> Answer {
+    let socket = &invocation.config.agent_socket;
+    match ask(socket, invocation) {
+        Ok(answer) => answer,
+        Err(error) => {
+            let why = format!("{}: {error}", socket.display());
+            match invocation.command {
+                Command::Del => enqueue(invocation, &why).map(|()| None),
+                Command::Status => Err(Failure::new(Code::NOT_AVAILABLE, "the agent does not answer", why)),
+                _ => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent does not answer", why)),
+            }
+        }
+    }
+}
+
+fn ask(socket: &Path, invocation: &Invocation) -> io::Result<Answer> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    transport::ask(&mut stream, invocation)
+}
+
+/// Puts a DEL where the agent will find it. The file appears whole or not at all.
+fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
+    let queue = &invocation.config.deletion_queue;
+    let failed = |error: io::Error| {
+        Failure::new(
+            Code::TRY_AGAIN_LATER,
+            "the agent does not answer, and the deletion cannot be kept for later",
+            format!("{why}; {}: {error}", queue.display()),
+        )
+    };
+    fs::create_dir_all(queue).map_err(failed)?;
+    let name = format!("{}-{}", invocation.container_id, invocation.interface);
+    let unfinished = queue.join(format!(".{name}"));
+    fs::write(&unfinished, serde_json::to_vec(invocation).map_err(|error| failed(error.into()))?)
+        .map_err(failed)?;
+    fs::rename(&unfinished, queue.join(format!("{name}.json"))).map_err(failed)
+}
+
+fn read_invocation(
+    environment: &dyn Fn(&str) -> Option<String>,
+    config: &str,
+) -> Result<Invocation, Failure> {
+    let wrong = |name: &str, why: &str| Failure::new(Code::INVALID_ENVIRONMENT, format!("{name} {why}"), "");
+    let variable = |name: &str| environment(name).unwrap_or_default();
+    let command = match variable("CNI_COMMAND").as_str() {
+        "ADD" => Command::Add,
+        "DEL" => Command::Del,
+        "CHECK" => Command::Check,
+        "GC" => Command::Gc,
+        "STATUS" => Command::Status,
+        "VERSION" => Command::Version,
+        other => {
+            return Err(wrong(
+                "CNI_COMMAND",
+                &format!("is {other:?}, not ADD, DEL, CHECK, GC, STATUS or VERSION"),
+            ));
+        }
+    };
+    let invocation = Invocation {
+        command,
+        container_id: variable("CNI_CONTAINERID"),
+        netns: variable("CNI_NETNS"),
+        interface: variable("CNI_IFNAME"),
+        args: read_args(&variable("CNI_ARGS"))?,
+        config: read_config(config, command)?,
+    };
+    if matches!(command, Command::Add | Command::Del | Command::Check) {
+        if !is_container_id(&invocation.container_id) {
+            return Err(wrong("CNI_CONTAINERID", "must be letters, digits, dots, dashes and underscores"));
+        }
+        if !is_interface(&invocation.interface) {
+            return Err(wrong(
+                "CNI_IFNAME",
+                "must be a name of 1 to 15 characters without slash, colon or blank",
+            ));
+        }
+        if command != Command::Del && invocation.netns.is_empty() {
+            return Err(wrong("CNI_NETNS", "is missing"));
+        }
+    }
+    Ok(invocation)
+}
+
+fn read_config(text: &str, command: Command) -> Result<NetworkConfig, Failure> {
+    let text = if text.trim().is_empty() && command == Command::Version { "{}" } else { text };
+    let config: NetworkConfig = serde_json::from_str(text).map_err(|error| {
+        Failure::new(Code::DECODING, "the configuration on standard input cannot be read", error.to_string())
+    })?;
+    if command != Command::Version && !SUPPORTED_VERSIONS.contains(&config.cni_version.as_str()) {
+        let msg = format!("cniVersion {:?} is not supported", config.cni_version);
+        return Err(Failure::new(
+            Code::INCOMPATIBLE_VERSION,
+            msg,
+            format!("use one of {}", SUPPORTED_VERSIONS.join(", ")),
+        ));
+    }
+    if command != Command::Version && config.name.is_empty() {
+        return Err(Failure::new(Code::INVALID_CONFIG, "the configuration has no name", ""));
+    }
+    Ok(config)
+}
+
+fn read_args(text: &str) -> Result<BTreeMap<String, String>, Failure> {
+    let pairs = text.split(';').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| {
+            let (name, value) = pair.split_once('=').ok_or_else(|| {
+                Failure::new(
+                    Code::INVALID_ENVIRONMENT,
+                    format!("CNI_ARGS has {pair:?}, which is no NAME=VALUE"),
+                    "",
+                )
+            })?;
+            Ok((name.to_owned(), value.to_owned()))
+        })
+        .collect()
+}
+
+fn is_container_id(id: &str) -> bool {
+    id.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
+}
+
+fn is_interface(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && name != "."
+        && name != ".."
+        && !name.contains(|each: char| each == '/' || each == ':' || each.is_whitespace())
+}

@@ -1,0 +1,82 @@
+//! How plugin and agent talk: on a Unix socket, each message a 32-bit big-endian length and JSON.
+
+use std::io::{self, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::{Failure, Success};
+
+/// No message may be larger.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// The agent's answer: a result where the command has one.
+pub type Answer = Result<Option<Success>, Failure>;
+
+/// [`Answer`] as it travels.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum AnswerMessage {
+    Done(Option<Success>),
+    Failed(Failure),
+}
+
+/// Writes an answer as a message.
+///
+/// # Errors
+/// It is too large.
+pub fn encode_answer(answer: Answer) -> io::Result<Vec<u8>> {
+    encode(&match answer {
+        Ok(success) => AnswerMessage::Done(success),
+        Err(failure) => AnswerMessage::Failed(failure),
+    })
+}
+
+/// Writes a message with its length.
+///
+/// # Errors
+/// It is too large.
+pub fn encode(message: &impl Serialize) -> io::Result<Vec<u8>> {
+    let json = serde_json::to_vec(message)?;
+    let length = u32::try_from(json.len()).ok().filter(|_| json.len() <= MAX_MESSAGE_BYTES);
+    let length =
+        length.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the message is too large"))?;
+    let mut bytes = length.to_be_bytes().to_vec();
+    bytes.extend(json);
+    Ok(bytes)
+}
+
+/// The length of the body that follows these four bytes.
+///
+/// # Errors
+/// It is too large.
+pub fn body_length(header: [u8; 4]) -> io::Result<usize> {
+    let length = usize::try_from(u32::from_be_bytes(header)).unwrap_or(usize::MAX);
+    if length > MAX_MESSAGE_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a message of {length} bytes is too large"),
+        ));
+    }
+    Ok(length)
+}
+
+/// Asks the agent and waits for its answer.
+///
+/// # Errors
+/// The connection fails, or the answer makes no sense.
+pub fn ask(stream: &mut (impl Read + Write), invocation: &crate::Invocation) -> io::Result<Answer> {
+    stream.write_all(&encode(invocation)?)?;
+    Ok(match read::<AnswerMessage>(stream)? {
+        AnswerMessage::Done(success) => Ok(success),
+        AnswerMessage::Failed(failure) => Err(failure),
+    })
+}
+
+fn read<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
+    let mut header = [0; 4];
+    stream.read_exact(&mut header)?;
+    let mut body = vec![0; body_length(header)?];
+    stream.read_exact(&mut body)?;
+    Ok(serde_json::from_slice(&body)?)
+}

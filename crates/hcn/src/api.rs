@@ -1,0 +1,279 @@
+//! The API as a trait, and the typed calls on top of it.
+
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tracing::debug;
+
+use crate::schema::{Endpoint, Modify, Namespace, Network, Query, lenient};
+use crate::{Class, Error, Failure, Guid, Version};
+
+/// The kinds of objects that HNS keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Kind {
+    /// HostComputeNetwork.
+    Network,
+    /// HostComputeEndpoint.
+    Endpoint,
+    /// HostComputeNamespace.
+    Namespace,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Network => "network",
+            Kind::Endpoint => "endpoint",
+            Kind::Namespace => "namespace",
+        })
+    }
+}
+
+/// One call. Documents are JSON text, as in the real API. Open and Close are no calls here: handles are the business of
+/// whoever implements [`Hcn`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Call {
+    /// `HcnEnumerate…`: answers a JSON list of identifiers.
+    Enumerate {
+        /// Of this kind.
+        kind: Kind,
+        /// A [`Query`], or "".
+        query: String,
+    },
+    /// `HcnCreate…`: answers the identifier as a JSON string.
+    Create {
+        /// The kind.
+        kind: Kind,
+        /// For an endpoint: its network, whose handle the real call takes. Else zero.
+        network: Guid,
+        /// The identifier to use; zero lets HNS choose.
+        id: Guid,
+        /// The object's document.
+        settings: String,
+    },
+    /// `HcnOpen…` and `HcnQuery…Properties`: answers the object's document.
+    Query {
+        /// The kind.
+        kind: Kind,
+        /// Which.
+        id: Guid,
+        /// A [`Query`], or "".
+        query: String,
+    },
+    /// `HcnOpen…` and `HcnModify…`: answers nothing.
+    Modify {
+        /// The kind.
+        kind: Kind,
+        /// Which.
+        id: Guid,
+        /// A [`Modify`].
+        settings: String,
+    },
+    /// `HcnDelete…`: answers nothing.
+    Delete {
+        /// The kind.
+        kind: Kind,
+        /// Which.
+        id: Guid,
+    },
+    /// `HNSCall("GET", "/globals/version")` of v1: answers a [`Version`].
+    Version,
+    /// A call that the real API does not have, for an emulator. Others answer `E_NOTIMPL`.
+    Emulator {
+        /// Its name.
+        name: String,
+        /// Its document.
+        settings: String,
+    },
+}
+
+impl Call {
+    /// The call in one word, for messages and for counting.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Call::Enumerate { .. } => "enumerate",
+            Call::Create { .. } => "create",
+            Call::Query { .. } => "query",
+            Call::Modify { .. } => "modify",
+            Call::Delete { .. } => "delete",
+            Call::Version => "version",
+            Call::Emulator { .. } => "emulator call",
+        }
+    }
+
+    /// Whether it only reads, so that it may be sent twice.
+    pub fn is_read(&self) -> bool {
+        matches!(self, Call::Enumerate { .. } | Call::Query { .. } | Call::Version)
+    }
+
+    /// What it is about, for messages.
+    fn object(&self) -> String {
+        match self {
+            Call::Enumerate { kind, query } => format!("{kind}s {query}"),
+            Call::Create { kind, id, .. } | Call::Query { kind, id, .. } => format!("{kind} {id}"),
+            Call::Modify { kind, id, .. } | Call::Delete { kind, id } => format!("{kind} {id}"),
+            Call::Version => "HNS".to_owned(),
+            Call::Emulator { name, .. } => name.clone(),
+        }
+    }
+}
+
+/// The Host Compute Network API. A call may take long, and several may be under way at once.
+pub trait Hcn: Send + Sync {
+    /// Makes one call and gives the output document, empty if the call has none.
+    ///
+    /// # Errors
+    /// What the API answers: a code, and an error record.
+    fn call(&self, call: &Call) -> Result<String, Failure>;
+}
+
+impl<T: Hcn + ?Sized> Hcn for std::sync::Arc<T> {
+    fn call(&self, call: &Call) -> Result<String, Failure> {
+        (**self).call(call)
+    }
+}
+
+/// The calls with typed documents. All errors name the call and the object.
+pub trait HcnExt: Hcn {
+    /// The version of HNS.
+    fn version(&self) -> Result<Version, Error> {
+        read(self, &Call::Version)
+    }
+
+    /// The identifiers of the objects that a query asks for.
+    fn enumerate(&self, kind: Kind, query: &Query) -> Result<Vec<Guid>, Error> {
+        read(self, &Call::Enumerate { kind, query: json(query) })
+    }
+
+    /// All networks.
+    fn networks(&self) -> Result<Vec<Network>, Error> {
+        list(self, Kind::Network, &Query::all())
+    }
+
+    /// The network of that name.
+    fn network_by_name(&self, name: &str) -> Result<Option<Network>, Error> {
+        Ok(list(self, Kind::Network, &Query::filter("Name", name))?.into_iter().next())
+    }
+
+    /// One network.
+    fn network(&self, id: Guid) -> Result<Network, Error> {
+        get(self, Kind::Network, id)
+    }
+
+    /// Creates a network and gives its identifier.
+    fn create_network(&self, network: &Network) -> Result<Guid, Error> {
+        create(self, Kind::Network, Guid::ZERO, network.id, network)
+    }
+
+    /// Changes a network.
+    fn modify_network(&self, id: Guid, request: &Modify) -> Result<(), Error> {
+        modify(self, Kind::Network, id, request)
+    }
+
+    /// Deletes a network.
+    fn delete_network(&self, id: Guid) -> Result<(), Error> {
+        delete(self, Kind::Network, id)
+    }
+
+    /// The endpoints of a network.
+    fn endpoints_of_network(&self, network: Guid) -> Result<Vec<Endpoint>, Error> {
+        // HNS takes only the v1 name of the member here (hns.md 1.4).
+        list(self, Kind::Endpoint, &Query::filter("VirtualNetwork", &network.to_string()))
+    }
+
+    /// One endpoint.
+    fn endpoint(&self, id: Guid) -> Result<Endpoint, Error> {
+        get(self, Kind::Endpoint, id)
+    }
+
+    /// Creates an endpoint in the network that its document names, and gives its identifier.
+    fn create_endpoint(&self, endpoint: &Endpoint) -> Result<Guid, Error> {
+        create(self, Kind::Endpoint, endpoint.host_compute_network, endpoint.id, endpoint)
+    }
+
+    /// Changes an endpoint.
+    fn modify_endpoint(&self, id: Guid, request: &Modify) -> Result<(), Error> {
+        modify(self, Kind::Endpoint, id, request)
+    }
+
+    /// Deletes an endpoint.
+    fn delete_endpoint(&self, id: Guid) -> Result<(), Error> {
+        delete(self, Kind::Endpoint, id)
+    }
+
+    /// One namespace.
+    fn namespace(&self, id: Guid) -> Result<Namespace, Error> {
+        get(self, Kind::Namespace, id)
+    }
+
+    /// Creates a namespace and gives its identifier.
+    fn create_namespace(&self, namespace: &Namespace) -> Result<Guid, Error> {
+        create(self, Kind::Namespace, Guid::ZERO, namespace.id, namespace)
+    }
+
+    /// Changes a namespace.
+    fn modify_namespace(&self, id: Guid, request: &Modify) -> Result<(), Error> {
+        modify(self, Kind::Namespace, id, request)
+    }
+
+    /// Deletes a namespace.
+    fn delete_namespace(&self, id: Guid) -> Result<(), Error> {
+        delete(self, Kind::Namespace, id)
+    }
+}
+
+impl<T: Hcn + ?Sized> HcnExt for T {}
+
+fn list<H: Hcn + ?Sized, T: DeserializeOwned>(hcn: &H, kind: Kind, query: &Query) -> Result<Vec<T>, Error> {
+    let ids = hcn.enumerate(kind, query)?;
+    let mut objects = Vec::with_capacity(ids.len());
+    for id in ids {
+        match get(hcn, kind, id) {
+            Ok(object) => objects.push(object),
+            // It went away after the enumeration: the others still count.
+            Err(error) if error.class() == Class::NotFound => debug!(%kind, %id, "vanished while listing"),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(objects)
+}
+
+fn get<H: Hcn + ?Sized, T: DeserializeOwned>(hcn: &H, kind: Kind, id: Guid) -> Result<T, Error> {
+    read(hcn, &Call::Query { kind, id, query: json(&Query::all()) })
+}
+
+fn create<H: Hcn + ?Sized>(
+    hcn: &H,
+    kind: Kind,
+    network: Guid,
+    id: Guid,
+    document: &impl Serialize,
+) -> Result<Guid, Error> {
+    read(hcn, &Call::Create { kind, network, id, settings: json(document) })
+}
+
+fn modify<H: Hcn + ?Sized>(hcn: &H, kind: Kind, id: Guid, request: &Modify) -> Result<(), Error> {
+    send(hcn, &Call::Modify { kind, id, settings: json(request) }).map(drop)
+}
+
+fn delete<H: Hcn + ?Sized>(hcn: &H, kind: Kind, id: Guid) -> Result<(), Error> {
+    send(hcn, &Call::Delete { kind, id }).map(drop)
+}
+
+fn send<H: Hcn + ?Sized>(hcn: &H, call: &Call) -> Result<String, Error> {
+    hcn.call(call).map_err(|failure| {
+        debug!(?call, %failure, "HNS refused a call");
+        Error::Call { call: call.name(), object: call.object(), failure }
+    })
+}
+
+fn read<H: Hcn + ?Sized, T: DeserializeOwned>(hcn: &H, call: &Call) -> Result<T, Error> {
+    let answer = send(hcn, call)?;
+    lenient(&answer).map_err(|error| Error::Answer { call: call.name(), object: call.object(), error })
+}
+
+/// The documents are plain data with text keys: they always have a JSON form.
+fn json(document: &impl Serialize) -> String {
+    serde_json::to_string(document).unwrap_or_default()
+}

@@ -1,0 +1,176 @@
+//! The JSON documents of HCN v2 (hns.md 2).
+//!
+//! Reading keeps what it does not know in `extra`, so that a document can be sent back as it came. HNS itself ignores
+//! unknown members in silence; [`strict`] finds them, for tests and for the emulator.
+
+mod endpoint;
+mod modify;
+mod namespace;
+mod network;
+mod policy;
+mod query;
+mod wire_enum;
+
+pub use endpoint::{Endpoint, EndpointFlags, IpConfig};
+pub use modify::{Modify, NamespaceEndpoint, PolicyList, RequestType, ResourceType};
+pub use namespace::{Namespace, NamespaceResource, NamespaceType};
+pub use network::{Ipam, MacPool, MacRange, Network, NetworkFlags, NetworkMode, Route, Subnet};
+pub use policy::{
+    Acl, AclAction, AclDirection, AclRuleType, AutomaticDns, DrMacAddress, EncapOverhead, HostRoute,
+    InterfaceParameters, NetAdapterName, OutBoundNat, Policy, PolicySettings, PortMapping, ProviderAddress,
+    Qos, RemoteSubnetRoute, SdnRoute, SetPolicy, SetPolicyType, SourceMacAddress, Vlan, Vsid, VxlanPort,
+};
+pub use query::Query;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Members that this crate has no name for.
+pub type Extra = Map<String, Value>;
+
+/// The version of the schema that a document follows. Almost every client sends 2.0, containerd 0.0; nothing depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct SchemaVersion {
+    /// 2 for these documents.
+    #[serde(default)]
+    pub major: u32,
+    /// The step within it.
+    #[serde(default)]
+    pub minor: u32,
+}
+
+impl SchemaVersion {
+    /// What we send.
+    pub const V2: SchemaVersion = SchemaVersion { major: 2, minor: 0 };
+}
+
+/// What every object has beside its own members, and we carry without reading it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Base {
+    /// Who made the object.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub owner: String,
+    /// The object's own revision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<Value>,
+    /// For HNS's extensions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub additional_params: Option<Value>,
+    /// What HNS says of the object's health.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub health: Option<Value>,
+    /// For Microsoft.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub telemetry: Option<Value>,
+    /// Where the object is in its life; for endpoints: 1 created, 2 attached, 3 attached and shared, 4 detached (hns.md 1.3).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<u16>,
+    /// The schema of this document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema_version: Option<SchemaVersion>,
+}
+
+/// The DNS configuration of a network or endpoint.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Dns {
+    /// The connection's own suffix.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub domain: String,
+    /// Suffixes to try.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<String>,
+    /// Addresses of servers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub server_list: Vec<String>,
+    /// Resolver options.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+    /// Unknown members.
+    #[serde(flatten)]
+    pub extra: Extra,
+}
+
+/// Why a document was refused: which member, and what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {what}")]
+pub struct DocumentError {
+    /// The member, as a path.
+    pub at: String,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// Reads a document, keeping what it does not know.
+pub fn lenient<T: DeserializeOwned>(text: &str) -> Result<T, DocumentError> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let document = serde_path_to_error::deserialize(&mut deserializer).map_err(document_error)?;
+    deserializer
+        .end()
+        .map_err(|error| DocumentError { at: "end of the document".into(), what: error.to_string() })?;
+    Ok(document)
+}
+
+/// Reads a document and refuses members and values that this crate does not know.
+pub fn strict<T: DeserializeOwned + Strict>(text: &str) -> Result<T, DocumentError> {
+    let document: T = lenient(text)?;
+    document.check("")?;
+    Ok(document)
+}
+
+pub(crate) fn document_error(error: serde_path_to_error::Error<serde_json::Error>) -> DocumentError {
+    DocumentError { at: error.path().to_string(), what: error.inner().to_string() }
+}
+
+/// A document whose unknown members and values can be found.
+pub trait Strict {
+    /// The first thing that this crate does not know; `at` is the path of this part of the document.
+    fn check(&self, at: &str) -> Result<(), DocumentError>;
+}
+
+impl<T: Strict> Strict for Option<T> {
+    fn check(&self, at: &str) -> Result<(), DocumentError> {
+        self.as_ref().map_or(Ok(()), |part| part.check(at))
+    }
+}
+
+impl<T: Strict> Strict for Vec<T> {
+    fn check(&self, at: &str) -> Result<(), DocumentError> {
+        self.iter().enumerate().try_for_each(|(index, part)| part.check(&format!("{at}[{index}]")))
+    }
+}
+
+impl Strict for Extra {
+    fn check(&self, at: &str) -> Result<(), DocumentError> {
+        match self.keys().next() {
+            None => Ok(()),
+            Some(key) => Err(DocumentError { at: join(at, key), what: "unknown member".into() }),
+        }
+    }
+}
+
+fn join(at: &str, member: &str) -> String {
+    if at.is_empty() { member.to_owned() } else { format!("{at}.{member}") }
+}
+
+/// Implements [`Strict`] for structures: their `extra`, and the named parts.
+macro_rules! strict_members {
+    ($($document:ty { $($member:ident = $name:literal),* $(,)? })*) => {$(
+        impl $crate::schema::Strict for $document {
+            fn check(&self, at: &str) -> Result<(), $crate::schema::DocumentError> {
+                self.extra.check(at)?;
+                $(self.$member.check(&$crate::schema::join(at, $name))?;)*
+                Ok(())
+            }
+        }
+    )*};
+}
+use strict_members;
+
+strict_members! { Dns {} }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! The emulated HNS: takes calls, keeps objects.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
+
+use crate::acl::{Packet, Verdict};
+use crate::check::{access_control, fail};
+use crate::config::Config;
+use crate::reply::{Filter, properties};
+use crate::state::{State, sets};
+
+/// An HNS that lives in this process.
+pub struct Emulator {
+    config: Config,
+    state: Mutex<State>,
+    #[cfg(target_os = "linux")]
+    switch: Option<crate::switch::Switch>,
+}
+
+impl Emulator {
+    /// An HNS without objects, and without a switch: no interface is made and no frame moves.
+    pub fn new(config: Config) -> Emulator {
+        Emulator {
+            config,
+            state: Mutex::default(),
+            #[cfg(target_os = "linux")]
+            switch: None,
+        }
+    }
+
+    /// An HNS without objects on the node that lives in that network namespace.
+    ///
+    /// # Errors
+    /// The switch cannot start; see [`run_service`](crate::run_service).
+    #[cfg(target_os = "linux")]
+    pub fn with_switch(
+        config: Config,
+        node: tortie_linux::namespace::NetNs,
+    ) -> Result<Emulator, crate::Error> {
+        let switch = crate::switch::Switch::start(node, config.provider_address)?;
+        Ok(Emulator { config, state: Mutex::default(), switch: Some(switch) })
+    }
+
+    /// What the ACLs of an endpoint do with the first packet of a flow.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn judge(&self, endpoint: Guid, packet: &Packet) -> Result<Verdict, Failure> {
+        let state = self.state();
+        let endpoint = state.endpoint(endpoint)?;
+        let sets = sets(state.network(endpoint.host_compute_network)?);
+        let set = |id: &str| sets.get(id).map(String::as_str);
+        access_control(&endpoint.policies, &set, &self.config).map(|control| control.judge(packet))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is made on a copy or in one step, so the objects are whole also after a panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, state: &mut State, call: &Call) -> Result<String, Failure> {
+        let config = &self.config;
+        match call {
+            Call::Create { kind, network, id, settings } => match kind {
+                Kind::Network => state.create_network(*id, settings, config),
+                Kind::Endpoint => state.create_endpoint(*network, *id, settings, config),
+                Kind::Namespace => state.create_namespace(*id, settings, config),
+            }
+            .map(|id| json!(id).to_string()),
+            Call::Modify { kind, id, settings } => match kind {
+                Kind::Network => state.modify_network(*id, settings, config),
+                Kind::Endpoint => state.modify_endpoint(*id, settings, config),
+                Kind::Namespace => state.modify_namespace(*id, settings, config),
+            }
+            .map(|()| String::new()),
+            Call::Delete { kind, id } => match kind {
+                Kind::Network => state.delete_network(*id),
+                Kind::Endpoint => state.delete_endpoint(*id),
+                Kind::Namespace => state.delete_namespace(*id),
+            }
+            .map(|()| String::new()),
+            Call::Emulator { name, settings } => self.emulator_call(state, name, settings),
+            Call::Enumerate { .. } | Call::Query { .. } | Call::Version => read(state, call, config),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn emulator_call(&self, state: &mut State, name: &str, settings: &str) -> Result<String, Failure> {
+        use crate::service::{BIND_COMPARTMENT, BindCompartment};
+        if name != BIND_COMPARTMENT || self.switch.is_none() {
+            return fail(HResult::E_NOTIMPL, format!("no emulator call {name}"));
+        }
+        let BindCompartment { namespace, path } = serde_json::from_str(settings)
+            .map_err(|error| Failure::new(HResult::HCN_E_INVALID_JSON, error.to_string()))?;
+        state.namespace(namespace)?;
+        match path {
+            Some(path) => state.compartments.insert(namespace, path),
+            None => state.compartments.remove(&namespace),
+        };
+        Ok(String::new())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn emulator_call(&self, _: &mut State, name: &str, _: &str) -> Result<String, Failure> {
+        fail(HResult::E_NOTIMPL, format!("no emulator call {name}"))
+    }
+
+    /// Has the switch follow the objects. If it cannot, the objects are put back, and the switch follows them.
+    #[cfg(target_os = "linux")]
+    fn follow(&self, state: &mut State, before: State) -> Result<(), Failure> {
+        use crate::fabric::Plan;
+        let Some(switch) = &self.switch else { return Ok(()) };
+        state.plans = Plan::of(state, &self.config, &state.plans);
+        let Err(error) = switch.apply(state.plans.clone(), &state.compartments) else { return Ok(()) };
+        *state = before;
+        if let Err(error) = switch.apply(state.plans.clone(), &state.compartments) {
+            tracing::error!(%error, "the switch could not be put back");
+        }
+        fail(HResult::HCN_E_NAMESPACE_ATTACH_FAILED, error.to_string())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn follow(&self, _: &mut State, _: State) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Hcn for Emulator {
+    fn call(&self, call: &Call) -> Result<String, Failure> {
+        let mut state = self.state();
+        if call.is_read() {
+            return read(&state, call, &self.config);
+        }
+        let before = state.clone();
+        let answer = self.change(&mut state, call)?;
+        self.follow(&mut state, before)?;
+        Ok(answer)
+    }
+}
+
+fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> {
+    match call {
+        Call::Enumerate { kind, query } => {
+            let filter = Filter::new(query, config.strict)?;
+            let matching = objects(state, *kind).into_iter().filter(|(_, object)| filter.matches(object));
+            Ok(json!(matching.map(|(id, _)| id).collect::<Vec<_>>()).to_string())
+        }
+        Call::Query { kind, id, query } => {
+            Filter::new(query, config.strict)?;
+            let object = match kind {
+                Kind::Network => properties(state.network(*id)?),
+                Kind::Endpoint => properties(state.endpoint(*id)?),
+                Kind::Namespace => properties(state.namespace(*id)?),
+            };
+            Ok(object.to_string())
+        }
+        Call::Version => Ok(json!(config.version).to_string()),
+        Call::Create { .. } | Call::Modify { .. } | Call::Delete { .. } | Call::Emulator { .. } => {
+            fail(HResult::E_NOTIMPL, format!("{} does not read", call.name()))
+        }
+    }
+}
+
+fn objects(state: &State, kind: Kind) -> Vec<(Guid, Value)> {
+    match kind {
+        Kind::Network => state.networks.iter().map(|(id, object)| (*id, properties(&**object))).collect(),
+        Kind::Endpoint => state.endpoints.iter().map(|(id, object)| (*id, properties(&**object))).collect(),
+        Kind::Namespace => state.namespaces.iter().map(|(id, object)| (*id, properties(&**object))).collect(),
+    }
+}

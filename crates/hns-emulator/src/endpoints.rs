@@ -1,0 +1,161 @@
+//! Endpoints (hns.md 2.3).
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use ipnet::Ipv4Net;
+use tortie_hcn::schema::{
+    Endpoint, IpConfig, Modify, Network, PolicyList, RequestType, ResourceType, Subnet,
+};
+use tortie_hcn::{Failure, Guid, HResult};
+
+use crate::addresses::mac;
+use crate::check::{self, address, document, fail};
+use crate::config::Config;
+use crate::networks::remove_policy;
+use crate::state::{CREATED, DETACHED, State, sets};
+
+impl State {
+    pub(crate) fn create_endpoint(
+        &mut self,
+        network: Guid,
+        id: Guid,
+        text: &str,
+        config: &Config,
+    ) -> Result<Guid, Failure> {
+        let mut endpoint: Endpoint = document(text, config.strict)?;
+        let network = self.network(network)?;
+        let named = endpoint.host_compute_network;
+        if !named.is_zero() && named != network.id {
+            let error = format!("HostComputeNetwork {named} is not the network {}", network.id);
+            return fail(HResult::HCN_E_INVALID_JSON_REFERENCE, error);
+        }
+        if !endpoint.host_compute_namespace.is_zero() {
+            return fail(HResult::HCN_E_INVALID_ENDPOINT, "HostComputeNamespace is set by attaching");
+        }
+        endpoint.host_compute_network = network.id;
+        endpoint.id = self.new_id(id, endpoint.id)?;
+        endpoint.base.state = Some(CREATED);
+        self.settle_addresses(&mut endpoint, network)?;
+        settle_mac(&mut endpoint)?;
+        let sets = sets(network);
+        check::endpoint_policies(&endpoint, &|id| sets.get(id).map(String::as_str), config)?;
+        let id = endpoint.id;
+        self.endpoints.insert(id, endpoint.into());
+        Ok(id)
+    }
+
+    pub(crate) fn modify_endpoint(&mut self, id: Guid, text: &str, config: &Config) -> Result<(), Failure> {
+        let request: Modify = document(text, config.strict)?;
+        let mut changed = self.endpoint(id)?.clone();
+        if request.resource_type != ResourceType::Policy {
+            let error = format!("ResourceType {} of an endpoint is not emulated", request.resource_type);
+            return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+        }
+        let PolicyList { policies, .. } = document(&request.settings.to_string(), config.strict)?;
+        match request.request_type {
+            // Update is the whole new list, of all types.
+            RequestType::Update => changed.policies = policies,
+            RequestType::Add => {
+                for policy in policies {
+                    if changed.policies.contains(&policy) {
+                        let error = format!("{} {}", policy.r#type, policy.settings);
+                        return fail(HResult::HCN_E_POLICY_ALREADY_EXISTS, error);
+                    }
+                    changed.policies.push(policy);
+                }
+            }
+            RequestType::Remove => {
+                for policy in policies {
+                    remove_policy(&mut changed.policies, &policy)?;
+                }
+            }
+            other => {
+                let error = format!("RequestType {other} for policies of an endpoint");
+                return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+            }
+        }
+        let sets = sets(self.network(changed.host_compute_network)?);
+        check::endpoint_policies(&changed, &|id| sets.get(id).map(String::as_str), config)?;
+        *self.endpoint_mut(id)? = changed;
+        Ok(())
+    }
+
+    /// An endpoint may go while it is attached: its namespace loses it.
+    pub(crate) fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure> {
+        let namespace = self.endpoint(id)?.host_compute_namespace;
+        if !namespace.is_zero() {
+            self.detach(namespace, id)?;
+        }
+        self.endpoints.remove(&id);
+        Ok(())
+    }
+
+    /// Checks the endpoint's addresses, and gives it one if it names none.
+    fn settle_addresses(&self, endpoint: &mut Endpoint, network: &Network) -> Result<(), Failure> {
+        if endpoint.ip_configurations.is_empty() && !endpoint.is_remote() {
+            let Some(free) = self.free_address(network) else { return Ok(()) };
+            endpoint.ip_configurations.push(IpConfig { ip_address: free.to_string(), ..Default::default() });
+        }
+        let remote = endpoint.is_remote();
+        for config in &mut endpoint.ip_configurations {
+            let ip = address(&config.ip_address, "IpAddress")?;
+            let Some((net, subnet)) = subnets(network).find(|(net, _)| net.contains(&ip)) else {
+                if remote {
+                    continue;
+                }
+                return fail(HResult::HCN_E_INVALID_IP, format!("{ip} is in no subnet of {}", network.name));
+            };
+            if !remote && is_reserved(ip, net, subnet) {
+                return fail(HResult::HCN_E_ADDR_INVALID_OR_RESERVED, format!("{ip} is reserved in {net}"));
+            }
+            if let Some(holder) = self.holder(network.id, ip) {
+                let error = format!("endpoint {} has the address {ip}", holder.id);
+                return fail(HResult::HCN_E_ADDR_INVALID_OR_RESERVED, error);
+            }
+            // Without IP subnets, the subnet's length holds, whatever the client says.
+            config.prefix_length = net.prefix_len();
+        }
+        Ok(())
+    }
+
+    fn holder(&self, network: Guid, ip: Ipv4Addr) -> Option<&Endpoint> {
+        let has = |endpoint: &&Arc<Endpoint>| {
+            endpoint.ip_configurations.iter().any(|config| config.ip_address.parse() == Ok(ip))
+        };
+        self.endpoints_of(network).find(has).map(Arc::as_ref)
+    }
+
+    fn free_address(&self, network: &Network) -> Option<Ipv4Addr> {
+        subnets(network).find_map(|(net, subnet)| {
+            net.hosts().find(|ip| !is_reserved(*ip, net, subnet) && self.holder(network.id, *ip).is_none())
+        })
+    }
+}
+
+fn subnets(network: &Network) -> impl Iterator<Item = (Ipv4Net, &Subnet)> {
+    network.subnets().filter_map(|subnet| Some((subnet.ip_address_prefix.parse().ok()?, subnet)))
+}
+
+/// The subnet's own address, its broadcast address, and its gateways.
+fn is_reserved(ip: Ipv4Addr, net: Ipv4Net, subnet: &Subnet) -> bool {
+    let gateway = subnet.routes.iter().any(|route| route.next_hop.parse() == Ok(ip));
+    ip == net.network() || ip == net.broadcast() || gateway
+}
+
+fn settle_mac(endpoint: &mut Endpoint) -> Result<(), Failure> {
+    if endpoint.mac_address.is_empty() {
+        let [a, b, c] = rand::random::<[u8; 3]>();
+        endpoint.mac_address = format!("00-15-5D-{a:02X}-{b:02X}-{c:02X}");
+    }
+    match mac(&endpoint.mac_address) {
+        Some(_) => Ok(()),
+        None => fail(HResult::HCN_E_INVALID_ENDPOINT, format!("MacAddress {:?}", endpoint.mac_address)),
+    }
+}
+
+/// What an endpoint is after it has left its namespace.
+pub(crate) fn detached(endpoint: &mut Endpoint) {
+    endpoint.host_compute_namespace = Guid::ZERO;
+    endpoint.base.state = Some(DETACHED);
+}

@@ -1,0 +1,189 @@
+//! Where a frame goes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tortie_hcn::Guid;
+use tracing::{debug, trace};
+
+use super::flows::Flows;
+use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
+use super::plan::{MTU, Plan, PodPort, Remote};
+use super::segment::complete;
+use crate::acl::{Verdict, Way};
+
+/// A place where frames come in and go out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Port {
+    /// An attached endpoint.
+    Pod(Guid),
+    /// The node's own interface on a network.
+    Node(Guid),
+}
+
+/// What is to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// A frame, out of a port.
+    Frame(Port, Vec<u8>),
+    /// A VXLAN datagram to another node.
+    Tunnel(Ipv4Addr, Vec<u8>),
+}
+
+/// The overlay networks of a node, with the flows of their ports.
+#[derive(Debug, Default)]
+pub(crate) struct Fabric {
+    plans: BTreeMap<Guid, Arc<Plan>>,
+    flows: HashMap<Guid, Flows>,
+}
+
+impl Fabric {
+    /// Takes new plans. The flows of endpoints that are still there go on.
+    pub(crate) fn set_plans(&mut self, plans: BTreeMap<Guid, Arc<Plan>>) {
+        let is_there = |endpoint: &Guid| {
+            plans.values().flat_map(|plan| plan.pods.values()).any(|pod| pod.endpoint == *endpoint)
+        };
+        self.flows.retain(|endpoint, _| is_there(endpoint));
+        self.plans = plans;
+    }
+
+    /// A frame came in at a port.
+    pub(crate) fn arrive(&mut self, port: Port, frame: &[u8], now: Instant) -> Vec<Output> {
+        let has = |network: &Guid, plan: &Plan| match port {
+            Port::Node(id) => id == *network,
+            Port::Pod(id) => plan.pods.values().any(|pod| pod.endpoint == id),
+        };
+        let Some((network, plan)) = self.plans.iter().find(|(network, plan)| has(network, plan)) else {
+            return vec![];
+        };
+        let (network, plan) = (*network, Arc::clone(plan));
+        let pod = plan.pods.values().find(|pod| port == Port::Pod(pod.endpoint));
+        match Frame::parse(frame) {
+            Frame::ArpRequest(request) => {
+                answer_arp(&plan, port, pod.map(Arc::as_ref), &request).into_iter().collect()
+            }
+            Frame::Ipv4 { source, packet, .. } => {
+                if let Some(pod) = pod {
+                    if source != pod.mac || packet.source() != pod.address {
+                        debug!(?port, source = %packet.source(), "dropped: not the endpoint's own address");
+                        return vec![];
+                    }
+                    if self.judge(pod, &packet, Way::Out, now) == Verdict::Block {
+                        return vec![];
+                    }
+                }
+                self.forward(network, &plan, source, &packet, now)
+            }
+            Frame::Other => vec![],
+        }
+    }
+
+    /// A VXLAN datagram came in from another node.
+    pub(crate) fn arrive_by_tunnel(
+        &mut self,
+        sender: Ipv4Addr,
+        datagram: &[u8],
+        now: Instant,
+    ) -> Vec<Output> {
+        let Some((vni, frame)) = unvxlan(datagram) else { return vec![] };
+        let takes =
+            |plan: &Plan| plan.vni == vni && plan.remotes.iter().any(|remote| remote.provider == sender);
+        let Some((network, plan)) = self.plans.iter().find(|(_, plan)| takes(plan)) else {
+            debug!(%sender, vni, "dropped a VXLAN packet: no network has that VNI and a route to the sender");
+            return vec![];
+        };
+        let (network, plan) = (*network, Arc::clone(plan));
+        let Frame::Ipv4 { destination, packet, .. } = Frame::parse(frame) else { return vec![] };
+        let for_us = destination == plan.router_mac || plan.pods.values().any(|pod| pod.mac == destination);
+        if !for_us {
+            debug!(%sender, ?destination, "dropped a VXLAN packet: its inner MAC address is not ours");
+            return vec![];
+        }
+        let pod = plan.pods.get(&packet.destination());
+        let mtu = pod.map_or(MTU, |pod| pod.mtu);
+        let packets = match complete(&packet, mtu as usize) {
+            Ok(packets) => packets,
+            Err(unfit) => {
+                debug!(%sender, ?unfit, length = packet.bytes().len(), "dropped a packet from a tunnel");
+                return vec![];
+            }
+        };
+        let deliver = |packet: &Vec<u8>| {
+            let packet = Ipv4Packet::parse(packet)?;
+            self.deliver(network, &plan, plan.router_mac, &packet, now)
+        };
+        packets.iter().filter_map(deliver).collect()
+    }
+
+    /// To a port of this node, or through a tunnel.
+    fn forward(
+        &mut self,
+        network: Guid,
+        plan: &Plan,
+        source: Mac,
+        packet: &Ipv4Packet<'_>,
+        now: Instant,
+    ) -> Vec<Output> {
+        let to = packet.destination();
+        if let Some(remote) = plan.remote(to).filter(|_| !plan.pods.contains_key(&to)) {
+            return vec![encapsulate(plan, remote, packet)];
+        }
+        self.deliver(network, plan, source, packet, now).into_iter().collect()
+    }
+
+    /// To a port of this node, if it has the address.
+    fn deliver(
+        &mut self,
+        network: Guid,
+        plan: &Plan,
+        source: Mac,
+        packet: &Ipv4Packet<'_>,
+        now: Instant,
+    ) -> Option<Output> {
+        let to = packet.destination();
+        if let Some(pod) = plan.pods.get(&to) {
+            if self.judge(pod, packet, Way::In, now) == Verdict::Block {
+                return None;
+            }
+            return Some(Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, source, packet.bytes())));
+        }
+        if plan.host_route && (to == plan.gateway || to == plan.provider) {
+            let frame = ipv4_frame(plan.router_mac, source, packet.bytes());
+            return Some(Output::Frame(Port::Node(network), frame));
+        }
+        debug!(from = %packet.source(), %to, "dropped: no port and no route has this address");
+        None
+    }
+
+    fn judge(&mut self, pod: &PodPort, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> Verdict {
+        let verdict = self.flows.entry(pod.endpoint).or_default().judge(packet, way, &pod.acl, now);
+        if verdict == Verdict::Block {
+            let (from, to, protocol) = (packet.source(), packet.destination(), packet.protocol());
+            trace!(endpoint = %pod.endpoint, ?way, %from, %to, protocol, "blocked");
+        }
+        verdict
+    }
+}
+
+fn encapsulate(plan: &Plan, remote: &Remote, packet: &Ipv4Packet<'_>) -> Output {
+    let frame = ipv4_frame(remote.router_mac, plan.router_mac, packet.bytes());
+    Output::Tunnel(remote.provider, vxlan(remote.vni, &frame))
+}
+
+/// The switch answers for everybody: an endpoint of the network with its own MAC address, another node's addresses with
+/// the MAC address of that node's end of the tunnel, the gateway and what lies behind it with the router's.
+fn answer_arp(plan: &Plan, port: Port, pod: Option<&PodPort>, request: &ArpRequest) -> Option<Output> {
+    let target = request.target;
+    let own = pod.map_or(plan.gateway, |pod| pod.address);
+    let mac = match (plan.pods.get(&target), plan.remote(target)) {
+        // Somebody asks whether its own address is taken: nobody else has it.
+        _ if target == own => return None,
+        (Some(other), _) => other.mac,
+        (None, Some(remote)) => remote.router_mac,
+        (None, None) if target == plan.gateway || !plan.subnet.contains(&target) => plan.router_mac,
+        (None, None) => return None,
+    };
+    Some(Output::Frame(port, request.reply(mac)))
+}

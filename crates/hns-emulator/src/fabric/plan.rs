@@ -1,0 +1,196 @@
+//! What the documents of an overlay network come to: ports, routes, addresses.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use ipnet::Ipv4Net;
+use tortie_hcn::Guid;
+use tortie_hcn::schema::{
+    DrMacAddress, Endpoint, HostRoute, InterfaceParameters, Network, NetworkMode, PolicySettings,
+    ProviderAddress, RemoteSubnetRoute, Vsid,
+};
+use tracing::error;
+
+use super::frame::Mac;
+use crate::acl::AccessControl;
+use crate::addresses::mac;
+use crate::check::access_control;
+use crate::config::Config;
+use crate::state::{State, sets};
+
+/// The MTU of a container's interface, unless the endpoint says otherwise (hns.md 4.5).
+pub(crate) const MTU: u32 = 1450;
+
+/// One overlay network of a node.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) vni: u32,
+    pub(crate) provider: Ipv4Addr,
+    /// The MAC address of the node's end of the tunnel.
+    pub(crate) router_mac: Mac,
+    pub(crate) subnet: Ipv4Net,
+    pub(crate) gateway: Ipv4Addr,
+    /// Whether the node itself takes part (policy HostRoute).
+    pub(crate) host_route: bool,
+    /// The longest prefix first.
+    pub(crate) remotes: Vec<Remote>,
+    /// The attached endpoints by their addresses.
+    pub(crate) pods: BTreeMap<Ipv4Addr, Arc<PodPort>>,
+    /// The values of the sets that ACLs refer to.
+    sets: BTreeMap<String, String>,
+}
+
+/// A subnet on another node.
+#[derive(Debug, Clone)]
+pub(crate) struct Remote {
+    pub(crate) prefix: Ipv4Net,
+    pub(crate) provider: Ipv4Addr,
+    pub(crate) router_mac: Mac,
+    pub(crate) vni: u32,
+}
+
+/// An attached endpoint.
+#[derive(Debug, Clone)]
+pub(crate) struct PodPort {
+    pub(crate) endpoint: Guid,
+    pub(crate) namespace: Guid,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) prefix_length: u8,
+    pub(crate) gateway: Option<Ipv4Addr>,
+    pub(crate) mac: Mac,
+    pub(crate) mtu: u32,
+    pub(crate) acl: AccessControl,
+    /// The document that all this is from.
+    document: Arc<Endpoint>,
+}
+
+/// The node's own interface on the overlay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeLeg {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) prefix_length: u8,
+    pub(crate) mac: Mac,
+    pub(crate) mtu: u32,
+    /// What lies behind it beside its own subnet.
+    pub(crate) routes: Vec<Ipv4Net>,
+}
+
+impl Plan {
+    /// The overlay networks among the objects. What has not changed since `before` is taken from there. A document that
+    /// the checks let in and that still cannot be understood is an error of the emulator: it is logged, and the object
+    /// takes no part.
+    pub(crate) fn of(
+        state: &State,
+        config: &Config,
+        before: &BTreeMap<Guid, Arc<Plan>>,
+    ) -> BTreeMap<Guid, Arc<Plan>> {
+        let overlays = state.networks.values().filter(|network| network.r#type == NetworkMode::Overlay);
+        overlays
+            .filter_map(|network| {
+                let plan = Plan::of_network(network, state, config, before.get(&network.id).map(Arc::as_ref));
+                if plan.is_none() {
+                    error!(network = %network.id, "an overlay network that cannot be understood is not forwarded");
+                }
+                Some((network.id, Arc::new(plan?)))
+            })
+            .collect()
+    }
+
+    fn of_network(network: &Network, state: &State, config: &Config, before: Option<&Plan>) -> Option<Plan> {
+        let subnet = network.subnets().next()?;
+        let vsid = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten())?;
+        let sets = sets(network);
+        let before = before.filter(|before| before.sets == sets);
+        let attached =
+            state.endpoints_of(network.id).filter(|endpoint| !endpoint.host_compute_namespace.is_zero());
+        let pods = attached.filter_map(|endpoint| {
+            let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+            let known = before.and_then(|before| before.pods.get(&address));
+            if let Some(known) = known.filter(|pod| Arc::ptr_eq(&pod.document, endpoint)) {
+                return Some((address, Arc::clone(known)));
+            }
+            let acl = access_control(&endpoint.policies, &|id| sets.get(id).map(String::as_str), config);
+            let port = acl.ok().and_then(|acl| PodPort::of(endpoint, address, acl));
+            if port.is_none() {
+                error!(endpoint = %endpoint.id, "an endpoint that cannot be understood is not forwarded");
+            }
+            Some((address, Arc::new(port?)))
+        });
+        let pods = pods.collect();
+        Some(Plan {
+            vni: vsid.isolation_id,
+            provider: first::<ProviderAddress>(network)?.provider_address.parse().ok()?,
+            router_mac: mac(&first::<DrMacAddress>(network)?.address)?,
+            subnet: subnet.ip_address_prefix.parse().ok()?,
+            gateway: subnet.routes.first()?.next_hop.parse().ok()?,
+            host_route: network.policies.iter().any(|policy| policy.is::<HostRoute>()),
+            remotes: remotes(network),
+            pods,
+            sets,
+        })
+    }
+
+    /// The other node that has this address. What is in the node's own subnet is there only by a longer prefix.
+    pub(crate) fn remote(&self, address: Ipv4Addr) -> Option<&Remote> {
+        let own = self.subnet.contains(&address).then_some(self.subnet.prefix_len());
+        let covers = |remote: &&Remote| {
+            remote.prefix.contains(&address) && own.is_none_or(|length| remote.prefix.prefix_len() > length)
+        };
+        self.remotes.iter().find(covers).filter(|_| address != self.provider)
+    }
+
+    /// The node's own interface: the network's gateway, with the MAC address that other nodes send to.
+    pub(crate) fn node_leg(&self) -> Option<NodeLeg> {
+        self.host_route.then(|| {
+            let mut routes: Vec<_> = self.remotes.iter().map(|remote| remote.prefix).collect();
+            routes.sort();
+            NodeLeg {
+                address: self.gateway,
+                prefix_length: self.subnet.prefix_len(),
+                mac: self.router_mac,
+                mtu: MTU,
+                routes,
+            }
+        })
+    }
+}
+
+fn first<T: PolicySettings>(network: &Network) -> Option<T> {
+    network.policies.iter().find_map(|policy| policy.settings().ok().flatten())
+}
+
+fn remotes(network: &Network) -> Vec<Remote> {
+    let routes = network.policies.iter().filter_map(|p| p.settings::<RemoteSubnetRoute>().ok().flatten());
+    let mut remotes: Vec<Remote> = routes
+        .filter_map(|route| {
+            Some(Remote {
+                prefix: route.destination_prefix.parse().ok()?,
+                provider: route.provider_address.parse().ok()?,
+                router_mac: mac(&route.distributed_router_mac_address)?,
+                vni: route.isolation_id,
+            })
+        })
+        .collect();
+    remotes.sort_by_key(|remote| std::cmp::Reverse(remote.prefix.prefix_len()));
+    remotes
+}
+
+impl PodPort {
+    fn of(endpoint: &Arc<Endpoint>, address: Ipv4Addr, acl: AccessControl) -> Option<PodPort> {
+        let default = endpoint.routes.iter().find(|route| route.destination_prefix == "0.0.0.0/0");
+        let parameters =
+            endpoint.policies.iter().find_map(|p| p.settings::<InterfaceParameters>().ok().flatten());
+        Some(PodPort {
+            endpoint: endpoint.id,
+            namespace: endpoint.host_compute_namespace,
+            address,
+            prefix_length: endpoint.ip_configurations.first()?.prefix_length,
+            gateway: default.and_then(|route| route.next_hop.parse().ok()),
+            mac: mac(&endpoint.mac_address)?,
+            mtu: parameters.map_or(MTU, |parameters| parameters.mtu),
+            acl,
+            document: Arc::clone(endpoint),
+        })
+    }
+}

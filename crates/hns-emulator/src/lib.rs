@@ -1,0 +1,41 @@
+//! HNS without Windows.
+//!
+//! [`Emulator`] answers the Host Compute Network API ([`tortie_hcn::Hcn`]): it keeps networks, endpoints and namespaces,
+//! checks every document strictly (HNS itself ignores what it does not know, which hides typing errors), and answers
+//! with HNS's error codes. [`Emulator::judge`] says what the ACLs of an endpoint do with a packet; it reads the stored
+//! documents and nothing else, so that what a client meant and what it sent can be told apart.
+//!
+//! With a switch ([`Emulator::with_switch`], [`run_service`]; Linux only) the endpoints of overlay networks have interfaces
+//! in network namespaces, and their frames move: within the node, through VXLAN to other nodes, and past the ACLs.
+//!
+//! It is for tests and for the lab. Where HNS's behaviour is not documented or differs between builds, [`Config`] has a
+//! knob (hns.md 4.1), and clients have to be right in all its positions.
+
+mod acl;
+mod addresses;
+mod check;
+mod config;
+mod emulator;
+mod endpoints;
+#[cfg(target_os = "linux")]
+mod error;
+#[cfg(target_os = "linux")]
+mod fabric;
+mod namespaces;
+mod networks;
+mod recorder;
+mod reply;
+#[cfg(target_os = "linux")]
+mod service;
+mod state;
+#[cfg(target_os = "linux")]
+mod switch;
+
+pub use acl::{Packet, Verdict, Way};
+pub use config::{Config, DefaultAction};
+pub use emulator::Emulator;
+#[cfg(target_os = "linux")]
+pub use error::Error;
+pub use recorder::Recorder;
+#[cfg(target_os = "linux")]
+pub use service::{ServiceConfig, bind_compartment, run_service};

@@ -1,0 +1,196 @@
+//! Networks (hns.md 2.2).
+
+use ipnet::Ipv4Net;
+use tortie_hcn::schema::{
+    Acl, DrMacAddress, Modify, Network, NetworkMode, Policy, PolicyList, ProviderAddress, RemoteSubnetRoute,
+    RequestType, ResourceType, SetPolicy, Subnet, Vsid,
+};
+use tortie_hcn::{Failure, Guid, HResult};
+
+use crate::check::{self, address, document, fail, prefix, settings};
+use crate::config::Config;
+use crate::state::{State, sets};
+
+impl State {
+    pub(crate) fn create_network(&mut self, id: Guid, text: &str, config: &Config) -> Result<Guid, Failure> {
+        let Network { r#type, .. } = document(text, false)?;
+        if matches!(r#type, NetworkMode::Unknown(_)) {
+            return fail(HResult::HCN_E_INVALID_NETWORK_TYPE, format!("Type {}", r#type));
+        }
+        let mut network: Network = document(text, config.strict)?;
+        if let Some(twin) =
+            self.networks.values().find(|other| other.name.eq_ignore_ascii_case(&network.name))
+        {
+            let error = format!("network {} has the name {:?}", twin.id, twin.name);
+            return fail(HResult::HCN_E_NETWORK_ALREADY_EXISTS, error);
+        }
+        network.id = self.new_id(id, network.id)?;
+        for policy in &network.policies {
+            check::network_policy(policy, config)?;
+        }
+        for subnet in network.ipams.iter_mut().flat_map(|ipam| &mut ipam.subnets) {
+            check_subnet(subnet, network.r#type == NetworkMode::Overlay)?;
+            subnet.id = if subnet.id.is_zero() { Guid::random() } else { subnet.id };
+        }
+        if network.r#type == NetworkMode::Overlay {
+            add_overlay_policies(&mut network, config)?;
+        }
+        let id = network.id;
+        self.networks.insert(id, network.into());
+        Ok(id)
+    }
+
+    pub(crate) fn modify_network(&mut self, id: Guid, text: &str, config: &Config) -> Result<(), Failure> {
+        let request: Modify = document(text, config.strict)?;
+        let network = self.network(id)?;
+        if request.resource_type != ResourceType::Policy {
+            let error = format!("ResourceType {} of a network is not emulated", request.resource_type);
+            return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+        }
+        let PolicyList { policies, .. } = document(&request.settings.to_string(), config.strict)?;
+        let mut changed = network.clone();
+        for policy in policies {
+            check::network_policy(&policy, config)?;
+            match request.request_type {
+                RequestType::Add => add_policy(&mut changed, policy)?,
+                RequestType::Remove => {
+                    remove_policy(&mut changed.policies, &policy)?;
+                    self.check_set_unused(id, &policy)?;
+                }
+                RequestType::Update => update_set(&mut changed, policy)?,
+                ref other => {
+                    let error = format!("RequestType {other} for policies of a network");
+                    return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+                }
+            }
+        }
+        *self.network_mut(id)? = changed;
+        Ok(())
+    }
+
+    pub(crate) fn delete_network(&mut self, id: Guid) -> Result<(), Failure> {
+        self.network(id)?;
+        let endpoints = self.endpoints_of(id).count();
+        if endpoints > 0 {
+            let error = format!("network {id} has {endpoints} endpoints");
+            return fail(HResult::HCN_E_ENTITY_HAS_REFERENCES, error);
+        }
+        self.networks.remove(&id);
+        Ok(())
+    }
+
+    /// A set that an ACL or another set names cannot go.
+    fn check_set_unused(&self, network: Guid, policy: &Policy) -> Result<(), Failure> {
+        let Some(set) = settings::<SetPolicy>(policy)? else { return Ok(()) };
+        let names = |list: &str| list.split(',').any(|part| part == set.id);
+        let used_by_acl = self.endpoints_of(network).flat_map(|endpoint| &endpoint.policies).any(|policy| {
+            let acl = policy.settings::<Acl>().ok().flatten();
+            acl.is_some_and(|acl| names(&acl.local_addresses) || names(&acl.remote_addresses))
+        });
+        let used_by_set = sets(self.network(network)?).values().any(|values| names(values));
+        if used_by_acl || used_by_set {
+            return fail(HResult::HCN_E_ENTITY_HAS_REFERENCES, format!("set {} is in use", set.id));
+        }
+        Ok(())
+    }
+}
+
+fn check_subnet(subnet: &Subnet, overlay: bool) -> Result<(), Failure> {
+    let net = prefix(&subnet.ip_address_prefix, "IpAddressPrefix")?;
+    let mut default = false;
+    for route in &subnet.routes {
+        let hop = address(&route.next_hop, "NextHop")?;
+        let destination = prefix(&route.destination_prefix, "DestinationPrefix")?;
+        if !net.contains(&hop) {
+            return fail(HResult::HCN_E_INVALID_IP, format!("NextHop {hop} is not in {net}"));
+        }
+        default |= destination == Ipv4Net::default();
+    }
+    if !default {
+        return fail(HResult::HCN_E_INVALID_NETWORK, format!("subnet {net} has no default gateway"));
+    }
+    let mut vsid = None;
+    for policy in &subnet.policies {
+        vsid = vsid.or(settings::<Vsid>(policy)?);
+    }
+    match vsid {
+        Some(vsid) => check::vni(vsid.isolation_id),
+        None if overlay => {
+            fail(HResult::HCN_E_INVALID_POLICY, format!("subnet {net} of an overlay has no VSID"))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What HNS itself adds to an overlay network: the node's address, and the MAC address of its end of the tunnel, which
+/// is another one each time that a network is made.
+fn add_overlay_policies(network: &mut Network, config: &Config) -> Result<(), Failure> {
+    if network.subnets().next().is_none() {
+        return fail(HResult::HCN_E_INVALID_NETWORK, "an overlay network needs a subnet");
+    }
+    network.policies.retain(|policy| !policy.is::<ProviderAddress>() && !policy.is::<DrMacAddress>());
+    let provider_address = config.provider_address.to_string();
+    network.policies.push(Policy::of(&ProviderAddress { provider_address, ..Default::default() }));
+    // 00-15-5D is Microsoft's prefix for virtual adapters.
+    let [a, b, c] = rand::random::<[u8; 3]>();
+    let address = format!("00-15-5D-{a:02X}-{b:02X}-{c:02X}");
+    network.policies.push(Policy::of(&DrMacAddress { address, ..Default::default() }));
+    Ok(())
+}
+
+fn add_policy(network: &mut Network, policy: Policy) -> Result<(), Failure> {
+    let route = settings::<RemoteSubnetRoute>(&policy)?;
+    let set = settings::<SetPolicy>(&policy)?;
+    let twin = network.policies.iter().find(|other| {
+        let same_prefix = route.as_ref().is_some_and(|route| {
+            let other = other.settings::<RemoteSubnetRoute>().ok().flatten();
+            other.is_some_and(|other| other.destination_prefix == route.destination_prefix)
+        });
+        let same_set = set.as_ref().is_some_and(|set| {
+            other.settings::<SetPolicy>().ok().flatten().is_some_and(|other| other.id == set.id)
+        });
+        *other == &policy || same_prefix || same_set
+    });
+    if let Some(twin) = twin {
+        return fail(HResult::HCN_E_POLICY_ALREADY_EXISTS, format!("{} {}", twin.r#type, twin.settings));
+    }
+    network.policies.push(policy);
+    Ok(())
+}
+
+/// A policy goes only if it is named whole.
+pub(crate) fn remove_policy(policies: &mut Vec<Policy>, policy: &Policy) -> Result<(), Failure> {
+    let same = |other: &Policy| {
+        other.r#type.eq_ignore_ascii_case(&policy.r#type) && other.settings == policy.settings
+    };
+    match policies.iter().position(same) {
+        Some(at) => {
+            policies.remove(at);
+            Ok(())
+        }
+        None => fail(
+            HResult::HCN_E_POLICY_NOT_FOUND,
+            format!("{} {} is not there", policy.r#type, policy.settings),
+        ),
+    }
+}
+
+/// Update puts new values into a set.
+fn update_set(network: &mut Network, policy: Policy) -> Result<(), Failure> {
+    let Some(set) = settings::<SetPolicy>(&policy)? else {
+        return fail(
+            HResult::HCN_E_REQUEST_UNSUPPORTED,
+            format!("Update of {} is not emulated", policy.r#type),
+        );
+    };
+    let is_it = |other: &&mut Policy| {
+        other.settings::<SetPolicy>().ok().flatten().is_some_and(|other| other.id == set.id)
+    };
+    match network.policies.iter_mut().find(is_it) {
+        Some(place) => {
+            *place = policy;
+            Ok(())
+        }
+        None => fail(HResult::HCN_E_POLICY_NOT_FOUND, format!("set {} is not there", set.id)),
+    }
+}

@@ -1,0 +1,69 @@
+//! The documents that HNS answers with.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tortie_hcn::schema::Query;
+use tortie_hcn::{Failure, HResult};
+
+use crate::check::document;
+
+/// Members whose zero value HNS leaves out (hns.md 2.1), with that value's name.
+const ZEROES: [(&str, &str); 6] = [
+    ("Type", "NAT"),
+    ("Type", "Host"),
+    ("Action", "Allow"),
+    ("Direction", "In"),
+    ("RuleType", "Host"),
+    ("PolicyType", "IPSET"),
+];
+
+/// An object as HNS shows it.
+pub(crate) fn properties(object: &impl Serialize) -> Value {
+    // Objects are plain data with text keys: they always have a JSON form.
+    let mut value = serde_json::to_value(object).unwrap_or_default();
+    leave_out_zeroes(&mut value);
+    value
+}
+
+fn leave_out_zeroes(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            members.retain(|key, member| !ZEROES.iter().any(|(k, v)| k == key && member == v));
+            members.values_mut().for_each(leave_out_zeroes);
+        }
+        Value::Array(items) => items.iter_mut().for_each(leave_out_zeroes),
+        _ => {}
+    }
+}
+
+/// Which objects a query asks for.
+pub(crate) struct Filter(Map<String, Value>);
+
+impl Filter {
+    /// Reads the query, and the JSON document inside its JSON string. Nothing, an empty string and `{}` ask for all.
+    pub(crate) fn new(query: &str, strict: bool) -> Result<Filter, Failure> {
+        if query.is_empty() {
+            return Ok(Filter(Map::new()));
+        }
+        let query: Query = document(query, strict)?;
+        if query.filter.is_empty() {
+            return Ok(Filter(Map::new()));
+        }
+        serde_json::from_str(&query.filter).map(Filter).map_err(|error| {
+            Failure::new(HResult::HCN_E_INVALID_JSON, format!("Filter is not a JSON object: {error}"))
+        })
+    }
+
+    /// Whether the object has all the members that are asked for. Names and identifiers in any case.
+    pub(crate) fn matches(&self, object: &Value) -> bool {
+        self.0.iter().all(|(key, wanted)| {
+            // The filter by network has the name of v1; v2's works for some clients, too.
+            let key = if key == "VirtualNetwork" { "HostComputeNetwork" } else { key };
+            match (object.get(key), wanted) {
+                (Some(Value::String(have)), Value::String(wanted)) => have.eq_ignore_ascii_case(wanted),
+                (Some(have), wanted) => have == wanted,
+                (None, _) => false,
+            }
+        })
+    }
+}

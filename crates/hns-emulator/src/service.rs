@@ -1,0 +1,74 @@
+//! The emulated HNS as a process of its own, as HNS is a service that outlives its clients.
+
+use std::fs;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tortie_hcn::{Call, Failure, Guid, Hcn, serve_unix};
+use tortie_linux::namespace::NetNs;
+use tracing::info;
+
+use crate::config::Config;
+use crate::emulator::Emulator;
+use crate::error::Error;
+
+/// How the service runs.
+#[derive(Debug, Clone)]
+pub struct ServiceConfig {
+    /// Which HNS it is, and the node's address.
+    pub hns: Config,
+    /// The Unix socket that it answers at. One that nobody listens at any more is replaced.
+    pub socket: PathBuf,
+}
+
+/// Serves an emulated HNS with its switch until the process ends. The node is the network namespace of the calling
+/// thread; the objects live as long as the process.
+///
+/// # Errors
+/// The switch cannot start (it needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN in the node's namespaces, and UDP port
+/// 4789 of the node), or the socket is in use.
+pub fn run_service(config: ServiceConfig) -> Result<(), Error> {
+    let emulator = Emulator::with_switch(config.hns.clone(), NetNs::current()?)?;
+    let listener = listen(&config.socket).map_err(Error::system("listen at the HNS service's socket"))?;
+    info!(socket = %config.socket.display(), version = %config.hns.version, "the emulated HNS is ready");
+    let hcn: Arc<dyn Hcn> = Arc::new(emulator);
+    serve_unix(&listener, &hcn).map_err(Error::system("accept a client"))
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        // A file is there: of a service that runs, or of one that was killed.
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        result => result,
+    }
+}
+
+/// The name of the call that [`bind_compartment`] makes.
+pub(crate) const BIND_COMPARTMENT: &str = "bind-compartment";
+
+/// Its document.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", deny_unknown_fields)]
+pub(crate) struct BindCompartment {
+    pub(crate) namespace: Guid,
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// Tells an emulated HNS in which Linux network namespace a container of an HCN namespace lives, as a container runtime
+/// tells Windows by creating the compartment. Endpoints that are attached there, now or later, get their interface in
+/// it. `None` takes the tie, and the interfaces, away.
+///
+/// # Errors
+/// The namespace does not exist, the path is no network namespace, or this is no emulator with a switch.
+pub fn bind_compartment(hcn: &dyn Hcn, namespace: Guid, path: Option<&Path>) -> Result<(), Failure> {
+    let document = BindCompartment { namespace, path: path.map(Path::to_owned) };
+    // Paths of network namespaces are text; another one gives an empty document, which is refused.
+    let settings = serde_json::to_string(&document).unwrap_or_default();
+    hcn.call(&Call::Emulator { name: BIND_COMPARTMENT.to_owned(), settings }).map(drop)
+}

@@ -1,0 +1,100 @@
+//! The objects that the emulated HNS keeps.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tortie_hcn::schema::{Endpoint, Namespace, Network, SetPolicy};
+use tortie_hcn::{Failure, Guid, HResult};
+
+use crate::check::fail;
+
+/// The states of an endpoint (hns.md 1.3).
+pub(crate) const CREATED: u16 = 1;
+pub(crate) const ATTACHED_SHARING: u16 = 3;
+pub(crate) const DETACHED: u16 = 4;
+
+/// All objects. They live as long as the process, as those of HNS outlive its clients. A copy shares what is not changed.
+#[derive(Default, Clone)]
+pub(crate) struct State {
+    pub(crate) networks: BTreeMap<Guid, Arc<Network>>,
+    pub(crate) endpoints: BTreeMap<Guid, Arc<Endpoint>>,
+    pub(crate) namespaces: BTreeMap<Guid, Arc<Namespace>>,
+    /// The Linux network namespaces that stand for compartments, by HCN namespace.
+    pub(crate) compartments: BTreeMap<Guid, PathBuf>,
+    /// What the objects come to for the switch.
+    #[cfg(target_os = "linux")]
+    pub(crate) plans: BTreeMap<Guid, Arc<crate::fabric::Plan>>,
+}
+
+impl State {
+    pub(crate) fn network(&self, id: Guid) -> Result<&Network, Failure> {
+        self.networks
+            .get(&id)
+            .map(Arc::as_ref)
+            .ok_or_else(|| absent(HResult::HCN_E_NETWORK_NOT_FOUND, "network", id))
+    }
+
+    pub(crate) fn network_mut(&mut self, id: Guid) -> Result<&mut Network, Failure> {
+        self.networks
+            .get_mut(&id)
+            .map(Arc::make_mut)
+            .ok_or_else(|| absent(HResult::HCN_E_NETWORK_NOT_FOUND, "network", id))
+    }
+
+    pub(crate) fn endpoint(&self, id: Guid) -> Result<&Endpoint, Failure> {
+        self.endpoints
+            .get(&id)
+            .map(Arc::as_ref)
+            .ok_or_else(|| absent(HResult::HCN_E_ENDPOINT_NOT_FOUND, "endpoint", id))
+    }
+
+    pub(crate) fn endpoint_mut(&mut self, id: Guid) -> Result<&mut Endpoint, Failure> {
+        self.endpoints
+            .get_mut(&id)
+            .map(Arc::make_mut)
+            .ok_or_else(|| absent(HResult::HCN_E_ENDPOINT_NOT_FOUND, "endpoint", id))
+    }
+
+    /// A missing namespace has the plain code of Windows, not one of HCN's (hns.md 1.4).
+    pub(crate) fn namespace(&self, id: Guid) -> Result<&Namespace, Failure> {
+        self.namespaces
+            .get(&id)
+            .map(Arc::as_ref)
+            .ok_or_else(|| absent(HResult::ERROR_NOT_FOUND, "namespace", id))
+    }
+
+    pub(crate) fn namespace_mut(&mut self, id: Guid) -> Result<&mut Namespace, Failure> {
+        self.namespaces
+            .get_mut(&id)
+            .map(Arc::make_mut)
+            .ok_or_else(|| absent(HResult::ERROR_NOT_FOUND, "namespace", id))
+    }
+
+    /// The endpoints of a network.
+    pub(crate) fn endpoints_of(&self, network: Guid) -> impl Iterator<Item = &Arc<Endpoint>> {
+        self.endpoints.values().filter(move |endpoint| endpoint.host_compute_network == network)
+    }
+
+    /// Chooses the identifier of a new object: the client's, unless that is zero or taken.
+    pub(crate) fn new_id(&self, wanted: Guid, in_document: Guid) -> Result<Guid, Failure> {
+        let wanted = if wanted.is_zero() { in_document } else { wanted };
+        if wanted.is_zero() {
+            return Ok(Guid::random());
+        }
+        let taken = self.networks.contains_key(&wanted)
+            || self.endpoints.contains_key(&wanted)
+            || self.namespaces.contains_key(&wanted);
+        if taken { fail(HResult::ERROR_ALREADY_EXISTS, format!("{wanted} exists")) } else { Ok(wanted) }
+    }
+}
+
+fn absent(code: HResult, kind: &str, id: Guid) -> Failure {
+    Failure::new(code, format!("{kind} {id} does not exist"))
+}
+
+/// The values of a network's sets, by identifier.
+pub(crate) fn sets(network: &Network) -> BTreeMap<String, String> {
+    let sets = network.policies.iter().filter_map(|policy| policy.settings::<SetPolicy>().ok().flatten());
+    sets.map(|set| (set.id, set.values)).collect()
+}

@@ -1,0 +1,72 @@
+//! The switch: moves real frames between network namespaces as [`Fabric`] says.
+//!
+//! A network namespace of its own, "the vSwitch", holds one end of a virtual cable for each port. The other end is a
+//! pod's `eth0`, or the node's own interface on the overlay. One thread reads the frames at the vSwitch's ends and the
+//! VXLAN datagrams at a UDP socket of the node.
+
+mod ports;
+mod run;
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use tortie_hcn::Guid;
+use tortie_linux::namespace::NetNs;
+use tracing::error;
+
+use crate::error::Error;
+use crate::fabric::Plan;
+use ports::Ports;
+use run::Engine;
+
+/// A running switch. It stops, and its interfaces go, with the value.
+pub(crate) struct Switch {
+    ports: Mutex<Ports>,
+    engine: Arc<Engine>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Switch {
+    /// Starts a switch on the node that lives in `node` and has the address `provider` on the underlay.
+    pub(crate) fn start(node: NetNs, provider: Ipv4Addr) -> Result<Switch, Error> {
+        let engine = Arc::new(Engine::new(&node, provider)?);
+        let ports = Mutex::new(Ports::new(node, Arc::clone(&engine))?);
+        let runner = Arc::clone(&engine);
+        let thread = std::thread::Builder::new()
+            .name("hns-switch".into())
+            .spawn(move || {
+                if let Err(error) = runner.run() {
+                    error!(%error, "the switch has stopped; no frame is forwarded any more");
+                }
+            })
+            .map_err(Error::system("start the switch's thread"))?;
+        Ok(Switch { ports, engine, thread: Some(thread) })
+    }
+
+    /// Makes ports and forwarding what the plans say. `compartments` has the namespaces' paths; an endpoint whose
+    /// namespace has none gets its port as soon as there is one. Gives the first failure; the other ports are made.
+    pub(crate) fn apply(
+        &self,
+        plans: BTreeMap<Guid, Arc<Plan>>,
+        compartments: &BTreeMap<Guid, PathBuf>,
+    ) -> Result<(), Error> {
+        let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is dropped is dropped before its port goes, and what is new has a port before frames arrive for it.
+        let result = ports.make(&plans, compartments);
+        self.engine.set_plans(plans);
+        result.and(ports.remove_the_rest())
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.engine.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic was already printed by its thread.
+            let _ = thread.join();
+        }
+    }
+}

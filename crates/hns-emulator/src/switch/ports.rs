@@ -1,0 +1,276 @@
+//! The ports of the switch: virtual cables into pods' network namespaces and into the node's.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+use tortie_dataplane::MacAddress;
+use tortie_hcn::Guid;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, Route, RouteSocket};
+use tortie_linux::{ethtool, sysctl};
+use tracing::{debug, info, warn};
+
+use super::run::Engine;
+use crate::error::Error;
+use crate::fabric::{NodeLeg, Plan, PodPort, Port};
+
+/// The name of a pod's interface.
+const POD_INTERFACE: &str = "eth0";
+/// Who made the routes: the "boot" protocol, as for interfaces that are configured by hand.
+const PROTOCOL: u8 = 3;
+/// Room for a burst of frames, in bytes.
+const BUFFER: i32 = 4 << 20;
+
+/// The switch's ends of all cables, and what they were made for.
+pub(super) struct Ports {
+    engine: Arc<Engine>,
+    node: Arc<NetNs>,
+    vswitch: NetNs,
+    links: RouteSocket,
+    made: BTreeMap<Port, Made>,
+    wanted: Vec<Port>,
+    next: u32,
+}
+
+/// A cable.
+struct Made {
+    link: u32,
+    spec: Spec,
+}
+
+/// What the far end of a cable is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Spec {
+    Pod { path: PathBuf, interface: Interface },
+    Node { leg: NodeLeg },
+}
+
+/// How an interface is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Interface {
+    name: String,
+    address: Ipv4Addr,
+    prefix_length: u8,
+    mac: MacAddress,
+    mtu: u32,
+    gateway: Option<Ipv4Addr>,
+}
+
+impl Ports {
+    pub(super) fn new(node: NetNs, engine: Arc<Engine>) -> Result<Ports, Error> {
+        let vswitch = NetNs::create()?;
+        let links = vswitch.run(|| {
+            // Frames are for the switch alone: the kernel's own stack keeps silent here.
+            if let Err(error) = sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1") {
+                debug!(%error, "the vSwitch keeps IPv6; its frames are not forwarded");
+            }
+            RouteSocket::open()
+        })??;
+        let node = Arc::new(node);
+        Ok(Ports { engine, node, vswitch, links, made: BTreeMap::new(), wanted: vec![], next: 0 })
+    }
+
+    /// Makes the ports that the plans want and that are not there yet.
+    pub(super) fn make(
+        &mut self,
+        plans: &BTreeMap<Guid, Arc<Plan>>,
+        compartments: &BTreeMap<Guid, PathBuf>,
+    ) -> Result<(), Error> {
+        self.wanted.clear();
+        let mut result = Ok(());
+        for (network, plan) in plans {
+            let legs = plan.node_leg().map(|leg| (Port::Node(*network), Spec::Node { leg }));
+            let pods = plan.pods.values().filter_map(|pod| {
+                let path = compartments.get(&pod.namespace)?.clone();
+                Some((Port::Pod(pod.endpoint), Spec::Pod { path, interface: Interface::of_pod(pod) }))
+            });
+            for (port, spec) in legs.into_iter().chain(pods) {
+                self.wanted.push(port);
+                result = result.and(self.ensure(port, spec));
+            }
+        }
+        result
+    }
+
+    /// Removes the ports that the last [`make`](Self::make) did not want.
+    pub(super) fn remove_the_rest(&mut self) -> Result<(), Error> {
+        let rest: Vec<Port> = self.made.keys().filter(|port| !self.wanted.contains(port)).copied().collect();
+        let mut result = Ok(());
+        for port in rest {
+            result = result.and(self.remove(port));
+        }
+        result
+    }
+
+    fn ensure(&mut self, port: Port, spec: Spec) -> Result<(), Error> {
+        if let Some(made) = self.made.get_mut(&port) {
+            if made.spec == spec {
+                return Ok(());
+            }
+            if let (Spec::Node { leg: old }, Spec::Node { leg: new }) = (&made.spec, &spec) {
+                let only_routes_differ = NodeLeg { routes: new.routes.clone(), ..old.clone() } == *new;
+                if only_routes_differ {
+                    change_routes(&self.node, &leg_name(port), old, new)?;
+                    made.spec = spec;
+                    return Ok(());
+                }
+            }
+            self.remove(port)?;
+        }
+        let link = match &spec {
+            Spec::Pod { path, interface } => {
+                let namespace = NetNs::open(path)?;
+                self.connect(port, &namespace, interface)?
+            }
+            Spec::Node { leg } => {
+                let interface = Interface::of_leg(leg, leg_name(port));
+                let node = Arc::clone(&self.node);
+                let link = self.connect(port, &node, &interface)?;
+                let none = NodeLeg { routes: vec![], ..leg.clone() };
+                change_routes(&node, &interface.name, &none, leg)
+                    .inspect_err(|_| drop(self.disconnect(port, link)))?;
+                link
+            }
+        };
+        info!(?port, ?spec, "plugged in");
+        self.made.insert(port, Made { link, spec });
+        Ok(())
+    }
+
+    fn remove(&mut self, port: Port) -> Result<(), Error> {
+        let Some(made) = self.made.remove(&port) else { return Ok(()) };
+        info!(?port, spec = ?made.spec, "unplugged");
+        self.disconnect(port, made.link)
+    }
+
+    /// Lays a cable from the vSwitch into a namespace and gives the index of the vSwitch's end.
+    fn connect(&mut self, port: Port, namespace: &NetNs, interface: &Interface) -> Result<u32, Error> {
+        self.next += 1;
+        let name = format!("port{}", self.next);
+        let peer = Peer {
+            name: &interface.name,
+            mac: Some(interface.mac),
+            mtu: Some(interface.mtu),
+            namespace: Some(namespace.as_fd()),
+        };
+        let mut cable = NewLink::new(&name, NewLinkKind::Veth(peer));
+        (cable.up, cable.mtu) = (true, Some(interface.mtu));
+        self.links.create(&cable)?;
+        let link = self.vswitch.run(|| tortie_linux::interface_index(&name))??;
+        let finished = self.open(port, &name, link).and_then(|()| namespace.run(|| interface.set_up())?);
+        finished.inspect_err(|_| drop(self.disconnect(port, link)))?;
+        Ok(link)
+    }
+
+    fn open(&self, port: Port, name: &str, link: u32) -> Result<(), Error> {
+        let socket = self.vswitch.run(|| -> Result<PacketSocket, Error> {
+            ethtool::disable_offloads(name)?;
+            Ok(PacketSocket::open(link)?)
+        })??;
+        socket.set_receive_buffer(BUFFER).map_err(Error::system("enlarge a port's buffer"))?;
+        self.engine.add_port(port, socket)
+    }
+
+    fn disconnect(&mut self, port: Port, link: u32) -> Result<(), Error> {
+        self.engine.remove_port(port);
+        match self.links.change(&Change::DeleteLink(link)) {
+            // The pod's namespace went first, and took the cable with it.
+            Err(error) if error.errno() == Some(NO_SUCH_DEVICE) => {
+                debug!(?port, "the port was gone already");
+                Ok(())
+            }
+            result => result.map_err(Error::from),
+        }
+    }
+}
+
+const NO_SUCH_DEVICE: i32 = rustix::io::Errno::NODEV.raw_os_error();
+
+/// The name of the node's interface on a network: stable, and within 15 characters.
+fn leg_name(port: Port) -> String {
+    let (Port::Node(id) | Port::Pod(id)) = port;
+    let [a, b, c, d, ..] = id.as_bytes();
+    format!("hns-{a:02x}{b:02x}{c:02x}{d:02x}")
+}
+
+impl Interface {
+    fn of_pod(pod: &PodPort) -> Interface {
+        Interface {
+            name: POD_INTERFACE.to_owned(),
+            address: pod.address,
+            prefix_length: pod.prefix_length,
+            mac: MacAddress(pod.mac),
+            mtu: pod.mtu,
+            gateway: pod.gateway,
+        }
+    }
+
+    fn of_leg(leg: &NodeLeg, name: String) -> Interface {
+        Interface {
+            name,
+            address: leg.address,
+            prefix_length: leg.prefix_length,
+            mac: MacAddress(leg.mac),
+            mtu: leg.mtu,
+            gateway: None,
+        }
+    }
+
+    /// Sets the interface up, in the calling thread's network namespace.
+    fn set_up(&self) -> Result<(), Error> {
+        // HNS has no IPv6 on overlays; a failure means that some frames are sent for nothing.
+        if let Err(error) = sysctl::ensure(&format!("net/ipv6/conf/{}/disable_ipv6", self.name), "1") {
+            debug!(%error, "the interface keeps IPv6");
+        }
+        ethtool::disable_offloads(&self.name)?;
+        let link = tortie_linux::interface_index(&self.name)?;
+        let address = Address { link, address: self.address.into(), prefix_length: self.prefix_length };
+        let default = self.gateway.map(|gateway| {
+            Change::AddRoute(Route::via(IpNet::from(Ipv4Net::default()), gateway.into(), link, PROTOCOL))
+        });
+        let mut changes =
+            vec![Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])];
+        changes.extend(default);
+        apply(&changes)
+    }
+}
+
+/// Adds and removes routes of the node's interface.
+fn change_routes(node: &NetNs, interface: &str, old: &NodeLeg, new: &NodeLeg) -> Result<(), Error> {
+    node.run(|| {
+        let link = tortie_linux::interface_index(interface)?;
+        let route = |prefix: &Ipv4Net| Route {
+            source: Some(IpAddr::V4(new.address)),
+            ..Route::on_link(IpNet::V4(*prefix), link, PROTOCOL)
+        };
+        let gone = old.routes.iter().filter(|prefix| !new.routes.contains(prefix));
+        let come = new.routes.iter().filter(|prefix| !old.routes.contains(prefix));
+        let mut changes: Vec<Change> = gone.map(|prefix| Change::DeleteRoute(route(prefix))).collect();
+        changes.extend(come.map(|prefix| Change::AddRoute(route(prefix))));
+        apply(&changes)
+    })?
+}
+
+/// Makes changes in the calling thread's network namespace, and gives the first refusal.
+fn apply(changes: &[Change]) -> Result<(), Error> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let verdicts = RouteSocket::open()?.change_all(changes)?;
+    Ok(verdicts.into_iter().collect::<Result<(), _>>()?)
+}
+
+impl Drop for Ports {
+    fn drop(&mut self) {
+        for port in self.made.keys().copied().collect::<Vec<_>>() {
+            if let Err(error) = self.remove(port) {
+                warn!(?port, %error, "a port stays behind");
+            }
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! Two emulated Windows nodes and one Linux node, in network namespaces on one bridge.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv4Net};
+use serde_json::json;
+use tortie_dataplane::MacAddress;
+use tortie_hcn::schema::{
+    Acl, AclAction, AclDirection, AclRuleType, DrMacAddress, Endpoint, Extra, Modify, Namespace, Network,
+    Policy, RemoteSubnetRoute, RequestType, lenient,
+};
+use tortie_hcn::{Guid, HcnExt};
+use tortie_hns_emulator::{Config, DefaultAction, Emulator, bind_compartment};
+use tortie_linux::namespace::NetNs;
+use tortie_linux::route::{
+    Address, Change, FdbEntry, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket, Vxlan,
+};
+
+const VNI: u32 = 4096;
+const DEADLINE: Duration = Duration::from_secs(60);
+const LINUX_MAC: MacAddress = MacAddress([0x66, 0, 0, 0, 0, 1]);
+const LINUX_TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
+
+/// Where a socket can be opened.
+pub struct Place {
+    pub namespace: Arc<NetNs>,
+    pub address: Ipv4Addr,
+    pub endpoint: Guid,
+}
+
+impl Place {
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.namespace.run(work).unwrap()
+    }
+}
+
+pub struct WindowsNode {
+    pub hns: Emulator,
+    pub network: Guid,
+    namespace: Arc<NetNs>,
+    gateway: Ipv4Addr,
+    pods: Vec<(Arc<NetNs>, Ipv4Addr, Guid)>,
+}
+
+impl WindowsNode {
+    pub fn pod(&self, index: usize) -> Place {
+        let (namespace, address, endpoint) = &self.pods[index];
+        Place { namespace: namespace.clone(), address: *address, endpoint: *endpoint }
+    }
+
+    pub fn node(&self) -> Place {
+        Place { namespace: self.namespace.clone(), address: self.gateway, endpoint: Guid::ZERO }
+    }
+}
+
+pub struct Cluster {
+    pub windows: Vec<WindowsNode>,
+    linux: Arc<NetNs>,
+    _underlay: NetNs,
+}
+
+impl Cluster {
+    pub fn new() -> Cluster {
+        let underlay = NetNs::create().unwrap();
+        underlay.run(|| RouteSocket::open().unwrap().create(&bridge("br0")).unwrap()).unwrap();
+        let nodes: Vec<Arc<NetNs>> = (1..=3).map(|number| join(&underlay, number)).collect();
+        let windows = (2..=3).map(|number| windows_node(nodes[number as usize - 1].clone(), number));
+        let windows: Vec<WindowsNode> = windows.collect();
+        let dr_macs: Vec<String> = windows.iter().map(|node| dr_mac(&node.hns, node.network)).collect();
+        for (index, node) in windows.iter().enumerate() {
+            let other = 1 - index;
+            let routes = vec![
+                remote(block(1), provider(1), &LINUX_MAC.dashed()),
+                remote(block(other as u8 + 2), provider(other as u8 + 2), &dr_macs[other]),
+            ];
+            node.hns.modify_network(node.network, &Modify::policies(RequestType::Add, routes)).unwrap();
+        }
+        let linux = nodes[0].clone();
+        linux.run(|| linux_node(&dr_macs)).unwrap();
+        Cluster { windows, linux, _underlay: underlay }
+    }
+
+    pub fn linux(&self) -> Place {
+        Place { namespace: self.linux.clone(), address: LINUX_TUNNEL, endpoint: Guid::ZERO }
+    }
+}
+
+fn provider(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(172, 16, 0, number)
+}
+
+fn block(number: u8) -> Ipv4Net {
+    Ipv4Net::new(Ipv4Addr::new(10, 244, number, 0), 26).unwrap()
+}
+
+fn bridge(name: &str) -> NewLink<'_> {
+    NewLink { up: true, ..NewLink::new(name, NewLinkKind::Bridge) }
+}
+
+/// A node's namespace, with `eth0` on the underlay's bridge.
+fn join(underlay: &NetNs, number: u8) -> Arc<NetNs> {
+    let node = NetNs::create().unwrap();
+    let join = || {
+        let mut links = RouteSocket::open().unwrap();
+        let bridge = links.link("br0").unwrap().unwrap().index;
+        let name = format!("node{number}");
+        let peer = Peer { name: "eth0", mac: None, mtu: None, namespace: Some(node.as_fd()) };
+        let cable = NewLink::new(&name, NewLinkKind::Veth(peer));
+        links.create(&NewLink { up: true, controller: Some(bridge), ..cable }).unwrap();
+    };
+    underlay.run(join).unwrap();
+    let address = || {
+        let link = tortie_linux::interface_index("eth0").unwrap();
+        let address = Address { link, address: provider(number).into(), prefix_length: 24 };
+        change(&[Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])]);
+    };
+    node.run(address).unwrap();
+    Arc::new(node)
+}
+
+fn change(changes: &[Change]) {
+    for verdict in RouteSocket::open().unwrap().change_all(changes).unwrap() {
+        verdict.unwrap();
+    }
+}
+
+fn windows_node(namespace: Arc<NetNs>, number: u8) -> WindowsNode {
+    let config = Config {
+        host_default: None,
+        switch_default: DefaultAction::DenySameDirection,
+        ..Config::new(Config::SERVER_2022, provider(number))
+    };
+    let own = NetNs::open(&path_of(&namespace)).unwrap();
+    let hns = Emulator::with_switch(config, own).unwrap();
+    let gateway = Ipv4Addr::new(10, 244, number, 1);
+    let network: Network = lenient(
+        &json!({"Name": "Calico", "Type": "Overlay", "Policies": [{"Type": "HostRoute", "Settings": {}}],
+            "Ipams": [{"Type": "Static", "Subnets": [{"IpAddressPrefix": block(number),
+                "Policies": [{"Type": "VSID", "Settings": {"IsolationId": VNI}}],
+                "Routes": [{"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"}]}]}]})
+        .to_string(),
+    )
+    .unwrap();
+    let network = hns.create_network(&network).unwrap();
+    let pods = (4..6).map(|last| pod(&hns, network, gateway, Ipv4Addr::new(10, 244, number, last))).collect();
+    WindowsNode { hns, network, namespace, gateway, pods }
+}
+
+fn pod(hns: &Emulator, network: Guid, gateway: Ipv4Addr, address: Ipv4Addr) -> (Arc<NetNs>, Ipv4Addr, Guid) {
+    let [a, b, c, d] = address.octets();
+    let document = json!({"HostComputeNetwork": network, "IpConfigurations": [{"IpAddress": address}],
+        "MacAddress": format!("0E-2A-{a:02x}-{b:02x}-{c:02x}-{d:02x}"),
+        "Routes": [{"NextHop": gateway, "DestinationPrefix": "0.0.0.0/0"}]});
+    let document: Endpoint = lenient(&document.to_string()).unwrap();
+    let endpoint = hns.create_endpoint(&document).unwrap();
+    let compartment = hns.create_namespace(&Namespace::default()).unwrap();
+    let namespace = Arc::new(NetNs::create().unwrap());
+    bind_compartment(hns, compartment, Some(&path_of(&namespace))).unwrap();
+    hns.modify_namespace(compartment, &Modify::namespace_endpoint(RequestType::Add, endpoint)).unwrap();
+    (namespace, address, endpoint)
+}
+
+fn path_of(namespace: &NetNs) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), namespace.as_fd().as_raw_fd()).into()
+}
+
+fn dr_mac(hns: &Emulator, network: Guid) -> String {
+    let network = hns.network(network).unwrap();
+    network.policies.iter().find_map(|policy| policy.settings::<DrMacAddress>().unwrap()).unwrap().address
+}
+
+fn remote(prefix: Ipv4Net, provider: Ipv4Addr, mac: &str) -> Policy {
+    Policy::of(&RemoteSubnetRoute {
+        destination_prefix: prefix.to_string(),
+        isolation_id: VNI,
+        provider_address: provider.to_string(),
+        distributed_router_mac_address: mac.to_owned(),
+        ..Default::default()
+    })
+}
+
+/// What Calico makes on a Linux node, with all offloads as the kernel has them.
+fn linux_node(dr_macs: &[String]) {
+    let mut links = RouteSocket::open().unwrap();
+    let vxlan = Vxlan { vni: VNI, port: 4789, local: Some(provider(1)), learning: false };
+    let link = NewLink::new("vxlan.calico", NewLinkKind::Vxlan(vxlan));
+    links.create(&NewLink { up: true, mac: Some(LINUX_MAC), mtu: Some(1450), ..link }).unwrap();
+    let link = links.link("vxlan.calico").unwrap().unwrap().index;
+    let mut changes =
+        vec![Change::AddAddress(Address { link, address: LINUX_TUNNEL.into(), prefix_length: 32 })];
+    for (number, mac) in (2..).zip(dr_macs) {
+        let mac: MacAddress = mac.parse().unwrap();
+        let vtep = Ipv4Addr::new(10, 244, number, 1);
+        changes.push(Change::SetNeighbour(Neighbour { link, address: vtep.into(), mac }));
+        changes.push(Change::SetFdb(FdbEntry { link, mac, destination: provider(number) }));
+        changes.push(Change::AddRoute(Route::via(IpNet::V4(block(number)), vtep.into(), link, 80)));
+    }
+    change(&changes);
+}
+
+pub fn acl_block_in(priority: u16, remote: &str) -> Acl {
+    Acl {
+        id: "test".into(),
+        protocols: "256".into(),
+        action: AclAction::Block,
+        direction: AclDirection::In,
+        local_addresses: String::new(),
+        remote_addresses: remote.into(),
+        local_ports: String::new(),
+        remote_ports: String::new(),
+        rule_type: AclRuleType::Switch,
+        priority,
+        extra: Extra::default(),
+    }
+}
+
+/// The name of the node's interface on the overlay.
+pub fn node_leg(node: &Place) -> Option<String> {
+    let links = node.run(|| RouteSocket::open().unwrap().links().unwrap());
+    links.into_iter().map(|link| link.name).find(|name| name.starts_with("hns-"))
+}
+
+pub fn make_dummy_pair(name: &str) {
+    let peer = Peer { name: "other", mac: None, mtu: None, namespace: None };
+    RouteSocket::open().unwrap().create(&NewLink::new(name, NewLinkKind::Veth(peer))).unwrap();
+}
+
+/// Whether a TCP connection comes about. A refusal counts as reached.
+pub fn connects(from: &Place, to: &Place) -> bool {
+    let address = SocketAddr::from((to.address, 81));
+    match from.run(|| TcpStream::connect_timeout(&address, Duration::from_millis(700))) {
+        Ok(_) => true,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionRefused,
+    }
+}
+
+/// A connection that both sides hold open.
+pub struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Connection {
+    pub fn open(from: &Place, to: &Place) -> Connection {
+        let listener = to.run(|| TcpListener::bind((to.address, 0)).unwrap());
+        let address = listener.local_addr().unwrap();
+        let client = from.run(|| TcpStream::connect_timeout(&address, DEADLINE)).unwrap_or_else(|error| {
+            panic!("{} to {}: {error}", from.address, to.address);
+        });
+        let (server, peer) = listener.accept().unwrap();
+        assert_eq!(peer.ip(), std::net::IpAddr::V4(from.address), "the source address stays");
+        for stream in [&client, &server] {
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            stream.set_write_timeout(Some(DEADLINE)).unwrap();
+        }
+        Connection { client, server }
+    }
+
+    pub fn exchange(&self) {
+        for (mut from, mut to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            from.write_all(b"still here").unwrap();
+            let mut heard = [0; 10];
+            to.read_exact(&mut heard).unwrap();
+            assert_eq!(&heard, b"still here");
+        }
+    }
+}
+
+/// Sends that many bytes each way over one connection, and compares them.
+pub fn transfer(from: &Place, to: &Place, bytes: usize) {
+    let Connection { client, server } = Connection::open(from, to);
+    let data: Arc<Vec<u8>> =
+        Arc::new((0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect());
+    let both = |mut stream: TcpStream, data: Arc<Vec<u8>>| {
+        let mut writer = stream.try_clone().unwrap();
+        let sent = data.clone();
+        let writing = thread::spawn(move || {
+            writer.write_all(&sent).unwrap();
+            writer.shutdown(std::net::Shutdown::Write).unwrap();
+        });
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).unwrap();
+        writing.join().unwrap();
+        assert!(heard == *data, "{} of {} bytes", heard.len(), data.len());
+    };
+    let other = data.clone();
+    let serving = thread::spawn(move || both(server, other));
+    both(client, data);
+    serving.join().unwrap();
+}

@@ -1,0 +1,124 @@
+//! Real frames: two emulated Windows nodes and a Linux node with a kernel's VXLAN, on one underlay.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
+
+mod cluster;
+
+use std::time::Duration;
+
+use cluster::{Cluster, Place, acl_block_in, connects, transfer};
+use tortie_hcn::HcnExt;
+use tortie_hcn::schema::{Modify, Policy, RequestType};
+
+/// Enough for many super-segments, and for a window that opens wide.
+const MANY: usize = 8 << 20;
+
+#[test]
+fn tcp_passes_everywhere_both_ways_whole() {
+    let cluster = Cluster::new();
+    let places = [
+        cluster.windows[0].pod(0),
+        cluster.windows[0].pod(1),
+        cluster.windows[1].pod(0),
+        cluster.windows[0].node(),
+        cluster.linux(),
+    ];
+    for from in &places {
+        for to in &places {
+            if from.address != to.address {
+                // Both directions of each connection carry it all.
+                transfer(from, to, MANY / 4);
+            }
+        }
+    }
+    transfer(&cluster.windows[0].pod(0), &cluster.linux(), MANY);
+    transfer(&cluster.linux(), &cluster.windows[0].pod(0), MANY);
+}
+
+#[test]
+fn acls_cut_and_open_and_established_flows_go_on() {
+    let cluster = Cluster::new();
+    let node = &cluster.windows[0];
+    let (pod, neighbour, linux) = (node.pod(0), node.pod(1), cluster.linux());
+    let kept = cluster::Connection::open(&linux, &pod);
+    let blocked = vec![Policy::of(&acl_block_in(1000, &linux.address.to_string()))];
+    node.hns.modify_endpoint(pod.endpoint, &Modify::policies(RequestType::Add, blocked.clone())).unwrap();
+    assert!(!connects(&linux, &pod), "blocked");
+    assert!(!connects(&neighbour, &pod), "a lone block closes the rest");
+    assert!(!connects(&node.node(), &pod), "the node too");
+    kept.exchange();
+    node.hns.modify_endpoint(pod.endpoint, &Modify::policies(RequestType::Remove, blocked)).unwrap();
+    for from in [&linux, &neighbour, &node.node()] {
+        assert!(connects(from, &pod));
+    }
+}
+
+#[test]
+fn udp_and_large_datagrams() {
+    let cluster = Cluster::new();
+    let pairs = [
+        (cluster.windows[0].pod(0), cluster.linux()),
+        (cluster.linux(), cluster.windows[0].pod(0)),
+        (cluster.windows[0].pod(0), cluster.windows[1].pod(0)),
+    ];
+    for (from, to) in pairs {
+        // The second one needs fragments.
+        for size in [600, 5000] {
+            let server = to.run(|| std::net::UdpSocket::bind((to.address, 7000)).unwrap());
+            let client = from.run(|| std::net::UdpSocket::bind((from.address, 0)).unwrap());
+            server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let sent: Vec<u8> = (0..size).map(|i| i as u8).collect();
+            client.send_to(&sent, (to.address, 7000)).unwrap();
+            let mut buffer = vec![0; 1 << 16];
+            let (length, sender) = server.recv_from(&mut buffer).unwrap();
+            assert_eq!(buffer[..length], sent);
+            assert_eq!(sender.ip(), std::net::IpAddr::V4(from.address), "the source address stays");
+            server.send_to(&sent, sender).unwrap();
+            assert_eq!(client.recv(&mut buffer).unwrap(), size);
+        }
+    }
+}
+
+#[test]
+fn interfaces_come_and_go_with_what_they_belong_to() {
+    let cluster = Cluster::new();
+    let node = &cluster.windows[0];
+    let pod = node.pod(0);
+    let has_interface = |place: &Place, name: &str| place.run(|| tortie_linux::interface_index(name).is_ok());
+    assert!(has_interface(&pod, "eth0"));
+    let namespace = node.hns.endpoint(pod.endpoint).unwrap().host_compute_namespace;
+    let detach = Modify::namespace_endpoint(RequestType::Remove, pod.endpoint);
+    node.hns.modify_namespace(namespace, &detach).unwrap();
+    assert!(!has_interface(&pod, "eth0"));
+    assert!(!connects(&node.pod(1), &pod));
+    let attach = Modify::namespace_endpoint(RequestType::Add, pod.endpoint);
+    node.hns.modify_namespace(namespace, &attach).unwrap();
+    assert!(connects(&node.pod(1), &pod));
+    node.hns.delete_endpoint(pod.endpoint).unwrap();
+    assert!(!has_interface(&pod, "eth0"));
+
+    let other = node.pod(1);
+    node.hns.delete_endpoint(other.endpoint).unwrap();
+    let leg = cluster::node_leg(&node.node());
+    assert!(leg.is_some());
+    node.hns.delete_network(node.network).unwrap();
+    assert_eq!(cluster::node_leg(&node.node()), None);
+}
+
+#[test]
+fn an_attach_that_cannot_be_done_leaves_nothing() {
+    let cluster = Cluster::new();
+    let node = &cluster.windows[0];
+    let pod = node.pod(0);
+    let namespace = node.hns.endpoint(pod.endpoint).unwrap().host_compute_namespace;
+    let detach = Modify::namespace_endpoint(RequestType::Remove, pod.endpoint);
+    node.hns.modify_namespace(namespace, &detach).unwrap();
+    // Somebody else's eth0 is in the way.
+    pod.run(|| cluster::make_dummy_pair("eth0"));
+    let attach = Modify::namespace_endpoint(RequestType::Add, pod.endpoint);
+    let error = node.hns.modify_namespace(namespace, &attach).unwrap_err();
+    assert!(error.to_string().contains("HCN_E_NAMESPACE_ATTACH_FAILED"), "{error}");
+    assert!(node.hns.endpoint(pod.endpoint).unwrap().host_compute_namespace.is_zero());
+    transfer(&node.pod(1), &cluster.windows[1].pod(0), 100_000);
+}

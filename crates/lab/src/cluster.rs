@@ -1,0 +1,255 @@
+//! The cluster, inside the lab's namespaces.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tortie_api::{Key, Kind, Resource};
+use tortie_linux::namespace::mount;
+use tortie_store::rpc::{serve_tls, serve_unix};
+use tortie_store::{Embedded, NotInForce, Revision, Store, StoreError, wait_in_force};
+
+use crate::node::{Node, Os};
+use crate::pki::Authority;
+use crate::runtime::{self, RuntimeNode};
+use crate::{LabDir, LabError, Progress, underlay};
+
+/// Where the datastore is served with TLS.
+pub(crate) const STORE_PORT: u16 = 7443;
+/// How long a node may take until it reports.
+const NODE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long pods may take to run.
+const POD_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a policy may take to be in force.
+const POLICY_PATIENCE: Duration = Duration::from_secs(30);
+/// How many lines of a log are shown.
+const LOG_LINES: usize = 15;
+
+/// How many nodes a lab has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Linux nodes: `primary`, `linux-2`, …
+    pub linux: usize,
+    /// Windows nodes: `minion`, `windows-2`, …
+    pub windows: usize,
+}
+
+/// A running cluster.
+pub struct Cluster {
+    dir: LabDir,
+    store: Arc<dyn Store>,
+    nodes: Vec<Node>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Cluster {
+    /// Brings the cluster up. Must be called as the first process inside [`supervise`](crate::supervise).
+    ///
+    /// # Errors
+    /// Something did not come up; the log of the process concerned is part of the error.
+    pub async fn up(dir: LabDir, size: Size, progress: &Progress) -> Result<Self, LabError> {
+        let count = size.linux + size.windows;
+        if count == 0 || count > underlay::MAX_NODES {
+            return Err(LabError::problem(
+                "the lab",
+                format!("needs 1 to {} nodes, not {count}", underlay::MAX_NODES),
+            ));
+        }
+        mount::tmpfs(&dir.netns_folder())?;
+        underlay::lay()?;
+        let store: Arc<dyn Store> = Arc::new(Embedded::open(&dir.store_file())?);
+        let mut cluster = Self { dir, store, nodes: Vec::new(), tasks: Vec::new() };
+        let authority = Authority::new()?;
+        cluster.serve_store(&authority).await?;
+        cluster.seed().await?;
+        progress.done("the datastore is served");
+
+        let names = |first: &str, more: &str, count: usize| {
+            (1..=count)
+                .map(|n| if n == 1 { first.to_owned() } else { format!("{more}-{n}") })
+                .collect::<Vec<_>>()
+        };
+        let linux = names("primary", "linux", size.linux).into_iter().map(|name| (name, Os::Linux));
+        let windows = names("minion", "windows", size.windows).into_iter().map(|name| (name, Os::Windows));
+        for (index, (name, os)) in linux.chain(windows).enumerate() {
+            cluster.add_node(name, os, index, &authority).await?;
+        }
+        cluster.wait_for_nodes(progress).await?;
+        cluster.start_runtime().await?;
+        Ok(cluster)
+    }
+
+    /// The cluster's datastore.
+    #[must_use]
+    pub fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+
+    /// The lab's folder.
+    #[must_use]
+    pub fn dir(&self) -> &LabDir {
+        &self.dir
+    }
+
+    /// Waits until everything up to this revision is in force on all nodes.
+    ///
+    /// # Errors
+    /// A node did not report it in time.
+    pub async fn wait_in_force(&self, revision: Revision) -> Result<(), LabError> {
+        match wait_in_force(&*self.store, revision, POLICY_PATIENCE).await {
+            Ok(_) => Ok(()),
+            Err(NotInForce::Store(error)) => Err(error.into()),
+            Err(late @ NotInForce::Late { .. }) => Err(LabError::problem("the policy", late.to_string())),
+        }
+    }
+
+    /// Waits until these pods run; tells their addresses and nodes.
+    ///
+    /// # Errors
+    /// A pod does not run in time; what its node said about it is part of the error.
+    pub async fn wait_for_pods(&self, keys: &[Key]) -> Result<BTreeMap<Key, (IpAddr, String)>, LabError> {
+        let deadline = Instant::now() + POD_PATIENCE;
+        let mut running = BTreeMap::new();
+        for key in keys {
+            loop {
+                let stored = self.store.get(key).await?;
+                let value = stored.map(|stored| stored.value).unwrap_or_default();
+                if let Ok(Resource::Pod(pod)) = Resource::read(key, &value)
+                    && let (Some("Running"), Some(address)) = (pod.status.phase.as_deref(), pod.status.pod_ip)
+                {
+                    running.insert(key.clone(), (address, pod.spec.node_name.unwrap_or_default()));
+                    break;
+                }
+                if Instant::now() > deadline {
+                    let said = value["status"]["message"].as_str().unwrap_or("no node has taken it");
+                    return Err(LabError::problem(key, format!("does not run: {said}")));
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        Ok(running)
+    }
+
+    /// Ends the nodes. What is left goes with the lab's first process.
+    pub async fn down(mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+        for node in &mut self.nodes {
+            node.stop().await;
+        }
+    }
+
+    async fn serve_store(&mut self, authority: &Authority) -> Result<(), LabError> {
+        let (store, socket) = (self.store.clone(), self.dir.store_socket());
+        self.tasks.push(tokio::spawn(async move {
+            report("the datastore's socket", serve_unix(store, &socket).await)
+        }));
+        let (store, identity) = (self.store.clone(), authority.issue("tortie-store")?);
+        let address = SocketAddr::new(IpAddr::V4(underlay::LAB), STORE_PORT);
+        self.tasks.push(tokio::spawn(async move {
+            report("the datastore's port", serve_tls(store, address, &identity).await)
+        }));
+        Ok(())
+    }
+
+    /// What a cluster has before anything is deployed.
+    async fn seed(&self) -> Result<(), LabError> {
+        let pool = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default-ipv4-ippool"},
+            "spec": {"cidr": "10.244.0.0/16", "blockSize": 26, "vxlanMode": "Always", "natOutgoing": true},
+        });
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}});
+        let account = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": "default"}});
+        let ipam = json!({"strict_affinity": true, "auto_allocate_blocks": true});
+        for (key, value) in [
+            (Key::global(Kind::IpPool, "default-ipv4-ippool"), pool),
+            (Key::global(Kind::Namespace, "default"), namespace),
+            (Key::namespaced(Kind::ServiceAccount, "default", "default"), account),
+            (Key::global(Kind::IpamConfig, "default"), ipam),
+        ] {
+            self.store.create(&key, value).await?;
+        }
+        Ok(())
+    }
+
+    async fn add_node(
+        &mut self,
+        name: String,
+        os: Os,
+        index: usize,
+        authority: &Authority,
+    ) -> Result<(), LabError> {
+        let mut node = Node::new(&self.dir, name, os, index)?;
+        let value: Value = node.object();
+        self.store.create(&Key::global(Kind::Node, &node.name), value).await?;
+        if os == Os::Windows {
+            node.start_hns(&self.dir)?;
+        }
+        let identity = authority.issue(&node.name)?;
+        node.start_agent(&self.dir, &identity)?;
+        self.nodes.push(node);
+        Ok(())
+    }
+
+    async fn wait_for_nodes(&mut self, progress: &Progress) -> Result<(), LabError> {
+        let deadline = Instant::now() + NODE_PATIENCE;
+        for index in 0..self.nodes.len() {
+            let (name, address) = (self.nodes[index].name.clone(), self.nodes[index].address);
+            let socket = self.nodes[index].cni_socket(&self.dir);
+            while !socket.exists() {
+                if let Some(process) = self.nodes[index].ended_process() {
+                    let log = self.log_tail(&process);
+                    return Err(LabError::problem(
+                        process,
+                        format!("ended; the last lines of its log:\n{log}"),
+                    ));
+                }
+                if Instant::now() > deadline {
+                    let what = format!("the agent of node {name} does not take pods");
+                    let log = self.log_tail(&format!("{name}-agent"));
+                    return Err(LabError::Timeout { what, seconds: NODE_PATIENCE.as_secs(), log });
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let os = match self.nodes[index].os {
+                Os::Linux => "Linux",
+                Os::Windows => "Windows, emulated HNS",
+            };
+            progress.done(&format!("node {name} ({os}) is up at {address}"));
+        }
+        Ok(())
+    }
+
+    async fn start_runtime(&mut self) -> Result<(), LabError> {
+        let nodes = self.nodes.iter().map(|node| RuntimeNode {
+            name: node.name.clone(),
+            labels: node.object()["metadata"]["labels"].clone(),
+            address: node.address,
+            netns: node.netns.clone(),
+            hcn: (node.os == Os::Windows).then(|| Arc::new(node.hcn(&self.dir))),
+            cni_socket: node.cni_socket(&self.dir),
+            deletion_queue: node.deletion_queue(&self.dir),
+        });
+        let task = runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()).await?;
+        self.tasks.push(task);
+        Ok(())
+    }
+
+    fn log_tail(&self, process: &str) -> String {
+        let text = fs::read_to_string(self.dir.log(process)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+    }
+}
+
+fn report(what: &str, result: Result<(), StoreError>) {
+    if let Err(error) = result {
+        tracing::error!(%error, "{what} is lost; nodes keep what is in force");
+    }
+}

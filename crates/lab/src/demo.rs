@@ -1,0 +1,76 @@
+//! The demo of seed 002: four pods on two nodes, who reaches whom before and after a policy.
+
+use serde::Serialize;
+use tortie_api::manifest::{self, Object};
+use tortie_api::{Key, Kind};
+use tortie_store::apply;
+
+use crate::matrix::{self, Step};
+use crate::{Cluster, LabError, Progress};
+
+/// The port of the demo's servers.
+const PORT: u16 = 80;
+
+/// The demo's manifests, as text with the names of their files.
+pub struct Manifests<'a> {
+    /// The namespace and the pods.
+    pub pods: (&'a str, &'a str),
+    /// The policy.
+    pub policy: (&'a str, &'a str),
+}
+
+/// What the demo found.
+#[derive(Debug, Serialize)]
+pub struct Demo {
+    /// Before the policy, and after it.
+    pub steps: Vec<Step>,
+}
+
+/// Runs the demo on a cluster that is up; `show` is given each table as soon as it is known.
+///
+/// # Errors
+/// A manifest is wrong, a pod does not run, or the policy does not come into force.
+pub async fn run(
+    cluster: &Cluster,
+    manifests: &Manifests<'_>,
+    progress: &Progress,
+    mut show: impl FnMut(&Step, Option<&Step>),
+) -> Result<Demo, LabError> {
+    let store = cluster.store();
+    let objects = read(manifests.pods)?;
+    for object in &objects {
+        apply(&*store, object).await?;
+    }
+    let pods: Vec<Key> =
+        objects.into_iter().map(|object| object.key).filter(|key| key.kind == Kind::Pod).collect();
+    let running = cluster.wait_for_pods(&pods).await?;
+    for (key, (address, node)) in &running {
+        progress.done(&format!("pod {}/{} runs on {node} with {address}", key.namespace, key.name));
+    }
+    // A pod is known everywhere once every node has taken in the last of them.
+    let revision =
+        store.list(Kind::WorkloadEndpoint).await?.items.iter().map(|item| item.revision).max().unwrap_or(0);
+    cluster.wait_in_force(revision).await?;
+    let before = matrix::probe_all(cluster.dir(), &*store, "before policy", Some(PORT)).await?;
+    progress.done(&format!("{} connections were tried", before.connections.len()));
+    show(&before, None);
+
+    let mut revision = 0;
+    for object in read(manifests.policy)? {
+        revision = apply(&*store, &object).await?.revision();
+        progress.done(&format!("{} is applied", object.key));
+    }
+    cluster.wait_in_force(revision).await?;
+    progress.done("it is in force on all nodes");
+    let after = matrix::probe_all(cluster.dir(), &*store, "after policy", Some(PORT)).await?;
+    progress.done(&format!("{} connections were tried", after.connections.len()));
+    show(&after, Some(&before));
+    Ok(Demo { steps: vec![before, after] })
+}
+
+fn read((name, text): (&str, &str)) -> Result<Vec<Object>, LabError> {
+    manifest::read(name, text).map_err(|problems| {
+        let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        LabError::problem("the manifests", problems.join("\n"))
+    })
+}

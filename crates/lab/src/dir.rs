@@ -1,0 +1,157 @@
+//! The folder of a lab: sockets, logs, the datastore's file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::process::getuid;
+
+use crate::LabError;
+
+/// The folder of a lab.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LabDir {
+    path: PathBuf,
+}
+
+/// That no other lab uses the folder, as long as the value or a child process that inherited it lives.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl LabDir {
+    /// A folder that the user chose, or the user's own among the temporary ones.
+    #[must_use]
+    pub fn new(chosen: Option<PathBuf>) -> Self {
+        let usual = || std::env::temp_dir().join(format!("tortie-lab-{}", getuid().as_raw()));
+        Self { path: chosen.unwrap_or_else(usual) }
+    }
+
+    /// Takes the folder for a new lab, and removes what a lab that was killed left in it.
+    ///
+    /// # Errors
+    /// A lab runs there, the folder belongs to somebody else, or it is not a lab's.
+    pub fn take(&self) -> Result<Lock, LabError> {
+        match fs::DirBuilder::new().mode(0o700).create(&self.path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.check_ownership()?,
+            Err(error) => return Err(LabError::file("making the folder", &self.path)(error)),
+        }
+        let path = self.path.join("lock");
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(LabError::file("opening", &path))?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| LabError::Running(self.path.clone()))?;
+        self.clear()?;
+        for folder in ["bin", "logs", "nodes", "netns"] {
+            let folder = self.path.join(folder);
+            fs::create_dir(&folder).map_err(LabError::file("making the folder", &folder))?;
+        }
+        Ok(Lock { _file: file })
+    }
+
+    /// Whether a lab runs there.
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        let Ok(file) = File::open(self.path.join("lock")) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+    }
+
+    /// Removes the folder with all that is in it.
+    ///
+    /// # Errors
+    /// Something in it cannot be removed.
+    pub fn remove(&self, lock: Lock) -> Result<(), LabError> {
+        let removed = fs::remove_dir_all(&self.path);
+        drop(lock);
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(LabError::file("removing", &self.path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_ownership(&self) -> Result<(), LabError> {
+        use std::os::unix::fs::MetadataExt;
+        let shown = self.path.display();
+        let data = fs::symlink_metadata(&self.path).map_err(LabError::file("looking at", &self.path))?;
+        if !data.is_dir() || data.uid() != getuid().as_raw() {
+            return Err(LabError::problem(shown, "is not a folder of yours; set TORTIE_LAB to another one"));
+        }
+        let empty = fs::read_dir(&self.path).map_err(LabError::file("reading", &self.path))?.next().is_none();
+        if !empty && !self.path.join("lock").exists() {
+            return Err(LabError::problem(
+                shown,
+                "holds something that is not a lab's; set TORTIE_LAB to another folder",
+            ));
+        }
+        Ok(())
+    }
+
+    fn clear(&self) -> Result<(), LabError> {
+        for entry in fs::read_dir(&self.path).map_err(LabError::file("reading", &self.path))?.flatten() {
+            let path = entry.path();
+            if entry.file_name() == "lock" {
+                continue;
+            }
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let removed = if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(LabError::file("removing what a former lab left:", &path))?;
+        }
+        Ok(())
+    }
+
+    /// The folder itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The datastore's socket.
+    #[must_use]
+    pub fn store_socket(&self) -> PathBuf {
+        self.path.join("store.sock")
+    }
+
+    pub(crate) fn store_file(&self) -> PathBuf {
+        self.path.join("store.redb")
+    }
+
+    /// The links by which the one binary is called.
+    pub(crate) fn binary(&self, name: &str) -> PathBuf {
+        self.path.join("bin").join(name)
+    }
+
+    pub(crate) fn log(&self, process: &str) -> PathBuf {
+        self.path.join("logs").join(format!("{process}.log"))
+    }
+
+    pub(crate) fn node(&self, name: &str) -> PathBuf {
+        self.path.join("nodes").join(name)
+    }
+
+    pub(crate) fn netns_folder(&self) -> PathBuf {
+        self.path.join("netns")
+    }
+
+    /// The network namespace of a node, inside the lab's mount namespace.
+    #[must_use]
+    pub fn node_netns(&self, name: &str) -> PathBuf {
+        self.netns_folder().join(format!("node:{name}"))
+    }
+
+    /// The network namespace of a pod, inside the lab's mount namespace.
+    #[must_use]
+    pub fn pod_netns(&self, namespace: &str, name: &str) -> PathBuf {
+        self.netns_folder().join(format!("pod:{namespace}.{name}"))
+    }
+
+    /// Where the first process inside the lab writes its number, as seen from outside.
+    pub(crate) fn pid_file(&self) -> PathBuf {
+        self.path.join("pid")
+    }
+}

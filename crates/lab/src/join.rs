@@ -1,0 +1,73 @@
+//! Joining a lab that runs, from another terminal: this process moves into the lab's namespaces.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::{LabDir, LabError};
+
+/// What a process that joins does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// It runs a command, whose processes then are the lab's and end with it. It can start no threads of its own.
+    RunCommand,
+    /// It starts threads, and stays out of the lab's PID namespace.
+    StartThreads,
+}
+
+/// Moves the calling process into the lab's user, mount and network namespaces, and its children into the PID namespace
+/// if it runs a command. Must be called before the process has started any thread.
+///
+/// # Errors
+/// No lab runs, or it is somebody else's.
+pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
+    if !dir.in_use() {
+        return Err(LabError::NotRunning(dir.path().to_owned()));
+    }
+    let path = dir.pid_file();
+    let pid = fs::read_to_string(&path).map_err(LabError::file("reading", &path))?;
+    // Opened before the first move: afterwards /proc may be another one.
+    let mut moves = Vec::new();
+    for (name, kind) in [
+        ("user", LinkNameSpaceType::User),
+        ("pid", LinkNameSpaceType::ProcessID),
+        ("net", LinkNameSpaceType::Network),
+        ("mnt", LinkNameSpaceType::Mount),
+    ] {
+        if kind == LinkNameSpaceType::ProcessID && next == Next::StartThreads {
+            continue;
+        }
+        let theirs = format!("/proc/{}/ns/{name}", pid.trim());
+        let ours = format!("/proc/self/ns/{name}");
+        let target = |path: &str| fs::read_link(path).map_err(LabError::io(format!("looking at {path}")));
+        // The kernel refuses to enter the user namespace that one is in.
+        if target(&theirs)? != target(&ours)? {
+            let file = File::open(&theirs).map_err(LabError::io(format!("opening {theirs}")))?;
+            moves.push((name, kind, file));
+        }
+    }
+    for (name, kind, file) in moves {
+        move_into_link_name_space(file.as_fd(), Some(kind))
+            .map_err(|error| LabError::io(format!("entering the lab's {name} namespace"))(error.into()))?;
+    }
+    Ok(())
+}
+
+/// Runs a command in a network namespace of the lab and gives its exit code. The process must have joined.
+///
+/// # Errors
+/// The namespace does not exist, or the command cannot be run.
+pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<i32, LabError> {
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(LabError::problem(object, "no command was given; write it after --"));
+    };
+    let file = File::open(netns).map_err(|_| LabError::problem(object, "is not running in this lab"))?;
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+        .map_err(|error| LabError::io(format!("entering the network namespace of {object}"))(error.into()))?;
+    let status = Command::new(program).args(arguments).status();
+    let status = status.map_err(LabError::io(format!("running {program}")))?;
+    Ok(status.code().unwrap_or(128))
+}

@@ -1,0 +1,167 @@
+//! A node of the lab: a network namespace, an agent, and on Windows an emulated HNS.
+
+use std::fs::{self, File, OpenOptions};
+use std::net::Ipv4Addr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::process::Child;
+use tortie_api::kubernetes::Node as NodeResource;
+use tortie_hcn::{Address, RemoteHcn};
+use tortie_linux::namespace::NetNs;
+use tortie_store::rpc::TlsIdentity;
+
+use crate::{LabDir, LabError, underlay};
+
+/// How long a call of HNS may take.
+const HCN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Os {
+    Linux,
+    Windows,
+}
+
+/// A node.
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) os: Os,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) netns: Arc<NetNs>,
+    processes: Vec<(String, Child)>,
+}
+
+impl Node {
+    /// Makes the nth node's namespace and connects it to the underlay.
+    pub(crate) fn new(dir: &LabDir, name: String, os: Os, index: usize) -> Result<Self, LabError> {
+        let netns = NetNs::create()?;
+        netns.bind_to(&dir.node_netns(&name))?;
+        underlay::connect(&netns, index)?;
+        let folder = dir.node(&name);
+        fs::create_dir(&folder).map_err(LabError::file("making the folder", &folder))?;
+        Ok(Self {
+            name,
+            os,
+            address: underlay::address(index),
+            netns: Arc::new(netns),
+            processes: Vec::new(),
+        })
+    }
+
+    /// The node as an object of the cluster.
+    pub(crate) fn object(&self) -> Value {
+        let os = match self.os {
+            Os::Linux => "linux",
+            Os::Windows => "windows",
+        };
+        json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {
+                "name": self.name,
+                "labels": {NodeResource::OS: os, "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": self.name},
+                "annotations": {NodeResource::ADDRESS: format!("{}/{}", self.address, underlay::NETWORK.prefix_len())},
+            },
+            "spec": {},
+        })
+    }
+
+    /// Starts the emulated HNS of a Windows node.
+    pub(crate) fn start_hns(&mut self, dir: &LabDir) -> Result<(), LabError> {
+        let arguments = [self.hcn_socket(dir).display().to_string(), self.address.to_string()];
+        self.start(dir, "tortie-hns", "hns", &arguments)
+    }
+
+    /// Starts the agent. A Linux node's reaches the datastore by its socket, a Windows node's by TCP with mutual TLS,
+    /// as Windows nodes do.
+    pub(crate) fn start_agent(&mut self, dir: &LabDir, tls: &TlsIdentity) -> Result<(), LabError> {
+        let shown = |path: PathBuf| path.display().to_string();
+        let folder = dir.node(&self.name);
+        let mut arguments = vec!["agent".to_owned(), "--node".to_owned(), self.name.clone()];
+        let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+        option("--cni-socket", shown(self.cni_socket(dir)));
+        option("--deletion-queue", shown(self.deletion_queue(dir)));
+        match self.os {
+            Os::Linux => option("--store", format!("unix:{}", dir.store_socket().display())),
+            Os::Windows => {
+                option("--store", format!("tls:{}:{}", underlay::LAB, crate::cluster::STORE_PORT));
+                for (name, text) in
+                    [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
+                {
+                    let file = folder.join(format!("{name}.pem"));
+                    write_private(&file, text)?;
+                    option(&format!("--tls-{name}"), shown(file));
+                }
+                option("--hcn-socket", shown(self.hcn_socket(dir)));
+            }
+        }
+        self.start(dir, "tortie", "agent", &arguments)
+    }
+
+    fn start(
+        &mut self,
+        dir: &LabDir,
+        binary: &str,
+        role: &str,
+        arguments: &[String],
+    ) -> Result<(), LabError> {
+        let name = format!("{}-{role}", self.name);
+        let path = dir.log(&name);
+        let log = File::create(&path).map_err(LabError::file("making the log", &path))?;
+        let errors = log.try_clone().map_err(LabError::file("opening the log", &path))?;
+        let mut command = Command::new(dir.binary(binary));
+        // A group of its own: Ctrl-C at the terminal is for the lab, which ends its nodes in order.
+        command.args(arguments).stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
+        self.netns.enter_on_spawn(&mut command)?;
+        let mut command = tokio::process::Command::from(command);
+        let child = command.kill_on_drop(true).spawn().map_err(LabError::io(format!("starting {name}")))?;
+        self.processes.push((name, child));
+        Ok(())
+    }
+
+    /// The name of a process of the node that has ended, which none should.
+    pub(crate) fn ended_process(&mut self) -> Option<String> {
+        self.processes.iter_mut().find_map(|(name, child)| match child.try_wait() {
+            Ok(None) => None,
+            _ => Some(name.clone()),
+        })
+    }
+
+    /// Ends the node's processes, the agent first.
+    pub(crate) async fn stop(&mut self) {
+        while let Some((name, mut child)) = self.processes.pop() {
+            if let Err(error) = child.kill().await {
+                tracing::warn!(process = name, %error, "the process could not be ended; the kernel ends it with the lab");
+            }
+        }
+    }
+
+    /// A client of the node's HNS.
+    pub(crate) fn hcn(&self, dir: &LabDir) -> RemoteHcn {
+        RemoteHcn::new(Address::Unix(self.hcn_socket(dir)), HCN_DEADLINE)
+    }
+
+    pub(crate) fn hcn_socket(&self, dir: &LabDir) -> PathBuf {
+        dir.node(&self.name).join("hns.sock")
+    }
+
+    pub(crate) fn cni_socket(&self, dir: &LabDir) -> PathBuf {
+        dir.node(&self.name).join("cni.sock")
+    }
+
+    pub(crate) fn deletion_queue(&self, dir: &LabDir) -> PathBuf {
+        dir.node(&self.name).join("deletions")
+    }
+}
+
+fn write_private(path: &PathBuf, text: &str) -> Result<(), LabError> {
+    use std::io::Write;
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(LabError::file("writing", path))
+}

@@ -1,0 +1,51 @@
+//! What runs in a pod, as there are no images: a small HTTP server on each of its ports, with a page that names the pod.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+/// How long a client may take to send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Serves the pod `name` on these ports, says `ready` on standard output, and goes on until it is killed.
+///
+/// # Errors
+/// A port cannot be listened on.
+pub fn serve(name: &str, ports: &[u16]) -> io::Result<()> {
+    for port in ports {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, *port))?;
+        let page = page(name, *port);
+        thread::Builder::new().name(format!("port-{port}")).spawn(move || accept(&listener, &page))?;
+    }
+    writeln!(io::stdout(), "ready")?;
+    loop {
+        thread::park();
+    }
+}
+
+fn page(name: &str, port: u16) -> String {
+    let body = format!("<html><body><h1>{name}</h1><p>pod {name}, port {port}</p></body></html>\n");
+    let length = body.len();
+    format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    )
+}
+
+fn accept(listener: &TcpListener, page: &str) {
+    for stream in listener.incoming().flatten() {
+        let page = page.to_owned();
+        // A thread for each client: one that is slow must not keep others waiting.
+        let _ = thread::Builder::new().spawn(move || answer(stream, &page));
+    }
+}
+
+fn answer(stream: TcpStream, page: &str) -> io::Result<()> {
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    let mut request = BufReader::new(&stream);
+    let mut line = String::new();
+    while request.read_line(&mut line)? > 2 {
+        line.clear();
+    }
+    (&stream).write_all(page.as_bytes())
+}

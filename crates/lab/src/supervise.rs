@@ -1,0 +1,119 @@
+//! The outer process of a lab: namespaces, one child that is the lab, and the clean-up after it.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+
+use rustix::process::{Pid, Signal, getuid, kill_process};
+use tokio::process::Child;
+use tokio::signal::unix::{SignalKind, signal};
+use tortie_linux::namespace::{Namespaces, die_with_parent, enter};
+
+use crate::{LabDir, LabError};
+
+/// How a lab ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It did what it was asked for.
+    Done,
+    /// It failed, and has said why.
+    Failed,
+    /// It was told to end.
+    Interrupted,
+}
+
+/// Runs this very program again, with these arguments, as the first process of a lab, and waits for it. That process must
+/// begin with [`enter_inside`]. Must be called before the calling process has started any thread.
+///
+/// # Errors
+/// The lab could not be started, or its folder not be removed afterwards.
+pub fn supervise(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError> {
+    let lock = dir.take()?;
+    let outcome = supervise_in(dir, arguments);
+    // The folder goes in any case; of two errors the first is the one to tell.
+    let removed = dir.remove(lock);
+    let outcome = outcome?;
+    removed.map(|()| outcome)
+}
+
+fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError> {
+    let program = std::env::current_exe().map_err(LabError::io("finding this program's own file"))?;
+    link_binaries(dir, &program)?;
+    enter(Namespaces { user: !getuid().is_root(), mount: false, net: true, pid: true })?;
+
+    // One thread: the kernel allows no more after a PID namespace was entered.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(LabError::io("starting the supervisor"))?;
+    runtime.block_on(async {
+        let mut command = Command::new(&program);
+        command.args(arguments).env("TORTIE_LAB", dir.path());
+        die_with_parent(&mut command);
+        let mut command = tokio::process::Command::from(command);
+        let mut child = command.spawn().map_err(LabError::io("starting the lab"))?;
+        let pid = child.id().map(|pid| pid.to_string()).unwrap_or_default();
+        std::fs::write(dir.pid_file(), pid).map_err(LabError::file("writing", &dir.pid_file()))?;
+        wait(&mut child).await
+    })
+}
+
+/// What the first process inside the lab does before anything else, and before it starts any thread: its mounts are its
+/// own, so that they end with it and the supervisor can remove the folder.
+///
+/// # Errors
+/// The kernel refused a mount namespace.
+pub fn enter_inside() -> Result<(), LabError> {
+    Ok(enter(Namespaces { mount: true, ..Namespaces::default() })?)
+}
+
+/// Waits for the child; a signal to end is handed on to it once, and then it is waited for.
+async fn wait(child: &mut Child) -> Result<Outcome, LabError> {
+    let listen = |kind| signal(kind).map_err(LabError::io("listening for signals"));
+    let (mut interrupt, mut terminate, mut hangup) =
+        (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
+    let mut interrupted = false;
+    loop {
+        tokio::select! {
+            status = child.wait() => {
+                let status = status.map_err(LabError::io("waiting for the lab"))?;
+                return Ok(if interrupted { Outcome::Interrupted } else { outcome(status) });
+            }
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+        interrupted = true;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It may have ended just now; then the wait above sees it.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+}
+
+fn outcome(status: ExitStatus) -> Outcome {
+    match status.code() {
+        Some(0) => Outcome::Done,
+        Some(130) => Outcome::Interrupted,
+        _ => Outcome::Failed,
+    }
+}
+
+/// The one binary acts as each of these, by the name that it is called with.
+fn link_binaries(dir: &LabDir, program: &PathBuf) -> Result<(), LabError> {
+    for name in ["tortie", "tortie-cni", "tortie-hns", "tortie-pod"] {
+        let link = dir.binary(name);
+        std::os::unix::fs::symlink(program, &link).map_err(LabError::file("linking", &link))?;
+    }
+    Ok(())
+}
+
+/// Tells a lab that runs to end.
+///
+/// # Errors
+/// It is not there any more, or somebody else's.
+pub fn signal_end(dir: &LabDir) -> Result<(), LabError> {
+    let path = dir.pid_file();
+    let text = std::fs::read_to_string(&path).map_err(LabError::file("reading", &path))?;
+    let pid = text.trim().parse().ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| LabError::problem(path.display(), "holds no process number"))?;
+    kill_process(pid, Signal::TERM).map_err(|error| LabError::io("telling the lab to end")(error.into()))
+}

@@ -1,0 +1,75 @@
+//! The wire between the nodes: a bridge in the lab's own network namespace, a cable to each node.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+
+use ipnet::{IpNet, Ipv4Net};
+use tortie_linux::ethtool;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, Route, RouteSocket};
+
+use crate::LabError;
+
+/// The underlay's addresses (TEST-NET-1, RFC 5737): nothing real is meant by them.
+pub(crate) const NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2, 0), 24);
+/// The lab's own address on it, where the datastore is served.
+pub(crate) const LAB: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// The first node's.
+const FIRST_NODE: u8 = 11;
+/// How many nodes fit.
+pub(crate) const MAX_NODES: usize = 200;
+
+const BRIDGE: &str = "underlay";
+/// Routes that an administrator made (`RTPROT_STATIC`).
+const STATIC: u8 = 4;
+
+/// The address of the nth node.
+pub(crate) fn address(node: usize) -> Ipv4Addr {
+    let last = usize::from(FIRST_NODE) + node.min(MAX_NODES);
+    Ipv4Addr::new(192, 0, 2, u8::try_from(last).unwrap_or(u8::MAX))
+}
+
+/// Makes the bridge.
+pub(crate) fn lay() -> Result<(), LabError> {
+    let mut socket = RouteSocket::open()?;
+    socket.create(&NewLink { up: true, ..NewLink::new(BRIDGE, NewLinkKind::Bridge) })?;
+    let bridge = index(&mut socket, BRIDGE)?;
+    socket.change(&Change::AddAddress(Address {
+        link: bridge,
+        address: IpAddr::V4(LAB),
+        prefix_length: 24,
+    }))?;
+    Ok(())
+}
+
+/// Connects a node: its `eth0` gets the nth address, and a default route to the lab.
+pub(crate) fn connect(netns: &NetNs, node: usize) -> Result<(), LabError> {
+    let mut socket = RouteSocket::open()?;
+    let bridge = index(&mut socket, BRIDGE)?;
+    let port = format!("node{node}");
+    let peer = Peer { name: "eth0", mac: None, mtu: None, namespace: Some(netns.as_fd()) };
+    socket.create(&NewLink {
+        up: true,
+        controller: Some(bridge),
+        ..NewLink::new(&port, NewLinkKind::Veth(peer))
+    })?;
+    // What a capture shows shall be what a wire would carry: no unfinished checksums, no super-segments.
+    ethtool::disable_offloads(&port)?;
+    netns.run(|| {
+        ethtool::disable_offloads("eth0")?;
+        let mut socket = RouteSocket::open()?;
+        let eth0 = index(&mut socket, "eth0")?;
+        let address = Address { link: eth0, address: IpAddr::V4(address(node)), prefix_length: 24 };
+        socket.change(&Change::AddAddress(address))?;
+        socket.change(&Change::SetLink(eth0, vec![LinkSetting::Up(true)]))?;
+        let everywhere = IpNet::V4(Ipv4Net::default());
+        let default = Route { onlink: false, ..Route::via(everywhere, IpAddr::V4(LAB), eth0, STATIC) };
+        socket.change(&Change::AddRoute(default))?;
+        Ok(())
+    })?
+}
+
+fn index(socket: &mut RouteSocket, name: &str) -> Result<u32, LabError> {
+    let link = socket.link(name)?;
+    link.map(|link| link.index).ok_or_else(|| LabError::problem(name, "the link was made but is not there"))
+}

@@ -1,0 +1,97 @@
+//! Applying manifests: what a person wrote becomes what is stored.
+
+use serde_json::{Map, Value, json};
+use tortie_api::Kind;
+use tortie_api::manifest::Object;
+
+use crate::{Revision, Store, StoreError};
+
+/// What applying an object came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// It is new.
+    Created(Revision),
+    /// It was there and has changed.
+    Configured(Revision),
+    /// It was there, just so.
+    Unchanged(Revision),
+}
+
+impl Applied {
+    /// The write that made the object what it is.
+    #[must_use]
+    pub fn revision(self) -> Revision {
+        match self {
+            Self::Created(revision) | Self::Configured(revision) | Self::Unchanged(revision) => revision,
+        }
+    }
+}
+
+/// Stores the object, whether or not it is there. What the cluster added to it stays: status, a pod's node, identity.
+///
+/// # Errors
+/// The store failed.
+pub async fn apply(store: &dyn Store, object: &Object) -> Result<Applied, StoreError> {
+    loop {
+        let result = match store.get(&object.key).await? {
+            None => {
+                let mut value = object.value.clone();
+                identify(&mut value);
+                store.create(&object.key, value).await.map(|stored| Applied::Created(stored.revision))
+            }
+            Some(current) => {
+                let value = merged(&object.value, &current.value, object.key.kind);
+                if value == current.value {
+                    return Ok(Applied::Unchanged(current.revision));
+                }
+                let updated = store.update(&object.key, value, current.revision).await;
+                updated.map(|stored| Applied::Configured(stored.revision))
+            }
+        };
+        match result {
+            // Somebody else was faster: look again.
+            Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
+            result => return result,
+        }
+    }
+}
+
+/// Gives a new object what the API server would: an identity and its time of birth.
+fn identify(value: &mut Value) {
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.entry("uid").or_insert_with(|| json!(uuid::Uuid::new_v4().to_string()));
+        metadata.entry("creationTimestamp").or_insert_with(|| json!(now));
+    }
+}
+
+fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
+    let mut value = new.clone();
+    keep(&mut value, current, &["status"]);
+    for field in ["uid", "creationTimestamp"] {
+        keep(&mut value, current, &["metadata", field]);
+    }
+    if kind == Kind::Pod {
+        keep(&mut value, current, &["spec", "nodeName"]);
+    }
+    value
+}
+
+/// Takes the field over from `current` where `value` does not have it.
+fn keep(value: &mut Value, current: &Value, path: &[&str]) {
+    let (Some((field, parents)), Value::Object(mut fields)) = (path.split_last(), value.take()) else {
+        return;
+    };
+    let mut current = Some(current);
+    {
+        let mut inner: Option<&mut Map<String, Value>> = Some(&mut fields);
+        for parent in parents {
+            current = current.and_then(|current| current.get(parent));
+            inner = inner.and_then(|fields| fields.get_mut(*parent)).and_then(Value::as_object_mut);
+        }
+        if let (Some(fields), Some(kept)) = (inner, current.and_then(|current| current.get(field))) {
+            fields.entry((*field).to_owned()).or_insert_with(|| kept.clone());
+        }
+    }
+    *value = Value::Object(fields);
+}

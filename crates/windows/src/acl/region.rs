@@ -1,0 +1,292 @@
+//! Regions: which packets a rule is about, as sets that can be cut with each other exactly.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tortie_api::net::{Direction, IpVersion, Protocol};
+use tortie_policy::program::{EntityMatch, IcmpMatch, Lookup, Member, Rule, SetId};
+
+use super::numbers::{Addresses, Ports, Protocols};
+
+/// All packets whose protocol, addresses and ports lie in these sets. Where a set of ports is not everything, no
+/// protocol without ports is in the region.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Region {
+    /// The protocols.
+    pub protocols: Protocols,
+    /// The endpoint's side.
+    pub local: Side,
+    /// The peer's side.
+    pub remote: Side,
+}
+
+/// One side of a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Side {
+    /// The addresses.
+    pub addresses: Addresses,
+    /// The ports.
+    pub ports: Ports,
+}
+
+impl Side {
+    fn all() -> Side {
+        Side { addresses: Addresses::all(), ports: Ports::all() }
+    }
+
+    fn and(&self, other: &Side) -> Side {
+        Side { addresses: self.addresses.and(&other.addresses), ports: self.ports.and(&other.ports) }
+    }
+
+    fn is_within(&self, other: &Side) -> bool {
+        self.addresses.is_within(&other.addresses) && self.ports.is_within(&other.ports)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.addresses.is_empty() || self.ports.is_empty()
+    }
+}
+
+impl Region {
+    /// Every packet.
+    pub fn all() -> Region {
+        Region { protocols: Protocols::ALL, local: Side::all(), remote: Side::all() }
+    }
+
+    /// What is in both; `None` if that is nothing.
+    pub fn and(&self, other: &Region) -> Option<Region> {
+        let protocols = self.protocols.and(other.protocols);
+        if protocols.is_empty() {
+            return None;
+        }
+        let region =
+            Region { protocols, local: self.local.and(&other.local), remote: self.remote.and(&other.remote) };
+        (!region.is_empty()).then_some(region)
+    }
+
+    /// Whether no packet is in it.
+    pub fn is_empty(&self) -> bool {
+        self.protocols.is_empty() || self.local.is_empty() || self.remote.is_empty()
+    }
+
+    /// Whether the other has all of it.
+    pub fn is_within(&self, other: &Region) -> bool {
+        self.protocols.is_within(other.protocols)
+            && self.local.is_within(&other.local)
+            && self.remote.is_within(&other.remote)
+    }
+}
+
+/// What a rule matches.
+#[derive(Debug, Default)]
+pub struct Matched {
+    /// It matches every packet of these.
+    pub exact: Vec<Region>,
+    /// It matches some packets of these; which ones, an ACL cannot say.
+    pub vague: Vec<Region>,
+}
+
+/// What the rule matches of the IPv4 packets in this direction of an endpoint with the addresses `own`.
+pub fn matched(rule: &Rule, direction: Direction, own: &Addresses, lookup: &impl Lookup) -> Matched {
+    let (exact, vague) = protocols(rule);
+    let (local, remote) = match direction {
+        Direction::Ingress => (&rule.destination, &rule.source),
+        Direction::Egress => (&rule.source, &rule.destination),
+    };
+    let local: Vec<Piece> = pieces(local, lookup).into_iter().filter_map(|piece| piece.at(own)).collect();
+    let remote = pieces(remote, lookup);
+    let regions = |protocols: Protocols| {
+        let combine = |(local, remote): (&Piece, &Piece)| Region {
+            protocols: protocols.and(local.protocols).and(remote.protocols),
+            local: local.side.clone(),
+            remote: remote.side.clone(),
+        };
+        let pairs = local.iter().flat_map(|local| remote.iter().map(move |remote| (local, remote)));
+        pairs.map(combine).filter(|region| !region.is_empty()).collect()
+    };
+    Matched { exact: regions(exact), vague: regions(vague) }
+}
+
+/// The protocols that the rule names exactly, and those of which it means some messages only.
+fn protocols(rule: &Rule) -> (Protocols, Protocols) {
+    if rule.ip_version == Some(IpVersion::V6) {
+        return (Protocols::NONE, Protocols::NONE);
+    }
+    let icmp = Protocols::of(&[Protocol::ICMP, Protocol::ICMPV6]);
+    let mut exact = rule.protocol.map_or(Protocols::ALL, |protocol| Protocols::of(&[protocol]));
+    if let Some(unwanted) = rule.not_protocol {
+        exact = exact.and(Protocols::of(&[unwanted]).not());
+    }
+    let mut vague = Protocols::NONE;
+    let every_message = |wanted: &IcmpMatch| wanted.icmp_type.is_none() && wanted.icmp_code.is_none();
+    if let Some(wanted) = &rule.icmp {
+        exact = exact.and(icmp);
+        if !every_message(wanted) {
+            (exact, vague) = (Protocols::NONE, exact);
+        }
+    }
+    if let Some(unwanted) = &rule.not_icmp {
+        let partly = if every_message(unwanted) { Protocols::NONE } else { exact.and(icmp) };
+        vague = if every_message(unwanted) { vague.and(icmp.not()) } else { vague.or(partly) };
+        exact = exact.and(icmp.not());
+    }
+    (exact, vague)
+}
+
+/// A part of what one side of a rule matches.
+#[derive(Debug, Clone)]
+struct Piece {
+    protocols: Protocols,
+    side: Side,
+}
+
+impl Piece {
+    /// The piece as it is for an endpoint with these addresses: its own side need not be asked for in an ACL.
+    fn at(mut self, own: &Addresses) -> Option<Piece> {
+        let here = self.side.addresses.and(own);
+        if here.is_empty() {
+            return None;
+        }
+        self.side.addresses = if here == *own { Addresses::all() } else { here };
+        Some(self)
+    }
+
+    fn ports(&self, ports: &Ports) -> Piece {
+        Piece {
+            protocols: self.protocols.and(Protocols::with_ports()),
+            side: Side { ports: self.side.ports.and(ports), ..self.side.clone() },
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.protocols.is_empty() || self.side.is_empty()
+    }
+}
+
+/// What one side of a rule matches, in pieces that together are exactly that.
+fn pieces(entity: &EntityMatch, lookup: &impl Lookup) -> Vec<Piece> {
+    let whole = Piece {
+        protocols: Protocols::ALL,
+        side: Side { addresses: addresses(entity, lookup), ports: Ports::all() },
+    };
+    let port_set = |id| grouped(lookup.set(id));
+    let mut pieces = if entity.ports.is_empty() && entity.port_sets.is_empty() {
+        vec![whole]
+    } else {
+        let by_number = (!entity.ports.is_empty()).then(|| whole.ports(&ports(&entity.ports)));
+        let by_set = entity.port_sets.iter().flat_map(port_set).map(|group| group.within(&whole));
+        by_number.into_iter().chain(by_set).collect()
+    };
+    if !entity.not_ports.is_empty() {
+        let wanted = ports(&entity.not_ports).not();
+        pieces = pieces.iter().flat_map(|piece| without_ports(piece, &wanted)).collect();
+    }
+    for group in entity.not_port_sets.iter().flat_map(port_set) {
+        pieces = pieces.iter().flat_map(|piece| group.cut_out_of(piece)).collect();
+    }
+    pieces.retain(|piece| !piece.is_empty());
+    pieces
+}
+
+fn addresses(entity: &EntityMatch, lookup: &impl Lookup) -> Addresses {
+    let of_nets = |nets: &[IpNet]| Addresses::of_nets(nets.iter().filter_map(v4));
+    let of_set = |id: &SetId| {
+        let members = lookup.set(id).into_iter().flatten();
+        Addresses::of_nets(members.filter_map(|member| match member {
+            Member::Net(net) => v4(net),
+            Member::AddressPort { .. } => None,
+        }))
+    };
+    let mut addresses = if entity.nets.is_empty() { Addresses::all() } else { of_nets(&entity.nets) };
+    if !entity.not_nets.is_empty() {
+        addresses = addresses.and(&of_nets(&entity.not_nets).not());
+    }
+    for id in &entity.sets {
+        addresses = addresses.and(&of_set(id));
+    }
+    for id in &entity.not_sets {
+        addresses = addresses.and(&of_set(id).not());
+    }
+    addresses
+}
+
+fn v4(net: &IpNet) -> Option<ipnet::Ipv4Net> {
+    match net {
+        IpNet::V4(net) => Some(*net),
+        IpNet::V6(_) => None,
+    }
+}
+
+fn ports(ranges: &[tortie_api::net::PortRange]) -> Ports {
+    let ranges = ranges.iter().filter(|range| range.first <= range.last);
+    Ports::from_ranges(ranges.map(|range| (range.first.into(), range.last.into())).collect())
+}
+
+/// Ports of addresses that a set of kind AddressPorts has, as products.
+#[derive(Debug)]
+struct Group {
+    protocol: Protocol,
+    addresses: Addresses,
+    ports: Ports,
+}
+
+/// The set as few products: first the addresses of each port, then the ports of equal addresses.
+fn grouped(members: Option<&BTreeSet<Member>>) -> Vec<Group> {
+    let mut by_port: BTreeMap<(Protocol, u16), Vec<(u32, u32)>> = BTreeMap::new();
+    for member in members.into_iter().flatten() {
+        if let Member::AddressPort { address: IpAddr::V4(address), protocol, port } = *member {
+            by_port.entry((protocol, port)).or_default().push((address.into(), address.into()));
+        }
+    }
+    let mut by_addresses: BTreeMap<(Protocol, Addresses), Vec<(u32, u32)>> = BTreeMap::new();
+    for ((protocol, port), addresses) in by_port {
+        // A protocol without ports has packets of port 0 only, and no ports in an ACL.
+        let ports = match (protocol.has_ports(), port) {
+            (true, port) => (port.into(), port.into()),
+            (false, 0) => (0, 65_535),
+            (false, _) => continue,
+        };
+        by_addresses.entry((protocol, Addresses::from_ranges(addresses))).or_default().push(ports);
+    }
+    let group =
+        |((protocol, addresses), ports)| Group { protocol, addresses, ports: Ports::from_ranges(ports) };
+    by_addresses.into_iter().map(group).collect()
+}
+
+impl Group {
+    fn within(&self, piece: &Piece) -> Piece {
+        Piece {
+            protocols: piece.protocols.and(Protocols::of(&[self.protocol])),
+            side: Side {
+                addresses: piece.side.addresses.and(&self.addresses),
+                ports: piece.side.ports.and(&self.ports),
+            },
+        }
+    }
+
+    /// The piece without the group: other protocols, other addresses, other ports.
+    fn cut_out_of(&self, piece: &Piece) -> Vec<Piece> {
+        let inside = self.within(piece);
+        if inside.is_empty() {
+            return vec![piece.clone()];
+        }
+        let other_protocols =
+            Piece { protocols: piece.protocols.and(inside.protocols.not()), side: piece.side.clone() };
+        let addresses = piece.side.addresses.and(&self.addresses.not());
+        let other_addresses =
+            Piece { protocols: inside.protocols, side: Side { addresses, ports: piece.side.ports.clone() } };
+        let ports = piece.side.ports.and(&self.ports.not());
+        let other_ports = Piece { side: Side { ports, ..inside.side.clone() }, ..inside };
+        [other_protocols, other_addresses, other_ports]
+            .into_iter()
+            .filter(|piece| !piece.is_empty())
+            .collect()
+    }
+}
+
+/// The piece with only the wanted ports where there are ports at all.
+fn without_ports(piece: &Piece, wanted: &Ports) -> [Piece; 2] {
+    let portless = piece.protocols.and(Protocols::with_ports().not());
+    [piece.ports(wanted), Piece { protocols: portless, side: piece.side.clone() }]
+}

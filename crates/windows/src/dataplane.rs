@@ -1,0 +1,189 @@
+//! The node state, made true.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use ipnet::Ipv4Net;
+use tortie_dataplane::{Condition, Dataplane, Delta, Endpoint, EndpointId, NodeState, Report, RouteTarget};
+use tortie_hcn::Hcn;
+use tortie_policy::program::{PolicyId, SetId};
+use tracing::warn;
+
+use crate::endpoint::{find, sync_acls};
+use crate::overlay::{Overlay, OverlaySpec, ensure_overlay};
+use crate::{Error, NETWORK, acl, routes};
+
+/// The VXLAN port that Windows has.
+const VXLAN_PORT: u16 = 4789;
+
+/// Makes a Windows node what its state says: the overlay network, routes to other nodes, and the ACLs of its pods.
+///
+/// It keeps the desired state, and what of it is not made true yet. HNS is read before anything is sent, and what is
+/// there already is not sent again: HNS may reset the connections of an endpoint whose ACLs are written (hns.md 4.1).
+pub struct WindowsDataplane {
+    hcn: Arc<dyn Hcn>,
+    /// The adapter that the overlay network is bound to, if HNS shall not choose.
+    adapter: Option<String>,
+    state: NodeState,
+    overlay: Option<Overlay>,
+    routes_due: bool,
+    endpoints_due: BTreeSet<EndpointId>,
+    conditions: BTreeMap<EndpointId, Vec<Condition>>,
+}
+
+impl WindowsDataplane {
+    /// A dataplane without desired state. `adapter` names the network adapter for the overlay, where HNS shall not choose.
+    pub fn new(hcn: Arc<dyn Hcn>, adapter: Option<String>) -> WindowsDataplane {
+        WindowsDataplane {
+            hcn,
+            adapter,
+            state: NodeState::default(),
+            overlay: None,
+            routes_due: false,
+            endpoints_due: BTreeSet::new(),
+            conditions: BTreeMap::new(),
+        }
+    }
+
+    /// Takes a change in, and notes what it touches.
+    fn take(&mut self, delta: &Delta) {
+        match delta {
+            Delta::Node(_) => {
+                // Its addresses are in every endpoint's list, its VNI in every route.
+                (self.overlay, self.routes_due) = (None, true);
+                self.endpoints_due.extend(self.state.endpoints.keys().cloned());
+            }
+            Delta::Route(_) | Delta::RouteRemoved(_) => (self.overlay, self.routes_due) = (None, true),
+            Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
+            Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
+                self.touch_users_of_set(id);
+            }
+            Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
+                self.touch_users_of_policies(&BTreeSet::from([id]))
+            }
+            Delta::Endpoint(id, _) => drop(self.endpoints_due.insert(id.clone())),
+            Delta::EndpointRemoved(id) => {
+                // The HNS endpoint goes with the CNI DEL.
+                self.endpoints_due.remove(id);
+                self.conditions.remove(id);
+            }
+        }
+        self.state.apply(delta);
+    }
+
+    fn touch_users_of_set(&mut self, set: &SetId) {
+        let names = |policy: &&PolicyId| self.state.policies[*policy].set_ids().any(|id| id == set);
+        let users: BTreeSet<PolicyId> = self.state.policies.keys().filter(names).cloned().collect();
+        self.touch_users_of_policies(&users.iter().collect());
+    }
+
+    fn touch_users_of_policies(&mut self, policies: &BTreeSet<&PolicyId>) {
+        let uses = |endpoint: &Endpoint| endpoint.program.policy_ids().any(|id| policies.contains(id));
+        let users = self.state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
+        self.endpoints_due.extend(users.map(|(id, _)| id.clone()));
+    }
+
+    fn reconcile(&mut self) -> Report {
+        let mut report = Report::default();
+        if let Err(error) = self.sync_network(&mut report) {
+            note(&mut report.node, &mut report.retry, &error);
+        }
+        for id in std::mem::take(&mut self.endpoints_due) {
+            let Some(endpoint) = self.state.endpoints.get(&id) else { continue };
+            let mut conditions = Vec::new();
+            match self.sync_endpoint(endpoint) {
+                Ok(told) => conditions = told,
+                Err(error) => {
+                    note(&mut conditions, &mut report.retry, &error);
+                    self.endpoints_due.insert(id.clone());
+                }
+            }
+            self.conditions.insert(id, conditions);
+        }
+        let told = self.conditions.iter().filter(|(_, conditions)| !conditions.is_empty());
+        report.endpoints = told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect();
+        report
+    }
+
+    /// The overlay network and its routes.
+    fn sync_network(&mut self, report: &mut Report) -> Result<(), Error> {
+        let Some(node) = &self.state.node else { return Ok(()) };
+        if node.network.port != VXLAN_PORT {
+            let port = node.network.port;
+            report.node.push(Condition {
+                reason: "VxlanPortNotSupported",
+                message: format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
+            });
+        }
+        let blocks: Vec<Ipv4Net> = self.own_blocks().collect();
+        let Some(block) = blocks.first() else { return Ok(()) };
+        if blocks.len() > 1 {
+            report.node.push(Condition {
+                reason: "MoreThanOneBlock",
+                message: format!("the node has the blocks {blocks:?}: a Windows node has one, here {block}"),
+            });
+        }
+        let vni = node.network.vni;
+        let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
+        if self.overlay.is_none() {
+            self.overlay = Some(ensure_overlay(&*self.hcn, &spec)?);
+        }
+        let Some(overlay) = &self.overlay else { return Ok(()) };
+        if overlay.provider_address != node.address {
+            report.node.push(Condition {
+                reason: "ProviderAddressDiffers",
+                message: format!(
+                    "network {NETWORK} is bound to {}, but the node's address is {}: name the right adapter",
+                    overlay.provider_address, node.address
+                ),
+            });
+        }
+        if self.routes_due {
+            routes::sync(&*self.hcn, overlay.id, &self.state).inspect_err(|_| self.overlay = None)?;
+            self.routes_due = false;
+        }
+        Ok(())
+    }
+
+    /// The endpoint's ACLs, and what the operator should know of them.
+    fn sync_endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
+        let (desired, conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
+        let found = find(&*self.hcn, &endpoint.container_id, NETWORK)?;
+        let container_id = endpoint.container_id.clone();
+        sync_acls(&*self.hcn, &found.ok_or(Error::NoEndpoint { container_id })?, &desired)?;
+        Ok(conditions)
+    }
+
+    fn own_blocks(&self) -> impl Iterator<Item = Ipv4Net> {
+        self.state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
+    }
+
+    /// The addresses that the node itself has towards its pods.
+    fn node_addresses(&self) -> BTreeSet<Ipv4Addr> {
+        let Some(node) = &self.state.node else { return BTreeSet::new() };
+        std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
+    }
+}
+
+impl Dataplane for WindowsDataplane {
+    fn apply(&mut self, deltas: &[Delta]) -> Report {
+        for delta in deltas {
+            self.take(delta);
+        }
+        self.reconcile()
+    }
+
+    fn resync(&mut self) -> Report {
+        (self.overlay, self.routes_due) = (None, true);
+        self.endpoints_due.extend(self.state.endpoints.keys().cloned());
+        self.reconcile()
+    }
+}
+
+/// A failure as a condition. What it is about stays due.
+fn note(conditions: &mut Vec<Condition>, retry: &mut bool, error: &Error) {
+    warn!(%error, "not as it should be yet");
+    *retry |= error.is_passing();
+    conditions.push(Condition { reason: error.reason(), message: error.to_string() });
+}

@@ -1,0 +1,112 @@
+//! HNS endpoints of pods: which one, and which ACLs.
+
+use tortie_hcn::schema::{Acl, Endpoint, Modify, Policy, Query, RequestType};
+use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
+use tracing::{info, warn};
+
+use crate::Error;
+use crate::acl::{closed, is_ours, transition};
+
+/// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
+const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
+
+/// The identifier of the endpoint of a container's sandbox. It is derived, so that a later process finds the endpoint
+/// although nothing was stored, also when the call that made it was cut off (hns.md 4.3).
+pub fn endpoint_id(container_id: &str) -> Guid {
+    Guid::derived(SPACE, container_id)
+}
+
+/// The name of the endpoint, as the CNI plugins of Windows write it.
+pub(crate) fn endpoint_name(container_id: &str, network: &str) -> String {
+    format!("{container_id}_{network}")
+}
+
+/// The endpoint of a container: by its identifier, or by its name, if another CNI plugin made it.
+pub(crate) fn find(
+    hcn: &(impl Hcn + ?Sized),
+    container_id: &str,
+    network: &str,
+) -> Result<Option<Endpoint>, Error> {
+    match hcn.endpoint(endpoint_id(container_id)) {
+        Ok(endpoint) => return Ok(Some(endpoint)),
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error.into()),
+    }
+    let name = endpoint_name(container_id, network);
+    for id in hcn.enumerate(Kind::Endpoint, &Query::filter("Name", &name))? {
+        match hcn.endpoint(id) {
+            Ok(endpoint) => return Ok(Some(endpoint)),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// Makes our ACLs on the endpoint those that are desired. Sends nothing if they are; ACLs of others stay.
+pub(crate) fn sync_acls(
+    hcn: &(impl Hcn + ?Sized),
+    endpoint: &Endpoint,
+    desired: &[Acl],
+) -> Result<(), Error> {
+    let step = transition(&ours(endpoint)?, desired);
+    if step.is_empty() {
+        return Ok(());
+    }
+    info!(endpoint = endpoint.name, add = step.add.len(), remove = step.remove.len(), "changing ACLs");
+    for (request, acls) in [(RequestType::Add, &step.add), (RequestType::Remove, &step.remove)] {
+        if !acls.is_empty() {
+            hcn.modify_endpoint(endpoint.id, &Modify::policies(request, documents(acls)))?;
+        }
+    }
+    let now = hcn.endpoint(endpoint.id)?;
+    if transition(&ours(&now)?, desired).is_empty() {
+        return Ok(());
+    }
+    // Removing single ACLs does not work on every build (hns.md 4.2): put the whole list in the place of the old one.
+    warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
+    let mut policies: Vec<Policy> = Vec::new();
+    for policy in now.policies {
+        match acl(endpoint, &policy)? {
+            Some(acl) if is_ours(&acl) => {}
+            // Written out: HNS leaves zero values, such as Allow, out of what it answers.
+            Some(theirs) => policies.push(Policy::of(&theirs)),
+            None => policies.push(policy),
+        }
+    }
+    policies.extend(documents(desired));
+    hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
+    if transition(&ours(&hcn.endpoint(endpoint.id)?)?, desired).is_empty() {
+        return Ok(());
+    }
+    Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" })
+}
+
+/// Adds what closes an endpoint behind its policy, if that is missing.
+pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(), Error> {
+    let missing = transition(&ours(endpoint)?, &closed()).add;
+    if !missing.is_empty() {
+        let request = Modify::policies(RequestType::Add, documents(&missing));
+        hcn.modify_endpoint(endpoint.id, &request)?;
+    }
+    Ok(())
+}
+
+pub(crate) fn documents(acls: &[Acl]) -> Vec<Policy> {
+    acls.iter().map(Policy::of).collect()
+}
+
+fn ours(endpoint: &Endpoint) -> Result<Vec<Acl>, Error> {
+    let mut ours = Vec::new();
+    for policy in &endpoint.policies {
+        ours.extend(acl(endpoint, policy)?.filter(is_ours));
+    }
+    Ok(ours)
+}
+
+fn acl(endpoint: &Endpoint, policy: &Policy) -> Result<Option<Acl>, Error> {
+    policy.settings().map_err(|error| Error::Differs {
+        object: format!("endpoint {}", endpoint.name),
+        problem: format!("an ACL cannot be read: {error}"),
+    })
+}

@@ -1,0 +1,151 @@
+//! The node's overlay network (hns.md 2.2, 4.5; calico.md 8.2, 8.6).
+
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use tortie_dataplane::MacAddress;
+use tortie_hcn::schema::{
+    DrMacAddress, HostRoute, Ipam, Modify, NetAdapterName, Network, NetworkFlags, NetworkMode, Policy,
+    PolicySettings, ProviderAddress, RequestType, Route, SchemaVersion, Subnet, Vsid,
+};
+use tortie_hcn::{Guid, Hcn, HcnExt};
+use tracing::{info, warn};
+
+use crate::Error;
+
+/// What the overlay network is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverlaySpec {
+    /// Its name.
+    pub name: String,
+    /// The node's IPAM block, which becomes its one subnet.
+    pub block: Ipv4Net,
+    /// The VXLAN network identifier.
+    pub vni: u32,
+    /// The adapter that it is bound to; `None` leaves the choice to HNS, which is right with one adapter.
+    pub adapter: Option<String>,
+}
+
+impl OverlaySpec {
+    /// The second address of the block: the pods' gateway and the node's end of the tunnel.
+    pub fn gateway(&self) -> Ipv4Addr {
+        gateway(self.block)
+    }
+}
+
+/// The second address of a block.
+pub(crate) fn gateway(block: Ipv4Net) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(block.network()).saturating_add(1))
+}
+
+/// The overlay network as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overlay {
+    /// Its identifier.
+    pub id: Guid,
+    /// The gateway: the address of the node's end of the tunnel.
+    pub gateway: Ipv4Addr,
+    /// The MAC address of the node's end of the tunnel, for the other nodes. Another one each time that the network is made.
+    pub router_mac: MacAddress,
+    /// The node's address on the underlay, as HNS found it.
+    pub provider_address: Ipv4Addr,
+}
+
+/// Makes sure that the network is there and as it should be. One that differs is made anew, unless it has endpoints.
+///
+/// # Errors
+/// A call failed; the network differs and is in use; or it is not ready yet, and the caller should ask again.
+pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Overlay, Error> {
+    let found = match hcn.network_by_name(&spec.name)? {
+        Some(network) => match difference(&network, spec) {
+            None => network,
+            Some((found, wanted)) => {
+                let endpoints = hcn.endpoints_of_network(network.id)?.len();
+                if endpoints > 0 {
+                    return Err(Error::NetworkDiffers { name: spec.name.clone(), found, wanted, endpoints });
+                }
+                warn!(
+                    network = spec.name,
+                    found, wanted, "the network differs and is unused: it is made anew"
+                );
+                hcn.delete_network(network.id)?;
+                create(hcn, spec)?
+            }
+        },
+        None => create(hcn, spec)?,
+    };
+    if !found.policies.iter().any(Policy::is::<HostRoute>) {
+        let host_route = vec![Policy::of(&HostRoute::default())];
+        hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route))?;
+    }
+    overlay(&found, spec)
+}
+
+fn create(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Network, Error> {
+    let id = hcn.create_network(&document(spec))?;
+    info!(network = spec.name, %id, block = %spec.block, vni = spec.vni, "made the overlay network");
+    Ok(hcn.network(id)?)
+}
+
+fn document(spec: &OverlaySpec) -> Network {
+    let mut policies = vec![Policy::of(&HostRoute::default())];
+    policies.extend(spec.adapter.as_ref().map(|adapter| {
+        Policy::of(&NetAdapterName { network_adapter_name: adapter.clone(), ..Default::default() })
+    }));
+    let subnet = Subnet {
+        ip_address_prefix: spec.block.to_string(),
+        policies: vec![Policy::of(&Vsid { isolation_id: spec.vni, ..Default::default() })],
+        routes: vec![Route {
+            next_hop: spec.gateway().to_string(),
+            destination_prefix: "0.0.0.0/0".into(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let mut network = Network {
+        name: spec.name.clone(),
+        r#type: NetworkMode::Overlay,
+        policies,
+        ipams: vec![Ipam { r#type: "Static".into(), subnets: vec![subnet], ..Default::default() }],
+        // What comes back after a restart of the node may be bound to an adapter that is no longer there (hns.md 4.5).
+        flags: NetworkFlags::ENABLE_NON_PERSISTENT,
+        ..Default::default()
+    };
+    network.base.schema_version = Some(SchemaVersion::V2);
+    network
+}
+
+/// What the network has that cannot be changed, and what it should have.
+fn difference(network: &Network, spec: &OverlaySpec) -> Option<(String, String)> {
+    let subnets: Vec<&Subnet> = network.subnets().collect();
+    let [subnet] = subnets[..] else {
+        return Some((format!("{} subnets", subnets.len()), "one".into()));
+    };
+    let gateway = subnet.routes.first().map(|route| route.next_hop.clone()).unwrap_or_default();
+    let vni = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten());
+    let properties = [
+        ("type", network.r#type.to_string(), NetworkMode::Overlay.to_string()),
+        ("subnet", subnet.ip_address_prefix.clone(), spec.block.to_string()),
+        ("gateway", gateway, spec.gateway().to_string()),
+        ("VNI", vni.map_or(0, |vsid| vsid.isolation_id).to_string(), spec.vni.to_string()),
+    ];
+    let different = properties.into_iter().find(|(_, found, wanted)| found != wanted);
+    different.map(|(what, found, wanted)| (format!("{what} {found}"), format!("{what} {wanted}")))
+}
+
+fn overlay(network: &Network, spec: &OverlaySpec) -> Result<Overlay, Error> {
+    let name = &network.name;
+    Ok(Overlay {
+        id: network.id,
+        gateway: spec.gateway(),
+        router_mac: read::<DrMacAddress, _>(network, |policy| policy.address.parse().ok())?,
+        provider_address: read::<ProviderAddress, _>(network, |policy| policy.provider_address.parse().ok())
+            .inspect_err(|error| warn!(network = name, %error))?,
+    })
+}
+
+fn read<P: PolicySettings, T>(network: &Network, value: impl Fn(P) -> Option<T>) -> Result<T, Error> {
+    let found = network.policies.iter().filter_map(|policy| policy.settings::<P>().ok().flatten());
+    let missing = || Error::NetworkNotReady { name: network.name.clone(), missing: P::TYPE };
+    found.filter_map(value).next().ok_or_else(missing)
+}

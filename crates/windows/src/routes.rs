@@ -1,0 +1,84 @@
+//! The ways to other nodes: RemoteSubnetRoute policies of the overlay network (calico.md 7.11).
+
+use std::collections::BTreeMap;
+
+use ipnet::Ipv4Net;
+use tortie_dataplane::{MacAddress, NodeState, RouteTarget};
+use tortie_hcn::schema::{Modify, Network, Policy, RemoteSubnetRoute, RequestType};
+use tortie_hcn::{Guid, Hcn, HcnExt};
+use tracing::{debug, info};
+
+use crate::Error;
+
+/// A way to another node, in the form in which two of them can be compared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Way {
+    vni: u32,
+    provider: String,
+    /// `None` if HNS has something that is no MAC address.
+    mac: Option<MacAddress>,
+}
+
+/// Makes the network's routes those of the state. What goes, goes first: HNS has one route for a prefix.
+pub(crate) fn sync(hcn: &(impl Hcn + ?Sized), network: Guid, state: &NodeState) -> Result<(), Error> {
+    let mut missing = desired(state);
+    let mut surplus = Vec::new();
+    for policy in actual(&hcn.network(network)?) {
+        match policy.settings::<RemoteSubnetRoute>().ok().flatten().and_then(way) {
+            Some((prefix, way)) if missing.get(&prefix) == Some(&way) => drop(missing.remove(&prefix)),
+            _ => surplus.push(policy),
+        }
+    }
+    if missing.is_empty() && surplus.is_empty() {
+        return Ok(());
+    }
+    info!(add = missing.len(), remove = surplus.len(), "changing the routes to other nodes");
+    if !surplus.is_empty() {
+        hcn.modify_network(network, &Modify::policies(RequestType::Remove, surplus))?;
+    }
+    if !missing.is_empty() {
+        let policies = missing.iter().map(|(prefix, way)| Policy::of(&document(*prefix, way))).collect();
+        hcn.modify_network(network, &Modify::policies(RequestType::Add, policies))?;
+    }
+    let read_back = actual(&hcn.network(network)?);
+    let there: BTreeMap<Ipv4Net, Way> =
+        read_back.iter().filter_map(|policy| policy.settings().ok().flatten().and_then(way)).collect();
+    if there == desired(state) && there.len() == read_back.len() {
+        return Ok(());
+    }
+    Err(Error::NotTaken { object: format!("network {network}"), what: "RemoteSubnetRoute policies" })
+}
+
+fn actual(network: &Network) -> Vec<Policy> {
+    network.policies.iter().filter(|policy| policy.is::<RemoteSubnetRoute>()).cloned().collect()
+}
+
+fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, Way> {
+    let Some(node) = &state.node else { return BTreeMap::new() };
+    let routes = state.routes.iter().filter_map(|(prefix, target)| {
+        let RouteTarget::Vxlan { node: other } = target else { return None };
+        let Some(vtep) = state.vteps.get(other) else {
+            debug!(%prefix, node = other, "no route yet: the node's end of the tunnel is not known");
+            return None;
+        };
+        let way = Way { vni: node.network.vni, provider: vtep.parent.to_string(), mac: Some(vtep.mac) };
+        Some((*prefix, way))
+    });
+    routes.collect()
+}
+
+fn way(route: RemoteSubnetRoute) -> Option<(Ipv4Net, Way)> {
+    let mac = route.distributed_router_mac_address.parse().ok();
+    let way = Way { vni: route.isolation_id, provider: route.provider_address, mac };
+    Some((route.destination_prefix.parse().ok()?, way))
+}
+
+fn document(prefix: Ipv4Net, way: &Way) -> RemoteSubnetRoute {
+    RemoteSubnetRoute {
+        destination_prefix: prefix.to_string(),
+        isolation_id: way.vni,
+        provider_address: way.provider.clone(),
+        distributed_router_mac_address: way.mac.map(MacAddress::dashed).unwrap_or_default(),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,234 @@
+//! Connecting pods (calico.md 8.1, 8.3).
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use tortie_dataplane::{EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError};
+use tortie_hcn::schema::{
+    Endpoint, InterfaceParameters, IpConfig, Modify, Policy, ProviderAddress, RequestType, Route,
+    SchemaVersion,
+};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt};
+use tracing::{info, warn};
+
+use crate::acl::closed;
+use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find};
+use crate::overlay::gateway;
+use crate::{Error, NETWORK};
+
+/// The first two bytes of every pod's MAC address; the other four are its address. The same on all nodes: the switch
+/// answers ARP for other nodes' pods by this rule (hns.md 5.3).
+const MAC_PREFIX: [u8; 2] = [0x0e, 0x2a];
+
+/// The MTU that HNS gives a container without being told (hns.md 4.5).
+const USUAL_MTU: u32 = 1450;
+
+/// Connects pods to the node's overlay network.
+#[derive(Clone)]
+pub struct WindowsWiring {
+    hcn: Arc<dyn Hcn>,
+}
+
+impl WindowsWiring {
+    /// Connects pods through `hcn`.
+    pub fn new(hcn: Arc<dyn Hcn>) -> WindowsWiring {
+        WindowsWiring { hcn }
+    }
+
+    fn plug(&self, pod: &PodAttachment) -> Result<PodInterface, Error> {
+        let compartment = compartment(pod)?;
+        let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
+        let mac = mac(pod.address);
+        let existing = match find(&*self.hcn, &pod.container_id, NETWORK)? {
+            Some(endpoint) if difference(&endpoint, pod, network.id).is_none() => Some(endpoint),
+            Some(stale) => {
+                warn!(endpoint = stale.name, "an endpoint of an earlier attempt differs: it is made anew");
+                self.remove(&stale)?;
+                None
+            }
+            None => None,
+        };
+        let created = existing.is_none();
+        let endpoint = match existing {
+            Some(endpoint) => {
+                // One that another CNI plugin made may be open.
+                ensure_closed(&*self.hcn, &endpoint)?;
+                endpoint
+            }
+            None => self.create(&document(pod, network.id, &network.policies)?)?,
+        };
+        self.attach(&endpoint, compartment).inspect_err(|_| {
+            if created {
+                // Nothing of a failed attempt is left behind; if this fails, too, the next attempt finds it by its id.
+                if let Err(error) = self.hcn.delete_endpoint(endpoint.id) {
+                    warn!(endpoint = endpoint.name, %error, "an endpoint without pod stays behind");
+                }
+            }
+        })?;
+        info!(endpoint = endpoint.name, address = %pod.address, created, "the pod is connected, closed");
+        Ok(PodInterface { host_interface: endpoint.name, mac })
+    }
+
+    /// Creates the endpoint. A remote endpoint, as kube-proxy makes them, may hold the address from an earlier pod on
+    /// another node; it is stale by now, as IPAM gave the address to this one (hns.md 4.4).
+    fn create(&self, document: &Endpoint) -> Result<Endpoint, Error> {
+        let id = match self.hcn.create_endpoint(document) {
+            Err(error) if error.class() != Class::Unavailable && self.remove_stale(document)? => {
+                self.hcn.create_endpoint(document)?
+            }
+            result => result?,
+        };
+        Ok(self.hcn.endpoint(id)?)
+    }
+
+    fn remove_stale(&self, document: &Endpoint) -> Result<bool, Error> {
+        let mut any = false;
+        for other in self.hcn.endpoints_of_network(document.host_compute_network)? {
+            let same = |config: &IpConfig| {
+                document.ip_configurations.iter().any(|own| own.ip_address == config.ip_address)
+            };
+            if other.is_remote() && other.ip_configurations.iter().any(same) {
+                warn!(endpoint = %other.id, "a remote endpoint holds the pod's address: it is removed");
+                self.remove(&other)?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    fn attach(&self, endpoint: &Endpoint, compartment: Guid) -> Result<(), Error> {
+        let current = endpoint.host_compute_namespace;
+        if current == compartment {
+            return Ok(());
+        }
+        if !current.is_zero() {
+            self.detach(endpoint)?;
+        }
+        let add = Modify::namespace_endpoint(RequestType::Add, endpoint.id);
+        match self.hcn.modify_namespace(compartment, &add) {
+            // Another call was faster, or the answer to an earlier one was lost.
+            Err(error) if error.class() == Class::AlreadyExists => {
+                let now = self.hcn.endpoint(endpoint.id)?.host_compute_namespace;
+                if now == compartment { Ok(()) } else { Err(error.into()) }
+            }
+            result => Ok(result?),
+        }
+    }
+
+    fn detach(&self, endpoint: &Endpoint) -> Result<(), Error> {
+        let remove = Modify::namespace_endpoint(RequestType::Remove, endpoint.id);
+        // The runtime may have deleted the namespace already.
+        absent_is_fine(self.hcn.modify_namespace(endpoint.host_compute_namespace, &remove))
+    }
+
+    fn remove(&self, endpoint: &Endpoint) -> Result<(), Error> {
+        if !endpoint.host_compute_namespace.is_zero() {
+            self.detach(endpoint)?;
+        }
+        absent_is_fine(self.hcn.delete_endpoint(endpoint.id))
+    }
+
+    fn verify(&self, pod: &PodAttachment) -> Result<(), Error> {
+        let no_endpoint = || Error::NoEndpoint { container_id: pod.container_id.clone() };
+        let endpoint = find(&*self.hcn, &pod.container_id, NETWORK)?.ok_or_else(no_endpoint)?;
+        let network = self.hcn.network_by_name(NETWORK)?.ok_or_else(|| Error::NoNetwork(NETWORK.into()))?;
+        let differs = |problem| Error::Differs { object: format!("endpoint {}", endpoint.name), problem };
+        if let Some(problem) = difference(&endpoint, pod, network.id) {
+            return Err(differs(problem));
+        }
+        let (found, wanted) = (endpoint.host_compute_namespace, compartment(pod)?);
+        if found == wanted {
+            Ok(())
+        } else {
+            Err(differs(format!("it is in namespace {found}, not in {wanted}")))
+        }
+    }
+}
+
+impl PodWiring for WindowsWiring {
+    fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
+        self.plug(pod).map_err(|error| failed("connect the pod", &pod.endpoint, error))
+    }
+
+    fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
+        let gone = find(&*self.hcn, container_id, NETWORK)
+            .and_then(|found| found.map_or(Ok(()), |found| self.remove(&found)));
+        gone.map_err(|error| failed("disconnect the pod", endpoint, error))
+    }
+
+    fn host_interface(&self, _: &EndpointId, container_id: &str) -> String {
+        endpoint_name(container_id, NETWORK)
+    }
+
+    fn check(&self, pod: &PodAttachment) -> Result<(), WiringError> {
+        self.verify(pod).map_err(|error| failed("check the pod's connection", &pod.endpoint, error))
+    }
+}
+
+fn failed(operation: &'static str, endpoint: &EndpointId, error: Error) -> WiringError {
+    match error {
+        Error::Differs { object, problem } => WiringError::Differs { object, problem },
+        error => WiringError::System { operation, object: endpoint.to_string(), source: Box::new(error) },
+    }
+}
+
+fn absent_is_fine(result: Result<(), tortie_hcn::Error>) -> Result<(), Error> {
+    match result {
+        Err(error) if error.class() == Class::NotFound => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+fn compartment(pod: &PodAttachment) -> Result<Guid, Error> {
+    pod.netns.parse().map_err(|_| Error::Differs {
+        object: pod.endpoint.to_string(),
+        problem: format!("CNI_NETNS {:?} is not the GUID of an HCN namespace", pod.netns),
+    })
+}
+
+fn mac(address: Ipv4Addr) -> MacAddress {
+    let ([a, b], [c, d, e, f]) = (MAC_PREFIX, address.octets());
+    MacAddress([a, b, c, d, e, f])
+}
+
+/// The document that creates the pod's endpoint. Its ACLs close it from the moment that it exists.
+fn document(pod: &PodAttachment, network: Guid, policies: &[Policy]) -> Result<Endpoint, Error> {
+    let provider = policies.iter().find_map(|policy| policy.settings::<ProviderAddress>().ok().flatten());
+    let missing = Error::NetworkNotReady { name: NETWORK.into(), missing: "ProviderAddress" };
+    let mut policies = vec![Policy::of(&provider.ok_or(missing)?)];
+    policies.extend(documents(&closed()));
+    if pod.mtu != USUAL_MTU {
+        policies.push(Policy::of(&InterfaceParameters { mtu: pod.mtu, ..Default::default() }));
+    }
+    let mut endpoint = Endpoint {
+        id: endpoint_id(&pod.container_id),
+        name: endpoint_name(&pod.container_id, NETWORK),
+        host_compute_network: network,
+        policies,
+        ip_configurations: vec![IpConfig { ip_address: pod.address.to_string(), ..Default::default() }],
+        routes: vec![Route {
+            next_hop: gateway(pod.block).to_string(),
+            destination_prefix: "0.0.0.0/0".into(),
+            ..Default::default()
+        }],
+        mac_address: mac(pod.address).dashed(),
+        ..Default::default()
+    };
+    endpoint.base.schema_version = Some(SchemaVersion::V2);
+    Ok(endpoint)
+}
+
+/// What an endpoint has that does not fit the pod.
+fn difference(endpoint: &Endpoint, pod: &PodAttachment, network: Guid) -> Option<String> {
+    let addresses: Vec<&str> = endpoint.ip_configurations.iter().map(|ip| ip.ip_address.as_str()).collect();
+    if endpoint.host_compute_network != network {
+        return Some(format!("it is on network {}, not on {network}", endpoint.host_compute_network));
+    }
+    if addresses != [pod.address.to_string()] {
+        return Some(format!("it has the addresses {addresses:?}, not {}", pod.address));
+    }
+    if endpoint.mac_address.parse() != Ok(mac(pod.address)) {
+        return Some(format!("it has the MAC address {}, not {}", endpoint.mac_address, mac(pod.address)));
+    }
+    None
+}

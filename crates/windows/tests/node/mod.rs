@@ -1,0 +1,171 @@
+//! A Windows node with an emulated HNS that notes the calls.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use tortie_api::net::{Action, Direction};
+use tortie_dataplane::{
+    ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment,
+    PodWiring, Report, Route, RouteTarget, Vtep,
+};
+use tortie_hcn::schema::{Acl, Namespace};
+use tortie_hcn::{Guid, Hcn, HcnExt};
+use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
+use tortie_policy::program::{
+    EndOfTier, EndpointProgram, Flow, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
+};
+use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
+
+pub const NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
+pub const TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
+pub const POD: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 5);
+pub const CONTAINER: &str = "0123456789abcdef";
+
+pub struct Node {
+    pub hns: Arc<Recorder<Emulator>>,
+    pub wiring: WindowsWiring,
+    pub dataplane: WindowsDataplane,
+    /// What the dataplane should hold, kept beside it.
+    pub state: NodeState,
+}
+
+impl Node {
+    /// A node whose overlay network exists.
+    pub fn new(config: Config) -> Node {
+        let hns = Arc::new(Recorder::new(Emulator::new(config)));
+        ensure_overlay(&*hns, &spec()).unwrap();
+        Node::over(hns)
+    }
+
+    /// The agent after a restart.
+    pub fn over(hns: Arc<Recorder<Emulator>>) -> Node {
+        let hcn: Arc<dyn Hcn> = hns.clone();
+        let wiring = WindowsWiring::new(hcn.clone());
+        Node { hns, wiring, dataplane: WindowsDataplane::new(hcn, None), state: NodeState::default() }
+    }
+
+    pub fn usual() -> Node {
+        Node::new(Config::new(Config::SERVER_2022, NODE))
+    }
+
+    pub fn apply(&mut self, deltas: &[Delta]) -> Report {
+        deltas.iter().for_each(|delta| self.state.apply(delta));
+        self.dataplane.apply(deltas)
+    }
+
+    pub fn namespace(&self) -> Guid {
+        self.hns.create_namespace(&Namespace::default()).unwrap()
+    }
+
+    /// A pod that is connected.
+    pub fn connect(&self) -> PodAttachment {
+        let pod = attachment(self.namespace());
+        self.wiring.connect(&pod).unwrap();
+        pod
+    }
+
+    /// Whether HNS lets the flow's first packet pass.
+    pub fn passes(&self, direction: Direction, flow: &Flow) -> bool {
+        self.hns.inner().judge(endpoint_id(CONTAINER), &packet(direction, flow)).unwrap() == Verdict::Allow
+    }
+
+    /// The ACLs of the pod.
+    pub fn acls(&self) -> Vec<Acl> {
+        let policies = self.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap().policies;
+        policies.iter().filter_map(|policy| policy.settings().unwrap()).collect()
+    }
+}
+
+pub fn spec() -> OverlaySpec {
+    OverlaySpec { name: NETWORK.into(), block: "10.244.3.0/26".parse().unwrap(), vni: 4096, adapter: None }
+}
+
+pub fn packet(direction: Direction, flow: &Flow) -> Packet {
+    let v4 = |address| match address {
+        IpAddr::V4(address) => address,
+        IpAddr::V6(address) => panic!("{address}"),
+    };
+    let (source, destination) = (v4(flow.source), v4(flow.destination));
+    let protocol = flow.protocol.0;
+    match direction {
+        Direction::Ingress => Packet {
+            way: Way::In,
+            protocol,
+            local: destination,
+            remote: source,
+            local_port: flow.destination_port,
+            remote_port: flow.source_port,
+        },
+        Direction::Egress => Packet {
+            way: Way::Out,
+            protocol,
+            local: source,
+            remote: destination,
+            local_port: flow.source_port,
+            remote_port: flow.destination_port,
+        },
+    }
+}
+
+pub fn attachment(namespace: Guid) -> PodAttachment {
+    PodAttachment {
+        endpoint: pod_id(),
+        container_id: CONTAINER.into(),
+        netns: namespace.to_string(),
+        address: POD,
+        block: spec().block,
+        mtu: 1450,
+    }
+}
+
+pub fn pod_id() -> EndpointId {
+    EndpointId { namespace: "calico-demo".into(), pod: "windows-server".into(), interface: "eth0".into() }
+}
+
+pub fn endpoint(program: EndpointProgram) -> Delta {
+    let endpoint = Endpoint {
+        container_id: CONTAINER.into(),
+        host_interface: format!("{CONTAINER}_{NETWORK}"),
+        addresses: vec![POD.into()],
+        mac: None,
+        program,
+    };
+    Delta::Endpoint(pod_id(), Arc::new(endpoint))
+}
+
+pub fn local_node() -> Delta {
+    let vtep = Vtep { node: "minion".into(), address: TUNNEL, mac: MacAddress([2; 6]), parent: NODE };
+    let network = ClusterNetwork::default();
+    Delta::Node(LocalNode { name: "minion".into(), address: NODE, vtep: Some(vtep), network })
+}
+
+pub fn own_block() -> Delta {
+    Delta::Route(Route { destination: spec().block, target: RouteTarget::Local })
+}
+
+pub fn policy_id(name: &str) -> PolicyId {
+    PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "calico-demo".into(), name: name.into() }
+}
+
+pub fn policy(name: &str, ingress: Vec<Rule>, egress: Vec<Rule>) -> Delta {
+    Delta::Policy(policy_id(name), Arc::new(PolicyRules { ingress, egress }))
+}
+
+/// Every packet, as the profile of a namespace has it.
+pub fn allow_all() -> Delta {
+    policy("allow-all", vec![Rule::all(Action::Allow)], vec![Rule::all(Action::Allow)])
+}
+
+pub fn tier(name: &str, policies: &[&str], end: EndOfTier) -> TierProgram {
+    TierProgram { name: name.into(), policies: policies.iter().map(|name| policy_id(name)).collect(), end }
+}
+
+pub fn open_program() -> EndpointProgram {
+    EndpointProgram { profiles: vec![policy_id("allow-all")], ..EndpointProgram::default() }
+}
+
+pub fn node_addresses() -> BTreeSet<IpAddr> {
+    [NODE.into(), TUNNEL.into()].into()
+}

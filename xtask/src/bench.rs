@@ -1,0 +1,355 @@
+//! Measurements, each beside a named peer in the same run. They print figures and ratios, and assert nothing.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::{cargo, run as run_command, setup, workspace};
+
+/// How many pods are added and deleted.
+const PODS: usize = 100;
+/// How many are added at a time in the second round.
+const PARALLEL: usize = 10;
+/// How often the demo is timed.
+const DEMOS: usize = 5;
+
+/// Runs the measurements of these names; all without names.
+pub(crate) fn run(names: &[&str]) -> Result<()> {
+    setup::require_root("the benchmarks")?;
+    setup::packages(&setup::BENCH_PACKAGES)?;
+    cargo(&["build", "--release", "--package", "tortie-cli", "--package", "tortie-cni"])?;
+    let wanted = |name: &str| names.is_empty() || names.contains(&name);
+    if let Some(unknown) = names.iter().find(|name| !["cni", "demo"].contains(name)) {
+        bail!("there is no benchmark {unknown:?}; there are cni, demo");
+    }
+    if wanted("cni") {
+        cni()?;
+    }
+    if wanted("demo") {
+        demo()?;
+    }
+    Ok(())
+}
+
+/// Time of `tortie lab demo`, from start to exit.
+fn demo() -> Result<()> {
+    let binary = release("tortie")?;
+    let folder = tempfile::tempdir()?;
+    let mut seconds = Vec::new();
+    for _ in 0..DEMOS {
+        let begun = Instant::now();
+        let output = Command::new(&binary)
+            .args(["lab", "demo"])
+            .env("TORTIE_LAB", folder.path().join("lab"))
+            .output()?;
+        if !output.status.success() {
+            bail!("lab demo failed: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        seconds.push(begun.elapsed());
+    }
+    seconds.sort();
+    println!(
+        "lab demo, {DEMOS} runs: median {:.2} s, max {:.2} s (goal: at most 15 s)",
+        seconds[DEMOS / 2].as_secs_f64(),
+        seconds[DEMOS - 1].as_secs_f64()
+    );
+    Ok(())
+}
+
+/// CNI ADD and DEL over 100 pods, one after the other and ten at a time, by Tortie (address, interface, policy in force)
+/// and by Debian's `ptp` with `host-local` (address, interface), executed the same way.
+fn cni() -> Result<()> {
+    let lab = Lab::up()?;
+    let agent = lab.agent_pid()?;
+    let supervisor = lab.inside_pid()?;
+    let tortie = Plugin {
+        name: "tortie (policy in force)",
+        program: release("tortie-cni")?,
+        config: json!({
+            "cniVersion": "0.4.0", "name": "bench", "type": "tortie-cni",
+            "agentSocket": lab.folder.path().join("lab/nodes/primary/cni.sock"),
+            "deletionQueue": lab.folder.path().join("queue"),
+        }),
+        enter: vec![format!("--mount=/proc/{supervisor}/ns/mnt"), format!("--net=/proc/{agent}/ns/net")],
+        mounts: Some(format!("/proc/{supervisor}/ns/mnt")),
+    };
+    let peer_folder = tempfile::tempdir()?;
+    let peer_node = NetworkNamespace::new("tortie-bench-node", None)?;
+    let peer = Plugin {
+        name: "ptp + host-local",
+        program: PathBuf::from("/usr/lib/cni/ptp"),
+        config: json!({
+            "cniVersion": "0.4.0", "name": "peer", "type": "ptp", "ipMasq": false,
+            "ipam": {"type": "host-local", "dataDir": peer_folder.path(), "subnet": "10.88.0.0/16", "routes": [{"dst": "0.0.0.0/0"}]},
+        }),
+        enter: vec![format!("--net={}", peer_node.path())],
+        mounts: None,
+    };
+    lab.deploy_bench_pods()?;
+    println!(
+        "CNI, {PODS} pods; each call is a process of its own, entered by nsenter as a runtime on the node would run it"
+    );
+    for parallel in [1, PARALLEL] {
+        let ours = measure(&tortie, parallel)?;
+        let theirs = measure(&peer, parallel)?;
+        ours.print(tortie.name, parallel);
+        theirs.print(peer.name, parallel);
+        println!(
+            "  ratio tortie / peer: ADD p50 {:.2}, p99 {:.2}; DEL p50 {:.2}; ADDs per second {:.1}",
+            ours.add.p50() / theirs.add.p50(),
+            ours.add.p99() / theirs.add.p99(),
+            ours.del.p50() / theirs.del.p50(),
+            ours.per_second / theirs.per_second,
+        );
+    }
+    println!("goal (F6): ADD at most 3 ms p50 and 6 ms p99, at least 500/s ten at a time; DEL at most 5 ms");
+    Ok(())
+}
+
+struct Plugin {
+    name: &'static str,
+    program: PathBuf,
+    config: Value,
+    /// The namespaces to enter, as options of nsenter.
+    enter: Vec<String>,
+    /// The mount namespace in which the pods' network namespaces are bound to paths, if it is not this process's.
+    mounts: Option<String>,
+}
+
+struct Measured {
+    add: Times,
+    del: Times,
+    per_second: f64,
+}
+
+impl Measured {
+    fn print(&self, name: &str, parallel: usize) {
+        println!(
+            "  {name}, {parallel} at a time: ADD p50 {:.2} ms, p99 {:.2} ms, {:.0}/s; DEL p50 {:.2} ms, p99 {:.2} ms",
+            self.add.p50(),
+            self.add.p99(),
+            self.per_second,
+            self.del.p50(),
+            self.del.p99(),
+        );
+    }
+}
+
+/// Durations in milliseconds, sorted.
+struct Times(Vec<f64>);
+
+impl Times {
+    fn new(durations: Vec<Duration>) -> Self {
+        let mut millis: Vec<f64> = durations.iter().map(|duration| duration.as_secs_f64() * 1e3).collect();
+        millis.sort_by(f64::total_cmp);
+        Self(millis)
+    }
+
+    fn p50(&self) -> f64 {
+        self.0[self.0.len() / 2]
+    }
+
+    fn p99(&self) -> f64 {
+        self.0[(self.0.len() * 99 / 100).min(self.0.len() - 1)]
+    }
+}
+
+fn measure(plugin: &Plugin, parallel: usize) -> Result<Measured> {
+    let namespaces: Result<Vec<_>> = (0..PODS)
+        .map(|n| NetworkNamespace::new(&format!("tortie-bench-{n}"), plugin.mounts.as_deref()))
+        .collect();
+    let namespaces = namespaces?;
+    let begun = Instant::now();
+    let add = all(plugin, "ADD", &namespaces, parallel)?;
+    let wall = begun.elapsed();
+    let del = all(plugin, "DEL", &namespaces, 1)?;
+    #[expect(clippy::cast_precision_loss, reason = "a hundred pods")]
+    let per_second = PODS as f64 / wall.as_secs_f64();
+    Ok(Measured { add: Times::new(add), del: Times::new(del), per_second })
+}
+
+fn all(
+    plugin: &Plugin,
+    verb: &str,
+    namespaces: &[NetworkNamespace],
+    parallel: usize,
+) -> Result<Vec<Duration>> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut times = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(namespace) = namespaces.get(number) else { return Ok(times) };
+            times.push(call(plugin, verb, number, &namespace.path())?);
+        }
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..parallel).map(|_| scope.spawn(worker)).collect();
+        let mut times = Vec::new();
+        for worker in workers {
+            let result: Result<Vec<Duration>> =
+                worker.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
+            times.extend(result?);
+        }
+        Ok(times)
+    })
+}
+
+fn call(plugin: &Plugin, verb: &str, number: usize, netns: &str) -> Result<Duration> {
+    let mut command = Command::new("nsenter");
+    command.args(&plugin.enter).arg(&plugin.program).env_clear().envs([
+        ("PATH", "/usr/bin:/bin:/usr/sbin:/sbin"),
+        ("CNI_COMMAND", verb),
+        ("CNI_CONTAINERID", &format!("bench{number}")),
+        ("CNI_NETNS", netns),
+        ("CNI_IFNAME", "eth0"),
+        ("CNI_PATH", "/usr/lib/cni"),
+        ("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=bench-{number}")),
+    ]);
+    let begun = Instant::now();
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    child.stdin.take().context("no input")?.write_all(plugin.config.to_string().as_bytes())?;
+    let output = child.wait_with_output()?;
+    let took = begun.elapsed();
+    if !output.status.success() {
+        bail!(
+            "{} {verb}: {}{}",
+            plugin.name,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(took)
+}
+
+/// A network namespace with a path, made and removed by this run.
+struct NetworkNamespace {
+    name: String,
+    mounts: Option<String>,
+}
+
+impl NetworkNamespace {
+    fn new(name: &str, mounts: Option<&str>) -> Result<Self> {
+        let namespace = Self { name: name.to_owned(), mounts: mounts.map(str::to_owned) };
+        // One that a run which was killed has left.
+        let _ = namespace.ip("delete").stderr(Stdio::null()).status();
+        run_command(&mut namespace.ip("add"))?;
+        Ok(namespace)
+    }
+
+    fn ip(&self, verb: &str) -> Command {
+        let mut command = match &self.mounts {
+            None => Command::new("ip"),
+            Some(mounts) => {
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--mount={mounts}")).arg("ip");
+                command
+            }
+        };
+        command.args(["netns", verb, &self.name]);
+        command
+    }
+
+    fn path(&self) -> String {
+        format!("/run/netns/{}", self.name)
+    }
+}
+
+impl Drop for NetworkNamespace {
+    fn drop(&mut self) {
+        let _ = self.ip("delete").status();
+    }
+}
+
+/// A lab in the background.
+struct Lab {
+    folder: tempfile::TempDir,
+    child: Child,
+}
+
+impl Lab {
+    fn up() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let child = Command::new(release("tortie")?)
+            .args(["lab", "up", "--windows", "0"])
+            .env("TORTIE_LAB", folder.path().join("lab"))
+            .stderr(Stdio::null())
+            .spawn()?;
+        let lab = Self { folder, child };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !lab.folder.path().join("lab/nodes/primary/cni.sock").exists() {
+            if Instant::now() > deadline {
+                bail!("the lab does not come up");
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(lab)
+    }
+
+    /// The number of the first process inside the lab.
+    fn inside_pid(&self) -> Result<String> {
+        Ok(fs::read_to_string(self.folder.path().join("lab/pid"))?.trim().to_owned())
+    }
+
+    /// The number of the agent, which runs in the node's network namespace.
+    fn agent_pid(&self) -> Result<String> {
+        let folder = self.folder.path().display().to_string();
+        for entry in fs::read_dir("/proc")?.flatten() {
+            let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let command = String::from_utf8_lossy(&command);
+            if command.contains(&folder) && command.contains("\0agent\0") {
+                return Ok(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        bail!("the lab's agent is not running")
+    }
+
+    /// Pods for the plugin to find, on a node that no runtime serves, so that only this benchmark adds them.
+    fn deploy_bench_pods(&self) -> Result<()> {
+        let mut manifests = String::new();
+        for number in 0..PODS {
+            let pod = json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": format!("bench-{number}"), "labels": {"app": "bench"}},
+                "spec": {"nodeSelector": {"bench": "none"}, "containers": [{"name": "c"}]},
+            });
+            manifests += &format!("{pod}\n---\n");
+        }
+        // A policy that selects them all, so that there is something to be put in force.
+        manifests += &json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy", "metadata": {"name": "bench"},
+            "spec": {"selector": "app == 'bench'", "ingress": [{"action": "Allow", "protocol": "TCP", "source": {"selector": "app == 'bench'"}, "destination": {"ports": [80]}}]},
+        })
+        .to_string();
+        let file = self.folder.path().join("bench.yml");
+        fs::write(&file, manifests)?;
+        let mut apply = Command::new(release("tortie")?);
+        apply
+            .args(["apply", "-f"])
+            .arg(&file)
+            .env("TORTIE_LAB", self.folder.path().join("lab"))
+            .stdout(Stdio::null());
+        run_command(&mut apply)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+    }
+}
+
+fn release(name: &str) -> Result<PathBuf> {
+    let path = workspace()?.join(Path::new("target/release")).join(name);
+    if !path.exists() {
+        bail!("{} was not built", path.display());
+    }
+    Ok(path)
+}
