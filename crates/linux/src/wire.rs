@@ -29,6 +29,9 @@ pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
 
 /// Connects pods to the network namespace in which it was opened. Call it from threads in that namespace.
+///
+/// A pod is closed until its policy is in force because [`Dataplane`](crate::Dataplane) closes every interface with the
+/// workload prefix that it does not know: so let the dataplane apply once before the first pod is connected.
 #[derive(Debug)]
 pub struct Wiring {
     prefix: String,

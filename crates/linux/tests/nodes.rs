@@ -14,7 +14,7 @@ use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
 use tortie_linux::nftables::{BaseChain, Chain, ChainKind, Hook, Nft, Op, Table, Transaction, diff};
 use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Change, Route, RouteSocket};
+use tortie_linux::route::{Change, LinkSetting, Route, RouteSocket};
 use tortie_linux::{interface_index, sysctl};
 use tortie_policy::program::*;
 
@@ -351,6 +351,20 @@ fn a_missing_interface_is_told_of_and_found_later() {
     assert_eq!(report.endpoints[&server.id()][0].reason, "InterfaceMissing");
     assert!(report.endpoints[&server.id()][0].message.contains(&host_interface));
     node.namespace.run(|| node.wiring.connect(&server.attachment()).unwrap()).unwrap();
+
+    // It is there, but down: no route can lead to it.
+    let set_up = |node: &Node, up| {
+        let change = || {
+            let index = interface_index(&host_interface).unwrap();
+            RouteSocket::open().unwrap().change(&Change::SetLink(index, vec![LinkSetting::Up(up)])).unwrap();
+        };
+        node.namespace.run(change).unwrap();
+    };
+    set_up(&node, false);
+    let report = node.apply(&[]);
+    assert!(report.retry && report.node.is_empty());
+    assert_eq!(report.endpoints[&server.id()][0].reason, "NetworkNotInForce");
+    set_up(&node, true);
     assert_eq!(node.apply(&[]), Report::default());
     assert!(client.reaches(&server, 80));
 }

@@ -173,7 +173,7 @@ impl Pod {
         PodAttachment {
             endpoint: self.id(),
             container_id: self.container_id.clone(),
-            netns: format!("/proc/{}/fd/{}", std::process::id(), self.namespace.as_fd().as_raw_fd()),
+            netns: format!("/proc/self/fd/{}", self.namespace.as_fd().as_raw_fd()),
             address: self.address,
             block: Ipv4Net::new(self.address, 26).unwrap().trunc(),
             mtu: 1450,

@@ -103,7 +103,7 @@ fn policy_id(n: u8) -> PolicyId {
 }
 
 fn set() -> impl Strategy<Value = (SetKind, std::collections::BTreeSet<Member>)> {
-    let address = || select(OUTSIDE.to_vec()).prop_map(|text| parse::<IpAddr>(text));
+    let address = || select(OUTSIDE.to_vec()).prop_map(parse::<IpAddr>);
     let net = prop_oneof![3 => address().prop_map(IpNet::from), 1 => select(NETS.to_vec()).prop_map(parse)];
     let port = (address(), select(vec![6u8, 17]), select(PORTS.to_vec()));
     let port = port.prop_map(|(address, protocol, port)| Member::AddressPort {
@@ -152,7 +152,7 @@ fn rule() -> impl Strategy<Value = Rule> {
 }
 
 fn entity() -> impl Strategy<Value = EntityMatch> {
-    let nets = || vec(select(NETS.to_vec()).prop_map(|text| parse::<IpNet>(text)), 1..3);
+    let nets = || vec(select(NETS.to_vec()).prop_map(parse::<IpNet>), 1..3);
     let sets = || vec((0u8..6).prop_map(set_id), 1..3);
     let range = (select(PORTS.to_vec()), select(PORTS.to_vec()))
         .prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) });
