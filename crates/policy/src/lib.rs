@@ -2,12 +2,14 @@
 //! rules come to as a [`program`].
 //!
 //! [`compile`] turns one policy, of whatever kind, into a [`Compiled`] one: selectors become sets with ids. A policy
-//! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18).
+//! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18). [`oracle`] says
+//! the same without compiling anything, and why.
 
 mod calico;
 mod compile;
 mod kubernetes;
 mod labels;
+pub mod oracle;
 pub mod program;
 
 pub use compile::{Compiled, Order, SetSource, compile, policy_id};

@@ -1,0 +1,207 @@
+//! Rules of Calico's policies (`calico.md` 1.5, 6.4; semantics 12–14).
+
+use tortie_api::calico::{EntityRule, Icmp, PolicySpec, Rule};
+use tortie_api::net::Direction;
+use tortie_api::{Cidr, Port, ProtocolName};
+use tortie_selector::Selector;
+
+use super::packet::{Packet, Side, shown};
+use super::trace::Mismatch;
+use super::world::Workload;
+
+type Outcome = Result<(), Mismatch>;
+
+/// The rules of one direction.
+pub(super) fn rules(spec: &PolicySpec, direction: Direction) -> &[Rule] {
+    match direction {
+        Direction::Ingress => &spec.ingress,
+        Direction::Egress => &spec.egress,
+    }
+}
+
+/// Whether every criterion of the rule holds; `namespace` is the policy's.
+pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outcome {
+    let version = if packet.destination.address.is_ipv4() { 4 } else { 6 };
+    let protocol = packet.protocol;
+    if let Some(wanted) = rule.ip_version.filter(|wanted| *wanted != version) {
+        return Err(Mismatch::new("ipVersion", wanted, version));
+    }
+    if let Some(ProtocolName(wanted)) = rule.protocol.filter(|wanted| wanted.0 != protocol) {
+        return Err(Mismatch::new("protocol", wanted, protocol));
+    }
+    if rule.not_protocol.is_some_and(|unwanted| unwanted.0 == protocol) {
+        return Err(Mismatch::new("notProtocol", format!("anything but {protocol}"), protocol));
+    }
+    if let Some(wanted) = rule.icmp.as_ref().filter(|wanted| !is_icmp(wanted, packet)) {
+        return Err(Mismatch::new("icmp", shown_icmp(wanted), found_icmp(packet)));
+    }
+    if let Some(unwanted) = rule.not_icmp.as_ref().filter(|unwanted| is_icmp(unwanted, packet)) {
+        let wanted = format!("anything but {}", shown_icmp(unwanted));
+        return Err(Mismatch::new("notICMP", wanted, found_icmp(packet)));
+    }
+    entity(namespace, "source", &rule.source, &packet.source, packet)?;
+    entity(namespace, "destination", &rule.destination, &packet.destination, packet)
+}
+
+/// Whether a selector of namespaces means the pod's. Every pod has a namespace, so `global()` means none of them.
+pub(super) fn of_namespace(selector: &Selector, pod: &Workload) -> bool {
+    !selector.is_global() && selector.matches(&pod.namespace_labels)
+}
+
+/// Whether a selector of service accounts means the pod's; `all()` means those that are there.
+pub(super) fn of_account(selector: &Selector, pod: &Workload) -> bool {
+    if pod.account.is_empty() {
+        return selector.all_means_has("no such label").matches(&pod.account_labels);
+    }
+    selector.matches(&pod.account_labels)
+}
+
+fn is_icmp(wanted: &Icmp, packet: &Packet<'_>) -> bool {
+    let Some((icmp_type, code)) = packet.icmp else { return false };
+    wanted.icmp_type.is_none_or(|wanted| wanted == icmp_type) && wanted.code.is_none_or(|wanted| wanted == code)
+}
+
+fn shown_icmp(icmp: &Icmp) -> String {
+    match (icmp.icmp_type, icmp.code) {
+        (Some(icmp_type), Some(code)) => format!("type {icmp_type} code {code}"),
+        (Some(icmp_type), None) => format!("type {icmp_type}"),
+        (None, _) => "any type".to_owned(),
+    }
+}
+
+fn found_icmp(packet: &Packet<'_>) -> String {
+    match packet.icmp {
+        Some((icmp_type, code)) => format!("type {icmp_type} code {code}"),
+        None => packet.protocol.to_string(),
+    }
+}
+
+/// Whether every criterion of one side holds (semantics 14).
+fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packet: &Packet<'_>) -> Outcome {
+    let field = |field: &str| format!("{name}.{field}");
+    let address = side.address;
+    let holds = |nets: &[Cidr]| nets.iter().find(|Cidr(net)| net.contains(&address)).copied();
+    if !rule.nets.is_empty() && holds(&rule.nets).is_none() {
+        let nets: Vec<String> = rule.nets.iter().map(|Cidr(net)| net.to_string()).collect();
+        return Err(Mismatch::new(field("nets"), nets.join(", "), address));
+    }
+    if let Some(Cidr(net)) = holds(&rule.not_nets) {
+        return Err(Mismatch::new(field("notNets"), format!("an address outside {net}"), address));
+    }
+    let meant = meant(namespace, name, rule, side)?;
+    ports(name, rule, &meant, side, packet)
+}
+
+/// The pods at this side that the rule means; where it says nothing of pods, all that are there.
+fn meant<'a>(
+    namespace: &str,
+    name: &str,
+    rule: &EntityRule,
+    side: &Side<'a>,
+) -> Result<Vec<&'a Workload>, Mismatch> {
+    let positive =
+        rule.selector.is_some() || rule.namespace_selector.is_some() || rule.service_accounts.is_some();
+    let unwanted = rule.not_selector.as_ref();
+    if !positive && unwanted.is_none() {
+        return Ok(side.pods.clone());
+    }
+    // Alone in a policy for the whole cluster, a notSelector means everybody else, outsiders too.
+    if !positive && namespace.is_empty() {
+        let excluded = side.pods.iter().find_map(|pod| not_excluded(name, unwanted, pod).err());
+        return excluded.map_or_else(|| Ok(side.pods.clone()), Err);
+    }
+    let mut first = None;
+    let mut meant = Vec::new();
+    for pod in &side.pods {
+        match is_meant(namespace, name, rule, pod) {
+            Ok(()) => meant.push(*pod),
+            Err(mismatch) => first = first.or(Some(mismatch)),
+        }
+    }
+    if !meant.is_empty() {
+        return Ok(meant);
+    }
+    Err(first.unwrap_or_else(|| {
+        let (field, wanted) = match (&rule.selector, &rule.namespace_selector) {
+            (Some(selector), _) => ("selector", selector.to_string()),
+            (None, Some(selector)) => ("namespaceSelector", selector.to_string()),
+            (None, None) if rule.service_accounts.is_some() => ("serviceAccounts", "a pod".to_owned()),
+            (None, None) => ("notSelector", format!("a pod of namespace {namespace}")),
+        };
+        Mismatch::new(format!("{name}.{field}"), wanted, side.described())
+    }))
+}
+
+/// Whether one pod fulfils all that the side says of pods (semantics 13).
+fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Workload) -> Outcome {
+    let field = |field: &str| format!("{name}.{field}");
+    let labels = |labels| format!("{pod} has {}", shown(labels));
+    match &rule.namespace_selector {
+        Some(selector) if !of_namespace(selector, pod) => {
+            let found = format!("namespace {} has {}", pod.namespace, shown(&pod.namespace_labels));
+            return Err(Mismatch::new(field("namespaceSelector"), selector, found));
+        }
+        None if !namespace.is_empty() && pod.namespace != namespace => {
+            let wanted = format!("a pod of namespace {namespace}, which is the policy's");
+            return Err(Mismatch::new(field("namespaceSelector"), wanted, pod));
+        }
+        _ => {}
+    }
+    if let Some(accounts) = &rule.service_accounts {
+        let named = accounts.names.is_empty() || accounts.names.contains(&pod.account);
+        if !named || pod.account.is_empty() && accounts.selector.is_none() {
+            let wanted =
+                if accounts.names.is_empty() { "any".to_owned() } else { accounts.names.join(", ") };
+            return Err(Mismatch::new(field("serviceAccounts.names"), wanted, &pod.account));
+        }
+        if let Some(selector) = accounts.selector.as_ref().filter(|selector| !of_account(selector, pod)) {
+            let found = format!("service account {} has {}", pod.account, shown(&pod.account_labels));
+            return Err(Mismatch::new(field("serviceAccounts.selector"), selector, found));
+        }
+    }
+    if let Some(selector) = rule.selector.as_ref().filter(|selector| !selector.matches(&pod.labels)) {
+        return Err(Mismatch::new(field("selector"), selector, labels(&pod.own_labels)));
+    }
+    not_excluded(name, rule.not_selector.as_ref(), pod)
+}
+
+fn not_excluded(name: &str, unwanted: Option<&Selector>, pod: &Workload) -> Outcome {
+    match unwanted.filter(|selector| selector.matches(&pod.labels)) {
+        Some(selector) => Err(Mismatch::new(
+            format!("{name}.notSelector"),
+            format!("no pod with {selector}"),
+            format!("{pod} has {}", shown(&pod.own_labels)),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Numbers and names are alternatives; a name is one that a pod which is meant declares (semantics 12).
+fn ports(
+    name: &str,
+    rule: &EntityRule,
+    meant: &[&Workload],
+    side: &Side<'_>,
+    packet: &Packet<'_>,
+) -> Outcome {
+    let is = |port: &&Port| match port {
+        Port::Range(range) => packet.protocol.has_ports() && range.contains(side.port),
+        Port::Named(name) => meant.iter().any(|pod| packet.is_named(side, pod, name)),
+    };
+    if !rule.ports.is_empty() && !rule.ports.iter().any(|port| is(&port)) {
+        let wanted: Vec<String> = rule.ports.iter().map(shown_port).collect();
+        return Err(Mismatch::new(format!("{name}.ports"), wanted.join(", "), packet.shown_port(side)));
+    }
+    if let Some(unwanted) = rule.not_ports.iter().find(is) {
+        let wanted = format!("anything but {}", shown_port(unwanted));
+        return Err(Mismatch::new(format!("{name}.notPorts"), wanted, packet.shown_port(side)));
+    }
+    Ok(())
+}
+
+fn shown_port(port: &Port) -> String {
+    match port {
+        Port::Range(range) => range.to_string(),
+        Port::Named(name) => name.clone(),
+    }
+}

@@ -1,0 +1,139 @@
+//! Kubernetes NetworkPolicy, from its own text (semantics 10–12).
+
+use serde::Deserialize;
+use serde_json::Value;
+use tortie_api::Cidr;
+use tortie_api::kubernetes::{
+    IntOrString, LabelSelector, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicyRule, NetworkPolicySpec,
+};
+use tortie_api::net::{Direction, Protocol};
+
+use super::packet::{Packet, Side};
+use super::trace::Mismatch;
+use super::world::{Labels, Workload};
+
+/// The rules of one direction.
+pub(super) fn rules(spec: &NetworkPolicySpec, direction: Direction) -> &[NetworkPolicyRule] {
+    match direction {
+        Direction::Ingress => &spec.ingress,
+        Direction::Egress => &spec.egress,
+    }
+}
+
+/// Whether one of the rule's peers and one of its ports match; none given is all. `namespace` is the policy's.
+pub(super) fn matches(
+    namespace: &str,
+    rule: &NetworkPolicyRule,
+    direction: Direction,
+    packet: &Packet<'_>,
+) -> Result<(), Mismatch> {
+    let (field, side) = match direction {
+        Direction::Ingress => ("from", &packet.source),
+        Direction::Egress => ("to", &packet.destination),
+    };
+    if !rule.peers.is_empty() && !rule.peers.iter().any(|peer| is_peer(namespace, peer, side)) {
+        let wanted: Vec<String> = rule.peers.iter().map(|peer| shown_peer(namespace, peer)).collect();
+        return Err(Mismatch::new(field, wanted.join("; or "), side.described()));
+    }
+    if !rule.ports.is_empty() && !rule.ports.iter().any(|port| is_port(port, packet)) {
+        let wanted: Vec<String> = rule.ports.iter().map(shown_port).collect();
+        return Err(Mismatch::new("ports", wanted.join(", "), packet.shown_port(&packet.destination)));
+    }
+    Ok(())
+}
+
+/// Whether the labels fulfil every requirement.
+pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
+    let equal = selector.match_labels.iter().all(|(name, value)| labels.get(name) == Some(value));
+    let fulfilled = selector.match_expressions.iter().all(|requirement| {
+        let value = labels.get(&requirement.key);
+        match requirement.operator.as_str() {
+            "In" => value.is_some_and(|value| requirement.values.contains(value)),
+            "NotIn" => value.is_none_or(|value| !requirement.values.contains(value)),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            // Reading refuses every other operator.
+            _ => false,
+        }
+    });
+    equal && fulfilled
+}
+
+/// The selector of a policy that is not understood, if the selector itself can be.
+pub(super) fn readable(value: &Value) -> Option<LabelSelector> {
+    let selector = LabelSelector::deserialize(value).ok()?;
+    let known = |operator: &str| ["In", "NotIn", "Exists", "DoesNotExist"].contains(&operator);
+    selector.match_expressions.iter().all(|requirement| known(&requirement.operator)).then_some(selector)
+}
+
+fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {
+    if let Some(block) = &peer.ip_block {
+        let inside = |Cidr(net): &Cidr| net.contains(&side.address);
+        return inside(&block.cidr) && !block.except.iter().any(inside);
+    }
+    side.any(|pod: &Workload| {
+        let namespace_matches = match &peer.namespace_selector {
+            Some(selector) => selects(selector, &pod.namespace_labels),
+            None => pod.namespace == namespace,
+        };
+        let pod_matches = match &peer.pod_selector {
+            Some(selector) => selects(selector, &pod.own_labels),
+            None => true,
+        };
+        namespace_matches && pod_matches
+    })
+}
+
+fn is_port(wanted: &NetworkPolicyPort, packet: &Packet<'_>) -> bool {
+    let protocol = wanted.protocol.as_deref().unwrap_or("TCP");
+    let destination = &packet.destination;
+    Protocol::from_name(protocol) == Some(packet.protocol)
+        && match &wanted.port {
+            None => true,
+            Some(IntOrString::Number(first)) => {
+                (*first..=wanted.end_port.unwrap_or(*first)).contains(&destination.port)
+            }
+            Some(IntOrString::Name(name)) => destination.any(|pod| packet.is_named(destination, pod, name)),
+        }
+}
+
+fn shown_peer(namespace: &str, peer: &NetworkPolicyPeer) -> String {
+    if let Some(block) = &peer.ip_block {
+        let except: Vec<String> = block.except.iter().map(|Cidr(net)| net.to_string()).collect();
+        return match except.is_empty() {
+            true => block.cidr.0.to_string(),
+            false => format!("{} except {}", block.cidr.0, except.join(", ")),
+        };
+    }
+    let pods = match &peer.pod_selector {
+        Some(selector) => shown_selector("pods", selector),
+        None => "any pod".to_owned(),
+    };
+    match &peer.namespace_selector {
+        Some(selector) => format!("{pods} in {}", shown_selector("namespaces", selector)),
+        None => format!("{pods} in namespace {namespace}"),
+    }
+}
+
+fn shown_selector(what: &str, selector: &LabelSelector) -> String {
+    let equal = selector.match_labels.iter().map(|(name, value)| format!("{name}={value}"));
+    let others = selector.match_expressions.iter().map(|requirement| {
+        let values = requirement.values.join(", ");
+        match requirement.operator.as_str() {
+            "Exists" | "DoesNotExist" => format!("{} {}", requirement.key, requirement.operator),
+            operator => format!("{} {operator} ({values})", requirement.key),
+        }
+    });
+    let all: Vec<String> = equal.chain(others).collect();
+    if all.is_empty() { format!("all {what}") } else { format!("{what} with {}", all.join(" and ")) }
+}
+
+fn shown_port(port: &NetworkPolicyPort) -> String {
+    let protocol = port.protocol.as_deref().unwrap_or("TCP");
+    match (&port.port, port.end_port) {
+        (None, _) => protocol.to_owned(),
+        (Some(IntOrString::Number(first)), Some(last)) => format!("{protocol} {first}:{last}"),
+        (Some(IntOrString::Number(port)), None) => format!("{protocol} {port}"),
+        (Some(IntOrString::Name(name)), _) => format!("{protocol} {name}"),
+    }
+}

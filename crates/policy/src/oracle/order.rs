@@ -1,0 +1,177 @@
+//! Which policies there are, in which order they are asked, and to whom they apply.
+
+use std::cmp::Ordering;
+
+use serde_json::Value;
+use tortie_api::calico::{PolicySpec, PolicyType};
+use tortie_api::kubernetes::{LabelSelector, NetworkPolicySpec};
+use tortie_api::net::Direction;
+use tortie_api::{Key, Kind, Resource};
+use tortie_selector::Selector;
+
+use super::snapshot::{Snapshot, Stored};
+use super::trace::PolicyName;
+use super::world::Workload;
+use super::{calico, kubernetes};
+
+/// Where Kubernetes policies stand among Calico's (`calico.md` 4).
+const KUBERNETES_ORDER: f64 = 1000.0;
+
+pub(super) struct Policy<'a> {
+    pub(super) name: PolicyName,
+    pub(super) origin: Option<String>,
+    pub(super) rules: Rules<'a>,
+    order: Option<f64>,
+    types: Vec<PolicyType>,
+    subject: Subject<'a>,
+}
+
+pub(super) enum Rules<'a> {
+    Calico(&'a PolicySpec),
+    Kubernetes(&'a NetworkPolicySpec),
+    /// Why.
+    NotUnderstood(String),
+}
+
+/// Whom a policy is about.
+enum Subject<'a> {
+    Calico {
+        namespaces: Option<Selector>,
+        accounts: Option<Selector>,
+        selector: Option<Selector>,
+    },
+    Kubernetes(&'a LabelSelector),
+    /// A selector that belongs to a policy which is not understood, but is itself readable.
+    KubernetesRead(LabelSelector),
+    /// All of the policy's namespace; all of the cluster where it has none.
+    All,
+}
+
+/// Every policy, in order: `order` ascending, absent last, then "name/namespace/kind" (semantics 7).
+pub(super) fn in_order(snapshot: &Snapshot) -> Vec<Policy<'_>> {
+    let mut policies: Vec<Policy<'_>> =
+        snapshot.iter().filter_map(|(key, stored)| policy(key, stored)).collect();
+    policies.sort_by(|a, b| {
+        let by_order = match (a.order, b.order) {
+            (Some(a), Some(b)) => a.partial_cmp(&b).unwrap_or(Ordering::Equal),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => Ordering::Equal,
+        };
+        let tie = |policy: &Policy<'_>| {
+            let PolicyName { kind, namespace, name } = &policy.name;
+            format!("{name}/{namespace}/{kind}")
+        };
+        by_order.then_with(|| tie(a).cmp(&tie(b)))
+    });
+    policies
+}
+
+fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<Policy<'a>> {
+    let kubernetes = match key.kind {
+        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => false,
+        Kind::KubernetesNetworkPolicy => true,
+        _ => return None,
+    };
+    let name = PolicyName {
+        kind: key.kind.to_string(),
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+    };
+    let origin = stored.origin.as_ref().map(ToString::to_string);
+    let (order, types, subject, rules) = match &stored.resource {
+        Ok(Resource::NetworkPolicy(policy)) => of_calico(&policy.spec),
+        Ok(Resource::GlobalNetworkPolicy(policy)) => of_calico(&policy.spec),
+        Ok(Resource::KubernetesNetworkPolicy(policy)) => {
+            let subject = Subject::Kubernetes(&policy.spec.pod_selector);
+            let types = policy.effective_types();
+            (Some(KUBERNETES_ORDER), types, subject, Rules::Kubernetes(&policy.spec))
+        }
+        Ok(_) => not_understood(kubernetes, &stored.value, "it is no policy"),
+        Err(problem) => not_understood(kubernetes, &stored.value, problem),
+    };
+    Some(Policy { name, origin, rules, order, types, subject })
+}
+
+type Parts<'a> = (Option<f64>, Vec<PolicyType>, Subject<'a>, Rules<'a>);
+
+fn of_calico(spec: &PolicySpec) -> Parts<'_> {
+    let subject = Subject::Calico {
+        namespaces: spec.namespace_selector.clone(),
+        accounts: spec.service_account_selector.clone(),
+        selector: spec.selector.clone(),
+    };
+    (spec.order, spec.effective_types(), subject, Rules::Calico(spec))
+}
+
+/// A policy that cannot be understood whole: what of it can be read decides where it stands, in which directions and to
+/// whom it denies (semantics 18). What cannot be read is taken for the worst.
+fn not_understood<'a>(kubernetes: bool, value: &'a Value, problem: &str) -> Parts<'a> {
+    let spec = &value["spec"];
+    let (types, order, subject) = if kubernetes {
+        let selector = kubernetes::readable(&spec["podSelector"]);
+        let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
+        (&spec["policyTypes"], Some(KUBERNETES_ORDER), subject)
+    } else {
+        let order = match &spec["order"] {
+            Value::Null => None,
+            order => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
+        };
+        (&spec["types"], order, readable_subject(spec).unwrap_or(Subject::All))
+    };
+    (order, readable_types(types), subject, Rules::NotUnderstood(problem.to_owned()))
+}
+
+fn readable_types(types: &Value) -> Vec<PolicyType> {
+    let both = || vec![PolicyType::Ingress, PolicyType::Egress];
+    let mut read = Vec::new();
+    for name in types.as_array().map_or(&[][..], Vec::as_slice) {
+        match name.as_str() {
+            Some("Ingress") => read.push(PolicyType::Ingress),
+            Some("Egress") => read.push(PolicyType::Egress),
+            _ => return both(),
+        }
+    }
+    if read.is_empty() { both() } else { read }
+}
+
+fn readable_subject(spec: &Value) -> Option<Subject<'static>> {
+    let read = |field: &str| match &spec[field] {
+        Value::Null => Some(None),
+        Value::String(text) if text.trim().is_empty() => Some(None),
+        text => Selector::parse(text.as_str()?).ok().map(Some),
+    };
+    Some(Subject::Calico {
+        selector: read("selector")?,
+        namespaces: read("namespaceSelector")?,
+        accounts: read("serviceAccountSelector")?,
+    })
+}
+
+impl Policy<'_> {
+    /// Whether the policy speaks about packets of this direction at this pod.
+    pub(super) fn applies(&self, pod: &Workload, direction: Direction) -> bool {
+        let speaks = self.types.contains(&match direction {
+            Direction::Ingress => PolicyType::Ingress,
+            Direction::Egress => PolicyType::Egress,
+        });
+        let global = self.name.namespace.is_empty();
+        let here = global || self.name.namespace == pod.namespace;
+        speaks && here && self.selects(pod, global)
+    }
+
+    fn selects(&self, pod: &Workload, global: bool) -> bool {
+        match &self.subject {
+            Subject::All => true,
+            Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
+            Subject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
+            Subject::Calico { namespaces, accounts, selector } => {
+                // Only a policy for the whole cluster chooses among namespaces.
+                let namespaces = namespaces.as_ref().filter(|_| global);
+                selector.as_ref().is_none_or(|selector| selector.matches(&pod.labels))
+                    && namespaces.is_none_or(|selector| calico::of_namespace(selector, pod))
+                    && accounts.as_ref().is_none_or(|selector| calico::of_account(selector, pod))
+            }
+        }
+    }
+}

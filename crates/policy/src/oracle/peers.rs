@@ -1,0 +1,187 @@
+//! Who asks whom: from the question's words to addresses, and whose policies have a say (semantics 1–5).
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::Question;
+use super::world::{NodeAddresses, Workload, World};
+
+/// One end of a flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Peer {
+    /// A pod.
+    Pod {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A node's own network.
+    Node(String),
+    /// An address; if a pod or a node has it, that pod or node is meant.
+    Address(IpAddr),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Pod { namespace, name } => write!(f, "{namespace}/{name}"),
+            Peer::Node(name) => write!(f, "node/{name}"),
+            Peer::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+/// Why a question has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum QuestionError {
+    /// The pod is not there.
+    #[error("pod {namespace}/{name} does not exist")]
+    UnknownPod {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The node is not there.
+    #[error("node {0} does not exist")]
+    UnknownNode(String),
+    /// The pod or node has no address yet.
+    #[error("{0} has no address yet, so no packet can come from it or go to it")]
+    NoAddress(Peer),
+    /// The two ends have no family of addresses in common.
+    #[error("{from} and {to} have no address of the same family")]
+    NoCommonFamily {
+        /// The sender.
+        from: Peer,
+        /// The receiver.
+        to: Peer,
+    },
+}
+
+/// The way of a packet: its addresses, and whose policies judge it.
+pub(super) struct Way<'a> {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    pub(super) judged_egress: Option<&'a Workload>,
+    pub(super) judged_ingress: Option<&'a Workload>,
+    pub(super) notes: Vec<String>,
+}
+
+/// What an end of a flow is.
+enum End<'a> {
+    Pod(&'a Workload, Vec<IpAddr>),
+    Node(&'a str, &'a NodeAddresses),
+    /// A node, by an address that the question gave.
+    NodeAt(&'a str, IpAddr),
+    Outside(IpAddr),
+}
+
+pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'a>, QuestionError> {
+    let mut notes = Vec::new();
+    let from = end(world, &question.from, &mut notes)?;
+    let to = end(world, &question.to, &mut notes)?;
+    let no_common = || QuestionError::NoCommonFamily { from: question.from.clone(), to: question.to.clone() };
+    let (destinations, sources) = (addresses(&to, None, world), addresses(&from, Some(&to), world));
+    for (peer, addresses) in [(&question.from, &sources), (&question.to, &destinations)] {
+        if addresses.is_empty() {
+            return Err(QuestionError::NoAddress(peer.clone()));
+        }
+    }
+    let pairs = sources.iter().flat_map(|source| destinations.iter().map(move |to| (*source, *to)));
+    let (source, destination) =
+        pairs.filter(|(source, to)| source.is_ipv4() == to.is_ipv4()).min().ok_or_else(no_common)?;
+    let (judged_egress, judged_ingress) = judged(&from, &to, source, &mut notes);
+    Ok(Way { source, destination, judged_egress, judged_ingress, notes })
+}
+
+fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End<'a>, QuestionError> {
+    match peer {
+        Peer::Pod { namespace, name } => {
+            let is = |pod: &&Workload| pod.namespace == *namespace && pod.name == *name;
+            if let Some(pod) = world.workloads.iter().find(is) {
+                return Ok(End::Pod(pod, pod.addresses.clone()));
+            }
+            if let Some(node) = world.on_the_host.get(&(namespace.clone(), name.clone())) {
+                notes.push(format!("{peer} uses the network of node {node}: it is that node, and under no policy"));
+                return node_of(world, node);
+            }
+            Err(QuestionError::UnknownPod { namespace: namespace.clone(), name: name.clone() })
+        }
+        Peer::Node(name) => node_of(world, name),
+        Peer::Address(address) => {
+            if let Some(pod) = world.workloads.iter().find(|pod| pod.addresses.contains(address)) {
+                return Ok(End::Pod(pod, vec![*address]));
+            }
+            let has = |node: &NodeAddresses| [node.address, node.tunnel].contains(&Some(*address));
+            match world.nodes.iter().find(|(_, node)| has(node)) {
+                Some((name, _)) => Ok(End::NodeAt(name, *address)),
+                None => Ok(End::Outside(*address)),
+            }
+        }
+    }
+}
+
+fn node_of<'a>(world: &'a World, name: &str) -> Result<End<'a>, QuestionError> {
+    let known = world.nodes.get_key_value(name);
+    let (name, node) = known.ok_or_else(|| QuestionError::UnknownNode(name.to_owned()))?;
+    Ok(End::Node(name, node))
+}
+
+/// The addresses that an end may have in the packet. A node reaches pods of other nodes that lie in an overlay from
+/// its tunnel address, and everybody else from its own (semantics 2).
+fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpAddr> {
+    match end {
+        End::Pod(_, addresses) => addresses.clone(),
+        End::NodeAt(_, address) | End::Outside(address) => vec![*address],
+        End::Node(name, node) => {
+            let overlaid = match towards {
+                Some(End::Pod(pod, addresses)) => {
+                    pod.node != *name && addresses.iter().any(|address| world.is_overlaid(*address))
+                }
+                _ => false,
+            };
+            let tunnel = node.tunnel.filter(|_| overlaid);
+            tunnel.or(node.address).into_iter().collect()
+        }
+    }
+}
+
+/// Whose policies have a say, and why not where they have not.
+fn judged<'a>(
+    from: &End<'a>,
+    to: &End<'a>,
+    source: IpAddr,
+    notes: &mut Vec<String>,
+) -> (Option<&'a Workload>, Option<&'a Workload>) {
+    match (from, to) {
+        (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {
+            notes.push(format!("{from} reaches itself: the packet never leaves the pod, no policy is asked"));
+            (None, None)
+        }
+        (End::Pod(from, _), End::Pod(to, _)) => (Some(from), Some(to)),
+        (End::Node(node, _) | End::NodeAt(node, _), End::Pod(pod, _)) if pod.node == *node => {
+            notes.push(format!("{pod} runs on node {node}: a node always reaches its own pods (probes)"));
+            (None, None)
+        }
+        (End::Node(node, _) | End::NodeAt(node, _), End::Pod(pod, _)) => {
+            notes.push(format!("{pod} does not run on node {node}, whose packets come from {source}"));
+            (None, Some(pod))
+        }
+        (End::Pod(pod, _), End::Node(node, _) | End::NodeAt(node, _)) => {
+            let own = if pod.node == **node { "its own node" } else { "node" };
+            notes.push(format!("{own} {node} is under no policy of pods: only what leaves {pod} is judged"));
+            (Some(pod), None)
+        }
+        (End::Outside(_), End::Pod(pod, _)) => (None, Some(pod)),
+        (End::Pod(pod, _), End::Outside(_)) => (Some(pod), None),
+        _ => {
+            notes.push("neither end is a pod with a network of its own: no policy is asked".to_owned());
+            (None, None)
+        }
+    }
+}
