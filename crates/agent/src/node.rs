@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tortie_api::kubernetes::Node;
@@ -26,6 +27,15 @@ const NETWORK_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Prepared {
     pub(crate) dataplane: Box<dyn Dataplane>,
     pub(crate) wiring: Arc<dyn PodWiring>,
+    pub(crate) announced: Announced,
+}
+
+/// What the other nodes have to know of this one: its tunnel address, and its MAC where it does not follow from the
+/// node's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Announced {
+    address: Ipv4Addr,
+    mac: Option<String>,
 }
 
 /// The Node, once it is there: the cluster's API makes it, or its administrator.
@@ -81,7 +91,8 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
         namespace_labels: BTreeMap::new(),
     };
     let address = ipam.assign(&request).await?.address;
-    annotate(store, node, address, None).await?;
+    let announced = Announced { address, mac: None };
+    annotate(store, node, &announced).await?;
 
     let config = tortie_linux::dataplane::Config::default();
     let opened = |what: &str| {
@@ -91,7 +102,7 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring) })
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced })
 }
 
 /// Windows: the network is made of the node's block; its gateway is the tunnel address, its MAC is HNS's choice.
@@ -119,20 +130,17 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
     };
-    annotate(store, node, overlay.gateway, Some(overlay.router_mac.to_string())).await?;
+    let announced = Announced { address: overlay.gateway, mac: Some(overlay.router_mac.to_string()) };
+    annotate(store, node, &announced).await?;
     Ok(Prepared {
         dataplane: Box::new(WindowsDataplane::new(hcn.clone(), None)),
         wiring: Arc::new(WindowsWiring::new(hcn.clone())),
+        announced,
     })
 }
 
-/// Writes the node's tunnel address, and its MAC where it does not follow from the name, into the Node's annotations.
-async fn annotate(
-    store: &dyn Store,
-    node: &str,
-    address: Ipv4Addr,
-    mac: Option<String>,
-) -> Result<(), AgentError> {
+/// Writes it into the Node's annotations, if it is not there already.
+async fn annotate(store: &dyn Store, node: &str, announced: &Announced) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     loop {
         let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
@@ -141,8 +149,8 @@ async fn annotate(
             return Err(AgentError::Node { node: node.to_owned(), problem: "it has no metadata".to_owned() });
         };
         let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
-        annotations[Node::VXLAN_ADDRESS] = json!(address.to_string());
-        match &mac {
+        annotations[Node::VXLAN_ADDRESS] = json!(announced.address.to_string());
+        match &announced.mac {
             Some(mac) => annotations[Node::VXLAN_MAC] = json!(mac),
             None => drop(annotations.as_object_mut().and_then(|map| map.remove(Node::VXLAN_MAC))),
         }
@@ -155,4 +163,26 @@ async fn annotate(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Keeps what the node told of itself as it is, whoever writes the Node. Ends only when the future is dropped.
+pub(crate) async fn keep_announced(store: Arc<dyn Store>, node: String, announced: Announced) {
+    loop {
+        if let Err(error) = follow(&*store, &node, &announced).await {
+            tracing::debug!(%error, "the Node is read again");
+            sleep(RETRY_DELAY).await;
+        }
+    }
+}
+
+async fn follow(store: &dyn Store, node: &str, announced: &Announced) -> Result<(), AgentError> {
+    let revision = store.list(Kind::Node).await?.revision;
+    annotate(store, node, announced).await?;
+    let mut events = store.watch(&[Kind::Node], revision).await?;
+    while let Some(event) = events.next().await {
+        if event?.key().name == node {
+            annotate(store, node, announced).await?;
+        }
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 //! changes something, and names nothing that does not exist yet.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipnet::IpNet;
