@@ -38,7 +38,8 @@ const BATCH: usize = 256;
 pub struct Embedded {
     database: Arc<Database>,
     writer: mpsc::Sender<Request>,
-    events: broadcast::Sender<Event>,
+    /// Shared, as each watcher is told of everything and most of it is not for it.
+    events: broadcast::Sender<Arc<Event>>,
 }
 
 struct Request {
@@ -172,7 +173,7 @@ impl Store for Embedded {
                 Ok(event) if event.revision() <= reached.max(after) || !kinds.contains(&event.key().kind) => {
                     None
                 }
-                Ok(event) => Some(Ok(event)),
+                Ok(event) => Some(Ok(Arc::unwrap_or_clone(event))),
                 Err(BroadcastStreamRecvError::Lagged(_)) => Some(Err(StoreError::FellBehind)),
             })
         });
@@ -182,7 +183,7 @@ impl Store for Embedded {
 
 struct Writer {
     database: Arc<Database>,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<Arc<Event>>,
 }
 
 impl Writer {
@@ -196,7 +197,7 @@ impl Writer {
                 Ok((events, results)) => {
                     for event in events {
                         // Nobody may be watching.
-                        let _ = self.events.send(event);
+                        let _ = self.events.send(Arc::new(event));
                     }
                     for (answer, result) in answers.into_iter().zip(results) {
                         let _ = answer.send(result);
