@@ -3,6 +3,7 @@
 
 mod bench;
 mod setup;
+mod vectors;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,7 +13,8 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
-cargo xtask bench [NAME]    measurements beside named peers: cni, demo; all without NAME";
+cargo xtask bench [NAME]    measurements beside named peers: cni, demo; all without NAME
+cargo xtask vectors FILE…   replays files of published verdicts; fails where one differs";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -22,6 +24,7 @@ fn main() -> ExitCode {
         ["test", rest @ ..] => test(rest),
         ["ci"] => ci(),
         ["bench", rest @ ..] => bench::run(rest),
+        ["vectors", rest @ ..] => vectors::run(rest),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

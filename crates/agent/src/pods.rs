@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tortie_api::calico::{WorkloadEndpoint, WorkloadEndpointSpec};
+use tortie_api::calico::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Metadata, Resource};
 use tortie_cni::{Address, Code, Failure, Interface, Invocation, Route, Success};
@@ -236,6 +236,7 @@ impl Pods {
                 profiles: WorkloadEndpoint::profiles_for(&id.namespace, pod.service_account()),
                 interface_name: interface.host_interface.clone(),
                 mac: interface.mac.to_string(),
+                ports: named_ports(pod),
             },
         };
         let value: Value = serde_json::to_value(endpoint).map_err(|error| {
@@ -342,6 +343,15 @@ impl Pods {
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+fn named_ports(pod: &Pod) -> Vec<EndpointPort> {
+    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
+    let named = ports.filter_map(|port| {
+        let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+        Some(EndpointPort { name: port.name.clone()?, protocol, port: port.container_port })
+    });
+    named.collect()
 }
 
 /// `<network>.<container>`, as Calico names handles.

@@ -79,10 +79,6 @@ fn bad_input() {
             "{action: Allow, destination: {ports: [80]}}",
             "destination.ports: needs protocol: TCP, UDP or SCTP",
         ),
-        (
-            "{action: Allow, protocol: TCP, destination: {ports: [http]}}",
-            "destination.ports: the named port \"http\" is not supported yet",
-        ),
         ("{action: Allow, icmp: {type: 8}}", "icmp: needs protocol: ICMP"),
         ("{action: Allow, protocol: ICMP, icmp: {code: 0}}", "icmp: a code needs a type"),
         ("{action: Allow, ipVersion: 5}", "ipVersion: must be 4 or 6"),

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tortie_api::calico::{IpPool, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Node;
+use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Resource};
 use tortie_ipam::Block;
 use tortie_policy::endpoint_labels;
@@ -23,6 +24,15 @@ pub(crate) struct KnownEndpoint {
     own_labels: Labels,
     pub(crate) labels: Labels,
     pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) ports: Vec<NamedPort>,
+}
+
+/// A port that an endpoint declares by name.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct NamedPort {
+    pub(crate) name: String,
+    pub(crate) protocol: Protocol,
+    pub(crate) port: u16,
 }
 
 #[derive(Default)]
@@ -186,6 +196,10 @@ impl Cluster {
         let mut addresses: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
         addresses.sort_unstable();
         addresses.dedup();
-        KnownEndpoint { spec, own_labels, labels, addresses }
+        let ports = spec.ports.iter().filter(|port| !port.name.is_empty()).filter_map(|port| {
+            let protocol = Protocol::from_name(&port.protocol)?;
+            Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
+        });
+        KnownEndpoint { ports: ports.collect(), spec, own_labels, labels, addresses }
     }
 }

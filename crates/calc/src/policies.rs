@@ -7,7 +7,7 @@ use serde_json::Value;
 use tortie_api::Key;
 use tortie_api::net::Direction;
 use tortie_policy::program::{EndOfTier, PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
-use tortie_policy::{Compiled, compile, namespace_profile, policy_id};
+use tortie_policy::{Compiled, SetSource, compile, namespace_profile, policy_id};
 use tortie_selector::{Labels, Selector};
 
 use crate::Finding;
@@ -70,8 +70,8 @@ impl Policies {
         (tier(Direction::Ingress), tier(Direction::Egress))
     }
 
-    /// The rules of a policy or profile, and the selectors of the sets that they name.
-    pub(crate) fn rules(&self, id: &PolicyId) -> (Arc<PolicyRules>, BTreeMap<SetId, Selector>) {
+    /// The rules of a policy or profile, and what the sets are that they name.
+    pub(crate) fn rules(&self, id: &PolicyId) -> (Arc<PolicyRules>, BTreeMap<SetId, SetSource>) {
         if id.kind == PolicyKind::Profile {
             let namespace = id.name.strip_prefix("kns.").unwrap_or(&id.name);
             return (Arc::new(namespace_profile(namespace).1), BTreeMap::new());

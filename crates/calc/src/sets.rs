@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use tortie_api::Key;
 use tortie_dataplane::{Delta, NodeState};
+use tortie_policy::SetSource;
 use tortie_policy::program::{Member, SetId, SetKind};
-use tortie_selector::Selector;
 
-use crate::cluster::{Cluster, KnownEndpoint};
+use crate::cluster::{Cluster, KnownEndpoint, NamedPort};
 
 #[derive(Default)]
 pub(crate) struct Sets {
@@ -16,8 +16,8 @@ pub(crate) struct Sets {
 }
 
 struct ActiveSet {
-    selector: Selector,
-    /// What each endpoint that the selector matches contributes.
+    source: SetSource,
+    /// What each endpoint contributes.
     contributions: BTreeMap<Key, Vec<Member>>,
     /// How many endpoints contribute each member: two pods may have one address for a moment.
     counts: BTreeMap<Member, usize>,
@@ -37,13 +37,13 @@ impl Sets {
     /// Makes exactly the wanted sets active; says which are new and whose members changed.
     pub(crate) fn deltas(
         &mut self,
-        wanted: BTreeMap<SetId, Selector>,
+        wanted: BTreeMap<SetId, SetSource>,
         cluster: &Cluster,
         state: &NodeState,
     ) -> Vec<Delta> {
         self.active.retain(|id, _| wanted.contains_key(id));
-        for (id, selector) in wanted {
-            self.active.entry(id).or_insert_with(|| ActiveSet::new(selector, cluster));
+        for (id, source) in wanted {
+            self.active.entry(id).or_insert_with(|| ActiveSet::new(source, cluster));
         }
         let deltas = self.active.iter_mut().filter_map(|(id, set)| set.delta(id, state));
         deltas.collect()
@@ -55,13 +55,9 @@ impl Sets {
 }
 
 impl ActiveSet {
-    fn new(selector: Selector, cluster: &Cluster) -> Self {
-        let mut set = Self {
-            selector,
-            contributions: BTreeMap::new(),
-            counts: BTreeMap::new(),
-            touched: BTreeSet::new(),
-        };
+    fn new(source: SetSource, cluster: &Cluster) -> Self {
+        let (contributions, counts, touched) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        let mut set = Self { source, contributions, counts, touched };
         for (key, endpoint) in cluster.endpoints() {
             set.contribute(key, Some(endpoint));
         }
@@ -69,10 +65,7 @@ impl ActiveSet {
     }
 
     fn contribute(&mut self, key: &Key, endpoint: Option<&KnownEndpoint>) {
-        let matching = endpoint.filter(|endpoint| self.selector.matches(&endpoint.labels));
-        let new: Vec<Member> = matching.map_or_else(Vec::new, |endpoint| {
-            endpoint.addresses.iter().map(|address| Member::Net(IpNet::from(*address))).collect()
-        });
+        let new = endpoint.map_or_else(Vec::new, |endpoint| self.members_of(endpoint));
         for member in &new {
             *self.counts.entry(*member).or_default() += 1;
         }
@@ -94,10 +87,42 @@ impl ActiveSet {
         self.touched.extend(new);
     }
 
+    /// What an endpoint contributes.
+    fn members_of(&self, endpoint: &KnownEndpoint) -> Vec<Member> {
+        match &self.source {
+            SetSource::Selector(selector) if selector.matches(&endpoint.labels) => {
+                endpoint.addresses.iter().map(|address| Member::Net(IpNet::from(*address))).collect()
+            }
+            SetSource::NamedPort { selector, protocol, name } if selector.matches(&endpoint.labels) => {
+                let ports = endpoint.ports.iter().filter(|port| port.name == *name);
+                let ports = ports.filter(|port| protocol.is_none_or(|protocol| protocol == port.protocol));
+                let member = |port: &NamedPort| {
+                    let (protocol, port) = (port.protocol, port.port);
+                    endpoint.addresses.iter().map(move |address| Member::AddressPort {
+                        address: *address,
+                        protocol,
+                        port,
+                    })
+                };
+                // A pod may declare the same port twice.
+                let members: BTreeSet<Member> = ports.flat_map(member).collect();
+                members.into_iter().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn kind(&self) -> SetKind {
+        match self.source {
+            SetSource::Selector(_) => SetKind::Nets,
+            SetSource::NamedPort { .. } => SetKind::AddressPorts,
+        }
+    }
+
     fn delta(&mut self, id: &SetId, state: &NodeState) -> Option<Delta> {
         let touched = std::mem::take(&mut self.touched);
         let Some((_, given)) = state.sets.get(id) else {
-            return Some(Delta::SetCreated(id.clone(), SetKind::Nets, self.counts.keys().copied().collect()));
+            return Some(Delta::SetCreated(id.clone(), self.kind(), self.counts.keys().copied().collect()));
         };
         let (mut added, mut removed) = (Vec::new(), Vec::new());
         for member in touched {

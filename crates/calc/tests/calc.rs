@@ -8,11 +8,13 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use tortie_api::calico::WorkloadEndpointSpec;
+use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Resource};
 use tortie_calc::Calc;
 use tortie_dataplane::{Delta, Endpoint, EndpointId, NodeState, RouteTarget};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Member, PolicyId, SetKind, TierProgram};
-use tortie_policy::{Compiled, compile, endpoint_labels, namespace_profile};
+use tortie_policy::{Compiled, SetSource, compile, endpoint_labels, namespace_profile};
 
 const NODE: &str = "n0";
 type Objects = BTreeMap<Key, Value>;
@@ -65,7 +67,15 @@ fn from_scratch(objects: &Objects) -> NodeState {
                 continue;
             }
             state.policies.insert(policy.id.clone(), policy.rules.clone());
-            for (id, selector) in &policy.sets {
+            for (id, source) in &policy.sets {
+                let SetSource::Selector(selector) = source else {
+                    let members = pods
+                        .iter()
+                        .flat_map(|(_, spec, labels)| named_port_members(source, spec, labels))
+                        .collect();
+                    state.sets.insert(id.clone(), (SetKind::AddressPorts, members));
+                    continue;
+                };
                 let members: BTreeSet<Member> = pods
                     .iter()
                     .filter(|(_, _, labels)| selector.matches(labels))
@@ -91,6 +101,27 @@ fn from_scratch(objects: &Objects) -> NodeState {
     }
     network_from_scratch(objects, &mut state);
     state
+}
+
+fn named_port_members(
+    source: &SetSource,
+    spec: &WorkloadEndpointSpec,
+    labels: &BTreeMap<String, String>,
+) -> Vec<Member> {
+    let SetSource::NamedPort { selector, protocol, name } = source else { panic!("{source:?}") };
+    let mut members = Vec::new();
+    for port in spec.ports.iter().filter(|port| port.name == *name && selector.matches(labels)) {
+        let declared = Protocol::from_name(&port.protocol).unwrap();
+        if protocol.is_none_or(|protocol| protocol == declared) {
+            let address = |net: &IpNet| Member::AddressPort {
+                address: net.addr(),
+                protocol: declared,
+                port: port.port,
+            };
+            members.extend(spec.ip_networks.iter().map(address));
+        }
+    }
+    members
 }
 
 fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
@@ -217,6 +248,8 @@ fn object() -> impl Strategy<Value = (Key, Value)> {
                 "spec": {
                     "node": node, "pod": pod, "endpoint": "eth0", "containerID": format!("c{address}"),
                     "serviceAccountName": account, "interfaceName": format!("cali{pod}"),
+                    "ports": [{"name": "web", "protocol": "TCP", "port": 80 + u16::from(address)}, {"name": "dns", "protocol": "UDP", "port": 53},
+                        {"name": "dns", "protocol": "TCP", "port": 53}, {"protocol": "TCP", "port": 1}],
                     "ipNetworks": [format!("10.0.0.{address}/32")], "profiles": [format!("kns.{ns}"), format!("ksa.{ns}.{account}")],
                 },
             });
@@ -225,6 +258,17 @@ fn object() -> impl Strategy<Value = (Key, Value)> {
     );
     let rule = (entity(), entity(), prop::sample::select(vec!["Allow", "Deny", "Pass", "Bogus"]))
         .prop_map(|(source, destination, action)| json!({"action": action, "source": source, "destination": destination}));
+    // Named ports, with a protocol and without.
+    let rule = (rule, prop::option::weighted(0.3, prop::sample::select(vec!["web", "dns"])), any::<bool>())
+        .prop_map(|(mut rule, port, protocol)| {
+            if let Some(port) = port {
+                rule["destination"]["ports"] = json!([port]);
+                if protocol {
+                    rule["protocol"] = json!("TCP");
+                }
+            }
+            rule
+        });
     let spec = (
         prop::option::of(selector()),
         prop::collection::vec(rule, 0..3),

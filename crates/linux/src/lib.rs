@@ -4,6 +4,7 @@
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 
+pub mod conntrack;
 pub mod dataplane;
 pub mod ethtool;
 pub mod namespace;

@@ -29,6 +29,9 @@ pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
 
 /// Connects pods to the network namespace in which it was opened. Call it from threads in that namespace.
+///
+/// A pod is closed until its policy is in force because [`Dataplane`](crate::Dataplane) closes every interface with the
+/// workload prefix that it does not know: so let the dataplane apply once before the first pod is connected.
 #[derive(Debug)]
 pub struct Wiring {
     prefix: String,
@@ -43,11 +46,8 @@ impl Wiring {
     /// The connection that could not be opened.
     pub fn open(config: &crate::dataplane::Config) -> crate::Result<Self> {
         let prefix = config.workload_prefix.clone();
-        let mut socket = RouteSocket::open()?;
-        let left: Vec<_> =
-            socket.links()?.into_iter().filter(|link| is_disconnected(&prefix, &link.name)).collect();
-        let deleter = Deleter::start(socket)?;
-        left.iter().for_each(|link| deleter.delete(link.index));
+        let deleter = Deleter::start(RouteSocket::open()?)?;
+        deleter.delete();
         Ok(Self { prefix, deleter: Mutex::new(deleter), disconnected: AtomicU32::new(first_number()) })
     }
 
@@ -71,7 +71,8 @@ impl Wiring {
         let index = interface_index(name)?;
         let laid = self.finish(pod, host, namespace, name, index);
         if laid.is_err() {
-            self.discard(host, index)?;
+            // At once, as the next attempt needs the name of the pod's end too.
+            host.change(&Change::DeleteLink(index))?;
         }
         laid.map(|()| mac)
     }
@@ -93,11 +94,11 @@ impl Wiring {
         })?
     }
 
-    /// Gives a cable a name that nobody needs, closes it, and has it deleted later: that takes the kernel a while.
+    /// Closes a cable, gives it a name that nobody needs, and has it deleted later: that takes the kernel a while.
     fn discard(&self, host: &mut RouteSocket, index: u32) -> crate::Result<()> {
         let number = self.disconnected.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}{DISCONNECTED}{number:08x}", self.prefix);
-        let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
+        let name = format!("{}.{number:08x}", self.prefix);
+        let down = Change::SetLink(index, vec![LinkSetting::Group(DISCONNECTED), LinkSetting::Up(false)]);
         let renamed = Change::SetLink(index, vec![LinkSetting::Name(name)]);
         let verdicts: crate::Result<()> = host.change_all(&[down, renamed])?.into_iter().collect();
         // Somebody may have deleted the namespace, and the cable with it, meanwhile.
@@ -106,7 +107,7 @@ impl Wiring {
             _ => {}
         }
         if let Ok(deleter) = self.deleter.lock() {
-            deleter.delete(index);
+            deleter.delete();
         }
         Ok(())
     }
@@ -162,7 +163,8 @@ impl PodWiring for Wiring {
             // A cable of an earlier sandbox of this pod, or half of one.
             if let Some(link) = link {
                 tracing::info!(link = name, ?problem, "lays the pod's cable anew");
-                self.discard(&mut host, link.index).map_err(failed("disconnect the cable that is there"))?;
+                let delete = Change::DeleteLink(link.index);
+                host.change(&delete).map_err(failed("delete the cable that is there"))?;
                 laid = self.lay(pod, &mut host, &namespace, &name);
             }
         }
@@ -238,38 +240,32 @@ fn pod_mac(address: Ipv4Addr) -> MacAddress {
     MacAddress([0x0a, 0x58, a, b, c, d])
 }
 
-/// Between the prefix and the number in the name of a cable that is to be deleted. A digest never begins with it.
-const DISCONNECTED: char = '.';
-
-fn is_disconnected(prefix: &str, name: &str) -> bool {
-    name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(DISCONNECTED))
-}
+/// The group of the cables that are to be deleted ("tort"). Nobody else's links are in it.
+const DISCONNECTED: u32 = 0x746f_7274;
 
 fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> WiringError {
     let object = object.to_owned();
     move |error| WiringError::System { operation, object, source: Box::new(error) }
 }
 
-/// A thread that deletes links.
+/// A thread that deletes disconnected cables: all that there are, in one go.
 #[derive(Debug)]
 struct Deleter {
-    queue: Option<Sender<u32>>,
+    queue: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Deleter {
     fn start(mut socket: RouteSocket) -> crate::Result<Self> {
-        let (queue, links) = channel();
+        let (queue, asked) = channel();
         let work = move || {
-            while let Ok(first) = links.recv() {
-                // What has gathered meanwhile goes together.
-                let changes: Vec<_> =
-                    std::iter::once(first).chain(links.try_iter()).map(Change::DeleteLink).collect();
-                let verdicts = socket.change_all(&changes).unwrap_or_else(|error| vec![Err(error)]);
-                for error in verdicts.into_iter().filter_map(Result::err) {
-                    if error.errno() != Some(libc::ENODEV) {
-                        tracing::warn!(%error, "a disconnected link stays until the next start");
+            while asked.recv().is_ok() {
+                asked.try_iter().for_each(drop);
+                match socket.change(&Change::DeleteGroup(DISCONNECTED)) {
+                    Err(error) if error.errno() != Some(libc::ENODEV) => {
+                        tracing::warn!(%error, "disconnected links stay until a pod is disconnected again");
                     }
+                    _ => {}
                 }
             }
         };
@@ -278,9 +274,9 @@ impl Deleter {
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
-    fn delete(&self, link: u32) {
+    fn delete(&self) {
         if let Some(queue) = &self.queue {
-            let _ = queue.send(link); // the thread ends only with us
+            let _ = queue.send(()); // the thread ends only with us
         }
     }
 }

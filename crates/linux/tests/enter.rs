@@ -3,6 +3,9 @@
 //! The program runs itself again for each case, because each case needs a process with one thread.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // a test, though clippy does not see that without #[test]
 
+#[cfg(target_os = "linux")]
+mod common;
+
 #[cfg(not(target_os = "linux"))]
 fn main() {}
 
@@ -18,13 +21,21 @@ fn main() {
 
 #[cfg(target_os = "linux")]
 mod linux {
+    use std::net::IpAddr;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
     use std::path::{Path, PathBuf};
     use std::process::{Command, Output, id};
+    use std::sync::Arc;
     use std::{env, fs};
 
+    use tortie_api::net::Action;
+    use tortie_dataplane::Report;
     use tortie_linux::namespace::{Namespaces, NetNs, enter, mount};
+
+    use tortie_policy::program::*;
+
+    use crate::common::cluster::*;
 
     const ALL: Namespaces = Namespaces { user: true, mount: true, net: true, pid: true };
 
@@ -93,8 +104,36 @@ mod linux {
         let output = node.enter_on_spawn(&mut command).unwrap().output().unwrap();
         assert!(output.status.success());
         NetNs::unbind(&folder.join("node")).unwrap();
+        pods_and_policy();
         mount::unmount(&proc).unwrap();
         mount::unmount(&folder).unwrap();
+    }
+
+    /// Pods, and policy with a set that does not fit into the socket's buffer, which an ordinary user cannot raise.
+    fn pods_and_policy() {
+        let mut node = Node::new(&Underlay::new(), 1);
+        let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+        server.serve(80);
+        let members =
+            (0..50_000u32).map(|n| Member::Net(IpAddr::from((0x0b00_0000 + n).to_be_bytes()).into()));
+        let clients = SetId("s:clients".to_owned());
+        let report = node.change(|state| {
+            open_profile(state);
+            state.sets.insert(clients.clone(), (SetKind::Nets, members.collect()));
+            let source = EntityMatch { sets: vec![clients.clone()], ..EntityMatch::default() };
+            let rule = Rule { source, ..Rule::all(Action::Allow) };
+            let rules = PolicyRules { ingress: vec![rule], egress: vec![] };
+            state.policies.insert(policy_id("clients"), Arc::new(rules));
+        });
+        assert_eq!(report, Report::default());
+        node.add(&client, open());
+        node.add(&server, ingress(&["clients"], EndOfTier::Deny));
+        assert!(!client.reaches(&server, 80) && node.reaches(&server, 80));
+        let member = Member::Net(IpAddr::from(client.address).into());
+        node.change(|state| assert!(state.sets.get_mut(&clients).unwrap().1.insert(member)));
+        assert!(client.reaches(&server, 80));
+        assert_eq!(node.resync(), Report::default());
+        assert!(client.reaches(&server, 80));
     }
 
     pub fn with_threads() {

@@ -2,12 +2,16 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-use std::net::{TcpListener, TcpStream, UdpSocket};
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 
 use tortie_linux::namespace::{NetNs, die_with_parent};
 use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::*;
 use tortie_linux::{ethtool, sysctl};
 
 #[test]
@@ -106,4 +110,69 @@ fn a_packet_socket_gives_whole_frames_and_not_its_own() {
         errors += usize::from(result.is_err_and(|error| error.raw_os_error() == Some(90)));
     }
     assert!(errors > 0, "a frame that does not fit is an error, not a short frame");
+}
+
+/// The TCP frames that arrive at a packet socket while 200 kB are sent from one namespace to the other: whether one was
+/// longer than the MTU, and whether one had a wrong checksum.
+fn send_and_look(from: &NetNs, to: &NetNs, to_index: u32) -> (bool, bool) {
+    let (socket, listener) = to
+        .run(|| {
+            let socket = PacketSocket::open(to_index).unwrap();
+            socket.set_receive_buffer(8 << 20).unwrap();
+            (socket, TcpListener::bind("10.0.0.2:0").unwrap())
+        })
+        .unwrap();
+    let address = listener.local_addr().unwrap();
+    let receiver = std::thread::spawn(move || {
+        let mut received = Vec::new();
+        listener.accept().unwrap().0.read_to_end(&mut received).unwrap();
+        received.len()
+    });
+    let send = move || TcpStream::connect(address).unwrap().write_all(&[7; 200_000]).unwrap();
+    from.run(send).unwrap();
+    assert_eq!(receiver.join().unwrap(), 200_000);
+
+    let (mut long, mut wrong, mut seen) = (false, false, 0);
+    let mut buffer = vec![0; 70_000];
+    while let Some(length) = socket.receive(&mut buffer).unwrap() {
+        let frame = &buffer[..length];
+        if length < 54 || frame[12..14] != [8, 0] || frame[23] != 6 {
+            continue;
+        }
+        let segment = &frame[34..14 + usize::from(u16::from_be_bytes([frame[16], frame[17]]))];
+        let pseudo = [&frame[26..34], &[0, 6], &(segment.len() as u16).to_be_bytes()[..], segment].concat();
+        long |= length > 1514;
+        wrong |= common::checksum(&pseudo) != 0;
+        seen += 1;
+    }
+    assert!(seen > 4, "{seen} frames");
+    (long, wrong)
+}
+
+#[test]
+fn without_offloads_frames_are_as_on_a_wire() {
+    let namespaces = [NetNs::create().unwrap(), NetNs::create().unwrap()];
+    let (near, far) = common::cable(&namespaces[0], "eth0", &namespaces[1], "eth0");
+    for (namespace, link, last) in [(&namespaces[0], near, 1), (&namespaces[1], far, 2)] {
+        let address = Address { link, address: Ipv4Addr::new(10, 0, 0, last).into(), prefix_length: 24 };
+        namespace.run(|| RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap()).unwrap();
+    }
+    let [from, to] = &namespaces;
+    assert_eq!(
+        send_and_look(from, to, far),
+        (true, true),
+        "with offloads there are long and unfinished frames"
+    );
+    for namespace in [from, to] {
+        namespace.run(|| ethtool::disable_offloads("eth0").unwrap()).unwrap();
+        namespace.run(|| ethtool::disable_offloads("eth0").expect("doing it again changes nothing")).unwrap();
+    }
+    assert_eq!(send_and_look(from, to, far), (false, false));
+
+    let vxlan = Vxlan { vni: 4096, port: 4789, local: None, learning: false };
+    let create = || {
+        RouteSocket::open().unwrap().create(&NewLink::new("vx", NewLinkKind::Vxlan(vxlan))).unwrap();
+        ethtool::disable_offloads("vx").unwrap();
+    };
+    from.run(create).unwrap();
 }

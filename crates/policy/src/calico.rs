@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tortie_api::calico::{EntityRule, Icmp, PolicySpec, PolicyType, Rule as CalicoRule};
-use tortie_api::net::{IpVersion, PortRange};
+use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_api::{Cidr, Port, ProtocolName};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use crate::compile::{Compiled, Order};
+use crate::compile::{Compiled, Order, SetSource};
 use crate::labels::{NAMESPACE_PREFIX, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX};
 use crate::program::{EntityMatch, IcmpMatch, PolicyId, PolicyRules, Rule, SetId};
 
-pub(crate) type Sets = BTreeMap<SetId, Selector>;
+pub(crate) type Sets = BTreeMap<SetId, SetSource>;
 
 /// Compiles a policy that has been validated.
 pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
@@ -80,20 +80,31 @@ fn of_service_accounts(accounts: &Selector) -> Selector {
 
 fn compile_rule(namespace: &str, rule: &CalicoRule, sets: &mut Sets) -> Rule {
     let icmp = |icmp: &Icmp| IcmpMatch { icmp_type: icmp.icmp_type, icmp_code: icmp.code };
+    let protocol = rule.protocol.map(|ProtocolName(protocol)| protocol);
     Rule {
         action: rule.action,
         ip_version: rule.ip_version.map(|version| if version == 4 { IpVersion::V4 } else { IpVersion::V6 }),
-        protocol: rule.protocol.map(|ProtocolName(protocol)| protocol),
+        protocol,
         not_protocol: rule.not_protocol.map(|ProtocolName(protocol)| protocol),
         icmp: rule.icmp.as_ref().map(icmp),
         not_icmp: rule.not_icmp.as_ref().map(icmp),
-        source: compile_entity(namespace, &rule.source, sets),
-        destination: compile_entity(namespace, &rule.destination, sets),
+        source: compile_entity(namespace, &rule.source, protocol, sets),
+        destination: compile_entity(namespace, &rule.destination, protocol, sets),
     }
 }
 
-fn compile_entity(namespace: &str, entity: &EntityRule, sets: &mut Sets) -> EntityMatch {
+fn compile_entity(
+    namespace: &str,
+    entity: &EntityRule,
+    protocol: Option<Protocol>,
+    sets: &mut Sets,
+) -> EntityMatch {
     let (meant, not_meant) = endpoints_of(namespace, entity);
+    // A named port means the ports of that name of the endpoints that are meant, or of all where nothing says which.
+    let declaring = meant.clone().unwrap_or_else(Selector::all);
+    let mut named_ports =
+        |ports: &[Port]| names(ports).map(|name| port_set(&declaring, protocol, name, sets)).collect();
+    let (port_sets, not_port_sets) = (named_ports(&entity.ports), named_ports(&entity.not_ports));
     let nets = |nets: &[Cidr]| nets.iter().map(|Cidr(net)| *net).collect();
     EntityMatch {
         nets: nets(&entity.nets),
@@ -101,8 +112,9 @@ fn compile_entity(namespace: &str, entity: &EntityRule, sets: &mut Sets) -> Enti
         sets: meant.into_iter().map(|selector| named(selector, sets)).collect(),
         not_sets: not_meant.into_iter().map(|selector| named(selector, sets)).collect(),
         ports: numbers(&entity.ports),
+        port_sets,
         not_ports: numbers(&entity.not_ports),
-        ..EntityMatch::default()
+        not_port_sets,
     }
 }
 
@@ -145,11 +157,33 @@ fn endpoints_of(namespace: &str, entity: &EntityRule) -> (Option<Selector>, Opti
 /// The set of a selector, noted in `sets`.
 pub(crate) fn named(selector: Selector, sets: &mut Sets) -> SetId {
     let id = SetId(selector.id());
-    sets.insert(id.clone(), selector);
+    sets.insert(id.clone(), SetSource::Selector(selector));
     id
 }
 
-/// Named ports do not get here: validation refuses them until they are supported.
+/// The set of the ports of a name, noted in `sets`. Its id is Calico's but for the hash (`calico.md` 3).
+pub(crate) fn port_set(
+    selector: &Selector,
+    protocol: Option<Protocol>,
+    name: &str,
+    sets: &mut Sets,
+) -> SetId {
+    let shown = protocol.map(|protocol| protocol.to_string()).unwrap_or_default();
+    let id = SetId(tortie_selector::unique_id("n", &format!("{},{shown},{name}", selector.id())));
+    sets.insert(
+        id.clone(),
+        SetSource::NamedPort { selector: selector.clone(), protocol, name: name.to_owned() },
+    );
+    id
+}
+
+fn names(ports: &[Port]) -> impl Iterator<Item = &str> {
+    ports.iter().filter_map(|port| match port {
+        Port::Named(name) => Some(name.as_str()),
+        Port::Range(_) => None,
+    })
+}
+
 fn numbers(ports: &[Port]) -> Vec<PortRange> {
     let number = |port: &Port| match port {
         Port::Range(range) => Some(*range),

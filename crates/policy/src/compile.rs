@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tortie_api::calico::PolicyType;
-use tortie_api::net::Action;
+use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
@@ -28,10 +28,26 @@ pub struct Compiled {
     pub egress: bool,
     /// Its rules.
     pub rules: Arc<PolicyRules>,
-    /// The selectors of the sets that the rules name.
-    pub sets: BTreeMap<SetId, Selector>,
+    /// What the sets are that the rules name.
+    pub sets: BTreeMap<SetId, SetSource>,
     /// Why it could not be understood; it then denies.
     pub not_understood: Option<String>,
+}
+
+/// What makes the members of a set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SetSource {
+    /// The addresses of what the selector matches.
+    Selector(Selector),
+    /// The ports of this name, with this protocol if one is given, of the endpoints that the selector matches.
+    NamedPort {
+        /// The endpoints.
+        selector: Selector,
+        /// The protocol with which they must declare the name.
+        protocol: Option<Protocol>,
+        /// The name.
+        name: String,
+    },
 }
 
 /// The place of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (semantics 7).

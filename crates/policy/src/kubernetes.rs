@@ -15,7 +15,7 @@ use tortie_api::kubernetes::{
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use crate::calico::{Sets, named, of_namespaces};
+use crate::calico::{Sets, named, of_namespaces, port_set};
 use crate::compile::{Compiled, Order};
 use crate::labels::ORCHESTRATOR_LABEL;
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
@@ -27,16 +27,19 @@ pub(crate) const ORDER: f64 = 1000.0;
 pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
     let types = policy.effective_types();
     let mut sets = Sets::new();
+    let selector = pods_of(&id.namespace, &policy.spec.pod_selector);
     let mut rules = |of: PolicyType, direction: Direction, rules: &[NetworkPolicyRule]| {
         let named = types.contains(&of);
         let rules = rules.iter().filter(|_| named);
-        rules.flat_map(|rule| compile_rule(&id.namespace, direction, rule, &mut sets)).collect::<Vec<_>>()
+        rules
+            .flat_map(|rule| compile_rule(&id.namespace, &selector, direction, rule, &mut sets))
+            .collect::<Vec<_>>()
     };
     let ingress = rules(PolicyType::Ingress, Direction::Ingress, &policy.spec.ingress);
     let egress = rules(PolicyType::Egress, Direction::Egress, &policy.spec.egress);
     Compiled {
         order: Order::new(Some(ORDER), &id),
-        selector: pods_of(&id.namespace, &policy.spec.pod_selector),
+        selector,
         ingress: types.contains(&PolicyType::Ingress),
         egress: types.contains(&PolicyType::Egress),
         rules: Arc::new(PolicyRules { ingress, egress }),
@@ -58,64 +61,84 @@ fn is_known(requirement: &Requirement) -> bool {
     ["In", "NotIn", "Exists", "DoesNotExist"].contains(&requirement.operator.as_str())
 }
 
-/// One rule for each peer and protocol.
+/// One rule for each peer and protocol. `own` are the pods that the policy selects.
 fn compile_rule(
     namespace: &str,
+    own: &Selector,
     direction: Direction,
     rule: &NetworkPolicyRule,
     sets: &mut Sets,
 ) -> Vec<Rule> {
-    let peers: Vec<EntityMatch> = match rule.peers.as_slice() {
-        [] => vec![EntityMatch::default()],
+    let everyone = || vec![(EntityMatch::default(), Selector::all())];
+    let peers: Vec<(EntityMatch, Selector)> = match rule.peers.as_slice() {
+        [] => everyone(),
         peers => peers.iter().map(|peer| compile_peer(namespace, peer, sets)).collect(),
     };
     let mut rules = Vec::new();
     for (protocol, ports) in by_protocol(&rule.ports) {
-        for peer in &peers {
+        for (peer, peers_pods) in &peers {
             let mut compiled = Rule { protocol, ..Rule::all(Action::Allow) };
-            match direction {
-                Direction::Ingress => compiled.source = peer.clone(),
-                Direction::Egress => compiled.destination = peer.clone(),
-            }
-            compiled.destination.ports.clone_from(&ports);
+            // Named ports are those of the destination (semantics 12).
+            let declaring = match direction {
+                Direction::Ingress => {
+                    compiled.source = peer.clone();
+                    own
+                }
+                Direction::Egress => {
+                    compiled.destination = peer.clone();
+                    peers_pods
+                }
+            };
+            let names = ports.iter().filter_map(|port| port.name);
+            compiled.destination.port_sets =
+                names.map(|name| port_set(declaring, protocol, name, sets)).collect();
+            compiled.destination.ports = ports.iter().filter_map(|port| port.range).collect();
             rules.push(compiled);
         }
     }
     rules
 }
 
+/// A port of a rule: a range of numbers, or a name.
+#[derive(Debug, Clone, Default)]
+struct WantedPort<'a> {
+    range: Option<PortRange>,
+    name: Option<&'a str>,
+}
+
 /// The ports of each protocol; no ports at all is every protocol. An entry without a port is all ports of its protocol.
-fn by_protocol(ports: &[NetworkPolicyPort]) -> Vec<(Option<Protocol>, Vec<PortRange>)> {
+fn by_protocol(ports: &[NetworkPolicyPort]) -> Vec<(Option<Protocol>, Vec<WantedPort<'_>>)> {
     if ports.is_empty() {
         return vec![(None, Vec::new())];
     }
-    let mut protocols: BTreeMap<Protocol, Option<Vec<PortRange>>> = BTreeMap::new();
+    let mut protocols: BTreeMap<Protocol, Option<Vec<WantedPort<'_>>>> = BTreeMap::new();
     for port in ports {
         let protocol = port.protocol.as_deref().and_then(Protocol::from_name).unwrap_or(Protocol::TCP);
-        let ranges = protocols.entry(protocol).or_insert_with(|| Some(Vec::new()));
-        match (&port.port, ranges.as_mut()) {
-            (Some(IntOrString::Number(first)), Some(ranges)) => {
-                ranges.push(PortRange { first: *first, last: port.end_port.unwrap_or(*first) });
+        let wanted = protocols.entry(protocol).or_insert_with(|| Some(Vec::new()));
+        match (&port.port, wanted.as_mut()) {
+            (Some(IntOrString::Number(first)), Some(wanted)) => {
+                let range = PortRange { first: *first, last: port.end_port.unwrap_or(*first) };
+                wanted.push(WantedPort { range: Some(range), name: None });
             }
-            (Some(_), _) => {}
-            (None, _) => *ranges = None,
+            (Some(IntOrString::Name(name)), Some(wanted)) => {
+                wanted.push(WantedPort { range: None, name: Some(name) })
+            }
+            (Some(_), None) => {}
+            (None, _) => *wanted = None,
         }
     }
-    protocols
-        .into_iter()
-        // A protocol whose ports all have names is left out: validation refuses those until they are supported.
-        .filter(|(_, ranges)| ranges.as_ref().is_none_or(|ranges| !ranges.is_empty()))
-        .map(|(protocol, ranges)| (Some(protocol), ranges.unwrap_or_default()))
-        .collect()
+    protocols.into_iter().map(|(protocol, wanted)| (Some(protocol), wanted.unwrap_or_default())).collect()
 }
 
-fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> EntityMatch {
+/// A peer, and the pods among it, whose named ports may be meant.
+fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (EntityMatch, Selector) {
     if let Some(block) = &peer.ip_block {
-        return EntityMatch {
+        let addresses = EntityMatch {
             nets: vec![block.cidr.0],
             not_nets: block.except.iter().map(|Cidr(net)| *net).collect(),
             ..EntityMatch::default()
         };
+        return (addresses, Selector::all());
     }
     let namespaces = match &peer.namespace_selector {
         None => Selector::equal(NAMESPACE_LABEL, namespace),
@@ -124,7 +147,8 @@ fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> E
     let pods = peer.pod_selector.clone().unwrap_or_default();
     let mut terms = vec![namespaces];
     terms.extend(of_kubernetes(&pods));
-    EntityMatch { sets: vec![named(Selector::all_of(terms), sets)], ..EntityMatch::default() }
+    let pods = Selector::all_of(terms);
+    (EntityMatch { sets: vec![named(pods.clone(), sets)], ..EntityMatch::default() }, pods)
 }
 
 fn pods_of(namespace: &str, pods: &LabelSelector) -> Selector {

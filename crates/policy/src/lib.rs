@@ -10,5 +10,5 @@ mod kubernetes;
 mod labels;
 pub mod program;
 
-pub use compile::{Compiled, Order, compile, policy_id};
+pub use compile::{Compiled, Order, SetSource, compile, policy_id};
 pub use labels::{endpoint_labels, namespace_profile};

@@ -134,8 +134,7 @@ impl Selector {
     /// Calico's unique id: `s:` and the base64url SHA-224 of `s:` and the canonical form; 40 characters.
     #[must_use]
     pub fn id(&self) -> String {
-        let hash = Sha224::digest(format!("s:{self}").as_bytes());
-        format!("s:{}", URL_SAFE_NO_PAD.encode(hash))
+        unique_id("s", &self.to_string())
     }
 
     /// The same selector over labels whose names begin with `prefix` (`pcns.` for a namespace's, `pcsa.` for a service
@@ -175,6 +174,13 @@ impl Selector {
     pub fn restrictions(&self) -> BTreeMap<String, Restriction> {
         restrict::restrictions(&self.node)
     }
+}
+
+/// Calico's unique ids: a prefix, and the base64url SHA-224 of prefix and text.
+#[must_use]
+pub fn unique_id(prefix: &str, text: &str) -> String {
+    let hash = Sha224::digest(format!("{prefix}:{text}").as_bytes());
+    format!("{prefix}:{}", URL_SAFE_NO_PAD.encode(hash))
 }
 
 impl fmt::Display for Selector {

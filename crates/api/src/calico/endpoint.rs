@@ -45,6 +45,21 @@ pub struct WorkloadEndpointSpec {
     /// The MAC address of the pod's interface.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
+    /// The ports of the pod's containers that have names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<EndpointPort>,
+}
+
+/// A named port of an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointPort {
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
+    /// Its protocol, by name.
+    pub protocol: String,
+    /// Its number.
+    pub port: u16,
 }
 
 impl WorkloadEndpoint {

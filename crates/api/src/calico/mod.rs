@@ -4,7 +4,7 @@ mod endpoint;
 mod policy;
 mod pool;
 
-pub use endpoint::{WorkloadEndpoint, WorkloadEndpointSpec};
+pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule, ServiceAccountMatch,
     ServiceMatch,

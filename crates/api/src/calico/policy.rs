@@ -255,9 +255,9 @@ impl EntityRule {
             if ports.is_empty() {
                 continue;
             }
-            if let Some(Port::Named(name)) = ports.iter().find(|port| matches!(port, Port::Named(_))) {
-                wrong(field, format!("the named port {name:?} is not supported yet; use its number"));
-            } else if !protocol.is_some_and(|ProtocolName(protocol)| protocol.has_ports()) {
+            // A named port brings its protocol along.
+            let numbers = ports.iter().any(|port| matches!(port, Port::Range(_)));
+            if numbers && !protocol.is_some_and(|ProtocolName(protocol)| protocol.has_ports()) {
                 wrong(field, "needs protocol: TCP, UDP or SCTP in the same rule".into());
             }
         }

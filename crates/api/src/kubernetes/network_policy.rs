@@ -222,9 +222,9 @@ impl NetworkPolicyPort {
             wrong("protocol", format!("{protocol:?} is none of TCP, UDP, SCTP"));
         }
         match (&self.port, self.end_port) {
-            (Some(IntOrString::Name(name)), _) => {
-                wrong("port", format!("the named port {name:?} is not supported yet; use its number"));
-            }
+            (Some(IntOrString::Name(name)), None) if is_port_name(name) => {}
+            (Some(IntOrString::Name(name)), None) => wrong("port", format!("{name:?} is no name of a port")),
+            (Some(IntOrString::Name(_)), Some(_)) => wrong("endPort", "needs a port that is a number".into()),
             (Some(IntOrString::Number(0)), _) => wrong("port", "0 is no port".into()),
             (Some(IntOrString::Number(first)), Some(last)) if last < *first => {
                 wrong("endPort", format!("{last} lies before port {first}"));
@@ -233,6 +233,15 @@ impl NetworkPolicyPort {
             _ => {}
         }
     }
+}
+
+/// An IANA service name: at most 15 letters, digits and dashes, with a letter.
+fn is_port_name(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        && name.bytes().any(|byte| byte.is_ascii_lowercase())
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }
 
 impl LabelSelector {

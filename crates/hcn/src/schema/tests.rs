@@ -1,3 +1,5 @@
+//! The documents as they are written: what is read back, what is refused.
+
 use proptest::prelude::*;
 use serde_json::json;
 

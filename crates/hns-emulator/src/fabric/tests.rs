@@ -1,3 +1,5 @@
+//! Frames in, frames out: what the fabric decides.
+
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};

@@ -305,7 +305,7 @@ fn interfaces<'a>(config: &'a Config, state: &'a NodeState) -> Vec<Interface<'a>
 /// Neighbour solicitations and advertisements, and router solicitations (semantics 22).
 fn neighbour_discovery() -> Vec<Expr> {
     let types = [133, 135, 136].map(|icmp_type| Element::key(Key::byte(icmp_type)));
-    let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Protocol]), types)));
+    let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Icmpv6Type]), types)));
     let mut exprs = family_is(Family::V6);
     exprs.extend(super::matches::protocol_in(&[58], false));
     exprs.extend([

@@ -6,12 +6,16 @@ mod network;
 mod policy;
 mod sets;
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use tortie_dataplane::{Condition, Delta, NodeState, Report};
 
 pub(crate) use self::network::link_parameters;
 
 use self::network::Network;
 use self::policy::{Dirty, PolicyTable};
+use crate::conntrack::Conntrack;
 use crate::{Error, Result};
 
 /// What an operator may set.
@@ -57,6 +61,9 @@ pub struct Dataplane {
     state: NodeState,
     policy: PolicyTable,
     network: Network,
+    conntrack: Conntrack,
+    /// Addresses that no pod has any more, while connections of theirs may still be known.
+    released: BTreeSet<IpAddr>,
 }
 
 impl Dataplane {
@@ -67,7 +74,36 @@ impl Dataplane {
     /// The connection that could not be opened; it needs CAP_NET_ADMIN in the namespace.
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
-        Ok(Self { state: NodeState::default(), policy, network: Network::open(config)? })
+        let (network, conntrack) = (Network::open(config)?, Conntrack::open()?);
+        Ok(Self { state: NodeState::default(), policy, network, conntrack, released: BTreeSet::new() })
+    }
+
+    /// Takes deltas into the desired state, and says what they are about.
+    fn take(&mut self, deltas: &[Delta]) -> Dirty {
+        let mut dirty = Dirty::default();
+        for delta in deltas {
+            if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta {
+                self.released.extend(self.state.endpoints.get(id).iter().flat_map(|old| &old.addresses));
+            }
+            self.state.apply(delta);
+            dirty.note(delta);
+        }
+        dirty
+    }
+
+    /// Forgets the connections of addresses that no pod has any more: who gets such an address next must not inherit
+    /// them.
+    fn forget_released(&mut self) -> Result<()> {
+        if self.released.is_empty() {
+            return Ok(());
+        }
+        for address in self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
+            self.released.remove(address);
+        }
+        let count = self.conntrack.forget(&self.released)?;
+        tracing::debug!(addresses = ?self.released, count, "forgot connections of released addresses");
+        self.released.clear();
+        Ok(())
     }
 
     /// What happened to policy and to routes, as a report.
@@ -94,11 +130,7 @@ impl Dataplane {
 
 impl tortie_dataplane::Dataplane for Dataplane {
     fn apply(&mut self, deltas: &[Delta]) -> Report {
-        let mut dirty = Dirty::default();
-        for delta in deltas {
-            self.state.apply(delta);
-            dirty.note(delta);
-        }
+        let dirty = self.take(deltas);
         // Policy first: no route leads to a pod before its policy is there.
         let policy = self.policy.apply(&self.state, &dirty);
         let touches_network = |delta: &Delta| {
@@ -112,12 +144,13 @@ impl tortie_dataplane::Dataplane for Dataplane {
             )
         };
         let network = self.network.apply(&self.state, deltas.iter().any(touches_network));
+        let network = network.and(self.forget_released());
         self.report(policy, network)
     }
 
     fn resync(&mut self) -> Report {
         let policy = self.policy.resync(&self.state);
-        let network = self.network.resync(&self.state);
+        let network = self.network.resync(&self.state).and(self.forget_released());
         self.report(policy, network)
     }
 }

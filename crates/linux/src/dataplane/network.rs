@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_dataplane::{Condition, EndpointId, LocalNode, NodeState, Report, RouteTarget, Vtep};
+use tortie_dataplane::{Condition, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, Vtep};
 
 use super::Config;
 use crate::route::{
@@ -94,14 +94,35 @@ impl Network {
             match verdict {
                 Err(error) if !is_gone(change, &error) => {
                     certain = false;
-                    self.retry = true;
-                    self.node.push(Condition { reason: "NetworkNotInForce", message: error.to_string() });
+                    self.refused(state, change, &error);
                 }
                 _ => kernel.apply(change),
             }
         }
         self.kernel = certain.then_some(kernel);
         Ok(())
+    }
+
+    /// Notes a refusal, with the endpoint that the change is about, if there is one.
+    fn refused(&mut self, state: &NodeState, change: &Change, error: &Error) {
+        self.retry = true;
+        let (reason, message) = ("NetworkNotInForce", error.to_string());
+        let is_of = |route: &Route, endpoint: &Endpoint| {
+            endpoint.addresses.iter().any(|address| IpNet::from(*address) == route.destination)
+        };
+        let endpoint = match change {
+            Change::AddRoute(route) | Change::ReplaceRoute(route) => {
+                state.endpoints.iter().find(|(_, endpoint)| is_of(route, endpoint))
+            }
+            _ => None,
+        };
+        match endpoint {
+            Some((id, _)) => {
+                let message = format!("{id}: no route leads to the pod: {message}");
+                self.endpoints.insert(id.clone(), Condition { reason, message });
+            }
+            None => self.node.push(Condition { reason, message }),
+        }
     }
 
     /// The changes that are needed. Of routes only ours are changed or deleted; one of somebody else in the place of
@@ -276,7 +297,7 @@ impl Tables {
                 self.fdb.insert(entry);
             }
             Change::DeleteFdb(entry) => drop(self.fdb.remove(&entry)),
-            Change::SetLink(..) | Change::DeleteLink(_) => {}
+            Change::SetLink(..) | Change::DeleteLink(_) | Change::DeleteGroup(_) => {}
         }
     }
 }

@@ -24,7 +24,8 @@ pub struct PolicyTable {
     programs: BTreeMap<String, Rendered>,
     /// The names of the programs of each endpoint, and its interface.
     endpoints: BTreeMap<EndpointId, Placed>,
-    /// Programs whose chains the kernel has refused, and what it said. They stay closed until the next resync.
+    /// Programs whose chains the kernel has refused, and what it said. They stay closed until a policy changes,
+    /// or the next resync.
     refused: BTreeMap<String, String>,
 }
 
@@ -110,6 +111,9 @@ impl PolicyTable {
         }
         if dirty.is_empty() {
             return Ok(());
+        }
+        if !dirty.policies.is_empty() {
+            self.refused.clear(); // what was refused may be another policy now
         }
         if let Err(error) = self.change(state, dirty) {
             // Something is not as we think: look, and try once more with all of it.

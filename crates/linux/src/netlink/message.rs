@@ -38,7 +38,7 @@ impl Request {
         pad(buffer);
     }
 
-    /// How many bytes [`write`](Self::write) puts.
+    /// How many bytes the message takes, with its header and padding.
     #[must_use]
     pub fn length(&self) -> usize {
         (HEADER + self.payload.len()).next_multiple_of(4)

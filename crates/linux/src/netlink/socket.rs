@@ -118,6 +118,28 @@ impl Socket {
         self.batch(std::slice::from_ref(request))?.pop().unwrap_or(Ok(()))
     }
 
+    /// Asks for one object, and gives what the kernel tells of it.
+    ///
+    /// # Errors
+    /// The kernel's refusal, such as `ENODEV` for a link that is not there.
+    pub fn get(&mut self, request: &Request) -> Result<Vec<Reply>, Refusal> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut data = Vec::with_capacity(request.length());
+        request.write(&mut data, NLM_F_ACK, self.sequence);
+        self.send(&data)?;
+        let mut replies = Vec::new();
+        loop {
+            let Some(length) = receive(&self.socket, &mut self.buffer, 0)? else { continue };
+            for message in split(&self.buffer[..length]).filter(|message| message.sequence == self.sequence) {
+                match message.meaning() {
+                    Meaning::Object => replies.push(reply(message)),
+                    Meaning::Done => return Ok(replies),
+                    Meaning::Refused(refusal) => return Err(refusal),
+                }
+            }
+        }
+    }
+
     /// Asks for all objects of a kind. Begins again when they change meanwhile, so that none is missing or twice.
     ///
     /// # Errors

@@ -184,20 +184,22 @@ pub enum Field {
     Port = 13,
     /// A packet mark, in host byte order.
     Mark = 19,
+    /// The type of an ICMPv6 message.
+    Icmpv6Type = 29,
     /// An interface's name.
     Interface = 41,
 }
 
 impl Field {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Ipv4, Self::Ipv6, Self::Protocol, Self::Port, Self::Mark, Self::Interface];
+    pub const ALL: [Self; 7] =
+        [Self::Ipv4, Self::Ipv6, Self::Protocol, Self::Port, Self::Mark, Self::Icmpv6Type, Self::Interface];
 
     /// Its length in bytes.
     #[must_use]
     pub fn length(self) -> usize {
         match self {
-            Self::Protocol => 1,
+            Self::Protocol | Self::Icmpv6Type => 1,
             Self::Port => 2,
             Self::Ipv4 | Self::Mark => 4,
             Self::Ipv6 | Self::Interface => 16,

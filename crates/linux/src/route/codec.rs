@@ -82,6 +82,7 @@ pub fn change(change: &Change) -> Request {
     match change {
         Change::SetLink(index, settings) => request(M::SetLink(set_link(*index, settings)), 0),
         Change::DeleteLink(index) => request(M::DelLink(set_link(*index, &[])), 0),
+        Change::DeleteGroup(group) => request(M::DelLink(set_link(0, &[LinkSetting::Group(*group)])), 0),
         Change::AddAddress(address) => request(M::NewAddress(address_message(address)), REPLACE),
         Change::DeleteAddress(address) => request(M::DelAddress(address_message(address)), 0),
         Change::AddRoute(route) => request(M::NewRoute(route_message(route)), EXCLUSIVE),
@@ -107,6 +108,7 @@ fn set_link(index: u32, settings: &[LinkSetting]) -> LinkMessage {
             LinkSetting::Mac(mac) => LinkAttribute::Address(mac.0.to_vec()),
             LinkSetting::Name(name) => LinkAttribute::IfName(name.clone()),
             LinkSetting::Alias(alias) => LinkAttribute::IfAlias(alias.clone()),
+            LinkSetting::Group(group) => LinkAttribute::Group(*group),
             LinkSetting::Controller(controller) => LinkAttribute::Controller(controller.unwrap_or(0)),
         });
     }
@@ -179,6 +181,12 @@ fn fdb_message(entry: &FdbEntry) -> NeighbourMessage {
         NeighbourAttribute::Destination(NeighbourAddress::Inet(entry.destination)),
     ];
     message
+}
+
+pub fn get_link(name: &str) -> Request {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+    request(RouteNetlinkMessage::GetLink(message), 0)
 }
 
 pub fn list_links() -> Request {

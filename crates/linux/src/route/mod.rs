@@ -82,7 +82,11 @@ impl RouteSocket {
     /// # Errors
     /// The kernel's refusal.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>> {
-        Ok(self.links()?.into_iter().find(|link| link.name == name))
+        match self.socket.get(&codec::get_link(name)) {
+            Ok(replies) => Ok(replies.iter().find_map(codec::link)),
+            Err(refusal) if refusal.source.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(refusal) => Err(Error::refused("show the link", name)(refusal)),
+        }
     }
 
     /// All addresses.

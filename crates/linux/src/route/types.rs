@@ -107,6 +107,8 @@ pub enum LinkSetting {
     Name(String),
     /// A note, of at most 255 bytes (`ifalias`).
     Alias(String),
+    /// The group that it is in; 0 is where all links begin.
+    Group(u32),
     /// The bridge that it is a port of; `None` takes it out.
     Controller(Option<u32>),
 }
@@ -211,6 +213,8 @@ pub enum Change {
     SetLink(u32, Vec<LinkSetting>),
     /// Deletes the link with this index.
     DeleteLink(u32),
+    /// Deletes all links of a group, which takes the kernel no longer than one. An error where there are none.
+    DeleteGroup(u32),
     /// Adds an address, or leaves it as it is.
     AddAddress(Address),
     /// Deletes an address.
@@ -237,6 +241,7 @@ impl Change {
         match self {
             Self::SetLink(..) => "change the link",
             Self::DeleteLink(_) => "delete the link",
+            Self::DeleteGroup(_) => "delete the links of the group",
             Self::AddAddress(_) => "add the address",
             Self::DeleteAddress(_) => "delete the address",
             Self::AddRoute(_) => "add the route",
@@ -256,6 +261,7 @@ impl fmt::Display for Change {
         match self {
             Self::SetLink(index, settings) => write!(f, "link {index} to {settings:?}"),
             Self::DeleteLink(index) => write!(f, "link {index}"),
+            Self::DeleteGroup(group) => write!(f, "link group {group:#x}"),
             Self::AddAddress(a) | Self::DeleteAddress(a) => {
                 write!(f, "{}/{} on link {}", a.address, a.prefix_length, a.link)
             }

@@ -1,0 +1,371 @@
+//! What policies come to, from their manifests to a verdict. Numbers in brackets are the points of the project's
+//! semantics that a case belongs to.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+use tortie_api::net::{Direction, Protocol};
+use tortie_api::{Key, Kind, manifest};
+use tortie_calc::Calc;
+use tortie_dataplane::EndpointId;
+use tortie_policy::program::{Flow, evaluate};
+
+/// Pods of namespace `web` (label `team=a`) and `db` (label `team=b`), all on one node; `namespace/name` → address.
+const PODS: [(&str, &str, &str, &str); 5] = [
+    ("web/front", "10.0.0.1", "app=front", "default"),
+    ("web/back", "10.0.0.2", "app=back", "runner"),
+    ("db/main", "10.0.0.3", "app=db,tier=main", "default"),
+    ("db/copy", "10.0.0.4", "app=db", "default"),
+    ("lost/pod", "10.0.0.5", "app=front", "default"),
+];
+const OUTSIDE: &str = "203.0.113.9";
+
+fn cluster(policies: &str) -> Calc {
+    let mut calc = Calc::new("n");
+    for (name, team) in [("web", "a"), ("db", "b")] {
+        let value = json!({"metadata": {"name": name, "labels": {"team": team}}});
+        calc.update(&Key::global(Kind::Namespace, name), Some(&value));
+    }
+    let account = json!({"metadata": {"name": "runner", "namespace": "web", "labels": {"trusted": "yes"}}});
+    calc.update(&Key::namespaced(Kind::ServiceAccount, "web", "runner"), Some(&account));
+    for (pod, address, labels, account) in PODS {
+        let (namespace, name) = pod.split_once('/').unwrap();
+        let labels: Value = labels
+            .split(',')
+            .map(|label| label.split_once('=').unwrap())
+            .map(|(k, v)| (k.to_owned(), json!(v)))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+        let value = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint", "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "node": "n", "pod": name, "endpoint": "eth0", "serviceAccountName": account, "ipNetworks": [format!("{address}/32")],
+                "profiles": [format!("kns.{namespace}")],
+            },
+        });
+        let key = tortie_api::calico::WorkloadEndpoint::name_for("n", name, "eth0");
+        calc.update(&Key::namespaced(Kind::WorkloadEndpoint, namespace, key), Some(&value));
+    }
+    for object in manifest::read("policies.yml", policies).unwrap_or_else(|problems| panic!("{problems:?}")) {
+        calc.update(&object.key, Some(&object.value));
+    }
+    calc.flush();
+    calc
+}
+
+fn address(name: &str) -> IpAddr {
+    PODS.iter().find(|(pod, ..)| *pod == name).map_or(OUTSIDE, |(_, address, ..)| address).parse().unwrap()
+}
+
+/// Whether a flow gets through: the source's egress and the destination's ingress both allow (5).
+fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
+    let (protocol, number) = port.split_once('/').unwrap();
+    let protocol = Protocol::from_name(protocol).unwrap();
+    let number: u16 = number.parse().unwrap();
+    let icmp = (protocol == Protocol::ICMP).then(|| (u8::try_from(number).unwrap(), 0));
+    let destination_port = if icmp.is_some() { 0 } else { number };
+    let flow = Flow {
+        source: address(from),
+        destination: address(to),
+        protocol,
+        source_port: 40_000,
+        destination_port,
+        icmp,
+    };
+    let judge = |pod: &str, direction| {
+        let Some((namespace, name)) = pod.split_once('/') else { return true };
+        let id = EndpointId { namespace: namespace.into(), pod: name.into(), interface: "eth0".into() };
+        let endpoint = &calc.state().endpoints[&id];
+        evaluate(&endpoint.program, direction, &flow, calc.state())
+    };
+    judge(from, Direction::Egress) && judge(to, Direction::Ingress)
+}
+
+struct Case {
+    what: &'static str,
+    policies: String,
+    /// `from > to port` of what passes, and of what does not.
+    allowed: &'static [&'static str],
+    denied: &'static [&'static str],
+}
+
+fn calico(namespace: &str, name: &str, spec: &str) -> String {
+    let kind = if namespace.is_empty() { "GlobalNetworkPolicy" } else { "NetworkPolicy" };
+    let namespace = if namespace.is_empty() { String::new() } else { format!(", namespace: {namespace}") };
+    format!(
+        "---\napiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}{namespace}}}\nspec: {spec}\n"
+    )
+}
+
+fn kubernetes(namespace: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: k, namespace: {namespace}}}\nspec: {spec}\n"
+    )
+}
+
+fn cases() -> Vec<Case> {
+    vec![
+        Case {
+            what: "no policy: the namespace's profile allows; a pod whose namespace is not known is closed (8)",
+            policies: String::new(),
+            allowed: &[
+                "web/front > db/main tcp/1",
+                "outside > web/front udp/1",
+                "web/front > outside icmp/8",
+            ],
+            denied: &["web/front > lost/pod tcp/1", "lost/pod > web/front tcp/1"],
+        },
+        Case {
+            what: "a policy isolates only what it selects, only in its direction (8)",
+            policies: calico(
+                "db",
+                "p",
+                "{selector: tier == 'main', ingress: [{action: Allow, source: {selector: app == 'db'}}]}",
+            ),
+            allowed: &["db/copy > db/main tcp/1", "web/front > db/copy tcp/1", "db/main > web/front tcp/1"],
+            denied: &["web/front > db/main tcp/1", "outside > db/main tcp/1"],
+        },
+        Case {
+            what: "a selector in a namespaced policy means that namespace's endpoints (13)",
+            policies: calico("db", "p", "{ingress: [{action: Allow, source: {selector: app == 'front'}}]}"),
+            allowed: &[],
+            denied: &["web/front > db/main tcp/1", "db/copy > db/main tcp/1"],
+        },
+        Case {
+            what: "namespaceSelector opens it to others, by their labels (13)",
+            policies: calico(
+                "db",
+                "p",
+                "{ingress: [{action: Allow, source: {namespaceSelector: team == 'a', selector: app == 'front'}}]}",
+            ),
+            allowed: &["web/front > db/main tcp/1"],
+            denied: &["web/back > db/main tcp/1", "db/copy > db/main tcp/1", "lost/pod > db/main tcp/1"],
+        },
+        Case {
+            what: "a rule with only nets or ports is not bound to the namespace (13, 6)",
+            policies: calico(
+                "db",
+                "p",
+                "{ingress: [{action: Allow, protocol: TCP, source: {nets: [10.0.0.0/30]}, destination: {ports: [80, '90:95']}}]}",
+            ),
+            allowed: &["web/front > db/main tcp/80", "web/back > db/main tcp/95"],
+            denied: &[
+                "web/front > db/main tcp/81",
+                "web/front > db/main udp/80",
+                "db/copy > db/main tcp/80",
+                "outside > db/main tcp/80",
+            ],
+        },
+        Case {
+            what: "order decides, absent is last, ties go by name (7)",
+            policies: calico("db", "b", "{order: 2, ingress: [{action: Deny, protocol: TCP}]}")
+                + &calico(
+                    "db",
+                    "a",
+                    "{order: 1, ingress: [{action: Allow, protocol: TCP, destination: {ports: [1]}}]}",
+                )
+                + &calico("db", "last", "{ingress: [{action: Allow}]}")
+                + &calico(
+                    "db",
+                    "z",
+                    "{order: 0, selector: tier == 'main', ingress: [{action: Deny, protocol: UDP, destination: {ports: [7]}}]}",
+                )
+                + &calico(
+                    "db",
+                    "y",
+                    "{order: 0, selector: tier == 'main', ingress: [{action: Allow, protocol: UDP, destination: {ports: [7]}}]}",
+                ),
+            allowed: &["web/front > db/main tcp/1", "web/front > db/main udp/2", "web/front > db/main udp/7"],
+            denied: &["web/front > db/main tcp/2"],
+        },
+        Case {
+            what: "Pass in the last tier reaches the profiles (8), Log goes on",
+            policies: calico("db", "p", "{ingress: [{action: Log}, {action: Pass, protocol: TCP}]}"),
+            allowed: &["web/front > db/main tcp/1"],
+            denied: &["web/front > db/main udp/1"],
+        },
+        Case {
+            what: "negations: notSelector alone, beside a selector; notNets, notPorts, notProtocol (14)",
+            policies: calico(
+                "",
+                "g",
+                "{selector: app == 'db', ingress: [{action: Allow, notProtocol: UDP, source: {notSelector: app == 'front'}}, {action: Allow, protocol: UDP, source: {notNets: [10.0.0.0/8]}, destination: {notPorts: [53]}}]}",
+            ),
+            allowed: &["web/back > db/main tcp/1", "outside > db/main tcp/1", "outside > db/main udp/54"],
+            denied: &["web/front > db/main tcp/1", "outside > db/main udp/53", "web/back > db/main udp/54"],
+        },
+        Case {
+            what: "a selector that matches nobody matches nothing, its negation everybody (14)",
+            policies: calico(
+                "db",
+                "p",
+                "{selector: tier == 'main', ingress: [{action: Allow, source: {selector: has(nothing)}}]}",
+            ) + &calico(
+                "",
+                "g",
+                "{selector: app == 'db' && !has(tier), ingress: [{action: Allow, source: {notSelector: has(nothing)}}]}",
+            ),
+            allowed: &["web/front > db/copy tcp/1", "outside > db/copy tcp/1"],
+            denied: &["web/front > db/main tcp/1", "db/copy > db/main tcp/1"],
+        },
+        Case {
+            what: "service accounts, by name and by label",
+            policies: calico(
+                "",
+                "g",
+                "{selector: app == 'db', ingress: [{action: Allow, protocol: TCP, source: {serviceAccounts: {names: [runner]}}}, {action: Allow, protocol: UDP, source: {serviceAccounts: {selector: trusted == 'yes'}}}]}",
+            ),
+            allowed: &["web/back > db/main tcp/1", "web/back > db/main udp/1"],
+            denied: &["web/front > db/main tcp/1", "web/front > db/main udp/1", "web/back > db/main icmp/8"],
+        },
+        Case {
+            what: "icmp by type; notICMP by type",
+            policies: calico(
+                "db",
+                "p",
+                "{ingress: [{action: Allow, protocol: ICMP, icmp: {type: 8}}, {action: Allow, protocol: ICMP, notICMP: {type: 13}}]}",
+            ),
+            allowed: &["web/front > db/main icmp/8", "web/front > db/main icmp/3"],
+            denied: &["web/front > db/main icmp/13", "web/front > db/main tcp/8"],
+        },
+        Case {
+            what: "types without rules close a direction; egress alone leaves ingress open",
+            policies: calico("web", "p", "{selector: app == 'front', types: [Egress]}"),
+            allowed: &["db/main > web/front tcp/1"],
+            denied: &["web/front > db/main tcp/1", "web/front > outside tcp/1"],
+        },
+        Case {
+            what: "Kubernetes: empty selectors and peers (10, 11)",
+            policies: kubernetes(
+                "db",
+                "{podSelector: {}, ingress: [{from: [{podSelector: {}}]}, {from: [{namespaceSelector: {matchLabels: {team: a}}, podSelector: {matchExpressions: [{key: app, operator: In, values: [front]}]}}]}]}",
+            ),
+            allowed: &["db/copy > db/main icmp/8", "web/front > db/main udp/1", "db/main > outside tcp/1"],
+            denied: &["web/back > db/main tcp/1", "outside > db/main tcp/1"],
+        },
+        Case {
+            what: "Kubernetes: ports without peers are for everyone, and no ICMP; endPort (11)",
+            policies: kubernetes(
+                "db",
+                "{podSelector: {matchLabels: {tier: main}}, ingress: [{ports: [{port: 80}, {port: 90, endPort: 92}, {protocol: UDP}]}]}",
+            ),
+            allowed: &[
+                "outside > db/main tcp/80",
+                "web/front > db/main tcp/92",
+                "web/front > db/main udp/1234",
+            ],
+            denied: &["web/front > db/main tcp/93", "web/front > db/main icmp/8"],
+        },
+        Case {
+            what: "Kubernetes: ipBlock less its exceptions, egress isolates only with egress rules or the type (10)",
+            policies: kubernetes(
+                "web",
+                "{podSelector: {}, egress: [{to: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.0.0.4/32]}}]}], policyTypes: [Egress]}",
+            ),
+            allowed: &["web/front > db/main tcp/1", "db/main > web/front tcp/1"],
+            denied: &["web/front > db/copy tcp/1", "web/front > outside tcp/1"],
+        },
+        Case {
+            what: "Kubernetes: the name that the API server gives every namespace as a label",
+            policies: kubernetes(
+                "db",
+                "{podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: web}}}]}]}",
+            ),
+            allowed: &["web/front > db/main tcp/1"],
+            denied: &["db/copy > db/main tcp/1"],
+        },
+    ]
+}
+
+#[test]
+fn policies_come_to_what_they_say() {
+    for case in cases() {
+        let calc = cluster(&case.policies);
+        assert_eq!(calc.findings(), vec![], "{}", case.what);
+        let flows =
+            case.allowed.iter().map(|flow| (flow, true)).chain(case.denied.iter().map(|flow| (flow, false)));
+        for (flow, expected) in flows {
+            let (from, rest) = flow.split_once(" > ").unwrap();
+            let (to, port) = rest.split_once(' ').unwrap();
+            assert_eq!(passes(&calc, from, to, port), expected, "{}: {flow}", case.what);
+        }
+    }
+}
+
+/// A policy that is stored and cannot be understood denies, in the directions that it names, where it stands in the
+/// order, to what it selects (18).
+#[test]
+fn what_cannot_be_understood_denies() {
+    let policy = |spec: Value| json!({"metadata": {"name": "p", "namespace": "db"}, "spec": spec});
+    let allow_first = json!({"order": 1, "ingress": [{"action": "Allow", "protocol": "TCP", "destination": {"ports": [1]}}]});
+    for (spec, allowed, denied) in [
+        // An unknown field; the selector is readable.
+        (
+            json!({"selector": "tier == 'main'", "ingress": [{"action": "Allow", "notSelektor": "x"}], "types": ["Ingress"]}),
+            vec!["web/front > db/copy tcp/2", "db/main > web/front tcp/2"],
+            vec!["web/front > db/main tcp/2"],
+        ),
+        // An unknown action, directions not named: both.
+        (
+            json!({"selector": "tier == 'main'", "ingress": [{"action": "Permit"}]}),
+            vec!["web/front > db/copy tcp/2"],
+            vec!["web/front > db/main tcp/2", "db/main > web/front tcp/2"],
+        ),
+        // An unreadable selector: the whole namespace, and no other.
+        (
+            json!({"selector": "tier = 'main'", "types": ["Ingress"]}),
+            vec!["db/main > web/front tcp/2"],
+            vec!["web/front > db/main tcp/2", "web/front > db/copy tcp/2"],
+        ),
+        // A policy before it keeps its say; one that is not supported yet counts as not understood.
+        (
+            json!({"order": 2, "selector": "tier == 'main'", "ingress": [{"action": "Allow", "http": {"methods": ["GET"]}}], "types": ["Ingress"]}),
+            vec!["web/front > db/main tcp/1", "web/front > db/copy tcp/1"],
+            vec!["web/front > db/main tcp/2"],
+        ),
+    ] {
+        let mut calc = cluster("");
+        calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&policy(spec.clone())));
+        if spec.get("order").is_some() {
+            calc.update(
+                &Key::namespaced(Kind::NetworkPolicy, "db", "first"),
+                Some(&policy(allow_first.clone())),
+            );
+        }
+        calc.flush();
+        let findings = calc.findings();
+        assert_eq!(findings.len(), 1, "{spec}: {findings:?}");
+        assert_eq!(findings[0].key.name, "p");
+        for (flows, expected) in [(&allowed, true), (&denied, false)] {
+            for flow in flows {
+                let (from, rest) = flow.split_once(" > ").unwrap();
+                let (to, port) = rest.split_once(' ').unwrap();
+                assert_eq!(passes(&calc, from, to, port), expected, "{spec}: {flow}");
+            }
+        }
+    }
+}
+
+/// A policy of any shape, even no policy at all, does not open anything or panic.
+#[test]
+fn garbage_is_closed() {
+    for value in [
+        json!(null),
+        json!([]),
+        json!("x"),
+        json!({"spec": []}),
+        json!({"spec": {"types": "all"}}),
+        json!({"metadata": {}, "spec": {"order": "first"}}),
+    ] {
+        let mut calc = cluster("");
+        calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&value));
+        calc.update(&Key::namespaced(Kind::KubernetesNetworkPolicy, "web", "p"), Some(&value));
+        calc.flush();
+        assert_eq!(calc.findings().len(), 2, "{value}");
+        for flow in ["web/front", "web/back"] {
+            assert!(!passes(&calc, flow, "db/main", "tcp/1"), "{value}");
+            assert!(!passes(&calc, "db/main", flow, "tcp/1"), "{value}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Nodes and pods made of namespaces, wired and programmed by what is tested.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::Ipv4Net;
+use tortie_api::net::Action;
+use tortie_dataplane::{Dataplane as _, *};
+use tortie_linux::dataplane::Config;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::route::*;
+use tortie_linux::wire::Wiring;
+use tortie_linux::{Dataplane, interface_index};
+use tortie_policy::program::*;
+
+/// A switch that nodes are plugged into.
+#[derive(Clone)]
+pub struct Underlay(Arc<NetNs>);
+
+impl Underlay {
+    pub fn new() -> Self {
+        let namespace = NetNs::create().unwrap();
+        let bridge = || {
+            let mut socket = RouteSocket::open().unwrap();
+            socket.create(&NewLink { up: true, ..NewLink::new("switch", NewLinkKind::Bridge) }).unwrap();
+        };
+        namespace.run(bridge).unwrap();
+        Self(Arc::new(namespace))
+    }
+}
+
+/// A node with an agent's dataplane.
+pub struct Node {
+    pub namespace: NetNs,
+    pub dataplane: Dataplane,
+    pub wiring: Wiring,
+    pub state: NodeState,
+    _underlay: Underlay,
+}
+
+impl Node {
+    /// The node of this number: 172.31.0.n on the underlay, tunnel address 10.65.n.0, pods in 10.65.n.0/26.
+    pub fn new(underlay: &Underlay, number: u8) -> Self {
+        let namespace = NetNs::create().unwrap();
+        super::cable(&underlay.0, &format!("node{number}"), &namespace, "eth0");
+        underlay
+            .0
+            .run(|| {
+                let mut socket = RouteSocket::open().unwrap();
+                let controller = LinkSetting::Controller(Some(interface_index("switch").unwrap()));
+                let port = interface_index(&format!("node{number}")).unwrap();
+                socket.change(&Change::SetLink(port, vec![controller])).unwrap();
+            })
+            .unwrap();
+        let (dataplane, wiring) = namespace
+            .run(|| {
+                let link = interface_index("eth0").unwrap();
+                let address = Address { link, address: node_address(number).into(), prefix_length: 24 };
+                RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
+                let config = Config::default();
+                (Dataplane::open(config.clone()).unwrap(), Wiring::open(&config).unwrap())
+            })
+            .unwrap();
+        Self { namespace, dataplane, wiring, state: NodeState::default(), _underlay: underlay.clone() }
+    }
+
+    /// Starts the dataplane of a new process in the place of the old one.
+    pub fn restart(&mut self) {
+        self.dataplane = self.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+        let deltas = super::deltas(&NodeState::default(), &self.state);
+        assert_eq!(self.apply(&deltas), Report::default());
+    }
+
+    /// Changes the node's state.
+    pub fn change(&mut self, change: impl FnOnce(&mut NodeState)) -> Report {
+        let mut state = self.state.clone();
+        change(&mut state);
+        let deltas = super::deltas(&self.state, &state);
+        self.state = state;
+        self.apply(&deltas)
+    }
+
+    pub fn apply(&mut self, deltas: &[Delta]) -> Report {
+        self.namespace.run(|| self.dataplane.apply(deltas)).unwrap()
+    }
+
+    pub fn resync(&mut self) -> Report {
+        self.namespace.run(|| self.dataplane.resync()).unwrap()
+    }
+
+    /// Connects a pod, as CNI ADD does, and puts it under the program.
+    pub fn add(&mut self, pod: &Pod, program: EndpointProgram) {
+        let interface = self.namespace.run(|| self.wiring.connect(&pod.attachment())).unwrap().unwrap();
+        let endpoint = Endpoint {
+            container_id: pod.container_id.clone(),
+            host_interface: interface.host_interface,
+            addresses: vec![pod.address.into()],
+            mac: Some(interface.mac),
+            program,
+        };
+        let report = self.change(|state| drop(state.endpoints.insert(pod.id(), Arc::new(endpoint))));
+        assert_eq!(report, Report::default());
+    }
+
+    /// Gives a pod another program.
+    pub fn program(&mut self, pod: &Pod, program: EndpointProgram) {
+        let report = self.change(|state| {
+            let endpoint = state.endpoints.get_mut(&pod.id()).unwrap();
+            Arc::make_mut(endpoint).program = program;
+        });
+        assert_eq!(report, Report::default());
+    }
+
+    /// Whether the node itself reaches a pod.
+    pub fn reaches(&self, pod: &Pod, port: u16) -> bool {
+        self.namespace.run(|| connect(pod.address, port).is_some()).unwrap()
+    }
+}
+
+pub fn node_address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(172, 31, 0, number)
+}
+
+/// A node's end of the overlay.
+pub fn vtep(number: u8) -> Vtep {
+    Vtep {
+        node: format!("node-{number}"),
+        address: Ipv4Addr::new(10, 65, number, 0),
+        mac: MacAddress([0x66, 0, 0, 0, 0, number]),
+        parent: node_address(number),
+    }
+}
+
+pub fn local_node(number: u8) -> LocalNode {
+    LocalNode {
+        name: format!("node-{number}"),
+        address: node_address(number),
+        vtep: Some(vtep(number)),
+        network: ClusterNetwork::default(),
+    }
+}
+
+pub fn block(number: u8) -> Ipv4Net {
+    Ipv4Net::new(Ipv4Addr::new(10, 65, number, 0), 26).unwrap()
+}
+
+/// A namespace with an address.
+pub struct Pod {
+    pub namespace: NetNs,
+    pub name: String,
+    pub address: Ipv4Addr,
+    pub container_id: String,
+}
+
+impl Pod {
+    pub fn new(name: &str, node: u8, number: u8) -> Self {
+        Self {
+            namespace: NetNs::create().unwrap(),
+            name: name.to_owned(),
+            address: Ipv4Addr::new(10, 65, node, number),
+            container_id: format!("container-{node}-{number}"),
+        }
+    }
+
+    pub fn id(&self) -> EndpointId {
+        EndpointId { namespace: "demo".to_owned(), pod: self.name.clone(), interface: "eth0".to_owned() }
+    }
+
+    pub fn attachment(&self) -> PodAttachment {
+        PodAttachment {
+            endpoint: self.id(),
+            container_id: self.container_id.clone(),
+            netns: format!("/proc/self/fd/{}", self.namespace.as_fd().as_raw_fd()),
+            address: self.address,
+            block: Ipv4Net::new(self.address, 26).unwrap().trunc(),
+            mtu: 1450,
+        }
+    }
+
+    /// Answers on a port for as long as the test runs: gives back what it gets.
+    pub fn serve(&self, port: u16) {
+        let listener =
+            self.namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                std::thread::spawn(move || echo(stream.unwrap()));
+            }
+        });
+    }
+
+    /// A connection to another pod, or `None` if none comes about.
+    pub fn connect(&self, to: Ipv4Addr, port: u16) -> Option<TcpStream> {
+        self.namespace.run(|| connect(to, port)).unwrap()
+    }
+
+    pub fn reaches(&self, pod: &Pod, port: u16) -> bool {
+        self.connect(pod.address, port).is_some_and(|stream| answers(&stream))
+    }
+}
+
+/// What is dropped is told by nobody: only time tells. A first packet may be lost while the kernel brings a new link's
+/// queue up (a kworker does it, which waits for the lock of all links); TCP sends it again after a second.
+const UNREACHED: Duration = Duration::from_millis(1_800);
+
+pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
+    let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    Some(stream)
+}
+
+fn echo(mut stream: TcpStream) {
+    let mut buffer = [0; 1024];
+    while let Ok(length @ 1..) = stream.read(&mut buffer) {
+        if stream.write_all(&buffer[..length]).is_err() {
+            return;
+        }
+    }
+}
+
+/// Whether the other end of a connection gives back what it gets.
+pub fn answers(mut stream: &TcpStream) -> bool {
+    let mut buffer = [0; 4];
+    stream.write_all(b"meow").is_ok() && stream.read_exact(&mut buffer).is_ok() && buffer == *b"meow"
+}
+
+pub fn policy_id(name: &str) -> PolicyId {
+    PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".to_owned(), name: name.to_owned() }
+}
+
+/// The program of a pod that no policy selects, in a namespace whose profile allows everything.
+pub fn open() -> EndpointProgram {
+    EndpointProgram { profiles: vec![policy_id("open")], ..EndpointProgram::default() }
+}
+
+/// The policy that [`open`] names.
+pub fn open_profile(state: &mut NodeState) {
+    let all = || vec![Rule::all(Action::Allow)];
+    state.policies.insert(policy_id("open"), Arc::new(PolicyRules { ingress: all(), egress: all() }));
+}
+
+/// A program with one tier of these policies for packets into the pod.
+pub fn ingress(policies: &[&str], end: EndOfTier) -> EndpointProgram {
+    let policies = policies.iter().map(|name| policy_id(name)).collect();
+    EndpointProgram { ingress: vec![TierProgram { name: "default".to_owned(), policies, end }], ..open() }
+}

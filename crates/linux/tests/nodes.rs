@@ -1,0 +1,392 @@
+//! Whole nodes on the real kernel: pods, policy, the overlay, restarts, and what others do to our tables.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::Arc;
+
+use common::cluster::*;
+use tortie_api::net::{Action, PortRange, Protocol};
+use tortie_dataplane::*;
+use tortie_linux::nftables::{BaseChain, Chain, ChainKind, Hook, Nft, Op, Table, Transaction, diff};
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::{Change, LinkSetting, Route, RouteSocket};
+use tortie_linux::{interface_index, sysctl};
+use tortie_policy::program::*;
+
+fn member(address: impl Into<IpAddr>) -> Member {
+    Member::Net(address.into().into())
+}
+
+fn from_set(action: Action, set: &str) -> Rule {
+    let source = EntityMatch { sets: vec![SetId(set.to_owned())], ..EntityMatch::default() };
+    Rule { source, ..Rule::all(action) }
+}
+
+fn ingress_policy(state: &mut NodeState, name: &str, rules: Vec<Rule>) {
+    state.policies.insert(policy_id(name), Arc::new(PolicyRules { ingress: rules, egress: Vec::new() }));
+}
+
+#[test]
+fn policy_between_two_pods_of_a_node() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    server.serve(81);
+    assert_eq!(node.change(open_profile), Report::default());
+    node.add(&client, open());
+    node.add(&server, open());
+    assert!(client.reaches(&server, 80), "a profile allows it");
+
+    // A set of clients that is empty at first.
+    let set = SetId("s:clients".to_owned());
+    let report = node.change(|state| {
+        state.sets.insert(set.clone(), (SetKind::Nets, BTreeSet::new()));
+        ingress_policy(state, "clients", vec![from_set(Action::Allow, "s:clients")]);
+    });
+    assert_eq!(report, Report::default());
+    node.program(&server, ingress(&["clients"], EndOfTier::Deny));
+    assert!(!client.reaches(&server, 80), "no member");
+    assert!(node.reaches(&server, 80), "a node always reaches its own pods");
+    let members = |members: Vec<Member>| {
+        let set = set.clone();
+        move |state: &mut NodeState| {
+            drop(state.sets.insert(set, (SetKind::Nets, members.into_iter().collect())))
+        }
+    };
+    node.change(members(vec![member(client.address)]));
+    assert!(client.reaches(&server, 80), "a member");
+    node.change(members(vec![Member::Net("10.65.1.0/29".parse().unwrap())]));
+    assert!(client.reaches(&server, 80), "a member's network");
+    node.change(members(vec![Member::Net("10.65.1.8/29".parse().unwrap())]));
+    assert!(!client.reaches(&server, 80), "another network");
+    node.change(members(vec![]));
+    assert!(!client.reaches(&server, 80), "a member no more");
+
+    // A port, by protocol.
+    let port = EntityMatch { ports: vec![PortRange::single(81)], ..EntityMatch::default() };
+    let rule = Rule { protocol: Some(Protocol::TCP), destination: port, ..Rule::all(Action::Allow) };
+    node.change(|state| ingress_policy(state, "clients", vec![rule]));
+    assert!(client.reaches(&server, 81) && !client.reaches(&server, 80));
+
+    // Pass leads to the profile, past what follows in the tier.
+    node.change(|state| {
+        ingress_policy(state, "clients", vec![Rule::all(Action::Pass), Rule::all(Action::Deny)])
+    });
+    assert!(client.reaches(&server, 80));
+    node.change(|state| ingress_policy(state, "clients", vec![]));
+    assert!(!client.reaches(&server, 80), "the end of the tier denies");
+
+    // A pod whose policy is not known is closed.
+    node.program(&server, open());
+    assert!(client.reaches(&server, 80));
+    node.program(&server, ingress(&["nowhere"], EndOfTier::Pass));
+    assert!(!client.reaches(&server, 80));
+}
+
+#[test]
+fn from_a_pod_to_its_own_node() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let pod = Pod::new("pod", 1, 2);
+    node.change(open_profile);
+    node.add(&pod, open());
+    let listener = node.namespace.run(|| std::net::TcpListener::bind("0.0.0.0:8080").unwrap()).unwrap();
+    assert!(pod.connect(node_address(1), 8080).is_some());
+    node.change(|state| {
+        let rules = PolicyRules { ingress: vec![], egress: vec![Rule::all(Action::Deny)] };
+        state.policies.insert(policy_id("closed"), Arc::new(rules));
+    });
+    let policies = vec![policy_id("closed")];
+    let tier = TierProgram { name: "default".to_owned(), policies, end: EndOfTier::Deny };
+    node.program(&pod, EndpointProgram { egress: vec![tier], ..open() });
+    assert!(pod.connect(node_address(1), 8080).is_none(), "its own egress policy comes first");
+    drop(listener);
+}
+
+/// Two nodes with the overlay between them, and a pod on each.
+fn two_nodes() -> ([Node; 2], [Pod; 2]) {
+    let underlay = Underlay::new();
+    let mut nodes = [1, 2].map(|number| Node::new(&underlay, number));
+    let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
+    for (index, node) in nodes.iter_mut().enumerate() {
+        let (own, other) = ([1, 2][index], [2, 1][index]);
+        let report = node.change(|state| {
+            open_profile(state);
+            state.node = Some(local_node(own));
+            state.vteps.insert(format!("node-{other}"), vtep(other));
+            state.routes.insert(block(own), RouteTarget::Local);
+            state.routes.insert(block(other), RouteTarget::Vxlan { node: format!("node-{other}") });
+        });
+        assert_eq!(report, Report::default());
+        node.add(&pods[index], open());
+        pods[index].serve(80);
+    }
+    (nodes, pods)
+}
+
+#[test]
+fn pods_of_two_nodes_over_vxlan() {
+    let (mut nodes, pods) = two_nodes();
+    let capture =
+        nodes[1].namespace.run(|| PacketSocket::open(interface_index("eth0").unwrap()).unwrap()).unwrap();
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    assert!(nodes[0].reaches(&pods[1], 80), "from a node to another node's pod");
+
+    // On the underlay it is VXLAN: UDP to port 4789, flags 8, VNI 4096 (RFC 7348).
+    let mut buffer = [0; 4096];
+    let mut seen = 0;
+    while let Some(length) = capture.receive(&mut buffer).unwrap() {
+        let frame = &buffer[..length];
+        if frame.len() > 50 && frame[12..14] == [8, 0] && frame[23] == 17 {
+            assert_eq!(frame[36..38], 4789u16.to_be_bytes());
+            assert_eq!(frame[42..50], [8, 0, 0, 0, 0, 0x10, 0, 0]);
+            seen += 1;
+        }
+    }
+    assert!(seen >= 6, "{seen} VXLAN packets were seen");
+
+    // From another node a pod is under its policy, by the address that the node has there.
+    nodes[1].change(|state| {
+        let nets = vec!["10.65.1.2/32".parse().unwrap()];
+        let source = EntityMatch { nets, ..EntityMatch::default() };
+        ingress_policy(state, "one-only", vec![Rule { source, ..Rule::all(Action::Allow) }]);
+    });
+    nodes[1].program(&pods[1], ingress(&["one-only"], EndOfTier::Deny));
+    assert!(pods[0].reaches(&pods[1], 80) && !nodes[0].reaches(&pods[1], 80));
+
+    // Packets to a free address of an own block do not leave the node, and nothing else of the block does.
+    let routes = nodes[0].namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
+    assert!(routes.contains(&Route::blackhole(block(1).into(), 80)), "{routes:#?}");
+
+    // The other node goes away.
+    nodes[0].change(|state| {
+        state.routes.remove(&block(2));
+        state.vteps.clear();
+    });
+    assert!(!pods[0].reaches(&pods[1], 80));
+    let left = nodes[0].namespace.run(|| {
+        let mut socket = RouteSocket::open().unwrap();
+        let link = interface_index("vxlan.calico").unwrap();
+        let neighbours =
+            socket.neighbours().unwrap().into_iter().filter(|it| it.link == link && it.address.is_ipv4());
+        (socket.fdb(link).unwrap().len(), neighbours.count())
+    });
+    assert_eq!(left.unwrap(), (0, 0));
+}
+
+#[test]
+fn vxlan_is_taken_from_nodes_only() {
+    let (mut nodes, pods) = two_nodes();
+    assert!(pods[0].reaches(&pods[1], 80));
+    // The same packets, from an address that is no node's.
+    let mut stranger = vtep(1);
+    stranger.parent = node_address(99);
+    nodes[1].change(|state| drop(state.vteps.insert(stranger.node.clone(), stranger.clone())));
+    assert!(!pods[0].reaches(&pods[1], 80));
+}
+
+/// All that the kernel has of ours, with handles and indices.
+fn everything(node: &Node) -> String {
+    let mut command = Command::new("nft");
+    command.args(["-a", "list", "table", "inet", "tortie"]);
+    let output = node.namespace.enter_on_spawn(&mut command).unwrap().output();
+    let output = output.expect("this test needs the program nft: apt-get install nftables");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tables = node.namespace.run(|| {
+        let mut socket = RouteSocket::open().unwrap();
+        let link = interface_index("vxlan.calico").unwrap();
+        let mut routes = socket.routes().unwrap();
+        routes.sort_by_key(|route| route.to_string());
+        let links: Vec<_> = socket.links().unwrap().into_iter().map(|link| (link.index, link.name)).collect();
+        format!("{routes:#?}{links:?}{:?}{:?}", socket.neighbours().unwrap(), socket.fdb(link).unwrap())
+    });
+    String::from_utf8(output.stdout).unwrap() + &tables.unwrap()
+}
+
+#[test]
+fn a_restart_keeps_what_fits() {
+    let (mut nodes, pods) = two_nodes();
+    nodes[1].change(|state| {
+        let members = [member(pods[0].address), Member::Net("10.77.0.0/16".parse().unwrap())];
+        state.sets.insert(SetId("s:one".to_owned()), (SetKind::Nets, members.into()));
+        ingress_policy(state, "one-only", vec![from_set(Action::Allow, "s:one")]);
+    });
+    nodes[1].program(&pods[1], ingress(&["one-only"], EndOfTier::Deny));
+    let stream = pods[0].connect(pods[1].address, 80).unwrap();
+    assert!(answers(&stream));
+    let before = everything(&nodes[1]);
+    nodes[1].restart();
+    assert_eq!(everything(&nodes[1]), before, "the same objects, by handle and index");
+    assert!(answers(&stream), "an established connection goes on");
+    assert!(pods[0].reaches(&pods[1], 80));
+
+    // What changed while nobody looked is changed by the restart, and only that.
+    nodes[1].state.sets.insert(SetId("s:one".to_owned()), (SetKind::Nets, BTreeSet::new()));
+    nodes[1].restart();
+    assert!(!pods[0].reaches(&pods[1], 80));
+    assert!(answers(&stream), "an established connection goes on (semantics 20)");
+}
+
+#[test]
+fn what_others_break_is_mended_and_what_they_made_stays() {
+    let (mut nodes, pods) = two_nodes();
+    let node = &mut nodes[1];
+    node.change(|state| ingress_policy(state, "closed", vec![]));
+    node.program(&pods[1], ingress(&["closed"], EndOfTier::Deny));
+    assert!(!pods[0].reaches(&pods[1], 80));
+    let ours = node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap().unwrap()).unwrap();
+    let base = BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority: 10, drop: false };
+    let theirs = Table {
+        chains: [("theirs".to_owned(), Chain { base: Some(base), rules: vec![] })].into(),
+        ..Table::default()
+    };
+    let foreign = Route::on_link("10.200.0.0/24".parse().unwrap(), 1, 4);
+    let remote = Route::via(block(1).into(), vtep(1).address.into(), 0, 80);
+    let vandal = || {
+        let mut nft = Nft::open().unwrap();
+        nft.commit(&diff("theirs", &theirs, None)).unwrap();
+        let mut ops: Vec<_> = ours.chains.keys().map(|name| Op::SetRules(name.clone(), vec![])).collect();
+        ops.push(Op::AddChain("vandal".to_owned(), None));
+        nft.commit(&Transaction { table: "tortie".to_owned(), ops }).unwrap();
+        let mut socket = RouteSocket::open().unwrap();
+        let link = interface_index("vxlan.calico").unwrap();
+        socket.change(&Change::AddRoute(foreign)).unwrap();
+        socket.change(&Change::DeleteRoute(Route { link: Some(link), ..remote })).unwrap();
+        for entry in socket.fdb(link).unwrap() {
+            socket.change(&Change::DeleteFdb(entry)).unwrap();
+        }
+        sysctl::ensure("net/ipv4/ip_forward", "0").unwrap();
+    };
+    node.namespace.run(vandal).unwrap();
+    assert_eq!(node.resync(), Report::default());
+    let look =
+        || (Nft::open().unwrap().list("tortie").unwrap(), Nft::open().unwrap().list("theirs").unwrap());
+    assert_eq!(node.namespace.run(look).unwrap(), (Some(ours), Some(theirs)));
+    assert!(!pods[0].reaches(&pods[1], 80));
+    node.program(&pods[1], open());
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    let routes = node.namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
+    assert!(routes.contains(&foreign));
+}
+
+#[test]
+fn a_table_that_vanished_is_made_by_the_next_change() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let pod = Pod::new("pod", 1, 2);
+    pod.serve(80);
+    node.change(open_profile);
+    node.add(&pod, open());
+    let delete = Transaction { table: "tortie".to_owned(), ops: vec![Op::DeleteTable] };
+    node.namespace.run(|| Nft::open().unwrap().commit(&delete).unwrap()).unwrap();
+    let report = node.change(|state| ingress_policy(state, "closed", vec![]));
+    assert_eq!(report, Report::default());
+    node.program(&pod, ingress(&["closed"], EndOfTier::Deny));
+    let table = node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
+    assert!(table.unwrap().sets["to-workload-map"].elements.len() == 1);
+}
+
+#[test]
+fn a_route_of_somebody_else_is_told_of_and_stays() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let foreign = Route::on_link("10.65.1.0/26".parse().unwrap(), 1, 4);
+    node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::AddRoute(foreign)).unwrap()).unwrap();
+    let report = node.change(|state| drop(state.routes.insert(block(1), RouteTarget::Local)));
+    assert_eq!(report.node.len(), 1);
+    assert_eq!(report.node[0].reason, "RouteTaken");
+    assert!(report.node[0].message.contains("10.65.1.0/26"), "{:?}", report.node);
+    let routes = node.namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
+    assert!(routes.contains(&foreign));
+}
+
+#[test]
+fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    client.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    node.change(|state| ingress_policy(state, "pass", vec![Rule::all(Action::Pass)]));
+    let tier = |n| TierProgram {
+        name: format!("tier-{n}"),
+        policies: vec![policy_id("pass")],
+        end: EndOfTier::Pass,
+    };
+    let program = |tiers: u8| EndpointProgram { ingress: (0..tiers).map(tier).collect(), ..open() };
+    node.program(&server, program(11));
+    assert!(client.reaches(&server, 80), "as many tiers as the kernel can follow");
+
+    let report = node.change(|state| {
+        Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).program = program(12);
+    });
+    assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
+    assert_eq!(report.endpoints[&server.id()][0].reason, "RuleNotExpressible");
+    assert!(!client.reaches(&server, 80) && server.reaches(&client, 80));
+    node.program(&server, open());
+    assert!(client.reaches(&server, 80), "and the condition is gone");
+}
+
+#[test]
+fn a_missing_interface_is_told_of_and_found_later() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    let host_interface = node.wiring.host_interface(&server.id(), &server.container_id);
+    let endpoint = Endpoint {
+        container_id: server.container_id.clone(),
+        host_interface: host_interface.clone(),
+        addresses: vec![server.address.into()],
+        mac: None,
+        program: open(),
+    };
+    let report = node.change(|state| drop(state.endpoints.insert(server.id(), Arc::new(endpoint))));
+    assert!(report.retry);
+    assert_eq!(report.endpoints[&server.id()][0].reason, "InterfaceMissing");
+    assert!(report.endpoints[&server.id()][0].message.contains(&host_interface));
+    node.namespace.run(|| node.wiring.connect(&server.attachment()).unwrap()).unwrap();
+
+    // It is there, but down: no route can lead to it.
+    let set_up = |node: &Node, up| {
+        let change = || {
+            let index = interface_index(&host_interface).unwrap();
+            RouteSocket::open().unwrap().change(&Change::SetLink(index, vec![LinkSetting::Up(up)])).unwrap();
+        };
+        node.namespace.run(change).unwrap();
+    };
+    set_up(&node, false);
+    let report = node.apply(&[]);
+    assert!(report.retry && report.node.is_empty());
+    assert_eq!(report.endpoints[&server.id()][0].reason, "NetworkNotInForce");
+    set_up(&node, true);
+    assert_eq!(node.apply(&[]), Report::default());
+    assert!(client.reaches(&server, 80));
+}
+
+#[test]
+fn an_address_that_is_used_again_inherits_no_connection() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    let stream = client.connect(server.address, 80).unwrap();
+    assert!(answers(&stream));
+    let entries = |node: &Node| {
+        let text = node
+            .namespace
+            .run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
+        let text = text.unwrap();
+        u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
+    };
+    assert_eq!(entries(&node), 1);
+    node.change(|state| drop(state.endpoints.remove(&server.id())));
+    assert_eq!(entries(&node), 0);
+}

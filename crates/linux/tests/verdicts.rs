@@ -1,0 +1,284 @@
+//! The kernel lets through what the oracle lets through: random policies, real packets.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+mod random_states;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config as TestConfig, TestRunner};
+use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
+use tortie_api::net::{Direction, Protocol};
+use tortie_dataplane::{Dataplane as _, MacAddress, NodeState};
+use tortie_linux::conntrack::Conntrack;
+use tortie_linux::dataplane::Config;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::nftables::{Nft, Table};
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::*;
+use tortie_linux::{Dataplane, interface_index, sysctl};
+use tortie_policy::program::{Flow, evaluate};
+
+/// A node with two pods and a link to the outside. The pods and the outside have no addresses: their kernels answer
+/// nothing, so every packet begins a flow anew.
+struct Node {
+    namespace: NetNs,
+    pod: PacketSocket,
+    sentinel: PacketSocket,
+    outside: PacketSocket,
+    _namespaces: [NetNs; 3],
+}
+
+const UPLINK: &str = "uplink";
+/// What the other ends of the node's links are taken to be.
+const OTHERS_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+
+impl Node {
+    fn new() -> Self {
+        // All packets that this thread sends go through one processor's queue, and so keep their order.
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        let namespace = NetNs::create().unwrap();
+        let connect = |name: &str| {
+            let other = NetNs::create().unwrap();
+            let (_, index) = common::cable(&namespace, name, &other, "eth0");
+            (other.run(|| PacketSocket::open(index).unwrap()).unwrap(), other)
+        };
+        let (pod, pod_namespace) = connect(POD_LINK);
+        let (sentinel, sentinel_namespace) = connect(SENTINEL_LINK);
+        let (outside, outside_namespace) = connect(UPLINK);
+        namespace.run(configure).unwrap();
+        let _namespaces = [pod_namespace, sentinel_namespace, outside_namespace];
+        Self { namespace, pod, sentinel, outside, _namespaces }
+    }
+
+    /// Which of the flows get through, into the pod or out of it.
+    fn passed(&self, flows: &[Flow], direction: Direction) -> BTreeSet<u32> {
+        let (from, to, last_from, last_to) = match direction {
+            Direction::Ingress => (&self.outside, &self.pod, &self.outside, &self.sentinel),
+            Direction::Egress => (&self.pod, &self.outside, &self.sentinel, &self.outside),
+        };
+        let router = |link: &str| self.namespace.run(|| mac_of(link)).unwrap();
+        let (uplink, pod_link, sentinel_link) = (router(UPLINK), router(POD_LINK), router(SENTINEL_LINK));
+        let (mac, last_mac) = match direction {
+            Direction::Ingress => (uplink, uplink),
+            Direction::Egress => (pod_link, sentinel_link),
+        };
+        // A flow of an earlier case, or its answer, must not be taken for an established one.
+        self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
+        for (tag, flow) in flows.iter().enumerate() {
+            assert!(from.send(&common::frame(flow, mac, tag as u32)).unwrap());
+        }
+        // The packets keep their order: when the last one is there, so are those before it.
+        let sentinel: IpAddr = SENTINEL[0].parse().unwrap();
+        let outside: IpAddr = "10.1.0.1".parse().unwrap();
+        let (source, destination) = match direction {
+            Direction::Ingress => (outside, sentinel),
+            Direction::Egress => (sentinel, outside),
+        };
+        let last = Flow {
+            source,
+            destination,
+            protocol: Protocol::UDP,
+            source_port: 7,
+            destination_port: 7,
+            icmp: None,
+        };
+        assert!(last_from.send(&common::frame(&last, last_mac, LAST)).unwrap());
+        let mut tags = tags_until_last(last_to);
+        if !std::ptr::eq(to, last_to) {
+            tags.extend(tags_now(to));
+        }
+        tags.into_iter().filter(|tag| (*tag as usize) < flows.len()).collect()
+    }
+}
+
+const LAST: u32 = 0xcafe_f00d;
+
+fn tags_until_last(socket: &PacketSocket) -> BTreeSet<u32> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut tags = BTreeSet::new();
+    while Instant::now() < deadline {
+        tags.extend(tags_now(socket));
+        if tags.contains(&LAST) {
+            return tags;
+        }
+        std::thread::yield_now();
+    }
+    panic!("the last packet, which is always let through, did not arrive");
+}
+
+fn tags_now(socket: &PacketSocket) -> BTreeSet<u32> {
+    let mut buffer = [0; 2048];
+    let mut tags = BTreeSet::new();
+    while let Some(length) = socket.receive(&mut buffer).unwrap() {
+        tags.insert(common::tag(&buffer[..length]));
+    }
+    tags
+}
+
+/// Forwarding, routes, and neighbours for whom nobody answers.
+fn configure() {
+    let mut socket = RouteSocket::open().unwrap();
+    for name in ["net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward"] {
+        sysctl::ensure(name, "1").unwrap();
+    }
+    sysctl::ensure("net/ipv4/conf/all/rp_filter", "0").unwrap();
+    let uplink = interface_index(UPLINK).unwrap();
+    sysctl::ensure("net/ipv4/conf/uplink/rp_filter", "0").unwrap();
+    let gateways: [IpAddr; 2] = ["10.99.0.1".parse().unwrap(), "fd99::1".parse().unwrap()];
+    for (gateway, all) in gateways.into_iter().zip(["0.0.0.0/0", "::/0"]) {
+        // The node itself has an address, without which it does not forward.
+        let own = Address {
+            link: uplink,
+            address: next(gateway),
+            prefix_length: if gateway.is_ipv4() { 24 } else { 64 },
+        };
+        socket.change(&Change::AddAddress(own)).unwrap();
+        socket.change(&Change::AddRoute(Route::via(all.parse().unwrap(), gateway, uplink, 4))).unwrap();
+        neighbour(&mut socket, uplink, gateway);
+    }
+    for (link, addresses) in [(POD_LINK, POD), (SENTINEL_LINK, SENTINEL)] {
+        let link = interface_index(link).unwrap();
+        for address in addresses {
+            neighbour(&mut socket, link, address.parse().unwrap());
+        }
+    }
+}
+
+fn next(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => IpAddr::V4((u32::from(address) + 1).into()),
+        IpAddr::V6(address) => IpAddr::V6((u128::from(address) + 1).into()),
+    }
+}
+
+fn neighbour(socket: &mut RouteSocket, link: u32, address: IpAddr) {
+    socket.change(&Change::SetNeighbour(Neighbour { link, address, mac: OTHERS_MAC })).unwrap();
+}
+
+fn mac_of(link: &str) -> [u8; 6] {
+    RouteSocket::open().unwrap().link(link).unwrap().unwrap().mac.unwrap().0
+}
+
+fn table() -> Table {
+    Nft::open().unwrap().list("tortie").unwrap().unwrap()
+}
+
+/// How many random states are tried; `PROPTEST_CASES` asks for more.
+fn number_of_cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(150)
+}
+
+#[test]
+fn the_kernel_decides_as_the_oracle() {
+    let node = Node::new();
+    let dataplane = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let current = RefCell::new((dataplane, NodeState::default()));
+    let counts = RefCell::new((0, 0));
+    let flows = |into| prop::collection::vec(random_states::flow(into), 30);
+    let inputs = (random_states::state(), flows(true), flows(false));
+    let config = TestConfig {
+        cases: number_of_cases(),
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        ..TestConfig::default()
+    };
+    let result = TestRunner::new(config).run(&inputs, |(state, incoming, outgoing)| {
+        let (dataplane, old) = &mut *current.borrow_mut();
+        node.namespace
+            .run(|| {
+                // The state of the last case is changed into that of this one.
+                let report = dataplane.apply(&common::deltas(old, &state));
+                prop_assert_eq!(report, Default::default());
+                *old = state.clone();
+                let changed = table();
+                prop_assert_eq!(dataplane.resync(), Default::default());
+                prop_assert_eq!(&changed, &table(), "a change does not come to the same as making all anew");
+                Ok(())
+            })
+            .unwrap()?;
+        let endpoint = &state.endpoints[&random_states::id("pod")];
+        for (flows, direction) in [(&incoming, Direction::Ingress), (&outgoing, Direction::Egress)] {
+            let passed = node.passed(flows, direction);
+            counts.borrow_mut().0 += passed.len();
+            counts.borrow_mut().1 += flows.len();
+            for (tag, flow) in flows.iter().enumerate() {
+                let allowed = evaluate(&endpoint.program, direction, flow, &state);
+                let through = passed.contains(&(tag as u32));
+                prop_assert_eq!(
+                    through,
+                    allowed,
+                    "{:?} of {:?}\n{}",
+                    direction,
+                    flow,
+                    random_states::shown(&state)
+                );
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let (passed, all) = *counts.borrow();
+    assert!(passed * 10 > all && passed * 10 < all * 9, "{passed} of {all} flows passed: that proves little");
+}
+
+#[test]
+fn a_pod_cannot_use_the_address_of_another() {
+    let node = Node::new();
+    let mut dataplane = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let mut state = TestRunnerState::open();
+    node.namespace
+        .run(|| {
+            // Only the policy is to be tested, not the kernel's own check.
+            let report = dataplane.apply(&common::deltas(&NodeState::default(), &state.0));
+            assert_eq!(report, Default::default());
+            sysctl::ensure("net/ipv4/conf/cali-pod/rp_filter", "0").unwrap();
+        })
+        .unwrap();
+    let flow = |source: &str, destination: &str| Flow {
+        source: source.parse().unwrap(),
+        destination: destination.parse().unwrap(),
+        protocol: Protocol::UDP,
+        source_port: 5,
+        destination_port: 6,
+        icmp: None,
+    };
+    let flows = [
+        flow(POD[0], "10.1.0.1"),
+        flow("10.65.0.9", "10.1.0.1"),
+        flow(SENTINEL[0], "10.1.0.1"),
+        flow(POD[1], "fd01::1"),
+        flow("fd65::9", "fd01::1"),
+    ];
+    assert_eq!(node.passed(&flows, Direction::Egress), BTreeSet::from([0, 3]));
+
+    // An interface of a pod that is not known is closed.
+    state.0.endpoints.remove(&random_states::id("pod"));
+    let gone = tortie_dataplane::Delta::EndpointRemoved(random_states::id("pod"));
+    node.namespace.run(|| dataplane.apply(&[gone])).unwrap();
+    assert_eq!(node.passed(&flows, Direction::Egress), BTreeSet::new());
+}
+
+/// A state in which both pods let everything through.
+struct TestRunnerState(NodeState);
+
+impl TestRunnerState {
+    fn open() -> Self {
+        use proptest::strategy::ValueTree;
+        let mut runner = TestRunner::deterministic();
+        let mut state = random_states::state().new_tree(&mut runner).unwrap().current();
+        let open = state.endpoints[&random_states::id("sentinel")].program.clone();
+        let pod = state.endpoints.get_mut(&random_states::id("pod")).unwrap();
+        std::sync::Arc::make_mut(pod).program = open;
+        Self(state)
+    }
+}

@@ -1,0 +1,192 @@
+//! Connecting and disconnecting pods, on the real kernel.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::cluster::*;
+use tortie_dataplane::*;
+use tortie_linux::dataplane::Config;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::route::*;
+use tortie_linux::wire::Wiring;
+
+/// Runs a test with a wiring in a namespace of its own.
+fn in_node(test: impl FnOnce(Wiring) + Send) {
+    NetNs::create().unwrap().run(|| test(Wiring::open(&Config::default()).unwrap())).unwrap();
+}
+
+/// The names of the links whose names begin with the prefix.
+fn links() -> Vec<String> {
+    let links = RouteSocket::open().unwrap().links().unwrap();
+    links.into_iter().map(|link| link.name).filter(|name| name.starts_with("cali")).collect()
+}
+
+fn wait_for(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_pod_is_connected_once_and_disconnected_once() {
+    in_node(|wiring| {
+        let pod = Pod::new("pod", 1, 2);
+        let attachment = pod.attachment();
+        let problem = wiring.check(&attachment).unwrap_err().to_string();
+        assert!(problem.contains("it is not there"), "{problem}");
+
+        let interface = wiring.connect(&attachment).unwrap();
+        assert_eq!(interface.host_interface, wiring.host_interface(&pod.id(), &pod.container_id));
+        let (mac, mtu, addresses, routes) = pod
+            .namespace
+            .run(|| {
+                let mut socket = RouteSocket::open().unwrap();
+                let link = socket.link("eth0").unwrap().unwrap();
+                (link.mac, link.mtu, socket.addresses().unwrap(), socket.routes().unwrap())
+            })
+            .unwrap();
+        assert_eq!((mac, mtu), (Some(interface.mac), 1450));
+        assert!(addresses.iter().any(|it| it.address == pod.address && it.prefix_length == 32));
+        let gateway = std::net::IpAddr::from([169, 254, 1, 1]);
+        assert!(routes.iter().any(|it| it.destination.prefix_len() == 0 && it.gateway == Some(gateway)));
+        wiring.check(&attachment).unwrap();
+
+        let before = RouteSocket::open().unwrap().links().unwrap();
+        assert_eq!(wiring.connect(&attachment).unwrap(), interface, "doing it again changes nothing");
+        assert_eq!(RouteSocket::open().unwrap().links().unwrap(), before);
+
+        wiring.disconnect(&pod.id(), &pod.container_id).unwrap();
+        assert!(!links().contains(&interface.host_interface), "the name is free at once");
+        wiring.disconnect(&pod.id(), &pod.container_id).expect("that nothing is there is no error");
+        wait_for("the link is deleted in the background", || links().is_empty());
+    });
+}
+
+#[test]
+fn a_pod_that_is_made_again_does_not_wait_for_the_old_one() {
+    in_node(|wiring| {
+        let (old, mut new) = (Pod::new("pod", 1, 2), Pod::new("pod", 1, 2));
+        new.container_id = "newer".to_owned();
+        wiring.connect(&old.attachment()).unwrap();
+        // The new sandbox comes before the old one was disconnected.
+        let interface = wiring.connect(&new.attachment()).unwrap();
+        wiring.check(&new.attachment()).unwrap();
+        let problem = wiring.check(&old.attachment()).unwrap_err().to_string();
+        assert!(problem.contains("eth0"), "{problem}");
+        // And the old one's disconnect comes late.
+        wiring.disconnect(&old.id(), &old.container_id).unwrap();
+        wiring.check(&new.attachment()).unwrap();
+        wait_for("only the new link is left", || links() == [interface.host_interface.clone()]);
+        wiring.disconnect(&new.id(), &new.container_id).unwrap();
+    });
+}
+
+#[test]
+fn what_differs_is_told_and_mended_by_connecting_again() {
+    in_node(|wiring| {
+        let pod = Pod::new("pod", 1, 2);
+        let attachment = pod.attachment();
+        let interface = wiring.connect(&attachment).unwrap();
+        let inside = |change: &(dyn Fn(u32) -> Change + Sync)| {
+            pod.namespace
+                .run(|| {
+                    let index = tortie_linux::interface_index("eth0").unwrap();
+                    RouteSocket::open().unwrap().change(&change(index)).unwrap();
+                })
+                .unwrap();
+        };
+        let address = |link| Address { link, address: pod.address.into(), prefix_length: 32 };
+        let broken: [(&(dyn Fn(u32) -> Change + Sync), &str); 3] = [
+            (&|link| Change::DeleteAddress(address(link)), "has not the address 10.65.1.2"),
+            (&|link| Change::SetLink(link, vec![LinkSetting::Up(false)]), "is down"),
+            (&Change::DeleteLink, "it is not there"),
+        ];
+        for (breaks, expected) in broken {
+            inside(breaks);
+            let problem = wiring.check(&attachment).unwrap_err().to_string();
+            assert!(problem.contains(expected) && problem.contains(&interface.host_interface), "{problem}");
+            assert_eq!(wiring.connect(&attachment).unwrap(), interface);
+            wiring.check(&attachment).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_failed_attempt_leaves_nothing() {
+    in_node(|wiring| {
+        let pod = Pod::new("pod", 1, 2);
+        let taken = || {
+            let peer = Peer { name: "other", mac: None, mtu: None, namespace: None };
+            RouteSocket::open().unwrap().create(&NewLink::new("eth0", NewLinkKind::Veth(peer))).unwrap();
+        };
+        pod.namespace.run(taken).unwrap();
+        let error = wiring.connect(&pod.attachment()).unwrap_err();
+        assert!(error.to_string().contains("lay the pod's cable"), "{error}");
+        assert_eq!(links(), Vec::<String>::new());
+
+        let mut nowhere = pod.attachment();
+        nowhere.netns = "/nowhere/netns".to_owned();
+        let error = wiring.connect(&nowhere).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("/nowhere/netns"), "{source}");
+    });
+}
+
+#[test]
+fn what_a_dead_process_left_is_deleted() {
+    in_node(|wiring| {
+        let pods = [Pod::new("left", 1, 2), Pod::new("kept", 1, 3)];
+        let interfaces = pods.each_ref().map(|pod| wiring.connect(&pod.attachment()).unwrap().host_interface);
+        // A process that dies between disconnecting a pod and deleting its cable.
+        let index = tortie_linux::interface_index(&interfaces[0]).unwrap();
+        let settings = vec![LinkSetting::Group(0x746f_7274), LinkSetting::Up(false)];
+        RouteSocket::open().unwrap().change(&Change::SetLink(index, settings)).unwrap();
+        drop(wiring);
+        let _wiring = Wiring::open(&Config::default()).unwrap();
+        wait_for("the left link is deleted, and no other", || links() == [interfaces[1].clone()]);
+    });
+}
+
+#[test]
+fn many_pods_at_once() {
+    in_node(|wiring| {
+        let here = NetNs::current().unwrap();
+        let pods: Vec<_> = (0..32).map(|number| Pod::new(&format!("pod-{number}"), 1, number)).collect();
+        std::thread::scope(|scope| {
+            for pods in pods.chunks(8) {
+                let (wiring, here) = (&wiring, &here);
+                scope.spawn(move || {
+                    let connect =
+                        || pods.iter().for_each(|pod| drop(wiring.connect(&pod.attachment()).unwrap()));
+                    here.run(connect).unwrap();
+                });
+            }
+        });
+        for pod in &pods {
+            wiring.check(&pod.attachment()).unwrap();
+            wiring.disconnect(&pod.id(), &pod.container_id).unwrap();
+        }
+        drop(wiring);
+        assert_eq!(links(), Vec::<String>::new(), "a wiring that ends has deleted all");
+    });
+}
+
+#[test]
+fn names_are_those_of_calico() {
+    in_node(|wiring| {
+        let id = |interface: &str| EndpointId {
+            namespace: "default".to_owned(),
+            pod: "nginx".to_owned(),
+            interface: interface.to_owned(),
+        };
+        // The first eleven digits of `echo -n default.nginx | sha1sum`.
+        let name = wiring.host_interface(&id("eth0"), "any");
+        assert_eq!(name, "calic440f455693");
+        assert_ne!(name, wiring.host_interface(&id("eth1"), "any"));
+    });
+}

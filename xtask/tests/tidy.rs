@@ -1,0 +1,212 @@
+//! The invariants of ARCHITECTURE.md that can be checked by looking at the source.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The rooms, in the order of ARCHITECTURE.md: each may depend only on those before it.
+const ROOMS: [&str; 15] = [
+    "selector",
+    "api",
+    "policy",
+    "dataplane",
+    "store",
+    "ipam",
+    "calc",
+    "linux",
+    "hcn",
+    "windows",
+    "hns-emulator",
+    "cni",
+    "agent",
+    "lab",
+    "cli",
+];
+/// The rooms that may wait: everything else is plain functions.
+const ASYNC: [&str; 5] = ["store", "ipam", "agent", "lab", "cli"];
+/// The rooms without clocks, files, sockets and threads.
+const PURE: [&str; 5] = ["selector", "api", "policy", "dataplane", "calc"];
+/// The only rooms with unsafe code.
+const UNSAFE: [&str; 2] = ["linux", "hcn"];
+/// No file of the program is longer.
+const MAX_LINES: usize = 700;
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(workspace().join(&path))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
+}
+
+/// The dependencies of each room that are part of the program, by package name.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1"])
+        .current_dir(workspace())
+        .output()
+        .unwrap();
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let rooms = packages.iter().filter_map(|package| {
+        let room = package["name"].as_str().unwrap().strip_prefix("tortie-")?;
+        let dependencies = package["dependencies"].as_array().unwrap().iter();
+        let normal = dependencies.filter(|dependency| dependency["kind"].is_null());
+        Some((
+            room.to_owned(),
+            normal.map(|dependency| dependency["name"].as_str().unwrap().to_owned()).collect(),
+        ))
+    });
+    rooms.collect()
+}
+
+/// Every source file of a room's program.
+fn sources(room: &str) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    let mut folders = vec![workspace().join("crates").join(room).join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let shown = path.strip_prefix(workspace()).unwrap().display().to_string();
+                files.push((shown, fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// The code of a file: without comments, and without what is compiled for tests only.
+fn code(text: &str) -> String {
+    let program = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    program.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_room_is_in_the_list_and_depends_only_on_rooms_before_it() {
+    let dependencies = dependencies();
+    assert_eq!(dependencies.keys().map(String::as_str).collect::<BTreeSet<_>>(), ROOMS.into_iter().collect());
+    for (index, room) in ROOMS.iter().enumerate() {
+        for dependency in &dependencies[*room] {
+            let Some(other) = dependency.strip_prefix("tortie-") else { continue };
+            assert!(ROOMS[..index].contains(&other), "{room} depends on {other}, which is not above it");
+        }
+    }
+    let architecture = read("ARCHITECTURE.md");
+    let mut from = 0;
+    for room in ROOMS {
+        let row = format!("| `{room}` |");
+        let found = architecture[from..].find(&row);
+        from += found.unwrap_or_else(|| panic!("ARCHITECTURE.md lacks {row}, or has it in another place"));
+    }
+}
+
+#[test]
+fn only_the_shells_wait() {
+    for (room, dependencies) in dependencies() {
+        let waits = dependencies
+            .iter()
+            .any(|name| ["tokio", "futures", "async-trait", "tonic"].contains(&name.as_str()));
+        assert!(!waits || ASYNC.contains(&room.as_str()), "{room} depends on an asynchronous library");
+    }
+}
+
+#[test]
+fn the_core_has_no_clock_no_files_no_sockets_no_threads() {
+    for room in PURE {
+        for (file, text) in sources(room) {
+            for forbidden in [
+                "std::time",
+                "std::fs",
+                "std::thread",
+                "std::process",
+                "std::env",
+                "TcpStream",
+                "UnixStream",
+                "UdpSocket",
+                "async fn",
+                "Instant::now",
+                "SystemTime",
+            ] {
+                assert!(!code(&text).contains(forbidden), "{file} uses {forbidden}");
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_lives_in_two_rooms() {
+    for room in ROOMS {
+        let manifest = read(format!("crates/{room}/Cargo.toml"));
+        if UNSAFE.contains(&room) {
+            for (file, text) in sources(room) {
+                let lines: Vec<&str> = text.lines().collect();
+                for (number, line) in lines
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, line)| line.contains("unsafe {") || line.contains("unsafe impl"))
+                {
+                    let reason =
+                        lines[number.saturating_sub(6)..=number].iter().any(|line| line.contains("SAFETY:"));
+                    assert!(reason, "{file}:{}: an unsafe block without a SAFETY reason: {line}", number + 1);
+                }
+            }
+        } else {
+            assert!(
+                manifest.contains("[lints]\nworkspace = true"),
+                "{room} does not have the workspace's lints"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_program_runs_no_ip_no_nft_no_bridge() {
+    for room in ROOMS {
+        for (file, text) in sources(room) {
+            for tool in ["ip", "nft", "bridge", "iptables", "tc", "ethtool", "sysctl"] {
+                assert!(!code(&text).contains(&format!("Command::new(\"{tool}\")")), "{file} runs {tool}");
+            }
+        }
+    }
+}
+
+#[test]
+fn files_are_short_and_say_what_they_are() {
+    for room in ROOMS {
+        for (file, text) in sources(room) {
+            let lines = text.lines().count();
+            assert!(lines <= MAX_LINES, "{file} has {lines} lines; is there more than one idea in it?");
+            let begins = text.starts_with("//!") || text.starts_with("#!");
+            assert!(begins, "{file} does not begin with what it is (//!)");
+        }
+    }
+}
+
+#[test]
+fn every_dependency_has_its_line() {
+    let manifest = read("Cargo.toml");
+    let table = manifest.split("[workspace.dependencies]").nth(1).unwrap().split("\n[").next().unwrap();
+    let listed = read("docs/dependencies.md");
+    let mut used = BTreeSet::new();
+    for room in ROOMS.iter().map(|room| format!("crates/{room}")).chain(["xtask".to_owned()]) {
+        for line in read(format!("{room}/Cargo.toml")).lines() {
+            used.extend(line.split(['.', ' ']).next().map(str::to_owned));
+        }
+    }
+    for line in table.lines().filter(|line| line.contains('=') && !line.starts_with('#')) {
+        let name = line.split(['=', ' ']).next().unwrap();
+        assert!(used.contains(name), "{name} stands in the workspace's table, and nobody uses it");
+        if !name.starts_with("tortie-") {
+            assert!(listed.contains(&format!("| `{name}` |")), "docs/dependencies.md has no line for {name}");
+        }
+    }
+}
