@@ -11,6 +11,7 @@ use crate::route::{
     Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Route, RouteKind,
     RouteSocket, Vxlan,
 };
+use crate::sys::InterfaceIndex;
 use crate::{Error, Result, ethtool, interface_index, sysctl};
 
 /// The protocol number of our routes, which is Calico's (`calico.md` 6.6).
@@ -80,7 +81,7 @@ impl Network {
             sysctl::ensure("net/ipv4/ip_forward", "1")?;
         }
         let vxlan = self.vxlan_link(state)?;
-        let links = self.endpoint_links(state);
+        let links = self.endpoint_links(state)?;
         let desired = desired(state, vxlan, &links);
         let mut kernel = match self.kernel.take() {
             Some(kernel) => kernel,
@@ -250,11 +251,12 @@ impl Network {
     }
 
     /// The indices of the pods' links that are there, with their kernel parameters set.
-    fn endpoint_links(&mut self, state: &NodeState) -> BTreeMap<String, u32> {
+    fn endpoint_links(&mut self, state: &NodeState) -> Result<BTreeMap<String, u32>> {
         let mut links = BTreeMap::new();
+        let indices = InterfaceIndex::open()?;
         for (id, endpoint) in &state.endpoints {
             let name = &endpoint.host_interface;
-            match self.prepare(name) {
+            match indices.of(name).and_then(|index| self.prepare(name, index)) {
                 Ok(index) => drop(links.insert(name.clone(), index)),
                 Err(error) => {
                     self.retry = true;
@@ -264,11 +266,10 @@ impl Network {
             }
         }
         self.prepared.retain(|name, _| links.contains_key(name));
-        links
+        Ok(links)
     }
 
-    fn prepare(&mut self, name: &str) -> Result<u32> {
-        let index = interface_index(name)?;
+    fn prepare(&mut self, name: &str, index: u32) -> Result<u32> {
         if self.prepared.get(name) != Some(&index) {
             link_parameters(name)?;
             self.prepared.insert(name.to_owned(), index);
