@@ -86,24 +86,56 @@ impl WindowsDataplane {
 
     fn reconcile(&mut self) -> Report {
         let mut report = Report::default();
+        let (mut away, mut failed) = (None, BTreeSet::new());
         if let Err(error) = self.sync_network(&mut report) {
             note(&mut report.node, &mut report.retry, &error);
+            away = error.is_unavailable().then_some(error);
         }
-        for id in std::mem::take(&mut self.endpoints_due) {
-            let Some(endpoint) = self.state.endpoints.get(&id) else { continue };
-            let mut conditions = Vec::new();
-            match self.sync_endpoint(endpoint) {
-                Ok(told) => conditions = told,
-                Err(error) => {
-                    note(&mut conditions, &mut report.retry, &error);
-                    self.endpoints_due.insert(id.clone());
-                }
-            }
-            self.conditions.insert(id, conditions);
+        while away.is_none()
+            && let Some(id) = self.endpoints_due.pop_first()
+        {
+            away = self.reconcile_endpoint(id, &mut failed, &mut report);
         }
+        if let Some(error) = away {
+            self.leave_the_rest(&error, &mut report);
+        }
+        self.endpoints_due.extend(failed);
         let told = self.conditions.iter().filter(|(_, conditions)| !conditions.is_empty());
         report.endpoints = told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect();
         report
+    }
+
+    /// Makes one endpoint what it should be, and gives the error that says that HNS does not answer.
+    fn reconcile_endpoint(
+        &mut self,
+        id: EndpointId,
+        failed: &mut BTreeSet<EndpointId>,
+        report: &mut Report,
+    ) -> Option<Error> {
+        let endpoint = Arc::clone(self.state.endpoints.get(&id)?);
+        let mut conditions = Vec::new();
+        let mut away = None;
+        match self.sync_endpoint(&endpoint) {
+            Ok(told) => conditions = told,
+            Err(error) => {
+                note(&mut conditions, &mut report.retry, &error);
+                failed.insert(id.clone());
+                away = error.is_unavailable().then_some(error);
+            }
+        }
+        self.conditions.insert(id, conditions);
+        away
+    }
+
+    /// HNS does not answer, and each further call could take as long as its deadline: the rest stays due, and the network
+    /// is asked for first when HNS is asked again.
+    fn leave_the_rest(&mut self, error: &Error, report: &mut Report) {
+        self.overlay = None;
+        report.retry = true;
+        for id in &self.endpoints_due {
+            let message = format!("{id}: not brought up to date, as HNS does not answer: {error}");
+            self.conditions.insert(id.clone(), vec![Condition { reason: error.reason(), message }]);
+        }
     }
 
     /// The overlay network and its routes.

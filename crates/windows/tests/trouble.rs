@@ -1,0 +1,78 @@
+//! HNS hangs, refuses, or answers strangely.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
+
+mod node;
+
+use std::sync::Arc;
+
+use node::*;
+use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring};
+use tortie_hcn::{Call, Failure, HResult};
+use tortie_hns_emulator::{Emulator, Recorder};
+
+fn other_pod(number: u8) -> EndpointId {
+    EndpointId { pod: format!("pod-{number}"), ..pod_id() }
+}
+
+/// A node with several connected pods that are open.
+fn busy_node(pods: u8) -> Node {
+    let mut node = Node::usual();
+    let mut deltas = vec![local_node(), own_block(), allow_all()];
+    for number in 1..=pods {
+        let Delta::Endpoint(_, pod) = endpoint(open_program()) else { panic!() };
+        let (container_id, address) = (format!("container-{number}"), [10, 244, 3, 10 + number]);
+        let mut attachment = attachment(node.namespace());
+        (attachment.endpoint, attachment.address) = (other_pod(number), address.into());
+        attachment.container_id.clone_from(&container_id);
+        node.wiring.connect(&attachment).unwrap();
+        let pod =
+            tortie_dataplane::Endpoint { container_id, addresses: vec![address.into()], ..(*pod).clone() };
+        deltas.push(Delta::Endpoint(other_pod(number), Arc::new(pod)));
+    }
+    assert_eq!(node.apply(&deltas), Default::default());
+    node
+}
+
+fn refuse(hns: &Recorder<Emulator>, code: HResult, which: impl Fn(&Call) -> bool + Send + 'static) {
+    hns.set_fault(move |call| which(call).then(|| Err(Failure::new(code, "not today"))));
+}
+
+#[test]
+fn a_hanging_hns_is_asked_once_in_a_pass() {
+    let mut node = busy_node(5);
+    refuse(&node.hns, HResult::ERROR_TIMEOUT, |_| true);
+    node.hns.take();
+    let report = node.dataplane.resync();
+    assert_eq!(node.hns.take().len(), 1, "each call may take as long as its deadline");
+    assert!(report.retry);
+    assert_eq!(report.endpoints.len(), 5, "none of them is known to be in force");
+    // It hangs in the middle of the pods.
+    node.hns.clear_fault();
+    assert_eq!(node.dataplane.resync(), Default::default());
+    let network = node.hns.take().iter().filter(|call| call.object_is_network()).count();
+    assert!(network > 0);
+    refuse(&node.hns, HResult::ERROR_TIMEOUT, |call| !call.object_is_network());
+    let report = node.dataplane.resync();
+    assert_eq!(node.hns.take().iter().filter(|call| !call.object_is_network()).count(), 1);
+    assert!(report.retry && report.node.is_empty());
+    assert_eq!(report.endpoints.len(), 5);
+    assert!(report.endpoints.values().all(|told| told[0].reason == "HnsUnavailable"));
+    node.hns.clear_fault();
+    assert_eq!(node.apply(&[]), Default::default());
+}
+
+trait About {
+    fn object_is_network(&self) -> bool;
+}
+
+impl About for Call {
+    fn object_is_network(&self) -> bool {
+        use tortie_hcn::Kind::Network;
+        matches!(
+            self,
+            Call::Enumerate { kind: Network, .. }
+                | Call::Query { kind: Network, .. }
+                | Call::Modify { kind: Network, .. }
+        )
+    }
+}
