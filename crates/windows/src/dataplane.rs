@@ -119,6 +119,8 @@ impl WindowsDataplane {
             Ok(told) => conditions = told,
             Err(error) => {
                 note(&mut conditions, &mut report.retry, &error);
+                // An older and wider list may stay: without asking for another try it would count as in force.
+                report.retry = true;
                 failed.insert(id.clone());
                 away = error.is_unavailable().then_some(error);
             }

@@ -5,7 +5,7 @@ use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::Error;
-use crate::acl::{closed, is_ours, transition};
+use crate::acl::{Transition, closed, has_our_mark, is_ours, transition};
 
 /// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
@@ -49,42 +49,76 @@ pub(crate) fn sync_acls(
     endpoint: &Endpoint,
     desired: &[Acl],
 ) -> Result<(), Error> {
-    let step = transition(&ours(endpoint)?, desired);
-    if step.is_empty() {
+    let mut found = Found::on(endpoint);
+    // Where ours cannot be read, the difference is not known: then only the whole list helps.
+    if found.unreadable == 0 && !found.is(desired) {
+        change(hcn, endpoint, &transition(&found.ours, desired))?;
+        found = Found::on(&hcn.endpoint(endpoint.id)?);
+    }
+    if found.is(desired) {
         return Ok(());
     }
+    // Removing single ACLs does not work on every build (hns.md 4.2): put the whole list in the place of the old one.
+    warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
+    let policies = [found.others, documents(desired)].concat();
+    hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
+    if Found::on(&hcn.endpoint(endpoint.id)?).is(desired) {
+        return Ok(());
+    }
+    Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" })
+}
+
+fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> Result<(), Error> {
     info!(endpoint = endpoint.name, add = step.add.len(), remove = step.remove.len(), "changing ACLs");
     for (request, acls) in [(RequestType::Add, &step.add), (RequestType::Remove, &step.remove)] {
         if !acls.is_empty() {
             hcn.modify_endpoint(endpoint.id, &Modify::policies(request, documents(acls)))?;
         }
     }
-    let now = hcn.endpoint(endpoint.id)?;
-    if transition(&ours(&now)?, desired).is_empty() {
-        return Ok(());
-    }
-    // Removing single ACLs does not work on every build (hns.md 4.2): put the whole list in the place of the old one.
-    warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
-    let mut policies: Vec<Policy> = Vec::new();
-    for policy in now.policies {
-        match acl(endpoint, &policy)? {
-            Some(acl) if is_ours(&acl) => {}
-            // Written out: HNS leaves zero values, such as Allow, out of what it answers.
-            Some(theirs) => policies.push(Policy::of(&theirs)),
-            None => policies.push(policy),
+    Ok(())
+}
+
+/// The policies of an endpoint, sorted out.
+#[derive(Default)]
+struct Found {
+    /// Our ACLs.
+    ours: Vec<Acl>,
+    /// How many ACLs bear our mark and cannot be read: nobody knows what they allow.
+    unreadable: usize,
+    /// Everything else, as it may be sent back.
+    others: Vec<Policy>,
+}
+
+impl Found {
+    fn on(endpoint: &Endpoint) -> Found {
+        let mut found = Found::default();
+        for policy in &endpoint.policies {
+            match policy.settings::<Acl>() {
+                Ok(Some(acl)) if is_ours(&acl) => found.ours.push(acl),
+                // Written out: HNS leaves zero values, such as Allow, out of what it answers.
+                Ok(Some(theirs)) => found.others.push(Policy::of(&theirs)),
+                Ok(None) => found.others.push(policy.clone()),
+                Err(error) if has_our_mark(policy) => {
+                    warn!(endpoint = endpoint.name, %error, "one of our ACLs cannot be read back");
+                    found.unreadable += 1;
+                }
+                Err(error) => {
+                    warn!(endpoint = endpoint.name, %error, "an ACL of somebody else cannot be read; it stays");
+                    found.others.push(policy.clone());
+                }
+            }
         }
+        found
     }
-    policies.extend(documents(desired));
-    hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
-    if transition(&ours(&hcn.endpoint(endpoint.id)?)?, desired).is_empty() {
-        return Ok(());
+
+    fn is(&self, desired: &[Acl]) -> bool {
+        self.unreadable == 0 && transition(&self.ours, desired).is_empty()
     }
-    Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" })
 }
 
 /// Adds what closes an endpoint behind its policy, if that is missing.
 pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(), Error> {
-    let missing = transition(&ours(endpoint)?, &closed()).add;
+    let missing = transition(&Found::on(endpoint).ours, &closed()).add;
     if !missing.is_empty() {
         let request = Modify::policies(RequestType::Add, documents(&missing));
         hcn.modify_endpoint(endpoint.id, &request)?;
@@ -94,19 +128,4 @@ pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> R
 
 pub(crate) fn documents(acls: &[Acl]) -> Vec<Policy> {
     acls.iter().map(Policy::of).collect()
-}
-
-fn ours(endpoint: &Endpoint) -> Result<Vec<Acl>, Error> {
-    let mut ours = Vec::new();
-    for policy in &endpoint.policies {
-        ours.extend(acl(endpoint, policy)?.filter(is_ours));
-    }
-    Ok(ours)
-}
-
-fn acl(endpoint: &Endpoint, policy: &Policy) -> Result<Option<Acl>, Error> {
-    policy.settings().map_err(|error| Error::Differs {
-        object: format!("endpoint {}", endpoint.name),
-        problem: format!("an ACL cannot be read: {error}"),
-    })
 }

@@ -6,9 +6,11 @@ mod node;
 use std::sync::Arc;
 
 use node::*;
+use serde_json::{Value, json};
 use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring};
-use tortie_hcn::{Call, Failure, HResult};
+use tortie_hcn::{Call, Failure, HResult, Hcn, Kind};
 use tortie_hns_emulator::{Emulator, Recorder};
+use tortie_policy::program::EndpointProgram;
 
 fn other_pod(number: u8) -> EndpointId {
     EndpointId { pod: format!("pod-{number}"), ..pod_id() }
@@ -59,6 +61,71 @@ fn a_hanging_hns_is_asked_once_in_a_pass() {
     assert!(report.endpoints.values().all(|told| told[0].reason == "HnsUnavailable"));
     node.hns.clear_fault();
     assert_eq!(node.apply(&[]), Default::default());
+}
+
+/// From now on HNS answers with other policies of endpoints than it has.
+fn disguise(hns: &Arc<Recorder<Emulator>>, change: impl Fn(&mut Vec<Value>) + Send + 'static) {
+    let inner = Arc::clone(hns);
+    hns.set_fault(move |call| {
+        let Call::Query { kind: Kind::Endpoint, .. } = call else { return None };
+        let answer = inner.inner().call(call);
+        Some(answer.map(|document| {
+            let mut document: Value = serde_json::from_str(&document).unwrap();
+            change(document["Policies"].as_array_mut().unwrap());
+            document.to_string()
+        }))
+    });
+}
+
+fn is_acl(policy: &Value) -> bool {
+    policy["Type"] == "ACL"
+}
+
+#[test]
+fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
+    let mut node = Node::usual();
+    node.connect();
+    let odd = json!({"Type": "ACL", "Settings": {"Id": "somebody", "Priority": "very high"}});
+    let shown = odd.clone();
+    disguise(&node.hns, move |policies| policies.push(shown.clone()));
+    let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
+    assert!(!report.retry, "{report:?}");
+    assert!(node.acls().iter().any(|acl| acl.id.ends_with("allow-all")));
+    // A build that removes nothing gets the whole list, and what is not ours as it was read.
+    let inner = Arc::clone(&node.hns);
+    node.hns.set_fault(move |call| match call {
+        Call::Modify { .. } => Some(Ok(String::new())),
+        Call::Query { kind: Kind::Endpoint, .. } => Some(inner.inner().call(call).map(|document| {
+            let mut document: Value = serde_json::from_str(&document).unwrap();
+            document["Policies"].as_array_mut().unwrap().push(odd.clone());
+            document.to_string()
+        })),
+        _ => None,
+    });
+    node.hns.take();
+    node.apply(&[endpoint(EndpointProgram::default())]);
+    let sent = node.hns.take_changes();
+    let Some(Call::Modify { settings, .. }) = sent.last() else { panic!("{sent:?}") };
+    assert!(settings.contains("Update") && settings.contains(r#""very high""#), "{settings}");
+}
+
+#[test]
+fn while_our_acls_cannot_be_read_back_nothing_is_in_force() {
+    let mut node = Node::usual();
+    node.connect();
+    node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
+    disguise(&node.hns, |policies| {
+        policies
+            .iter_mut()
+            .filter(|policy| is_acl(policy))
+            .for_each(|acl| acl["Settings"]["Priority"] = json!("?"));
+    });
+    let report = node.apply(&[endpoint(EndpointProgram::default())]);
+    assert!(report.retry, "an older, wider list may be there");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, "HnsDidNotTake");
+    node.hns.clear_fault();
+    node.apply(&[endpoint(EndpointProgram::default())]);
+    assert!(!node.acls().iter().any(|acl| acl.id.ends_with("allow-all")));
 }
 
 trait About {
