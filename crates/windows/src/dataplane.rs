@@ -182,10 +182,11 @@ impl WindowsDataplane {
 
     /// The endpoint's ACLs, and what the operator should know of them.
     fn sync_endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
-        let (desired, conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
+        let (desired, mut conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK)?;
         let container_id = endpoint.container_id.clone();
-        sync_acls(&*self.hcn, &found.ok_or(Error::NoEndpoint { container_id })?, &desired)?;
+        let found = found.ok_or(Error::NoEndpoint { container_id })?;
+        conditions.extend(sync_acls(&*self.hcn, &found, &desired)?);
         Ok(conditions)
     }
 

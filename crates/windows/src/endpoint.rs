@@ -1,11 +1,12 @@
 //! HNS endpoints of pods: which one, and which ACLs.
 
-use tortie_hcn::schema::{Acl, Endpoint, Modify, Policy, Query, RequestType};
+use tortie_dataplane::Condition;
+use tortie_hcn::schema::{Acl, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
 use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::Error;
-use crate::acl::{Transition, closed, has_our_mark, is_ours, transition};
+use crate::acl::{LAST_PRIORITY, Transition, closed, has_our_mark, is_ours, transition};
 
 /// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
@@ -43,12 +44,13 @@ pub(crate) fn find(
     Ok(None)
 }
 
-/// Makes our ACLs on the endpoint those that are desired. Sends nothing if they are; ACLs of others stay.
+/// Makes our ACLs on the endpoint those that are desired. Sends nothing if they are; ACLs of others stay, and what they
+/// may do to ours is told.
 pub(crate) fn sync_acls(
     hcn: &(impl Hcn + ?Sized),
     endpoint: &Endpoint,
     desired: &[Acl],
-) -> Result<(), Error> {
+) -> Result<Vec<Condition>, Error> {
     let mut found = Found::on(endpoint);
     // Where ours cannot be read, the difference is not known: then only the whole list helps.
     if found.unreadable == 0 && !found.is(desired) {
@@ -56,14 +58,15 @@ pub(crate) fn sync_acls(
         found = Found::on(&hcn.endpoint(endpoint.id)?);
     }
     if found.is(desired) {
-        return Ok(());
+        return Ok(found.conditions(endpoint));
     }
     // Removing single ACLs does not work on every build (hns.md 4.2): put the whole list in the place of the old one.
     warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
-    let policies = [found.others, documents(desired)].concat();
+    let policies = [found.others.clone(), documents(desired)].concat();
     hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
-    if Found::on(&hcn.endpoint(endpoint.id)?).is(desired) {
-        return Ok(());
+    found = Found::on(&hcn.endpoint(endpoint.id)?);
+    if found.is(desired) {
+        return Ok(found.conditions(endpoint));
     }
     Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" })
 }
@@ -109,6 +112,28 @@ impl Found {
             }
         }
         found
+    }
+
+    /// ACLs of others that are judged before the end of ours: what they decide, policy does not (semantics 28).
+    fn conditions(&self, endpoint: &Endpoint) -> Vec<Condition> {
+        let foreign = |policy: &Policy| {
+            let what = match policy.settings::<Acl>() {
+                Ok(Some(acl)) if acl.rule_type != AclRuleType::Switch || acl.priority > LAST_PRIORITY => {
+                    return None;
+                }
+                Ok(Some(acl)) => {
+                    let Acl { id, action, direction, priority, .. } = acl;
+                    format!(
+                        "the ACL {id:?} ({action}, {direction}, priority {priority}) is not ours and may come first"
+                    )
+                }
+                Ok(None) => return None,
+                Err(error) => format!("an ACL that is not ours cannot be read, and may come first: {error}"),
+            };
+            let message = format!("endpoint {}: {what}; it stays, and overrides policy", endpoint.name);
+            Some(Condition { reason: "ForeignAcl", message })
+        };
+        self.others.iter().filter_map(foreign).collect()
     }
 
     fn is(&self, desired: &[Acl]) -> bool {

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use node::*;
 use serde_json::{Value, json};
 use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring};
-use tortie_hcn::{Call, Failure, HResult, Hcn, Kind};
+use tortie_hcn::schema::{Modify, Policy, RequestType};
+use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::{Emulator, Recorder};
 use tortie_policy::program::EndpointProgram;
+use tortie_windows::endpoint_id;
 
 fn other_pod(number: u8) -> EndpointId {
     EndpointId { pod: format!("pod-{number}"), ..pod_id() }
@@ -90,6 +92,7 @@ fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
     disguise(&node.hns, move |policies| policies.push(shown.clone()));
     let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
     assert!(!report.retry, "{report:?}");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, "ForeignAcl");
     assert!(node.acls().iter().any(|acl| acl.id.ends_with("allow-all")));
     // A build that removes nothing gets the whole list, and what is not ours as it was read.
     let inner = Arc::clone(&node.hns);
@@ -107,6 +110,37 @@ fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
     let sent = node.hns.take_changes();
     let Some(Call::Modify { settings, .. }) = sent.last() else { panic!("{sent:?}") };
     assert!(settings.contains("Update") && settings.contains(r#""very high""#), "{settings}");
+}
+
+#[test]
+fn acls_of_others_that_come_first_are_told() {
+    let mut node = Node::usual();
+    node.connect();
+    let foreign = |id: &str, rule_type: &str, priority: u16| {
+        let mut settings = json!({"Id": id, "Action": "Allow", "Direction": "In", "RuleType": rule_type});
+        if priority > 0 {
+            settings["Priority"] = json!(priority);
+        }
+        Policy { r#type: "ACL".into(), settings, extra: Default::default() }
+    };
+    let theirs = vec![
+        foreign("API:cali-1", "Switch", 100),
+        foreign("firewall", "Host", 0),
+        foreign("", "Switch", 65_500),
+    ];
+    let add = Modify::policies(RequestType::Add, theirs);
+    node.hns.modify_endpoint(endpoint_id(CONTAINER), &add).unwrap();
+    let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
+    for round in ["made", "there already"] {
+        let report = node.apply(&deltas);
+        let told = &report.endpoints[&pod_id()];
+        assert!(!report.retry && told.len() == 2, "{round}: {report:?}");
+        assert!(told.iter().all(|condition| condition.reason == "ForeignAcl"));
+        assert!(
+            told[0].message.contains(r#""API:cali-1""#) && told[0].message.contains("priority 100"),
+            "{told:?}"
+        );
+    }
 }
 
 #[test]

@@ -28,7 +28,7 @@ const NODE_PRIORITY: u16 = 900;
 /// The first priority of policy.
 const FIRST_PRIORITY: u16 = 1000;
 /// The lowest that works: the endpoint's closure, which holds whatever else is there.
-const LAST_PRIORITY: u16 = 65_500;
+pub const LAST_PRIORITY: u16 = 65_500;
 
 /// What all our ACLs' identifiers begin with. ACLs of others on the same endpoint are left alone.
 const OURS: &str = "tortie/";
