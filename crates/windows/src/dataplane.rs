@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{Condition, Dataplane, Delta, Endpoint, EndpointId, NodeState, Report, RouteTarget};
@@ -10,7 +11,7 @@ use tortie_hcn::Hcn;
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
-use crate::endpoint::{find, sync_acls};
+use crate::endpoint::{Vain, find, sync_acls};
 use crate::overlay::{Overlay, OverlaySpec, ensure_overlay};
 use crate::{Error, NETWORK, acl, routes};
 
@@ -30,11 +31,22 @@ pub struct WindowsDataplane {
     routes_due: bool,
     endpoints_due: BTreeSet<EndpointId>,
     conditions: BTreeMap<EndpointId, Vec<Condition>>,
+    /// What HNS did not take.
+    vain: BTreeMap<EndpointId, Vain>,
+    clock: Clock,
 }
+
+/// Tells the time.
+pub type Clock = Box<dyn Fn() -> Instant + Send>;
 
 impl WindowsDataplane {
     /// A dataplane without desired state. `adapter` names the network adapter for the overlay, where HNS shall not choose.
     pub fn new(hcn: Arc<dyn Hcn>, adapter: Option<String>) -> WindowsDataplane {
+        WindowsDataplane::with_clock(hcn, adapter, Box::new(Instant::now))
+    }
+
+    /// As [`new`](Self::new), with another clock: by it is decided when something that failed is tried again.
+    pub fn with_clock(hcn: Arc<dyn Hcn>, adapter: Option<String>, clock: Clock) -> WindowsDataplane {
         WindowsDataplane {
             hcn,
             adapter,
@@ -43,6 +55,8 @@ impl WindowsDataplane {
             routes_due: false,
             endpoints_due: BTreeSet::new(),
             conditions: BTreeMap::new(),
+            vain: BTreeMap::new(),
+            clock,
         }
     }
 
@@ -67,6 +81,7 @@ impl WindowsDataplane {
                 // The HNS endpoint goes with the CNI DEL.
                 self.endpoints_due.remove(id);
                 self.conditions.remove(id);
+                self.vain.remove(id);
             }
         }
         self.state.apply(delta);
@@ -115,7 +130,7 @@ impl WindowsDataplane {
         let endpoint = Arc::clone(self.state.endpoints.get(&id)?);
         let mut conditions = Vec::new();
         let mut away = None;
-        match self.sync_endpoint(&endpoint) {
+        match self.sync_endpoint(&id, &endpoint) {
             Ok(told) => conditions = told,
             Err(error) => {
                 note(&mut conditions, &mut report.retry, &error);
@@ -181,12 +196,15 @@ impl WindowsDataplane {
     }
 
     /// The endpoint's ACLs, and what the operator should know of them.
-    fn sync_endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
+    fn sync_endpoint(&mut self, id: &EndpointId, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
         let (desired, mut conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK)?;
         let container_id = endpoint.container_id.clone();
         let found = found.ok_or(Error::NoEndpoint { container_id })?;
-        conditions.extend(sync_acls(&*self.hcn, &found, &desired)?);
+        let mut vain = self.vain.remove(id);
+        let told = sync_acls(&*self.hcn, &found, &desired, &mut vain, (self.clock)());
+        self.vain.extend(vain.map(|vain| (id.clone(), vain)));
+        conditions.extend(told?);
         Ok(conditions)
     }
 

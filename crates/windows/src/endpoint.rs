@@ -1,5 +1,7 @@
 //! HNS endpoints of pods: which one, and which ACLs.
 
+use std::time::{Duration, Instant};
+
 use tortie_dataplane::Condition;
 use tortie_hcn::schema::{Acl, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
 use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
@@ -10,6 +12,9 @@ use crate::acl::{LAST_PRIORITY, Transition, closed, has_our_mark, is_ours, trans
 
 /// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
+
+/// How long a list that HNS made another one of is not sent again, if nothing has changed.
+const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// The identifier of the endpoint of a container's sandbox. It is derived, so that a later process finds the endpoint
 /// although nothing was stored, also when the call that made it was cut off (hns.md 4.3).
@@ -50,8 +55,16 @@ pub(crate) fn sync_acls(
     hcn: &(impl Hcn + ?Sized),
     endpoint: &Endpoint,
     desired: &[Acl],
+    vain: &mut Option<Vain>,
+    now: Instant,
 ) -> Result<Vec<Condition>, Error> {
     let mut found = Found::on(endpoint);
+    let not_taken =
+        || Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" };
+    if vain.as_ref().is_some_and(|vain| vain.is_again(desired, &found, now)) {
+        return Err(not_taken());
+    }
+    *vain = None;
     // Where ours cannot be read, the difference is not known: then only the whole list helps.
     if found.unreadable == 0 && !found.is(desired) {
         change(hcn, endpoint, &transition(&found.ours, desired))?;
@@ -68,7 +81,23 @@ pub(crate) fn sync_acls(
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
     }
-    Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" })
+    *vain = Some(Vain { desired: desired.to_vec(), made: found.as_read, at: now });
+    Err(not_taken())
+}
+
+/// An attempt in vain: HNS accepted a list and made another one of it. Sending it again would get the same answer, and
+/// each time HNS may reset the endpoint's connections (semantics 20).
+pub(crate) struct Vain {
+    desired: Vec<Acl>,
+    /// Our ACLs as they were read back.
+    made: Vec<Policy>,
+    at: Instant,
+}
+
+impl Vain {
+    fn is_again(&self, desired: &[Acl], found: &Found, now: Instant) -> bool {
+        now < self.at + SEND_AGAIN_AFTER && self.desired == desired && self.made == found.as_read
+    }
 }
 
 fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> Result<(), Error> {
@@ -84,6 +113,8 @@ fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> 
 /// The policies of an endpoint, sorted out.
 #[derive(Default)]
 struct Found {
+    /// Our ACLs as HNS shows them.
+    as_read: Vec<Policy>,
     /// Our ACLs.
     ours: Vec<Acl>,
     /// How many ACLs bear our mark and cannot be read: nobody knows what they allow.
@@ -97,12 +128,16 @@ impl Found {
         let mut found = Found::default();
         for policy in &endpoint.policies {
             match policy.settings::<Acl>() {
-                Ok(Some(acl)) if is_ours(&acl) => found.ours.push(acl),
+                Ok(Some(acl)) if is_ours(&acl) => {
+                    found.as_read.push(policy.clone());
+                    found.ours.push(acl);
+                }
                 // Written out: HNS leaves zero values, such as Allow, out of what it answers.
                 Ok(Some(theirs)) => found.others.push(Policy::of(&theirs)),
                 Ok(None) => found.others.push(policy.clone()),
                 Err(error) if has_our_mark(policy) => {
                     warn!(endpoint = endpoint.name, %error, "one of our ACLs cannot be read back");
+                    found.as_read.push(policy.clone());
                     found.unreadable += 1;
                 }
                 Err(error) => {

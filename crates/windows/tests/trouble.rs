@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use node::*;
 use serde_json::{Value, json};
+use tortie_api::net::{Action, Protocol};
 use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring};
 use tortie_hcn::schema::{Modify, Policy, RequestType};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::{Emulator, Recorder};
-use tortie_policy::program::EndpointProgram;
+use tortie_policy::program::{EndOfTier, EndpointProgram, Rule};
 use tortie_windows::endpoint_id;
 
 fn other_pod(number: u8) -> EndpointId {
@@ -160,6 +161,59 @@ fn while_our_acls_cannot_be_read_back_nothing_is_in_force() {
     node.hns.clear_fault();
     node.apply(&[endpoint(EndpointProgram::default())]);
     assert!(!node.acls().iter().any(|acl| acl.id.ends_with("allow-all")));
+}
+
+#[test]
+fn acls_that_come_back_in_another_form_are_not_sent_again() {
+    let mut node = Node::usual();
+    node.connect();
+    let mut rule = Rule { protocol: Some(Protocol::TCP), ..Rule::all(Action::Allow) };
+    rule.source.nets = vec!["10.9.0.0/16".parse().unwrap(), "10.8.0.0/16".parse().unwrap()];
+    let program =
+        EndpointProgram { ingress: vec![tier("default", &["web"], EndOfTier::Deny)], ..open_program() };
+    let deltas =
+        [local_node(), own_block(), allow_all(), policy("web", vec![rule], vec![]), endpoint(program)];
+    disguise(&node.hns, |policies| {
+        for acl in policies.iter_mut().filter(|policy| is_acl(policy)) {
+            let settings = acl["Settings"].as_object_mut().unwrap();
+            settings.retain(|name, value| name != "Protocols" || value != "256");
+            settings.insert("Counter".into(), json!(7));
+            if let Some(list) = settings.get_mut("RemoteAddresses") {
+                *list = json!(list.as_str().unwrap().split(',').rev().collect::<Vec<_>>().join(","));
+            }
+        }
+    });
+    assert_eq!(node.apply(&deltas), Default::default());
+    node.hns.take();
+    assert_eq!(node.dataplane.resync(), Default::default());
+    assert_eq!(node.hns.take_changes(), []);
+}
+
+#[test]
+fn what_hns_makes_of_a_list_is_remembered() {
+    let mut node = Node::usual();
+    node.connect();
+    disguise(&node.hns, |policies| {
+        policies.retain(|policy| !is_acl(policy) || policy["Settings"]["Priority"] != 900)
+    });
+    let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
+    let report = node.apply(&deltas);
+    assert!(report.retry);
+    node.hns.take();
+    for _ in 0..20 {
+        let report = node.apply(&deltas);
+        assert!(report.retry, "never in force");
+        assert_eq!(report.endpoints[&pod_id()][0].reason, "HnsDidNotTake");
+        node.wait(5);
+    }
+    assert_eq!(node.hns.take_changes(), []);
+    node.wait(600);
+    node.apply(&deltas);
+    assert!(!node.hns.take_changes().is_empty(), "now and then it may go better");
+    node.apply(&[endpoint(EndpointProgram::default())]);
+    assert!(!node.hns.take_changes().is_empty(), "something else is wanted");
+    node.hns.clear_fault();
+    assert_eq!(node.apply(&deltas), Default::default());
 }
 
 trait About {
