@@ -27,7 +27,7 @@ pub(crate) fn endpoint_name(container_id: &str, network: &str) -> String {
     format!("{container_id}_{network}")
 }
 
-/// The endpoint of a container: by its identifier, or by its name, if another CNI plugin made it.
+/// The endpoint of a container: by its identifier, or by its name on that network, if another CNI plugin made it.
 pub(crate) fn find(
     hcn: &(impl Hcn + ?Sized),
     container_id: &str,
@@ -41,7 +41,15 @@ pub(crate) fn find(
     let name = endpoint_name(container_id, network);
     for id in hcn.enumerate(Kind::Endpoint, &Query::filter("Name", &name))? {
         match hcn.endpoint(id) {
-            Ok(endpoint) => return Ok(Some(endpoint)),
+            // The answer to a filter is not taken on trust: what is found here gets policy, and goes with the pod.
+            Ok(endpoint) if !endpoint.name.eq_ignore_ascii_case(&name) => {}
+            Ok(endpoint) => {
+                let ours = hcn.network_by_name(network)?;
+                if ours.is_some_and(|ours| ours.id == endpoint.host_compute_network) {
+                    return Ok(Some(endpoint));
+                }
+                warn!(endpoint = endpoint.name, %id, "it has a pod's name, and is on another network: left alone");
+            }
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error.into()),
         }

@@ -3,14 +3,14 @@
 
 mod node;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use node::*;
 use serde_json::{Value, json};
 use tortie_api::net::{Action, Protocol};
 use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring};
-use tortie_hcn::schema::{Modify, Policy, RequestType};
-use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
+use tortie_hcn::schema::{Modify, Policy, RequestType, lenient};
+use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::{Emulator, Recorder};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Rule};
 use tortie_windows::endpoint_id;
@@ -214,6 +214,48 @@ fn what_hns_makes_of_a_list_is_remembered() {
     assert!(!node.hns.take_changes().is_empty(), "something else is wanted");
     node.hns.clear_fault();
     assert_eq!(node.apply(&deltas), Default::default());
+}
+
+/// Some builds ignore filters that they do not know, and list everything.
+#[test]
+fn what_a_filter_lets_through_is_looked_at() {
+    let mut node = busy_node(2);
+    let other = json!({"Name": "Other", "Type": "L2Bridge", "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.9.0.0/16",
+        "Routes": [{"NextHop": "10.9.0.1", "DestinationPrefix": "0.0.0.0/0"}]}]}]});
+    let other = node.hns.create_network(&lenient(&other.to_string()).unwrap()).unwrap();
+    let named = json!({"Name": format!("{CONTAINER}_Calico"), "HostComputeNetwork": other,
+        "IpConfigurations": [{"IpAddress": "10.9.0.9"}]});
+    let namesake = node.hns.create_endpoint(&lenient(&named.to_string()).unwrap()).unwrap();
+    let inner = Arc::clone(&node.hns);
+    let reversed = Arc::new(Mutex::new(false));
+    let turn = Arc::clone(&reversed);
+    node.hns.set_fault(move |call| {
+        let Call::Enumerate { kind, .. } = call else { return None };
+        let all = inner.inner().call(&Call::Enumerate { kind: *kind, query: String::new() });
+        Some(all.map(|ids| {
+            let mut ids: Vec<Guid> = serde_json::from_str(&ids).unwrap();
+            if *turn.lock().unwrap() {
+                ids.reverse();
+            }
+            json!(ids).to_string()
+        }))
+    });
+    for turned in [false, true] {
+        *reversed.lock().unwrap() = turned;
+        let network = node.hns.network_by_name("calico").unwrap().unwrap();
+        assert_eq!(network.name, "Calico");
+        assert!(node.hns.network_by_name("nobody").unwrap().is_none());
+        assert_eq!(node.hns.endpoints_of_network(other).unwrap().len(), 1);
+        assert_eq!(node.hns.endpoints_of_network(network.id).unwrap().len(), 2);
+        // This pod has no endpoint: the first that comes along is not its own, nor is one of another network.
+        node.wiring.disconnect(&pod_id(), CONTAINER).unwrap();
+        node.wiring.disconnect(&pod_id(), "unheard-of").unwrap();
+        assert_eq!(node.hns.endpoints_of_network(network.id).unwrap().len(), 2);
+        assert!(node.hns.endpoint(namesake).is_ok());
+        let report = node.apply(&[endpoint(open_program())]);
+        assert_eq!(report.endpoints[&pod_id()][0].reason, "EndpointMissing");
+        assert!(node.hns.endpoint(namesake).unwrap().policies.is_empty());
+    }
 }
 
 trait About {
