@@ -189,8 +189,11 @@ impl WindowsDataplane {
             });
         }
         if self.routes_due {
-            routes::sync(&*self.hcn, overlay.id, &self.state).inspect_err(|_| self.overlay = None)?;
-            self.routes_due = false;
+            let synced = routes::sync(&*self.hcn, overlay.id, &self.state);
+            let refused = synced.inspect_err(|_| self.overlay = None)?;
+            self.routes_due = !refused.is_empty();
+            report.retry |= self.routes_due;
+            report.node.extend(refused);
         }
         Ok(())
     }
