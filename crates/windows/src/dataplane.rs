@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{Condition, Dataplane, Delta, Endpoint, EndpointId, NodeState, Report, RouteTarget};
@@ -13,10 +13,14 @@ use tracing::warn;
 
 use crate::endpoint::{Vain, find, sync_acls};
 use crate::overlay::{Overlay, OverlaySpec, ensure_overlay};
+use crate::waits::Waits;
 use crate::{Error, NETWORK, acl, routes};
 
 /// The VXLAN port that Windows has.
 const VXLAN_PORT: u16 = 4789;
+
+/// How often everything is looked at while something is in trouble.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Makes a Windows node what its state says: the overlay network, routes to other nodes, and the ACLs of its pods.
 ///
@@ -29,11 +33,20 @@ pub struct WindowsDataplane {
     state: NodeState,
     overlay: Option<Overlay>,
     routes_due: bool,
+    /// What HNS refused of the routes, and when they are tried again.
+    routes_refused: Vec<Condition>,
+    routes_wait: Waits<()>,
     endpoints_due: BTreeSet<EndpointId>,
+    /// Endpoints that failed.
+    endpoints_wait: Waits<EndpointId>,
     conditions: BTreeMap<EndpointId, Vec<Condition>>,
     /// What HNS did not take.
     vain: BTreeMap<EndpointId, Vain>,
     clock: Clock,
+    /// Whether the last pass asked to be called again soon.
+    in_trouble: bool,
+    /// When everything was looked at last.
+    looked: Option<Instant>,
 }
 
 /// Tells the time.
@@ -53,10 +66,15 @@ impl WindowsDataplane {
             state: NodeState::default(),
             overlay: None,
             routes_due: false,
+            routes_refused: Vec::new(),
+            routes_wait: Waits::new(),
             endpoints_due: BTreeSet::new(),
+            endpoints_wait: Waits::new(),
             conditions: BTreeMap::new(),
             vain: BTreeMap::new(),
             clock,
+            in_trouble: false,
+            looked: None,
         }
     }
 
@@ -80,6 +98,7 @@ impl WindowsDataplane {
             Delta::EndpointRemoved(id) => {
                 // The HNS endpoint goes with the CNI DEL.
                 self.endpoints_due.remove(id);
+                self.endpoints_wait.forget(id);
                 self.conditions.remove(id);
                 self.vain.remove(id);
             }
@@ -100,43 +119,44 @@ impl WindowsDataplane {
     }
 
     fn reconcile(&mut self) -> Report {
-        let mut report = Report::default();
-        let (mut away, mut failed) = (None, BTreeSet::new());
+        let (mut report, now) = (Report::default(), (self.clock)());
+        self.routes_due |= self.routes_wait.due(now).next().is_some();
+        self.endpoints_due.extend(self.endpoints_wait.due(now));
+        let mut away = None;
         if let Err(error) = self.sync_network(&mut report) {
-            note(&mut report.node, &mut report.retry, &error);
+            note(&mut report.node, &error);
+            report.retry |= error.is_passing();
             away = error.is_unavailable().then_some(error);
         }
         while away.is_none()
             && let Some(id) = self.endpoints_due.pop_first()
         {
-            away = self.reconcile_endpoint(id, &mut failed, &mut report);
+            away = self.reconcile_endpoint(id);
         }
         if let Some(error) = away {
             self.leave_the_rest(&error, &mut report);
         }
-        self.endpoints_due.extend(failed);
+        // An older and wider list may be on an endpoint that failed: it does not count as in force.
+        report.retry |= !self.endpoints_wait.is_empty();
         let told = self.conditions.iter().filter(|(_, conditions)| !conditions.is_empty());
         report.endpoints = told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect();
+        self.in_trouble = report.retry;
         report
     }
 
     /// Makes one endpoint what it should be, and gives the error that says that HNS does not answer.
-    fn reconcile_endpoint(
-        &mut self,
-        id: EndpointId,
-        failed: &mut BTreeSet<EndpointId>,
-        report: &mut Report,
-    ) -> Option<Error> {
+    fn reconcile_endpoint(&mut self, id: EndpointId) -> Option<Error> {
         let endpoint = Arc::clone(self.state.endpoints.get(&id)?);
         let mut conditions = Vec::new();
         let mut away = None;
         match self.sync_endpoint(&id, &endpoint) {
-            Ok(told) => conditions = told,
+            Ok(told) => {
+                conditions = told;
+                self.endpoints_wait.forget(&id);
+            }
             Err(error) => {
-                note(&mut conditions, &mut report.retry, &error);
-                // An older and wider list may stay: without asking for another try it would count as in force.
-                report.retry = true;
-                failed.insert(id.clone());
+                note(&mut conditions, &error);
+                self.endpoints_wait.failed(id.clone(), (self.clock)());
                 away = error.is_unavailable().then_some(error);
             }
         }
@@ -190,11 +210,16 @@ impl WindowsDataplane {
         }
         if self.routes_due {
             let synced = routes::sync(&*self.hcn, overlay.id, &self.state);
-            let refused = synced.inspect_err(|_| self.overlay = None)?;
-            self.routes_due = !refused.is_empty();
-            report.retry |= self.routes_due;
-            report.node.extend(refused);
+            self.routes_refused = synced.inspect_err(|_| self.overlay = None)?;
+            self.routes_due = false;
+            if self.routes_refused.is_empty() {
+                self.routes_wait.forget(&());
+            } else {
+                self.routes_wait.failed((), (self.clock)());
+            }
         }
+        report.retry |= !self.routes_refused.is_empty();
+        report.node.extend_from_slice(&self.routes_refused);
         Ok(())
     }
 
@@ -231,15 +256,22 @@ impl Dataplane for WindowsDataplane {
     }
 
     fn resync(&mut self) -> Report {
-        (self.overlay, self.routes_due) = (None, true);
-        self.endpoints_due.extend(self.state.endpoints.keys().cloned());
+        let now = (self.clock)();
+        // In trouble this is called every second, for what failed. The rest is looked at as often as without trouble.
+        let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
+        if !(self.in_trouble && just_looked) {
+            self.looked = Some(now);
+            self.overlay = None;
+            self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
+            let may_be_tried = |id: &&EndpointId| !self.endpoints_wait.has_to_wait(id, now);
+            self.endpoints_due.extend(self.state.endpoints.keys().filter(may_be_tried).cloned());
+        }
         self.reconcile()
     }
 }
 
-/// A failure as a condition. What it is about stays due.
-fn note(conditions: &mut Vec<Condition>, retry: &mut bool, error: &Error) {
+/// A failure as a condition. What it is about is tried again.
+fn note(conditions: &mut Vec<Condition>, error: &Error) {
     warn!(%error, "not as it should be yet");
-    *retry |= error.is_passing();
     conditions.push(Condition { reason: error.reason(), message: error.to_string() });
 }

@@ -14,6 +14,7 @@ mod endpoint;
 mod error;
 mod overlay;
 mod routes;
+mod waits;
 mod wiring;
 
 pub use dataplane::{Clock, WindowsDataplane};

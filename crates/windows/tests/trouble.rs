@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use node::*;
 use serde_json::{Value, json};
 use tortie_api::net::{Action, Protocol};
-use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring};
+use tortie_dataplane::{Dataplane, Delta, EndpointId, MacAddress, PodWiring, Route, RouteTarget, Vtep};
 use tortie_hcn::schema::{Modify, Policy, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::{Emulator, Recorder};
@@ -256,6 +256,61 @@ fn what_a_filter_lets_through_is_looked_at() {
         assert_eq!(report.endpoints[&pod_id()][0].reason, "EndpointMissing");
         assert!(node.hns.endpoint(namesake).unwrap().policies.is_empty());
     }
+}
+
+#[test]
+fn an_endpoint_that_hns_refuses_for_good_costs_little_and_holds_up_no_other() {
+    let mut node = busy_node(3);
+    let refused = endpoint_id("container-1");
+    refuse(
+        &node.hns,
+        HResult::HCN_E_INVALID_POLICY,
+        move |call| matches!(call, Call::Modify { id, .. } if *id == refused),
+    );
+    let report = node.apply(&[policy("allow-all", vec![], vec![])]);
+    let in_trouble = |report: &tortie_dataplane::Report| {
+        assert!(report.retry && report.node.is_empty(), "{report:?}");
+        assert!(report.endpoints.keys().eq([&other_pod(1)]), "{report:?}");
+    };
+    in_trouble(&report);
+    let (mut quiet, mut attempts) = (0, 0);
+    for _ in 0..120 {
+        node.hns.take();
+        node.wait(1);
+        in_trouble(&node.dataplane.resync());
+        let calls = node.hns.take();
+        quiet += usize::from(calls.is_empty());
+        attempts += calls.iter().filter(|call| !call.is_read()).count();
+    }
+    assert!(quiet > 90, "{quiet} passes of 120 without a call");
+    assert!((5..10).contains(&attempts), "{attempts}");
+    // What is wanted now is tried now.
+    node.apply(&[policy("allow-all", vec![Rule::all(Action::Deny)], vec![])]);
+    assert!(
+        node.hns.take_changes().iter().any(|call| matches!(call, Call::Modify { id, .. } if *id == refused))
+    );
+    node.hns.clear_fault();
+    node.wait(60);
+    assert_eq!(node.dataplane.resync(), Default::default());
+}
+
+#[test]
+fn routes_that_hns_refuses_for_good_are_told_all_the_time_and_tried_now_and_then() {
+    let mut node = Node::usual();
+    refuse(&node.hns, HResult::HCN_E_INVALID_POLICY, |call| matches!(call, Call::Modify { .. }));
+    let parent = [172, 16, 0, 1].into();
+    let vtep = Vtep { node: "one".into(), address: [10, 244, 1, 0].into(), mac: MacAddress([2; 6]), parent };
+    let target = RouteTarget::Vxlan { node: "one".into() };
+    let route = Delta::Route(Route { destination: "10.244.1.0/26".parse().unwrap(), target });
+    node.apply(&[local_node(), own_block(), Delta::Vtep(vtep), route]);
+    node.hns.take();
+    for _ in 0..120 {
+        node.wait(1);
+        let report = node.dataplane.resync();
+        assert!(report.retry && report.node[0].reason == "RouteRefused", "{report:?}");
+    }
+    let attempts = node.hns.take_changes().len();
+    assert!((10..20).contains(&attempts), "{attempts} (a batch, and one by one)");
 }
 
 trait About {
