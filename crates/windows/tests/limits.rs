@@ -75,3 +75,12 @@ fn a_program_that_would_be_too_long_is_closed_and_names_the_policy() {
     let answer = Flow { source: POD.into(), destination: [10, 99, 0, 1].into(), ..flow(Protocol::UDP, None) };
     assert!(node.passes(Direction::Egress, &answer), "the other direction is as it was");
 }
+
+#[test]
+fn conditions_count_rules_from_one() {
+    let mut node = Node::usual();
+    node.connect();
+    let report = apply(&mut node, vec![Rule::all(Action::Log), pass_icmp_type(8)], 1);
+    let [told] = &report.endpoints[&pod_id()][..] else { panic!("{report:?}") };
+    assert!(told.message.contains("rule 2 (Pass)"), "{}", told.message);
+}

@@ -183,11 +183,12 @@ impl<L: Lookup> Flattener<'_, L> {
                 "of the ICMP that its other criteria match, only what later rules and the next tier both allow passes"
             }
         };
-        let direction = self.direction;
+        // Counted from one, as on Linux and by people.
+        let (direction, number) = (self.direction, index + 1);
         Condition {
             reason: "RuleNotExpressible",
             message: format!(
-                "{id}: {direction:?} rule {index} ({action:?}) matches ICMP types, which HNS cannot: {consequence}"
+                "{id}: {direction:?} rule {number} ({action:?}) matches ICMP types, which HNS cannot: {consequence}"
             ),
         }
     }
