@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, Dataplane, Delta, Endpoint, EndpointId, NodeState, Report, RouteTarget};
+use tortie_dataplane::{
+    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget,
+};
 use tortie_hcn::Hcn;
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
 use crate::endpoint::{Vain, find, sync_acls};
-use crate::overlay::{Overlay, OverlaySpec, ensure_overlay};
+use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::waits::Waits;
 use crate::{Error, NETWORK, acl, routes};
 
@@ -32,6 +34,7 @@ pub struct WindowsDataplane {
     adapter: Option<String>,
     state: NodeState,
     overlay: Option<Overlay>,
+    current_overlay: CurrentOverlay,
     routes_due: bool,
     /// What HNS refused of the routes, and when they are tried again.
     routes_refused: Vec<Condition>,
@@ -65,6 +68,7 @@ impl WindowsDataplane {
             adapter,
             state: NodeState::default(),
             overlay: None,
+            current_overlay: CurrentOverlay::default(),
             routes_due: false,
             routes_refused: Vec::new(),
             routes_wait: Waits::new(),
@@ -76,6 +80,11 @@ impl WindowsDataplane {
             in_trouble: false,
             looked: None,
         }
+    }
+
+    /// The overlay network as it was when it was last looked at, also after the dataplane has been given away.
+    pub fn current_overlay(&self) -> CurrentOverlay {
+        self.current_overlay.clone()
     }
 
     /// Takes a change in, and notes what it touches.
@@ -196,9 +205,12 @@ impl WindowsDataplane {
         let vni = node.network.vni;
         let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
         if self.overlay.is_none() {
-            self.overlay = Some(ensure_overlay(&*self.hcn, &spec)?);
+            let overlay = ensure_overlay(&*self.hcn, &spec)?;
+            self.current_overlay.set(&overlay);
+            self.overlay = Some(overlay);
         }
         let Some(overlay) = &self.overlay else { return Ok(()) };
+        report.node.extend(remade(node, overlay));
         if overlay.provider_address != node.address {
             report.node.push(Condition {
                 reason: "ProviderAddressDiffers",
@@ -268,6 +280,19 @@ impl Dataplane for WindowsDataplane {
         }
         self.reconcile()
     }
+}
+
+/// The other nodes address this one by the MAC address that it has told them; HNS makes up another one each time that it
+/// makes the network. Until the node tells that, nothing gets here through the tunnel.
+fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
+    let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
+    (told != now).then(|| Condition {
+        reason: "OverlayRemade",
+        message: format!(
+            "network {NETWORK} has the MAC address {now}, but the other nodes send to {told}: the network was made anew, \
+             and the Node's annotation has to follow"
+        ),
+    })
 }
 
 /// A failure as a condition. What it is about is tried again.

@@ -1,6 +1,7 @@
 //! The node's overlay network (hns.md 2.2, 4.5; calico.md 8.2, 8.6).
 
 use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::MacAddress;
@@ -49,6 +50,21 @@ pub struct Overlay {
     pub router_mac: MacAddress,
     /// The node's address on the underlay, as HNS found it.
     pub provider_address: Ipv4Addr,
+}
+
+/// The overlay network as a dataplane last found it. All copies show the same.
+#[derive(Debug, Clone, Default)]
+pub struct CurrentOverlay(Arc<Mutex<Option<Overlay>>>);
+
+impl CurrentOverlay {
+    /// The network; `None` if the dataplane has not seen one yet.
+    pub fn get(&self) -> Option<Overlay> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, overlay: &Overlay) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(overlay.clone());
+    }
 }
 
 /// Makes sure that the network is there and as it should be. One that differs is made anew, unless it has endpoints.

@@ -161,8 +161,18 @@ fn routes_are_mended_and_adopted() {
 
     // HNS forgets everything.
     node.hns.delete_network(network.id).unwrap();
-    assert_eq!(restarted.dataplane.resync(), Default::default());
+    let current = restarted.dataplane.current_overlay();
+    let old = current.get().unwrap();
+    let report = restarted.dataplane.resync();
     assert_eq!(routes(&node), before);
+    // The other nodes have to hear of the new MAC address.
+    let new = current.get().unwrap();
+    assert!(new.id != old.id && new.router_mac != old.router_mac);
+    let [told] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(told.reason, "OverlayRemade");
+    assert!(told.message.contains(&new.router_mac.to_string()), "{}", told.message);
+    restarted.announced = new.router_mac;
+    assert_eq!(restarted.apply(&[local_node()]), Default::default());
 }
 
 #[test]
