@@ -310,6 +310,7 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
 // The numbers of `enum nft_table_attributes` and the like. The name of the table is 1 everywhere.
 pub const NFTA_TABLE: u16 = 1;
 pub const NFTA_TABLE_FLAGS: u16 = 2;
+pub const NFTA_TABLE_OWNER: u16 = 7;
 pub const NFTA_CHAIN_NAME: u16 = 3;
 pub const NFTA_CHAIN_HOOK: u16 = 4;
 pub const NFTA_CHAIN_POLICY: u16 = 5;

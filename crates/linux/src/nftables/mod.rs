@@ -107,25 +107,41 @@ impl Nft {
     pub fn list(&mut self, table: &str) -> Result<Option<Table>> {
         for _ in 0..LIST_ATTEMPTS {
             let before = self.table(table)?;
-            let Some((flags, generation)) = before else { return Ok(None) };
-            let listed = self.content(table, flags);
-            if self.table(table)? == Some((flags, generation)) {
+            let Some(header) = before else { return Ok(None) };
+            let listed = self.content(table, header.flags);
+            if self.table(table)? == Some(header) {
                 return listed.map(Some);
             }
         }
         Err(busy(format!("table {table}")))
     }
 
-    /// The flags of a table, and the generation of the ruleset.
-    fn table(&mut self, name: &str) -> Result<Option<(u32, Option<u16>)>> {
+    /// Whether the table may be changed by this connection: nobody owns it, or it is there not at all.
+    ///
+    /// # Errors
+    /// [`Error::TableOwned`] where another connection owns it; the kernel's refusal to list it.
+    pub fn check_owner(&mut self, table: &str) -> Result<()> {
+        match self.table(table)?.and_then(|header| header.owner) {
+            Some(owner) if owner != self.socket.port() => {
+                Err(Error::TableOwned { table: table.to_owned(), owner })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn table(&mut self, name: &str) -> Result<Option<TableHeader>> {
         let tables = self.dump(libc::NFT_MSG_GETTABLE, name, |_| ())?;
         let table = tables.iter().find(|table| {
             let data = decode::attributes(table);
             data.text(encode::NFTA_TABLE).as_deref() == Some(name)
         });
         Ok(table.map(|reply| {
-            let flags = decode::attributes(reply).u32_be(encode::NFTA_TABLE_FLAGS).unwrap_or(0);
-            (flags, decode::generation(reply))
+            let data = decode::attributes(reply);
+            TableHeader {
+                flags: data.u32_be(encode::NFTA_TABLE_FLAGS).unwrap_or(0),
+                owner: data.u32_be(encode::NFTA_TABLE_OWNER),
+                generation: decode::generation(reply),
+            }
         }))
     }
 
@@ -183,6 +199,16 @@ impl Nft {
             |reply: &Reply| decode::attributes(reply).text(encode::NFTA_TABLE).as_deref() == Some(table);
         Ok(replies.into_iter().filter(is_ours).collect())
     }
+}
+
+/// What the kernel says of a table itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TableHeader {
+    flags: u32,
+    /// The port id of the socket that owns it.
+    owner: Option<u32>,
+    /// The generation of the whole ruleset.
+    generation: Option<u16>,
 }
 
 fn busy(object: String) -> Error {
