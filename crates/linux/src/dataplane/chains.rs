@@ -1,7 +1,7 @@
 //! Programs and endpoints as chains.
 //!
 //! ```text
-//! forward ─ from a pod ─▶ from-workload ─ map ─▶ from-cali… (own address?) ─ goto ─▶ e-…-0 ─ Pass: goto ─▶ e-…-1
+//! forward ─ from a pod ─▶ from-workload ─ map ─▶ from-cali… (own address? established?) ─ goto ─▶ e-…-0 ─ Pass ─▶ …
 //!         └ to a pod ───▶ to-workload ─── map ─────────────────────────────── goto ─▶ i-…-0
 //! input ─── from a pod ─▶ from-workload …
 //! ```
@@ -196,7 +196,8 @@ pub fn short(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
-/// The chain for packets from a pod: only those from its own addresses go on to its program.
+/// The chain for packets from a pod: only those from its own addresses go on, be it in an established flow, which is not
+/// the pod's own if its packets carry another pod's address; and only those that begin a flow to its program.
 pub fn from_endpoint(endpoint: &Endpoint, program: &str) -> Chain {
     let foreign = [Family::V4, Family::V6].map(|family| {
         let own = endpoint.addresses.iter().filter(|address| Family::of(**address) == family);
@@ -208,6 +209,7 @@ pub fn from_endpoint(endpoint: &Endpoint, program: &str) -> Chain {
         Rule::new(exprs, "not from an address of its own")
     });
     let mut rules = foreign.to_vec();
+    rules.extend(by_flow());
     rules.push(verdict(Verdict::Goto(first_chain(program)), ""));
     Chain { base: None, rules }
 }
@@ -240,15 +242,25 @@ pub fn frame(config: &Config, state: &NodeState) -> (Vec<(String, Chain)>, Optio
     let chains = vec![
         (FORWARD.to_owned(), Chain { base: base(Hook::Forward), rules: from.chain(to).collect() }),
         (INPUT.to_owned(), Chain { base: base(Hook::Input), rules: input }),
-        (FROM_WORKLOAD.to_owned(), workload(MetaKey::InputInterface, FROM_MAP)),
-        (TO_WORKLOAD.to_owned(), workload(MetaKey::OutputInterface, TO_MAP)),
+        (FROM_WORKLOAD.to_owned(), from_workload()),
+        (TO_WORKLOAD.to_owned(), to_workload()),
     ];
     (chains, peers.map(|(_, set)| set))
 }
 
-/// Packets of established flows pass, those of none do not, and the rest is asked of the pod; an interface that is no
-/// pod's (yet, or any more) is closed.
-fn workload(interface: MetaKey, map: &str) -> Chain {
+/// Packets from pods go to the chain of their interface, whatever flow they belong to.
+fn from_workload() -> Chain {
+    Chain { base: None, rules: by_interface(MetaKey::InputInterface, FROM_MAP).into() }
+}
+
+/// Packets to pods of established flows pass, those of none do not, and the rest is asked of the pod.
+fn to_workload() -> Chain {
+    let rules = by_flow().into_iter().chain(by_interface(MetaKey::OutputInterface, TO_MAP)).collect();
+    Chain { base: None, rules }
+}
+
+/// Packets of established flows pass, and those of none do not.
+fn by_flow() -> [Rule; 2] {
     let in_state = |bits: u32, verdict| {
         let exprs = vec![
             Expr::CtState { register: 0 },
@@ -258,17 +270,16 @@ fn workload(interface: MetaKey, map: &str) -> Chain {
         ];
         Rule::new(exprs, "")
     };
+    [in_state(state::ESTABLISHED | state::RELATED, Verdict::Accept), in_state(state::INVALID, Verdict::Drop)]
+}
+
+/// The chain of the pod; an interface that is no pod's (yet, or any more) is closed.
+fn by_interface(interface: MetaKey, map: &str) -> [Rule; 2] {
     let to_pod = vec![
         Expr::Meta { register: 0, key: interface },
         Expr::VerdictMap { register: 0, set: SetRef::named(map) },
     ];
-    let rules = vec![
-        in_state(state::ESTABLISHED | state::RELATED, Verdict::Accept),
-        in_state(state::INVALID, Verdict::Drop),
-        Rule::new(to_pod, ""),
-        verdict(Verdict::Drop, "no pod's interface"),
-    ];
-    Chain { base: None, rules }
+    [Rule::new(to_pod, ""), verdict(Verdict::Drop, "no pod's interface")]
 }
 
 /// Interfaces of pods: by the beginning of their name, or by the whole of it.
