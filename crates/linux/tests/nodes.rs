@@ -342,6 +342,48 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
 }
 
 #[test]
+fn a_huge_policy_closes_its_pod_and_no_other() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    client.serve(80);
+    node.change(|state| {
+        open_profile(state);
+        ingress_policy(state, "grows", vec![Rule::all(Action::Allow)]);
+        ingress_policy(state, "other", vec![]);
+    });
+    node.add(&client, ingress(&["other"], EndOfTier::Deny));
+    node.add(&server, ingress(&["grows"], EndOfTier::Deny));
+    assert!(client.reaches(&server, 80));
+    let from = |nets: Vec<std::net::Ipv4Addr>| {
+        let nets = nets.into_iter().map(|address| IpAddr::from(address).into()).collect();
+        Rule { source: EntityMatch { nets, ..EntityMatch::default() }, ..Rule::all(Action::Allow) }
+    };
+    let many_rules = (0..20_001u32).map(|n| from(vec![(n * 2).into()])).collect();
+    // Single addresses that do not touch: one rule with a large set inside.
+    let large_rule = vec![from((0..250_000u32).map(|n| (n * 2).into()).collect())];
+    for huge in [many_rules, large_rule] {
+        let report = node.change(|state| {
+            ingress_policy(state, "grows", huge);
+            ingress_policy(state, "other", vec![Rule::all(Action::Allow)]);
+        });
+        assert!(report.node.is_empty() && !report.retry, "{report:?}");
+        assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
+        let condition = &report.endpoints[&server.id()][0];
+        assert_eq!(condition.reason, "RuleNotExpressible");
+        assert!(condition.message.contains("grows") && condition.message.contains("network set"));
+        assert!(!client.reaches(&server, 80));
+        assert!(server.reaches(&client, 80), "what else changed is in force");
+        let report = node.change(|state| {
+            ingress_policy(state, "grows", vec![Rule::all(Action::Allow)]);
+            ingress_policy(state, "other", vec![]);
+        });
+        assert_eq!(report, Report::default());
+        assert!(client.reaches(&server, 80));
+    }
+}
+
+#[test]
 fn a_missing_interface_is_told_of_and_found_later() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));

@@ -21,7 +21,7 @@ use super::{Config, EndpointToHost};
 use crate::nftables::expr::state;
 use crate::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Rule, Set, SetRef,
-    SetSpec, Verdict,
+    SetSpec, Verdict, rule_length,
 };
 
 /// The names of what is always there.
@@ -41,6 +41,11 @@ const LOG_GROUP_EGRESS: u16 = 2;
 
 /// How deep chains may lead to one another, from the base chain (`NFT_JUMP_STACK_SIZE`). Three lie before a program.
 const MOST_CHAINS: usize = 12;
+
+/// The most rules of one direction of a program. So many, one after another, are milliseconds for each new flow.
+const MOST_RULES: usize = 20_000;
+/// The most bytes of messages of one direction of a program.
+const MOST_BYTES: usize = 8 << 20;
 
 /// One direction of a program, as chains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -82,16 +87,19 @@ pub fn closed(name: &str, program: &EndpointProgram, problem: String) -> Rendere
     }
 }
 
-/// One direction of a program. `exists` says which nftables sets there are.
+/// One direction of a program. `exists` says which nftables sets there are, and `room` how many bytes fit in one
+/// transaction.
 pub fn render(
     name: &str,
     program: &EndpointProgram,
     direction: Direction,
     state: &NodeState,
     exists: &dyn Fn(&str) -> bool,
+    room: usize,
 ) -> Rendered {
-    let mut writer =
-        Writer { name, direction, state, exists, chains: vec![Vec::new()], rendered: Rendered::default() };
+    let size = Size { most_bytes: MOST_BYTES.min(room), ..Size::default() };
+    let (chains, rendered) = (vec![Vec::new()], Rendered::default());
+    let mut writer = Writer { name, direction, state, exists, chains, rendered, size };
     if let Err(problem) = writer.program(program) {
         let mut closed = closed(name, program, problem);
         closed.sets = writer.rendered.sets;
@@ -114,6 +122,43 @@ struct Writer<'a> {
     exists: &'a dyn Fn(&str) -> bool,
     chains: Vec<Vec<Rule>>,
     rendered: Rendered,
+    size: Size,
+}
+
+/// How large a program has become.
+#[derive(Default)]
+struct Size {
+    most_bytes: usize,
+    rules: usize,
+    bytes: usize,
+    /// The policy with the most bytes, with its rules and bytes.
+    largest: Option<(PolicyId, usize, usize)>,
+}
+
+impl Size {
+    /// Counts a policy's rules; what to do if it is too much.
+    fn add(&mut self, policy: &PolicyId, rules: usize, bytes: usize) -> Result<(), String> {
+        (self.rules, self.bytes) = (self.rules + rules, self.bytes + bytes);
+        match &mut self.largest {
+            Some((largest, its_rules, its_bytes)) if largest == policy => {
+                (*its_rules, *its_bytes) = (*its_rules + rules, *its_bytes + bytes);
+            }
+            Some((_, _, most)) if *most >= bytes => {}
+            largest => *largest = Some((policy.clone(), rules, bytes)),
+        }
+        if self.rules <= MOST_RULES && self.bytes <= self.most_bytes {
+            return Ok(());
+        }
+        let largest = self.largest.as_ref().map(|(id, rules, bytes)| {
+            format!("; most of it is {id}, with {rules} rules and {} kB so far", bytes / 1000)
+        });
+        Err(format!(
+            "its policies are more than {MOST_RULES} nftables rules or {} kB{}: put their addresses into a network \
+             set, or join rules",
+            self.most_bytes / 1000,
+            largest.unwrap_or_default(),
+        ))
+    }
 }
 
 impl Writer<'_> {
@@ -159,7 +204,10 @@ impl Writer<'_> {
                 passes |= rule.action == Action::Pass;
                 for mut exprs in tests {
                     exprs.push(action.clone());
-                    self.rule(Rule::new(exprs, &comment));
+                    let rule = Rule::new(exprs, &comment);
+                    // Near enough: a chain that is a little too large after all is refused by the transaction.
+                    self.size.add(id, 1, rule_length(self.name, self.name, &rule))?;
+                    self.rule(rule);
                 }
             }
         }

@@ -104,7 +104,9 @@ impl PolicyTable {
     pub fn open(config: Config) -> Result<Self> {
         let (programs, endpoints, refused) = Default::default();
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
-        Ok(Self { nft: Nft::open()?, config, flags, kernel: None, programs, endpoints, refused })
+        let mut nft = Nft::open()?;
+        nft.limit_transactions(config.transaction_bytes);
+        Ok(Self { nft, config, flags, kernel: None, programs, endpoints, refused })
     }
 
     /// Makes true what has changed. After a failure everything is looked at again.
@@ -345,7 +347,7 @@ impl PolicyTable {
             let untouched = kernel.sets.contains_key(name) && !change.old.sets.contains_key(name);
             untouched || change.new.sets.contains_key(name)
         };
-        chains::render(name, &endpoint.program, direction, state, &exists)
+        chains::render(name, &endpoint.program, direction, state, &exists, self.nft.room())
     }
 
     /// Puts the chains of the programs that change in the place of the old ones.
