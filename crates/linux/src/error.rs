@@ -52,6 +52,17 @@ pub enum Error {
         /// The error number, and what the kernel said beside it.
         refusal: Refusal,
     },
+    /// A table that only another connection may change (`NFT_TABLE_F_OWNER`).
+    #[error(
+        "table {table} belongs to another process (netlink port {owner}, usually its process id); end that process, \
+         which may be another agent"
+    )]
+    TableOwned {
+        /// The name of the table.
+        table: String,
+        /// The port id of the owner's socket.
+        owner: u32,
+    },
     /// A name that Tortie needs belongs to something else.
     #[error("{name} is a link of the kind {kind:?}, but Tortie needs the name; rename that link")]
     NameTaken {
@@ -89,7 +100,7 @@ impl Error {
             Self::Refused { refusal, .. } | Self::Transaction { refusal, .. } => {
                 refusal.source.raw_os_error()
             }
-            Self::NameTaken { .. } => None,
+            Self::NameTaken { .. } | Self::TableOwned { .. } => None,
         }
     }
 }

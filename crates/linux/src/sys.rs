@@ -41,6 +41,16 @@ pub fn bind<T: SocketAddress>(socket: BorrowedFd<'_>, address: &T) -> io::Result
     Ok(())
 }
 
+/// The port id that the kernel gave a bound netlink socket.
+pub fn netlink_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: all zeroes is a valid sockaddr_nl, made of integers.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: both places live across the call, and the length is that of the address.
+    check(unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut address).cast(), &raw mut length) })?;
+    Ok(address.nl_pid)
+}
+
 /// The socket address types of libc that this crate binds to.
 ///
 /// # Safety

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use common::cluster::*;
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
+use tortie_linux::dataplane::Config;
 use tortie_linux::nftables::{BaseChain, Chain, ChainKind, Hook, Nft, Op, Table, Transaction, diff};
 use tortie_linux::packet::PacketSocket;
 use tortie_linux::route::{Change, LinkSetting, Route, RouteSocket};
@@ -109,8 +110,12 @@ fn from_a_pod_to_its_own_node() {
 
 /// Two nodes with the overlay between them, and a pod on each.
 fn two_nodes() -> ([Node; 2], [Pod; 2]) {
+    two_nodes_with(&Config::default())
+}
+
+fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
     let underlay = Underlay::new();
-    let mut nodes = [1, 2].map(|number| Node::new(&underlay, number));
+    let mut nodes = [1, 2].map(|number| Node::with(&underlay, number, config.clone()));
     let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
     for (index, node) in nodes.iter_mut().enumerate() {
         let (own, other) = ([1, 2][index], [2, 1][index]);
@@ -231,9 +236,14 @@ fn a_restart_keeps_what_fits() {
     assert!(answers(&stream), "an established connection goes on (semantics 20)");
 }
 
+/// As on a kernel that cannot guard a table.
+fn unguarded() -> Config {
+    Config { guard_table: false, ..Config::default() }
+}
+
 #[test]
 fn what_others_break_is_mended_and_what_they_made_stays() {
-    let (mut nodes, pods) = two_nodes();
+    let (mut nodes, pods) = two_nodes_with(&unguarded());
     let node = &mut nodes[1];
     node.change(|state| ingress_policy(state, "closed", vec![]));
     node.program(&pods[1], ingress(&["closed"], EndOfTier::Deny));
@@ -275,7 +285,7 @@ fn what_others_break_is_mended_and_what_they_made_stays() {
 
 #[test]
 fn a_table_that_vanished_is_made_by_the_next_change() {
-    let mut node = Node::new(&Underlay::new(), 1);
+    let mut node = Node::with(&Underlay::new(), 1, unguarded());
     let pod = Pod::new("pod", 1, 2);
     pod.serve(80);
     node.change(open_profile);
@@ -329,6 +339,48 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
     assert!(!client.reaches(&server, 80) && server.reaches(&client, 80));
     node.program(&server, open());
     assert!(client.reaches(&server, 80), "and the condition is gone");
+}
+
+#[test]
+fn a_huge_policy_closes_its_pod_and_no_other() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    client.serve(80);
+    node.change(|state| {
+        open_profile(state);
+        ingress_policy(state, "grows", vec![Rule::all(Action::Allow)]);
+        ingress_policy(state, "other", vec![]);
+    });
+    node.add(&client, ingress(&["other"], EndOfTier::Deny));
+    node.add(&server, ingress(&["grows"], EndOfTier::Deny));
+    assert!(client.reaches(&server, 80));
+    let from = |nets: Vec<std::net::Ipv4Addr>| {
+        let nets = nets.into_iter().map(|address| IpAddr::from(address).into()).collect();
+        Rule { source: EntityMatch { nets, ..EntityMatch::default() }, ..Rule::all(Action::Allow) }
+    };
+    let many_rules = (0..20_001u32).map(|n| from(vec![(n * 2).into()])).collect();
+    // Single addresses that do not touch: one rule with a large set inside.
+    let large_rule = vec![from((0..250_000u32).map(|n| (n * 2).into()).collect())];
+    for huge in [many_rules, large_rule] {
+        let report = node.change(|state| {
+            ingress_policy(state, "grows", huge);
+            ingress_policy(state, "other", vec![Rule::all(Action::Allow)]);
+        });
+        assert!(report.node.is_empty() && !report.retry, "{report:?}");
+        assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
+        let condition = &report.endpoints[&server.id()][0];
+        assert_eq!(condition.reason, "RuleNotExpressible");
+        assert!(condition.message.contains("grows") && condition.message.contains("network set"));
+        assert!(!client.reaches(&server, 80));
+        assert!(server.reaches(&client, 80), "what else changed is in force");
+        let report = node.change(|state| {
+            ingress_policy(state, "grows", vec![Rule::all(Action::Allow)]);
+            ingress_policy(state, "other", vec![]);
+        });
+        assert_eq!(report, Report::default());
+        assert!(client.reaches(&server, 80));
+    }
 }
 
 #[test]

@@ -91,7 +91,7 @@ impl Node {
             icmp: None,
         };
         assert!(last_from.send(&common::frame(&last, last_mac, LAST)).unwrap());
-        let mut tags = tags_until_last(last_to);
+        let mut tags = tags_until(last_to, LAST);
         if !std::ptr::eq(to, last_to) {
             tags.extend(tags_now(to));
         }
@@ -101,17 +101,17 @@ impl Node {
 
 const LAST: u32 = 0xcafe_f00d;
 
-fn tags_until_last(socket: &PacketSocket) -> BTreeSet<u32> {
+fn tags_until(socket: &PacketSocket, last: u32) -> BTreeSet<u32> {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut tags = BTreeSet::new();
     while Instant::now() < deadline {
         tags.extend(tags_now(socket));
-        if tags.contains(&LAST) {
+        if tags.contains(&last) {
             return tags;
         }
         std::thread::yield_now();
     }
-    panic!("the last packet, which is always let through, did not arrive");
+    panic!("the packet {last:#x}, which is always let through, did not arrive");
 }
 
 fn tags_now(socket: &PacketSocket) -> BTreeSet<u32> {
@@ -266,6 +266,47 @@ fn a_pod_cannot_use_the_address_of_another() {
     let gone = tortie_dataplane::Delta::EndpointRemoved(random_states::id("pod"));
     node.namespace.run(|| dataplane.apply(&[gone])).unwrap();
     assert_eq!(node.passed(&flows, Direction::Egress), BTreeSet::new());
+}
+
+#[test]
+fn a_pod_cannot_send_into_the_flow_of_another() {
+    let node = Node::new();
+    let mut dataplane = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let state = TestRunnerState::open().0;
+    let routers = node
+        .namespace
+        .run(|| {
+            assert_eq!(dataplane.apply(&common::deltas(&NodeState::default(), &state)), Default::default());
+            for link in [POD_LINK, SENTINEL_LINK] {
+                sysctl::ensure(&format!("net/ipv4/conf/{link}/rp_filter"), "0").unwrap();
+            }
+            [POD_LINK, SENTINEL_LINK, UPLINK].map(mac_of)
+        })
+        .unwrap();
+    let flow = |source: &str, destination: &str| Flow {
+        source: source.parse().unwrap(),
+        destination: destination.parse().unwrap(),
+        protocol: Protocol::UDP,
+        source_port: 5,
+        destination_port: 5,
+        icmp: None,
+    };
+    for (pod, sentinel, outside) in [(POD[0], SENTINEL[0], "10.1.0.1"), (POD[1], SENTINEL[1], "fd01::1")] {
+        let (there, back) = (flow(pod, outside), flow(outside, pod));
+        let send = |from: &PacketSocket, flow: &Flow, router: [u8; 6], tag: u32| {
+            assert!(from.send(&common::frame(flow, router, tag)).unwrap());
+        };
+        send(&node.pod, &there, routers[0], 1);
+        tags_until(&node.outside, 1);
+        send(&node.outside, &back, routers[2], 2);
+        tags_until(&node.pod, 2);
+        // The flow is established. Its packets keep their order: after the last one, none of before comes.
+        send(&node.sentinel, &there, routers[1], 3);
+        send(&node.sentinel, &flow(sentinel, outside), routers[1], 4);
+        send(&node.pod, &there, routers[0], LAST);
+        let tags = tags_until(&node.outside, LAST);
+        assert!(tags.contains(&4) && !tags.contains(&3), "{tags:?}");
+    }
 }
 
 /// A state in which both pods let everything through.

@@ -23,6 +23,12 @@ use crate::{Error, Result};
 pub struct Config {
     /// The name of the nftables table. It is ours alone.
     pub table: String,
+    /// Whether nobody else may change the table, where the kernel can see to that (Linux 6.9): then nobody opens the
+    /// pods by `nft flush ruleset`. Off, everybody may, and it is mended at the next resync.
+    pub guard_table: bool,
+    /// The most bytes of one nftables transaction; more are made of what is larger, with the pods that it concerns
+    /// closed meanwhile. The socket's buffer, 32 MB where it can be raised, is a limit in any case.
+    pub transaction_bytes: usize,
     /// How the names of pods' interfaces on the host begin. One that is no pod's is closed.
     pub workload_prefix: String,
     /// The name of the VXLAN link.
@@ -38,6 +44,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             table: "tortie".to_owned(),
+            guard_table: true,
+            transaction_bytes: usize::MAX,
             workload_prefix: "cali".to_owned(),
             vxlan_device: "vxlan.calico".to_owned(),
             endpoint_to_host: EndpointToHost::Accept,

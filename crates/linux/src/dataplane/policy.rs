@@ -18,6 +18,8 @@ use crate::{Error, Result};
 pub struct PolicyTable {
     nft: Nft,
     config: Config,
+    /// The flags of the table, of which an old kernel knows none.
+    flags: u32,
     /// What the kernel has, as far as we know; `None` if we do not, and then it is read before it is changed.
     kernel: Option<Table>,
     /// One direction of a program, by name.
@@ -101,7 +103,10 @@ impl PolicyTable {
     /// Opens a connection to the nftables of the calling thread's network namespace. Nothing is changed yet.
     pub fn open(config: Config) -> Result<Self> {
         let (programs, endpoints, refused) = Default::default();
-        Ok(Self { nft: Nft::open()?, config, kernel: None, programs, endpoints, refused })
+        let flags = if config.guard_table { Table::GUARDED } else { 0 };
+        let mut nft = Nft::open()?;
+        nft.limit_transactions(config.transaction_bytes);
+        Ok(Self { nft, config, flags, kernel: None, programs, endpoints, refused })
     }
 
     /// Makes true what has changed. After a failure everything is looked at again.
@@ -154,10 +159,21 @@ impl PolicyTable {
         self.kernel = None;
         loop {
             (self.programs, self.endpoints) = Default::default();
-            let everything = self.part(state, &Dirty::everything(state), &Table::default());
+            let mut everything = self.part(state, &Dirty::everything(state), &Table::default());
+            everything.new.flags = self.flags;
+            self.nft.check_owner(&self.config.table)?;
             let actual = self.nft.list(&self.config.table)?;
             let transaction = diff(&self.config.table, &everything.new, actual.as_ref());
             let committed = self.commit(&transaction);
+            if self.flags != 0 && matches!(&committed, Err(error) if flags_unknown(error)) {
+                tracing::warn!(
+                    table = self.config.table,
+                    "this kernel cannot guard the table (Linux 6.9 can): others may change it, for instance by \
+                     `nft flush ruleset`, and it is mended at the next resync"
+                );
+                self.flags = 0;
+                continue;
+            }
             if let Err(Error::Transaction { op, refusal, .. }) = &committed
                 && let Op::SetRules(chain, _) = op.as_ref()
                 && let Some(program) =
@@ -331,7 +347,7 @@ impl PolicyTable {
             let untouched = kernel.sets.contains_key(name) && !change.old.sets.contains_key(name);
             untouched || change.new.sets.contains_key(name)
         };
-        chains::render(name, &endpoint.program, direction, state, &exists)
+        chains::render(name, &endpoint.program, direction, state, &exists, self.nft.room())
     }
 
     /// Puts the chains of the programs that change in the place of the old ones.
@@ -392,6 +408,13 @@ impl Change {
             self.new.chains.insert(name.to_owned(), new);
         }
     }
+}
+
+/// Whether the kernel does not know the table's flags. Linux says EINVAL or EOPNOTSUPP, by version.
+fn flags_unknown(error: &Error) -> bool {
+    let Error::Transaction { op, .. } = error else { return false };
+    matches!(op.as_ref(), Op::AddTable(flags) if *flags != 0)
+        && matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 fn place(endpoint: &Endpoint) -> Placed {

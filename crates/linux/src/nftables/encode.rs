@@ -25,6 +25,13 @@ pub struct Piece {
     pub requests: Vec<Request>,
 }
 
+impl Piece {
+    /// Its bytes.
+    pub fn length(&self) -> usize {
+        self.requests.iter().map(Request::length).sum()
+    }
+}
+
 /// The messages of a transaction, in the pieces in which it can be cut if it must be: after each of them no packet
 /// gets through that neither the state before nor the state after lets through.
 pub fn encode(transaction: &Transaction) -> Vec<Piece> {
@@ -46,6 +53,12 @@ pub fn encode(transaction: &Transaction) -> Vec<Piece> {
         }
     }
     pieces
+}
+
+/// The bytes of a rule in a chain of that name, with all that it needs.
+pub fn rule_length(table: &str, chain: &str, rule: &Rule) -> usize {
+    let mut encoder = Encoder { table, next_set_id: 1 };
+    encoder.set_rules(chain, std::slice::from_ref(rule)).iter().map(Request::length).sum()
 }
 
 /// Elements may come and go one by one.
@@ -310,6 +323,7 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
 // The numbers of `enum nft_table_attributes` and the like. The name of the table is 1 everywhere.
 pub const NFTA_TABLE: u16 = 1;
 pub const NFTA_TABLE_FLAGS: u16 = 2;
+pub const NFTA_TABLE_OWNER: u16 = 7;
 pub const NFTA_CHAIN_NAME: u16 = 3;
 pub const NFTA_CHAIN_HOOK: u16 = 4;
 pub const NFTA_CHAIN_POLICY: u16 = 5;

@@ -18,6 +18,8 @@ pub use model::{BaseChain, Chain, ChainKind, Element, Field, Hook, Key, Rule, Se
 pub(crate) use transaction::changes;
 pub use transaction::{Op, Transaction, diff, diff_elements};
 
+use self::encode::Piece;
+pub(crate) use self::encode::rule_length;
 use crate::netlink::attribute::put_text;
 use crate::netlink::{Family, Reply, Request, Socket};
 use crate::{Error, Result};
@@ -26,6 +28,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Nft {
     socket: Socket,
+    /// The most bytes of one transaction.
+    limit: usize,
 }
 
 /// How often a table or a set is read again when it changes meanwhile.
@@ -37,7 +41,20 @@ impl Nft {
     /// # Errors
     /// The call that failed.
     pub fn open() -> Result<Self> {
-        Ok(Self { socket: Socket::open(Family::Netfilter)? })
+        let socket = Socket::open(Family::Netfilter)?;
+        let limit = socket.send_limit();
+        Ok(Self { socket, limit })
+    }
+
+    /// Makes no transaction larger than this many bytes, nor than the socket's buffer.
+    pub fn limit_transactions(&mut self, bytes: usize) {
+        self.limit = bytes.min(self.socket.send_limit());
+    }
+
+    /// How many bytes of messages fit in one transaction.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.limit.saturating_sub(BATCH_ENDS)
     }
 
     /// Makes the changes, all or none. Where they do not fit into the socket's buffer (an ordinary user in a user
@@ -48,12 +65,14 @@ impl Nft {
     /// # Errors
     /// The chain or set that the kernel refused, and why.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<()> {
-        let limit = self.socket.send_limit();
+        let limit = self.limit;
         let mut batch = Vec::new();
         let mut size = 0;
         let mut batches = 1;
-        for piece in encode::encode(transaction) {
-            let length: usize = piece.requests.iter().map(Request::length).sum();
+        let pieces = encode::encode(transaction);
+        self.check_pieces(transaction, &pieces)?;
+        for piece in pieces {
+            let length = piece.length();
             if size + length + BATCH_ENDS > limit && !batch.is_empty() {
                 self.send(transaction, std::mem::take(&mut batch))?;
                 (size, batches) = (0, batches + 1);
@@ -70,6 +89,19 @@ impl Nft {
             );
         }
         self.send(transaction, batch)
+    }
+
+    /// Refuses what does not fit in any transaction, before anything is sent.
+    fn check_pieces(&self, transaction: &Transaction, pieces: &[Piece]) -> Result<()> {
+        let too_large = |piece: &&Piece| piece.length() > self.room();
+        match pieces.iter().find(too_large).and_then(|piece| transaction.ops.get(piece.op)) {
+            Some(op) => Err(Error::Transaction {
+                table: transaction.table.clone(),
+                op: Box::new(op.clone()),
+                refusal: std::io::Error::from_raw_os_error(libc::EMSGSIZE).into(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Sends one batch of messages, each with the place of its change.
@@ -107,25 +139,41 @@ impl Nft {
     pub fn list(&mut self, table: &str) -> Result<Option<Table>> {
         for _ in 0..LIST_ATTEMPTS {
             let before = self.table(table)?;
-            let Some((flags, generation)) = before else { return Ok(None) };
-            let listed = self.content(table, flags);
-            if self.table(table)? == Some((flags, generation)) {
+            let Some(header) = before else { return Ok(None) };
+            let listed = self.content(table, header.flags);
+            if self.table(table)? == Some(header) {
                 return listed.map(Some);
             }
         }
         Err(busy(format!("table {table}")))
     }
 
-    /// The flags of a table, and the generation of the ruleset.
-    fn table(&mut self, name: &str) -> Result<Option<(u32, Option<u16>)>> {
+    /// Whether the table may be changed by this connection: nobody owns it, or it is there not at all.
+    ///
+    /// # Errors
+    /// [`Error::TableOwned`] where another connection owns it; the kernel's refusal to list it.
+    pub fn check_owner(&mut self, table: &str) -> Result<()> {
+        match self.table(table)?.and_then(|header| header.owner) {
+            Some(owner) if owner != self.socket.port() => {
+                Err(Error::TableOwned { table: table.to_owned(), owner })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn table(&mut self, name: &str) -> Result<Option<TableHeader>> {
         let tables = self.dump(libc::NFT_MSG_GETTABLE, name, |_| ())?;
         let table = tables.iter().find(|table| {
             let data = decode::attributes(table);
             data.text(encode::NFTA_TABLE).as_deref() == Some(name)
         });
         Ok(table.map(|reply| {
-            let flags = decode::attributes(reply).u32_be(encode::NFTA_TABLE_FLAGS).unwrap_or(0);
-            (flags, decode::generation(reply))
+            let data = decode::attributes(reply);
+            TableHeader {
+                flags: data.u32_be(encode::NFTA_TABLE_FLAGS).unwrap_or(0),
+                owner: data.u32_be(encode::NFTA_TABLE_OWNER),
+                generation: decode::generation(reply),
+            }
         }))
     }
 
@@ -183,6 +231,16 @@ impl Nft {
             |reply: &Reply| decode::attributes(reply).text(encode::NFTA_TABLE).as_deref() == Some(table);
         Ok(replies.into_iter().filter(is_ours).collect())
     }
+}
+
+/// What the kernel says of a table itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TableHeader {
+    flags: u32,
+    /// The port id of the socket that owns it.
+    owner: Option<u32>,
+    /// The generation of the whole ruleset.
+    generation: Option<u16>,
 }
 
 fn busy(object: String) -> Error {
