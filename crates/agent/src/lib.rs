@@ -104,7 +104,8 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let feed = tokio::spawn(feed::run(store.clone(), batches));
     let labels = tokio::spawn(labels::run(store.clone(), node.clone()));
-    let announce = tokio::spawn(node::keep_announced(store.clone(), node.clone(), prepared.announced));
+    let announce =
+        tokio::spawn(node::keep_announced(store.clone(), node.clone(), prepared.announced, in_force.clone()));
     let report = tokio::spawn(report::run(store.clone(), node.clone(), platform.os(), in_force.clone()));
     let pods = Arc::new(pods::Pods {
         store,
