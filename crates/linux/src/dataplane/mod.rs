@@ -5,6 +5,7 @@ mod matches;
 mod network;
 mod policy;
 mod sets;
+mod staged;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
