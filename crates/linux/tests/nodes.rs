@@ -421,6 +421,40 @@ fn a_missing_interface_is_told_of_and_found_later() {
     assert!(client.reaches(&server, 80));
 }
 
+/// How many connections the node knows.
+fn entries(node: &Node) -> u32 {
+    let text =
+        node.namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
+    let text = text.unwrap();
+    u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
+}
+
+#[test]
+fn an_address_that_is_given_again_at_once_inherits_no_connection() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    let stream = client.connect(server.address, 80).unwrap();
+    assert!(answers(&stream));
+    assert_eq!(entries(&node), 1);
+    node.change(|state| Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).mac = None);
+    assert_eq!(entries(&node), 1, "the same sandbox keeps them");
+
+    let next = Pod::new("next", 1, 3);
+    let interface = node.namespace.run(|| node.wiring.connect(&next.attachment()).unwrap()).unwrap();
+    let report = node.change(|state| {
+        let mut endpoint = state.endpoints.remove(&server.id()).unwrap();
+        let its = Arc::make_mut(&mut endpoint);
+        (its.container_id, its.host_interface) = ("another".to_owned(), interface.host_interface);
+        state.endpoints.insert(next.id(), endpoint);
+    });
+    assert_eq!(report, Report::default());
+    assert_eq!(entries(&node), 0);
+}
+
 #[test]
 fn an_address_that_is_used_again_inherits_no_connection() {
     let mut node = Node::new(&Underlay::new(), 1);
@@ -431,13 +465,6 @@ fn an_address_that_is_used_again_inherits_no_connection() {
     node.add(&server, open());
     let stream = client.connect(server.address, 80).unwrap();
     assert!(answers(&stream));
-    let entries = |node: &Node| {
-        let text = node
-            .namespace
-            .run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
-        let text = text.unwrap();
-        u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
-    };
     assert_eq!(entries(&node), 1);
     node.change(|state| drop(state.endpoints.remove(&server.id())));
     assert_eq!(entries(&node), 0);

@@ -10,7 +10,7 @@ mod staged;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use tortie_dataplane::{Condition, Delta, NodeState, Report};
+use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report};
 
 pub(crate) use self::network::link_parameters;
 
@@ -71,8 +71,8 @@ pub struct Dataplane {
     policy: PolicyTable,
     network: Network,
     conntrack: Conntrack,
-    /// Addresses that no pod has any more, while connections of theirs may still be known.
-    released: BTreeSet<IpAddr>,
+    /// Addresses that sandboxes had, while connections of theirs may still be known: of which pod, and of which container.
+    released: BTreeSet<(IpAddr, EndpointId, String)>,
 }
 
 impl Dataplane {
@@ -92,7 +92,10 @@ impl Dataplane {
         let mut dirty = Dirty::default();
         for delta in deltas {
             if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta {
-                self.released.extend(self.state.endpoints.get(id).iter().flat_map(|old| &old.addresses));
+                for old in self.state.endpoints.get(id) {
+                    let held = |address: &IpAddr| (*address, id.clone(), old.container_id.clone());
+                    self.released.extend(old.addresses.iter().map(held));
+                }
             }
             self.state.apply(delta);
             dirty.note(delta);
@@ -100,17 +103,19 @@ impl Dataplane {
         dirty
     }
 
-    /// Forgets the connections of addresses that no pod has any more: who gets such an address next must not inherit
-    /// them.
+    /// Forgets the connections of addresses that their sandboxes have no more: who gets such an address next, or has it
+    /// already by the same change, must not inherit them.
     fn forget_released(&mut self) -> Result<()> {
         if self.released.is_empty() {
             return Ok(());
         }
-        for address in self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
-            self.released.remove(address);
-        }
-        let count = self.conntrack.forget(&self.released)?;
-        tracing::debug!(addresses = ?self.released, count, "forgot connections of released addresses");
+        let keeps = |(address, id, container): &(IpAddr, EndpointId, String)| {
+            let now = self.state.endpoints.get(id);
+            now.is_some_and(|now| now.container_id == *container && now.addresses.contains(address))
+        };
+        let gone = self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();
+        let count = self.conntrack.forget(&gone)?;
+        tracing::debug!(addresses = ?gone, count, "forgot connections of released addresses");
         self.released.clear();
         Ok(())
     }
