@@ -71,6 +71,8 @@ pub struct Dataplane {
     policy: PolicyTable,
     network: Network,
     conntrack: Conntrack,
+    /// Whether routes and links have waited for policy.
+    network_behind: bool,
     /// Addresses that sandboxes had, while connections of theirs may still be known: of which pod, and of which container.
     released: BTreeSet<(IpAddr, EndpointId, String)>,
 }
@@ -84,7 +86,8 @@ impl Dataplane {
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
         let (network, conntrack) = (Network::open(config)?, Conntrack::open()?);
-        Ok(Self { state: NodeState::default(), policy, network, conntrack, released: BTreeSet::new() })
+        let (state, released) = Default::default();
+        Ok(Self { state, policy, network, conntrack, network_behind: false, released })
     }
 
     /// Takes deltas into the desired state, and says what they are about.
@@ -120,6 +123,22 @@ impl Dataplane {
         Ok(())
     }
 
+    /// Does something about forwarding, routes and links, unless the table is not known to be in the kernel: what is
+    /// there then stays, and nothing new is opened.
+    fn network_if_policed(
+        &mut self,
+        changed: bool,
+        work: impl FnOnce(&mut Network, &NodeState, bool) -> Result<()>,
+    ) -> Result<()> {
+        let changed = changed || self.network_behind;
+        self.network_behind = !self.policy.is_in_kernel() && changed;
+        let done = match self.policy.is_in_kernel() {
+            true => work(&mut self.network, &self.state, changed),
+            false => Ok(()), // the report has a condition that says why
+        };
+        done.and(self.forget_released())
+    }
+
     /// What happened to policy and to routes, as a report.
     fn report(&self, policy: Result<()>, network: Result<()>) -> Report {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
@@ -128,6 +147,11 @@ impl Dataplane {
             let reason = "PolicyNotInForce";
             report.retry = true;
             report.node.push(failure(reason, &error));
+            if self.network_behind {
+                let message =
+                    "forwarding, routes and links stay as they are until policy is in force".to_owned();
+                report.node.push(Condition { reason: "NetworkNotInForce", message });
+            }
             // It is unknown what holds for whom.
             for id in self.state.endpoints.keys() {
                 let message = format!("{id}: its policy may not be in force: {error}");
@@ -157,14 +181,15 @@ impl tortie_dataplane::Dataplane for Dataplane {
                     | Delta::PolicyRemoved(_)
             )
         };
-        let network = self.network.apply(&self.state, deltas.iter().any(touches_network));
-        let network = network.and(self.forget_released());
+        let changed = deltas.iter().any(touches_network);
+        let network =
+            self.network_if_policed(changed, |network, state, changed| network.apply(state, changed));
         self.report(policy, network)
     }
 
     fn resync(&mut self) -> Report {
         let policy = self.policy.resync(&self.state);
-        let network = self.network.resync(&self.state).and(self.forget_released());
+        let network = self.network_if_policed(true, |network, state, _| network.resync(state));
         self.report(policy, network)
     }
 }

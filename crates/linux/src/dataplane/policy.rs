@@ -134,6 +134,11 @@ impl PolicyTable {
         self.adopt(state)
     }
 
+    /// Whether the table is known to be in the kernel.
+    pub fn is_in_kernel(&self) -> bool {
+        self.kernel.is_some()
+    }
+
     /// What is wrong with each endpoint's policy.
     pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
