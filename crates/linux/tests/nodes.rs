@@ -384,6 +384,28 @@ fn a_huge_policy_closes_its_pod_and_no_other() {
 }
 
 #[test]
+fn two_pods_with_one_interface_are_both_closed() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    assert!(client.reaches(&server, 80));
+    let other = EndpointId { pod: "a-other".to_owned(), ..server.id() };
+    let report = node.change(|state| {
+        let mut endpoint = (*state.endpoints[&server.id()]).clone();
+        endpoint.addresses = vec!["10.65.1.9".parse().unwrap()];
+        state.endpoints.insert(other.clone(), Arc::new(endpoint));
+    });
+    assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&other, &server.id()]);
+    assert!(report.endpoints.values().all(|conditions| conditions[0].reason == "InterfaceContested"));
+    assert!(!client.reaches(&server, 80));
+    assert_eq!(node.change(|state| drop(state.endpoints.remove(&other))), Report::default());
+    assert!(client.reaches(&server, 80) && client.connect(server.address, 80).is_some());
+}
+
+#[test]
 fn a_missing_interface_is_told_of_and_found_later() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));

@@ -142,8 +142,14 @@ impl PolicyTable {
     /// What is wrong with each endpoint's policy.
     pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
+        let contested = contested(self.endpoints.values());
         for (id, placed) in &self.endpoints {
-            let problems: BTreeSet<_> = [&placed.ingress, &placed.egress]
+            let interface = &placed.interface;
+            let taken = contested.contains(interface).then(|| Condition {
+                reason: "InterfaceContested",
+                message: format!("{id}: another pod has its interface {interface} too; both are closed"),
+            });
+            let mut problems: BTreeSet<_> = [&placed.ingress, &placed.egress]
                 .into_iter()
                 .filter_map(|name| self.programs.get(name)?.problem.clone())
                 .map(|problem| Condition {
@@ -151,6 +157,7 @@ impl PolicyTable {
                     message: format!("{id}: {problem}; nothing is let through in that direction"),
                 })
                 .collect();
+            problems.extend(taken);
             if !problems.is_empty() {
                 conditions.insert(id.clone(), problems.into_iter().collect());
             }
@@ -284,6 +291,12 @@ impl PolicyTable {
             });
             change.endpoints.insert(id.clone(), placed);
         }
+        // A pod that had the same interface stays, and has it for itself now.
+        for endpoint in state.endpoints.values() {
+            if let Some(chain @ None) = chains.get_mut(&chains::from_chain(&endpoint.host_interface)) {
+                *chain = Some(chains::from_endpoint(endpoint, &place(endpoint).egress));
+            }
+        }
         for (name, chain) in chains {
             change.replace_chain(kernel, &name, chain);
         }
@@ -361,7 +374,9 @@ impl PolicyTable {
         let mut placed: BTreeMap<_, _> =
             self.endpoints.iter().map(|(id, placed)| (id, Some(placed))).collect();
         placed.extend(change.endpoints.iter().map(|(id, placed)| (id, placed.as_ref())));
-        let placed: Vec<_> = placed.into_values().flatten().collect();
+        let mut placed: Vec<_> = placed.into_values().flatten().collect();
+        let contested = contested(placed.iter().copied());
+        placed.retain(|placed| !contested.contains(&placed.interface));
         let map = |chain: &dyn Fn(&Placed) -> String| {
             let goto = |placed: &&Placed| {
                 Element::verdict(Key::interface(&placed.interface), Verdict::Goto(chain(placed)))
@@ -400,6 +415,17 @@ impl Change {
             self.new.chains.insert(name.to_owned(), new);
         }
     }
+}
+
+/// The interfaces that more than one endpoint claims.
+fn contested<'a>(placed: impl Iterator<Item = &'a Placed>) -> BTreeSet<String> {
+    let (mut seen, mut contested) = (BTreeSet::new(), BTreeSet::new());
+    for placed in placed {
+        if !seen.insert(&placed.interface) {
+            contested.insert(placed.interface.clone());
+        }
+    }
+    contested
 }
 
 /// Whether the kernel does not know the table's flags. Linux says EINVAL or EOPNOTSUPP, by version.
