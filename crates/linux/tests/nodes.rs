@@ -438,8 +438,21 @@ fn a_missing_interface_is_told_of_and_found_later() {
     let report = node.apply(&[]);
     assert!(report.retry && report.node.is_empty());
     assert_eq!(report.endpoints[&server.id()][0].reason, "NetworkNotInForce");
+    // While it waits, not everything is read and compared again each time.
+    let route = || {
+        let routes = RouteSocket::open().unwrap().routes().unwrap();
+        routes.into_iter().find(|route| route.destination.addr() == client.address)
+    };
+    let gone = node.namespace.run(route).unwrap().unwrap();
+    assert!(node.resync().retry);
+    node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::DeleteRoute(gone)).unwrap()).unwrap();
+    let report = node.resync();
+    assert!(report.retry && report.node.is_empty());
+    assert_eq!(node.namespace.run(route).unwrap(), None);
     set_up(&node, true);
-    assert_eq!(node.apply(&[]), Report::default());
+    assert_eq!(node.resync(), Report::default());
+    assert_eq!(node.resync(), Report::default(), "and now that none waits, all is compared");
+    assert_eq!(node.namespace.run(route).unwrap(), Some(gone));
     assert!(client.reaches(&server, 80));
 }
 

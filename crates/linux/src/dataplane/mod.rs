@@ -9,6 +9,7 @@ mod staged;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report};
 
@@ -18,6 +19,10 @@ use self::network::Network;
 use self::policy::{Dirty, PolicyTable};
 use crate::conntrack::Conntrack;
 use crate::{Error, Result};
+
+/// How often all is compared with the kernel while single pods wait. For those it is looked each time that the caller
+/// comes again.
+const FULL_RESYNC: Duration = Duration::from_secs(10);
 
 /// What an operator may set.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +76,9 @@ pub struct Dataplane {
     policy: PolicyTable,
     network: Network,
     conntrack: Conntrack,
+    /// Since when all was last compared with the kernel, if since then nothing was wrong but that single pods wait, for
+    /// their links for instance.
+    waiting: Option<Instant>,
     /// Whether routes and links have waited for policy.
     network_behind: bool,
     /// Addresses that sandboxes had, while connections of theirs may still be known: of which pod, and of which container.
@@ -87,7 +95,7 @@ impl Dataplane {
         let policy = PolicyTable::open(config.clone())?;
         let (network, conntrack) = (Network::open(config)?, Conntrack::open()?);
         let (state, released) = Default::default();
-        Ok(Self { state, policy, network, conntrack, network_behind: false, released })
+        Ok(Self { state, policy, network, conntrack, waiting: None, network_behind: false, released })
     }
 
     /// Takes deltas into the desired state, and says what they are about.
@@ -184,13 +192,23 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let changed = deltas.iter().any(touches_network);
         let network =
             self.network_if_policed(changed, |network, state, changed| network.apply(state, changed));
-        self.report(policy, network)
+        let report = self.report(policy, network);
+        if !report.retry || !report.node.is_empty() {
+            self.waiting = None;
+        }
+        report
     }
 
     fn resync(&mut self) -> Report {
+        if self.waiting.is_some_and(|since| since.elapsed() < FULL_RESYNC) {
+            return self.apply(&[]);
+        }
+        let started = Instant::now();
         let policy = self.policy.resync(&self.state);
         let network = self.network_if_policed(true, |network, state, _| network.resync(state));
-        self.report(policy, network)
+        let report = self.report(policy, network);
+        self.waiting = (report.retry && report.node.is_empty()).then_some(started);
+        report
     }
 }
 
