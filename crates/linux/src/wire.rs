@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
 use sha1::{Digest, Sha1};
@@ -49,6 +50,30 @@ impl Wiring {
         let deleter = Deleter::start(RouteSocket::open()?)?;
         deleter.delete();
         Ok(Self { prefix, deleter: Mutex::new(deleter), disconnected: AtomicU32::new(first_number()) })
+    }
+
+    /// Waits until the host's end of a cable passes packets, at most so long, and says whether it does. The kernel
+    /// activates the queue of a new link a few milliseconds after it is up, and drops what comes before.
+    #[must_use]
+    pub fn wait_until_up(&self, host_interface: &str, deadline: Duration) -> bool {
+        /// How long between two looks.
+        const PAUSE: Duration = Duration::from_micros(200);
+        let started = Instant::now();
+        let looked = RouteSocket::open().and_then(|mut socket| {
+            loop {
+                if socket.is_operating(host_interface)? {
+                    return Ok(true);
+                }
+                if started.elapsed() >= deadline {
+                    return Ok(false);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        });
+        looked.unwrap_or_else(|error| {
+            tracing::warn!(link = host_interface, %error, "cannot see whether a pod's link is up");
+            false
+        })
     }
 
     /// Lays the cable, from both ends.
