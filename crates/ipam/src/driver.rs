@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
@@ -21,6 +22,8 @@ use crate::waiting::{Waiter, Waiting};
 
 /// How often a write is tried again because somebody else was faster (Calico's number).
 pub(crate) const RETRIES: usize = 100;
+/// How long what the pools say is believed: a pool that is disabled gives addresses no longer than this.
+const POOLS_FRESH: Duration = Duration::from_secs(5);
 /// How many blocks a node may have where nothing else is set.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
 /// The smallest block of a Windows node: four addresses of it are kept back.
@@ -106,6 +109,39 @@ impl From<(Key, BlockError)> for IpamError {
     }
 }
 
+/// The block that gave the last address, and for which requests the pools allow it.
+#[derive(Default)]
+struct AtHand {
+    block: Option<(Revision, Block)>,
+    checked: Option<Checked>,
+}
+
+/// That the pools, when they were last read, allowed a block for requests of this sort.
+struct Checked {
+    intended_use: Use,
+    namespace_labels: BTreeMap<String, String>,
+    block: Ipv4Net,
+    at: Instant,
+}
+
+impl Checked {
+    fn now(request: &Request, block: Ipv4Net) -> Self {
+        let (intended_use, namespace_labels) = (request.intended_use, request.namespace_labels.clone());
+        Self { intended_use, namespace_labels, block, at: Instant::now() }
+    }
+}
+
+impl AtHand {
+    /// Whether the request may have an address of the block at hand, without reading the pools again.
+    fn serves(&self, request: &Request) -> bool {
+        let (Some((_, block)), Some(checked)) = (&self.block, &self.checked) else { return false };
+        checked.block == block.cidr
+            && checked.intended_use == request.intended_use
+            && checked.namespace_labels == request.namespace_labels
+            && checked.at.elapsed() < POOLS_FRESH
+    }
+}
+
 /// The addresses of one node.
 pub struct Ipam {
     pub(crate) store: Arc<dyn Store>,
@@ -113,7 +149,7 @@ pub struct Ipam {
     pub(crate) windows: bool,
     node_labels: BTreeMap<String, String>,
     /// The block that gave the last address, so that the next one costs one write and no read.
-    current: Mutex<Option<(Revision, Block)>>,
+    current: Mutex<AtHand>,
     /// Requests that wait for the block, which serves all of them at once.
     waiting: Waiting,
 }
@@ -126,7 +162,7 @@ impl Ipam {
         node_labels: BTreeMap<String, String>,
     ) -> Self {
         let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
-        let (current, waiting) = (Mutex::new(None), Waiting::default());
+        let (current, waiting) = (Mutex::default(), Waiting::default());
         Self { store, node: node.into(), windows, node_labels, current, waiting }
     }
 
@@ -156,14 +192,12 @@ impl Ipam {
     }
 
     /// Serves requests from the block at hand, and gives those back that it cannot serve.
-    async fn assign_together(
-        &self,
-        waiters: Vec<Waiter>,
-        current: &mut Option<(Revision, Block)>,
-    ) -> Vec<Waiter> {
-        let Some((revision, block)) = current.take() else { return waiters };
+    async fn assign_together(&self, waiters: Vec<Waiter>, current: &mut AtHand) -> Vec<Waiter> {
+        let (waiters, mut alone): (Vec<_>, Vec<_>) =
+            waiters.into_iter().partition(|waiter| current.serves(&waiter.request));
+        let Some((revision, block)) = current.block.take_if(|_| !waiters.is_empty()) else { return alone };
         let mut changed = block.clone();
-        let (mut served, mut alone) = (Vec::new(), Vec::new());
+        let mut served = Vec::new();
         for waiter in waiters {
             match changed.assign(&waiter.request.handle, &waiter.request.owner) {
                 Some(address) => served.push((waiter, address)),
@@ -174,14 +208,14 @@ impl Ipam {
         let written = self.write_together(&served, &changed, revision).await;
         match written {
             Ok(revision) => {
-                *current = Some((revision, changed));
+                current.block = Some((revision, changed));
                 for (waiter, address) in served {
                     waiter.answer(Ok(Assignment { address, block: cidr }));
                 }
                 return alone;
             }
             // The handle has an address, perhaps: each is looked at by itself.
-            Err(IpamError::Store(StoreError::AlreadyExists(_))) => *current = Some((revision, block)),
+            Err(IpamError::Store(StoreError::AlreadyExists(_))) => current.block = Some((revision, block)),
             Err(IpamError::Store(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
             Err(error) => {
                 served.into_iter().for_each(|(waiter, _)| waiter.answer(Err(error.clone())));
@@ -215,12 +249,9 @@ impl Ipam {
     }
 
     /// Serves one request, from any block that the node has or can have.
-    async fn assign_alone(
-        &self,
-        request: &Request,
-        current: &mut Option<(Revision, Block)>,
-    ) -> Result<Assignment, IpamError> {
-        if let Some((revision, block)) = current.take()
+    async fn assign_alone(&self, request: &Request, current: &mut AtHand) -> Result<Assignment, IpamError> {
+        if current.serves(request)
+            && let Some((revision, block)) = current.block.take()
             && let Some(known) = self.assign_from(revision, block, request, current).await?
         {
             return Ok(known);
@@ -228,6 +259,7 @@ impl Ipam {
         let pools = self.pools(request).await?;
         for _ in 0..RETRIES {
             let (revision, block) = self.block_with_room(&pools).await?;
+            current.checked = Some(Checked::now(request, block.cidr));
             if let Some(assignment) = self.assign_from(revision, block, request, current).await? {
                 return Ok(assignment);
             }
@@ -307,7 +339,7 @@ impl Ipam {
     ) -> Result<Vec<Ipv4Addr>, IpamError> {
         let mut current = self.current.lock().await;
         for _ in 0..RETRIES {
-            let cached = current.take().filter(|(_, block)| block.cidr.to_string() == key.name);
+            let cached = current.block.take().filter(|(_, block)| block.cidr.to_string() == key.name);
             let found = match cached {
                 Some(found) => Some(found),
                 None => self.read_block(key).await?,
@@ -325,7 +357,7 @@ impl Ipam {
                 Err(Stopped { done, error }) => (done, Some(error)),
             };
             if let Some(revision) = done.first() {
-                *current = Some((*revision, block)).filter(|(_, block)| block.belongs_to(&self.node));
+                current.block = Some((*revision, block)).filter(|(_, block)| block.belongs_to(&self.node));
             }
             match (done.is_empty(), refusal) {
                 (_, None) => return Ok(released),
@@ -346,18 +378,18 @@ impl Ipam {
         revision: Revision,
         mut block: Block,
         request: &Request,
-        current: &mut Option<(Revision, Block)>,
+        current: &mut AtHand,
     ) -> Result<Option<Assignment>, IpamError> {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
         if let Some(known) = self.count_handle(request, &cidr.to_string()).await? {
-            *current = Some((revision, block));
+            current.block = Some((revision, block));
             return Ok(Some(known));
         }
         let Some(address) = block.assign(&request.handle, &request.owner) else { return Ok(None) };
         match self.store.update(&key, to_value(&key, &block)?, revision).await {
             Ok(stored) => {
-                *current = Some((stored.revision, block));
+                current.block = Some((stored.revision, block));
                 Ok(Some(Assignment { address, block: cidr }))
             }
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),

@@ -378,3 +378,47 @@ proptest! {
         });
     }
 }
+
+/// What one request got does not decide what another one may have.
+#[tokio::test]
+async fn each_request_keeps_to_its_own_pools() {
+    let store = cluster("10.0.0.0/28", 29).await;
+    let pool = |name: &str, cidr: &str, spec: Value| {
+        let mut value = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": name},
+            "spec": {"cidr": cidr, "blockSize": 29, "vxlanMode": "Always"},
+        });
+        value["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        (Key::global(Kind::IpPool, name), value)
+    };
+    store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
+    for (key, value) in [
+        pool("a-tunnels", "10.1.0.0/28", json!({"allowedUses": ["Tunnel"]})),
+        pool(
+            "b-red",
+            "10.2.0.0/28",
+            json!({"allowedUses": ["Workload"], "namespaceSelector": "team == 'red'"}),
+        ),
+        pool("c-others", "10.3.0.0/28", json!({"allowedUses": ["Workload"]})),
+    ] {
+        store.create(&key, value).await.unwrap();
+    }
+    let primary = ipam(store.clone(), "primary", "linux");
+    let of = |handle: &str, intended_use, team: Option<&str>| Request {
+        intended_use,
+        namespace_labels: team.map(|team| ("team".to_owned(), team.to_owned())).into_iter().collect(),
+        ..request(handle)
+    };
+    for round in 0..2 {
+        for (handle, intended_use, team, pool) in [
+            ("t", Use::Tunnel, None, "10.1.0.0/28"),
+            ("r", Use::Workload, Some("red"), "10.2.0.0/28"),
+            ("o", Use::Workload, Some("blue"), "10.3.0.0/28"),
+        ] {
+            let assigned =
+                primary.assign(&of(&format!("{handle}{round}"), intended_use, team)).await.unwrap();
+            let pool: ipnet::Ipv4Net = pool.parse().unwrap();
+            assert!(pool.contains(&assigned.address), "{handle}{round}: {assigned:?}");
+        }
+    }
+}

@@ -122,15 +122,24 @@ impl Wiring {
         })?
     }
 
-    /// Closes a cable, gives it a name that nobody needs, and has it deleted later: that takes the kernel a while.
+    /// Gives a cable a name that nobody needs, which closes it, as the dataplane closes every interface with the workload
+    /// prefix that it does not know; and has it deleted later: that takes the kernel a while.
     fn discard(&self, host: &mut RouteSocket, index: u32) -> crate::Result<()> {
         let number = self.disconnected.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.{number:08x}", self.prefix);
-        let down = Change::SetLink(index, vec![LinkSetting::Group(DISCONNECTED), LinkSetting::Up(false)]);
+        let marked = Change::SetLink(index, vec![LinkSetting::Group(DISCONNECTED)]);
         let renamed = Change::SetLink(index, vec![LinkSetting::Name(name)]);
-        let verdicts: crate::Result<()> = host.change_all(&[down, renamed])?.into_iter().collect();
+        let mut verdicts = host.change_all(&[marked, renamed.clone()])?;
+        if verdicts
+            .last()
+            .is_some_and(|verdict| matches!(verdict, Err(error) if error.errno() == Some(libc::EBUSY)))
+        {
+            // Before Linux 6.2 a link that is up keeps its name. Setting it down takes the kernel a while.
+            let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
+            verdicts = host.change_all(&[down, renamed])?;
+        }
         // Somebody may have deleted the namespace, and the cable with it, meanwhile.
-        match verdicts {
+        match verdicts.into_iter().collect::<crate::Result<()>>() {
             Err(error) if error.errno() != Some(libc::ENODEV) => return Err(error),
             _ => {}
         }
@@ -331,6 +340,11 @@ fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> Wiring
     move |error| WiringError::System { operation, object, source: Box::new(error) }
 }
 
+/// How long nobody must have been disconnected before links are deleted.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long deleting is put off at the most.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
 /// A thread that deletes disconnected cables: all that there are, in one go.
 #[derive(Debug)]
 struct Deleter {
@@ -343,7 +357,9 @@ impl Deleter {
         let (queue, asked) = channel();
         let work = move || {
             while asked.recv().is_ok() {
-                asked.try_iter().for_each(drop);
+                // While the kernel deletes, it holds the lock that the next disconnect needs: let a burst pass first.
+                let begun = Instant::now();
+                while begun.elapsed() < LONGEST_WAIT && asked.recv_timeout(PAUSE).is_ok() {}
                 match socket.change(&Change::DeleteGroup(DISCONNECTED)) {
                     Err(error) if error.errno() != Some(libc::ENODEV) => {
                         tracing::warn!(%error, "disconnected links stay until a pod is disconnected again");

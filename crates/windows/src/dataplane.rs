@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{Condition, Dataplane, Delta, Endpoint, EndpointId, NodeState, Report, RouteTarget};
@@ -10,7 +11,7 @@ use tortie_hcn::Hcn;
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
-use crate::endpoint::{find, sync_acls};
+use crate::endpoint::{Vain, find, sync_acls};
 use crate::overlay::{Overlay, OverlaySpec, ensure_overlay};
 use crate::{Error, NETWORK, acl, routes};
 
@@ -30,11 +31,22 @@ pub struct WindowsDataplane {
     routes_due: bool,
     endpoints_due: BTreeSet<EndpointId>,
     conditions: BTreeMap<EndpointId, Vec<Condition>>,
+    /// What HNS did not take.
+    vain: BTreeMap<EndpointId, Vain>,
+    clock: Clock,
 }
+
+/// Tells the time.
+pub type Clock = Box<dyn Fn() -> Instant + Send>;
 
 impl WindowsDataplane {
     /// A dataplane without desired state. `adapter` names the network adapter for the overlay, where HNS shall not choose.
     pub fn new(hcn: Arc<dyn Hcn>, adapter: Option<String>) -> WindowsDataplane {
+        WindowsDataplane::with_clock(hcn, adapter, Box::new(Instant::now))
+    }
+
+    /// As [`new`](Self::new), with another clock: by it is decided when something that failed is tried again.
+    pub fn with_clock(hcn: Arc<dyn Hcn>, adapter: Option<String>, clock: Clock) -> WindowsDataplane {
         WindowsDataplane {
             hcn,
             adapter,
@@ -43,6 +55,8 @@ impl WindowsDataplane {
             routes_due: false,
             endpoints_due: BTreeSet::new(),
             conditions: BTreeMap::new(),
+            vain: BTreeMap::new(),
+            clock,
         }
     }
 
@@ -67,6 +81,7 @@ impl WindowsDataplane {
                 // The HNS endpoint goes with the CNI DEL.
                 self.endpoints_due.remove(id);
                 self.conditions.remove(id);
+                self.vain.remove(id);
             }
         }
         self.state.apply(delta);
@@ -86,24 +101,58 @@ impl WindowsDataplane {
 
     fn reconcile(&mut self) -> Report {
         let mut report = Report::default();
+        let (mut away, mut failed) = (None, BTreeSet::new());
         if let Err(error) = self.sync_network(&mut report) {
             note(&mut report.node, &mut report.retry, &error);
+            away = error.is_unavailable().then_some(error);
         }
-        for id in std::mem::take(&mut self.endpoints_due) {
-            let Some(endpoint) = self.state.endpoints.get(&id) else { continue };
-            let mut conditions = Vec::new();
-            match self.sync_endpoint(endpoint) {
-                Ok(told) => conditions = told,
-                Err(error) => {
-                    note(&mut conditions, &mut report.retry, &error);
-                    self.endpoints_due.insert(id.clone());
-                }
-            }
-            self.conditions.insert(id, conditions);
+        while away.is_none()
+            && let Some(id) = self.endpoints_due.pop_first()
+        {
+            away = self.reconcile_endpoint(id, &mut failed, &mut report);
         }
+        if let Some(error) = away {
+            self.leave_the_rest(&error, &mut report);
+        }
+        self.endpoints_due.extend(failed);
         let told = self.conditions.iter().filter(|(_, conditions)| !conditions.is_empty());
         report.endpoints = told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect();
         report
+    }
+
+    /// Makes one endpoint what it should be, and gives the error that says that HNS does not answer.
+    fn reconcile_endpoint(
+        &mut self,
+        id: EndpointId,
+        failed: &mut BTreeSet<EndpointId>,
+        report: &mut Report,
+    ) -> Option<Error> {
+        let endpoint = Arc::clone(self.state.endpoints.get(&id)?);
+        let mut conditions = Vec::new();
+        let mut away = None;
+        match self.sync_endpoint(&id, &endpoint) {
+            Ok(told) => conditions = told,
+            Err(error) => {
+                note(&mut conditions, &mut report.retry, &error);
+                // An older and wider list may stay: without asking for another try it would count as in force.
+                report.retry = true;
+                failed.insert(id.clone());
+                away = error.is_unavailable().then_some(error);
+            }
+        }
+        self.conditions.insert(id, conditions);
+        away
+    }
+
+    /// HNS does not answer, and each further call could take as long as its deadline: the rest stays due, and the network
+    /// is asked for first when HNS is asked again.
+    fn leave_the_rest(&mut self, error: &Error, report: &mut Report) {
+        self.overlay = None;
+        report.retry = true;
+        for id in &self.endpoints_due {
+            let message = format!("{id}: not brought up to date, as HNS does not answer: {error}");
+            self.conditions.insert(id.clone(), vec![Condition { reason: error.reason(), message }]);
+        }
     }
 
     /// The overlay network and its routes.
@@ -140,18 +189,25 @@ impl WindowsDataplane {
             });
         }
         if self.routes_due {
-            routes::sync(&*self.hcn, overlay.id, &self.state).inspect_err(|_| self.overlay = None)?;
-            self.routes_due = false;
+            let synced = routes::sync(&*self.hcn, overlay.id, &self.state);
+            let refused = synced.inspect_err(|_| self.overlay = None)?;
+            self.routes_due = !refused.is_empty();
+            report.retry |= self.routes_due;
+            report.node.extend(refused);
         }
         Ok(())
     }
 
     /// The endpoint's ACLs, and what the operator should know of them.
-    fn sync_endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
-        let (desired, conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
+    fn sync_endpoint(&mut self, id: &EndpointId, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
+        let (desired, mut conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK)?;
         let container_id = endpoint.container_id.clone();
-        sync_acls(&*self.hcn, &found.ok_or(Error::NoEndpoint { container_id })?, &desired)?;
+        let found = found.ok_or(Error::NoEndpoint { container_id })?;
+        let mut vain = self.vain.remove(id);
+        let told = sync_acls(&*self.hcn, &found, &desired, &mut vain, (self.clock)());
+        self.vain.extend(vain.map(|vain| (id.clone(), vain)));
+        conditions.extend(told?);
         Ok(conditions)
     }
 

@@ -16,7 +16,7 @@ mod overlay;
 mod routes;
 mod wiring;
 
-pub use dataplane::WindowsDataplane;
+pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use overlay::{Overlay, OverlaySpec, ensure_overlay};

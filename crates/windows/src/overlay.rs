@@ -8,7 +8,7 @@ use tortie_hcn::schema::{
     DrMacAddress, HostRoute, Ipam, Modify, NetAdapterName, Network, NetworkFlags, NetworkMode, Policy,
     PolicySettings, ProviderAddress, RequestType, Route, SchemaVersion, Subnet, Vsid,
 };
-use tortie_hcn::{Guid, Hcn, HcnExt};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::Error;
@@ -76,7 +76,11 @@ pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<O
     };
     if !found.policies.iter().any(Policy::is::<HostRoute>) {
         let host_route = vec![Policy::of(&HostRoute::default())];
-        hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route))?;
+        match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
+            // Not every build shows it.
+            Err(error) if error.class() == Class::AlreadyExists => {}
+            result => result?,
+        }
     }
     overlay(&found, spec)
 }

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::{
@@ -29,6 +30,8 @@ pub struct Node {
     pub dataplane: WindowsDataplane,
     /// What the dataplane should hold, kept beside it.
     pub state: NodeState,
+    /// How long the dataplane's clock is ahead.
+    pub ahead: Arc<Mutex<Duration>>,
 }
 
 impl Node {
@@ -43,7 +46,16 @@ impl Node {
     pub fn over(hns: Arc<Recorder<Emulator>>) -> Node {
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
-        Node { hns, wiring, dataplane: WindowsDataplane::new(hcn, None), state: NodeState::default() }
+        let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
+        let clock = Arc::clone(&ahead);
+        let clock = Box::new(move || start + *clock.lock().unwrap());
+        let dataplane = WindowsDataplane::with_clock(hcn, None, clock);
+        Node { hns, wiring, dataplane, state: NodeState::default(), ahead }
+    }
+
+    /// Lets time pass for the dataplane.
+    pub fn wait(&self, seconds: u64) {
+        *self.ahead.lock().unwrap() += Duration::from_secs(seconds);
     }
 
     pub fn usual() -> Node {
