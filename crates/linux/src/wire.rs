@@ -52,6 +52,30 @@ impl Wiring {
         Ok(Self { prefix, deleter: Mutex::new(deleter), disconnected: AtomicU32::new(first_number()) })
     }
 
+    /// Waits until the host's end of a cable passes packets, at most so long, and says whether it does. The kernel
+    /// activates the queue of a new link a few milliseconds after it is up, and drops what comes before.
+    #[must_use]
+    pub fn wait_until_up(&self, host_interface: &str, deadline: Duration) -> bool {
+        /// How long between two looks.
+        const PAUSE: Duration = Duration::from_micros(200);
+        let started = Instant::now();
+        let looked = RouteSocket::open().and_then(|mut socket| {
+            loop {
+                if socket.is_operating(host_interface)? {
+                    return Ok(true);
+                }
+                if started.elapsed() >= deadline {
+                    return Ok(false);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        });
+        looked.unwrap_or_else(|error| {
+            tracing::warn!(link = host_interface, %error, "cannot see whether a pod's link is up");
+            false
+        })
+    }
+
     /// Lays the cable, from both ends.
     fn lay(
         &self,
@@ -87,7 +111,10 @@ impl Wiring {
         index: u32,
     ) -> crate::Result<()> {
         link_parameters(name)?;
-        host.change(&Change::SetLink(index, vec![LinkSetting::Alias(pod.container_id.clone())]))?;
+        host.change(&Change::SetLink(
+            index,
+            vec![LinkSetting::Alias(Note::of(&pod.endpoint, &pod.container_id).to_string())],
+        ))?;
         namespace.run(|| {
             let index = interface_index(&pod.endpoint.interface)?;
             let verdicts = RouteSocket::open()?.change_all(&pod_side(pod.address, index))?;
@@ -166,6 +193,7 @@ impl PodWiring for Wiring {
         let mut laid = self.lay(pod, &mut host, &namespace, &name);
         if matches!(&laid, Err(error) if error.errno() == Some(libc::EEXIST)) {
             let link = host.link(&name).map_err(failed("look for the cable"))?;
+            refuse_foreign(link.as_ref(), &pod.endpoint).map_err(failed("lay the pod's cable"))?;
             let problem = self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))?;
             if let (Some(_), None) = (&link, &problem) {
                 return Ok(interface(pod_mac(pod.address)));
@@ -186,7 +214,12 @@ impl PodWiring for Wiring {
         let failed = |operation| failed(operation, &name);
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
         let Some(link) = host.link(&name).map_err(failed("look for the cable"))? else { return Ok(()) };
-        if !link.alias.is_empty() && link.alias != container_id {
+        if let Err(error) = refuse_foreign(Some(&link), endpoint) {
+            tracing::debug!(%error, "there is nothing of this pod to disconnect");
+            return Ok(());
+        }
+        let note = Note::of(endpoint, container_id);
+        if Note::read(&link.alias).is_some_and(|there| there.container != note.container) {
             tracing::debug!(
                 link = name,
                 container_id,
@@ -216,10 +249,59 @@ impl PodWiring for Wiring {
         let link = RouteSocket::open()
             .and_then(|mut host| host.link(&name))
             .map_err(failed("look for the cable"))?;
+        refuse_foreign(link.as_ref(), &pod.endpoint).map_err(failed("check the cable"))?;
         match self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))? {
             None => Ok(()),
             Some(problem) => Err(WiringError::Differs { object: name, problem }),
         }
+    }
+}
+
+/// What is noted at a link (`ifalias`, at most 255 bytes): whose it is, and of which sandbox.
+struct Note {
+    /// Namespace, pod and interface; empty in the notes of earlier versions.
+    owner: String,
+    container: String,
+}
+
+impl Note {
+    fn of(endpoint: &EndpointId, container_id: &str) -> Self {
+        /// The most bytes of either part; of a longer one the beginning, and a digest of all of it.
+        const MOST: usize = 120;
+        let part = |text: String| match text.len() {
+            0..=MOST => text,
+            _ => {
+                let digest: String = Sha1::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("{}..{digest}", &text[..text.floor_char_boundary(MOST - 42)])
+            }
+        };
+        let EndpointId { namespace, pod, interface } = endpoint;
+        let owner = part(format!("{namespace}/{pod}/{interface}"));
+        Self { owner, container: part(container_id.replace(' ', "_")) }
+    }
+
+    /// Reads what [`of`](Self::of) wrote; `None` where nothing is noted.
+    fn read(alias: &str) -> Option<Self> {
+        let (owner, container) = alias.split_once(' ').unwrap_or(("", alias));
+        (!alias.is_empty()).then(|| Self { owner: owner.to_owned(), container: container.to_owned() })
+    }
+}
+
+impl std::fmt::Display for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.owner, self.container)
+    }
+}
+
+/// An error if the link is noted to be that of another pod.
+fn refuse_foreign(link: Option<&Link>, endpoint: &EndpointId) -> crate::Result<()> {
+    let Some(link) = link else { return Ok(()) };
+    let own = Note::of(endpoint, "").owner;
+    match Note::read(&link.alias) {
+        Some(note) if !note.owner.is_empty() && note.owner != own => {
+            Err(Error::LinkTaken { name: link.name.clone(), owner: note.owner })
+        }
+        _ => Ok(()),
     }
 }
 

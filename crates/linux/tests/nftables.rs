@@ -163,6 +163,8 @@ fn what_fits_in_no_transaction_is_refused_by_its_name() {
         let error = nft.commit(&diff(NAME, &desired, None)).unwrap_err();
         assert_eq!(error.errno(), Some(90), "EMSGSIZE");
         assert!(error.to_string().contains("chain large (200 rules)"), "{error}");
+        let error = nft.commit_in_order(&diff(NAME, &desired, None)).unwrap_err();
+        assert!(error.to_string().contains("chain large (200 rules)"), "{error}");
         assert_eq!(nft.list(NAME).unwrap(), None, "nothing was sent");
     });
 }

@@ -384,6 +384,28 @@ fn a_huge_policy_closes_its_pod_and_no_other() {
 }
 
 #[test]
+fn two_pods_with_one_interface_are_both_closed() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    assert!(client.reaches(&server, 80));
+    let other = EndpointId { pod: "a-other".to_owned(), ..server.id() };
+    let report = node.change(|state| {
+        let mut endpoint = (*state.endpoints[&server.id()]).clone();
+        endpoint.addresses = vec!["10.65.1.9".parse().unwrap()];
+        state.endpoints.insert(other.clone(), Arc::new(endpoint));
+    });
+    assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&other, &server.id()]);
+    assert!(report.endpoints.values().all(|conditions| conditions[0].reason == "InterfaceContested"));
+    assert!(!client.reaches(&server, 80));
+    assert_eq!(node.change(|state| drop(state.endpoints.remove(&other))), Report::default());
+    assert!(client.reaches(&server, 80) && client.connect(server.address, 80).is_some());
+}
+
+#[test]
 fn a_missing_interface_is_told_of_and_found_later() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
@@ -416,9 +438,56 @@ fn a_missing_interface_is_told_of_and_found_later() {
     let report = node.apply(&[]);
     assert!(report.retry && report.node.is_empty());
     assert_eq!(report.endpoints[&server.id()][0].reason, "NetworkNotInForce");
+    // While it waits, not everything is read and compared again each time.
+    let route = || {
+        let routes = RouteSocket::open().unwrap().routes().unwrap();
+        routes.into_iter().find(|route| route.destination.addr() == client.address)
+    };
+    let gone = node.namespace.run(route).unwrap().unwrap();
+    assert!(node.resync().retry);
+    node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::DeleteRoute(gone)).unwrap()).unwrap();
+    let report = node.resync();
+    assert!(report.retry && report.node.is_empty());
+    assert_eq!(node.namespace.run(route).unwrap(), None);
     set_up(&node, true);
-    assert_eq!(node.apply(&[]), Report::default());
+    assert_eq!(node.resync(), Report::default());
+    assert_eq!(node.resync(), Report::default(), "and now that none waits, all is compared");
+    assert_eq!(node.namespace.run(route).unwrap(), Some(gone));
     assert!(client.reaches(&server, 80));
+}
+
+/// How many connections the node knows.
+fn entries(node: &Node) -> u32 {
+    let text =
+        node.namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
+    let text = text.unwrap();
+    u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
+}
+
+#[test]
+fn an_address_that_is_given_again_at_once_inherits_no_connection() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    let stream = client.connect(server.address, 80).unwrap();
+    assert!(answers(&stream));
+    assert_eq!(entries(&node), 1);
+    node.change(|state| Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).mac = None);
+    assert_eq!(entries(&node), 1, "the same sandbox keeps them");
+
+    let next = Pod::new("next", 1, 3);
+    let interface = node.namespace.run(|| node.wiring.connect(&next.attachment()).unwrap()).unwrap();
+    let report = node.change(|state| {
+        let mut endpoint = state.endpoints.remove(&server.id()).unwrap();
+        let its = Arc::make_mut(&mut endpoint);
+        (its.container_id, its.host_interface) = ("another".to_owned(), interface.host_interface);
+        state.endpoints.insert(next.id(), endpoint);
+    });
+    assert_eq!(report, Report::default());
+    assert_eq!(entries(&node), 0);
 }
 
 #[test]
@@ -431,13 +500,6 @@ fn an_address_that_is_used_again_inherits_no_connection() {
     node.add(&server, open());
     let stream = client.connect(server.address, 80).unwrap();
     assert!(answers(&stream));
-    let entries = |node: &Node| {
-        let text = node
-            .namespace
-            .run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
-        let text = text.unwrap();
-        u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
-    };
     assert_eq!(entries(&node), 1);
     node.change(|state| drop(state.endpoints.remove(&server.id())));
     assert_eq!(entries(&node), 0);

@@ -8,10 +8,12 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 
 use common::cluster::*;
+use ipnet::{IpNet, Ipv4Net};
 use tortie_dataplane::{Dataplane as _, *};
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
 use tortie_linux::nftables::{Nft, Op, Table, Transaction};
+use tortie_linux::route::RouteSocket;
 use tortie_policy::program::*;
 
 /// A node with a client and a server that no client may reach.
@@ -92,6 +94,29 @@ fn a_table_of_another_living_process_is_left_alone_and_told_of() {
     drop(node.dataplane);
     let report = node.namespace.run(|| second.resync()).unwrap();
     assert_eq!(report, Report::default(), "it takes over when the other has ended");
+}
+
+#[test]
+fn without_policy_nothing_is_opened() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    // The table cannot be made ours.
+    let mut other = node.namespace.run(|| Nft::open().unwrap()).unwrap();
+    let table = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(Table::OWNER)] };
+    other.commit(&table).unwrap();
+    let block = Ipv4Net::new([10, 65, 1, 0].into(), 26).unwrap();
+    let report = node.change(|state| drop(state.routes.insert(block, RouteTarget::Local)));
+    let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
+    assert_eq!(reasons, ["PolicyNotInForce", "NetworkNotInForce"]);
+    let look = || {
+        let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
+        let routes = RouteSocket::open().unwrap().routes().unwrap();
+        (forwarding.trim() == "1", routes.iter().any(|route| route.destination == IpNet::V4(block)))
+    };
+    assert_eq!(node.namespace.run(look).unwrap(), (false, false));
+    assert!(node.namespace.run(|| node.dataplane.resync()).unwrap().retry);
+    drop(other);
+    assert_eq!(node.apply(&[]), Report::default());
+    assert_eq!(node.namespace.run(look).unwrap(), (true, true), "as soon as policy is there");
 }
 
 #[test]

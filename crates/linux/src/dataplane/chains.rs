@@ -290,15 +290,22 @@ pub fn frame(config: &Config, state: &NodeState) -> (Vec<(String, Chain)>, Optio
     let chains = vec![
         (FORWARD.to_owned(), Chain { base: base(Hook::Forward), rules: from.chain(to).collect() }),
         (INPUT.to_owned(), Chain { base: base(Hook::Input), rules: input }),
-        (FROM_WORKLOAD.to_owned(), from_workload()),
+        (FROM_WORKLOAD.to_owned(), from_workload(state)),
         (TO_WORKLOAD.to_owned(), to_workload()),
     ];
     (chains, peers.map(|(_, set)| set))
 }
 
-/// Packets from pods go to the chain of their interface, whatever flow they belong to.
-fn from_workload() -> Chain {
-    Chain { base: None, rules: by_interface(MetaKey::InputInterface, FROM_MAP).into() }
+/// Packets from pods go to the chain of their interface, whatever flow they belong to; but no tunnels of their own, as
+/// another node would take what is in them for packets of ours (`calico.md` 6.3).
+fn from_workload(state: &NodeState) -> Chain {
+    let network = state.node.as_ref().map(|node| node.network.clone()).unwrap_or_default();
+    let drop = || Expr::Verdict(Verdict::Drop);
+    let ipip = [super::matches::protocol_in(&[4], false), vec![drop()]].concat();
+    let vxlan = [udp_to(network.port), vec![drop()]].concat();
+    let tunnels = [Rule::new(vxlan, "no VXLAN from pods"), Rule::new(ipip, "no IPIP from pods")];
+    let rules = tunnels.into_iter().chain(by_interface(MetaKey::InputInterface, FROM_MAP)).collect();
+    Chain { base: None, rules }
 }
 
 /// Packets to pods of established flows pass, those of none do not, and the rest is asked of the pod.
@@ -384,11 +391,7 @@ fn vxlan_peers(state: &NodeState) -> Option<(u16, Set)> {
 
 /// VXLAN packets from elsewhere would put packets with any source behind the pods' policy.
 fn vxlan_guard(port: u16) -> Rule {
-    let mut exprs = super::matches::protocol_in(&[17], false);
-    exprs.extend([
-        Expr::Payload { register: 0, header: Header::Transport, offset: 2, length: 2 },
-        Expr::Cmp { register: 0, op: CmpOp::Equal, value: port.to_be_bytes().to_vec() },
-    ]);
+    let mut exprs = udp_to(port);
     exprs.extend(family_is(Family::V4));
     exprs.extend([
         load_address(Side::Source, Family::V4),
@@ -396,6 +399,15 @@ fn vxlan_guard(port: u16) -> Rule {
         Expr::Verdict(Verdict::Drop),
     ]);
     Rule::new(exprs, "VXLAN only from nodes")
+}
+
+fn udp_to(port: u16) -> Vec<Expr> {
+    let mut exprs = super::matches::protocol_in(&[17], false);
+    exprs.extend([
+        Expr::Payload { register: 0, header: Header::Transport, offset: 2, length: 2 },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: port.to_be_bytes().to_vec() },
+    ]);
+    exprs
 }
 
 fn jump(chain: &str) -> Expr {

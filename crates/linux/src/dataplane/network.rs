@@ -93,8 +93,9 @@ impl Network {
         for (change, verdict) in changes.iter().zip(verdicts) {
             match verdict {
                 Err(error) if !is_gone(change, &error) => {
-                    certain = false;
-                    self.refused(state, change, &error);
+                    // A pod's route that was refused is not there; of the rest nothing new is known.
+                    let waits = self.refused(state, change, &error);
+                    certain &= waits && error.errno() != Some(libc::EEXIST);
                 }
                 _ => kernel.apply(change),
             }
@@ -103,8 +104,8 @@ impl Network {
         Ok(())
     }
 
-    /// Notes a refusal, with the endpoint that the change is about, if there is one.
-    fn refused(&mut self, state: &NodeState, change: &Change, error: &Error) {
+    /// Notes a refusal, with the endpoint that the change is about, and says whether there is one.
+    fn refused(&mut self, state: &NodeState, change: &Change, error: &Error) -> bool {
         self.retry = true;
         let (reason, message) = ("NetworkNotInForce", error.to_string());
         let is_of = |route: &Route, endpoint: &Endpoint| {
@@ -123,6 +124,7 @@ impl Network {
             }
             None => self.node.push(Condition { reason, message }),
         }
+        endpoint.is_some()
     }
 
     /// The changes that are needed. Of routes only ours are changed or deleted; one of somebody else in the place of

@@ -32,22 +32,19 @@ impl Piece {
     }
 }
 
-/// The messages of a transaction, in the pieces in which it can be cut if it must be: after each of them no packet
-/// gets through that neither the state before nor the state after lets through.
-pub fn encode(transaction: &Transaction) -> Vec<Piece> {
-    let mut encoder = Encoder { table: &transaction.table, next_set_id: 1 };
+/// The messages of a transaction, in the pieces in which it can be cut: a chain's rules stay together, as its
+/// anonymous sets are known in one transaction only; elements may come and go one message after another, each of which
+/// fits where there is `room` for so many bytes.
+pub fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
+    let elements_room = ELEMENTS_ROOM.min(room / 2);
+    let mut encoder = Encoder { table: &transaction.table, next_set_id: 1, elements_room };
     let mut pieces: Vec<Piece> = Vec::new();
     for (index, op) in transaction.ops.iter().enumerate() {
         let requests = encoder.op(op);
-        let previous = index.checked_sub(1).and_then(|before| transaction.ops.get(before));
-        let next = transaction.ops.get(index + 1);
-        match pieces.last_mut() {
-            Some(piece) if previous.is_some_and(|previous| together(previous, op)) => {
-                piece.requests.extend(requests)
-            }
-            _ if divisible(op) && !next.is_some_and(|next| together(op, next)) => {
-                pieces
-                    .extend(requests.into_iter().map(|request| Piece { op: index, requests: vec![request] }));
+        match op {
+            Op::AddElements(..) | Op::DeleteElements(..) => {
+                let single = |request| Piece { op: index, requests: vec![request] };
+                pieces.extend(requests.into_iter().map(single));
             }
             _ => pieces.push(Piece { op: index, requests }),
         }
@@ -57,22 +54,8 @@ pub fn encode(transaction: &Transaction) -> Vec<Piece> {
 
 /// The bytes of a rule in a chain of that name, with all that it needs.
 pub fn rule_length(table: &str, chain: &str, rule: &Rule) -> usize {
-    let mut encoder = Encoder { table, next_set_id: 1 };
+    let mut encoder = Encoder { table, next_set_id: 1, elements_room: ELEMENTS_ROOM };
     encoder.set_rules(chain, std::slice::from_ref(rule)).iter().map(Request::length).sum()
-}
-
-/// Elements may come and go one by one.
-fn divisible(op: &Op) -> bool {
-    matches!(op, Op::AddElements(..) | Op::DeleteElements(..))
-}
-
-/// But what takes the place of others may not leave a gap; nor may a table that is made anew.
-fn together(first: &Op, second: &Op) -> bool {
-    match (first, second) {
-        (Op::DeleteElements(one, ..), Op::AddElements(other, ..)) => one == other,
-        (Op::DeleteTable, _) => true,
-        _ => false,
-    }
 }
 
 /// The message that begins a transaction.
@@ -106,6 +89,8 @@ struct Encoder<'a> {
     table: &'a str,
     /// Ids name sets inside one transaction only.
     next_set_id: u32,
+    /// How many bytes of elements a message may have before it is ended.
+    elements_room: usize,
 }
 
 impl Encoder<'_> {
@@ -227,7 +212,7 @@ impl Encoder<'_> {
         let mut list = Vec::new();
         for (index, element) in elements.iter().enumerate() {
             put_element(&mut list, spec, element);
-            if list.len() < ELEMENTS_ROOM && index + 1 < elements.len() {
+            if list.len() < self.elements_room && index + 1 < elements.len() {
                 continue;
             }
             requests.push(self.message(kind, flags, |to| {

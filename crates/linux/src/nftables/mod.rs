@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 pub use model::{BaseChain, Chain, ChainKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value};
-pub(crate) use transaction::changes;
 pub use transaction::{Op, Transaction, diff, diff_elements};
+pub(crate) use transaction::{changeable, changes, created};
 
 use self::encode::Piece;
 pub(crate) use self::encode::rule_length;
@@ -57,51 +57,49 @@ impl Nft {
         self.limit.saturating_sub(BATCH_ENDS)
     }
 
-    /// Makes the changes, all or none. Where they do not fit into the socket's buffer (an ordinary user in a user
-    /// namespace cannot raise it beyond `net.core.wmem_max`), they are made in several transactions, one after another,
-    /// cut where no intermediate state lets through what neither the old nor the new one does; then those before the
-    /// one that failed stay made.
+    /// Whether the changes fit in one transaction.
+    #[must_use]
+    pub fn fits(&self, transaction: &Transaction) -> bool {
+        encode::encode(transaction, self.room()).iter().map(Piece::length).sum::<usize>() <= self.room()
+    }
+
+    /// Makes the changes, all or none.
     ///
     /// # Errors
-    /// The chain or set that the kernel refused, and why.
+    /// The chain or set that the kernel refused, and why; `EMSGSIZE` and the largest change where they do not fit in
+    /// one transaction.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<()> {
-        let limit = self.limit;
-        let mut batch = Vec::new();
-        let mut size = 0;
-        let mut batches = 1;
-        let pieces = encode::encode(transaction);
-        self.check_pieces(transaction, &pieces)?;
+        let pieces = encode::encode(transaction, self.room());
+        if pieces.iter().map(Piece::length).sum::<usize>() > self.room() {
+            return Err(too_large(transaction, pieces.iter().max_by_key(|piece| piece.length())));
+        }
+        let requests = |piece: Piece| piece.requests.into_iter().map(move |request| (piece.op, request));
+        self.send(transaction, pieces.into_iter().flat_map(requests).collect())
+    }
+
+    /// Makes the changes in their order, in as many transactions as it takes, and says how many. The rules of a chain
+    /// are set at once, elements come and go one by one. Packets meet every state in between, which must be fit for
+    /// that. After a failure the transactions before it stay made.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); what fits in no transaction is refused before anything is done.
+    pub fn commit_in_order(&mut self, transaction: &Transaction) -> Result<usize> {
+        let pieces = encode::encode(transaction, self.room());
+        if let Some(piece) = pieces.iter().find(|piece| piece.length() > self.room()) {
+            return Err(too_large(transaction, Some(piece)));
+        }
+        let (mut batch, mut size, mut transactions) = (Vec::new(), 0, 0);
         for piece in pieces {
             let length = piece.length();
-            if size + length + BATCH_ENDS > limit && !batch.is_empty() {
+            if size + length > self.room() {
                 self.send(transaction, std::mem::take(&mut batch))?;
-                (size, batches) = (0, batches + 1);
+                (size, transactions) = (0, transactions + 1);
             }
             size += length;
             batch.extend(piece.requests.into_iter().map(|request| (piece.op, request)));
         }
-        if batches > 1 {
-            tracing::warn!(
-                batches,
-                limit,
-                "the changes were made in several nftables transactions, as the socket's buffer is small; root, or a \
-                 larger net.core.wmem_max, makes it one"
-            );
-        }
-        self.send(transaction, batch)
-    }
-
-    /// Refuses what does not fit in any transaction, before anything is sent.
-    fn check_pieces(&self, transaction: &Transaction, pieces: &[Piece]) -> Result<()> {
-        let too_large = |piece: &&Piece| piece.length() > self.room();
-        match pieces.iter().find(too_large).and_then(|piece| transaction.ops.get(piece.op)) {
-            Some(op) => Err(Error::Transaction {
-                table: transaction.table.clone(),
-                op: Box::new(op.clone()),
-                refusal: std::io::Error::from_raw_os_error(libc::EMSGSIZE).into(),
-            }),
-            None => Ok(()),
-        }
+        self.send(transaction, batch)?;
+        Ok(transactions + 1)
     }
 
     /// Sends one batch of messages, each with the place of its change.
@@ -126,10 +124,11 @@ impl Nft {
                 None => Error::refused("take the transaction", format!("table {table}"))(refusal),
             });
         }
-        match answered {
-            true => Ok(()),
-            false => Err(failed(std::io::Error::other("it did not answer"))),
+        if !answered {
+            return Err(failed(std::io::Error::other("it did not answer")));
         }
+        tracing::debug!(table, messages = ops.len(), "an nftables transaction is in force");
+        Ok(())
     }
 
     /// Reads a table with all that is in it; `None` where there is none of that name.
@@ -241,6 +240,15 @@ struct TableHeader {
     owner: Option<u32>,
     /// The generation of the whole ruleset.
     generation: Option<u16>,
+}
+
+fn too_large(transaction: &Transaction, piece: Option<&Piece>) -> Error {
+    let refusal = std::io::Error::from_raw_os_error(libc::EMSGSIZE);
+    let table = transaction.table.clone();
+    match piece.and_then(|piece| transaction.ops.get(piece.op)) {
+        Some(op) => Error::Transaction { table, op: Box::new(op.clone()), refusal: refusal.into() },
+        None => Error::refused("take the transaction", format!("table {table}"))(refusal),
+    }
 }
 
 fn busy(object: String) -> Error {

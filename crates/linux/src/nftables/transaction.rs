@@ -84,7 +84,8 @@ pub fn diff(table: &str, desired: &Table, actual: Option<&Table>) -> Transaction
     Transaction { table: table.to_owned(), ops }
 }
 
-fn changeable(desired: &Table, actual: &Table) -> bool {
+/// Whether one can be changed into the other without making the table anew.
+pub(crate) fn changeable(desired: &Table, actual: &Table) -> bool {
     let same_set =
         |(name, set): (&String, &Set)| actual.sets.get(name).is_none_or(|other| other.spec == set.spec);
     let same_chain = |(name, chain): (&String, &Chain)| {
@@ -96,7 +97,8 @@ fn changeable(desired: &Table, actual: &Table) -> bool {
         && desired.chains.iter().all(same_chain)
 }
 
-fn created(desired: &Table) -> Vec<Op> {
+/// The changes that make a table where there is none.
+pub(crate) fn created(desired: &Table) -> Vec<Op> {
     let empty = Table { flags: desired.flags, ..Table::default() };
     let mut ops = vec![Op::AddTable(desired.flags)];
     ops.extend(changes(desired, &empty));
