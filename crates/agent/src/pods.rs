@@ -25,6 +25,9 @@ use crate::plane::InForce;
 /// How long an ADD waits for policy before it gives everything back.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long a link may take until it passes packets.
+const LINK_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Serves CNI's commands for one node.
 pub(crate) struct Pods {
     pub(crate) store: Arc<dyn Store>,
@@ -73,6 +76,7 @@ impl Pods {
         let interface = self.connect(call, id, assignment).await?;
         let revision = self.publish(call, id, &pod, assignment, &interface).await?;
         self.wait_for_policy(id, revision).await?;
+        self.wait_until_live(id, &interface).await?;
         Ok(self.success(call, assignment, &interface))
     }
 
@@ -294,6 +298,17 @@ impl Pods {
                 Err(Failure::new(Code::TRY_AGAIN_LATER, msg, why.join("; ")))
             }
         }
+    }
+
+    /// A pod's first packets must not be lost to a link that is not ready.
+    async fn wait_until_live(&self, id: &EndpointId, interface: &PodInterface) -> Result<(), Failure> {
+        let (wiring, waited_for) = (self.wiring.clone(), interface.clone());
+        let live = blocking(move || Ok(wiring.wait_until_live(&waited_for, LINK_PATIENCE))).await;
+        if live.map_err(wiring_failure)? {
+            return Ok(());
+        }
+        let msg = format!("the interface of pod {}/{} does not come up", id.namespace, id.pod);
+        Err(Failure::new(Code::TRY_AGAIN_LATER, msg, format!("{} on the host", interface.host_interface)))
     }
 
     fn success(&self, call: &Invocation, assignment: Assignment, interface: &PodInterface) -> Success {

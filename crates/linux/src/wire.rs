@@ -52,30 +52,6 @@ impl Wiring {
         Ok(Self { prefix, deleter: Mutex::new(deleter), disconnected: AtomicU32::new(first_number()) })
     }
 
-    /// Waits until the host's end of a cable passes packets, at most so long, and says whether it does. The kernel
-    /// activates the queue of a new link a few milliseconds after it is up, and drops what comes before.
-    #[must_use]
-    pub fn wait_until_up(&self, host_interface: &str, deadline: Duration) -> bool {
-        /// How long between two looks.
-        const PAUSE: Duration = Duration::from_micros(200);
-        let started = Instant::now();
-        let looked = RouteSocket::open().and_then(|mut socket| {
-            loop {
-                if socket.is_operating(host_interface)? {
-                    return Ok(true);
-                }
-                if started.elapsed() >= deadline {
-                    return Ok(false);
-                }
-                std::thread::sleep(PAUSE);
-            }
-        });
-        looked.unwrap_or_else(|error| {
-            tracing::warn!(link = host_interface, %error, "cannot see whether a pod's link is up");
-            false
-        })
-    }
-
     /// Lays the cable, from both ends.
     fn lay(
         &self,
@@ -240,6 +216,28 @@ impl PodWiring for Wiring {
         let digest: String = Sha1::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
         let room = crate::sys::MAX_INTERFACE_NAME.saturating_sub(self.prefix.len());
         format!("{}{}", self.prefix, &digest[..room.min(11)])
+    }
+
+    /// The kernel activates the queue of a new link a few milliseconds after it is up, and drops what comes before.
+    fn wait_until_live(&self, interface: &PodInterface, patience: Duration) -> bool {
+        /// How long between two looks.
+        const PAUSE: Duration = Duration::from_micros(200);
+        let started = Instant::now();
+        let looked = RouteSocket::open().and_then(|mut socket| {
+            loop {
+                if socket.is_operating(&interface.host_interface)? {
+                    return Ok(true);
+                }
+                if started.elapsed() >= patience {
+                    return Ok(false);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        });
+        looked.unwrap_or_else(|error| {
+            tracing::warn!(link = interface.host_interface, %error, "cannot see whether a pod's link is up");
+            false
+        })
     }
 
     fn check(&self, pod: &PodAttachment) -> Result<(), WiringError> {

@@ -156,14 +156,16 @@ fn the_link_of_another_pod_is_not_touched() {
 fn a_link_is_waited_for_until_it_passes_packets() {
     in_node(|wiring| {
         let pod = Pod::new("pod", 1, 2);
-        assert!(!wiring.wait_until_up("cali-none", Duration::from_millis(5)));
-        let name = wiring.connect(&pod.attachment()).unwrap().host_interface;
-        assert!(wiring.wait_until_up(&name, Duration::from_secs(10)));
+        let interface = wiring.connect(&pod.attachment()).unwrap();
+        let name = interface.host_interface.clone();
+        let none = PodInterface { host_interface: "cali-none".to_owned(), ..interface.clone() };
+        assert!(!wiring.wait_until_live(&none, Duration::from_millis(5)));
+        assert!(wiring.wait_until_live(&interface, Duration::from_secs(10)));
         assert!(RouteSocket::open().unwrap().is_operating(&name).unwrap());
         let index = tortie_linux::interface_index(&name).unwrap();
         let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
         RouteSocket::open().unwrap().change(&down).unwrap();
-        assert!(!wiring.wait_until_up(&name, Duration::from_millis(5)));
+        assert!(!wiring.wait_until_live(&interface, Duration::from_millis(5)));
     });
 }
 
