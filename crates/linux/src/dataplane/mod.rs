@@ -102,11 +102,11 @@ impl Dataplane {
     fn take(&mut self, deltas: &[Delta]) -> Dirty {
         let mut dirty = Dirty::default();
         for delta in deltas {
-            if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta {
-                for old in self.state.endpoints.get(id) {
-                    let held = |address: &IpAddr| (*address, id.clone(), old.container_id.clone());
-                    self.released.extend(old.addresses.iter().map(held));
-                }
+            if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta
+                && let Some(old) = self.state.endpoints.get(id)
+            {
+                let held = |address: &IpAddr| (*address, id.clone(), old.container_id.clone());
+                self.released.extend(old.addresses.iter().map(held));
             }
             self.state.apply(delta);
             dirty.note(delta);
