@@ -456,14 +456,6 @@ fn a_missing_interface_is_told_of_and_found_later() {
     assert!(client.reaches(&server, 80));
 }
 
-/// How many connections the node knows.
-fn entries(node: &Node) -> u32 {
-    let text =
-        node.namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
-    let text = text.unwrap();
-    u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
-}
-
 #[test]
 fn an_address_that_is_given_again_at_once_inherits_no_connection() {
     let mut node = Node::new(&Underlay::new(), 1);

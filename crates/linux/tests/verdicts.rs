@@ -11,18 +11,19 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::filtering::{AfterEachTransaction, UPLINK, configure};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as TestConfig, TestRunner};
 use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{ClusterNetwork, Dataplane as _, LocalNode, MacAddress, NodeState};
+use tortie_dataplane::{ClusterNetwork, Dataplane as _, LocalNode, NodeState};
 use tortie_linux::conntrack::Conntrack;
 use tortie_linux::dataplane::Config;
 use tortie_linux::namespace::NetNs;
 use tortie_linux::nftables::{Nft, Table};
 use tortie_linux::packet::PacketSocket;
 use tortie_linux::route::*;
-use tortie_linux::{Dataplane, interface_index, sysctl};
+use tortie_linux::{Dataplane, sysctl};
 use tortie_policy::program::{
     EntityMatch, Flow, Member, PolicyRules, Rule, SetId, SetKind, TierProgram, evaluate,
 };
@@ -36,10 +37,6 @@ struct Node {
     outside: PacketSocket,
     _namespaces: [NetNs; 3],
 }
-
-const UPLINK: &str = "uplink";
-/// What the other ends of the node's links are taken to be.
-const OTHERS_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 
 impl Node {
     fn new() -> Self {
@@ -56,7 +53,7 @@ impl Node {
         let (pod, pod_namespace) = connect(POD_LINK);
         let (sentinel, sentinel_namespace) = connect(SENTINEL_LINK);
         let (outside, outside_namespace) = connect(UPLINK);
-        namespace.run(configure).unwrap();
+        namespace.run(|| configure(&[(POD_LINK, POD), (SENTINEL_LINK, SENTINEL)])).unwrap();
         let _namespaces = [pod_namespace, sentinel_namespace, outside_namespace];
         Self { namespace, pod, sentinel, outside, _namespaces }
     }
@@ -149,50 +146,6 @@ fn tags_now(socket: &PacketSocket) -> BTreeSet<u32> {
     tags
 }
 
-/// Forwarding, routes, and neighbours for whom nobody answers.
-fn configure() {
-    let mut socket = RouteSocket::open().unwrap();
-    for name in ["net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward"] {
-        sysctl::ensure(name, "1").unwrap();
-    }
-    sysctl::ensure("net/ipv4/conf/all/rp_filter", "0").unwrap();
-    let uplink = interface_index(UPLINK).unwrap();
-    sysctl::ensure("net/ipv4/conf/uplink/rp_filter", "0").unwrap();
-    // They repeat the packet, with its tag.
-    for name in ["all", "uplink"] {
-        sysctl::ensure(&format!("net/ipv4/conf/{name}/send_redirects"), "0").unwrap();
-    }
-    let gateways: [IpAddr; 2] = ["10.99.0.1".parse().unwrap(), "fd99::1".parse().unwrap()];
-    for (gateway, all) in gateways.into_iter().zip(["0.0.0.0/0", "::/0"]) {
-        // The node itself has an address, without which it does not forward.
-        let own = Address {
-            link: uplink,
-            address: next(gateway),
-            prefix_length: if gateway.is_ipv4() { 24 } else { 64 },
-        };
-        socket.change(&Change::AddAddress(own)).unwrap();
-        socket.change(&Change::AddRoute(Route::via(all.parse().unwrap(), gateway, uplink, 4))).unwrap();
-        neighbour(&mut socket, uplink, gateway);
-    }
-    for (link, addresses) in [(POD_LINK, POD), (SENTINEL_LINK, SENTINEL)] {
-        let link = interface_index(link).unwrap();
-        for address in addresses {
-            neighbour(&mut socket, link, address.parse().unwrap());
-        }
-    }
-}
-
-fn next(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => IpAddr::V4((u32::from(address) + 1).into()),
-        IpAddr::V6(address) => IpAddr::V6((u128::from(address) + 1).into()),
-    }
-}
-
-fn neighbour(socket: &mut RouteSocket, link: u32, address: IpAddr) {
-    socket.change(&Change::SetNeighbour(Neighbour { link, address, mac: OTHERS_MAC })).unwrap();
-}
-
 fn mac_of(link: &str) -> [u8; 6] {
     RouteSocket::open().unwrap().link(link).unwrap().unwrap().mac.unwrap().0
 }
@@ -260,39 +213,6 @@ fn the_kernel_decides_as_the_oracle() {
     }
     let (passed, all) = *counts.borrow();
     assert!(passed * 10 > all && passed * 10 < all * 9, "{passed} of {all} flows passed: that proves little");
-}
-
-/// Does something each time that an nftables transaction is in force, before the next one is begun.
-struct AfterEachTransaction<F>(F);
-
-impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with("tortie_linux::nftables")
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Message(String);
-        impl tracing::field::Visit for Message {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
-                if field.name() == "message" {
-                    self.0 = format!("{value:?}");
-                }
-            }
-        }
-        let mut message = Message(String::new());
-        event.record(&mut message);
-        if message.0 == "an nftables transaction is in force" {
-            (self.0)();
-        }
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 /// What no pod may send, whatever its policy says: VXLAN and IPIP. The oracle judges policy alone.

@@ -253,3 +253,11 @@ pub fn ingress(policies: &[&str], end: EndOfTier) -> EndpointProgram {
     let policies = policies.iter().map(|name| policy_id(name)).collect();
     EndpointProgram { ingress: vec![TierProgram { name: "default".to_owned(), policies, end }], ..open() }
 }
+
+/// How many connections the node knows.
+pub fn entries(node: &Node) -> u32 {
+    let text =
+        node.namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
+    let text = text.unwrap();
+    u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
+}
