@@ -4,10 +4,9 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
-
 use std::process::{Command, Output};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::cluster::*;
 use ipnet::{IpNet, Ipv4Net};
