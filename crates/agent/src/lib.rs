@@ -104,6 +104,8 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let feed = tokio::spawn(feed::run(store.clone(), batches));
     let labels = tokio::spawn(labels::run(store.clone(), node.clone()));
+    let announce =
+        tokio::spawn(node::keep_announced(store.clone(), node.clone(), prepared.announced, in_force.clone()));
     let report = tokio::spawn(report::run(store.clone(), node.clone(), platform.os(), in_force.clone()));
     let pods = Arc::new(pods::Pods {
         store,
@@ -122,7 +124,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         async move { server::drain_queue(pods, &deletion_queue).await }
     });
     let served = server::run(pods, &cni_socket).await;
-    for task in [feed, labels, report] {
+    for task in [feed, labels, announce, report] {
         task.abort();
     }
     served.map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))

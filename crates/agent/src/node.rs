@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
@@ -13,8 +15,9 @@ use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, Request, Use};
 use tortie_store::{Store, StoreError};
-use tortie_windows::{OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_windows::{CurrentOverlay, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
+use crate::plane::InForce;
 use crate::{AgentError, Platform};
 
 /// How long to wait before the datastore or HNS is asked again.
@@ -26,6 +29,35 @@ const NETWORK_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Prepared {
     pub(crate) dataplane: Box<dyn Dataplane>,
     pub(crate) wiring: Arc<dyn PodWiring>,
+    pub(crate) announced: Announced,
+}
+
+/// What the other nodes have to know of this one: its tunnel address, and its MAC where it does not follow from the
+/// node's name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Tunnel {
+    address: Ipv4Addr,
+    mac: Option<String>,
+}
+
+/// What the node announces, now and later.
+pub(crate) struct Announced {
+    first: Tunnel,
+    /// Windows: the overlay network as the dataplane sees it.
+    overlay: Option<CurrentOverlay>,
+}
+
+impl Announced {
+    fn now(&self) -> Tunnel {
+        let current = self.overlay.as_ref().and_then(CurrentOverlay::get);
+        current.as_ref().map_or_else(|| self.first.clone(), Tunnel::of)
+    }
+}
+
+impl Tunnel {
+    fn of(overlay: &Overlay) -> Self {
+        Self { address: overlay.gateway, mac: Some(overlay.router_mac.to_string()) }
+    }
 }
 
 /// The Node, once it is there: the cluster's API makes it, or its administrator.
@@ -81,7 +113,8 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
         namespace_labels: BTreeMap::new(),
     };
     let address = ipam.assign(&request).await?.address;
-    annotate(store, node, address, None).await?;
+    let announced = Announced { first: Tunnel { address, mac: None }, overlay: None };
+    annotate(store, node, &announced.first).await?;
 
     let config = tortie_linux::dataplane::Config::default();
     let opened = |what: &str| {
@@ -91,7 +124,7 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring) })
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced })
 }
 
 /// Windows: the network is made of the node's block; its gateway is the tunnel address, its MAC is HNS's choice.
@@ -119,20 +152,18 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
     };
-    annotate(store, node, overlay.gateway, Some(overlay.router_mac.to_string())).await?;
+    let dataplane = WindowsDataplane::new(hcn.clone(), None);
+    let announced = Announced { first: Tunnel::of(&overlay), overlay: Some(dataplane.current_overlay()) };
+    annotate(store, node, &announced.first).await?;
     Ok(Prepared {
-        dataplane: Box::new(WindowsDataplane::new(hcn.clone(), None)),
+        dataplane: Box::new(dataplane),
         wiring: Arc::new(WindowsWiring::new(hcn.clone())),
+        announced,
     })
 }
 
-/// Writes the node's tunnel address, and its MAC where it does not follow from the name, into the Node's annotations.
-async fn annotate(
-    store: &dyn Store,
-    node: &str,
-    address: Ipv4Addr,
-    mac: Option<String>,
-) -> Result<(), AgentError> {
+/// Writes it into the Node's annotations, if it is not there already.
+async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     loop {
         let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
@@ -141,8 +172,8 @@ async fn annotate(
             return Err(AgentError::Node { node: node.to_owned(), problem: "it has no metadata".to_owned() });
         };
         let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
-        annotations[Node::VXLAN_ADDRESS] = json!(address.to_string());
-        match &mac {
+        annotations[Node::VXLAN_ADDRESS] = json!(tunnel.address.to_string());
+        match &tunnel.mac {
             Some(mac) => annotations[Node::VXLAN_MAC] = json!(mac),
             None => drop(annotations.as_object_mut().and_then(|map| map.remove(Node::VXLAN_MAC))),
         }
@@ -154,5 +185,55 @@ async fn annotate(
             Err(StoreError::Conflict(_)) => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// Keeps what the node told of itself as it is, whoever writes the Node; and tells it anew when HNS has made the overlay
+/// network again, with another MAC. Ends only when the future is dropped.
+pub(crate) async fn keep_announced(
+    store: Arc<dyn Store>,
+    node: String,
+    announced: Announced,
+    mut in_force: watch::Receiver<Arc<InForce>>,
+) {
+    loop {
+        if let Err(error) = follow(&*store, &node, &announced, &mut in_force).await {
+            tracing::debug!(%error, "the Node is read again");
+            sleep(RETRY_DELAY).await;
+        }
+    }
+}
+
+async fn follow(
+    store: &dyn Store,
+    node: &str,
+    announced: &Announced,
+    in_force: &mut watch::Receiver<Arc<InForce>>,
+) -> Result<(), AgentError> {
+    let revision = store.list(Kind::Node).await?.revision;
+    let mut told = announced.now();
+    annotate(store, node, &told).await?;
+    let mut events = store.watch(&[Kind::Node], revision).await?;
+    loop {
+        tokio::select! {
+            event = events.next() => {
+                let Some(event) = event else { return Ok(()) };
+                if event?.key().name != node {
+                    continue;
+                }
+            }
+            changed = in_force.changed() => {
+                if changed.is_err() {
+                    // The dataplane has ended, and with it all that could change.
+                    return std::future::pending().await;
+                }
+                if announced.now() == told {
+                    continue;
+                }
+                tracing::warn!(node, "the overlay network was made again; the other nodes are told its new address");
+            }
+        }
+        told = announced.now();
+        annotate(store, node, &told).await?;
     }
 }

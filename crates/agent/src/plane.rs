@@ -105,7 +105,8 @@ impl Plane {
         for condition in report.node.iter().chain(report.endpoints.values().flatten()) {
             tracing::warn!(reason = condition.reason, "{}", condition.message);
         }
-        if !report.retry {
+        // What is wrong with single endpoints stands in the report; it must not hold up what is known of the node.
+        if report.node.is_empty() {
             self.revision = given;
         }
         let interval = if report.retry { RETRY_INTERVAL } else { RESYNC_INTERVAL };

@@ -18,12 +18,15 @@ use tortie_api::{Key, Kind, Metadata, Resource};
 use tortie_cni::{Address, Code, Failure, Interface, Invocation, Route, Success};
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_ipam::{Assignment, Ipam, Request, Use};
-use tortie_store::{Revision, Store, StoreError};
+use tortie_store::{Revision, Store, StoreError, Stored};
 
 use crate::plane::InForce;
 
 /// How long an ADD waits for policy before it gives everything back.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a link may take until it passes packets.
+const LINK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Serves CNI's commands for one node.
 pub(crate) struct Pods {
@@ -73,6 +76,7 @@ impl Pods {
         let interface = self.connect(call, id, assignment).await?;
         let revision = self.publish(call, id, &pod, assignment, &interface).await?;
         self.wait_for_policy(id, revision).await?;
+        self.wait_until_live(id, &interface).await?;
         Ok(self.success(call, assignment, &interface))
     }
 
@@ -84,8 +88,12 @@ impl Pods {
     async fn remove(&self, call: &Invocation, id: &EndpointId) -> Result<(), Failure> {
         let wiring = self.wiring.clone();
         let (endpoint, container) = (id.clone(), call.container_id.clone());
-        blocking(move || wiring.disconnect(&endpoint, &container)).await.map_err(wiring_failure)?;
-        self.withdraw(call, id).await.map_err(store_failure)?;
+        let key = self.key(id);
+        // Meanwhile the endpoint is read; nothing is written before the interface is gone.
+        let disconnect = blocking(move || wiring.disconnect(&endpoint, &container));
+        let (disconnected, stored) = tokio::join!(disconnect, self.store.get(&key));
+        disconnected.map_err(wiring_failure)?;
+        self.withdraw(call, stored.map_err(store_failure)?).await.map_err(store_failure)?;
         let released = self.ipam.release(&handle(call)).await;
         released.map_err(|error| {
             Failure::new(Code::IPAM, "the pod's address could not be released", error.to_string())
@@ -257,19 +265,18 @@ impl Pods {
     }
 
     /// Deletes the WorkloadEndpoint, unless the pod has been made again since: then it is another container's.
-    async fn withdraw(&self, call: &Invocation, id: &EndpointId) -> Result<(), StoreError> {
-        let key = self.key(id);
-        loop {
-            let Some(stored) = self.store.get(&key).await? else { return Ok(()) };
-            if stored.value["spec"]["containerID"] != call.container_id.as_str() {
+    async fn withdraw(&self, call: &Invocation, mut stored: Option<Stored>) -> Result<(), StoreError> {
+        while let Some(endpoint) = stored {
+            if endpoint.value["spec"]["containerID"] != call.container_id.as_str() {
                 return Ok(());
             }
-            match self.store.delete(&key, Some(stored.revision)).await {
+            match self.store.delete(&endpoint.key, Some(endpoint.revision)).await {
                 Ok(_) | Err(StoreError::NotFound(_)) => return Ok(()),
-                Err(StoreError::Conflict(_)) => {}
+                Err(StoreError::Conflict(_)) => stored = self.store.get(&endpoint.key).await?,
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     async fn wait_for_policy(&self, id: &EndpointId, revision: Revision) -> Result<(), Failure> {
@@ -291,6 +298,17 @@ impl Pods {
                 Err(Failure::new(Code::TRY_AGAIN_LATER, msg, why.join("; ")))
             }
         }
+    }
+
+    /// A pod's first packets must not be lost to a link that is not ready.
+    async fn wait_until_live(&self, id: &EndpointId, interface: &PodInterface) -> Result<(), Failure> {
+        let (wiring, waited_for) = (self.wiring.clone(), interface.clone());
+        let live = blocking(move || Ok(wiring.wait_until_live(&waited_for, LINK_PATIENCE))).await;
+        if live.map_err(wiring_failure)? {
+            return Ok(());
+        }
+        let msg = format!("the interface of pod {}/{} does not come up", id.namespace, id.pod);
+        Err(Failure::new(Code::TRY_AGAIN_LATER, msg, format!("{} on the host", interface.host_interface)))
     }
 
     fn success(&self, call: &Invocation, assignment: Assignment, interface: &PodInterface) -> Success {

@@ -15,12 +15,26 @@ pub enum Kind {
     ServiceAccount,
     /// A Kubernetes pod.
     Pod,
+    /// A Calico tier: policies are asked tier by tier.
+    Tier,
+    /// A Calico profile: rules that are asked after the last tier, and labels that endpoints inherit.
+    Profile,
+    /// Networks with labels, of one namespace.
+    NetworkSet,
+    /// Networks with labels, of no namespace.
+    GlobalNetworkSet,
     /// A Kubernetes network policy (`networking.k8s.io/v1`).
     KubernetesNetworkPolicy,
     /// A Calico network policy, of one namespace.
     NetworkPolicy,
     /// A Calico network policy for the whole cluster.
     GlobalNetworkPolicy,
+    /// A Calico network policy that is not enforced, only looked at.
+    StagedNetworkPolicy,
+    /// A Calico network policy for the whole cluster that is not enforced, only looked at.
+    StagedGlobalNetworkPolicy,
+    /// A Kubernetes network policy that is not enforced, only looked at.
+    StagedKubernetesNetworkPolicy,
     /// A Calico address pool.
     IpPool,
     /// A pod's interface, as the CNI plugin made it.
@@ -51,11 +65,15 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 14] = [
+const DESCRIPTIONS: [Description; 21] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
     describe(Kind::Pod, CORE, "Pod", "pods", &["po"], true),
+    describe(Kind::Tier, CALICO, "Tier", "tiers", &[], false),
+    describe(Kind::Profile, CALICO, "Profile", "profiles", &[], false),
+    describe(Kind::NetworkSet, CALICO, "NetworkSet", "networksets", &["netset"], true),
+    describe(Kind::GlobalNetworkSet, CALICO, "GlobalNetworkSet", "globalnetworksets", &["gns"], false),
     describe(
         Kind::KubernetesNetworkPolicy,
         "networking.k8s.io/v1",
@@ -72,6 +90,30 @@ const DESCRIPTIONS: [Description; 14] = [
         "globalnetworkpolicies",
         &["gnp", "globalnetworkpolicy"],
         false,
+    ),
+    describe(
+        Kind::StagedNetworkPolicy,
+        CALICO,
+        "StagedNetworkPolicy",
+        "stagednetworkpolicies",
+        &["snp"],
+        true,
+    ),
+    describe(
+        Kind::StagedGlobalNetworkPolicy,
+        CALICO,
+        "StagedGlobalNetworkPolicy",
+        "stagedglobalnetworkpolicies",
+        &["sgnp"],
+        false,
+    ),
+    describe(
+        Kind::StagedKubernetesNetworkPolicy,
+        CALICO,
+        "StagedKubernetesNetworkPolicy",
+        "stagedkubernetesnetworkpolicies",
+        &["sknp"],
+        true,
     ),
     describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
     describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),

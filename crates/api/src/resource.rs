@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::calico::{GlobalNetworkPolicy, IpPool, NetworkPolicy, WorkloadEndpoint};
+use crate::calico::{
+    GlobalNetworkPolicy, IpPool, NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
+};
 use crate::kubernetes::{Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, ServiceAccount};
 use crate::report::NodeReport;
 use crate::{Key, Kind};
@@ -53,7 +55,14 @@ pub enum Resource {
     Node(Node),
     ServiceAccount(ServiceAccount),
     Pod(Pod),
+    Tier(Tier),
+    Profile(Profile),
+    NetworkSet(NetworkSet),
+    GlobalNetworkSet(NetworkSet),
     KubernetesNetworkPolicy(KubernetesNetworkPolicy),
+    StagedNetworkPolicy(NetworkPolicy),
+    StagedGlobalNetworkPolicy(GlobalNetworkPolicy),
+    StagedKubernetesNetworkPolicy(KubernetesNetworkPolicy),
     NetworkPolicy(NetworkPolicy),
     GlobalNetworkPolicy(GlobalNetworkPolicy),
     IpPool(IpPool),
@@ -81,12 +90,52 @@ impl Resource {
             }
             Kind::NetworkPolicy => {
                 let policy: NetworkPolicy = typed(value).map_err(one)?;
-                policy.spec.validate()?;
+                policy.spec.validate(false)?;
                 Self::NetworkPolicy(policy)
+            }
+            Kind::StagedNetworkPolicy => {
+                let policy: NetworkPolicy = typed(value).map_err(one)?;
+                policy.spec.validate(true)?;
+                Self::StagedNetworkPolicy(policy)
+            }
+            Kind::StagedGlobalNetworkPolicy => {
+                let policy: GlobalNetworkPolicy = typed(value).map_err(one)?;
+                policy.spec.validate(true)?;
+                Self::StagedGlobalNetworkPolicy(policy)
+            }
+            Kind::StagedKubernetesNetworkPolicy => {
+                let mut value = value.clone();
+                // Beside the Kubernetes policy's own fields it has this one.
+                let action = value
+                    .get_mut("spec")
+                    .and_then(Value::as_object_mut)
+                    .and_then(|spec| spec.remove("stagedAction"));
+                if let Some(action) = action {
+                    typed::<StagedAction>(&action)
+                        .map_err(|error| one(FieldError::new("spec.stagedAction", error.problem)))?;
+                }
+                let policy: KubernetesNetworkPolicy = typed(&value).map_err(one)?;
+                policy.validate()?;
+                Self::StagedKubernetesNetworkPolicy(policy)
+            }
+            Kind::Tier => {
+                let tier: Tier = typed(value).map_err(one)?;
+                tier.validate()?;
+                Self::Tier(tier)
+            }
+            Kind::Profile => {
+                let profile: Profile = typed(value).map_err(one)?;
+                profile.validate()?;
+                Self::Profile(profile)
+            }
+            Kind::NetworkSet | Kind::GlobalNetworkSet => {
+                let set: NetworkSet = typed(value).map_err(one)?;
+                set.validate()?;
+                if key.kind == Kind::NetworkSet { Self::NetworkSet(set) } else { Self::GlobalNetworkSet(set) }
             }
             Kind::GlobalNetworkPolicy => {
                 let policy: GlobalNetworkPolicy = typed(value).map_err(one)?;
-                policy.spec.validate()?;
+                policy.spec.validate(false)?;
                 Self::GlobalNetworkPolicy(policy)
             }
             Kind::IpPool => {

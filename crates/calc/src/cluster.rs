@@ -9,9 +9,9 @@ use serde_json::Value;
 use tortie_api::calico::{IpPool, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::Protocol;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Cidr, Key, Kind, Resource};
 use tortie_ipam::Block;
-use tortie_policy::endpoint_labels;
+use tortie_policy::{endpoint_labels, network_set_labels};
 
 use crate::Finding;
 
@@ -27,6 +27,30 @@ pub(crate) struct KnownEndpoint {
     pub(crate) ports: Vec<NamedPort>,
 }
 
+/// A network set, with the labels that selectors see.
+#[derive(Debug, Clone, PartialEq)]
+struct KnownNetworkSet {
+    own_labels: Labels,
+    labels: Labels,
+    nets: Vec<IpNet>,
+}
+
+/// Whatever selectors can find: an endpoint or a network set.
+#[derive(Clone, Copy)]
+pub(crate) enum Subject<'a> {
+    Endpoint(&'a KnownEndpoint),
+    NetworkSet { labels: &'a Labels, nets: &'a [IpNet] },
+}
+
+impl Subject<'_> {
+    pub(crate) fn labels(&self) -> &Labels {
+        match self {
+            Subject::Endpoint(endpoint) => &endpoint.labels,
+            Subject::NetworkSet { labels, .. } => labels,
+        }
+    }
+}
+
 /// A port that an endpoint declares by name.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NamedPort {
@@ -39,7 +63,10 @@ pub(crate) struct NamedPort {
 pub(crate) struct Cluster {
     namespaces: BTreeMap<String, Labels>,
     service_accounts: BTreeMap<(String, String), Labels>,
+    /// The labels that each profile gives its endpoints.
+    profile_labels: BTreeMap<String, Labels>,
     endpoints: BTreeMap<Key, KnownEndpoint>,
+    network_sets: BTreeMap<Key, KnownNetworkSet>,
     /// Endpoints that are gone, until the next flush has said so.
     departed: BTreeMap<Key, KnownEndpoint>,
     pub(crate) nodes: BTreeMap<String, Node>,
@@ -50,7 +77,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Takes in a namespace, service account or endpoint; says which endpoints may have changed by it.
+    /// Takes in a namespace, service account, profile, network set or endpoint; says which endpoints and network sets may
+    /// have changed by it.
     pub(crate) fn update_labels(&mut self, key: &Key, value: Option<&Value>) -> Vec<Key> {
         let resource = self.read(key, value);
         match key.kind {
@@ -61,7 +89,32 @@ impl Cluster {
                     }
                     _ => drop(self.namespaces.remove(&key.name)),
                 }
-                self.relabel(|endpoint_key, _| endpoint_key.namespace == key.name)
+                let mut changed = self.relabel(|endpoint_key, _| endpoint_key.namespace == key.name);
+                changed.extend(self.relabel_network_sets(&key.name));
+                changed
+            }
+            Kind::Profile => {
+                match resource {
+                    Some(Resource::Profile(profile)) => {
+                        self.profile_labels.insert(key.name.clone(), profile.spec.labels_to_apply);
+                    }
+                    _ => drop(self.profile_labels.remove(&key.name)),
+                }
+                self.relabel(|_, endpoint| endpoint.spec.profiles.contains(&key.name))
+            }
+            Kind::NetworkSet | Kind::GlobalNetworkSet => {
+                match resource {
+                    Some(Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set)) => {
+                        let mut nets: Vec<IpNet> = set.spec.nets.iter().map(|Cidr(net)| *net).collect();
+                        nets.sort_unstable();
+                        nets.dedup();
+                        let own_labels = set.metadata.labels;
+                        let labels = self.network_set_labels(&key.namespace, &own_labels);
+                        self.network_sets.insert(key.clone(), KnownNetworkSet { own_labels, labels, nets });
+                    }
+                    _ => drop(self.network_sets.remove(key)),
+                }
+                vec![key.clone()]
             }
             Kind::ServiceAccount => {
                 let id = (key.namespace.clone(), key.name.clone());
@@ -133,6 +186,23 @@ impl Cluster {
         self.endpoints.iter()
     }
 
+    /// Whatever selectors can find, with its key.
+    pub(crate) fn subjects(&self) -> impl Iterator<Item = (&Key, Subject<'_>)> {
+        let endpoints = self.endpoints.iter().map(|(key, endpoint)| (key, Subject::Endpoint(endpoint)));
+        let sets = self.network_sets.iter();
+        endpoints
+            .chain(sets.map(|(key, set)| (key, Subject::NetworkSet { labels: &set.labels, nets: &set.nets })))
+    }
+
+    /// The endpoint or network set, if it is there.
+    pub(crate) fn subject(&self, key: &Key) -> Option<Subject<'_>> {
+        let set = self
+            .network_sets
+            .get(key)
+            .map(|set| Subject::NetworkSet { labels: &set.labels, nets: &set.nets });
+        set.or_else(|| self.endpoints.get(key).map(Subject::Endpoint))
+    }
+
     /// The endpoint, if it is there.
     pub(crate) fn endpoint(&self, key: &Key) -> Option<&KnownEndpoint> {
         self.endpoints.get(key)
@@ -186,12 +256,31 @@ impl Cluster {
         keys
     }
 
+    fn relabel_network_sets(&mut self, namespace: &str) -> Vec<Key> {
+        let concerned =
+            self.network_sets.keys().filter(|key| key.kind == Kind::NetworkSet && key.namespace == namespace);
+        let keys: Vec<Key> = concerned.cloned().collect();
+        for key in &keys {
+            if let Some(mut set) = self.network_sets.remove(key) {
+                set.labels = self.network_set_labels(namespace, &set.own_labels);
+                self.network_sets.insert(key.clone(), set);
+            }
+        }
+        keys
+    }
+
+    fn network_set_labels(&self, namespace: &str, own: &Labels) -> Labels {
+        let inherits = (!namespace.is_empty()).then(|| (namespace, self.namespaces.get(namespace)));
+        network_set_labels(own, inherits)
+    }
+
     fn known(&self, namespace: &str, spec: WorkloadEndpointSpec, own_labels: Labels) -> KnownEndpoint {
         let account = spec.service_account_name.as_str();
         let labels = endpoint_labels(
             &own_labels,
             (namespace, self.namespaces.get(namespace)),
             (account, self.service_accounts.get(&(namespace.to_owned(), account.to_owned()))),
+            spec.profiles.iter().filter_map(|profile| self.profile_labels.get(profile)),
         );
         let mut addresses: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
         addresses.sort_unstable();

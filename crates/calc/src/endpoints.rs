@@ -5,8 +5,7 @@ use std::sync::Arc;
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Endpoint, EndpointId};
-use tortie_policy::namespace_profile;
-use tortie_policy::program::EndpointProgram;
+use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind};
 
 use crate::cluster::{Cluster, KnownEndpoint};
 use crate::policies::Policies;
@@ -34,10 +33,16 @@ impl Cluster {
     pub(crate) fn local_endpoint(&self, key: &Key, policies: &Policies) -> Option<Arc<Endpoint>> {
         let endpoint = self.endpoint(key)?;
         let (ingress, egress) = policies.tiers_of(&endpoint.labels);
-        let profiles = endpoint.spec.profiles.iter().filter_map(|profile| {
-            let namespace =
-                profile.strip_prefix("kns.").filter(|namespace| self.namespace_exists(namespace))?;
-            Some(namespace_profile(namespace).0)
+        let exists = |profile: &&String| {
+            let namespace = profile.strip_prefix("kns.");
+            policies.has_profile(profile)
+                || namespace.is_some_and(|namespace| self.namespace_exists(namespace))
+        };
+        // A profile that does not exist allows nothing.
+        let profiles = endpoint.spec.profiles.iter().filter(exists).map(|profile| PolicyId {
+            kind: PolicyKind::Profile,
+            namespace: String::new(),
+            name: profile.clone(),
         });
         let program = EndpointProgram { ingress, egress, profiles: profiles.collect() };
         Some(Arc::new(Endpoint {

@@ -25,12 +25,16 @@ use sets::Sets;
 pub use network::vtep_mac;
 
 /// The kinds of object that a node's state depends on.
-pub const KINDS: [Kind; 9] = [
+pub const KINDS: [Kind; 13] = [
     Kind::Namespace,
     Kind::ServiceAccount,
     Kind::Node,
     Kind::IpPool,
     Kind::IpamBlock,
+    Kind::Tier,
+    Kind::Profile,
+    Kind::NetworkSet,
+    Kind::GlobalNetworkSet,
     Kind::KubernetesNetworkPolicy,
     Kind::NetworkPolicy,
     Kind::GlobalNetworkPolicy,
@@ -92,10 +96,25 @@ impl Calc {
                 self.cluster.update_network(key, value);
                 self.network_touched = true;
             }
-            Kind::Namespace | Kind::ServiceAccount | Kind::WorkloadEndpoint => {
-                for endpoint in self.cluster.update_labels(key, value) {
-                    self.sets.endpoint_changed(&endpoint, &self.cluster);
-                    self.touched.insert(endpoint);
+            Kind::Tier => {
+                self.policies.update_tier(key, value);
+                self.touch_local_endpoints();
+            }
+            Kind::Namespace
+            | Kind::ServiceAccount
+            | Kind::Profile
+            | Kind::NetworkSet
+            | Kind::GlobalNetworkSet
+            | Kind::WorkloadEndpoint => {
+                if key.kind == Kind::Profile {
+                    self.policies.update_profile(key, value);
+                    self.touch_local_endpoints();
+                }
+                for subject in self.cluster.update_labels(key, value) {
+                    self.sets.subject_changed(&subject, &self.cluster);
+                    if subject.kind == Kind::WorkloadEndpoint {
+                        self.touched.insert(subject);
+                    }
                 }
             }
             // Nothing of a node's state depends on the other kinds.
@@ -129,6 +148,11 @@ impl Calc {
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         self.cluster.findings().chain(self.policies.findings()).collect()
+    }
+
+    fn touch_local_endpoints(&mut self) {
+        let local = self.cluster.endpoints().filter(|(_, endpoint)| endpoint.spec.node == self.node);
+        self.touched.extend(local.map(|(key, _)| key.clone()));
     }
 
     /// The local endpoints that are not what was given out: new value, or gone.

@@ -1,13 +1,15 @@
 //! The policies, and which of them select an endpoint.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
-use tortie_api::Key;
-use tortie_api::net::Direction;
-use tortie_policy::program::{EndOfTier, PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
-use tortie_policy::{Compiled, SetSource, compile, namespace_profile, policy_id};
+use tortie_api::calico::{TierDefault, WELL_KNOWN_TIERS};
+use tortie_api::net::{Action, Direction};
+use tortie_api::{Key, Resource};
+use tortie_policy::program::{EndOfTier, PolicyId, PolicyKind, PolicyRules, Rule, SetId, TierProgram};
+use tortie_policy::{Compiled, SetSource, compile, compile_profile, namespace_profile, policy_id};
 use tortie_selector::{Labels, Selector};
 
 use crate::Finding;
@@ -16,6 +18,15 @@ use crate::cluster::Cluster;
 #[derive(Default)]
 pub(crate) struct Policies {
     compiled: BTreeMap<PolicyId, (Key, Compiled)>,
+    /// Order and end of the tiers that are stored.
+    tiers: BTreeMap<String, (Option<f64>, EndOfTier)>,
+    profiles: BTreeMap<String, CompiledProfile>,
+    problems: BTreeMap<Key, String>,
+}
+
+struct CompiledProfile {
+    rules: Arc<PolicyRules>,
+    sets: BTreeMap<SetId, SetSource>,
 }
 
 impl Policies {
@@ -45,6 +56,58 @@ impl Policies {
             .collect()
     }
 
+    /// Takes in a tier. Every endpoint may have it in its program.
+    pub(crate) fn update_tier(&mut self, key: &Key, value: Option<&Value>) {
+        self.problems.remove(key);
+        let tier = value.map(|value| Resource::read(key, value));
+        let known = match tier {
+            Some(Ok(Resource::Tier(tier))) => {
+                let end = match tier.spec.default_action.unwrap_or_default() {
+                    TierDefault::Deny => EndOfTier::Deny,
+                    TierDefault::Pass => EndOfTier::Pass,
+                };
+                Some((tier.spec.order, end))
+            }
+            Some(other) => {
+                let problem = format!(
+                    "{other:?}; the tier comes where it stands, if that can be read, and ends with Deny"
+                );
+                self.problems.insert(key.clone(), problem);
+                let order = value.and_then(|value| value.pointer("/spec/order")).and_then(Value::as_f64);
+                Some((order, EndOfTier::Deny))
+            }
+            None => None,
+        };
+        match known {
+            Some(known) => drop(self.tiers.insert(key.name.clone(), known)),
+            None => drop(self.tiers.remove(&key.name)),
+        }
+    }
+
+    /// Takes in a profile. One that cannot be understood denies everything.
+    pub(crate) fn update_profile(&mut self, key: &Key, value: Option<&Value>) {
+        self.problems.remove(key);
+        self.profiles.remove(&key.name);
+        let profile = match value.map(|value| Resource::read(key, value)) {
+            None => return,
+            Some(Ok(Resource::Profile(profile))) => {
+                let (rules, sets) = compile_profile(&profile);
+                CompiledProfile { rules: Arc::new(rules), sets }
+            }
+            Some(other) => {
+                self.problems.insert(key.clone(), format!("{other:?}; it denies everything"));
+                let deny = vec![Rule::all(Action::Deny)];
+                let rules = PolicyRules { ingress: deny.clone(), egress: deny };
+                CompiledProfile { rules: Arc::new(rules), sets: BTreeMap::new() }
+            }
+        };
+        self.profiles.insert(key.name.clone(), profile);
+    }
+
+    pub(crate) fn has_profile(&self, name: &str) -> bool {
+        self.profiles.contains_key(name)
+    }
+
     /// The tiers that apply to an endpoint with these labels: for packets into it, and out of it.
     pub(crate) fn tiers_of(&self, labels: &impl Labels) -> (Vec<TierProgram>, Vec<TierProgram>) {
         let mut selected: Vec<&Compiled> = self
@@ -53,26 +116,55 @@ impl Policies {
             .map(|(_, policy)| policy)
             .filter(|policy| policy.selector.matches(labels))
             .collect();
-        selected.sort_by(|a, b| a.order.cmp(&b.order));
-        let tier = |direction: Direction| {
+        selected.sort_by(|a, b| {
+            self.tier_order(&a.tier).cmp(&self.tier_order(&b.tier)).then_with(|| a.order.cmp(&b.order))
+        });
+        let tiers = |direction: Direction| {
             let speaks = |policy: &&&Compiled| match direction {
                 Direction::Ingress => policy.ingress,
                 Direction::Egress => policy.egress,
             };
-            let policies: Vec<PolicyId> =
-                selected.iter().filter(speaks).map(|policy| policy.id.clone()).collect();
             // A tier counts only where a policy of it applies (semantics 8).
-            if policies.is_empty() {
-                return Vec::new();
+            let mut tiers: Vec<TierProgram> = Vec::new();
+            for policy in selected.iter().filter(speaks) {
+                match tiers.last_mut().filter(|tier| tier.name == policy.tier) {
+                    Some(tier) => tier.policies.push(policy.id.clone()),
+                    None => tiers.push(TierProgram {
+                        name: policy.tier.clone(),
+                        policies: vec![policy.id.clone()],
+                        end: self.end_of(&policy.tier),
+                    }),
+                }
             }
-            vec![TierProgram { name: "default".to_owned(), policies, end: EndOfTier::Deny }]
+            tiers
         };
-        (tier(Direction::Ingress), tier(Direction::Egress))
+        (tiers(Direction::Ingress), tiers(Direction::Egress))
+    }
+
+    /// Known tiers before unknown ones, by order (absent is last), then by name (semantics 7).
+    fn tier_order<'a>(&self, name: &'a str) -> (bool, TierPlace, &'a str) {
+        let known = self.tiers.get(name).map(|(order, _)| *order);
+        let well_known =
+            || WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, order, _)| Some(*order));
+        let order = known.or_else(well_known);
+        (order.is_none(), TierPlace(order.flatten().unwrap_or(f64::INFINITY)), name)
+    }
+
+    fn end_of(&self, name: &str) -> EndOfTier {
+        let well_known = || WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, _, end)| *end);
+        match (self.tiers.get(name), well_known()) {
+            (Some((_, end)), _) => *end,
+            (None, Some(TierDefault::Pass)) => EndOfTier::Pass,
+            (None, _) => EndOfTier::Deny,
+        }
     }
 
     /// The rules of a policy or profile, and what the sets are that they name.
     pub(crate) fn rules(&self, id: &PolicyId) -> (Arc<PolicyRules>, BTreeMap<SetId, SetSource>) {
         if id.kind == PolicyKind::Profile {
+            if let Some(profile) = self.profiles.get(&id.name) {
+                return (profile.rules.clone(), profile.sets.clone());
+            }
             let namespace = id.name.strip_prefix("kns.").unwrap_or(&id.name);
             return (Arc::new(namespace_profile(namespace).1), BTreeMap::new());
         }
@@ -83,11 +175,32 @@ impl Policies {
     }
 
     pub(crate) fn findings(&self) -> impl Iterator<Item = Finding> {
-        self.compiled.values().filter_map(|(key, policy)| {
+        let others =
+            self.problems.iter().map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() });
+        let policies = self.compiled.values().filter_map(|(key, policy)| {
             let problem = policy.not_understood.as_ref()?;
             let problem =
                 format!("{problem}; it denies everything, at its place, to the endpoints that it selects");
             Some(Finding { key: key.clone(), problem })
-        })
+        });
+        policies.chain(others)
+    }
+}
+
+/// The order of a tier, totally ordered.
+#[derive(PartialEq)]
+struct TierPlace(f64);
+
+impl Eq for TierPlace {}
+
+impl PartialOrd for TierPlace {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for TierPlace {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
     }
 }

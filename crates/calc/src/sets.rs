@@ -8,7 +8,7 @@ use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::SetSource;
 use tortie_policy::program::{Member, SetId, SetKind};
 
-use crate::cluster::{Cluster, KnownEndpoint, NamedPort};
+use crate::cluster::{Cluster, NamedPort, Subject};
 
 #[derive(Default)]
 pub(crate) struct Sets {
@@ -17,7 +17,7 @@ pub(crate) struct Sets {
 
 struct ActiveSet {
     source: SetSource,
-    /// What each endpoint contributes.
+    /// What each endpoint and network set contributes.
     contributions: BTreeMap<Key, Vec<Member>>,
     /// How many endpoints contribute each member: two pods may have one address for a moment.
     counts: BTreeMap<Member, usize>,
@@ -26,11 +26,11 @@ struct ActiveSet {
 }
 
 impl Sets {
-    /// Takes in that an endpoint came, went, or has other labels or addresses.
-    pub(crate) fn endpoint_changed(&mut self, key: &Key, cluster: &Cluster) {
-        let endpoint = cluster.endpoint(key);
+    /// Takes in that an endpoint or network set came, went, or has other labels or addresses.
+    pub(crate) fn subject_changed(&mut self, key: &Key, cluster: &Cluster) {
+        let subject = cluster.subject(key);
         for set in self.active.values_mut() {
-            set.contribute(key, endpoint);
+            set.contribute(key, subject);
         }
     }
 
@@ -58,14 +58,14 @@ impl ActiveSet {
     fn new(source: SetSource, cluster: &Cluster) -> Self {
         let (contributions, counts, touched) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         let mut set = Self { source, contributions, counts, touched };
-        for (key, endpoint) in cluster.endpoints() {
-            set.contribute(key, Some(endpoint));
+        for (key, subject) in cluster.subjects() {
+            set.contribute(key, Some(subject));
         }
         set
     }
 
-    fn contribute(&mut self, key: &Key, endpoint: Option<&KnownEndpoint>) {
-        let new = endpoint.map_or_else(Vec::new, |endpoint| self.members_of(endpoint));
+    fn contribute(&mut self, key: &Key, subject: Option<Subject<'_>>) {
+        let new = subject.map_or_else(Vec::new, |subject| self.members_of(subject));
         for member in &new {
             *self.counts.entry(*member).or_default() += 1;
         }
@@ -87,13 +87,20 @@ impl ActiveSet {
         self.touched.extend(new);
     }
 
-    /// What an endpoint contributes.
-    fn members_of(&self, endpoint: &KnownEndpoint) -> Vec<Member> {
-        match &self.source {
-            SetSource::Selector(selector) if selector.matches(&endpoint.labels) => {
+    /// What an endpoint or a network set contributes.
+    fn members_of(&self, subject: Subject<'_>) -> Vec<Member> {
+        let (SetSource::Selector(selector) | SetSource::NamedPort { selector, .. }) = &self.source;
+        if !selector.matches(subject.labels()) {
+            return Vec::new();
+        }
+        match (&self.source, subject) {
+            (SetSource::Selector(_), Subject::Endpoint(endpoint)) => {
                 endpoint.addresses.iter().map(|address| Member::Net(IpNet::from(*address))).collect()
             }
-            SetSource::NamedPort { selector, protocol, name } if selector.matches(&endpoint.labels) => {
+            (SetSource::Selector(_), Subject::NetworkSet { nets, .. }) => {
+                nets.iter().copied().map(Member::Net).collect()
+            }
+            (SetSource::NamedPort { protocol, name, .. }, Subject::Endpoint(endpoint)) => {
                 let ports = endpoint.ports.iter().filter(|port| port.name == *name);
                 let ports = ports.filter(|port| protocol.is_none_or(|protocol| protocol == port.protocol));
                 let member = |port: &NamedPort| {
@@ -108,7 +115,8 @@ impl ActiveSet {
                 let members: BTreeSet<Member> = ports.flat_map(member).collect();
                 members.into_iter().collect()
             }
-            _ => Vec::new(),
+            // A network declares no ports.
+            (SetSource::NamedPort { .. }, Subject::NetworkSet { .. }) => Vec::new(),
         }
     }
 

@@ -2,7 +2,7 @@
 //! changes something, and names nothing that does not exist yet.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -13,8 +13,12 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Resource};
 use tortie_calc::Calc;
 use tortie_dataplane::{Delta, Endpoint, EndpointId, NodeState, RouteTarget};
-use tortie_policy::program::{EndOfTier, EndpointProgram, Member, PolicyId, SetKind, TierProgram};
-use tortie_policy::{Compiled, SetSource, compile, endpoint_labels, namespace_profile};
+use tortie_policy::program::{
+    EndOfTier, EndpointProgram, Member, PolicyId, PolicyKind, SetId, SetKind, TierProgram,
+};
+use tortie_policy::{
+    Compiled, SetSource, compile, compile_profile, endpoint_labels, namespace_profile, network_set_labels,
+};
 
 const NODE: &str = "n0";
 type Objects = BTreeMap<Key, Value>;
@@ -28,67 +32,98 @@ fn from_scratch(objects: &Objects) -> NodeState {
         Some(labels.into_iter().map(|(k, v)| (k, v.as_str().unwrap().to_owned())).collect::<BTreeMap<_, _>>())
     };
     let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
+    let profile_of = |name: &String| match objects.get(&Key::global(Kind::Profile, name)) {
+        Some(value) => match Resource::read(&Key::global(Kind::Profile, name), value) {
+            Ok(Resource::Profile(profile)) => Some(profile),
+            other => panic!("{other:?}"),
+        },
+        None => None,
+    };
     let mut pods = Vec::new();
+    let mut network_sets = Vec::new();
     for (key, value) in objects {
-        let Ok(Resource::WorkloadEndpoint(endpoint)) = Resource::read(key, value) else { continue };
-        let account = endpoint.spec.service_account_name.clone();
         let namespace_labels = labels_of(Kind::Namespace, "", &key.namespace);
-        let account_labels = labels_of(Kind::ServiceAccount, &key.namespace, &account);
-        let labels = endpoint_labels(
-            &endpoint.metadata.labels,
-            (&key.namespace, namespace_labels.as_ref()),
-            (&account, account_labels.as_ref()),
-        );
-        pods.push((key.clone(), endpoint.spec, labels));
-    }
-    for (key, spec, labels) in pods.iter().filter(|(_, spec, _)| spec.node == NODE) {
-        let mut selected: Vec<_> = policies.iter().filter(|policy| policy.selector.matches(labels)).collect();
-        selected.sort_by(|a, b| a.order.cmp(&b.order));
-        let tier = |policies: Vec<PolicyId>| {
-            let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
-            if tier.policies.is_empty() { vec![] } else { vec![tier] }
-        };
-        let ids = |speaks: &dyn Fn(&Compiled) -> bool| {
-            selected
-                .iter()
-                .filter(|policy| speaks(policy))
-                .map(|policy| policy.id.clone())
-                .collect::<Vec<_>>()
-        };
-        let (ingress, egress) = (ids(&|policy| policy.ingress), ids(&|policy| policy.egress));
-        let mut profiles = Vec::new();
-        if objects.contains_key(&Key::global(Kind::Namespace, &key.namespace)) {
-            let (id, rules) = namespace_profile(&key.namespace);
-            state.policies.insert(id.clone(), Arc::new(rules));
-            profiles.push(id);
+        match Resource::read(key, value) {
+            Ok(Resource::WorkloadEndpoint(endpoint)) => {
+                let account = endpoint.spec.service_account_name.clone();
+                let account_labels = labels_of(Kind::ServiceAccount, &key.namespace, &account);
+                let inherited: Vec<_> = endpoint
+                    .spec
+                    .profiles
+                    .iter()
+                    .filter_map(profile_of)
+                    .map(|profile| profile.spec.labels_to_apply)
+                    .collect();
+                let labels = endpoint_labels(
+                    &endpoint.metadata.labels,
+                    (&key.namespace, namespace_labels.as_ref()),
+                    (&account, account_labels.as_ref()),
+                    inherited.iter(),
+                );
+                pods.push((key.clone(), endpoint.spec, labels));
+            }
+            Ok(Resource::NetworkSet(set)) => {
+                let labels = network_set_labels(
+                    &set.metadata.labels,
+                    Some((&key.namespace, namespace_labels.as_ref())),
+                );
+                network_sets.push((labels, set.spec.nets));
+            }
+            Ok(Resource::GlobalNetworkSet(set)) => {
+                network_sets.push((network_set_labels(&set.metadata.labels, None), set.spec.nets));
+            }
+            _ => {}
         }
-        for policy in &policies {
-            if !ingress.contains(&policy.id) && !egress.contains(&policy.id) {
+    }
+    let name_sets = |sets: &BTreeMap<SetId, SetSource>, state: &mut NodeState| {
+        for (id, source) in sets {
+            let entry = match source {
+                SetSource::Selector(selector) => {
+                    let addresses = pods.iter().filter(|(_, _, labels)| selector.matches(labels));
+                    let addresses = addresses
+                        .flat_map(|(_, spec, _)| spec.ip_networks.iter().map(|net| IpNet::from(net.addr())));
+                    let nets = network_sets.iter().filter(|(labels, _)| selector.matches(labels));
+                    let nets = nets.flat_map(|(_, nets)| nets.iter().map(|net| net.0));
+                    (SetKind::Nets, addresses.chain(nets).map(Member::Net).collect())
+                }
+                named => (
+                    SetKind::AddressPorts,
+                    pods.iter()
+                        .flat_map(|(_, spec, labels)| named_port_members(named, spec, labels))
+                        .collect(),
+                ),
+            };
+            state.sets.insert(id.clone(), entry);
+        }
+    };
+    for (key, spec, labels) in pods.iter().filter(|(_, spec, _)| spec.node == NODE) {
+        let (ingress, egress) = (
+            tiers_from_scratch(objects, &policies, labels, |policy| policy.ingress),
+            tiers_from_scratch(objects, &policies, labels, |policy| policy.egress),
+        );
+        let mut profiles = Vec::new();
+        for name in &spec.profiles {
+            let id = PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: name.clone() };
+            if let Some(profile) = profile_of(name) {
+                let (rules, sets) = compile_profile(&profile);
+                state.policies.insert(id.clone(), Arc::new(rules));
+                name_sets(&sets, &mut state);
+            } else if *name == format!("kns.{}", key.namespace)
+                && objects.contains_key(&Key::global(Kind::Namespace, &key.namespace))
+            {
+                state.policies.insert(id.clone(), Arc::new(namespace_profile(&key.namespace).1));
+            } else {
                 continue;
             }
+            profiles.push(id);
+        }
+        let program = EndpointProgram { ingress, egress, profiles };
+        for policy in policies.iter().filter(|policy| program.policy_ids().any(|id| *id == policy.id)) {
             state.policies.insert(policy.id.clone(), policy.rules.clone());
-            for (id, source) in &policy.sets {
-                let SetSource::Selector(selector) = source else {
-                    let members = pods
-                        .iter()
-                        .flat_map(|(_, spec, labels)| named_port_members(source, spec, labels))
-                        .collect();
-                    state.sets.insert(id.clone(), (SetKind::AddressPorts, members));
-                    continue;
-                };
-                let members: BTreeSet<Member> = pods
-                    .iter()
-                    .filter(|(_, _, labels)| selector.matches(labels))
-                    .flat_map(|(_, spec, _)| {
-                        spec.ip_networks.iter().map(|net| Member::Net(IpNet::from(net.addr())))
-                    })
-                    .collect();
-                state.sets.insert(id.clone(), (SetKind::Nets, members));
-            }
+            name_sets(&policy.sets, &mut state);
         }
         let id =
             EndpointId { namespace: key.namespace.clone(), pod: spec.pod.clone(), interface: "eth0".into() };
-        let program = EndpointProgram { ingress: tier(ingress), egress: tier(egress), profiles };
         let addresses = spec.ip_networks.iter().map(IpNet::addr).collect();
         let endpoint = Endpoint {
             container_id: spec.container_id.clone(),
@@ -101,6 +136,40 @@ fn from_scratch(objects: &Objects) -> NodeState {
     }
     network_from_scratch(objects, &mut state);
     state
+}
+
+/// Tier by tier: those that are stored by order, then `default` where it is not stored, then the unknown.
+fn tiers_from_scratch(
+    objects: &Objects,
+    policies: &[Compiled],
+    labels: &BTreeMap<String, String>,
+    speaks: impl Fn(&Compiled) -> bool,
+) -> Vec<TierProgram> {
+    let mut names: Vec<&str> = policies.iter().map(|policy| policy.tier.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let described = |name: &str| match objects.get(&Key::global(Kind::Tier, name)) {
+        Some(tier) => Some((
+            tier["spec"]["order"].as_f64().unwrap_or(f64::INFINITY),
+            tier["spec"]["defaultAction"] == "Pass",
+        )),
+        None if name == "default" => Some((1e6, false)),
+        None => None,
+    };
+    let place = |name: &&str| described(name).map_or(f64::NAN, |(order, _)| order);
+    // NaN sorts after infinity: unknown tiers come last.
+    names.sort_by(|a, b| place(a).total_cmp(&place(b)).then(a.cmp(b)));
+    let tier = |name: &str| {
+        let applies =
+            |policy: &&Compiled| policy.tier == name && speaks(policy) && policy.selector.matches(labels);
+        let mut selected: Vec<&Compiled> = policies.iter().filter(applies).collect();
+        selected.sort_by(|a, b| a.order.cmp(&b.order));
+        let end =
+            if described(name).is_some_and(|(_, pass)| pass) { EndOfTier::Pass } else { EndOfTier::Deny };
+        let policies: Vec<PolicyId> = selected.iter().map(|policy| policy.id.clone()).collect();
+        (!policies.is_empty()).then(|| TierProgram { name: name.to_owned(), policies, end })
+    };
+    names.into_iter().filter_map(tier).collect()
 }
 
 fn named_port_members(
@@ -250,7 +319,7 @@ fn object() -> impl Strategy<Value = (Key, Value)> {
                     "serviceAccountName": account, "interfaceName": format!("cali{pod}"),
                     "ports": [{"name": "web", "protocol": "TCP", "port": 80 + u16::from(address)}, {"name": "dns", "protocol": "UDP", "port": 53},
                         {"name": "dns", "protocol": "TCP", "port": 53}, {"protocol": "TCP", "port": 1}],
-                    "ipNetworks": [format!("10.0.0.{address}/32")], "profiles": [format!("kns.{ns}"), format!("ksa.{ns}.{account}")],
+                    "ipNetworks": [format!("10.0.0.{address}/32")], "profiles": [format!("kns.{ns}"), format!("ksa.{ns}.{account}"), "prof0"],
                 },
             });
             (Key::namespaced(Kind::WorkloadEndpoint, ns, name), value)
@@ -275,9 +344,10 @@ fn object() -> impl Strategy<Value = (Key, Value)> {
         prop::option::of(0..3_u8),
         any::<bool>(),
     );
-    let policy = (spec, name("ns", 2), name("p", 2), any::<bool>()).prop_map(|((selector, rules, order, egress), ns, name, global)| {
+    let tier_name = prop::sample::select(vec!["default", "t0", "t1", "never-stored"]);
+    let policy = (spec, name("ns", 2), name("p", 2), any::<bool>(), tier_name).prop_map(|((selector, rules, order, egress), ns, name, global, tier)| {
         let direction = if egress { "egress" } else { "ingress" };
-        let value = json!({"metadata": {"name": name}, "spec": {"selector": selector, "order": order, direction: rules}});
+        let value = json!({"metadata": {"name": name}, "spec": {"tier": tier, "selector": selector, "order": order, direction: rules}});
         let key = if global { Key::global(Kind::GlobalNetworkPolicy, name) } else { Key::namespaced(Kind::NetworkPolicy, ns, name) };
         (key, value)
     });
@@ -304,11 +374,33 @@ fn object() -> impl Strategy<Value = (Key, Value)> {
         });
         (Key::global(Kind::IpamBlock, cidr), value)
     });
+    let tier = (name("t", 2), prop::option::of(0..3_u8), any::<bool>()).prop_map(|(name, order, pass)| {
+        let action = if pass { "Pass" } else { "Deny" };
+        let value = json!({"metadata": {"name": name}, "spec": {"order": order, "defaultAction": action}});
+        (Key::global(Kind::Tier, name), value)
+    });
+    let profile = (name("prof", 2), labels(), entity(), prop::sample::select(vec!["Allow", "Deny"]))
+        .prop_map(|(name, labels, source, action)| {
+            let spec = json!({"labelsToApply": labels, "ingress": [{"action": action, "source": source}]});
+            (Key::global(Kind::Profile, &name), json!({"metadata": {"name": name}, "spec": spec}))
+        });
+    let network_set = (name("ns", 2), name("set", 2), labels(), any::<bool>(), 0..4_u8).prop_map(
+        |(ns, name, labels, global, number)| {
+            let nets = json!(["10.0.0.0/30", format!("10.0.0.{number}/32"), "fd00::/64"]);
+            let value = json!({"metadata": {"name": name, "labels": labels}, "spec": {"nets": nets}});
+            let key = if global {
+                Key::global(Kind::GlobalNetworkSet, name)
+            } else {
+                Key::namespaced(Kind::NetworkSet, ns, name)
+            };
+            (key, value)
+        },
+    );
     let pool = Just((
         Key::global(Kind::IpPool, "pool"),
         json!({"metadata": {"name": "pool"}, "spec": {"cidr": "10.0.0.0/16", "vxlanMode": "Always"}}),
     ));
-    prop_oneof![2 => namespace, 1 => account, 5 => endpoint, 4 => policy, 2 => kubernetes, 2 => node, 2 => block, 1 => pool]
+    prop_oneof![2 => namespace, 1 => account, 5 => endpoint, 4 => policy, 2 => kubernetes, 2 => node, 2 => block, 1 => pool, 3 => prop_oneof![tier, profile, network_set]]
 }
 
 #[derive(Debug, Clone)]

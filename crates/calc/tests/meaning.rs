@@ -42,6 +42,7 @@ fn cluster(policies: &str) -> Calc {
             "spec": {
                 "node": "n", "pod": name, "endpoint": "eth0", "serviceAccountName": account, "ipNetworks": [format!("{address}/32")],
                 "profiles": [format!("kns.{namespace}")],
+                "ports": [{"name": "sql", "protocol": "TCP", "port": if name == "copy" { 5433 } else { 5432 }}],
             },
         });
         let key = tortie_api::calico::WorkloadEndpoint::name_for("n", name, "eth0");
@@ -96,6 +97,10 @@ fn calico(namespace: &str, name: &str, spec: &str) -> String {
     format!(
         "---\napiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}{namespace}}}\nspec: {spec}\n"
     )
+}
+
+fn tier(name: &str, spec: &str) -> String {
+    format!("---\napiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }
 
 fn kubernetes(namespace: &str, spec: &str) -> String {
@@ -234,6 +239,47 @@ fn cases() -> Vec<Case> {
             policies: calico("web", "p", "{selector: app == 'front', types: [Egress]}"),
             allowed: &["db/main > web/front tcp/1"],
             denied: &["web/front > db/main tcp/1", "web/front > outside tcp/1"],
+        },
+        Case {
+            what: "tiers by order; Pass goes on to the next; the end of a tier denies or passes; profiles last (7, 8)",
+            policies: tier("first", "{order: 1, defaultAction: Pass}")
+                + &tier("second", "{order: 2}")
+                + &calico("db", "second.p", "{tier: second, selector: app == 'db', ingress: [{action: Allow, protocol: TCP, destination: {ports: [2]}}, {action: Pass, protocol: TCP, destination: {ports: [3]}}]}")
+                + &calico("db", "first.p", "{tier: first, order: 9, selector: app == 'db', ingress: [{action: Deny, protocol: TCP, destination: {ports: [1]}}, {action: Allow, protocol: TCP, destination: {ports: [4]}}]}")
+                + &calico("db", "last", "{selector: tier == 'main', ingress: [{action: Deny, source: {selector: app == 'db'}}, {action: Pass}]}"),
+            allowed: &["web/front > db/main tcp/2", "web/front > db/main tcp/3", "web/front > db/main tcp/4", "web/front > db/copy tcp/3"],
+            denied: &["web/front > db/main tcp/1", "web/front > db/main tcp/5", "db/copy > db/main tcp/3", "web/front > db/copy udp/3"],
+        },
+        Case {
+            what: "a tier that nobody described comes last and ends with Deny; a policy of a tier counts only where it applies (8)",
+            policies: calico("db", "p", "{selector: tier == 'main', ingress: [{action: Pass, protocol: TCP}]}")
+                + &calico("db", "x.p", "{tier: x, ingress: [{action: Allow, protocol: TCP, destination: {ports: [1]}}]}"),
+            allowed: &["web/front > db/main tcp/1", "web/front > db/copy tcp/1"],
+            denied: &["web/front > db/main tcp/2", "web/front > db/main udp/1", "web/front > db/copy tcp/2"],
+        },
+        Case {
+            what: "network sets by label, of a namespace and of none; global() (13)",
+            policies: "---\napiVersion: projectcalico.org/v3\nkind: GlobalNetworkSet\nmetadata: {name: g, labels: {zone: partner}}\nspec: {nets: [203.0.113.0/24]}\n".to_owned()
+                + "---\napiVersion: projectcalico.org/v3\nkind: NetworkSet\nmetadata: {name: n, namespace: web, labels: {zone: office}}\nspec: {nets: [10.0.0.1/32]}\n"
+                + &calico("db", "p", "{selector: tier == 'main', ingress: [{action: Allow, protocol: TCP, source: {namespaceSelector: global(), selector: zone == 'partner'}}, {action: Allow, protocol: UDP, source: {namespaceSelector: team == 'a', selector: zone == 'office'}}]}")
+                + &calico("", "q", "{selector: app == 'db' && !has(tier), ingress: [{action: Allow, source: {selector: has(zone)}}]}"),
+            allowed: &["outside > db/main tcp/1", "web/front > db/main udp/1", "outside > db/copy tcp/1", "web/front > db/copy tcp/1"],
+            denied: &["outside > db/main udp/1", "web/front > db/main tcp/1", "web/back > db/copy tcp/1"],
+        },
+        Case {
+            what: "named ports are the destination's, with its protocol; numbers beside them are alternatives (12)",
+            policies: calico("db", "p", "{ingress: [{action: Allow, protocol: TCP, destination: {ports: [sql, 81]}}, {action: Allow, protocol: UDP, destination: {ports: [sql]}}]}")
+                + &kubernetes("web", "{podSelector: {}, ingress: [{ports: [{port: sql}, {port: none}]}]}"),
+            allowed: &["web/front > db/main tcp/5432", "web/front > db/copy tcp/5433", "web/front > db/main tcp/81", "db/main > web/front tcp/5432"],
+            denied: &["web/front > db/main tcp/5433", "web/front > db/main udp/5432", "web/front > db/main tcp/82", "db/main > web/front tcp/1"],
+        },
+        Case {
+            what: "staged policies have no effect",
+            policies: "---\napiVersion: projectcalico.org/v3\nkind: StagedNetworkPolicy\nmetadata: {name: s, namespace: db}\nspec: {stagedAction: Set, ingress: [{action: Deny}]}\n".to_owned()
+                + "---\napiVersion: projectcalico.org/v3\nkind: StagedGlobalNetworkPolicy\nmetadata: {name: s}\nspec: {types: [Ingress, Egress]}\n"
+                + "---\napiVersion: projectcalico.org/v3\nkind: StagedKubernetesNetworkPolicy\nmetadata: {name: s, namespace: db}\nspec: {stagedAction: Set, podSelector: {}}\n",
+            allowed: &["web/front > db/main tcp/1"],
+            denied: &[],
         },
         Case {
             what: "Kubernetes: empty selectors and peers (10, 11)",

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 /// Prints text as it is.
+#[cfg(feature = "lab")]
 pub(crate) fn text(text: &str) {
     let _ = write!(anstream::stdout(), "{text}");
 }

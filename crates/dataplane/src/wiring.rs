@@ -1,6 +1,7 @@
 //! Connecting one pod: the part of a CNI ADD that touches the operating system before policy does.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use thiserror::Error;
@@ -25,6 +26,9 @@ pub trait PodWiring: Send + Sync {
 
     /// The name that the host's end of this pod's link has or will have.
     fn host_interface(&self, endpoint: &EndpointId, container_id: &str) -> String;
+
+    /// Waits until the interface passes packets, at most so long, and says whether it does.
+    fn wait_until_live(&self, interface: &PodInterface, patience: Duration) -> bool;
 
     /// Whether the pod's interface is there as [`connect`](Self::connect) made it (CNI CHECK).
     ///

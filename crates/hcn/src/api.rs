@@ -151,9 +151,10 @@ pub trait HcnExt: Hcn {
         list(self, Kind::Network, &Query::all())
     }
 
-    /// The network of that name.
+    /// The network of that name, in any case. A filter that HNS ignores gives other networks, too: they are passed over.
     fn network_by_name(&self, name: &str) -> Result<Option<Network>, Error> {
-        Ok(list(self, Kind::Network, &Query::filter("Name", name))?.into_iter().next())
+        let networks: Vec<Network> = list(self, Kind::Network, &Query::filter("Name", name))?;
+        Ok(networks.into_iter().find(|network| network.name.eq_ignore_ascii_case(name)))
     }
 
     /// One network.
@@ -176,10 +177,13 @@ pub trait HcnExt: Hcn {
         delete(self, Kind::Network, id)
     }
 
-    /// The endpoints of a network.
+    /// The endpoints of a network, and of no other, whatever HNS makes of the filter.
     fn endpoints_of_network(&self, network: Guid) -> Result<Vec<Endpoint>, Error> {
         // HNS takes only the v1 name of the member here (hns.md 1.4).
-        list(self, Kind::Endpoint, &Query::filter("VirtualNetwork", &network.to_string()))
+        let query = Query::filter("VirtualNetwork", &network.to_string());
+        let mut endpoints: Vec<Endpoint> = list(self, Kind::Endpoint, &query)?;
+        endpoints.retain(|endpoint| endpoint.host_compute_network == network);
+        Ok(endpoints)
     }
 
     /// One endpoint.

@@ -3,31 +3,57 @@
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 #[cfg(unix)]
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tracing::{debug, warn};
 
 use crate::Hcn;
 use crate::wire::{read_call, write_answer};
 
-/// Serves `hcn` to everyone who connects, until accepting fails. Each connection has a thread of its own, so that a call
-/// that takes long holds up nobody else.
+/// How long accepting rests after a failure: descriptors or memory may be short, and become free when a client goes.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves `hcn` to everyone who connects, until the listener is one no more. Each connection has a thread of its own, so
+/// that a call that takes long holds up nobody else.
 #[cfg(unix)]
 pub fn serve_unix(listener: &UnixListener, hcn: &Arc<dyn Hcn>) -> io::Result<()> {
-    loop {
-        let (stream, _) = listener.accept()?;
-        spawn_connection::<UnixStream>(stream, hcn)?;
-    }
+    serve(|| listener.accept().map(|(stream, _)| stream), hcn)
 }
 
 /// As [`serve_unix`], over TCP: for clients under Wine, which has no Unix sockets. Bind it to the loopback address only.
 pub fn serve_tcp(listener: &TcpListener, hcn: &Arc<dyn Hcn>) -> io::Result<()> {
-    loop {
+    let accept = || {
         let (stream, _) = listener.accept()?;
-        stream.set_nodelay(true)?;
-        spawn_connection::<TcpStream>(stream, hcn)?;
+        // Without it answers are only slower.
+        if let Err(error) = stream.set_nodelay(true) {
+            debug!(%error, "an HCN client's socket keeps its delay");
+        }
+        Ok::<TcpStream, io::Error>(stream)
+    };
+    serve(accept, hcn)
+}
+
+/// What fails for one client is no reason to leave the others alone.
+fn serve<S: Read + Write + Send + 'static>(
+    mut accept: impl FnMut() -> io::Result<S>,
+    hcn: &Arc<dyn Hcn>,
+) -> io::Result<()> {
+    loop {
+        match accept().and_then(|stream| spawn_connection(stream, hcn)) {
+            Ok(()) => {}
+            // The listener does not listen: it never will.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
+            Err(error) => {
+                warn!(%error, "an HCN client could not be served; others are");
+                // A client that gave up is nobody's shortage.
+                if error.kind() != io::ErrorKind::ConnectionAborted {
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
     }
 }
 
@@ -63,9 +89,10 @@ fn answer_calls(stream: &mut (impl Read + Write), hcn: &dyn Hcn) -> io::Result<(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::sync::{Condvar, Mutex};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
     use crate::{Address, Call, Class, Failure, Guid, HResult, HcnExt, Kind, RemoteHcn, Version};
@@ -170,6 +197,27 @@ mod tests {
         // A call that changes something is not repeated: it may have been done.
         let error = hcn.delete_network(Guid::random()).unwrap_err();
         assert_eq!(error.class(), Class::Unavailable);
+    }
+
+    #[test]
+    fn a_failure_to_accept_one_client_does_not_end_the_service() {
+        let (answers, _calls) = Answers::new();
+        let hcn: Arc<dyn Hcn> = answers;
+        let (mut client, served) = UnixStream::pair().unwrap();
+        client.set_read_timeout(Some(DEADLINE)).unwrap();
+        // Too many open files, an aborted connection, a client, and at last a socket that does not listen.
+        let mut accepts = vec![
+            Err(io::Error::from_raw_os_error(24)),
+            Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
+            Ok(served),
+            Err(io::Error::from(io::ErrorKind::InvalidInput)),
+        ]
+        .into_iter();
+        let ended = serve(|| accepts.next().unwrap(), &hcn).unwrap_err();
+        assert_eq!(ended.kind(), io::ErrorKind::InvalidInput);
+        crate::wire::write_call(&mut client, &Call::Version).unwrap();
+        let answer = crate::wire::read_answer(&mut client).unwrap();
+        assert_eq!(Result::from(answer), Ok(r#"{"Major":15,"Minor":4}"#.to_owned()));
     }
 
     #[test]

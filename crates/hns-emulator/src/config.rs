@@ -26,6 +26,9 @@ pub struct Config {
     pub switch_default: DefaultAction,
     /// The same in the node's firewall (ACLs of RuleType Host), if it takes part at all.
     pub host_default: Option<DefaultAction>,
+    /// Whether packets from a tunnel are dropped if their inner source is this node or in its own subnet, where no other
+    /// node has it by a longer route. Nothing else stands in the way of a node that sends in the name of another's pods.
+    pub check_tunnel_sources: bool,
     /// Whether members and values that are not known are refused. HNS itself ignores them.
     pub strict: bool,
 }
@@ -45,6 +48,7 @@ impl Config {
             provider_address,
             switch_default: DefaultAction::DenyBoth,
             host_default: Some(DefaultAction::DenyBoth),
+            check_tunnel_sources: true,
             strict: true,
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
 use jiff::Timestamp;
@@ -13,13 +14,16 @@ use thiserror::Error;
 use tokio::sync::Mutex;
 use tortie_api::calico::IpPool;
 use tortie_api::{Key, Kind, Resource};
-use tortie_store::{Revision, Store, StoreError, Stored};
+use tortie_store::{Revision, Stopped, Store, StoreError, Stored, Write};
 
 use crate::block::{Block, BlockError};
 use crate::records::{Config, Handle};
+use crate::waiting::{Waiter, Waiting};
 
 /// How often a write is tried again because somebody else was faster (Calico's number).
 pub(crate) const RETRIES: usize = 100;
+/// How long what the pools say is believed: a pool that is disabled gives addresses no longer than this.
+const POOLS_FRESH: Duration = Duration::from_secs(5);
 /// How many blocks a node may have where nothing else is set.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
 /// The smallest block of a Windows node: four addresses of it are kept back.
@@ -57,7 +61,7 @@ pub struct Assignment {
 }
 
 /// Why there is no address.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum IpamError {
     /// The store failed.
     #[error(transparent)]
@@ -105,6 +109,39 @@ impl From<(Key, BlockError)> for IpamError {
     }
 }
 
+/// The block that gave the last address, and for which requests the pools allow it.
+#[derive(Default)]
+struct AtHand {
+    block: Option<(Revision, Block)>,
+    checked: Option<Checked>,
+}
+
+/// That the pools, when they were last read, allowed a block for requests of this sort.
+struct Checked {
+    intended_use: Use,
+    namespace_labels: BTreeMap<String, String>,
+    block: Ipv4Net,
+    at: Instant,
+}
+
+impl Checked {
+    fn now(request: &Request, block: Ipv4Net) -> Self {
+        let (intended_use, namespace_labels) = (request.intended_use, request.namespace_labels.clone());
+        Self { intended_use, namespace_labels, block, at: Instant::now() }
+    }
+}
+
+impl AtHand {
+    /// Whether the request may have an address of the block at hand, without reading the pools again.
+    fn serves(&self, request: &Request) -> bool {
+        let (Some((_, block)), Some(checked)) = (&self.block, &self.checked) else { return false };
+        checked.block == block.cidr
+            && checked.intended_use == request.intended_use
+            && checked.namespace_labels == request.namespace_labels
+            && checked.at.elapsed() < POOLS_FRESH
+    }
+}
+
 /// The addresses of one node.
 pub struct Ipam {
     pub(crate) store: Arc<dyn Store>,
@@ -112,7 +149,9 @@ pub struct Ipam {
     pub(crate) windows: bool,
     node_labels: BTreeMap<String, String>,
     /// The block that gave the last address, so that the next one costs one write and no read.
-    current: Mutex<Option<(Revision, Block)>>,
+    current: Mutex<AtHand>,
+    /// Requests that wait for the block, which serves all of them at once.
+    waiting: Waiting,
 }
 
 impl Ipam {
@@ -123,24 +162,105 @@ impl Ipam {
         node_labels: BTreeMap<String, String>,
     ) -> Self {
         let windows = node_labels.get("kubernetes.io/os").is_some_and(|os| os == "windows");
-        Self { store, node: node.into(), windows, node_labels, current: Mutex::new(None) }
+        let (current, waiting) = (Mutex::default(), Waiting::default());
+        Self { store, node: node.into(), windows, node_labels, current, waiting }
     }
 
     /// Assigns an address. The handle is counted first, so that whatever happens next, releasing it frees everything.
+    /// Requests that come while another one is served are then served together, by one write of the block.
     ///
     /// # Errors
     /// There is none to be had, or the store failed; then nothing is assigned that releasing the handle does not free.
     pub async fn assign(&self, request: &Request) -> Result<Assignment, IpamError> {
-        let mut current = self.current.lock().await;
-        if let Some((revision, block)) = current.take()
-            && let Some(known) = self.assign_from(revision, block, request, &mut current).await?
+        loop {
+            let mut answer = self.waiting.join(request);
+            let mut current = self.current.lock().await;
+            if let Some(answer) = answer.take() {
+                return answer;
+            }
+            // Nobody has taken this request along. (If somebody did and was cancelled, it joins again.)
+            let together = self.waiting.take_all();
+            let alone = self.assign_together(together, &mut current).await;
+            for waiter in alone {
+                let answer = self.assign_alone(&waiter.request, &mut current).await;
+                waiter.answer(answer);
+            }
+            if let Some(answer) = answer.take() {
+                return answer;
+            }
+        }
+    }
+
+    /// Serves requests from the block at hand, and gives those back that it cannot serve.
+    async fn assign_together(&self, waiters: Vec<Waiter>, current: &mut AtHand) -> Vec<Waiter> {
+        let (waiters, mut alone): (Vec<_>, Vec<_>) =
+            waiters.into_iter().partition(|waiter| current.serves(&waiter.request));
+        let Some((revision, block)) = current.block.take_if(|_| !waiters.is_empty()) else { return alone };
+        let mut changed = block.clone();
+        let mut served = Vec::new();
+        for waiter in waiters {
+            match changed.assign(&waiter.request.handle, &waiter.request.owner) {
+                Some(address) => served.push((waiter, address)),
+                None => alone.push(waiter),
+            }
+        }
+        let cidr = block.cidr;
+        let written = self.write_together(&served, &changed, revision).await;
+        match written {
+            Ok(revision) => {
+                current.block = Some((revision, changed));
+                for (waiter, address) in served {
+                    waiter.answer(Ok(Assignment { address, block: cidr }));
+                }
+                return alone;
+            }
+            // The handle has an address, perhaps: each is looked at by itself.
+            Err(IpamError::Store(StoreError::AlreadyExists(_))) => current.block = Some((revision, block)),
+            Err(IpamError::Store(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
+            Err(error) => {
+                served.into_iter().for_each(|(waiter, _)| waiter.answer(Err(error.clone())));
+                return alone;
+            }
+        }
+        served.into_iter().map(|(waiter, _)| waiter).chain(alone).collect()
+    }
+
+    /// Writes the handles, and then the block.
+    async fn write_together(
+        &self,
+        served: &[(Waiter, Ipv4Addr)],
+        block: &Block,
+        revision: Revision,
+    ) -> Result<Revision, IpamError> {
+        if served.is_empty() {
+            return Ok(revision);
+        }
+        let cidr = block.cidr.to_string();
+        let mut writes = Vec::with_capacity(served.len() + 1);
+        for (waiter, _) in served {
+            let key = Key::global(Kind::IpamHandle, &waiter.request.handle);
+            let handle = Handle { block: BTreeMap::from([(cidr.clone(), 1)]), ..Handle::default() };
+            writes.push(Write::Create(key.clone(), to_value(&key, &handle)?));
+        }
+        let key = Key::global(Kind::IpamBlock, cidr);
+        writes.push(Write::Update(key.clone(), to_value(&key, block)?, revision));
+        let revisions = self.store.write_all(writes).await.map_err(|stopped| stopped.error)?;
+        Ok(revisions.last().copied().unwrap_or(revision))
+    }
+
+    /// Serves one request, from any block that the node has or can have.
+    async fn assign_alone(&self, request: &Request, current: &mut AtHand) -> Result<Assignment, IpamError> {
+        if current.serves(request)
+            && let Some((revision, block)) = current.block.take()
+            && let Some(known) = self.assign_from(revision, block, request, current).await?
         {
             return Ok(known);
         }
         let pools = self.pools(request).await?;
         for _ in 0..RETRIES {
             let (revision, block) = self.block_with_room(&pools).await?;
-            if let Some(assignment) = self.assign_from(revision, block, request, &mut current).await? {
+            current.checked = Some(Checked::now(request, block.cidr));
+            if let Some(assignment) = self.assign_from(revision, block, request, current).await? {
                 return Ok(assignment);
             }
         }
@@ -191,21 +311,35 @@ impl Ipam {
     pub async fn release(&self, handle: &str) -> Result<Vec<Ipv4Addr>, IpamError> {
         let key = Key::global(Kind::IpamHandle, handle);
         let Some((_, record)) = self.read::<Handle>(&key).await? else { return Ok(Vec::new()) };
-        let mut released = Vec::new();
-        for cidr in record.block.keys() {
-            released.extend(self.release_from(&Key::global(Kind::IpamBlock, cidr), handle).await?);
+        let (mut released, mut forgotten) = (Vec::new(), false);
+        let blocks = record.block.len();
+        for (number, cidr) in record.block.keys().enumerate() {
+            // The handle goes behind the last address: as long as one is taken, its handle is there.
+            let last = (number + 1 == blocks).then_some(&key);
+            let some = self.release_from(&Key::global(Kind::IpamBlock, cidr), handle, last).await?;
+            forgotten = last.is_some() && !some.is_empty();
+            released.extend(some);
         }
-        // Only now: as long as an address is taken, its handle is there.
+        if forgotten {
+            return Ok(released);
+        }
         match self.store.delete(&key, None).await {
             Ok(_) | Err(StoreError::NotFound(_)) => Ok(released),
             Err(error) => Err(error.into()),
         }
     }
 
-    async fn release_from(&self, key: &Key, handle: &str) -> Result<Vec<Ipv4Addr>, IpamError> {
+    /// Gives back the handle's addresses of one block. If there are any, and it is the `last` block that has some, the
+    /// handle's record goes with them.
+    async fn release_from(
+        &self,
+        key: &Key,
+        handle: &str,
+        last: Option<&Key>,
+    ) -> Result<Vec<Ipv4Addr>, IpamError> {
         let mut current = self.current.lock().await;
         for _ in 0..RETRIES {
-            let cached = current.take().filter(|(_, block)| block.cidr.to_string() == key.name);
+            let cached = current.block.take().filter(|(_, block)| block.cidr.to_string() == key.name);
             let found = match cached {
                 Some(found) => Some(found),
                 None => self.read_block(key).await?,
@@ -215,15 +349,23 @@ impl Ipam {
             if released.is_empty() {
                 return Ok(Vec::new());
             }
-            match self.store.update(key, to_value(key, &block)?, revision).await {
-                Ok(stored) => {
-                    *current =
-                        Some((stored.revision, block)).filter(|(_, block)| block.belongs_to(&self.node));
-                    return Ok(released);
-                }
-                Err(StoreError::Conflict(_)) => {}
-                Err(StoreError::NotFound(_)) => return Ok(Vec::new()),
-                Err(error) => return Err(error.into()),
+            let update = Write::Update(key.clone(), to_value(key, &block)?, revision);
+            let forget = last.map(|handle| Write::Delete(handle.clone(), None));
+            let written = self.store.write_all(std::iter::once(update).chain(forget).collect()).await;
+            let (done, refusal) = match written {
+                Ok(done) => (done, None),
+                Err(Stopped { done, error }) => (done, Some(error)),
+            };
+            if let Some(revision) = done.first() {
+                current.block = Some((*revision, block)).filter(|(_, block)| block.belongs_to(&self.node));
+            }
+            match (done.is_empty(), refusal) {
+                (_, None) => return Ok(released),
+                (true, Some(StoreError::Conflict(_))) => {}
+                (true, Some(StoreError::NotFound(_))) => return Ok(Vec::new()),
+                // Somebody else has deleted the record in between.
+                (false, Some(StoreError::NotFound(_))) => return Ok(released),
+                (_, Some(error)) => return Err(error.into()),
             }
         }
         Err(IpamError::Contended(key.clone()))
@@ -236,18 +378,18 @@ impl Ipam {
         revision: Revision,
         mut block: Block,
         request: &Request,
-        current: &mut Option<(Revision, Block)>,
+        current: &mut AtHand,
     ) -> Result<Option<Assignment>, IpamError> {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
         if let Some(known) = self.count_handle(request, &cidr.to_string()).await? {
-            *current = Some((revision, block));
+            current.block = Some((revision, block));
             return Ok(Some(known));
         }
         let Some(address) = block.assign(&request.handle, &request.owner) else { return Ok(None) };
         match self.store.update(&key, to_value(&key, &block)?, revision).await {
             Ok(stored) => {
-                *current = Some((stored.revision, block));
+                current.block = Some((stored.revision, block));
                 Ok(Some(Assignment { address, block: cidr }))
             }
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),

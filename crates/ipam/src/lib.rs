@@ -9,6 +9,7 @@ mod block;
 mod claim;
 mod driver;
 mod records;
+mod waiting;
 
 pub use block::{Attribute, Block, BlockError};
 pub use driver::{Assignment, Ipam, IpamError, Request, Use};

@@ -190,6 +190,52 @@ async fn a_damaged_block_is_named_and_not_touched() {
     assert_eq!(store.get(&key).await.unwrap().unwrap().value, damaged);
 }
 
+/// Requests that come at the same time share writes, and each gets what is its own: also those that have an address
+/// already, come twice, give up, or no longer fit in the block.
+#[tokio::test]
+async fn requests_that_come_together_are_served_together() {
+    let store = cluster("10.0.0.0/24", 28).await;
+    let ipam = ipam(store.clone(), "primary", "linux");
+    let known = ipam.assign(&request("h0")).await.unwrap();
+    let before = store.list(Kind::IpamBlock).await.unwrap();
+
+    let requests: Vec<_> = (0..10).map(|number| request(&format!("h{number}"))).collect();
+    let answers = futures::future::join_all(requests[1..].iter().map(|each| ipam.assign(each))).await;
+    let after = store.list(Kind::IpamBlock).await.unwrap();
+    let block = |listing: &Listing| serde_json::from_value::<Block>(listing.items[0].value.clone()).unwrap();
+    assert_eq!(block(&after).allocated().count(), 10);
+    // The first request is served alone, as the others come when its turn has begun.
+    let written = after.revision - before.revision;
+    assert_eq!(written, 9 + 2, "nine handles, and the block twice");
+
+    // All again, among new ones, one of them twice; and one whose caller gives up.
+    let more: Vec<_> = (0..14).chain([13]).map(|number| request(&format!("h{number}"))).collect();
+    let gives_up = request("gives-up");
+    let (again, _) =
+        tokio::join!(futures::future::join_all(more.iter().map(|each| ipam.assign(each))), async {
+            let _ = tokio::time::timeout(std::time::Duration::ZERO, ipam.assign(&gives_up)).await;
+        });
+    let again: Vec<_> = again.into_iter().map(Result::unwrap).collect();
+    assert_eq!(again[0], known);
+    for (answer, again) in answers.into_iter().zip(&again[1..]) {
+        assert_eq!(answer.unwrap(), *again);
+    }
+    assert_eq!(again[13], again[14]);
+    ipam.release("gives-up").await.unwrap();
+
+    let rest: Vec<_> = (14..30).map(|number| request(&format!("h{number}"))).collect();
+    for answer in futures::future::join_all(rest.iter().map(|each| ipam.assign(each))).await {
+        answer.unwrap();
+    }
+    let held = allocated(&*store).await;
+    assert_eq!(held.len(), 30, "each of the thirty handles has one address");
+    assert_eq!(held[&again[13].address], "h13");
+    for number in 0..30 {
+        assert_eq!(ipam.release(&format!("h{number}")).await.unwrap().len(), 1);
+    }
+    assert_eq!(store.list(Kind::IpamHandle).await.unwrap().items, []);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_nodes_and_many_pods_at_once() {
     let store = cluster("10.0.0.0/24", 29).await;
@@ -330,5 +376,49 @@ proptest! {
             assert_eq!(allocated(&*store).await, BTreeMap::new(), "nothing is leaked");
             assert_eq!(store.list(Kind::IpamHandle).await.unwrap().items, []);
         });
+    }
+}
+
+/// What one request got does not decide what another one may have.
+#[tokio::test]
+async fn each_request_keeps_to_its_own_pools() {
+    let store = cluster("10.0.0.0/28", 29).await;
+    let pool = |name: &str, cidr: &str, spec: Value| {
+        let mut value = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": name},
+            "spec": {"cidr": cidr, "blockSize": 29, "vxlanMode": "Always"},
+        });
+        value["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+        (Key::global(Kind::IpPool, name), value)
+    };
+    store.delete(&Key::global(Kind::IpPool, "default"), None).await.unwrap();
+    for (key, value) in [
+        pool("a-tunnels", "10.1.0.0/28", json!({"allowedUses": ["Tunnel"]})),
+        pool(
+            "b-red",
+            "10.2.0.0/28",
+            json!({"allowedUses": ["Workload"], "namespaceSelector": "team == 'red'"}),
+        ),
+        pool("c-others", "10.3.0.0/28", json!({"allowedUses": ["Workload"]})),
+    ] {
+        store.create(&key, value).await.unwrap();
+    }
+    let primary = ipam(store.clone(), "primary", "linux");
+    let of = |handle: &str, intended_use, team: Option<&str>| Request {
+        intended_use,
+        namespace_labels: team.map(|team| ("team".to_owned(), team.to_owned())).into_iter().collect(),
+        ..request(handle)
+    };
+    for round in 0..2 {
+        for (handle, intended_use, team, pool) in [
+            ("t", Use::Tunnel, None, "10.1.0.0/28"),
+            ("r", Use::Workload, Some("red"), "10.2.0.0/28"),
+            ("o", Use::Workload, Some("blue"), "10.3.0.0/28"),
+        ] {
+            let assigned =
+                primary.assign(&of(&format!("{handle}{round}"), intended_use, team)).await.unwrap();
+            let pool: ipnet::Ipv4Net = pool.parse().unwrap();
+            assert!(pool.contains(&assigned.address), "{handle}{round}: {assigned:?}");
+        }
     }
 }

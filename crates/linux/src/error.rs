@@ -52,6 +52,27 @@ pub enum Error {
         /// The error number, and what the kernel said beside it.
         refusal: Refusal,
     },
+    /// The name of a pod's link is another pod's: names are digests, and these two are alike.
+    #[error(
+        "link {name} is that of {owner}, whose name comes to the same digits; give one of the two pods another name"
+    )]
+    LinkTaken {
+        /// The name of the link.
+        name: String,
+        /// The pod that has it, as namespace/pod/interface.
+        owner: String,
+    },
+    /// A table that only another connection may change (`NFT_TABLE_F_OWNER`).
+    #[error(
+        "table {table} belongs to another process (netlink port {owner}, usually its process id); end that process, \
+         which may be another agent"
+    )]
+    TableOwned {
+        /// The name of the table.
+        table: String,
+        /// The port id of the owner's socket.
+        owner: u32,
+    },
     /// A name that Tortie needs belongs to something else.
     #[error("{name} is a link of the kind {kind:?}, but Tortie needs the name; rename that link")]
     NameTaken {
@@ -89,7 +110,7 @@ impl Error {
             Self::Refused { refusal, .. } | Self::Transaction { refusal, .. } => {
                 refusal.source.raw_os_error()
             }
-            Self::NameTaken { .. } => None,
+            Self::NameTaken { .. } | Self::TableOwned { .. } | Self::LinkTaken { .. } => None,
         }
     }
 }

@@ -41,6 +41,16 @@ pub fn bind<T: SocketAddress>(socket: BorrowedFd<'_>, address: &T) -> io::Result
     Ok(())
 }
 
+/// The port id that the kernel gave a bound netlink socket.
+pub fn netlink_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: all zeroes is a valid sockaddr_nl, made of integers.
+    let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: both places live across the call, and the length is that of the address.
+    check(unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut address).cast(), &raw mut length) })?;
+    Ok(address.nl_pid)
+}
+
 /// The socket address types of libc that this crate binds to.
 ///
 /// # Safety
@@ -87,14 +97,36 @@ pub fn set_interface_flags(name: &str, flags: libc::c_int) -> Result<()> {
 /// # Errors
 /// The interface, and what the kernel said.
 pub fn interface_index(name: &str) -> Result<u32> {
-    let mut request = interface_request(name)?;
-    let failed = "find the interface";
-    let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(Error::system(failed, name))?;
-    // SAFETY: the call reads the name and writes the index of one ifreq.
-    let index = unsafe {
-        check(libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFINDEX, &raw mut request))
-            .map_err(Error::system(failed, name))?;
-        request.ifr_ifru.ifru_ifindex
-    };
-    Ok(index.unsigned_abs())
+    InterfaceIndex::open()?.of(name)
+}
+
+/// Finds the indices of many interfaces of one network namespace: the one of the thread that opened it.
+pub struct InterfaceIndex {
+    socket: OwnedFd,
+}
+
+impl InterfaceIndex {
+    /// Opens the socket by which the kernel is asked.
+    ///
+    /// # Errors
+    /// What the kernel said.
+    pub fn open() -> Result<Self> {
+        let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
+        Ok(Self { socket: socket.map_err(Error::system("find interfaces", "this network namespace"))? })
+    }
+
+    /// The index of an interface.
+    ///
+    /// # Errors
+    /// The interface, and what the kernel said.
+    pub fn of(&self, name: &str) -> Result<u32> {
+        let mut request = interface_request(name)?;
+        // SAFETY: the call reads the name and writes the index of one ifreq.
+        let index = unsafe {
+            check(libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGIFINDEX, &raw mut request))
+                .map_err(Error::system("find the interface", name))?;
+            request.ifr_ifru.ifru_ifindex
+        };
+        Ok(index.unsigned_abs())
+    }
 }

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use ipnet::{IpNet, Ipv4Net};
 use sha1::{Digest, Sha1};
@@ -86,7 +87,10 @@ impl Wiring {
         index: u32,
     ) -> crate::Result<()> {
         link_parameters(name)?;
-        host.change(&Change::SetLink(index, vec![LinkSetting::Alias(pod.container_id.clone())]))?;
+        host.change(&Change::SetLink(
+            index,
+            vec![LinkSetting::Alias(Note::of(&pod.endpoint, &pod.container_id).to_string())],
+        ))?;
         namespace.run(|| {
             let index = interface_index(&pod.endpoint.interface)?;
             let verdicts = RouteSocket::open()?.change_all(&pod_side(pod.address, index))?;
@@ -94,15 +98,24 @@ impl Wiring {
         })?
     }
 
-    /// Closes a cable, gives it a name that nobody needs, and has it deleted later: that takes the kernel a while.
+    /// Gives a cable a name that nobody needs, which closes it, as the dataplane closes every interface with the workload
+    /// prefix that it does not know; and has it deleted later: that takes the kernel a while.
     fn discard(&self, host: &mut RouteSocket, index: u32) -> crate::Result<()> {
         let number = self.disconnected.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.{number:08x}", self.prefix);
-        let down = Change::SetLink(index, vec![LinkSetting::Group(DISCONNECTED), LinkSetting::Up(false)]);
+        let marked = Change::SetLink(index, vec![LinkSetting::Group(DISCONNECTED)]);
         let renamed = Change::SetLink(index, vec![LinkSetting::Name(name)]);
-        let verdicts: crate::Result<()> = host.change_all(&[down, renamed])?.into_iter().collect();
+        let mut verdicts = host.change_all(&[marked, renamed.clone()])?;
+        if verdicts
+            .last()
+            .is_some_and(|verdict| matches!(verdict, Err(error) if error.errno() == Some(libc::EBUSY)))
+        {
+            // Before Linux 6.2 a link that is up keeps its name. Setting it down takes the kernel a while.
+            let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
+            verdicts = host.change_all(&[down, renamed])?;
+        }
         // Somebody may have deleted the namespace, and the cable with it, meanwhile.
-        match verdicts {
+        match verdicts.into_iter().collect::<crate::Result<()>>() {
             Err(error) if error.errno() != Some(libc::ENODEV) => return Err(error),
             _ => {}
         }
@@ -156,6 +169,7 @@ impl PodWiring for Wiring {
         let mut laid = self.lay(pod, &mut host, &namespace, &name);
         if matches!(&laid, Err(error) if error.errno() == Some(libc::EEXIST)) {
             let link = host.link(&name).map_err(failed("look for the cable"))?;
+            refuse_foreign(link.as_ref(), &pod.endpoint).map_err(failed("lay the pod's cable"))?;
             let problem = self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))?;
             if let (Some(_), None) = (&link, &problem) {
                 return Ok(interface(pod_mac(pod.address)));
@@ -176,7 +190,12 @@ impl PodWiring for Wiring {
         let failed = |operation| failed(operation, &name);
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
         let Some(link) = host.link(&name).map_err(failed("look for the cable"))? else { return Ok(()) };
-        if !link.alias.is_empty() && link.alias != container_id {
+        if let Err(error) = refuse_foreign(Some(&link), endpoint) {
+            tracing::debug!(%error, "there is nothing of this pod to disconnect");
+            return Ok(());
+        }
+        let note = Note::of(endpoint, container_id);
+        if Note::read(&link.alias).is_some_and(|there| there.container != note.container) {
             tracing::debug!(
                 link = name,
                 container_id,
@@ -199,6 +218,28 @@ impl PodWiring for Wiring {
         format!("{}{}", self.prefix, &digest[..room.min(11)])
     }
 
+    /// The kernel activates the queue of a new link a few milliseconds after it is up, and drops what comes before.
+    fn wait_until_live(&self, interface: &PodInterface, patience: Duration) -> bool {
+        /// How long between two looks.
+        const PAUSE: Duration = Duration::from_micros(200);
+        let started = Instant::now();
+        let looked = RouteSocket::open().and_then(|mut socket| {
+            loop {
+                if socket.is_operating(&interface.host_interface)? {
+                    return Ok(true);
+                }
+                if started.elapsed() >= patience {
+                    return Ok(false);
+                }
+                std::thread::sleep(PAUSE);
+            }
+        });
+        looked.unwrap_or_else(|error| {
+            tracing::warn!(link = interface.host_interface, %error, "cannot see whether a pod's link is up");
+            false
+        })
+    }
+
     fn check(&self, pod: &PodAttachment) -> Result<(), WiringError> {
         let name = self.host_interface(&pod.endpoint, &pod.container_id);
         let failed = |operation| failed(operation, &name);
@@ -206,10 +247,59 @@ impl PodWiring for Wiring {
         let link = RouteSocket::open()
             .and_then(|mut host| host.link(&name))
             .map_err(failed("look for the cable"))?;
+        refuse_foreign(link.as_ref(), &pod.endpoint).map_err(failed("check the cable"))?;
         match self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))? {
             None => Ok(()),
             Some(problem) => Err(WiringError::Differs { object: name, problem }),
         }
+    }
+}
+
+/// What is noted at a link (`ifalias`, at most 255 bytes): whose it is, and of which sandbox.
+struct Note {
+    /// Namespace, pod and interface; empty in the notes of earlier versions.
+    owner: String,
+    container: String,
+}
+
+impl Note {
+    fn of(endpoint: &EndpointId, container_id: &str) -> Self {
+        /// The most bytes of either part; of a longer one the beginning, and a digest of all of it.
+        const MOST: usize = 120;
+        let part = |text: String| match text.len() {
+            0..=MOST => text,
+            _ => {
+                let digest: String = Sha1::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("{}..{digest}", &text[..text.floor_char_boundary(MOST - 42)])
+            }
+        };
+        let EndpointId { namespace, pod, interface } = endpoint;
+        let owner = part(format!("{namespace}/{pod}/{interface}"));
+        Self { owner, container: part(container_id.replace(' ', "_")) }
+    }
+
+    /// Reads what [`of`](Self::of) wrote; `None` where nothing is noted.
+    fn read(alias: &str) -> Option<Self> {
+        let (owner, container) = alias.split_once(' ').unwrap_or(("", alias));
+        (!alias.is_empty()).then(|| Self { owner: owner.to_owned(), container: container.to_owned() })
+    }
+}
+
+impl std::fmt::Display for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.owner, self.container)
+    }
+}
+
+/// An error if the link is noted to be that of another pod.
+fn refuse_foreign(link: Option<&Link>, endpoint: &EndpointId) -> crate::Result<()> {
+    let Some(link) = link else { return Ok(()) };
+    let own = Note::of(endpoint, "").owner;
+    match Note::read(&link.alias) {
+        Some(note) if !note.owner.is_empty() && note.owner != own => {
+            Err(Error::LinkTaken { name: link.name.clone(), owner: note.owner })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -248,6 +338,11 @@ fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> Wiring
     move |error| WiringError::System { operation, object, source: Box::new(error) }
 }
 
+/// How long nobody must have been disconnected before links are deleted.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long deleting is put off at the most.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
 /// A thread that deletes disconnected cables: all that there are, in one go.
 #[derive(Debug)]
 struct Deleter {
@@ -260,7 +355,9 @@ impl Deleter {
         let (queue, asked) = channel();
         let work = move || {
             while asked.recv().is_ok() {
-                asked.try_iter().for_each(drop);
+                // While the kernel deletes, it holds the lock that the next disconnect needs: let a burst pass first.
+                let begun = Instant::now();
+                while begun.elapsed() < LONGEST_WAIT && asked.recv_timeout(PAUSE).is_ok() {}
                 match socket.change(&Change::DeleteGroup(DISCONNECTED)) {
                     Err(error) if error.errno() != Some(libc::ENODEV) => {
                         tracing::warn!(%error, "disconnected links stay until a pod is disconnected again");

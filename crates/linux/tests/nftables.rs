@@ -150,6 +150,26 @@ fn a_refusal_names_the_object_and_changes_nothing() {
 }
 
 #[test]
+fn what_fits_in_no_transaction_is_refused_by_its_name() {
+    in_namespace(|nft| {
+        nft.limit_transactions(10_000);
+        let rule = |_| Rule { exprs: vec![Expr::Counter], ..Rule::default() };
+        let chain = Chain { base: None, rules: (0..200).map(rule).collect() };
+        let small = Chain { base: None, rules: (0..2).map(rule).collect() };
+        let desired = Table {
+            chains: [("large".to_owned(), chain), ("small".to_owned(), small)].into(),
+            ..Table::default()
+        };
+        let error = nft.commit(&diff(NAME, &desired, None)).unwrap_err();
+        assert_eq!(error.errno(), Some(90), "EMSGSIZE");
+        assert!(error.to_string().contains("chain large (200 rules)"), "{error}");
+        let error = nft.commit_in_order(&diff(NAME, &desired, None)).unwrap_err();
+        assert!(error.to_string().contains("chain large (200 rules)"), "{error}");
+        assert_eq!(nft.list(NAME).unwrap(), None, "nothing was sent");
+    });
+}
+
+#[test]
 fn a_change_of_one_element_is_one_operation() {
     let table = |last: &str| {
         let elements = ["10.0.0.1", "10.0.0.2", last].map(|address| Element::key(v4(address)));

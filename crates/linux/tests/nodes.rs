@@ -12,6 +12,7 @@ use std::sync::Arc;
 use common::cluster::*;
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
+use tortie_linux::dataplane::Config;
 use tortie_linux::nftables::{BaseChain, Chain, ChainKind, Hook, Nft, Op, Table, Transaction, diff};
 use tortie_linux::packet::PacketSocket;
 use tortie_linux::route::{Change, LinkSetting, Route, RouteSocket};
@@ -109,8 +110,12 @@ fn from_a_pod_to_its_own_node() {
 
 /// Two nodes with the overlay between them, and a pod on each.
 fn two_nodes() -> ([Node; 2], [Pod; 2]) {
+    two_nodes_with(&Config::default())
+}
+
+fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
     let underlay = Underlay::new();
-    let mut nodes = [1, 2].map(|number| Node::new(&underlay, number));
+    let mut nodes = [1, 2].map(|number| Node::with(&underlay, number, config.clone()));
     let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
     for (index, node) in nodes.iter_mut().enumerate() {
         let (own, other) = ([1, 2][index], [2, 1][index]);
@@ -231,9 +236,14 @@ fn a_restart_keeps_what_fits() {
     assert!(answers(&stream), "an established connection goes on (semantics 20)");
 }
 
+/// As on a kernel that cannot guard a table.
+fn unguarded() -> Config {
+    Config { guard_table: false, ..Config::default() }
+}
+
 #[test]
 fn what_others_break_is_mended_and_what_they_made_stays() {
-    let (mut nodes, pods) = two_nodes();
+    let (mut nodes, pods) = two_nodes_with(&unguarded());
     let node = &mut nodes[1];
     node.change(|state| ingress_policy(state, "closed", vec![]));
     node.program(&pods[1], ingress(&["closed"], EndOfTier::Deny));
@@ -275,7 +285,7 @@ fn what_others_break_is_mended_and_what_they_made_stays() {
 
 #[test]
 fn a_table_that_vanished_is_made_by_the_next_change() {
-    let mut node = Node::new(&Underlay::new(), 1);
+    let mut node = Node::with(&Underlay::new(), 1, unguarded());
     let pod = Pod::new("pod", 1, 2);
     pod.serve(80);
     node.change(open_profile);
@@ -332,6 +342,70 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
 }
 
 #[test]
+fn a_huge_policy_closes_its_pod_and_no_other() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    client.serve(80);
+    node.change(|state| {
+        open_profile(state);
+        ingress_policy(state, "grows", vec![Rule::all(Action::Allow)]);
+        ingress_policy(state, "other", vec![]);
+    });
+    node.add(&client, ingress(&["other"], EndOfTier::Deny));
+    node.add(&server, ingress(&["grows"], EndOfTier::Deny));
+    assert!(client.reaches(&server, 80));
+    let from = |nets: Vec<std::net::Ipv4Addr>| {
+        let nets = nets.into_iter().map(|address| IpAddr::from(address).into()).collect();
+        Rule { source: EntityMatch { nets, ..EntityMatch::default() }, ..Rule::all(Action::Allow) }
+    };
+    let many_rules = (0..20_001u32).map(|n| from(vec![(n * 2).into()])).collect();
+    // Single addresses that do not touch: one rule with a large set inside.
+    let large_rule = vec![from((0..250_000u32).map(|n| (n * 2).into()).collect())];
+    for huge in [many_rules, large_rule] {
+        let report = node.change(|state| {
+            ingress_policy(state, "grows", huge);
+            ingress_policy(state, "other", vec![Rule::all(Action::Allow)]);
+        });
+        assert!(report.node.is_empty() && !report.retry, "{report:?}");
+        assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
+        let condition = &report.endpoints[&server.id()][0];
+        assert_eq!(condition.reason, "RuleNotExpressible");
+        assert!(condition.message.contains("grows") && condition.message.contains("network set"));
+        assert!(!client.reaches(&server, 80));
+        assert!(server.reaches(&client, 80), "what else changed is in force");
+        let report = node.change(|state| {
+            ingress_policy(state, "grows", vec![Rule::all(Action::Allow)]);
+            ingress_policy(state, "other", vec![]);
+        });
+        assert_eq!(report, Report::default());
+        assert!(client.reaches(&server, 80));
+    }
+}
+
+#[test]
+fn two_pods_with_one_interface_are_both_closed() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    assert!(client.reaches(&server, 80));
+    let other = EndpointId { pod: "a-other".to_owned(), ..server.id() };
+    let report = node.change(|state| {
+        let mut endpoint = (*state.endpoints[&server.id()]).clone();
+        endpoint.addresses = vec!["10.65.1.9".parse().unwrap()];
+        state.endpoints.insert(other.clone(), Arc::new(endpoint));
+    });
+    assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&other, &server.id()]);
+    assert!(report.endpoints.values().all(|conditions| conditions[0].reason == "InterfaceContested"));
+    assert!(!client.reaches(&server, 80));
+    assert_eq!(node.change(|state| drop(state.endpoints.remove(&other))), Report::default());
+    assert!(client.reaches(&server, 80) && client.connect(server.address, 80).is_some());
+}
+
+#[test]
 fn a_missing_interface_is_told_of_and_found_later() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
@@ -364,9 +438,48 @@ fn a_missing_interface_is_told_of_and_found_later() {
     let report = node.apply(&[]);
     assert!(report.retry && report.node.is_empty());
     assert_eq!(report.endpoints[&server.id()][0].reason, "NetworkNotInForce");
+    // While it waits, not everything is read and compared again each time.
+    let route = || {
+        let routes = RouteSocket::open().unwrap().routes().unwrap();
+        routes.into_iter().find(|route| route.destination.addr() == client.address)
+    };
+    let gone = node.namespace.run(route).unwrap().unwrap();
+    assert!(node.resync().retry);
+    node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::DeleteRoute(gone)).unwrap()).unwrap();
+    let report = node.resync();
+    assert!(report.retry && report.node.is_empty());
+    assert_eq!(node.namespace.run(route).unwrap(), None);
     set_up(&node, true);
-    assert_eq!(node.apply(&[]), Report::default());
+    assert_eq!(node.resync(), Report::default());
+    assert_eq!(node.resync(), Report::default(), "and now that none waits, all is compared");
+    assert_eq!(node.namespace.run(route).unwrap(), Some(gone));
     assert!(client.reaches(&server, 80));
+}
+
+#[test]
+fn an_address_that_is_given_again_at_once_inherits_no_connection() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(open_profile);
+    node.add(&client, open());
+    node.add(&server, open());
+    let stream = client.connect(server.address, 80).unwrap();
+    assert!(answers(&stream));
+    assert_eq!(entries(&node), 1);
+    node.change(|state| Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).mac = None);
+    assert_eq!(entries(&node), 1, "the same sandbox keeps them");
+
+    let next = Pod::new("next", 1, 3);
+    let interface = node.namespace.run(|| node.wiring.connect(&next.attachment()).unwrap()).unwrap();
+    let report = node.change(|state| {
+        let mut endpoint = state.endpoints.remove(&server.id()).unwrap();
+        let its = Arc::make_mut(&mut endpoint);
+        (its.container_id, its.host_interface) = ("another".to_owned(), interface.host_interface);
+        state.endpoints.insert(next.id(), endpoint);
+    });
+    assert_eq!(report, Report::default());
+    assert_eq!(entries(&node), 0);
 }
 
 #[test]
@@ -379,13 +492,6 @@ fn an_address_that_is_used_again_inherits_no_connection() {
     node.add(&server, open());
     let stream = client.connect(server.address, 80).unwrap();
     assert!(answers(&stream));
-    let entries = |node: &Node| {
-        let text = node
-            .namespace
-            .run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
-        let text = text.unwrap();
-        u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
-    };
     assert_eq!(entries(&node), 1);
     node.change(|state| drop(state.endpoints.remove(&server.id())));
     assert_eq!(entries(&node), 0);

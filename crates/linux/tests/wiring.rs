@@ -117,6 +117,59 @@ fn what_differs_is_told_and_mended_by_connecting_again() {
 }
 
 #[test]
+fn the_link_of_another_pod_is_not_touched() {
+    in_node(|wiring| {
+        let (first, mut second) = (Pod::new("first", 1, 2), Pod::new("second", 1, 3));
+        second.name = "n".repeat(253);
+        let interface = wiring.connect(&first.attachment()).unwrap();
+        // As if the names of both came to the same digits.
+        let mut socket = RouteSocket::open().unwrap();
+        let rename = |socket: &mut RouteSocket, from: &str, to: &str| {
+            let index = tortie_linux::interface_index(from).unwrap();
+            let settings = vec![LinkSetting::Up(false), LinkSetting::Name(to.to_owned())];
+            socket.change(&Change::SetLink(index, settings)).unwrap();
+        };
+        let taken = wiring.host_interface(&second.id(), &second.container_id);
+        rename(&mut socket, &interface.host_interface, &taken);
+        let before = socket.link(&taken).unwrap();
+        for error in [
+            wiring.connect(&second.attachment()).unwrap_err(),
+            wiring.check(&second.attachment()).unwrap_err(),
+        ] {
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.contains("demo/first/eth0") && source.contains(&taken), "{source}");
+        }
+        wiring.disconnect(&second.id(), &second.container_id).unwrap();
+        assert_eq!(socket.link(&taken).unwrap(), before);
+
+        // Without it, the long name and its sandbox are noted and known again.
+        rename(&mut socket, &taken, &interface.host_interface);
+        wiring.connect(&second.attachment()).unwrap();
+        wiring.connect(&second.attachment()).unwrap();
+        wiring.disconnect(&second.id(), "an older sandbox").unwrap();
+        wiring.check(&second.attachment()).unwrap();
+        wiring.disconnect(&second.id(), &second.container_id).unwrap();
+    });
+}
+
+#[test]
+fn a_link_is_waited_for_until_it_passes_packets() {
+    in_node(|wiring| {
+        let pod = Pod::new("pod", 1, 2);
+        let interface = wiring.connect(&pod.attachment()).unwrap();
+        let name = interface.host_interface.clone();
+        let none = PodInterface { host_interface: "cali-none".to_owned(), ..interface.clone() };
+        assert!(!wiring.wait_until_live(&none, Duration::from_millis(5)));
+        assert!(wiring.wait_until_live(&interface, Duration::from_secs(10)));
+        assert!(RouteSocket::open().unwrap().is_operating(&name).unwrap());
+        let index = tortie_linux::interface_index(&name).unwrap();
+        let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
+        RouteSocket::open().unwrap().change(&down).unwrap();
+        assert!(!wiring.wait_until_live(&interface, Duration::from_millis(5)));
+    });
+}
+
+#[test]
 fn a_failed_attempt_leaves_nothing() {
     in_node(|wiring| {
         let pod = Pod::new("pod", 1, 2);

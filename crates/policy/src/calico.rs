@@ -26,6 +26,7 @@ pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
     let ingress = rules(PolicyType::Ingress, &spec.ingress);
     let egress = rules(PolicyType::Egress, &spec.egress);
     Compiled {
+        tier: spec.tier_name().to_owned(),
         order: Order::new(spec.order, &id),
         selector: selected(
             &id,
@@ -76,6 +77,11 @@ pub(crate) fn of_namespaces(namespaces: &Selector) -> Selector {
 
 fn of_service_accounts(accounts: &Selector) -> Selector {
     accounts.over_prefixed(SERVICE_ACCOUNT_PREFIX, SERVICE_ACCOUNT_LABEL)
+}
+
+/// Compiles rules that have been validated.
+pub(crate) fn compile_rules(namespace: &str, rules: &[CalicoRule], sets: &mut Sets) -> Vec<Rule> {
+    rules.iter().map(|rule| compile_rule(namespace, rule, sets)).collect()
 }
 
 fn compile_rule(namespace: &str, rule: &CalicoRule, sets: &mut Sets) -> Rule {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
-use tortie_api::calico::PolicyType;
+use tortie_api::calico::{PolicyType, Profile};
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
@@ -18,6 +18,8 @@ use crate::{calico, kubernetes};
 pub struct Compiled {
     /// Which policy.
     pub id: PolicyId,
+    /// The tier that it belongs to.
+    pub tier: String,
     /// Its place among the policies of its tier.
     pub order: Order,
     /// The endpoints that it is about, by the labels of [`endpoint_labels`](crate::endpoint_labels).
@@ -112,6 +114,15 @@ pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
     })
 }
 
+/// Compiles a profile: its rules, and what the sets are that they name.
+#[must_use]
+pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSource>) {
+    let mut sets = BTreeMap::new();
+    let ingress = calico::compile_rules("", &profile.spec.ingress, &mut sets);
+    let egress = calico::compile_rules("", &profile.spec.egress, &mut sets);
+    (PolicyRules { ingress, egress }, sets)
+}
+
 /// What a policy that is not understood comes to (semantics 18): Deny in the directions that it names (both, if that
 /// is unreadable), at its place in the order, for the endpoints that it selects (all of its namespace, if that is).
 fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
@@ -126,7 +137,9 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
             Some(order) => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
         },
     };
+    let tier = spec.get("tier").and_then(Value::as_str).filter(|tier| !tier.is_empty()).unwrap_or("default");
     Compiled {
+        tier: tier.to_owned(),
         order: Order::new(order, &id),
         selector: readable_selector(&id, spec),
         ingress,

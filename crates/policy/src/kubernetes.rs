@@ -38,6 +38,7 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
     let ingress = rules(PolicyType::Ingress, Direction::Ingress, &policy.spec.ingress);
     let egress = rules(PolicyType::Egress, Direction::Egress, &policy.spec.egress);
     Compiled {
+        tier: "default".to_owned(),
         order: Order::new(Some(ORDER), &id),
         selector,
         ingress: types.contains(&PolicyType::Ingress),

@@ -17,20 +17,20 @@ pub(crate) const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
 
 /// What selectors see on a pod. Its own labels win over inherited ones, but it cannot claim a namespace's or a service
 /// account's: own labels with their prefixes are left out (`calico.md` 1.5).
+///
+/// `profiles` are the labels that the endpoint's profiles give it, the first one's winning.
 #[must_use]
-pub fn endpoint_labels(
+pub fn endpoint_labels<'a>(
     own: &BTreeMap<String, String>,
     namespace: (&str, Option<&BTreeMap<String, String>>),
     service_account: (&str, Option<&BTreeMap<String, String>>),
+    profiles: impl DoubleEndedIterator<Item = &'a BTreeMap<String, String>>,
 ) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
-    inherit(&mut labels, NAMESPACE_PREFIX, namespace);
-    if let (name, Some(_)) = namespace {
-        // What the API server gives every namespace.
-        labels
-            .entry(format!("{NAMESPACE_PREFIX}kubernetes.io/metadata.name"))
-            .or_insert_with(|| name.to_owned());
+    for profile in profiles.rev() {
+        labels.extend(profile.iter().map(|(name, value)| (name.clone(), value.clone())));
     }
+    inherit_namespace(&mut labels, namespace);
     inherit(&mut labels, SERVICE_ACCOUNT_PREFIX, service_account);
     let claimed = |name: &str| name.starts_with(NAMESPACE_PREFIX) || name.starts_with(SERVICE_ACCOUNT_PREFIX);
     labels.extend(
@@ -42,6 +42,36 @@ pub fn endpoint_labels(
         labels.insert(SERVICE_ACCOUNT_LABEL.to_owned(), service_account.0.to_owned());
     }
     labels
+}
+
+/// What selectors see on a network set: its own labels, and those of its namespace if it has one.
+#[must_use]
+pub fn network_set_labels(
+    own: &BTreeMap<String, String>,
+    namespace: Option<(&str, Option<&BTreeMap<String, String>>)>,
+) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    if let Some(namespace) = namespace {
+        inherit_namespace(&mut labels, namespace);
+    }
+    labels.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
+    if let Some((name, _)) = namespace {
+        labels.insert(NAMESPACE_LABEL.to_owned(), name.to_owned());
+    }
+    labels
+}
+
+fn inherit_namespace(
+    labels: &mut BTreeMap<String, String>,
+    (name, inherited): (&str, Option<&BTreeMap<String, String>>),
+) {
+    inherit(labels, NAMESPACE_PREFIX, (name, inherited));
+    if inherited.is_some() {
+        // What the API server gives every namespace.
+        labels
+            .entry(format!("{NAMESPACE_PREFIX}kubernetes.io/metadata.name"))
+            .or_insert_with(|| name.to_owned());
+    }
 }
 
 fn inherit(

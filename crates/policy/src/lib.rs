@@ -12,5 +12,5 @@ mod labels;
 pub mod oracle;
 pub mod program;
 
-pub use compile::{Compiled, Order, SetSource, compile, policy_id};
-pub use labels::{endpoint_labels, namespace_profile};
+pub use compile::{Compiled, Order, SetSource, compile, compile_profile, policy_id};
+pub use labels::{endpoint_labels, namespace_profile, network_set_labels};

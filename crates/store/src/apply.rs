@@ -74,6 +74,14 @@ fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
     if kind == Kind::Pod {
         keep(&mut value, current, &["spec", "nodeName"]);
     }
+    if kind == Kind::Node {
+        // Nodes write what others have to know of them into their annotations.
+        keep(&mut value, current, &["metadata", "annotations"]);
+        let annotations = current.pointer("/metadata/annotations").and_then(Value::as_object);
+        for name in annotations.into_iter().flat_map(Map::keys) {
+            keep(&mut value, current, &["metadata", "annotations", name]);
+        }
+    }
     value
 }
 

@@ -8,7 +8,7 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 
-use crate::{Event, Store, StoreError, Watch};
+use crate::{Event, Store, StoreError, Stored, Watch, Write};
 
 /// Runs the whole suite, each part on a store of its own.
 ///
@@ -20,6 +20,7 @@ pub async fn run<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     values_come_back_whole(&*make().await).await;
     watch_misses_nothing(&*make().await).await;
     watch_resumes(&*make().await).await;
+    writes_in_order(&*make().await).await;
     compare_and_swap_loses_no_write(make().await).await;
 }
 
@@ -134,6 +135,47 @@ async fn watch_resumes(store: &dyn Store) {
         for expected in &told[start + 1..] {
             assert_eq!(next(&mut watch).await, *expected);
         }
+    }
+}
+
+/// Several writes at once: in order, and what is refused ends them.
+async fn writes_in_order(store: &dyn Store) {
+    let before = store.create(&pod("a"), json!(1)).await.expect("create");
+    let mut watch = store.watch(&[Kind::Pod], before.revision).await.expect("watch");
+    let writes = vec![
+        Write::Create(pod("b"), json!(2)),
+        Write::Update(pod("a"), json!(3), before.revision),
+        Write::Delete(pod("b"), None),
+        Write::Create(pod("b"), json!(4)),
+    ];
+    let done = store.write_all(writes).await.expect("write");
+    assert_eq!(done.len(), 4);
+    assert!(done.is_sorted_by(|one, next| one < next), "{done:?}");
+    for expected in [
+        Event::Put(Stored { key: pod("b"), value: json!(2), revision: done[0] }),
+        Event::Put(Stored { key: pod("a"), value: json!(3), revision: done[1] }),
+        Event::Deleted { key: pod("b"), revision: done[2] },
+        Event::Put(Stored { key: pod("b"), value: json!(4), revision: done[3] }),
+    ] {
+        assert_eq!(next(&mut watch).await, expected);
+    }
+    assert_eq!(store.write_all(Vec::new()).await, Ok(Vec::new()));
+
+    let refusals = [
+        (Write::Create(pod("a"), json!(0)), StoreError::AlreadyExists(pod("a"))),
+        (Write::Update(pod("a"), json!(0), before.revision), StoreError::Conflict(pod("a"))),
+        (Write::Delete(pod("a"), Some(before.revision)), StoreError::Conflict(pod("a"))),
+        (Write::Delete(pod("x"), None), StoreError::NotFound(pod("x"))),
+    ];
+    for (number, (refused, error)) in refusals.into_iter().enumerate() {
+        let (first, last) = (pod(&format!("first{number}")), pod(&format!("last{number}")));
+        let writes =
+            vec![Write::Create(first.clone(), json!(5)), refused, Write::Create(last.clone(), json!(6))];
+        let stopped = store.write_all(writes).await.expect_err("one of them is refused");
+        assert_eq!(stopped.error, error);
+        let first = store.get(&first).await.expect("get").expect("what was before the refusal is done");
+        assert_eq!(stopped.done, [first.revision]);
+        assert_eq!(store.get(&last).await, Ok(None), "what was after it was not tried");
     }
 }
 

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tortie_api::{Key, Kind};
 
-use crate::{Event, Listing, Revision, Store, StoreError, Stored, Watch};
+use crate::{Event, Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write};
 
 /// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
 const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("objects");
@@ -38,20 +38,16 @@ const BATCH: usize = 256;
 pub struct Embedded {
     database: Arc<Database>,
     writer: mpsc::Sender<Request>,
-    events: broadcast::Sender<Event>,
-}
-
-enum Change {
-    Create(Value),
-    Update(Value, Revision),
-    Delete(Option<Revision>),
+    /// Shared, as each watcher is told of everything and most of it is not for it.
+    events: broadcast::Sender<Arc<Event>>,
 }
 
 struct Request {
-    key: Key,
-    change: Change,
-    answer: oneshot::Sender<Result<Revision, StoreError>>,
+    writes: Vec<Write>,
+    answer: oneshot::Sender<Answer>,
 }
+
+type Answer = Result<Vec<Revision>, Stopped>;
 
 impl Embedded {
     /// Opens the file, or makes it.
@@ -91,11 +87,9 @@ impl Embedded {
         Ok(Self { database, writer, events })
     }
 
-    async fn change(&self, key: &Key, change: Change) -> Result<Revision, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let stopped = || StoreError::Unavailable("its writer has stopped".to_owned());
-        self.writer.send(Request { key: key.clone(), change, answer }).map_err(|_| stopped())?;
-        answered.await.map_err(|_| stopped())?
+    async fn write(&self, write: Write) -> Result<Revision, StoreError> {
+        let revisions = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
+        revisions.into_iter().next().ok_or_else(stopped)
     }
 
     /// The logged events after a revision, and the latest revision that they reach.
@@ -150,17 +144,23 @@ impl Store for Embedded {
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
-        let revision = self.change(key, Change::Create(value.clone())).await?;
+        let revision = self.write(Write::Create(key.clone(), value.clone())).await?;
         Ok(Stored { key: key.clone(), value, revision })
     }
 
     async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
-        let revision = self.change(key, Change::Update(value.clone(), expected)).await?;
+        let revision = self.write(Write::Update(key.clone(), value.clone(), expected)).await?;
         Ok(Stored { key: key.clone(), value, revision })
     }
 
     async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
-        self.change(key, Change::Delete(expected)).await
+        self.write(Write::Delete(key.clone(), expected)).await
+    }
+
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
+        let (answer, answered) = oneshot::channel();
+        self.writer.send(Request { writes, answer }).map_err(|_| stopped())?;
+        answered.await.map_err(|_| stopped())?
     }
 
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
@@ -173,7 +173,7 @@ impl Store for Embedded {
                 Ok(event) if event.revision() <= reached.max(after) || !kinds.contains(&event.key().kind) => {
                     None
                 }
-                Ok(event) => Some(Ok(event)),
+                Ok(event) => Some(Ok(Arc::unwrap_or_clone(event))),
                 Err(BroadcastStreamRecvError::Lagged(_)) => Some(Err(StoreError::FellBehind)),
             })
         });
@@ -183,67 +183,53 @@ impl Store for Embedded {
 
 struct Writer {
     database: Arc<Database>,
-    events: broadcast::Sender<Event>,
+    events: broadcast::Sender<Arc<Event>>,
 }
-
-type Answer = oneshot::Sender<Result<Revision, StoreError>>;
 
 impl Writer {
     fn run(&self, requests: &mpsc::Receiver<Request>) {
         while let Ok(first) = requests.recv() {
             let mut batch = vec![first];
             batch.extend(requests.try_iter().take(BATCH - 1));
-            let mut answers: Vec<(Answer, Result<Revision, StoreError>)> = Vec::with_capacity(batch.len());
-            match self.write(batch, &mut answers) {
-                Ok(events) => {
+            let (requests, answers): (Vec<_>, Vec<_>) =
+                batch.into_iter().map(|request| (request.writes, request.answer)).unzip();
+            match self.write(requests) {
+                Ok((events, results)) => {
                     for event in events {
                         // Nobody may be watching.
-                        let _ = self.events.send(event);
+                        let _ = self.events.send(Arc::new(event));
                     }
-                    for (answer, result) in answers {
+                    for (answer, result) in answers.into_iter().zip(results) {
                         let _ = answer.send(result);
                     }
                 }
                 Err(error) => {
                     tracing::error!(%error, "a transaction of the store failed; none of its writes happened");
-                    for (answer, _) in answers {
-                        let _ = answer.send(Err(error.clone()));
+                    for answer in answers {
+                        let _ = answer.send(Err(error.clone().into()));
                     }
                 }
             }
         }
     }
 
-    fn write(
-        &self,
-        batch: Vec<Request>,
-        answers: &mut Vec<(Answer, Result<Revision, StoreError>)>,
-    ) -> Result<Vec<Event>, StoreError> {
-        let mut requests = batch.into_iter();
+    /// Carries requests out in one transaction: what happened, and the answer to each.
+    fn write(&self, requests: Vec<Vec<Write>>) -> Result<(Vec<Event>, Vec<Answer>), StoreError> {
         let mut events = Vec::new();
-        let result = (|| {
-            let transaction = self.database.begin_write().map_err(failed)?;
-            {
-                let mut tables = Tables {
-                    objects: transaction.open_table(OBJECTS).map_err(failed)?,
-                    log: transaction.open_table(LOG).map_err(failed)?,
-                    latest: transaction.open_table(LATEST).map_err(failed)?,
-                };
-                for request in requests.by_ref() {
-                    let result = tables.carry_out(&request.key, request.change)?;
-                    let result = result.map(|event| {
-                        let revision = event.revision();
-                        events.push(event);
-                        revision
-                    });
-                    answers.push((request.answer, result));
-                }
+        let mut answers = Vec::with_capacity(requests.len());
+        let transaction = self.database.begin_write().map_err(failed)?;
+        {
+            let mut tables = Tables {
+                objects: transaction.open_table(OBJECTS).map_err(failed)?,
+                log: transaction.open_table(LOG).map_err(failed)?,
+                latest: transaction.open_table(LATEST).map_err(failed)?,
+            };
+            for writes in requests {
+                answers.push(tables.carry_out_all(writes, &mut events)?);
             }
-            transaction.commit().map_err(failed)
-        })();
-        // Only where the transaction failed are there any left; the caller then answers all of them with the failure.
-        answers.extend(requests.map(|request| (request.answer, Ok(0))));
-        result.map(|()| events)
+        }
+        transaction.commit().map_err(failed)?;
+        Ok((events, answers))
     }
 }
 
@@ -255,43 +241,55 @@ struct Tables<'txn> {
 
 impl Tables<'_> {
     /// The outer error is the file's, and ends the transaction; the inner one is the request's.
-    fn carry_out(&mut self, key: &Key, change: Change) -> Result<Result<Event, StoreError>, StoreError> {
+    fn carry_out_all(&mut self, writes: Vec<Write>, events: &mut Vec<Event>) -> Result<Answer, StoreError> {
+        let mut done = Vec::with_capacity(writes.len());
+        for write in writes {
+            match self.carry_out(write)? {
+                Ok(event) => {
+                    done.push(event.revision());
+                    events.push(event);
+                }
+                Err(error) => return Ok(Err(Stopped { done, error })),
+            }
+        }
+        Ok(Ok(done))
+    }
+
+    fn carry_out(&mut self, write: Write) -> Result<Result<Event, StoreError>, StoreError> {
+        let key = write.key().clone();
         let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
         let current = self
             .objects
             .get(path)
             .map_err(failed)?
-            .map(|bytes| revision_of(key, bytes.value()))
+            .map(|bytes| revision_of(&key, bytes.value()))
             .transpose()?;
-        let refused = match (&change, current) {
-            (Change::Create(_), Some(_)) => Some(StoreError::AlreadyExists(key.clone())),
-            (Change::Update(..) | Change::Delete(_), None) => Some(StoreError::NotFound(key.clone())),
-            (Change::Update(_, expected) | Change::Delete(Some(expected)), Some(current))
+        match (&write, current) {
+            (Write::Create(..), Some(_)) => return Ok(Err(StoreError::AlreadyExists(key))),
+            (Write::Update(..) | Write::Delete(..), None) => return Ok(Err(StoreError::NotFound(key))),
+            (Write::Update(_, _, expected) | Write::Delete(_, Some(expected)), Some(current))
                 if current != *expected =>
             {
-                Some(StoreError::Conflict(key.clone()))
+                return Ok(Err(StoreError::Conflict(key)));
             }
-            _ => None,
-        };
-        if let Some(error) = refused {
-            return Ok(Err(error));
+            _ => {}
         }
         let revision = latest(&self.latest)? + 1;
         self.latest.insert((), revision).map_err(failed)?;
         let (plural, namespace, name) = path;
-        let event = match change {
-            Change::Create(value) | Change::Update(value, _) => {
+        let event = match write {
+            Write::Create(_, value) | Write::Update(_, value, _) => {
                 let json = value.to_string();
                 let mut bytes = revision.to_be_bytes().to_vec();
                 bytes.extend_from_slice(json.as_bytes());
                 self.objects.insert(path, bytes.as_slice()).map_err(failed)?;
                 self.log.insert(revision, (plural, namespace, name, json.as_bytes())).map_err(failed)?;
-                Event::Put(Stored { key: key.clone(), value, revision })
+                Event::Put(Stored { key, value, revision })
             }
-            Change::Delete(_) => {
+            Write::Delete(..) => {
                 self.objects.remove(path).map_err(failed)?;
                 self.log.insert(revision, (plural, namespace, name, &[][..])).map_err(failed)?;
-                Event::Deleted { key: key.clone(), revision }
+                Event::Deleted { key, revision }
             }
         };
         if revision > LOG_LENGTH {
@@ -318,6 +316,10 @@ fn decode(key: Key, bytes: &[u8]) -> Result<Stored, StoreError> {
 
 fn parse(key: &Key, json: &[u8]) -> Result<Value, StoreError> {
     serde_json::from_slice(json).map_err(|error| StoreError::Damaged(format!("{key}: {error}")))
+}
+
+fn stopped() -> StoreError {
+    StoreError::Unavailable("its writer has stopped".to_owned())
 }
 
 fn failed(error: impl Into<FileError>) -> StoreError {

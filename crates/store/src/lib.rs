@@ -107,6 +107,45 @@ pub enum StoreError {
     Damaged(String),
 }
 
+/// A write, as a value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    /// Stores a new object.
+    Create(Key, Value),
+    /// Replaces an object, if this is still its revision.
+    Update(Key, Value, Revision),
+    /// Deletes an object, if this is still its revision (any, if that is `None`).
+    Delete(Key, Option<Revision>),
+}
+
+impl Write {
+    /// The object that it is about.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        match self {
+            Write::Create(key, _) | Write::Update(key, ..) | Write::Delete(key, _) => key,
+        }
+    }
+}
+
+/// Not all of several writes were done.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{error}; the {} writes before it are done", done.len())]
+pub struct Stopped {
+    /// The revisions of the writes that are surely done; they were the first ones. Where the store became unavailable,
+    /// more may be.
+    pub done: Vec<Revision>,
+    /// What became of the next one.
+    #[source]
+    pub error: StoreError,
+}
+
+impl From<StoreError> for Stopped {
+    fn from(error: StoreError) -> Self {
+        Self { done: Vec::new(), error }
+    }
+}
+
 /// A datastore.
 #[async_trait]
 pub trait Store: Send + Sync {
@@ -124,6 +163,27 @@ pub trait Store: Send + Sync {
 
     /// Deletes an object, if its revision is still `expected` (any, if that is `None`).
     async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError>;
+
+    /// Does several writes in this order, and gives the revision of each. One that is refused ends it: those before it
+    /// stay done, those after it are not tried. A crash, too, leaves the first so many of them done. A backend that
+    /// can, does it in one trip and one flush.
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
+        let mut done = Vec::with_capacity(writes.len());
+        for write in writes {
+            let written = match write {
+                Write::Create(key, value) => self.create(&key, value).await.map(|stored| stored.revision),
+                Write::Update(key, value, expected) => {
+                    self.update(&key, value, expected).await.map(|stored| stored.revision)
+                }
+                Write::Delete(key, expected) => self.delete(&key, expected).await,
+            };
+            match written {
+                Ok(revision) => done.push(revision),
+                Err(error) => return Err(Stopped { done, error }),
+            }
+        }
+        Ok(done)
+    }
 
     /// What happens to objects of these kinds after the write `after`, in order.
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError>;

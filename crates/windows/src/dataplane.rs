@@ -3,19 +3,26 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, Dataplane, Delta, Endpoint, EndpointId, NodeState, Report, RouteTarget};
+use tortie_dataplane::{
+    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget,
+};
 use tortie_hcn::Hcn;
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
-use crate::endpoint::{find, sync_acls};
-use crate::overlay::{Overlay, OverlaySpec, ensure_overlay};
+use crate::endpoint::{Vain, find, sync_acls};
+use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
+use crate::waits::Waits;
 use crate::{Error, NETWORK, acl, routes};
 
 /// The VXLAN port that Windows has.
 const VXLAN_PORT: u16 = 4789;
+
+/// How often everything is looked at while something is in trouble.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Makes a Windows node what its state says: the overlay network, routes to other nodes, and the ACLs of its pods.
 ///
@@ -27,23 +34,57 @@ pub struct WindowsDataplane {
     adapter: Option<String>,
     state: NodeState,
     overlay: Option<Overlay>,
+    current_overlay: CurrentOverlay,
     routes_due: bool,
+    /// What HNS refused of the routes, and when they are tried again.
+    routes_refused: Vec<Condition>,
+    routes_wait: Waits<()>,
     endpoints_due: BTreeSet<EndpointId>,
+    /// Endpoints that failed.
+    endpoints_wait: Waits<EndpointId>,
     conditions: BTreeMap<EndpointId, Vec<Condition>>,
+    /// What HNS did not take.
+    vain: BTreeMap<EndpointId, Vain>,
+    clock: Clock,
+    /// Whether the last pass asked to be called again soon.
+    in_trouble: bool,
+    /// When everything was looked at last.
+    looked: Option<Instant>,
 }
+
+/// Tells the time.
+pub type Clock = Box<dyn Fn() -> Instant + Send>;
 
 impl WindowsDataplane {
     /// A dataplane without desired state. `adapter` names the network adapter for the overlay, where HNS shall not choose.
     pub fn new(hcn: Arc<dyn Hcn>, adapter: Option<String>) -> WindowsDataplane {
+        WindowsDataplane::with_clock(hcn, adapter, Box::new(Instant::now))
+    }
+
+    /// As [`new`](Self::new), with another clock: by it is decided when something that failed is tried again.
+    pub fn with_clock(hcn: Arc<dyn Hcn>, adapter: Option<String>, clock: Clock) -> WindowsDataplane {
         WindowsDataplane {
             hcn,
             adapter,
             state: NodeState::default(),
             overlay: None,
+            current_overlay: CurrentOverlay::default(),
             routes_due: false,
+            routes_refused: Vec::new(),
+            routes_wait: Waits::new(),
             endpoints_due: BTreeSet::new(),
+            endpoints_wait: Waits::new(),
             conditions: BTreeMap::new(),
+            vain: BTreeMap::new(),
+            clock,
+            in_trouble: false,
+            looked: None,
         }
+    }
+
+    /// The overlay network as it was when it was last looked at, also after the dataplane has been given away.
+    pub fn current_overlay(&self) -> CurrentOverlay {
+        self.current_overlay.clone()
     }
 
     /// Takes a change in, and notes what it touches.
@@ -66,7 +107,9 @@ impl WindowsDataplane {
             Delta::EndpointRemoved(id) => {
                 // The HNS endpoint goes with the CNI DEL.
                 self.endpoints_due.remove(id);
+                self.endpoints_wait.forget(id);
                 self.conditions.remove(id);
+                self.vain.remove(id);
             }
         }
         self.state.apply(delta);
@@ -85,25 +128,60 @@ impl WindowsDataplane {
     }
 
     fn reconcile(&mut self) -> Report {
-        let mut report = Report::default();
+        let (mut report, now) = (Report::default(), (self.clock)());
+        self.routes_due |= self.routes_wait.due(now).next().is_some();
+        self.endpoints_due.extend(self.endpoints_wait.due(now));
+        let mut away = None;
         if let Err(error) = self.sync_network(&mut report) {
-            note(&mut report.node, &mut report.retry, &error);
+            note(&mut report.node, &error);
+            report.retry |= error.is_passing();
+            away = error.is_unavailable().then_some(error);
         }
-        for id in std::mem::take(&mut self.endpoints_due) {
-            let Some(endpoint) = self.state.endpoints.get(&id) else { continue };
-            let mut conditions = Vec::new();
-            match self.sync_endpoint(endpoint) {
-                Ok(told) => conditions = told,
-                Err(error) => {
-                    note(&mut conditions, &mut report.retry, &error);
-                    self.endpoints_due.insert(id.clone());
-                }
-            }
-            self.conditions.insert(id, conditions);
+        while away.is_none()
+            && let Some(id) = self.endpoints_due.pop_first()
+        {
+            away = self.reconcile_endpoint(id);
         }
+        if let Some(error) = away {
+            self.leave_the_rest(&error, &mut report);
+        }
+        // An older and wider list may be on an endpoint that failed: it does not count as in force.
+        report.retry |= !self.endpoints_wait.is_empty();
         let told = self.conditions.iter().filter(|(_, conditions)| !conditions.is_empty());
         report.endpoints = told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect();
+        self.in_trouble = report.retry;
         report
+    }
+
+    /// Makes one endpoint what it should be, and gives the error that says that HNS does not answer.
+    fn reconcile_endpoint(&mut self, id: EndpointId) -> Option<Error> {
+        let endpoint = Arc::clone(self.state.endpoints.get(&id)?);
+        let mut conditions = Vec::new();
+        let mut away = None;
+        match self.sync_endpoint(&id, &endpoint) {
+            Ok(told) => {
+                conditions = told;
+                self.endpoints_wait.forget(&id);
+            }
+            Err(error) => {
+                note(&mut conditions, &error);
+                self.endpoints_wait.failed(id.clone(), (self.clock)());
+                away = error.is_unavailable().then_some(error);
+            }
+        }
+        self.conditions.insert(id, conditions);
+        away
+    }
+
+    /// HNS does not answer, and each further call could take as long as its deadline: the rest stays due, and the network
+    /// is asked for first when HNS is asked again.
+    fn leave_the_rest(&mut self, error: &Error, report: &mut Report) {
+        self.overlay = None;
+        report.retry = true;
+        for id in &self.endpoints_due {
+            let message = format!("{id}: not brought up to date, as HNS does not answer: {error}");
+            self.conditions.insert(id.clone(), vec![Condition { reason: error.reason(), message }]);
+        }
     }
 
     /// The overlay network and its routes.
@@ -127,9 +205,12 @@ impl WindowsDataplane {
         let vni = node.network.vni;
         let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
         if self.overlay.is_none() {
-            self.overlay = Some(ensure_overlay(&*self.hcn, &spec)?);
+            let overlay = ensure_overlay(&*self.hcn, &spec)?;
+            self.current_overlay.set(&overlay);
+            self.overlay = Some(overlay);
         }
         let Some(overlay) = &self.overlay else { return Ok(()) };
+        report.node.extend(remade(node, overlay));
         if overlay.provider_address != node.address {
             report.node.push(Condition {
                 reason: "ProviderAddressDiffers",
@@ -140,18 +221,30 @@ impl WindowsDataplane {
             });
         }
         if self.routes_due {
-            routes::sync(&*self.hcn, overlay.id, &self.state).inspect_err(|_| self.overlay = None)?;
+            let synced = routes::sync(&*self.hcn, overlay.id, &self.state);
+            self.routes_refused = synced.inspect_err(|_| self.overlay = None)?;
             self.routes_due = false;
+            if self.routes_refused.is_empty() {
+                self.routes_wait.forget(&());
+            } else {
+                self.routes_wait.failed((), (self.clock)());
+            }
         }
+        report.retry |= !self.routes_refused.is_empty();
+        report.node.extend_from_slice(&self.routes_refused);
         Ok(())
     }
 
     /// The endpoint's ACLs, and what the operator should know of them.
-    fn sync_endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
-        let (desired, conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
+    fn sync_endpoint(&mut self, id: &EndpointId, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
+        let (desired, mut conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK)?;
         let container_id = endpoint.container_id.clone();
-        sync_acls(&*self.hcn, &found.ok_or(Error::NoEndpoint { container_id })?, &desired)?;
+        let found = found.ok_or(Error::NoEndpoint { container_id })?;
+        let mut vain = self.vain.remove(id);
+        let told = sync_acls(&*self.hcn, &found, &desired, &mut vain, (self.clock)());
+        self.vain.extend(vain.map(|vain| (id.clone(), vain)));
+        conditions.extend(told?);
         Ok(conditions)
     }
 
@@ -175,15 +268,35 @@ impl Dataplane for WindowsDataplane {
     }
 
     fn resync(&mut self) -> Report {
-        (self.overlay, self.routes_due) = (None, true);
-        self.endpoints_due.extend(self.state.endpoints.keys().cloned());
+        let now = (self.clock)();
+        // In trouble this is called every second, for what failed. The rest is looked at as often as without trouble.
+        let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
+        if !(self.in_trouble && just_looked) {
+            self.looked = Some(now);
+            self.overlay = None;
+            self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
+            let may_be_tried = |id: &&EndpointId| !self.endpoints_wait.has_to_wait(id, now);
+            self.endpoints_due.extend(self.state.endpoints.keys().filter(may_be_tried).cloned());
+        }
         self.reconcile()
     }
 }
 
-/// A failure as a condition. What it is about stays due.
-fn note(conditions: &mut Vec<Condition>, retry: &mut bool, error: &Error) {
+/// The other nodes address this one by the MAC address that it has told them; HNS makes up another one each time that it
+/// makes the network. Until the node tells that, nothing gets here through the tunnel.
+fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
+    let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
+    (told != now).then(|| Condition {
+        reason: "OverlayRemade",
+        message: format!(
+            "network {NETWORK} has the MAC address {now}, but the other nodes send to {told}: the network was made anew, \
+             and the Node's annotation has to follow"
+        ),
+    })
+}
+
+/// A failure as a condition. What it is about is tried again.
+fn note(conditions: &mut Vec<Condition>, error: &Error) {
     warn!(%error, "not as it should be yet");
-    *retry |= error.is_passing();
     conditions.push(Condition { reason: error.reason(), message: error.to_string() });
 }

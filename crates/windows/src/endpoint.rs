@@ -1,14 +1,20 @@
 //! HNS endpoints of pods: which one, and which ACLs.
 
-use tortie_hcn::schema::{Acl, Endpoint, Modify, Policy, Query, RequestType};
+use std::time::{Duration, Instant};
+
+use tortie_dataplane::Condition;
+use tortie_hcn::schema::{Acl, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
 use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::Error;
-use crate::acl::{closed, is_ours, transition};
+use crate::acl::{LAST_PRIORITY, Transition, closed, has_our_mark, is_ours, transition};
 
 /// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
+
+/// How long a list that HNS made another one of is not sent again, if nothing has changed.
+const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// The identifier of the endpoint of a container's sandbox. It is derived, so that a later process finds the endpoint
 /// although nothing was stored, also when the call that made it was cut off (hns.md 4.3).
@@ -21,7 +27,7 @@ pub(crate) fn endpoint_name(container_id: &str, network: &str) -> String {
     format!("{container_id}_{network}")
 }
 
-/// The endpoint of a container: by its identifier, or by its name, if another CNI plugin made it.
+/// The endpoint of a container: by its identifier, or by its name on that network, if another CNI plugin made it.
 pub(crate) fn find(
     hcn: &(impl Hcn + ?Sized),
     container_id: &str,
@@ -35,7 +41,15 @@ pub(crate) fn find(
     let name = endpoint_name(container_id, network);
     for id in hcn.enumerate(Kind::Endpoint, &Query::filter("Name", &name))? {
         match hcn.endpoint(id) {
-            Ok(endpoint) => return Ok(Some(endpoint)),
+            // The answer to a filter is not taken on trust: what is found here gets policy, and goes with the pod.
+            Ok(endpoint) if !endpoint.name.eq_ignore_ascii_case(&name) => {}
+            Ok(endpoint) => {
+                let ours = hcn.network_by_name(network)?;
+                if ours.is_some_and(|ours| ours.id == endpoint.host_compute_network) {
+                    return Ok(Some(endpoint));
+                }
+                warn!(endpoint = endpoint.name, %id, "it has a pod's name, and is on another network: left alone");
+            }
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error.into()),
         }
@@ -43,48 +57,136 @@ pub(crate) fn find(
     Ok(None)
 }
 
-/// Makes our ACLs on the endpoint those that are desired. Sends nothing if they are; ACLs of others stay.
+/// Makes our ACLs on the endpoint those that are desired. Sends nothing if they are; ACLs of others stay, and what they
+/// may do to ours is told.
 pub(crate) fn sync_acls(
     hcn: &(impl Hcn + ?Sized),
     endpoint: &Endpoint,
     desired: &[Acl],
-) -> Result<(), Error> {
-    let step = transition(&ours(endpoint)?, desired);
-    if step.is_empty() {
-        return Ok(());
+    vain: &mut Option<Vain>,
+    now: Instant,
+) -> Result<Vec<Condition>, Error> {
+    let mut found = Found::on(endpoint);
+    let not_taken =
+        || Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" };
+    if vain.as_ref().is_some_and(|vain| vain.is_again(desired, &found, now)) {
+        return Err(not_taken());
     }
+    *vain = None;
+    // Where ours cannot be read, the difference is not known: then only the whole list helps.
+    if found.unreadable == 0 && !found.is(desired) {
+        change(hcn, endpoint, &transition(&found.ours, desired))?;
+        found = Found::on(&hcn.endpoint(endpoint.id)?);
+    }
+    if found.is(desired) {
+        return Ok(found.conditions(endpoint));
+    }
+    // Removing single ACLs does not work on every build (hns.md 4.2): put the whole list in the place of the old one.
+    warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
+    let policies = [found.others.clone(), documents(desired)].concat();
+    hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
+    found = Found::on(&hcn.endpoint(endpoint.id)?);
+    if found.is(desired) {
+        return Ok(found.conditions(endpoint));
+    }
+    *vain = Some(Vain { desired: desired.to_vec(), made: found.as_read, at: now });
+    Err(not_taken())
+}
+
+/// An attempt in vain: HNS accepted a list and made another one of it. Sending it again would get the same answer, and
+/// each time HNS may reset the endpoint's connections (semantics 20).
+pub(crate) struct Vain {
+    desired: Vec<Acl>,
+    /// Our ACLs as they were read back.
+    made: Vec<Policy>,
+    at: Instant,
+}
+
+impl Vain {
+    fn is_again(&self, desired: &[Acl], found: &Found, now: Instant) -> bool {
+        now < self.at + SEND_AGAIN_AFTER && self.desired == desired && self.made == found.as_read
+    }
+}
+
+fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> Result<(), Error> {
     info!(endpoint = endpoint.name, add = step.add.len(), remove = step.remove.len(), "changing ACLs");
     for (request, acls) in [(RequestType::Add, &step.add), (RequestType::Remove, &step.remove)] {
         if !acls.is_empty() {
             hcn.modify_endpoint(endpoint.id, &Modify::policies(request, documents(acls)))?;
         }
     }
-    let now = hcn.endpoint(endpoint.id)?;
-    if transition(&ours(&now)?, desired).is_empty() {
-        return Ok(());
-    }
-    // Removing single ACLs does not work on every build (hns.md 4.2): put the whole list in the place of the old one.
-    warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
-    let mut policies: Vec<Policy> = Vec::new();
-    for policy in now.policies {
-        match acl(endpoint, &policy)? {
-            Some(acl) if is_ours(&acl) => {}
-            // Written out: HNS leaves zero values, such as Allow, out of what it answers.
-            Some(theirs) => policies.push(Policy::of(&theirs)),
-            None => policies.push(policy),
+    Ok(())
+}
+
+/// The policies of an endpoint, sorted out.
+#[derive(Default)]
+struct Found {
+    /// Our ACLs as HNS shows them.
+    as_read: Vec<Policy>,
+    /// Our ACLs.
+    ours: Vec<Acl>,
+    /// How many ACLs bear our mark and cannot be read: nobody knows what they allow.
+    unreadable: usize,
+    /// Everything else, as it may be sent back.
+    others: Vec<Policy>,
+}
+
+impl Found {
+    fn on(endpoint: &Endpoint) -> Found {
+        let mut found = Found::default();
+        for policy in &endpoint.policies {
+            match policy.settings::<Acl>() {
+                Ok(Some(acl)) if is_ours(&acl) => {
+                    found.as_read.push(policy.clone());
+                    found.ours.push(acl);
+                }
+                // Written out: HNS leaves zero values, such as Allow, out of what it answers.
+                Ok(Some(theirs)) => found.others.push(Policy::of(&theirs)),
+                Ok(None) => found.others.push(policy.clone()),
+                Err(error) if has_our_mark(policy) => {
+                    warn!(endpoint = endpoint.name, %error, "one of our ACLs cannot be read back");
+                    found.as_read.push(policy.clone());
+                    found.unreadable += 1;
+                }
+                Err(error) => {
+                    warn!(endpoint = endpoint.name, %error, "an ACL of somebody else cannot be read; it stays");
+                    found.others.push(policy.clone());
+                }
+            }
         }
+        found
     }
-    policies.extend(documents(desired));
-    hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
-    if transition(&ours(&hcn.endpoint(endpoint.id)?)?, desired).is_empty() {
-        return Ok(());
+
+    /// ACLs of others that are judged before the end of ours: what they decide, policy does not (semantics 28).
+    fn conditions(&self, endpoint: &Endpoint) -> Vec<Condition> {
+        let foreign = |policy: &Policy| {
+            let what = match policy.settings::<Acl>() {
+                Ok(Some(acl)) if acl.rule_type != AclRuleType::Switch || acl.priority > LAST_PRIORITY => {
+                    return None;
+                }
+                Ok(Some(acl)) => {
+                    let Acl { id, action, direction, priority, .. } = acl;
+                    format!(
+                        "the ACL {id:?} ({action}, {direction}, priority {priority}) is not ours and may come first"
+                    )
+                }
+                Ok(None) => return None,
+                Err(error) => format!("an ACL that is not ours cannot be read, and may come first: {error}"),
+            };
+            let message = format!("endpoint {}: {what}; it stays, and overrides policy", endpoint.name);
+            Some(Condition { reason: "ForeignAcl", message })
+        };
+        self.others.iter().filter_map(foreign).collect()
     }
-    Err(Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" })
+
+    fn is(&self, desired: &[Acl]) -> bool {
+        self.unreadable == 0 && transition(&self.ours, desired).is_empty()
+    }
 }
 
 /// Adds what closes an endpoint behind its policy, if that is missing.
 pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(), Error> {
-    let missing = transition(&ours(endpoint)?, &closed()).add;
+    let missing = transition(&Found::on(endpoint).ours, &closed()).add;
     if !missing.is_empty() {
         let request = Modify::policies(RequestType::Add, documents(&missing));
         hcn.modify_endpoint(endpoint.id, &request)?;
@@ -94,19 +196,4 @@ pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> R
 
 pub(crate) fn documents(acls: &[Acl]) -> Vec<Policy> {
     acls.iter().map(Policy::of).collect()
-}
-
-fn ours(endpoint: &Endpoint) -> Result<Vec<Acl>, Error> {
-    let mut ours = Vec::new();
-    for policy in &endpoint.policies {
-        ours.extend(acl(endpoint, policy)?.filter(is_ours));
-    }
-    Ok(ours)
-}
-
-fn acl(endpoint: &Endpoint, policy: &Policy) -> Result<Option<Acl>, Error> {
-    policy.settings().map_err(|error| Error::Differs {
-        object: format!("endpoint {}", endpoint.name),
-        problem: format!("an ACL cannot be read: {error}"),
-    })
 }

@@ -69,6 +69,11 @@ impl Error {
         }
     }
 
+    /// Whether HNS, or the way to it, does not answer at all.
+    pub(crate) fn is_unavailable(&self) -> bool {
+        matches!(self, Error::Hns(error) if error.class() == Class::Unavailable)
+    }
+
     /// A short, stable name for a condition.
     pub fn reason(&self) -> &'static str {
         match self {

@@ -14,12 +14,13 @@ mod endpoint;
 mod error;
 mod overlay;
 mod routes;
+mod waits;
 mod wiring;
 
-pub use dataplane::WindowsDataplane;
+pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
-pub use overlay::{Overlay, OverlaySpec, ensure_overlay};
+pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 pub use wiring::WindowsWiring;
 
 /// The name of the overlay network, as Calico has it.

@@ -1,6 +1,7 @@
 //! The node's overlay network (hns.md 2.2, 4.5; calico.md 8.2, 8.6).
 
 use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::MacAddress;
@@ -8,7 +9,7 @@ use tortie_hcn::schema::{
     DrMacAddress, HostRoute, Ipam, Modify, NetAdapterName, Network, NetworkFlags, NetworkMode, Policy,
     PolicySettings, ProviderAddress, RequestType, Route, SchemaVersion, Subnet, Vsid,
 };
-use tortie_hcn::{Guid, Hcn, HcnExt};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{info, warn};
 
 use crate::Error;
@@ -51,6 +52,21 @@ pub struct Overlay {
     pub provider_address: Ipv4Addr,
 }
 
+/// The overlay network as a dataplane last found it. All copies show the same.
+#[derive(Debug, Clone, Default)]
+pub struct CurrentOverlay(Arc<Mutex<Option<Overlay>>>);
+
+impl CurrentOverlay {
+    /// The network; `None` if the dataplane has not seen one yet.
+    pub fn get(&self) -> Option<Overlay> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, overlay: &Overlay) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(overlay.clone());
+    }
+}
+
 /// Makes sure that the network is there and as it should be. One that differs is made anew, unless it has endpoints.
 ///
 /// # Errors
@@ -76,7 +92,11 @@ pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<O
     };
     if !found.policies.iter().any(Policy::is::<HostRoute>) {
         let host_route = vec![Policy::of(&HostRoute::default())];
-        hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route))?;
+        match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
+            // Not every build shows it.
+            Err(error) if error.class() == Class::AlreadyExists => {}
+            result => result?,
+        }
     }
     overlay(&found, spec)
 }

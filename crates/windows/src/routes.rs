@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{MacAddress, NodeState, RouteTarget};
+use tortie_dataplane::{Condition, MacAddress, NodeState, RouteTarget};
 use tortie_hcn::schema::{Modify, Network, Policy, RemoteSubnetRoute, RequestType};
-use tortie_hcn::{Guid, Hcn, HcnExt};
+use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{debug, info};
 
 use crate::Error;
@@ -19,8 +19,13 @@ struct Way {
     mac: Option<MacAddress>,
 }
 
-/// Makes the network's routes those of the state. What goes, goes first: HNS has one route for a prefix.
-pub(crate) fn sync(hcn: &(impl Hcn + ?Sized), network: Guid, state: &NodeState) -> Result<(), Error> {
+/// Makes the network's routes those of the state. What goes, goes first: HNS has one route for a prefix. Gives what HNS
+/// refuses of single routes; the others are in force.
+pub(crate) fn sync(
+    hcn: &(impl Hcn + ?Sized),
+    network: Guid,
+    state: &NodeState,
+) -> Result<Vec<Condition>, Error> {
     let mut missing = desired(state);
     let mut surplus = Vec::new();
     for policy in actual(&hcn.network(network)?) {
@@ -30,23 +35,48 @@ pub(crate) fn sync(hcn: &(impl Hcn + ?Sized), network: Guid, state: &NodeState) 
         }
     }
     if missing.is_empty() && surplus.is_empty() {
-        return Ok(());
+        return Ok(vec![]);
     }
     info!(add = missing.len(), remove = surplus.len(), "changing the routes to other nodes");
-    if !surplus.is_empty() {
-        hcn.modify_network(network, &Modify::policies(RequestType::Remove, surplus))?;
-    }
-    if !missing.is_empty() {
-        let policies = missing.iter().map(|(prefix, way)| Policy::of(&document(*prefix, way))).collect();
-        hcn.modify_network(network, &Modify::policies(RequestType::Add, policies))?;
-    }
+    let additions = missing.iter().map(|(prefix, way)| Policy::of(&document(*prefix, way))).collect();
+    let mut refused = send(hcn, network, &RequestType::Remove, surplus)?;
+    refused.extend(send(hcn, network, &RequestType::Add, additions)?);
     let read_back = actual(&hcn.network(network)?);
     let there: BTreeMap<Ipv4Net, Way> =
         read_back.iter().filter_map(|policy| policy.settings().ok().flatten().and_then(way)).collect();
     if there == desired(state) && there.len() == read_back.len() {
-        return Ok(());
+        return Ok(vec![]);
+    }
+    if !refused.is_empty() {
+        return Ok(refused);
     }
     Err(Error::NotTaken { object: format!("network {network}"), what: "RemoteSubnetRoute policies" })
+}
+
+/// Sends routes all at once, or one by one if HNS refuses that: one bad route shall not keep the others out.
+fn send(
+    hcn: &(impl Hcn + ?Sized),
+    network: Guid,
+    request: &RequestType,
+    policies: Vec<Policy>,
+) -> Result<Vec<Condition>, Error> {
+    let send = |policies| match hcn.modify_network(network, &Modify::policies(request.clone(), policies)) {
+        Ok(()) => Ok(None),
+        // The network is gone, or nothing is known.
+        Err(error) if matches!(error.class(), Class::NotFound | Class::Unavailable) => Err(error),
+        Err(error) => Ok(Some(error)),
+    };
+    if policies.is_empty() || send(policies.clone())?.is_none() {
+        return Ok(vec![]);
+    }
+    let mut refused = Vec::new();
+    for policy in policies {
+        if let Some(error) = send(vec![policy.clone()])? {
+            let message = format!("{request} of the route {}: {error}", policy.settings);
+            refused.push(Condition { reason: "RouteRefused", message });
+        }
+    }
+    Ok(refused)
 }
 
 fn actual(network: &Network) -> Vec<Policy> {

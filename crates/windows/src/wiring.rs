@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tortie_dataplane::{EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_hcn::schema::{
@@ -158,6 +159,11 @@ impl PodWiring for WindowsWiring {
 
     fn host_interface(&self, _: &EndpointId, container_id: &str) -> String {
         endpoint_name(container_id, NETWORK)
+    }
+
+    /// HNS answers an attachment when the port is there.
+    fn wait_until_live(&self, _interface: &PodInterface, _patience: Duration) -> bool {
+        true
     }
 
     fn check(&self, pod: &PodAttachment) -> Result<(), WiringError> {

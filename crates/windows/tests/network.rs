@@ -9,7 +9,7 @@ use node::*;
 use serde_json::json;
 use tortie_dataplane::{ClusterNetwork, Dataplane, Delta, LocalNode, MacAddress, Route, RouteTarget, Vtep};
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
-use tortie_hcn::{Call, Failure, HResult, HcnExt};
+use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
 use tortie_windows::{Error, NETWORK, OverlaySpec, ensure_overlay};
 
@@ -161,8 +161,18 @@ fn routes_are_mended_and_adopted() {
 
     // HNS forgets everything.
     node.hns.delete_network(network.id).unwrap();
-    assert_eq!(restarted.dataplane.resync(), Default::default());
+    let current = restarted.dataplane.current_overlay();
+    let old = current.get().unwrap();
+    let report = restarted.dataplane.resync();
     assert_eq!(routes(&node), before);
+    // The other nodes have to hear of the new MAC address.
+    let new = current.get().unwrap();
+    assert!(new.id != old.id && new.router_mac != old.router_mac);
+    let [told] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(told.reason, "OverlayRemade");
+    assert!(told.message.contains(&new.router_mac.to_string()), "{}", told.message);
+    restarted.announced = new.router_mac;
+    assert_eq!(restarted.apply(&[local_node()]), Default::default());
 }
 
 #[test]
@@ -183,6 +193,56 @@ fn a_failure_in_between_is_made_good_by_the_next_call() {
         assert_eq!(node.apply(&[]), Default::default());
         assert_eq!(routes(&node)[0].1, format!("172.16.0.{last}"));
     }
+}
+
+#[test]
+fn a_host_route_that_is_there_already_is_fine() {
+    let node = Node::usual();
+    // A build that does not show it.
+    let inner = node.hns.clone();
+    node.hns.set_fault(move |call| {
+        let Call::Query { .. } = call else { return None };
+        let mut shown: serde_json::Value = serde_json::from_str(&inner.inner().call(call).ok()?).unwrap();
+        shown["Policies"].as_array_mut()?.retain(|policy| policy["Type"] != "HostRoute");
+        Some(Ok(shown.to_string()))
+    });
+    node.hns.take();
+    ensure_overlay(&*node.hns, &spec()).unwrap();
+    assert_eq!(node.hns.take_changes().len(), 1, "it was asked for");
+}
+
+#[test]
+fn one_bad_route_does_not_keep_the_others_out() {
+    let mut node = Node::usual();
+    node.hns.set_fault(|call| {
+        let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.66.0/26"));
+        bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not this one")))
+    });
+    let prefixes = ["10.244.1.0/26", "10.244.66.0/26", "10.244.80.0/26"];
+    let mut deltas = vec![local_node(), own_block(), vtep("primary", 1)];
+    deltas.extend(prefixes.map(|prefix| route(prefix, "primary")));
+    let report = node.apply(&deltas);
+    let there: Vec<String> = routes(&node).into_iter().map(|(prefix, ..)| prefix).collect();
+    assert_eq!(there, ["10.244.1.0/26", "10.244.80.0/26"]);
+    let [told] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(told.reason, "RouteRefused");
+    assert!(
+        told.message.contains("10.244.66.0/26") && told.message.contains("not this one"),
+        "{}",
+        told.message
+    );
+    assert!(report.retry);
+    node.hns.clear_fault();
+    assert_eq!(node.apply(&[]), Default::default());
+    assert_eq!(routes(&node).len(), 3);
+    // One that cannot be taken away does not keep another in.
+    node.hns.set_fault(|call| {
+        let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.66.0/26"));
+        bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not this one")))
+    });
+    let report = node.apply(&[Delta::VtepRemoved("primary".into())]);
+    assert_eq!(routes(&node).len(), 1);
+    assert!(report.node[0].message.contains("Remove of the route"), "{report:?}");
 }
 
 #[test]

@@ -3,10 +3,14 @@
 mod endpoint;
 mod policy;
 mod pool;
+mod sets;
+mod tier;
 
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule, ServiceAccountMatch,
-    ServiceMatch,
+    ServiceMatch, StagedAction,
 };
 pub use pool::{EncapsulationMode, IpPool, IpPoolSpec};
+pub use sets::{NetworkSet, NetworkSetSpec};
+pub use tier::{Profile, ProfileSpec, Tier, TierDefault, TierSpec, WELL_KNOWN_TIERS};

@@ -75,6 +75,19 @@ pub struct PolicySpec {
     /// For host endpoints.
     #[serde(default)]
     pub apply_on_forward: bool,
+    /// A staged policy's only: `Set`, `Delete`, `Learn`, `Ignore`.
+    #[serde(default)]
+    pub staged_action: Option<StagedAction>,
+}
+
+/// What a staged policy would do if it were enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[expect(missing_docs, reason = "Calico's own words")]
+pub enum StagedAction {
+    Set,
+    Delete,
+    Learn,
+    Ignore,
 }
 
 /// One rule.
@@ -196,10 +209,16 @@ impl PolicySpec {
         }
     }
 
-    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
+    /// The tier that the policy belongs to.
+    #[must_use]
+    pub fn tier_name(&self) -> &str {
+        self.tier.as_deref().filter(|tier| !tier.is_empty()).unwrap_or("default")
+    }
+
+    pub(crate) fn validate(&self, staged: bool) -> Result<(), Vec<FieldError>> {
         let mut problems = Vec::new();
-        if self.tier.as_deref().is_some_and(|tier| tier != "default") {
-            problems.push(FieldError::new("spec.tier", "tiers other than \"default\" are not supported yet"));
+        if self.staged_action.is_some() && !staged {
+            problems.push(FieldError::new("spec.stagedAction", "is for staged policies only"));
         }
         for (set, field) in [
             (self.do_not_track, "spec.doNotTrack"),
@@ -220,7 +239,7 @@ impl PolicySpec {
 }
 
 impl Rule {
-    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+    pub(super) fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
         let mut wrong =
             |field: &str, problem: &str| problems.push(FieldError::new(format!("{path}.{field}"), problem));
         if self.ip_version.is_some_and(|version| version != 4 && version != 6) {

@@ -249,6 +249,11 @@ pub fn machine() -> Vec<String> {
     all
 }
 
+/// What the machine has now and had not before.
+pub fn appeared_since(before: &[String]) -> Vec<String> {
+    machine().into_iter().filter(|thing| !before.contains(thing)).collect()
+}
+
 /// One pod of the demo's namespace, on a node of the test's choice.
 pub fn pod(name: &str, node: &str, app: &str) -> String {
     format!(

@@ -101,6 +101,10 @@ impl Fabric {
             debug!(%sender, ?destination, "dropped a VXLAN packet: its inner MAC address is not ours");
             return vec![];
         }
+        if !plan.may_come_by_tunnel(packet.source()) {
+            debug!(%sender, source = %packet.source(), "dropped a VXLAN packet: its inner source is of this node");
+            return vec![];
+        }
         let pod = plan.pods.get(&packet.destination());
         let mtu = pod.map_or(MTU, |pod| pod.mtu);
         let packets = match complete(&packet, mtu as usize) {

@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) gateway: Ipv4Addr,
     /// Whether the node itself takes part (policy HostRoute).
     pub(crate) host_route: bool,
+    /// Whether inner sources of tunnel packets are looked at.
+    check_tunnel_sources: bool,
     /// The longest prefix first.
     pub(crate) remotes: Vec<Remote>,
     /// The attached endpoints by their addresses.
@@ -125,6 +127,7 @@ impl Plan {
             subnet: subnet.ip_address_prefix.parse().ok()?,
             gateway: subnet.routes.first()?.next_hop.parse().ok()?,
             host_route: network.policies.iter().any(|policy| policy.is::<HostRoute>()),
+            check_tunnel_sources: config.check_tunnel_sources,
             remotes: remotes(network),
             pods,
             sets,
@@ -138,6 +141,12 @@ impl Plan {
             remote.prefix.contains(&address) && own.is_none_or(|length| remote.prefix.prefix_len() > length)
         };
         self.remotes.iter().find(covers).filter(|_| address != self.provider)
+    }
+
+    /// Whether a packet with this source may come from another node.
+    pub(crate) fn may_come_by_tunnel(&self, source: Ipv4Addr) -> bool {
+        let own = source == self.provider || self.subnet.contains(&source) && self.remote(source).is_none();
+        !(self.check_tunnel_sources && own)
     }
 
     /// The node's own interface: the network's gateway, with the MAC address that other nodes send to.

@@ -143,6 +143,35 @@ fn a_pod_cannot_pretend_to_be_another() {
 }
 
 #[test]
+fn another_node_cannot_send_in_the_name_of_this_one() {
+    let mut node = Node::new(json!([]));
+    let provider = PROVIDER.to_string();
+    let own = [B, "10.244.3.7", GATEWAY, provider.as_str()];
+    for source in own {
+        let packet = tcp(source, 1000, A, 80, SYN, b"");
+        assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &packet), [], "{source}");
+    }
+    // An address of the subnet that the other node has by a longer route is its own.
+    let borrowed = json!({"ResourceType": "Policy", "RequestType": "Add", "Settings": {"Policies": [
+        {"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": "10.244.3.7/32", "IsolationId": 4096,
+            "ProviderAddress": OTHER_NODE, "DistributedRouterMacAddress": "66-00-00-00-00-02"}}]}});
+    node.state.modify_network(node.network, &borrowed.to_string(), &node.config).unwrap();
+    node.replan();
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp("10.244.3.7", 1000, A, 80, SYN, b"")).len(), 1);
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(B, 1000, A, 80, SYN, b"")), []);
+
+    node.config.check_tunnel_sources = false;
+    node.replan();
+    for source in own {
+        assert_eq!(
+            node.by_tunnel(OTHER_NODE, 4096, &tcp(source, 1000, A, 80, SYN, b"")).len(),
+            1,
+            "{source}"
+        );
+    }
+}
+
+#[test]
 fn to_another_node_and_back() {
     let mut node = Node::new(json!([]));
     let out = tcp(A, 1000, FAR, 80, SYN, b"");

@@ -1,7 +1,7 @@
 //! Programs and endpoints as chains.
 //!
 //! ```text
-//! forward ─ from a pod ─▶ from-workload ─ map ─▶ from-cali… (own address?) ─ goto ─▶ e-…-0 ─ Pass: goto ─▶ e-…-1
+//! forward ─ from a pod ─▶ from-workload ─ map ─▶ from-cali… (own address? established?) ─ goto ─▶ e-…-0 ─ Pass ─▶ …
 //!         └ to a pod ───▶ to-workload ─── map ─────────────────────────────── goto ─▶ i-…-0
 //! input ─── from a pod ─▶ from-workload …
 //! ```
@@ -21,7 +21,7 @@ use super::{Config, EndpointToHost};
 use crate::nftables::expr::state;
 use crate::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Rule, Set, SetRef,
-    SetSpec, Verdict,
+    SetSpec, Verdict, rule_length,
 };
 
 /// The names of what is always there.
@@ -41,6 +41,11 @@ const LOG_GROUP_EGRESS: u16 = 2;
 
 /// How deep chains may lead to one another, from the base chain (`NFT_JUMP_STACK_SIZE`). Three lie before a program.
 const MOST_CHAINS: usize = 12;
+
+/// The most rules of one direction of a program. So many, one after another, are milliseconds for each new flow.
+const MOST_RULES: usize = 20_000;
+/// The most bytes of messages of one direction of a program.
+const MOST_BYTES: usize = 8 << 20;
 
 /// One direction of a program, as chains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -82,16 +87,19 @@ pub fn closed(name: &str, program: &EndpointProgram, problem: String) -> Rendere
     }
 }
 
-/// One direction of a program. `exists` says which nftables sets there are.
+/// One direction of a program. `exists` says which nftables sets there are, and `room` how many bytes fit in one
+/// transaction.
 pub fn render(
     name: &str,
     program: &EndpointProgram,
     direction: Direction,
     state: &NodeState,
     exists: &dyn Fn(&str) -> bool,
+    room: usize,
 ) -> Rendered {
-    let mut writer =
-        Writer { name, direction, state, exists, chains: vec![Vec::new()], rendered: Rendered::default() };
+    let size = Size { most_bytes: MOST_BYTES.min(room), ..Size::default() };
+    let (chains, rendered) = (vec![Vec::new()], Rendered::default());
+    let mut writer = Writer { name, direction, state, exists, chains, rendered, size };
     if let Err(problem) = writer.program(program) {
         let mut closed = closed(name, program, problem);
         closed.sets = writer.rendered.sets;
@@ -114,6 +122,43 @@ struct Writer<'a> {
     exists: &'a dyn Fn(&str) -> bool,
     chains: Vec<Vec<Rule>>,
     rendered: Rendered,
+    size: Size,
+}
+
+/// How large a program has become.
+#[derive(Default)]
+struct Size {
+    most_bytes: usize,
+    rules: usize,
+    bytes: usize,
+    /// The policy with the most bytes, with its rules and bytes.
+    largest: Option<(PolicyId, usize, usize)>,
+}
+
+impl Size {
+    /// Counts a policy's rules; what to do if it is too much.
+    fn add(&mut self, policy: &PolicyId, rules: usize, bytes: usize) -> Result<(), String> {
+        (self.rules, self.bytes) = (self.rules + rules, self.bytes + bytes);
+        match &mut self.largest {
+            Some((largest, its_rules, its_bytes)) if largest == policy => {
+                (*its_rules, *its_bytes) = (*its_rules + rules, *its_bytes + bytes);
+            }
+            Some((_, _, most)) if *most >= bytes => {}
+            largest => *largest = Some((policy.clone(), rules, bytes)),
+        }
+        if self.rules <= MOST_RULES && self.bytes <= self.most_bytes {
+            return Ok(());
+        }
+        let largest = self.largest.as_ref().map(|(id, rules, bytes)| {
+            format!("; most of it is {id}, with {rules} rules and {} kB so far", bytes / 1000)
+        });
+        Err(format!(
+            "its policies are more than {MOST_RULES} nftables rules or {} kB{}: put their addresses into a network \
+             set, or join rules",
+            self.most_bytes / 1000,
+            largest.unwrap_or_default(),
+        ))
+    }
 }
 
 impl Writer<'_> {
@@ -159,7 +204,10 @@ impl Writer<'_> {
                 passes |= rule.action == Action::Pass;
                 for mut exprs in tests {
                     exprs.push(action.clone());
-                    self.rule(Rule::new(exprs, &comment));
+                    let rule = Rule::new(exprs, &comment);
+                    // Near enough: a chain that is a little too large after all is refused by the transaction.
+                    self.size.add(id, 1, rule_length(self.name, self.name, &rule))?;
+                    self.rule(rule);
                 }
             }
         }
@@ -196,7 +244,8 @@ pub fn short(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
-/// The chain for packets from a pod: only those from its own addresses go on to its program.
+/// The chain for packets from a pod: only those from its own addresses go on, be it in an established flow, which is not
+/// the pod's own if its packets carry another pod's address; and only those that begin a flow to its program.
 pub fn from_endpoint(endpoint: &Endpoint, program: &str) -> Chain {
     let foreign = [Family::V4, Family::V6].map(|family| {
         let own = endpoint.addresses.iter().filter(|address| Family::of(**address) == family);
@@ -208,6 +257,7 @@ pub fn from_endpoint(endpoint: &Endpoint, program: &str) -> Chain {
         Rule::new(exprs, "not from an address of its own")
     });
     let mut rules = foreign.to_vec();
+    rules.extend(by_flow());
     rules.push(verdict(Verdict::Goto(first_chain(program)), ""));
     Chain { base: None, rules }
 }
@@ -240,15 +290,32 @@ pub fn frame(config: &Config, state: &NodeState) -> (Vec<(String, Chain)>, Optio
     let chains = vec![
         (FORWARD.to_owned(), Chain { base: base(Hook::Forward), rules: from.chain(to).collect() }),
         (INPUT.to_owned(), Chain { base: base(Hook::Input), rules: input }),
-        (FROM_WORKLOAD.to_owned(), workload(MetaKey::InputInterface, FROM_MAP)),
-        (TO_WORKLOAD.to_owned(), workload(MetaKey::OutputInterface, TO_MAP)),
+        (FROM_WORKLOAD.to_owned(), from_workload(state)),
+        (TO_WORKLOAD.to_owned(), to_workload()),
     ];
     (chains, peers.map(|(_, set)| set))
 }
 
-/// Packets of established flows pass, those of none do not, and the rest is asked of the pod; an interface that is no
-/// pod's (yet, or any more) is closed.
-fn workload(interface: MetaKey, map: &str) -> Chain {
+/// Packets from pods go to the chain of their interface, whatever flow they belong to; but no tunnels of their own, as
+/// another node would take what is in them for packets of ours (`calico.md` 6.3).
+fn from_workload(state: &NodeState) -> Chain {
+    let network = state.node.as_ref().map(|node| node.network.clone()).unwrap_or_default();
+    let drop = || Expr::Verdict(Verdict::Drop);
+    let ipip = [super::matches::protocol_in(&[4], false), vec![drop()]].concat();
+    let vxlan = [udp_to(network.port), vec![drop()]].concat();
+    let tunnels = [Rule::new(vxlan, "no VXLAN from pods"), Rule::new(ipip, "no IPIP from pods")];
+    let rules = tunnels.into_iter().chain(by_interface(MetaKey::InputInterface, FROM_MAP)).collect();
+    Chain { base: None, rules }
+}
+
+/// Packets to pods of established flows pass, those of none do not, and the rest is asked of the pod.
+fn to_workload() -> Chain {
+    let rules = by_flow().into_iter().chain(by_interface(MetaKey::OutputInterface, TO_MAP)).collect();
+    Chain { base: None, rules }
+}
+
+/// Packets of established flows pass, and those of none do not.
+fn by_flow() -> [Rule; 2] {
     let in_state = |bits: u32, verdict| {
         let exprs = vec![
             Expr::CtState { register: 0 },
@@ -258,17 +325,16 @@ fn workload(interface: MetaKey, map: &str) -> Chain {
         ];
         Rule::new(exprs, "")
     };
+    [in_state(state::ESTABLISHED | state::RELATED, Verdict::Accept), in_state(state::INVALID, Verdict::Drop)]
+}
+
+/// The chain of the pod; an interface that is no pod's (yet, or any more) is closed.
+fn by_interface(interface: MetaKey, map: &str) -> [Rule; 2] {
     let to_pod = vec![
         Expr::Meta { register: 0, key: interface },
         Expr::VerdictMap { register: 0, set: SetRef::named(map) },
     ];
-    let rules = vec![
-        in_state(state::ESTABLISHED | state::RELATED, Verdict::Accept),
-        in_state(state::INVALID, Verdict::Drop),
-        Rule::new(to_pod, ""),
-        verdict(Verdict::Drop, "no pod's interface"),
-    ];
-    Chain { base: None, rules }
+    [Rule::new(to_pod, ""), verdict(Verdict::Drop, "no pod's interface")]
 }
 
 /// Interfaces of pods: by the beginning of their name, or by the whole of it.
@@ -325,11 +391,7 @@ fn vxlan_peers(state: &NodeState) -> Option<(u16, Set)> {
 
 /// VXLAN packets from elsewhere would put packets with any source behind the pods' policy.
 fn vxlan_guard(port: u16) -> Rule {
-    let mut exprs = super::matches::protocol_in(&[17], false);
-    exprs.extend([
-        Expr::Payload { register: 0, header: Header::Transport, offset: 2, length: 2 },
-        Expr::Cmp { register: 0, op: CmpOp::Equal, value: port.to_be_bytes().to_vec() },
-    ]);
+    let mut exprs = udp_to(port);
     exprs.extend(family_is(Family::V4));
     exprs.extend([
         load_address(Side::Source, Family::V4),
@@ -337,6 +399,15 @@ fn vxlan_guard(port: u16) -> Rule {
         Expr::Verdict(Verdict::Drop),
     ]);
     Rule::new(exprs, "VXLAN only from nodes")
+}
+
+fn udp_to(port: u16) -> Vec<Expr> {
+    let mut exprs = super::matches::protocol_in(&[17], false);
+    exprs.extend([
+        Expr::Payload { register: 0, header: Header::Transport, offset: 2, length: 2 },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: port.to_be_bytes().to_vec() },
+    ]);
+    exprs
 }
 
 fn jump(chain: &str) -> Expr {

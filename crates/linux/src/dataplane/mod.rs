@@ -5,11 +5,13 @@ mod matches;
 mod network;
 mod policy;
 mod sets;
+mod staged;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
-use tortie_dataplane::{Condition, Delta, NodeState, Report};
+use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report};
 
 pub(crate) use self::network::link_parameters;
 
@@ -18,11 +20,21 @@ use self::policy::{Dirty, PolicyTable};
 use crate::conntrack::Conntrack;
 use crate::{Error, Result};
 
+/// How often all is compared with the kernel while single pods wait. For those it is looked each time that the caller
+/// comes again.
+const FULL_RESYNC: Duration = Duration::from_secs(10);
+
 /// What an operator may set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// The name of the nftables table. It is ours alone.
     pub table: String,
+    /// Whether nobody else may change the table, where the kernel can see to that (Linux 6.9): then nobody opens the
+    /// pods by `nft flush ruleset`. Off, everybody may, and it is mended at the next resync.
+    pub guard_table: bool,
+    /// The most bytes of one nftables transaction; more are made of what is larger, with the pods that it concerns
+    /// closed meanwhile. The socket's buffer, 32 MB where it can be raised, is a limit in any case.
+    pub transaction_bytes: usize,
     /// How the names of pods' interfaces on the host begin. One that is no pod's is closed.
     pub workload_prefix: String,
     /// The name of the VXLAN link.
@@ -38,6 +50,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             table: "tortie".to_owned(),
+            guard_table: true,
+            transaction_bytes: usize::MAX,
             workload_prefix: "cali".to_owned(),
             vxlan_device: "vxlan.calico".to_owned(),
             endpoint_to_host: EndpointToHost::Accept,
@@ -62,8 +76,13 @@ pub struct Dataplane {
     policy: PolicyTable,
     network: Network,
     conntrack: Conntrack,
-    /// Addresses that no pod has any more, while connections of theirs may still be known.
-    released: BTreeSet<IpAddr>,
+    /// Since when all was last compared with the kernel, if since then nothing was wrong but that single pods wait, for
+    /// their links for instance.
+    waiting: Option<Instant>,
+    /// Whether routes and links have waited for policy.
+    network_behind: bool,
+    /// Addresses that sandboxes had, while connections of theirs may still be known: of which pod, and of which container.
+    released: BTreeSet<(IpAddr, EndpointId, String)>,
 }
 
 impl Dataplane {
@@ -75,15 +94,19 @@ impl Dataplane {
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
         let (network, conntrack) = (Network::open(config)?, Conntrack::open()?);
-        Ok(Self { state: NodeState::default(), policy, network, conntrack, released: BTreeSet::new() })
+        let (state, released) = Default::default();
+        Ok(Self { state, policy, network, conntrack, waiting: None, network_behind: false, released })
     }
 
     /// Takes deltas into the desired state, and says what they are about.
     fn take(&mut self, deltas: &[Delta]) -> Dirty {
         let mut dirty = Dirty::default();
         for delta in deltas {
-            if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta {
-                self.released.extend(self.state.endpoints.get(id).iter().flat_map(|old| &old.addresses));
+            if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta
+                && let Some(old) = self.state.endpoints.get(id)
+            {
+                let held = |address: &IpAddr| (*address, id.clone(), old.container_id.clone());
+                self.released.extend(old.addresses.iter().map(held));
             }
             self.state.apply(delta);
             dirty.note(delta);
@@ -91,19 +114,37 @@ impl Dataplane {
         dirty
     }
 
-    /// Forgets the connections of addresses that no pod has any more: who gets such an address next must not inherit
-    /// them.
+    /// Forgets the connections of addresses that their sandboxes have no more: who gets such an address next, or has it
+    /// already by the same change, must not inherit them.
     fn forget_released(&mut self) -> Result<()> {
         if self.released.is_empty() {
             return Ok(());
         }
-        for address in self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
-            self.released.remove(address);
-        }
-        let count = self.conntrack.forget(&self.released)?;
-        tracing::debug!(addresses = ?self.released, count, "forgot connections of released addresses");
+        let keeps = |(address, id, container): &(IpAddr, EndpointId, String)| {
+            let now = self.state.endpoints.get(id);
+            now.is_some_and(|now| now.container_id == *container && now.addresses.contains(address))
+        };
+        let gone = self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();
+        let count = self.conntrack.forget(&gone)?;
+        tracing::debug!(addresses = ?gone, count, "forgot connections of released addresses");
         self.released.clear();
         Ok(())
+    }
+
+    /// Does something about forwarding, routes and links, unless the table is not known to be in the kernel: what is
+    /// there then stays, and nothing new is opened.
+    fn network_if_policed(
+        &mut self,
+        changed: bool,
+        work: impl FnOnce(&mut Network, &NodeState, bool) -> Result<()>,
+    ) -> Result<()> {
+        let changed = changed || self.network_behind;
+        self.network_behind = !self.policy.is_in_kernel() && changed;
+        let done = match self.policy.is_in_kernel() {
+            true => work(&mut self.network, &self.state, changed),
+            false => Ok(()), // the report has a condition that says why
+        };
+        done.and(self.forget_released())
     }
 
     /// What happened to policy and to routes, as a report.
@@ -114,6 +155,11 @@ impl Dataplane {
             let reason = "PolicyNotInForce";
             report.retry = true;
             report.node.push(failure(reason, &error));
+            if self.network_behind {
+                let message =
+                    "forwarding, routes and links stay as they are until policy is in force".to_owned();
+                report.node.push(Condition { reason: "NetworkNotInForce", message });
+            }
             // It is unknown what holds for whom.
             for id in self.state.endpoints.keys() {
                 let message = format!("{id}: its policy may not be in force: {error}");
@@ -143,15 +189,26 @@ impl tortie_dataplane::Dataplane for Dataplane {
                     | Delta::PolicyRemoved(_)
             )
         };
-        let network = self.network.apply(&self.state, deltas.iter().any(touches_network));
-        let network = network.and(self.forget_released());
-        self.report(policy, network)
+        let changed = deltas.iter().any(touches_network);
+        let network =
+            self.network_if_policed(changed, |network, state, changed| network.apply(state, changed));
+        let report = self.report(policy, network);
+        if !report.retry || !report.node.is_empty() {
+            self.waiting = None;
+        }
+        report
     }
 
     fn resync(&mut self) -> Report {
+        if self.waiting.is_some_and(|since| since.elapsed() < FULL_RESYNC) {
+            return self.apply(&[]);
+        }
+        let started = Instant::now();
         let policy = self.policy.resync(&self.state);
-        let network = self.network.resync(&self.state).and(self.forget_released());
-        self.report(policy, network)
+        let network = self.network_if_policed(true, |network, state, _| network.resync(state));
+        let report = self.report(policy, network);
+        self.waiting = (report.retry && report.node.is_empty()).then_some(started);
+        report
     }
 }
 

@@ -11,6 +11,7 @@ use crate::route::{
     Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Route, RouteKind,
     RouteSocket, Vxlan,
 };
+use crate::sys::InterfaceIndex;
 use crate::{Error, Result, ethtool, interface_index, sysctl};
 
 /// The protocol number of our routes, which is Calico's (`calico.md` 6.6).
@@ -80,7 +81,7 @@ impl Network {
             sysctl::ensure("net/ipv4/ip_forward", "1")?;
         }
         let vxlan = self.vxlan_link(state)?;
-        let links = self.endpoint_links(state);
+        let links = self.endpoint_links(state)?;
         let desired = desired(state, vxlan, &links);
         let mut kernel = match self.kernel.take() {
             Some(kernel) => kernel,
@@ -92,8 +93,9 @@ impl Network {
         for (change, verdict) in changes.iter().zip(verdicts) {
             match verdict {
                 Err(error) if !is_gone(change, &error) => {
-                    certain = false;
-                    self.refused(state, change, &error);
+                    // A pod's route that was refused is not there; of the rest nothing new is known.
+                    let waits = self.refused(state, change, &error);
+                    certain &= waits && error.errno() != Some(libc::EEXIST);
                 }
                 _ => kernel.apply(change),
             }
@@ -102,8 +104,8 @@ impl Network {
         Ok(())
     }
 
-    /// Notes a refusal, with the endpoint that the change is about, if there is one.
-    fn refused(&mut self, state: &NodeState, change: &Change, error: &Error) {
+    /// Notes a refusal, with the endpoint that the change is about, and says whether there is one.
+    fn refused(&mut self, state: &NodeState, change: &Change, error: &Error) -> bool {
         self.retry = true;
         let (reason, message) = ("NetworkNotInForce", error.to_string());
         let is_of = |route: &Route, endpoint: &Endpoint| {
@@ -122,6 +124,7 @@ impl Network {
             }
             None => self.node.push(Condition { reason, message }),
         }
+        endpoint.is_some()
     }
 
     /// The changes that are needed. Of routes only ours are changed or deleted; one of somebody else in the place of
@@ -250,11 +253,12 @@ impl Network {
     }
 
     /// The indices of the pods' links that are there, with their kernel parameters set.
-    fn endpoint_links(&mut self, state: &NodeState) -> BTreeMap<String, u32> {
+    fn endpoint_links(&mut self, state: &NodeState) -> Result<BTreeMap<String, u32>> {
         let mut links = BTreeMap::new();
+        let indices = InterfaceIndex::open()?;
         for (id, endpoint) in &state.endpoints {
             let name = &endpoint.host_interface;
-            match self.prepare(name) {
+            match indices.of(name).and_then(|index| self.prepare(name, index)) {
                 Ok(index) => drop(links.insert(name.clone(), index)),
                 Err(error) => {
                     self.retry = true;
@@ -264,11 +268,10 @@ impl Network {
             }
         }
         self.prepared.retain(|name, _| links.contains_key(name));
-        links
+        Ok(links)
     }
 
-    fn prepare(&mut self, name: &str) -> Result<u32> {
-        let index = interface_index(name)?;
+    fn prepare(&mut self, name: &str, index: u32) -> Result<u32> {
         if self.prepared.get(name) != Some(&index) {
             link_parameters(name)?;
             self.prepared.insert(name.to_owned(), index);

@@ -10,20 +10,22 @@ use tortie_policy::program::{Member, PolicyId, SetId};
 use super::Config;
 use super::chains::{self, FROM_MAP, Rendered, TO_MAP, VXLAN_PEERS};
 use super::sets::{Part, kernel_sets, set, single};
-use crate::nftables::{Element, Field, Key, Nft, Op, SetSpec, Table, Transaction, Verdict, changes, diff};
+use crate::nftables::{Element, Field, Key, Nft, Op, SetSpec, Table, Verdict};
 use crate::{Error, Result};
 
 /// The table of policy, and what it is known to hold.
 #[derive(Debug)]
 pub struct PolicyTable {
-    nft: Nft,
-    config: Config,
+    pub(super) nft: Nft,
+    pub(super) config: Config,
+    /// The flags of the table, of which an old kernel knows none.
+    flags: u32,
     /// What the kernel has, as far as we know; `None` if we do not, and then it is read before it is changed.
     kernel: Option<Table>,
     /// One direction of a program, by name.
-    programs: BTreeMap<String, Rendered>,
+    pub(super) programs: BTreeMap<String, Rendered>,
     /// The names of the programs of each endpoint, and its interface.
-    endpoints: BTreeMap<EndpointId, Placed>,
+    pub(super) endpoints: BTreeMap<EndpointId, Placed>,
     /// Programs whose chains the kernel has refused, and what it said. They stay closed until a policy changes,
     /// or the next resync.
     refused: BTreeMap<String, String>,
@@ -31,24 +33,24 @@ pub struct PolicyTable {
 
 /// Where an endpoint is in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Placed {
-    interface: String,
-    ingress: String,
-    egress: String,
+pub(super) struct Placed {
+    pub(super) interface: String,
+    pub(super) ingress: String,
+    pub(super) egress: String,
 }
 
 /// What of the state has changed.
 #[derive(Debug, Default)]
 pub struct Dirty {
-    sets: BTreeMap<SetId, Touched>,
+    pub(super) sets: BTreeMap<SetId, Touched>,
     policies: BTreeSet<PolicyId>,
-    endpoints: BTreeSet<EndpointId>,
+    pub(super) endpoints: BTreeSet<EndpointId>,
     frame: bool,
 }
 
 /// What of a set has changed.
 #[derive(Debug, PartialEq, Eq)]
-enum Touched {
+pub(super) enum Touched {
     Members(BTreeSet<Member>),
     Whole,
 }
@@ -90,10 +92,10 @@ impl Dirty {
 
 /// A part of the table: the objects that a change is about, as they are and as they should be.
 #[derive(Debug, Default)]
-struct Change {
-    old: Table,
-    new: Table,
-    programs: BTreeMap<String, Option<Rendered>>,
+pub(super) struct Change {
+    pub(super) old: Table,
+    pub(super) new: Table,
+    pub(super) programs: BTreeMap<String, Option<Rendered>>,
     endpoints: BTreeMap<EndpointId, Option<Placed>>,
 }
 
@@ -101,7 +103,10 @@ impl PolicyTable {
     /// Opens a connection to the nftables of the calling thread's network namespace. Nothing is changed yet.
     pub fn open(config: Config) -> Result<Self> {
         let (programs, endpoints, refused) = Default::default();
-        Ok(Self { nft: Nft::open()?, config, kernel: None, programs, endpoints, refused })
+        let flags = if config.guard_table { Table::GUARDED } else { 0 };
+        let mut nft = Nft::open()?;
+        nft.limit_transactions(config.transaction_bytes);
+        Ok(Self { nft, config, flags, kernel: None, programs, endpoints, refused })
     }
 
     /// Makes true what has changed. After a failure everything is looked at again.
@@ -129,11 +134,22 @@ impl PolicyTable {
         self.adopt(state)
     }
 
+    /// Whether the table is known to be in the kernel.
+    pub fn is_in_kernel(&self) -> bool {
+        self.kernel.is_some()
+    }
+
     /// What is wrong with each endpoint's policy.
     pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
+        let contested = contested(self.endpoints.values());
         for (id, placed) in &self.endpoints {
-            let problems: BTreeSet<_> = [&placed.ingress, &placed.egress]
+            let interface = &placed.interface;
+            let taken = contested.contains(interface).then(|| Condition {
+                reason: "InterfaceContested",
+                message: format!("{id}: another pod has its interface {interface} too; both are closed"),
+            });
+            let mut problems: BTreeSet<_> = [&placed.ingress, &placed.egress]
                 .into_iter()
                 .filter_map(|name| self.programs.get(name)?.problem.clone())
                 .map(|problem| Condition {
@@ -141,6 +157,7 @@ impl PolicyTable {
                     message: format!("{id}: {problem}; nothing is let through in that direction"),
                 })
                 .collect();
+            problems.extend(taken);
             if !problems.is_empty() {
                 conditions.insert(id.clone(), problems.into_iter().collect());
             }
@@ -154,10 +171,20 @@ impl PolicyTable {
         self.kernel = None;
         loop {
             (self.programs, self.endpoints) = Default::default();
-            let everything = self.part(state, &Dirty::everything(state), &Table::default());
+            let mut everything = self.part(state, &Dirty::everything(state), &Table::default());
+            everything.new.flags = self.flags;
+            self.nft.check_owner(&self.config.table)?;
             let actual = self.nft.list(&self.config.table)?;
-            let transaction = diff(&self.config.table, &everything.new, actual.as_ref());
-            let committed = self.commit(&transaction);
+            let committed = self.put_whole(&everything.new, actual);
+            if self.flags != 0 && matches!(&committed, Err(error) if flags_unknown(error)) {
+                tracing::warn!(
+                    table = self.config.table,
+                    "this kernel cannot guard the table (Linux 6.9 can): others may change it, for instance by \
+                     `nft flush ruleset`, and it is mended at the next resync"
+                );
+                self.flags = 0;
+                continue;
+            }
             if let Err(Error::Transaction { op, refusal, .. }) = &committed
                 && let Op::SetRules(chain, _) = op.as_ref()
                 && let Some(program) =
@@ -178,6 +205,7 @@ impl PolicyTable {
 
     /// Changes only what has changed.
     fn change(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
+        let touched = &dirty.sets;
         let Some(mut kernel) = self.kernel.take() else { return self.adopt(state) };
         let (single_members, dirty_sets) = members(state, dirty, &kernel);
         let dirty = Dirty {
@@ -187,23 +215,10 @@ impl PolicyTable {
             frame: dirty.frame,
         };
         let change = if dirty.is_empty() { Change::default() } else { self.part(state, &dirty, &kernel) };
-        let ops = [single_members, changes(&change.new, &change.old)].concat();
-        let transaction = Transaction { table: self.config.table.clone(), ops };
-        self.commit(&transaction)?;
-
-        transaction.ops.iter().for_each(|op| kernel.apply(op));
+        let closing = self.concerned(touched, &dirty, &change);
+        self.put_part(&mut kernel, &change, single_members, &closing)?;
         self.kernel = Some(kernel);
         self.take(change.programs, change.endpoints);
-        Ok(())
-    }
-
-    fn commit(&mut self, transaction: &Transaction) -> Result<()> {
-        if transaction.ops.is_empty() {
-            return Ok(());
-        }
-        let started = std::time::Instant::now();
-        self.nft.commit(transaction)?;
-        tracing::debug!(changes = transaction.ops.len(), took = ?started.elapsed(), "nftables changed");
         Ok(())
     }
 
@@ -276,6 +291,12 @@ impl PolicyTable {
             });
             change.endpoints.insert(id.clone(), placed);
         }
+        // A pod that had the same interface stays, and has it for itself now.
+        for endpoint in state.endpoints.values() {
+            if let Some(chain @ None) = chains.get_mut(&chains::from_chain(&endpoint.host_interface)) {
+                *chain = Some(chains::from_endpoint(endpoint, &place(endpoint).egress));
+            }
+        }
         for (name, chain) in chains {
             change.replace_chain(kernel, &name, chain);
         }
@@ -331,7 +352,7 @@ impl PolicyTable {
             let untouched = kernel.sets.contains_key(name) && !change.old.sets.contains_key(name);
             untouched || change.new.sets.contains_key(name)
         };
-        chains::render(name, &endpoint.program, direction, state, &exists)
+        chains::render(name, &endpoint.program, direction, state, &exists, self.nft.room())
     }
 
     /// Puts the chains of the programs that change in the place of the old ones.
@@ -353,7 +374,9 @@ impl PolicyTable {
         let mut placed: BTreeMap<_, _> =
             self.endpoints.iter().map(|(id, placed)| (id, Some(placed))).collect();
         placed.extend(change.endpoints.iter().map(|(id, placed)| (id, placed.as_ref())));
-        let placed: Vec<_> = placed.into_values().flatten().collect();
+        let mut placed: Vec<_> = placed.into_values().flatten().collect();
+        let contested = contested(placed.iter().copied());
+        placed.retain(|placed| !contested.contains(&placed.interface));
         let map = |chain: &dyn Fn(&Placed) -> String| {
             let goto = |placed: &&Placed| {
                 Element::verdict(Key::interface(&placed.interface), Verdict::Goto(chain(placed)))
@@ -392,6 +415,24 @@ impl Change {
             self.new.chains.insert(name.to_owned(), new);
         }
     }
+}
+
+/// The interfaces that more than one endpoint claims.
+fn contested<'a>(placed: impl Iterator<Item = &'a Placed>) -> BTreeSet<String> {
+    let (mut seen, mut contested) = (BTreeSet::new(), BTreeSet::new());
+    for placed in placed {
+        if !seen.insert(&placed.interface) {
+            contested.insert(placed.interface.clone());
+        }
+    }
+    contested
+}
+
+/// Whether the kernel does not know the table's flags. Linux says EINVAL or EOPNOTSUPP, by version.
+fn flags_unknown(error: &Error) -> bool {
+    let Error::Transaction { op, .. } = error else { return false };
+    matches!(op.as_ref(), Op::AddTable(flags) if *flags != 0)
+        && matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 fn place(endpoint: &Endpoint) -> Placed {

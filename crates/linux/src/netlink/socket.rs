@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::message::{
     Incoming, Meaning, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, Refusal, Reply, Request, split,
 };
-use crate::sys::{bind, set_option, socket};
+use crate::sys::{bind, netlink_port, set_option, socket};
 use crate::{Error, Result};
 
 /// Which part of the kernel to talk to.
@@ -25,6 +25,7 @@ pub struct Socket {
     sequence: u32,
     buffer: Vec<u8>,
     send_buffer: usize,
+    port: u32,
 }
 
 /// The buffers that are asked for, in bytes; the kernel gives twice that. 100,000 set elements are a transaction of
@@ -61,7 +62,8 @@ impl Socket {
         address.nl_family = libc::AF_NETLINK as u16;
         bind(socket.as_fd(), &address).map_err(failed("bind it"))?;
         let send_buffer = set_buffers(socket.as_fd()).map_err(failed("set its buffers"))?;
-        Ok(Self { socket, sequence: 0, buffer: vec![0; RECEIVE_BUFFER], send_buffer })
+        let port = netlink_port(socket.as_fd()).map_err(failed("ask for its port id"))?;
+        Ok(Self { socket, sequence: 0, buffer: vec![0; RECEIVE_BUFFER], send_buffer, port })
     }
 
     /// Has the kernel also tell of changes of these kinds (`RTNLGRP_…`, `NFNLGRP_…`); read them by
@@ -185,6 +187,11 @@ impl Socket {
             }
         }
         Ok(answers)
+    }
+
+    /// What the kernel knows the socket by, in this network namespace.
+    pub(crate) fn port(&self) -> u32 {
+        self.port
     }
 
     /// The most bytes that one send can take.

@@ -25,22 +25,26 @@ pub struct Piece {
     pub requests: Vec<Request>,
 }
 
-/// The messages of a transaction, in the pieces in which it can be cut if it must be: after each of them no packet
-/// gets through that neither the state before nor the state after lets through.
-pub fn encode(transaction: &Transaction) -> Vec<Piece> {
-    let mut encoder = Encoder { table: &transaction.table, next_set_id: 1 };
+impl Piece {
+    /// Its bytes.
+    pub fn length(&self) -> usize {
+        self.requests.iter().map(Request::length).sum()
+    }
+}
+
+/// The messages of a transaction, in the pieces in which it can be cut: a chain's rules stay together, as its
+/// anonymous sets are known in one transaction only; elements may come and go one message after another, each of which
+/// fits where there is `room` for so many bytes.
+pub fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
+    let elements_room = ELEMENTS_ROOM.min(room / 2);
+    let mut encoder = Encoder { table: &transaction.table, next_set_id: 1, elements_room };
     let mut pieces: Vec<Piece> = Vec::new();
     for (index, op) in transaction.ops.iter().enumerate() {
         let requests = encoder.op(op);
-        let previous = index.checked_sub(1).and_then(|before| transaction.ops.get(before));
-        let next = transaction.ops.get(index + 1);
-        match pieces.last_mut() {
-            Some(piece) if previous.is_some_and(|previous| together(previous, op)) => {
-                piece.requests.extend(requests)
-            }
-            _ if divisible(op) && !next.is_some_and(|next| together(op, next)) => {
-                pieces
-                    .extend(requests.into_iter().map(|request| Piece { op: index, requests: vec![request] }));
+        match op {
+            Op::AddElements(..) | Op::DeleteElements(..) => {
+                let single = |request| Piece { op: index, requests: vec![request] };
+                pieces.extend(requests.into_iter().map(single));
             }
             _ => pieces.push(Piece { op: index, requests }),
         }
@@ -48,18 +52,10 @@ pub fn encode(transaction: &Transaction) -> Vec<Piece> {
     pieces
 }
 
-/// Elements may come and go one by one.
-fn divisible(op: &Op) -> bool {
-    matches!(op, Op::AddElements(..) | Op::DeleteElements(..))
-}
-
-/// But what takes the place of others may not leave a gap; nor may a table that is made anew.
-fn together(first: &Op, second: &Op) -> bool {
-    match (first, second) {
-        (Op::DeleteElements(one, ..), Op::AddElements(other, ..)) => one == other,
-        (Op::DeleteTable, _) => true,
-        _ => false,
-    }
+/// The bytes of a rule in a chain of that name, with all that it needs.
+pub fn rule_length(table: &str, chain: &str, rule: &Rule) -> usize {
+    let mut encoder = Encoder { table, next_set_id: 1, elements_room: ELEMENTS_ROOM };
+    encoder.set_rules(chain, std::slice::from_ref(rule)).iter().map(Request::length).sum()
 }
 
 /// The message that begins a transaction.
@@ -93,6 +89,8 @@ struct Encoder<'a> {
     table: &'a str,
     /// Ids name sets inside one transaction only.
     next_set_id: u32,
+    /// How many bytes of elements a message may have before it is ended.
+    elements_room: usize,
 }
 
 impl Encoder<'_> {
@@ -214,7 +212,7 @@ impl Encoder<'_> {
         let mut list = Vec::new();
         for (index, element) in elements.iter().enumerate() {
             put_element(&mut list, spec, element);
-            if list.len() < ELEMENTS_ROOM && index + 1 < elements.len() {
+            if list.len() < self.elements_room && index + 1 < elements.len() {
                 continue;
             }
             requests.push(self.message(kind, flags, |to| {
@@ -310,6 +308,7 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
 // The numbers of `enum nft_table_attributes` and the like. The name of the table is 1 everywhere.
 pub const NFTA_TABLE: u16 = 1;
 pub const NFTA_TABLE_FLAGS: u16 = 2;
+pub const NFTA_TABLE_OWNER: u16 = 7;
 pub const NFTA_CHAIN_NAME: u16 = 3;
 pub const NFTA_CHAIN_HOOK: u16 = 4;
 pub const NFTA_CHAIN_POLICY: u16 = 5;

@@ -15,9 +15,11 @@ use std::collections::BTreeMap;
 
 pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 pub use model::{BaseChain, Chain, ChainKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value};
-pub(crate) use transaction::changes;
 pub use transaction::{Op, Transaction, diff, diff_elements};
+pub(crate) use transaction::{changeable, changes, created};
 
+use self::encode::Piece;
+pub(crate) use self::encode::rule_length;
 use crate::netlink::attribute::put_text;
 use crate::netlink::{Family, Reply, Request, Socket};
 use crate::{Error, Result};
@@ -26,6 +28,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Nft {
     socket: Socket,
+    /// The most bytes of one transaction.
+    limit: usize,
 }
 
 /// How often a table or a set is read again when it changes meanwhile.
@@ -37,39 +41,65 @@ impl Nft {
     /// # Errors
     /// The call that failed.
     pub fn open() -> Result<Self> {
-        Ok(Self { socket: Socket::open(Family::Netfilter)? })
+        let socket = Socket::open(Family::Netfilter)?;
+        let limit = socket.send_limit();
+        Ok(Self { socket, limit })
     }
 
-    /// Makes the changes, all or none. Where they do not fit into the socket's buffer (an ordinary user in a user
-    /// namespace cannot raise it beyond `net.core.wmem_max`), they are made in several transactions, one after another,
-    /// cut where no intermediate state lets through what neither the old nor the new one does; then those before the
-    /// one that failed stay made.
+    /// Makes no transaction larger than this many bytes, nor than the socket's buffer.
+    pub fn limit_transactions(&mut self, bytes: usize) {
+        self.limit = bytes.min(self.socket.send_limit());
+    }
+
+    /// How many bytes of messages fit in one transaction.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.limit.saturating_sub(BATCH_ENDS)
+    }
+
+    /// Whether the changes fit in one transaction.
+    #[must_use]
+    pub fn fits(&self, transaction: &Transaction) -> bool {
+        encode::encode(transaction, self.room()).iter().map(Piece::length).sum::<usize>() <= self.room()
+    }
+
+    /// Makes the changes, all or none.
     ///
     /// # Errors
-    /// The chain or set that the kernel refused, and why.
+    /// The chain or set that the kernel refused, and why; `EMSGSIZE` and the largest change where they do not fit in
+    /// one transaction.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<()> {
-        let limit = self.socket.send_limit();
-        let mut batch = Vec::new();
-        let mut size = 0;
-        let mut batches = 1;
-        for piece in encode::encode(transaction) {
-            let length: usize = piece.requests.iter().map(Request::length).sum();
-            if size + length + BATCH_ENDS > limit && !batch.is_empty() {
+        let pieces = encode::encode(transaction, self.room());
+        if pieces.iter().map(Piece::length).sum::<usize>() > self.room() {
+            return Err(too_large(transaction, pieces.iter().max_by_key(|piece| piece.length())));
+        }
+        let requests = |piece: Piece| piece.requests.into_iter().map(move |request| (piece.op, request));
+        self.send(transaction, pieces.into_iter().flat_map(requests).collect())
+    }
+
+    /// Makes the changes in their order, in as many transactions as it takes, and says how many. The rules of a chain
+    /// are set at once, elements come and go one by one. Packets meet every state in between, which must be fit for
+    /// that. After a failure the transactions before it stay made.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit); what fits in no transaction is refused before anything is done.
+    pub fn commit_in_order(&mut self, transaction: &Transaction) -> Result<usize> {
+        let pieces = encode::encode(transaction, self.room());
+        if let Some(piece) = pieces.iter().find(|piece| piece.length() > self.room()) {
+            return Err(too_large(transaction, Some(piece)));
+        }
+        let (mut batch, mut size, mut transactions) = (Vec::new(), 0, 0);
+        for piece in pieces {
+            let length = piece.length();
+            if size + length > self.room() {
                 self.send(transaction, std::mem::take(&mut batch))?;
-                (size, batches) = (0, batches + 1);
+                (size, transactions) = (0, transactions + 1);
             }
             size += length;
             batch.extend(piece.requests.into_iter().map(|request| (piece.op, request)));
         }
-        if batches > 1 {
-            tracing::warn!(
-                batches,
-                limit,
-                "the changes were made in several nftables transactions, as the socket's buffer is small; root, or a \
-                 larger net.core.wmem_max, makes it one"
-            );
-        }
-        self.send(transaction, batch)
+        self.send(transaction, batch)?;
+        Ok(transactions + 1)
     }
 
     /// Sends one batch of messages, each with the place of its change.
@@ -94,10 +124,11 @@ impl Nft {
                 None => Error::refused("take the transaction", format!("table {table}"))(refusal),
             });
         }
-        match answered {
-            true => Ok(()),
-            false => Err(failed(std::io::Error::other("it did not answer"))),
+        if !answered {
+            return Err(failed(std::io::Error::other("it did not answer")));
         }
+        tracing::debug!(table, messages = ops.len(), "an nftables transaction is in force");
+        Ok(())
     }
 
     /// Reads a table with all that is in it; `None` where there is none of that name.
@@ -107,25 +138,41 @@ impl Nft {
     pub fn list(&mut self, table: &str) -> Result<Option<Table>> {
         for _ in 0..LIST_ATTEMPTS {
             let before = self.table(table)?;
-            let Some((flags, generation)) = before else { return Ok(None) };
-            let listed = self.content(table, flags);
-            if self.table(table)? == Some((flags, generation)) {
+            let Some(header) = before else { return Ok(None) };
+            let listed = self.content(table, header.flags);
+            if self.table(table)? == Some(header) {
                 return listed.map(Some);
             }
         }
         Err(busy(format!("table {table}")))
     }
 
-    /// The flags of a table, and the generation of the ruleset.
-    fn table(&mut self, name: &str) -> Result<Option<(u32, Option<u16>)>> {
+    /// Whether the table may be changed by this connection: nobody owns it, or it is there not at all.
+    ///
+    /// # Errors
+    /// [`Error::TableOwned`] where another connection owns it; the kernel's refusal to list it.
+    pub fn check_owner(&mut self, table: &str) -> Result<()> {
+        match self.table(table)?.and_then(|header| header.owner) {
+            Some(owner) if owner != self.socket.port() => {
+                Err(Error::TableOwned { table: table.to_owned(), owner })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn table(&mut self, name: &str) -> Result<Option<TableHeader>> {
         let tables = self.dump(libc::NFT_MSG_GETTABLE, name, |_| ())?;
         let table = tables.iter().find(|table| {
             let data = decode::attributes(table);
             data.text(encode::NFTA_TABLE).as_deref() == Some(name)
         });
         Ok(table.map(|reply| {
-            let flags = decode::attributes(reply).u32_be(encode::NFTA_TABLE_FLAGS).unwrap_or(0);
-            (flags, decode::generation(reply))
+            let data = decode::attributes(reply);
+            TableHeader {
+                flags: data.u32_be(encode::NFTA_TABLE_FLAGS).unwrap_or(0),
+                owner: data.u32_be(encode::NFTA_TABLE_OWNER),
+                generation: decode::generation(reply),
+            }
         }))
     }
 
@@ -182,6 +229,25 @@ impl Nft {
         let is_ours =
             |reply: &Reply| decode::attributes(reply).text(encode::NFTA_TABLE).as_deref() == Some(table);
         Ok(replies.into_iter().filter(is_ours).collect())
+    }
+}
+
+/// What the kernel says of a table itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TableHeader {
+    flags: u32,
+    /// The port id of the socket that owns it.
+    owner: Option<u32>,
+    /// The generation of the whole ruleset.
+    generation: Option<u16>,
+}
+
+fn too_large(transaction: &Transaction, piece: Option<&Piece>) -> Error {
+    let refusal = std::io::Error::from_raw_os_error(libc::EMSGSIZE);
+    let table = transaction.table.clone();
+    match piece.and_then(|piece| transaction.ops.get(piece.op)) {
+        Some(op) => Error::Transaction { table, op: Box::new(op.clone()), refusal: refusal.into() },
+        None => Error::refused("take the transaction", format!("table {table}"))(refusal),
     }
 }
 

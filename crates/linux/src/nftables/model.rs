@@ -22,6 +22,10 @@ impl Table {
     pub const OWNER: u32 = 2;
     /// `NFT_TABLE_F_PERSIST` (Linux 6.9): with [`OWNER`](Self::OWNER), the table stays and waits for a new owner.
     pub const PERSIST: u32 = 4;
+
+    /// Ours while we live, and kept for who comes after us: nobody else can delete or change it, not even
+    /// `nft flush ruleset`.
+    pub const GUARDED: u32 = Self::OWNER | Self::PERSIST;
 }
 
 /// A chain of rules.

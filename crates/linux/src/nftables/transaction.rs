@@ -73,25 +73,32 @@ impl fmt::Display for Op {
 #[must_use]
 pub fn diff(table: &str, desired: &Table, actual: Option<&Table>) -> Transaction {
     let ops = match actual {
-        Some(actual) if changeable(desired, actual) => changes(desired, actual),
+        Some(actual) if changeable(desired, actual) => {
+            // The table of a process that has ended is taken over by setting its flags again.
+            let adoption = (desired.flags != actual.flags).then_some(Op::AddTable(desired.flags));
+            adoption.into_iter().chain(changes(desired, actual)).collect()
+        }
         Some(_) => [vec![Op::DeleteTable], created(desired)].concat(),
         None => created(desired),
     };
     Transaction { table: table.to_owned(), ops }
 }
 
-fn changeable(desired: &Table, actual: &Table) -> bool {
+/// Whether one can be changed into the other without making the table anew.
+pub(crate) fn changeable(desired: &Table, actual: &Table) -> bool {
     let same_set =
         |(name, set): (&String, &Set)| actual.sets.get(name).is_none_or(|other| other.spec == set.spec);
     let same_chain = |(name, chain): (&String, &Chain)| {
         actual.chains.get(name).is_none_or(|other| other.base == chain.base)
     };
-    desired.flags == actual.flags
+    let orphan = desired.flags == Table::GUARDED && actual.flags == Table::PERSIST;
+    (desired.flags == actual.flags || orphan)
         && desired.sets.iter().all(same_set)
         && desired.chains.iter().all(same_chain)
 }
 
-fn created(desired: &Table) -> Vec<Op> {
+/// The changes that make a table where there is none.
+pub(crate) fn created(desired: &Table) -> Vec<Op> {
     let empty = Table { flags: desired.flags, ..Table::default() };
     let mut ops = vec![Op::AddTable(desired.flags)];
     ops.extend(changes(desired, &empty));

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use netlink_packet_core::{Emitable, ParseableParametrized};
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    InfoData, InfoKind, InfoVeth, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, State,
 };
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
@@ -242,6 +242,12 @@ pub fn link(reply: &Reply) -> Option<Link> {
         }
     }
     Some(link)
+}
+
+/// Whether the kernel says that a link passes packets (`IF_OPER_UP`, RFC 2863), and not only that it should.
+pub fn is_operating(reply: &Reply) -> bool {
+    let Some(RouteNetlinkMessage::NewLink(message)) = parse(reply) else { return false };
+    message.attributes.contains(&LinkAttribute::OperState(State::Up))
 }
 
 fn read_link_info(link: &mut Link, info: Vec<LinkInfo>) {

@@ -89,6 +89,18 @@ impl RouteSocket {
         }
     }
 
+    /// Whether the link of this name is there and operating: both ends are up, and its queue is active.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn is_operating(&mut self, name: &str) -> Result<bool> {
+        match self.socket.get(&codec::get_link(name)) {
+            Ok(replies) => Ok(replies.iter().any(codec::is_operating)),
+            Err(refusal) if refusal.source.raw_os_error() == Some(libc::ENODEV) => Ok(false),
+            Err(refusal) => Err(Error::refused("show the link", name)(refusal)),
+        }
+    }
+
     /// All addresses.
     ///
     /// # Errors

@@ -38,12 +38,18 @@ pub struct Node {
     pub dataplane: Dataplane,
     pub wiring: Wiring,
     pub state: NodeState,
+    config: Config,
     _underlay: Underlay,
 }
 
 impl Node {
     /// The node of this number: 172.31.0.n on the underlay, tunnel address 10.65.n.0, pods in 10.65.n.0/26.
     pub fn new(underlay: &Underlay, number: u8) -> Self {
+        Self::with(underlay, number, Config::default())
+    }
+
+    /// The same, with settings of its own.
+    pub fn with(underlay: &Underlay, number: u8, config: Config) -> Self {
         let namespace = NetNs::create().unwrap();
         super::cable(&underlay.0, &format!("node{number}"), &namespace, "eth0");
         underlay
@@ -60,16 +66,17 @@ impl Node {
                 let link = interface_index("eth0").unwrap();
                 let address = Address { link, address: node_address(number).into(), prefix_length: 24 };
                 RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
-                let config = Config::default();
                 (Dataplane::open(config.clone()).unwrap(), Wiring::open(&config).unwrap())
             })
             .unwrap();
-        Self { namespace, dataplane, wiring, state: NodeState::default(), _underlay: underlay.clone() }
+        let (state, _underlay) = (NodeState::default(), underlay.clone());
+        Self { namespace, dataplane, wiring, state, config, _underlay }
     }
 
     /// Starts the dataplane of a new process in the place of the old one.
     pub fn restart(&mut self) {
-        self.dataplane = self.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+        let config = self.config.clone();
+        self.dataplane = self.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
         let deltas = super::deltas(&NodeState::default(), &self.state);
         assert_eq!(self.apply(&deltas), Report::default());
     }
@@ -201,8 +208,9 @@ impl Pod {
     }
 }
 
-/// What is dropped is told by nobody: only time tells.
-const UNREACHED: Duration = Duration::from_millis(400);
+/// What is dropped is told by nobody: only time tells. A first packet may be lost while the kernel brings a new link's
+/// queue up (a kworker does it, which waits for the lock of all links); TCP sends it again after a second.
+const UNREACHED: Duration = Duration::from_millis(1_800);
 
 pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).ok()?;
@@ -244,4 +252,12 @@ pub fn open_profile(state: &mut NodeState) {
 pub fn ingress(policies: &[&str], end: EndOfTier) -> EndpointProgram {
     let policies = policies.iter().map(|name| policy_id(name)).collect();
     EndpointProgram { ingress: vec![TierProgram { name: "default".to_owned(), policies, end }], ..open() }
+}
+
+/// How many connections the node knows.
+pub fn entries(node: &Node) -> u32 {
+    let text =
+        node.namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
+    let text = text.unwrap();
+    u32::from_str_radix(text.lines().nth(1).unwrap().split_whitespace().next().unwrap(), 16).unwrap()
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test uses a part
 
 pub mod cluster;
+pub mod filtering;
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;

@@ -16,7 +16,7 @@ use super::TlsIdentity;
 use super::generated::store_client::StoreClient;
 use super::message::{self, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
 use super::server::MAX_MESSAGE_BYTES;
-use crate::{Listing, Revision, Store, StoreError, Stored, Watch};
+use crate::{Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write};
 
 /// The name that the certificate of the service must carry.
 const SERVICE_NAME: &str = "tortie-store";
@@ -70,20 +70,9 @@ impl Remote {
         Self { client }
     }
 
-    async fn write(
-        &self,
-        key: &Key,
-        value: Option<&Value>,
-        expected: Option<Revision>,
-    ) -> Result<Revision, StoreError> {
-        let request = WriteRequest { key: Some(key.into()), json: value.map(Value::to_string), expected };
-        let reply = self.client.clone().write(request).await.map_err(error)?.into_inner();
-        match reply.refusal() {
-            Refusal::None => Ok(reply.revision),
-            Refusal::NotFound => Err(StoreError::NotFound(key.clone())),
-            Refusal::AlreadyExists => Err(StoreError::AlreadyExists(key.clone())),
-            Refusal::Conflict => Err(StoreError::Conflict(key.clone())),
-        }
+    async fn write(&self, write: Write) -> Result<Revision, StoreError> {
+        let revisions = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
+        revisions.into_iter().next().ok_or_else(unanswered)
     }
 }
 
@@ -102,17 +91,33 @@ impl Store for Remote {
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
-        let revision = self.write(key, Some(&value), None).await?;
+        let revision = self.write(Write::Create(key.clone(), value.clone())).await?;
         Ok(Stored { key: key.clone(), value, revision })
     }
 
     async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
-        let revision = self.write(key, Some(&value), Some(expected)).await?;
+        let revision = self.write(Write::Update(key.clone(), value.clone(), expected)).await?;
         Ok(Stored { key: key.clone(), value, revision })
     }
 
     async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
-        self.write(key, None, expected).await
+        self.write(Write::Delete(key.clone(), expected)).await
+    }
+
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
+        let keys: Vec<Key> = writes.iter().map(|write| write.key().clone()).collect();
+        let request = WriteRequest { writes: writes.into_iter().map(Into::into).collect() };
+        let reply = self.client.clone().write(request).await.map_err(error)?.into_inner();
+        let (refusal, done) = (reply.refusal(), reply.revisions);
+        let next = keys.get(done.len()).cloned();
+        let error = match (refusal, next) {
+            (Refusal::None, None) => return Ok(done),
+            (Refusal::NotFound, Some(key)) => StoreError::NotFound(key),
+            (Refusal::AlreadyExists, Some(key)) => StoreError::AlreadyExists(key),
+            (Refusal::Conflict, Some(key)) => StoreError::Conflict(key),
+            (Refusal::None, Some(_)) | (_, None) => unanswered(),
+        };
+        Err(Stopped { done, error })
     }
 
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
@@ -131,6 +136,10 @@ impl Store for Remote {
         let events = events.map(|event| message::event(event.map_err(error)?));
         Ok(events.chain(futures::stream::iter([Err(ended)])).boxed())
     }
+}
+
+fn unanswered() -> StoreError {
+    StoreError::Damaged("the answer has not as many revisions as there were writes".to_owned())
 }
 
 fn error(status: Status) -> StoreError {

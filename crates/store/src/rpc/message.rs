@@ -2,7 +2,7 @@
 
 use tortie_api::{Key, Kind};
 
-use crate::{Event, StoreError, Stored};
+use crate::{Event, StoreError, Stored, Write};
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ObjectKey {
@@ -50,9 +50,9 @@ pub(crate) struct ListReply {
     pub(crate) revision: u64,
 }
 
-/// Create (json, no `expected`, `must_exist` false), update (json, `expected`) or delete (no json).
+/// Create (json, no `expected`), update (json, `expected`) or delete (no json).
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct WriteRequest {
+pub(crate) struct OneWrite {
     #[prost(message, optional, tag = "1")]
     pub(crate) key: Option<ObjectKey>,
     #[prost(string, optional, tag = "2")]
@@ -61,11 +61,18 @@ pub(crate) struct WriteRequest {
     pub(crate) expected: Option<u64>,
 }
 
-/// A refusal is part of the answer, so that it keeps its type.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct WriteRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) writes: Vec<OneWrite>,
+}
+
+/// The revisions of the writes that are done. A refusal, of the next one, is part of the answer, so that it keeps its
+/// type.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WriteReply {
-    #[prost(uint64, tag = "1")]
-    pub(crate) revision: u64,
+    #[prost(uint64, repeated, tag = "1")]
+    pub(crate) revisions: Vec<u64>,
     #[prost(enumeration = "Refusal", tag = "2")]
     pub(crate) refusal: i32,
 }
@@ -111,6 +118,19 @@ impl From<Stored> for Object {
     }
 }
 
+impl From<Write> for OneWrite {
+    fn from(write: Write) -> Self {
+        let key = Some(write.key().into());
+        match write {
+            Write::Create(_, value) => Self { key, json: Some(value.to_string()), expected: None },
+            Write::Update(_, value, expected) => {
+                Self { key, json: Some(value.to_string()), expected: Some(expected) }
+            }
+            Write::Delete(_, expected) => Self { key, json: None, expected },
+        }
+    }
+}
+
 impl From<Event> for WatchEvent {
     fn from(event: Event) -> Self {
         match event {
@@ -132,6 +152,17 @@ pub(crate) fn kind(plural: &str) -> Result<Kind, StoreError> {
 pub(crate) fn key(key: Option<ObjectKey>) -> Result<Key, StoreError> {
     let key = key.ok_or_else(|| StoreError::Damaged("a message has no key".to_owned()))?;
     Ok(Key { kind: kind(&key.kind)?, namespace: key.namespace, name: key.name })
+}
+
+pub(crate) fn write(message: OneWrite) -> Result<Write, StoreError> {
+    let key = key(message.key)?;
+    let Some(json) = message.json else { return Ok(Write::Delete(key, message.expected)) };
+    let value =
+        serde_json::from_str(&json).map_err(|error| StoreError::Damaged(format!("{key}: {error}")))?;
+    Ok(match message.expected {
+        None => Write::Create(key, value),
+        Some(expected) => Write::Update(key, value, expected),
+    })
 }
 
 pub(crate) fn stored(object: Object) -> Result<Stored, StoreError> {

@@ -18,7 +18,7 @@ use super::message::{
     self, GetReply, GetRequest, ListReply, ListRequest, Refusal, WatchEvent, WatchRequest, WriteReply,
     WriteRequest,
 };
-use crate::{Store, StoreError};
+use crate::{Stopped, Store, StoreError};
 
 /// No message may be larger than this.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
@@ -88,26 +88,18 @@ impl Service for Offered {
     }
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
-        let WriteRequest { key, json, expected } = request.into_inner();
-        let key = message::key(key).map_err(status)?;
-        let value = json.map(|json| serde_json::from_str(&json)).transpose();
-        let value = value.map_err(|error| Status::invalid_argument(format!("{key}: {error}")))?;
-        let written = match (value, expected) {
-            (Some(value), None) => self.0.create(&key, value).await.map(|stored| stored.revision),
-            (Some(value), Some(expected)) => {
-                self.0.update(&key, value, expected).await.map(|stored| stored.revision)
-            }
-            (None, expected) => self.0.delete(&key, expected).await,
+        let writes: Result<Vec<_>, _> = request.into_inner().writes.into_iter().map(message::write).collect();
+        let writes = writes.map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let (revisions, refusal) = match self.0.write_all(writes).await {
+            Ok(revisions) => (revisions, Refusal::None),
+            Err(Stopped { done, error }) => match error {
+                StoreError::NotFound(_) => (done, Refusal::NotFound),
+                StoreError::AlreadyExists(_) => (done, Refusal::AlreadyExists),
+                StoreError::Conflict(_) => (done, Refusal::Conflict),
+                error => return Err(status(error)),
+            },
         };
-        let refused = |refusal| Ok(WriteReply { revision: 0, refusal: i32::from(refusal) });
-        let reply = match written {
-            Ok(revision) => Ok(WriteReply { revision, refusal: i32::from(Refusal::None) }),
-            Err(StoreError::NotFound(_)) => refused(Refusal::NotFound),
-            Err(StoreError::AlreadyExists(_)) => refused(Refusal::AlreadyExists),
-            Err(StoreError::Conflict(_)) => refused(Refusal::Conflict),
-            Err(error) => Err(status(error)),
-        };
-        reply.map(Response::new)
+        Ok(Response::new(WriteReply { revisions, refusal: i32::from(refusal) }))
     }
 
     type WatchStream = BoxStream<'static, Result<WatchEvent, Status>>;

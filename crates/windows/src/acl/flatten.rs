@@ -30,6 +30,16 @@ pub struct Decision {
     pub origin: Arc<str>,
 }
 
+/// The most decisions that a list may have.
+const MOST_DECISIONS: usize = 20_000;
+/// The most decisions that may be looked at to make it: a bound on the time that a program can cost.
+const MOST_STEPS: usize = 10_000_000;
+/// How many regions about all peers are remembered, to find what lies behind them.
+const MOST_WIDE: usize = 256;
+
+/// The policy at which the list got too long.
+struct TooMany(String);
+
 /// What the program comes to for one direction. The last decision is about all packets. Where an ACL cannot say what a
 /// rule means, less is allowed, and a condition tells it (semantics 19).
 pub fn flatten(
@@ -38,8 +48,11 @@ pub fn flatten(
     own: &Addresses,
     lookup: &impl Lookup,
 ) -> (Vec<Decision>, Vec<Condition>) {
-    let mut flattener = Flattener { direction, own, lookup, conditions: Vec::new() };
-    let list = flattener.program(program);
+    let mut flattener = Flattener { direction, own, lookup, conditions: Vec::new(), steps: 0 };
+    let list = flattener.program(program).unwrap_or_else(|TooMany(policy)| {
+        flattener.conditions.push(too_many_rules(direction, &policy));
+        vec![everything("too many rules")]
+    });
     (list, flattener.conditions)
 }
 
@@ -48,20 +61,22 @@ struct Flattener<'a, L> {
     own: &'a Addresses,
     lookup: &'a L,
     conditions: Vec<Condition>,
+    /// How many decisions were looked at.
+    steps: usize,
 }
 
 impl<L: Lookup> Flattener<'_, L> {
     /// From the end to the beginning: what comes after a tier is known when its Pass rules are met.
-    fn program(&mut self, program: &EndpointProgram) -> Vec<Decision> {
+    fn program(&mut self, program: &EndpointProgram) -> Result<Vec<Decision>, TooMany> {
         let nothing_matched = vec![everything("no profile allows it")];
-        let mut list = self.policies(&program.profiles, None, nothing_matched);
+        let mut list = self.policies(&program.profiles, None, nothing_matched)?;
         for tier in program.tiers(self.direction).iter().rev() {
-            list = self.tier(tier, list);
+            list = self.tier(tier, list)?;
         }
-        list
+        Ok(list)
     }
 
-    fn tier(&mut self, tier: &TierProgram, next: Vec<Decision>) -> Vec<Decision> {
+    fn tier(&mut self, tier: &TierProgram, next: Vec<Decision>) -> Result<Vec<Decision>, TooMany> {
         let end = match tier.end {
             EndOfTier::Deny => vec![everything(&format!("end of tier {}", tier.name))],
             EndOfTier::Pass => next.clone(),
@@ -75,17 +90,26 @@ impl<L: Lookup> Flattener<'_, L> {
         policies: &[PolicyId],
         next: Option<&[Decision]>,
         mut list: Vec<Decision>,
-    ) -> Vec<Decision> {
+    ) -> Result<Vec<Decision>, TooMany> {
+        // To prune after each of thousands of rules would take too long: it is done whenever the list has doubled.
+        let mut enough = 2 * list.len();
         for id in policies.iter().rev() {
             let Some(policy) = self.lookup.policy(id) else {
                 list = vec![everything(&id.to_string())];
                 continue;
             };
             for (index, rule) in policy.direction(self.direction).iter().enumerate().rev() {
-                list = self.rule(id, index, rule, next, list);
+                list = self.rule(id, index, rule, next, list)?;
+                if list.len() > enough {
+                    list = self.reachable(id, list.into_iter().map(Some))?;
+                    enough = 2 * list.len();
+                }
             }
         }
-        reachable(list)
+        match policies.first() {
+            Some(id) => self.reachable(id, list.into_iter().map(Some)),
+            None => Ok(list),
+        }
     }
 
     /// The rule before `list`.
@@ -96,9 +120,9 @@ impl<L: Lookup> Flattener<'_, L> {
         rule: &Rule,
         next: Option<&[Decision]>,
         list: Vec<Decision>,
-    ) -> Vec<Decision> {
+    ) -> Result<Vec<Decision>, TooMany> {
         if rule.action == Action::Log {
-            return list;
+            return Ok(list);
         }
         let Matched { exact, vague } = matched(rule, self.direction, self.own, self.lookup);
         if !vague.is_empty() {
@@ -112,14 +136,43 @@ impl<L: Lookup> Flattener<'_, L> {
         let mut decisions = match (rule.action, next) {
             (Action::Allow, _) => decide(Verdict::Allow, exact),
             (Action::Pass, Some(next)) => {
-                let surely = within(next, &exact);
-                let perhaps = if vague.is_empty() { vec![] } else { within(&both(next, &list), &vague) };
+                let surely = self.reachable(id, within(next, &exact))?;
+                let next = self.reachable(id, within(next, &vague))?;
+                let perhaps = self.reachable(id, both(&next, &list))?;
                 [surely, perhaps].concat()
             }
             _ => decide(Verdict::Deny, [exact, vague].concat()),
         };
         decisions.extend(list);
-        decisions
+        Ok(decisions)
+    }
+
+    /// Without decisions that are never reached: about the same packets as an earlier one, or within an earlier one about
+    /// all peers. To compare each with each would find more, and take too long for thousands.
+    fn reachable(
+        &mut self,
+        id: &PolicyId,
+        list: impl Iterator<Item = Option<Decision>>,
+    ) -> Result<Vec<Decision>, TooMany> {
+        let mut wide: Vec<Region> = Vec::new();
+        let mut seen: HashSet<Region> = HashSet::new();
+        let mut reached = Vec::new();
+        for decision in list {
+            self.steps += 1;
+            if self.steps > MOST_STEPS || reached.len() > MOST_DECISIONS {
+                return Err(TooMany(id.to_string()));
+            }
+            let Some(decision) = decision else { continue };
+            let region = &decision.region;
+            if wide.iter().any(|earlier| region.is_within(earlier)) || !seen.insert(region.clone()) {
+                continue;
+            }
+            if region.remote.addresses.is_all() && wide.len() < MOST_WIDE {
+                wide.push(region.clone());
+            }
+            reached.push(decision);
+        }
+        if reached.len() > MOST_DECISIONS { Err(TooMany(id.to_string())) } else { Ok(reached) }
     }
 
     fn not_expressible(&self, id: &PolicyId, index: usize, action: Action) -> Condition {
@@ -130,11 +183,12 @@ impl<L: Lookup> Flattener<'_, L> {
                 "of the ICMP that its other criteria match, only what later rules and the next tier both allow passes"
             }
         };
-        let direction = self.direction;
+        // Counted from one, as on Linux and by people.
+        let (direction, number) = (self.direction, index + 1);
         Condition {
             reason: "RuleNotExpressible",
             message: format!(
-                "{id}: {direction:?} rule {index} ({action:?}) matches ICMP types, which HNS cannot: {consequence}"
+                "{id}: {direction:?} rule {number} ({action:?}) matches ICMP types, which HNS cannot: {consequence}"
             ),
         }
     }
@@ -144,39 +198,30 @@ fn everything(origin: &str) -> Decision {
     Decision { verdict: Verdict::Deny, region: Region::all(), origin: origin.into() }
 }
 
-/// Without decisions that are never reached: about the same packets as an earlier one, or within an earlier one about all
-/// peers. To compare each with each would find more, and take too long for thousands.
-fn reachable(list: Vec<Decision>) -> Vec<Decision> {
-    let mut wide: Vec<Region> = Vec::new();
-    let mut seen: HashSet<Region> = HashSet::new();
-    let mut is_reached = |region: &Region| {
-        if wide.iter().any(|earlier| region.is_within(earlier)) || !seen.insert(region.clone()) {
-            return false;
-        }
-        if region.remote.addresses.is_all() {
-            wide.push(region.clone());
-        }
-        true
-    };
-    list.into_iter().filter(|decision| is_reached(&decision.region)).collect()
+fn too_many_rules(direction: Direction, policy: &str) -> Condition {
+    Condition {
+        reason: "TooManyRules",
+        message: format!(
+            "{policy}: with it the {direction:?} policy comes to more than {MOST_DECISIONS} decisions, or takes too long to \
+             work out: all of it is denied; Pass rules that match ICMP types cost most"
+        ),
+    }
 }
 
-/// The list for the packets of these regions only.
-fn within(list: &[Decision], regions: &[Region]) -> Vec<Decision> {
-    let cut = |region: &Region| {
-        let cut =
-            |decision: &Decision| Some(Decision { region: decision.region.and(region)?, ..decision.clone() });
-        list.iter().filter_map(cut).collect::<Vec<_>>()
+/// The list for the packets of these regions only; `None` where nothing is left of a decision.
+fn within<'a>(list: &'a [Decision], regions: &'a [Region]) -> impl Iterator<Item = Option<Decision>> + 'a {
+    let cut = |decision: &Decision, region| {
+        Some(Decision { region: decision.region.and(region)?, ..decision.clone() })
     };
-    regions.iter().flat_map(cut).collect()
+    regions.iter().flat_map(move |region| list.iter().map(move |decision| cut(decision, region)))
 }
 
-/// The list that allows what both lists allow. Both decide about every packet: its first pair, in the order of the first
-/// list and then of the second, is its first decision in each.
-fn both(one: &[Decision], other: &[Decision]) -> Vec<Decision> {
+/// The list that allows what both lists allow, of the packets that the first decides about. The second decides about
+/// every packet: the first pair, in the order of the first list and then of the second, is its first decision in each.
+fn both<'a>(one: &'a [Decision], other: &'a [Decision]) -> impl Iterator<Item = Option<Decision>> + 'a {
     let pair = |a: &Decision, b: &Decision| {
         let stricter = if a.verdict == Verdict::Deny { a } else { b };
         Some(Decision { region: a.region.and(&b.region)?, ..stricter.clone() })
     };
-    one.iter().flat_map(|a| other.iter().filter_map(move |b| pair(a, b))).collect()
+    one.iter().flat_map(move |a| other.iter().map(move |b| pair(a, b)))
 }

@@ -15,20 +15,20 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use tortie_api::net::Direction;
 use tortie_dataplane::{Condition, Endpoint};
-use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra};
+use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Policy};
 use tortie_policy::program::Lookup;
 
 use flatten::flatten;
 use numbers::Addresses;
 use rows::{Row, rows};
-pub use transition::transition;
+pub use transition::{Transition, transition};
 
 /// Traffic of the node itself to its own pods, before policy.
 const NODE_PRIORITY: u16 = 900;
 /// The first priority of policy.
 const FIRST_PRIORITY: u16 = 1000;
 /// The lowest that works: the endpoint's closure, which holds whatever else is there.
-const LAST_PRIORITY: u16 = 65_500;
+pub const LAST_PRIORITY: u16 = 65_500;
 
 /// What all our ACLs' identifiers begin with. ACLs of others on the same endpoint are left alone.
 const OURS: &str = "tortie/";
@@ -36,6 +36,12 @@ const OURS: &str = "tortie/";
 /// Whether the ACL is one of ours.
 pub fn is_ours(acl: &Acl) -> bool {
     acl.id.starts_with(OURS)
+}
+
+/// Whether an ACL that cannot be read is one of ours.
+pub fn has_our_mark(policy: &Policy) -> bool {
+    let id = policy.settings.get("Id").and_then(serde_json::Value::as_str);
+    id.is_some_and(|id| id.starts_with(OURS))
 }
 
 /// What closes an endpoint both ways. It is in the document that creates the endpoint, and stays for good behind policy.

@@ -1,8 +1,10 @@
 //! From the ACLs that an endpoint has to those that it is to have.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
-use tortie_hcn::schema::Acl;
+use tortie_hcn::schema::{Acl, Extra};
+
+use super::rows::ANY_PROTOCOL;
 
 /// Two steps: first all of `add`, then all of `remove`.
 ///
@@ -25,11 +27,12 @@ impl Transition {
     }
 }
 
-/// The least that makes `actual` equal to `desired`, in whatever order each is written.
+/// The least that makes `actual` equal to `desired`, in whatever order and [form](normal) each is written.
 pub fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
     let missing_in = |list: &[Acl], acls: &[Acl]| -> Vec<Acl> {
-        let there: HashSet<&Acl> = list.iter().collect();
-        let mut missing: Vec<Acl> = acls.iter().filter(|acl| !there.contains(acl)).cloned().collect();
+        let there: HashSet<Acl> = list.iter().map(normal).collect();
+        let mut missing: Vec<Acl> =
+            acls.iter().filter(|acl| !there.contains(&normal(acl))).cloned().collect();
         missing.sort_by_key(|acl| acl.priority);
         missing
     };
@@ -37,4 +40,70 @@ pub fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
     let mut remove = missing_in(desired, actual);
     remove.reverse();
     Transition { add, remove }
+}
+
+/// The ACL in one form of the many that mean the same: HNS may give it back in another than it was sent in.
+fn normal(acl: &Acl) -> Acl {
+    let ports = |part: &str| match part.split_once('-') {
+        Some((first, last)) if first == last => first.to_owned(),
+        _ => part.to_owned(),
+    };
+    let address = |part: &str| part.strip_suffix("/32").unwrap_or(part).to_owned();
+    let protocols = sorted(&acl.protocols, str::to_owned);
+    Acl {
+        protocols: if protocols == ANY_PROTOCOL.to_string() { String::new() } else { protocols },
+        local_addresses: sorted(&acl.local_addresses, address),
+        remote_addresses: sorted(&acl.remote_addresses, address),
+        local_ports: sorted(&acl.local_ports, ports),
+        remote_ports: sorted(&acl.remote_ports, ports),
+        // Members that nobody here knows say nothing that was asked for.
+        extra: Extra::new(),
+        ..acl.clone()
+    }
+}
+
+/// A comma list without order and repetition.
+fn sorted(list: &str, part: impl Fn(&str) -> String) -> String {
+    let parts: BTreeSet<String> = list.split(',').map(|text| part(text.trim())).collect();
+    parts.into_iter().collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use tortie_hcn::schema::lenient;
+
+    use super::*;
+
+    fn acl(protocols: &str, addresses: &str, ports: &str, more: &str) -> Acl {
+        let text = format!(
+            r#"{{"Id": "tortie/x", "Protocols": "{protocols}", "RemoteAddresses": "{addresses}", "LocalPorts": "{ports}",
+                "RuleType": "Switch", "Priority": 1000{more}}}"#
+        );
+        lenient(&text).unwrap()
+    }
+
+    #[test]
+    fn the_form_does_not_matter_and_the_meaning_does() {
+        let ours = acl("256", "10.0.0.1,10.1.0.0/16", "80,8000-8080", "");
+        let same = acl(
+            "",
+            "10.1.0.0/16, 10.0.0.1/32,10.0.0.1",
+            "8000-8080,80-80",
+            r#", "Stats": 1, "Action": "Allow""#,
+        );
+        assert!(transition(std::slice::from_ref(&same), std::slice::from_ref(&ours)).is_empty());
+        let others = [
+            acl("6", "10.0.0.1,10.1.0.0/16", "80,8000-8080", ""),
+            acl("256", "10.0.0.1,10.1.0.0/15", "80,8000-8080", ""),
+            acl("256", "", "80,8000-8080", ""),
+            acl("256", "10.0.0.1,10.1.0.0/16", "80", ""),
+            acl("256", "10.0.0.1,10.1.0.0/16", "80,8000-8080", r#", "Action": "Block""#),
+        ];
+        for other in others {
+            let step = transition(std::slice::from_ref(&other), std::slice::from_ref(&ours));
+            assert_eq!(step, Transition { add: vec![ours.clone()], remove: vec![other] });
+        }
+        // What goes is named as it was read.
+        assert_eq!(transition(std::slice::from_ref(&same), &[]).remove, [same]);
+    }
 }

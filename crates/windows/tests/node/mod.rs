@@ -3,14 +3,15 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::{
     ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment,
     PodWiring, Report, Route, RouteTarget, Vtep,
 };
-use tortie_hcn::schema::{Acl, Namespace};
+use tortie_hcn::schema::{Acl, DrMacAddress, Namespace};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::{
@@ -29,6 +30,10 @@ pub struct Node {
     pub dataplane: WindowsDataplane,
     /// What the dataplane should hold, kept beside it.
     pub state: NodeState,
+    /// How long the dataplane's clock is ahead.
+    pub ahead: Arc<Mutex<Duration>>,
+    /// The MAC address that the Node's annotation has.
+    pub announced: MacAddress,
 }
 
 impl Node {
@@ -43,7 +48,19 @@ impl Node {
     pub fn over(hns: Arc<Recorder<Emulator>>) -> Node {
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
-        Node { hns, wiring, dataplane: WindowsDataplane::new(hcn, None), state: NodeState::default() }
+        let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
+        let clock = Arc::clone(&ahead);
+        let clock = Box::new(move || start + *clock.lock().unwrap());
+        let dataplane = WindowsDataplane::with_clock(hcn, None, clock);
+        let network = hns.inner().network_by_name(NETWORK).unwrap().unwrap();
+        let mac = network.policies.iter().find_map(|policy| policy.settings::<DrMacAddress>().unwrap());
+        let announced = mac.unwrap().address.parse().unwrap();
+        Node { hns, wiring, dataplane, state: NodeState::default(), ahead, announced }
+    }
+
+    /// Lets time pass for the dataplane.
+    pub fn wait(&self, seconds: u64) {
+        *self.ahead.lock().unwrap() += Duration::from_secs(seconds);
     }
 
     pub fn usual() -> Node {
@@ -51,8 +68,16 @@ impl Node {
     }
 
     pub fn apply(&mut self, deltas: &[Delta]) -> Report {
+        let announced = |delta: &Delta| match delta.clone() {
+            Delta::Node(LocalNode { vtep: Some(vtep), name, address, network }) => {
+                let vtep = Some(Vtep { mac: self.announced, ..vtep });
+                Delta::Node(LocalNode { vtep, name, address, network })
+            }
+            other => other,
+        };
+        let deltas: Vec<Delta> = deltas.iter().map(announced).collect();
         deltas.iter().for_each(|delta| self.state.apply(delta));
-        self.dataplane.apply(deltas)
+        self.dataplane.apply(&deltas)
     }
 
     pub fn namespace(&self) -> Guid {

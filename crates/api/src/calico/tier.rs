@@ -1,0 +1,110 @@
+//! Tier and Profile (`calico.md` 2.2, 2.4).
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::Rule;
+use crate::fields::list;
+use crate::{FieldError, Metadata};
+
+/// A tier.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Tier {
+    /// Its name.
+    pub metadata: Metadata,
+    /// Its place, and its end.
+    #[serde(default)]
+    pub spec: TierSpec,
+}
+
+/// The place of a tier, and its end.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TierSpec {
+    /// Lower comes first; absent comes last.
+    #[serde(default)]
+    pub order: Option<f64>,
+    /// What happens to a packet that no rule of the tier decides about; Deny if absent.
+    #[serde(default)]
+    pub default_action: Option<TierDefault>,
+}
+
+/// What happens at the end of a tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum TierDefault {
+    /// The packet is dropped.
+    #[default]
+    Deny,
+    /// The next tier is asked.
+    Pass,
+}
+
+/// The tiers that every cluster has: name, order, default action.
+pub const WELL_KNOWN_TIERS: [(&str, f64, TierDefault); 3] = [
+    ("kube-admin", 1_000.0, TierDefault::Pass),
+    ("default", 1_000_000.0, TierDefault::Deny),
+    ("kube-baseline", 10_000_000.0, TierDefault::Pass),
+];
+
+impl Tier {
+    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
+        let mut problems = Vec::new();
+        let name = &self.metadata.name;
+        if name.contains('.') || name.len() > 63 {
+            problems.push(FieldError::new(
+                "metadata.name",
+                "a tier's name has at most 63 characters and no dots",
+            ));
+        }
+        if let Some((_, order, action)) = WELL_KNOWN_TIERS.iter().find(|(known, ..)| known == name) {
+            if self.spec.order.is_some_and(|given| (given - order).abs() > f64::EPSILON) {
+                problems.push(FieldError::new("spec.order", format!("the order of tier {name} is {order}")));
+            }
+            if self.spec.default_action.unwrap_or_default() != *action {
+                problems.push(FieldError::new(
+                    "spec.defaultAction",
+                    format!("that of tier {name} is {action:?}"),
+                ));
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+/// A profile.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Profile {
+    /// Its name.
+    pub metadata: Metadata,
+    /// Its rules and labels.
+    #[serde(default)]
+    pub spec: ProfileSpec,
+}
+
+/// The rules and labels of a profile.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ProfileSpec {
+    /// The rules for packets into endpoints with this profile.
+    #[serde(default, deserialize_with = "list")]
+    pub ingress: Vec<Rule>,
+    /// The rules for packets out of them.
+    #[serde(default, deserialize_with = "list")]
+    pub egress: Vec<Rule>,
+    /// Labels that they inherit; their own win.
+    #[serde(default)]
+    pub labels_to_apply: BTreeMap<String, String>,
+}
+
+impl Profile {
+    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
+        let mut problems = Vec::new();
+        for (rules, direction) in [(&self.spec.ingress, "ingress"), (&self.spec.egress, "egress")] {
+            for (index, rule) in rules.iter().enumerate() {
+                rule.validate(&format!("spec.{direction}[{index}]"), &mut problems);
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}

@@ -1,0 +1,88 @@
+//! What tests of single packets share.
+
+use std::net::IpAddr;
+
+use tortie_dataplane::MacAddress;
+use tortie_linux::route::*;
+use tortie_linux::{interface_index, sysctl};
+
+pub const UPLINK: &str = "uplink";
+/// What the other ends of the node's links are taken to be.
+pub const OTHERS_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+
+/// Forwarding, routes, and neighbours for whom nobody answers.
+pub fn configure(pods: &[(&str, [&str; 2])]) {
+    let mut socket = RouteSocket::open().unwrap();
+    for name in ["net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward"] {
+        sysctl::ensure(name, "1").unwrap();
+    }
+    sysctl::ensure("net/ipv4/conf/all/rp_filter", "0").unwrap();
+    let uplink = interface_index(UPLINK).unwrap();
+    sysctl::ensure("net/ipv4/conf/uplink/rp_filter", "0").unwrap();
+    // They repeat the packet, with its tag.
+    for name in ["all", "uplink"] {
+        sysctl::ensure(&format!("net/ipv4/conf/{name}/send_redirects"), "0").unwrap();
+    }
+    let gateways: [IpAddr; 2] = ["10.99.0.1".parse().unwrap(), "fd99::1".parse().unwrap()];
+    for (gateway, all) in gateways.into_iter().zip(["0.0.0.0/0", "::/0"]) {
+        // The node itself has an address, without which it does not forward.
+        let own = Address {
+            link: uplink,
+            address: next(gateway),
+            prefix_length: if gateway.is_ipv4() { 24 } else { 64 },
+        };
+        socket.change(&Change::AddAddress(own)).unwrap();
+        socket.change(&Change::AddRoute(Route::via(all.parse().unwrap(), gateway, uplink, 4))).unwrap();
+        neighbour(&mut socket, uplink, gateway);
+    }
+    for (link, addresses) in pods {
+        let link = interface_index(link).unwrap();
+        for address in addresses {
+            neighbour(&mut socket, link, address.parse().unwrap());
+        }
+    }
+}
+
+fn next(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => IpAddr::V4((u32::from(address) + 1).into()),
+        IpAddr::V6(address) => IpAddr::V6((u128::from(address) + 1).into()),
+    }
+}
+
+fn neighbour(socket: &mut RouteSocket, link: u32, address: IpAddr) {
+    socket.change(&Change::SetNeighbour(Neighbour { link, address, mac: OTHERS_MAC })).unwrap();
+}
+
+/// Does something each time that an nftables transaction is in force, before the next one is begun.
+pub struct AfterEachTransaction<F>(pub F);
+
+impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.is_event() && metadata.target().starts_with("tortie_linux::nftables")
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message(String);
+        impl tracing::field::Visit for Message {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        if message.0 == "an nftables transaction is in force" {
+            (self.0)();
+        }
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}

@@ -1,0 +1,145 @@
+//! The table of policy is ours: what others do to it, and who comes after us, on the real kernel.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::cluster::*;
+use ipnet::{IpNet, Ipv4Net};
+use tortie_dataplane::{Dataplane as _, *};
+use tortie_linux::Dataplane;
+use tortie_linux::dataplane::Config;
+use tortie_linux::nftables::{Nft, Op, Table, Transaction};
+use tortie_linux::route::RouteSocket;
+use tortie_policy::program::*;
+
+/// A node with a client and a server that no client may reach.
+fn closed_server() -> (Node, Pod, Pod) {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    server.serve(80);
+    node.change(|state| {
+        open_profile(state);
+        state.policies.insert(policy_id("closed"), Arc::new(PolicyRules::default()));
+    });
+    node.add(&client, open());
+    node.add(&server, ingress(&["closed"], EndOfTier::Deny));
+    (node, client, server)
+}
+
+/// What another process does with `nft`.
+fn nft(node: &Node, arguments: &[&str]) -> Output {
+    let mut command = Command::new("nft");
+    command.args(arguments);
+    let output = node.namespace.enter_on_spawn(&mut command).unwrap().output();
+    output.expect("this test needs the program nft: apt-get install nftables")
+}
+
+/// All that is in the table, with handles.
+fn listed(node: &Node) -> String {
+    let output = nft(node, &["-a", "list", "table", "inet", "tortie"]);
+    assert!(output.status.success(), "others may read: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn nobody_else_can_open_what_is_closed() {
+    let (node, client, server) = closed_server();
+    let before = listed(&node);
+    assert!(!client.reaches(&server, 80));
+    nft(&node, &["flush", "ruleset"]); // may succeed: it spares what is owned
+    assert_eq!(listed(&node), before);
+    let refused: [&[&str]; 3] = [
+        &["delete", "table", "inet", "tortie"],
+        &["insert", "rule", "inet", "tortie", "forward", "accept"],
+        &["flush", "chain", "inet", "tortie", "to-workload"],
+    ];
+    for arguments in refused {
+        assert!(!nft(&node, arguments).status.success(), "{arguments:?}");
+        assert_eq!(listed(&node), before, "{arguments:?}");
+    }
+    assert!(!client.reaches(&server, 80));
+}
+
+#[test]
+fn the_table_outlives_its_owner_and_is_adopted() {
+    let (mut node, client, server) = closed_server();
+    let before = listed(&node);
+    let elsewhere = tortie_linux::namespace::NetNs::create().unwrap();
+    let idle = elsewhere.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    drop(std::mem::replace(&mut node.dataplane, idle));
+    let orphan = node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap().unwrap()).unwrap();
+    assert_eq!(orphan.flags, Table::PERSIST);
+    assert!(!client.reaches(&server, 80), "closed with nobody there");
+
+    node.restart();
+    assert_eq!(listed(&node), before, "the same objects, by handle");
+    assert!(!nft(&node, &["delete", "table", "inet", "tortie"]).status.success(), "owned again");
+    node.program(&server, open());
+    assert!(client.reaches(&server, 80));
+}
+
+#[test]
+fn a_table_of_another_living_process_is_left_alone_and_told_of() {
+    let (node, ..) = closed_server();
+    let before = listed(&node);
+    let mut second = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let report = node.namespace.run(|| second.resync()).unwrap();
+    assert!(report.retry);
+    assert!(report.node[0].message.contains("belongs to another process"), "{:?}", report.node);
+    assert_eq!(listed(&node), before);
+    drop(node.dataplane);
+    let report = node.namespace.run(|| second.resync()).unwrap();
+    assert_eq!(report, Report::default(), "it takes over when the other has ended");
+}
+
+#[test]
+fn without_policy_nothing_is_opened() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    // The table cannot be made ours.
+    let mut other = node.namespace.run(|| Nft::open().unwrap()).unwrap();
+    let table = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(Table::OWNER)] };
+    other.commit(&table).unwrap();
+    let block = Ipv4Net::new([10, 65, 1, 0].into(), 26).unwrap();
+    let report = node.change(|state| drop(state.routes.insert(block, RouteTarget::Local)));
+    let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
+    assert_eq!(reasons, ["PolicyNotInForce", "NetworkNotInForce"]);
+    let look = || {
+        let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
+        let routes = RouteSocket::open().unwrap().routes().unwrap();
+        (forwarding.trim() == "1", routes.iter().any(|route| route.destination == IpNet::V4(block)))
+    };
+    assert_eq!(node.namespace.run(look).unwrap(), (false, false));
+    assert!(node.namespace.run(|| node.dataplane.resync()).unwrap().retry);
+    drop(other);
+    // A child that another test is just starting may hold the socket for a moment.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while node.apply(&[]) != Report::default() {
+        assert!(Instant::now() < deadline, "{:?}", node.apply(&[]));
+        std::thread::yield_now();
+    }
+    assert_eq!(node.namespace.run(look).unwrap(), (true, true), "as soon as policy is there");
+}
+
+#[test]
+fn a_plain_table_of_an_earlier_version_becomes_ours() {
+    let config = Config { guard_table: false, ..Config::default() };
+    let mut node = Node::with(&Underlay::new(), 1, config);
+    node.change(open_profile);
+    let mut second = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    assert_eq!(node.namespace.run(|| second.resync()).unwrap(), Report::default());
+    assert!(!nft(&node, &["delete", "table", "inet", "tortie"]).status.success());
+}
+
+#[test]
+fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
+    let namespace = tortie_linux::namespace::NetNs::create().unwrap();
+    let unknown = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(0x80)] };
+    let error = namespace.run(|| Nft::open().unwrap().commit(&unknown).unwrap_err()).unwrap();
+    assert!(matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP)), "{error}");
+    assert!(error.to_string().contains("make the table"), "{error}");
+}

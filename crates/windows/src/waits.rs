@@ -1,0 +1,71 @@
+//! When something that failed is tried again.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// The longest time between two attempts.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// What failed, how often in a row, and when it is tried again: at once, then after 1, 2, 4 … seconds.
+#[derive(Debug)]
+pub(crate) struct Waits<K>(BTreeMap<K, Wait>);
+
+#[derive(Debug, Clone, Copy)]
+struct Wait {
+    failures: u32,
+    until: Instant,
+}
+
+impl<K: Ord + Clone> Waits<K> {
+    pub(crate) fn new() -> Waits<K> {
+        Waits(BTreeMap::new())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// It failed, once more.
+    pub(crate) fn failed(&mut self, key: K, now: Instant) {
+        let wait = self.0.entry(key).or_insert(Wait { failures: 0, until: now });
+        let delay = 1_u64.checked_shl(wait.failures).map_or(LONGEST, |twice| Duration::from_secs(twice / 2));
+        *wait = Wait { failures: wait.failures.saturating_add(1), until: now + delay.min(LONGEST) };
+    }
+
+    /// It went well, or is not wanted any more.
+    pub(crate) fn forget(&mut self, key: &K) {
+        self.0.remove(key);
+    }
+
+    /// What is to be tried again by now.
+    pub(crate) fn due(&self, now: Instant) -> impl Iterator<Item = K> {
+        self.0.iter().filter(move |(_, wait)| wait.until <= now).map(|(key, _)| key.clone())
+    }
+
+    /// Whether it failed and its time has not come.
+    pub(crate) fn has_to_wait(&self, key: &K, now: Instant) -> bool {
+        self.0.get(key).is_some_and(|wait| now < wait.until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_a_minute() {
+        let mut now = Instant::now();
+        let mut waits = Waits::new();
+        for seconds in [0, 1, 2, 4, 8, 16, 32, 60, 60].into_iter().chain([60; 80]) {
+            waits.failed("x", now);
+            if seconds > 0 {
+                now += Duration::from_secs(seconds - 1);
+                assert!(waits.has_to_wait(&"x", now) && waits.due(now).next().is_none(), "{seconds}");
+                now += Duration::from_secs(1);
+            }
+            assert!(!waits.has_to_wait(&"x", now) && waits.due(now).eq(["x"]), "{seconds}");
+        }
+        waits.forget(&"x");
+        assert!(waits.is_empty());
+    }
+}
