@@ -13,11 +13,25 @@ use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::EndpointId;
+use tortie_policy::oracle::{self, Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
 /// How many differences are printed.
 const SHOWN: usize = 20;
 const NODE: &str = "node";
+
+type Objects = Vec<(Key, Value)>;
+/// Of each pod, by `namespace/name`.
+type Addresses = BTreeMap<String, IpAddr>;
+
+/// Who judges.
+#[derive(Debug, Clone, Copy)]
+enum On {
+    /// The programs that calc compiles, evaluated in memory.
+    Program,
+    /// The evaluator that reads the resources themselves.
+    Oracle,
+}
 
 /// What came of a file.
 #[derive(Default)]
@@ -33,9 +47,11 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         [files @ .., "--on", on] => (files, *on),
         files => (files, "program"),
     };
-    if on != "program" {
-        bail!("--on {on:?} is not there yet; there is program");
-    }
+    let on = match on {
+        "program" => On::Program,
+        "oracle" => On::Oracle,
+        other => bail!("--on {other:?} is not there yet; there are program and oracle"),
+    };
     if files.is_empty() {
         bail!("which files?");
     }
@@ -46,13 +62,14 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         let mut tally = Tally::default();
         for (number, line) in text.lines().enumerate() {
             let step: Value = serde_json::from_str(line).with_context(|| format!("{file}:{}", number + 1))?;
-            replay(&step, &mut tally).with_context(|| format!("{file}:{}: {}", number + 1, step["desc"]))?;
+            replay(&step, on, &mut tally)
+                .with_context(|| format!("{file}:{}: {}", number + 1, step["desc"]))?;
         }
         for difference in tally.differences.iter().take(SHOWN) {
             println!("  {difference}");
         }
         println!(
-            "{file} on {on}: {} cells, {} of them a pod to itself (never leaves the pod, not judged), {} differences, {:.2} s",
+            "{file} on {on:?}: {} cells, {} of them a pod to itself (never leaves the pod, not judged), {} differences, {:.2} s",
             tally.cells,
             tally.to_itself,
             tally.differences.len(),
@@ -80,8 +97,9 @@ fn read(file: &str) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| file.to_owned())
 }
 
-fn replay(step: &Value, tally: &mut Tally) -> Result<()> {
-    let (calc, addresses) = cluster(step)?;
+fn replay(step: &Value, on: On, tally: &mut Tally) -> Result<()> {
+    let (objects, addresses) = cluster(step)?;
+    let judge = Judge::new(&objects)?;
     let rows = step["rows"].as_array().context("there are no rows")?;
     for row in rows {
         let cell = |index: usize| row[index].as_str().with_context(|| format!("row {row}"));
@@ -100,13 +118,10 @@ fn replay(step: &Value, tally: &mut Tally) -> Result<()> {
             destination_port: number.parse()?,
             icmp: None,
         };
-        let judge = |pod: &str, direction| -> Result<bool> {
-            let (namespace, pod) = pod.split_once('/').context("a pod without namespace")?;
-            let id = EndpointId { namespace: namespace.into(), pod: pod.into(), interface: "eth0".into() };
-            let endpoint = calc.state().endpoints.get(&id).with_context(|| format!("{id} has no program"))?;
-            Ok(evaluate(&endpoint.program, direction, &flow, calc.state()))
+        let (ingress, egress) = match on {
+            On::Program => judge.by_program(from, to, &flow)?,
+            On::Oracle => judge.by_oracle(from, to, &flow)?,
         };
-        let (ingress, egress) = (judge(to, Direction::Ingress)?, judge(from, Direction::Egress)?);
         for (index, name, ours) in
             [(3, "ingress", ingress), (4, "egress", egress), (5, "combined", ingress && egress)]
         {
@@ -124,6 +139,57 @@ fn replay(step: &Value, tally: &mut Tally) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// One cluster, for both judges.
+struct Judge {
+    calc: Calc,
+    snapshot: Snapshot,
+}
+
+impl Judge {
+    fn new(objects: &[(Key, Value)]) -> Result<Self> {
+        let (mut calc, mut snapshot) = (Calc::new(NODE), Snapshot::new());
+        for (key, value) in objects {
+            calc.update(key, Some(value));
+            snapshot.insert(key.clone(), value.clone(), None);
+        }
+        calc.flush();
+        if let Some(finding) = calc.findings().first() {
+            bail!("{}: {}", finding.key, finding.problem);
+        }
+        Ok(Self { calc, snapshot })
+    }
+
+    /// What the destination's ingress and the source's egress say.
+    fn by_program(&self, from: &str, to: &str, flow: &Flow) -> Result<(bool, bool)> {
+        let judge = |pod: &str, direction| -> Result<bool> {
+            let (namespace, pod) = pod.split_once('/').context("a pod without namespace")?;
+            let id = EndpointId { namespace: namespace.into(), pod: pod.into(), interface: "eth0".into() };
+            let endpoint =
+                self.calc.state().endpoints.get(&id).with_context(|| format!("{id} has no program"))?;
+            Ok(evaluate(&endpoint.program, direction, flow, self.calc.state()))
+        };
+        Ok((judge(to, Direction::Ingress)?, judge(from, Direction::Egress)?))
+    }
+
+    fn by_oracle(&self, from: &str, to: &str, flow: &Flow) -> Result<(bool, bool)> {
+        let peer = |pod: &str| -> Result<Peer> {
+            let (namespace, name) = pod.split_once('/').context("a pod without namespace")?;
+            Ok(Peer::Pod { namespace: namespace.into(), name: name.into() })
+        };
+        let question = Question {
+            from: peer(from)?,
+            to: peer(to)?,
+            protocol: flow.protocol,
+            source_port: flow.source_port,
+            destination_port: flow.destination_port,
+            icmp: flow.icmp,
+        };
+        let answer = oracle::evaluate(&self.snapshot, &question)?;
+        let allows = |trace: Option<oracle::Trace>| trace.is_none_or(|trace| trace.verdict == Verdict::Allow);
+        Ok((allows(answer.ingress), allows(answer.egress)))
+    }
 }
 
 /// The step after its own actions on namespaces and pods: the file shows them as they were before, but policies as they
@@ -159,14 +225,14 @@ fn after_actions(step: &Value) -> Value {
 }
 
 /// The step's cluster on one node.
-fn cluster(step: &Value) -> Result<(Calc, BTreeMap<String, IpAddr>)> {
+fn cluster(step: &Value) -> Result<(Objects, Addresses)> {
     let step = &after_actions(step);
-    let mut calc = Calc::new(NODE);
+    let mut objects = Vec::new();
     for (name, labels) in step["namespaces"].as_object().context("there are no namespaces")? {
-        calc.update(
-            &Key::global(Kind::Namespace, name),
-            Some(&json!({"metadata": {"name": name, "labels": labels}})),
-        );
+        objects.push((
+            Key::global(Kind::Namespace, name),
+            json!({"metadata": {"name": name, "labels": labels}}),
+        ));
     }
     let mut addresses = BTreeMap::new();
     for pod in step["pods"].as_array().context("there are no pods")? {
@@ -186,18 +252,14 @@ fn cluster(step: &Value) -> Result<(Calc, BTreeMap<String, IpAddr>)> {
             },
         });
         let key = WorkloadEndpoint::name_for(NODE, name, "eth0");
-        calc.update(&Key::namespaced(Kind::WorkloadEndpoint, namespace, key), Some(&endpoint));
+        objects.push((Key::namespaced(Kind::WorkloadEndpoint, namespace, key), endpoint));
     }
     for policy in step["policies"].as_array().map_or(&[][..], Vec::as_slice) {
         let text = |field: &str| {
             policy["metadata"][field].as_str().with_context(|| format!("policy {policy} has no {field}"))
         };
         let key = Key::namespaced(Kind::KubernetesNetworkPolicy, text("namespace")?, text("name")?);
-        calc.update(&key, Some(policy));
+        objects.push((key, policy.clone()));
     }
-    calc.flush();
-    if let Some(finding) = calc.findings().first() {
-        bail!("{}: {}", finding.key, finding.problem);
-    }
-    Ok((calc, addresses))
+    Ok((objects, addresses))
 }

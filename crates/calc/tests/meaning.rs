@@ -9,6 +9,7 @@ use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind, manifest};
 use tortie_calc::Calc;
 use tortie_dataplane::EndpointId;
+use tortie_policy::oracle::{Peer, Question, QuestionError, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
 /// Pods of namespace `web` (label `team=a`) and `db` (label `team=b`), all on one node; `namespace/name` → address.
@@ -21,14 +22,15 @@ const PODS: [(&str, &str, &str, &str); 5] = [
 ];
 const OUTSIDE: &str = "203.0.113.9";
 
-fn cluster(policies: &str) -> Calc {
-    let mut calc = Calc::new("n");
+/// The cluster with these policies, as objects.
+fn objects(policies: &str) -> Vec<(Key, Value)> {
+    let mut objects = Vec::new();
     for (name, team) in [("web", "a"), ("db", "b")] {
         let value = json!({"metadata": {"name": name, "labels": {"team": team}}});
-        calc.update(&Key::global(Kind::Namespace, name), Some(&value));
+        objects.push((Key::global(Kind::Namespace, name), value));
     }
     let account = json!({"metadata": {"name": "runner", "namespace": "web", "labels": {"trusted": "yes"}}});
-    calc.update(&Key::namespaced(Kind::ServiceAccount, "web", "runner"), Some(&account));
+    objects.push((Key::namespaced(Kind::ServiceAccount, "web", "runner"), account));
     for (pod, address, labels, account) in PODS {
         let (namespace, name) = pod.split_once('/').unwrap();
         let labels: Value = labels
@@ -46,10 +48,18 @@ fn cluster(policies: &str) -> Calc {
             },
         });
         let key = tortie_api::calico::WorkloadEndpoint::name_for("n", name, "eth0");
-        calc.update(&Key::namespaced(Kind::WorkloadEndpoint, namespace, key), Some(&value));
+        objects.push((Key::namespaced(Kind::WorkloadEndpoint, namespace, key), value));
     }
     for object in manifest::read("policies.yml", policies).unwrap_or_else(|problems| panic!("{problems:?}")) {
-        calc.update(&object.key, Some(&object.value));
+        objects.push((object.key, object.value));
+    }
+    objects
+}
+
+fn cluster(policies: &str) -> Calc {
+    let mut calc = Calc::new("n");
+    for (key, value) in objects(policies) {
+        calc.update(&key, Some(&value));
     }
     calc.flush();
     calc
@@ -81,6 +91,29 @@ fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
         evaluate(&endpoint.program, direction, &flow, calc.state())
     };
     judge(from, Direction::Egress) && judge(to, Direction::Ingress)
+}
+
+/// The same from the resources themselves; `None` where the oracle does not know a kind that is there.
+fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -> Option<bool> {
+    let mut snapshot = Snapshot::new();
+    for (key, value) in objects {
+        snapshot.insert(key.clone(), value.clone(), None);
+    }
+    let (protocol, number) = port.split_once('/').unwrap();
+    let (protocol, number) = (Protocol::from_name(protocol).unwrap(), number.parse::<u16>().unwrap());
+    let icmp = (protocol == Protocol::ICMP).then(|| (u8::try_from(number).unwrap(), 0));
+    let peer = |name: &str| match name.split_once('/') {
+        Some((namespace, name)) => Peer::Pod { namespace: namespace.into(), name: name.into() },
+        None => Peer::Address(address(name)),
+    };
+    let destination_port = if icmp.is_some() { 0 } else { number };
+    let question =
+        Question { from: peer(from), to: peer(to), protocol, source_port: 40_000, destination_port, icmp };
+    match tortie_policy::oracle::evaluate(&snapshot, &question) {
+        Ok(answer) => Some(answer.verdict == Verdict::Allow),
+        Err(QuestionError::NotJudgedYet(_)) => None,
+        Err(error) => panic!("{error}"),
+    }
 }
 
 struct Case {
@@ -326,7 +359,9 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn policies_come_to_what_they_say() {
+    let mut judged = 0;
     for case in cases() {
+        let objects = objects(&case.policies);
         let calc = cluster(&case.policies);
         assert_eq!(calc.findings(), vec![], "{}", case.what);
         let flows =
@@ -335,8 +370,13 @@ fn policies_come_to_what_they_say() {
             let (from, rest) = flow.split_once(" > ").unwrap();
             let (to, port) = rest.split_once(' ').unwrap();
             assert_eq!(passes(&calc, from, to, port), expected, "{}: {flow}", case.what);
+            if let Some(verdict) = oracle_says(&objects, from, to, port) {
+                assert_eq!(verdict, expected, "the oracle on {}: {flow}", case.what);
+                judged += 1;
+            }
         }
     }
+    assert!(judged > 60, "the oracle judged {judged} flows only");
 }
 
 /// A policy that is stored and cannot be understood denies, in the directions that it names, where it stands in the

@@ -58,7 +58,8 @@ pub(super) fn of_account(selector: &Selector, pod: &Workload) -> bool {
 
 fn is_icmp(wanted: &Icmp, packet: &Packet<'_>) -> bool {
     let Some((icmp_type, code)) = packet.icmp else { return false };
-    wanted.icmp_type.is_none_or(|wanted| wanted == icmp_type) && wanted.code.is_none_or(|wanted| wanted == code)
+    wanted.icmp_type.is_none_or(|wanted| wanted == icmp_type)
+        && wanted.code.is_none_or(|wanted| wanted == code)
 }
 
 fn shown_icmp(icmp: &Icmp) -> String {
@@ -150,8 +151,7 @@ fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Workload) -> O
     if let Some(accounts) = &rule.service_accounts {
         let named = accounts.names.is_empty() || accounts.names.contains(&pod.account);
         if !named || pod.account.is_empty() && accounts.selector.is_none() {
-            let wanted =
-                if accounts.names.is_empty() { "any".to_owned() } else { accounts.names.join(", ") };
+            let wanted = if accounts.names.is_empty() { "any".to_owned() } else { accounts.names.join(", ") };
             return Err(Mismatch::new(field("serviceAccounts.names"), wanted, &pod.account));
         }
         if let Some(selector) = accounts.selector.as_ref().filter(|selector| !of_account(selector, pod)) {

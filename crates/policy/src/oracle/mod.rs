@@ -3,6 +3,9 @@
 //! [`evaluate`] is what compiled programs are tested against, and what `tortie explain` prints. It is naive on purpose:
 //! no index, no set, no conversion of one kind of policy into another, and nothing shared with the compiled path but
 //! the reading of resources and the selector evaluator.
+//!
+//! It knows the tier `default` only, and no stored profiles or network sets yet: where a resource of those is there, it
+//! refuses to judge.
 
 mod calico;
 mod kubernetes;
@@ -15,6 +18,7 @@ mod world;
 
 use serde::{Deserialize, Serialize};
 use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::{Key, Kind};
 
 use order::{Policy, Rules};
 use packet::Packet;
@@ -54,13 +58,16 @@ pub fn evaluate(snapshot: &Snapshot, question: &Question) -> Result<Answer, Ques
 pub struct Oracle<'a> {
     world: World,
     policies: Vec<Policy<'a>>,
+    not_judged: Option<Key>,
 }
 
 impl<'a> Oracle<'a> {
     /// Over these resources.
     #[must_use]
     pub fn new(snapshot: &'a Snapshot) -> Self {
-        Self { world: World::new(snapshot), policies: order::in_order(snapshot) }
+        let not_judged =
+            snapshot.iter().find(|(key, stored)| !is_judged(key, stored)).map(|(key, _)| key.clone());
+        Self { world: World::new(snapshot), policies: order::in_order(snapshot), not_judged }
     }
 
     /// Judges one packet.
@@ -68,6 +75,9 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// As [`evaluate`].
     pub fn evaluate(&self, question: &Question) -> Result<Answer, QuestionError> {
+        if let Some(key) = &self.not_judged {
+            return Err(QuestionError::NotJudgedYet(key.clone()));
+        }
         let way = peers::resolve(&self.world, question)?;
         let packet = Packet::new(&self.world, way.source, way.destination, question);
         let trace = |pod: Option<&Workload>, direction| pod.map(|pod| self.judge(pod, direction, &packet));
@@ -122,6 +132,16 @@ impl<'a> Oracle<'a> {
             trace.visit(1, Action::Allow, Ok(()));
         }
         trace
+    }
+}
+
+/// Whether the oracle knows what the resource means.
+fn is_judged(key: &Key, stored: &Stored) -> bool {
+    let tier = stored.value.pointer("/spec/tier").and_then(|tier| tier.as_str()).unwrap_or("default");
+    match key.kind {
+        Kind::Tier | Kind::Profile | Kind::NetworkSet | Kind::GlobalNetworkSet => false,
+        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => matches!(tier, "" | "default"),
+        _ => true,
     }
 }
 

@@ -73,11 +73,8 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<Policy<'a>> {
         Kind::KubernetesNetworkPolicy => true,
         _ => return None,
     };
-    let name = PolicyName {
-        kind: key.kind.to_string(),
-        namespace: key.namespace.clone(),
-        name: key.name.clone(),
-    };
+    let name =
+        PolicyName { kind: key.kind.to_string(), namespace: key.namespace.clone(), name: key.name.clone() };
     let origin = stored.origin.as_ref().map(ToString::to_string);
     let (order, types, subject, rules) = match &stored.resource {
         Ok(Resource::NetworkPolicy(policy)) => of_calico(&policy.spec),

@@ -49,9 +49,8 @@ impl<'a> Packet<'a> {
 
     /// Whether the pod declares this name for the packet's protocol and port (semantics 12).
     pub(super) fn is_named(&self, side: &Side<'_>, pod: &Workload, name: &str) -> bool {
-        let is = |port: &NamedPort| {
-            port.name == name && port.protocol == self.protocol && port.port == side.port
-        };
+        let is =
+            |port: &NamedPort| port.name == name && port.protocol == self.protocol && port.port == side.port;
         pod.ports.iter().any(is)
     }
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tortie_api::Key;
 
 use super::Question;
 use super::world::{NodeAddresses, Workload, World};
@@ -53,6 +54,9 @@ pub enum QuestionError {
     /// The pod or node has no address yet.
     #[error("{0} has no address yet, so no packet can come from it or go to it")]
     NoAddress(Peer),
+    /// The resources hold something that the oracle cannot judge yet, so it judges nothing.
+    #[error("{0} is of a kind, or in a tier, that is not judged yet")]
+    NotJudgedYet(Key),
     /// The two ends have no family of addresses in common.
     #[error("{from} and {to} have no address of the same family")]
     NoCommonFamily {
@@ -107,7 +111,9 @@ fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End
                 return Ok(End::Pod(pod, pod.addresses.clone()));
             }
             if let Some(node) = world.on_the_host.get(&(namespace.clone(), name.clone())) {
-                notes.push(format!("{peer} uses the network of node {node}: it is that node, and under no policy"));
+                notes.push(format!(
+                    "{peer} uses the network of node {node}: it is that node, and under no policy"
+                ));
                 return node_of(world, node);
             }
             Err(QuestionError::UnknownPod { namespace: namespace.clone(), name: name.clone() })

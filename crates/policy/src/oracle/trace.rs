@@ -176,11 +176,7 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    pub(super) fn new(
-        field: impl Into<String>,
-        wanted: impl fmt::Display,
-        found: impl fmt::Display,
-    ) -> Self {
+    pub(super) fn new(field: impl Into<String>, wanted: impl fmt::Display, found: impl fmt::Display) -> Self {
         Self { field: field.into(), wanted: wanted.to_string(), found: found.to_string() }
     }
 }
