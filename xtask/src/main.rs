@@ -14,7 +14,8 @@ const USAGE: &str = "cargo xtask setup           installs what tests, checks and
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask bench [NAME]    measurements beside named peers: cni, demo; all without NAME
-cargo xtask vectors FILE…   replays files of published verdicts; fails where one differs";
+cargo xtask vectors FILE… [--on program|oracle]
+                            replays files of published verdicts; fails where one differs";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -65,7 +66,9 @@ fn ci() -> Result<()> {
         println!("==> published verdicts: {} is not there; nothing is replayed", published.display());
         return Ok(());
     }
-    step("published verdicts", || vectors::run(&[&published.display().to_string()]))
+    let published = published.display().to_string();
+    step("published verdicts, by the programs", || vectors::run(&[&published, "--on", "program"]))?;
+    step("published verdicts, by the oracle", || vectors::run(&[&published, "--on", "oracle"]))
 }
 
 fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
