@@ -9,7 +9,7 @@ use serde_json::Value;
 use tortie_api::calico::{IpPool, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::Protocol;
-use tortie_api::{Cidr, Key, Kind, Resource};
+use tortie_api::{Key, Kind, Network, Resource};
 use tortie_ipam::Block;
 use tortie_policy::{endpoint_labels, network_set_labels};
 
@@ -35,20 +35,26 @@ struct KnownNetworkSet {
     nets: Vec<IpNet>,
 }
 
-/// Whatever selectors can find: an endpoint or a network set.
+impl KnownNetworkSet {
+    fn as_subject(&self) -> Subject<'_> {
+        Subject::NetworkSet { labels: &self.labels, nets: &self.nets }
+    }
+}
+
+/// Some of the backends of a Service.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Backends {
+    pub(crate) namespace: String,
+    pub(crate) service: String,
+    pub(crate) backends: Vec<(IpAddr, Protocol, u16)>,
+}
+
+/// Whatever may contribute to a set.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject<'a> {
     Endpoint(&'a KnownEndpoint),
     NetworkSet { labels: &'a Labels, nets: &'a [IpNet] },
-}
-
-impl Subject<'_> {
-    pub(crate) fn labels(&self) -> &Labels {
-        match self {
-            Subject::Endpoint(endpoint) => &endpoint.labels,
-            Subject::NetworkSet { labels, .. } => labels,
-        }
-    }
+    Backends(&'a Backends),
 }
 
 /// A port that an endpoint declares by name.
@@ -67,6 +73,7 @@ pub(crate) struct Cluster {
     profile_labels: BTreeMap<String, Labels>,
     endpoints: BTreeMap<Key, KnownEndpoint>,
     network_sets: BTreeMap<Key, KnownNetworkSet>,
+    backends: BTreeMap<Key, Backends>,
     /// Endpoints that are gone, until the next flush has said so.
     departed: BTreeMap<Key, KnownEndpoint>,
     pub(crate) nodes: BTreeMap<String, Node>,
@@ -77,8 +84,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Takes in a namespace, service account, profile, network set or endpoint; says which endpoints and network sets may
-    /// have changed by it.
+    /// Takes in a namespace, service account, profile, network set, endpoint or slice of a Service's backends; says which
+    /// subjects may have changed by it.
     pub(crate) fn update_labels(&mut self, key: &Key, value: Option<&Value>) -> Vec<Key> {
         let resource = self.read(key, value);
         match key.kind {
@@ -105,7 +112,7 @@ impl Cluster {
             Kind::NetworkSet | Kind::GlobalNetworkSet => {
                 match resource {
                     Some(Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set)) => {
-                        let mut nets: Vec<IpNet> = set.spec.nets.iter().map(|Cidr(net)| *net).collect();
+                        let mut nets: Vec<IpNet> = set.spec.nets.iter().map(|Network(net)| *net).collect();
                         nets.sort_unstable();
                         nets.dedup();
                         let own_labels = set.metadata.labels;
@@ -113,6 +120,20 @@ impl Cluster {
                         self.network_sets.insert(key.clone(), KnownNetworkSet { own_labels, labels, nets });
                     }
                     _ => drop(self.network_sets.remove(key)),
+                }
+                vec![key.clone()]
+            }
+            Kind::EndpointSlice => {
+                match resource {
+                    Some(Resource::EndpointSlice(slice)) => {
+                        let backends = Backends {
+                            namespace: key.namespace.clone(),
+                            service: slice.service().unwrap_or_default().to_owned(),
+                            backends: slice.backends().collect(),
+                        };
+                        self.backends.insert(key.clone(), backends);
+                    }
+                    _ => drop(self.backends.remove(key)),
                 }
                 vec![key.clone()]
             }
@@ -186,21 +207,21 @@ impl Cluster {
         self.endpoints.iter()
     }
 
-    /// Whatever selectors can find, with its key.
+    /// Whatever may contribute to a set, with its key.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = (&Key, Subject<'_>)> {
         let endpoints = self.endpoints.iter().map(|(key, endpoint)| (key, Subject::Endpoint(endpoint)));
-        let sets = self.network_sets.iter();
-        endpoints
-            .chain(sets.map(|(key, set)| (key, Subject::NetworkSet { labels: &set.labels, nets: &set.nets })))
+        let sets = self.network_sets.iter().map(|(key, set)| (key, set.as_subject()));
+        let backends = self.backends.iter().map(|(key, backends)| (key, Subject::Backends(backends)));
+        endpoints.chain(sets).chain(backends)
     }
 
-    /// The endpoint or network set, if it is there.
+    /// The subject, if it is there.
     pub(crate) fn subject(&self, key: &Key) -> Option<Subject<'_>> {
-        let set = self
-            .network_sets
-            .get(key)
-            .map(|set| Subject::NetworkSet { labels: &set.labels, nets: &set.nets });
-        set.or_else(|| self.endpoints.get(key).map(Subject::Endpoint))
+        match key.kind {
+            Kind::EndpointSlice => self.backends.get(key).map(Subject::Backends),
+            Kind::WorkloadEndpoint => self.endpoints.get(key).map(Subject::Endpoint),
+            _ => self.network_sets.get(key).map(KnownNetworkSet::as_subject),
+        }
     }
 
     /// The endpoint, if it is there.
@@ -227,17 +248,15 @@ impl Cluster {
 
     fn read(&mut self, key: &Key, value: Option<&Value>) -> Option<Resource> {
         self.problems.remove(key);
-        match Resource::read(key, value?) {
-            Ok(resource) => Some(resource),
-            Err(problems) => {
-                let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-                self.problems.insert(
-                    key.clone(),
-                    format!("{}; it is treated as if it were not there", problems.join("; ")),
-                );
-                None
-            }
+        let (resource, problems) = Resource::read_what_can_be(key, value?);
+        if !problems.is_empty() {
+            let instead = match &resource {
+                Some(_) => "what cannot be read is left out",
+                None => "it is treated as if it were not there",
+            };
+            self.problems.insert(key.clone(), format!("{}; {instead}", tortie_policy::in_words(&problems)));
         }
+        resource
     }
 
     fn relabel(&mut self, concerned: impl Fn(&Key, &KnownEndpoint) -> bool) -> Vec<Key> {

@@ -45,6 +45,7 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
         egress: types.contains(&PolicyType::Egress),
         rules: Arc::new(PolicyRules { ingress, egress }),
         sets,
+        left_out: Vec::new(),
         not_understood: None,
         id,
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tortie_api::is_reserved_label;
 use tortie_selector::NAMESPACE_LABEL;
 
 use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule};
@@ -15,8 +16,8 @@ pub(crate) const SERVICE_ACCOUNT_LABEL: &str = "projectcalico.org/serviceaccount
 /// The label that tells a Kubernetes pod from other endpoints.
 pub(crate) const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
 
-/// What selectors see on a pod. Its own labels win over inherited ones, but it cannot claim a namespace's or a service
-/// account's: own labels with their prefixes are left out (`calico.md` 1.5).
+/// What selectors see on a pod. Its own labels win over inherited ones, but neither it nor a profile can claim another
+/// namespace or service account: labels that only the cluster gives are left out (`calico.md` 1.5).
 ///
 /// `profiles` are the labels that the endpoint's profiles give it, the first one's winning.
 #[must_use]
@@ -28,14 +29,11 @@ pub fn endpoint_labels<'a>(
 ) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     for profile in profiles.rev() {
-        labels.extend(profile.iter().map(|(name, value)| (name.clone(), value.clone())));
+        labels.extend(unreserved(profile));
     }
     inherit_namespace(&mut labels, namespace);
     inherit(&mut labels, SERVICE_ACCOUNT_PREFIX, service_account);
-    let claimed = |name: &str| name.starts_with(NAMESPACE_PREFIX) || name.starts_with(SERVICE_ACCOUNT_PREFIX);
-    labels.extend(
-        own.iter().filter(|(name, _)| !claimed(name)).map(|(name, value)| (name.clone(), value.clone())),
-    );
+    labels.extend(unreserved(own));
     labels.insert(NAMESPACE_LABEL.to_owned(), namespace.0.to_owned());
     labels.insert(ORCHESTRATOR_LABEL.to_owned(), "k8s".to_owned());
     if !service_account.0.is_empty() {
@@ -44,7 +42,8 @@ pub fn endpoint_labels<'a>(
     labels
 }
 
-/// What selectors see on a network set: its own labels, and those of its namespace if it has one.
+/// What selectors see on a network set: its own labels, less those that only the cluster gives, and those of its
+/// namespace if it has one.
 #[must_use]
 pub fn network_set_labels(
     own: &BTreeMap<String, String>,
@@ -54,11 +53,16 @@ pub fn network_set_labels(
     if let Some(namespace) = namespace {
         inherit_namespace(&mut labels, namespace);
     }
-    labels.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
+    labels.extend(unreserved(own));
     if let Some((name, _)) = namespace {
         labels.insert(NAMESPACE_LABEL.to_owned(), name.to_owned());
     }
     labels
+}
+
+fn unreserved(own: &BTreeMap<String, String>) -> impl Iterator<Item = (String, String)> {
+    let own = own.iter().filter(|(name, _)| !is_reserved_label(name));
+    own.map(|(name, value)| (name.clone(), value.clone()))
 }
 
 fn inherit_namespace(

@@ -10,7 +10,7 @@ use tortie_api::net::{Direction, Protocol};
 
 use super::packet::{Packet, Side};
 use super::trace::Mismatch;
-use super::world::{Labels, Workload};
+use super::world::{Identity, Labels};
 
 /// The rules of one direction.
 pub(super) fn rules(spec: &NetworkPolicySpec, direction: Direction) -> &[NetworkPolicyRule] {
@@ -71,7 +71,7 @@ fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {
         let inside = |Cidr(net): &Cidr| net.contains(&side.address);
         return inside(&block.cidr) && !block.except.iter().any(inside);
     }
-    side.any(|pod: &Workload| {
+    side.any_pod(|pod: &Identity| {
         let namespace_matches = match &peer.namespace_selector {
             Some(selector) => selects(selector, &pod.namespace_labels),
             None => pod.namespace == namespace,
@@ -93,7 +93,9 @@ fn is_port(wanted: &NetworkPolicyPort, packet: &Packet<'_>) -> bool {
             Some(IntOrString::Number(first)) => {
                 (*first..=wanted.end_port.unwrap_or(*first)).contains(&destination.port)
             }
-            Some(IntOrString::Name(name)) => destination.any(|pod| packet.is_named(destination, pod, name)),
+            Some(IntOrString::Name(name)) => {
+                destination.any_pod(|pod| packet.is_named(destination, pod, name))
+            }
         }
 }
 
