@@ -178,6 +178,19 @@ impl Kind {
         self.description().namespaced
     }
 
+    /// Who writes its objects, where it is not people: they can be looked at, but neither applied nor deleted.
+    #[must_use]
+    pub fn written_by(self) -> Option<&'static str> {
+        match self {
+            Kind::WorkloadEndpoint => Some("the node's agent, when a pod is connected"),
+            Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle => {
+                Some("IPAM, when addresses are given and released")
+            }
+            Kind::NodeReport => Some("the node's agent"),
+            _ => None,
+        }
+    }
+
     /// The kind of an object with this `apiVersion` and `kind`.
     #[must_use]
     pub fn of(api_version: &str, name: &str) -> Option<Self> {

@@ -61,7 +61,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads the documents of one file. A namespaced object without a namespace belongs to `default`.
+/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace belongs to `default`.
 ///
 /// # Errors
 /// Every problem of the file.
@@ -72,7 +72,7 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
     })?;
     let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
-    for document in documents {
+    for document in documents.into_iter().flat_map(Document::items) {
         match object(file, document) {
             Ok(object) => match objects.iter().find(|earlier| earlier.key == object.key) {
                 None => objects.push(object),

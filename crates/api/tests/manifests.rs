@@ -205,6 +205,19 @@ fn every_problem_of_a_file_is_said_at_once() {
 }
 
 #[test]
+fn lists_hold_objects_with_lines_of_their_own() {
+    let list = |items: &str| format!("apiVersion: v1\nkind: List\nitems:\n{items}");
+    let namespace = "- apiVersion: v1\n  kind: Namespace\n  metadata: {name: a}\n";
+    let objects = read("m.yml", &list(namespace)).unwrap();
+    assert_eq!((objects[0].key.to_string().as_str(), objects[0].origin.line), ("Namespace a", 4));
+    let text = list(&format!(
+        "{namespace}- apiVersion: v1\n  kind: Namespace\n  metadata:\n    name: b\n    colour: red\n"
+    ));
+    assert_eq!(problems(&text), ["m.yml:11: Namespace b: metadata.colour: unknown field"]);
+    assert!(read("m.yml", &list("  []")).unwrap().is_empty());
+}
+
+#[test]
 fn an_object_twice_in_a_file_is_refused() {
     let text = format!("{}---\n{}", with_rule("{action: Allow}"), with_rule("{action: Deny}"));
     assert_eq!(problems(&text), ["m.yml:8: NetworkPolicy n/p: the object was given before, at m.yml:1"]);
