@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
@@ -11,18 +12,15 @@ use tortie_api::kubernetes::Node;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Network, Resource};
 use tortie_ipam::Block;
-use tortie_policy::{endpoint_labels, network_set_labels};
+use tortie_policy::{OwnLabels, SubjectLabels};
 
 use crate::Finding;
-
-type Labels = BTreeMap<String, String>;
 
 /// A pod's interface, with the labels that selectors see.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct KnownEndpoint {
     pub(crate) spec: WorkloadEndpointSpec,
-    own_labels: Labels,
-    pub(crate) labels: Labels,
+    pub(crate) labels: SubjectLabels,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) ports: Vec<NamedPort>,
 }
@@ -30,8 +28,7 @@ pub(crate) struct KnownEndpoint {
 /// A network set, with the labels that selectors see.
 #[derive(Debug, Clone, PartialEq)]
 struct KnownNetworkSet {
-    own_labels: Labels,
-    labels: Labels,
+    labels: SubjectLabels,
     nets: Vec<IpNet>,
 }
 
@@ -53,7 +50,7 @@ pub(crate) struct Backends {
 #[derive(Clone, Copy)]
 pub(crate) enum Subject<'a> {
     Endpoint(&'a KnownEndpoint),
-    NetworkSet { labels: &'a Labels, nets: &'a [IpNet] },
+    NetworkSet { labels: &'a SubjectLabels, nets: &'a [IpNet] },
     Backends(&'a Backends),
 }
 
@@ -67,10 +64,10 @@ pub(crate) struct NamedPort {
 
 #[derive(Default)]
 pub(crate) struct Cluster {
-    namespaces: BTreeMap<String, Labels>,
-    service_accounts: BTreeMap<(String, String), Labels>,
+    namespaces: BTreeMap<String, Arc<OwnLabels>>,
+    service_accounts: BTreeMap<(String, String), Arc<OwnLabels>>,
     /// The labels that each profile gives its endpoints.
-    profile_labels: BTreeMap<String, Labels>,
+    profile_labels: BTreeMap<String, Arc<OwnLabels>>,
     endpoints: BTreeMap<Key, KnownEndpoint>,
     network_sets: BTreeMap<Key, KnownNetworkSet>,
     backends: BTreeMap<Key, Backends>,
@@ -92,7 +89,7 @@ impl Cluster {
             Kind::Namespace => {
                 match resource {
                     Some(Resource::Namespace(namespace)) => {
-                        self.namespaces.insert(key.name.clone(), namespace.metadata.labels);
+                        self.namespaces.insert(key.name.clone(), namespace.metadata.labels.into());
                     }
                     _ => drop(self.namespaces.remove(&key.name)),
                 }
@@ -103,7 +100,7 @@ impl Cluster {
             Kind::Profile => {
                 match resource {
                     Some(Resource::Profile(profile)) => {
-                        self.profile_labels.insert(key.name.clone(), profile.spec.labels_to_apply);
+                        self.profile_labels.insert(key.name.clone(), profile.spec.labels_to_apply.into());
                     }
                     _ => drop(self.profile_labels.remove(&key.name)),
                 }
@@ -115,9 +112,13 @@ impl Cluster {
                         let mut nets: Vec<IpNet> = set.spec.nets.iter().map(|Network(net)| *net).collect();
                         nets.sort_unstable();
                         nets.dedup();
-                        let own_labels = set.metadata.labels;
-                        let labels = self.network_set_labels(&key.namespace, &own_labels);
-                        self.network_sets.insert(key.clone(), KnownNetworkSet { own_labels, labels, nets });
+                        let labels = SubjectLabels {
+                            own: set.metadata.labels.into(),
+                            namespace: key.namespace.clone(),
+                            namespace_labels: self.namespaces.get(&key.namespace).cloned(),
+                            ..SubjectLabels::default()
+                        };
+                        self.network_sets.insert(key.clone(), KnownNetworkSet { labels, nets });
                     }
                     _ => drop(self.network_sets.remove(key)),
                 }
@@ -141,7 +142,7 @@ impl Cluster {
                 let id = (key.namespace.clone(), key.name.clone());
                 match resource {
                     Some(Resource::ServiceAccount(account)) => {
-                        self.service_accounts.insert(id, account.metadata.labels);
+                        self.service_accounts.insert(id, account.metadata.labels.into());
                     }
                     _ => drop(self.service_accounts.remove(&id)),
                 }
@@ -152,8 +153,8 @@ impl Cluster {
             _ => {
                 match resource {
                     Some(Resource::WorkloadEndpoint(endpoint)) => {
-                        let own_labels = endpoint.metadata.labels;
-                        let known = self.known(&key.namespace, endpoint.spec, own_labels);
+                        let own = endpoint.metadata.labels.into();
+                        let known = self.known(&key.namespace, endpoint.spec, own);
                         self.departed.remove(key);
                         self.endpoints.insert(key.clone(), known);
                     }
@@ -268,7 +269,7 @@ impl Cluster {
             .collect();
         for key in &keys {
             if let Some(endpoint) = self.endpoints.remove(key) {
-                let known = self.known(&key.namespace, endpoint.spec, endpoint.own_labels);
+                let known = self.known(&key.namespace, endpoint.spec, endpoint.labels.own);
                 self.endpoints.insert(key.clone(), known);
             }
         }
@@ -279,28 +280,27 @@ impl Cluster {
         let concerned =
             self.network_sets.keys().filter(|key| key.kind == Kind::NetworkSet && key.namespace == namespace);
         let keys: Vec<Key> = concerned.cloned().collect();
+        let labels = self.namespaces.get(namespace).cloned();
         for key in &keys {
-            if let Some(mut set) = self.network_sets.remove(key) {
-                set.labels = self.network_set_labels(namespace, &set.own_labels);
-                self.network_sets.insert(key.clone(), set);
+            if let Some(set) = self.network_sets.get_mut(key) {
+                set.labels.namespace_labels.clone_from(&labels);
             }
         }
         keys
     }
 
-    fn network_set_labels(&self, namespace: &str, own: &Labels) -> Labels {
-        let inherits = (!namespace.is_empty()).then(|| (namespace, self.namespaces.get(namespace)));
-        network_set_labels(own, inherits)
-    }
-
-    fn known(&self, namespace: &str, spec: WorkloadEndpointSpec, own_labels: Labels) -> KnownEndpoint {
-        let account = spec.service_account_name.as_str();
-        let labels = endpoint_labels(
-            &own_labels,
-            (namespace, self.namespaces.get(namespace)),
-            (account, self.service_accounts.get(&(namespace.to_owned(), account.to_owned()))),
-            spec.profiles.iter().filter_map(|profile| self.profile_labels.get(profile)),
-        );
+    fn known(&self, namespace: &str, spec: WorkloadEndpointSpec, own: Arc<OwnLabels>) -> KnownEndpoint {
+        let account = (namespace.to_owned(), spec.service_account_name.clone());
+        let given = spec.profiles.iter().filter_map(|profile| self.profile_labels.get(profile).cloned());
+        let labels = SubjectLabels {
+            is_pod: true,
+            own,
+            namespace: namespace.to_owned(),
+            namespace_labels: self.namespaces.get(namespace).cloned(),
+            service_account_labels: self.service_accounts.get(&account).cloned(),
+            service_account: account.1,
+            profiles: given.collect(),
+        };
         let mut addresses: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -308,6 +308,6 @@ impl Cluster {
             let protocol = Protocol::from_name(&port.protocol)?;
             Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
         });
-        KnownEndpoint { ports: ports.collect(), spec, own_labels, labels, addresses }
+        KnownEndpoint { ports: ports.collect(), spec, labels, addresses }
     }
 }

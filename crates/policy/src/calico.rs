@@ -167,9 +167,6 @@ fn endpoints_of(namespace: &str, entity: &EntityRule) -> (Option<Selector>, Opti
             terms.push(Selector::one_of(SERVICE_ACCOUNT_LABEL, accounts.names.iter().cloned()));
         }
         terms.extend(accounts.selector.as_ref().map(of_service_accounts));
-        if terms.is_empty() {
-            terms.push(Selector::has(SERVICE_ACCOUNT_LABEL));
-        }
     }
     terms.extend(entity.selector.clone());
     match (terms.is_empty(), entity.not_selector.clone()) {

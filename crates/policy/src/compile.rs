@@ -22,7 +22,7 @@ pub struct Compiled {
     pub tier: String,
     /// Its place among the policies of its tier.
     pub order: Order,
-    /// The endpoints that it is about, by the labels of [`endpoint_labels`](crate::endpoint_labels).
+    /// The endpoints that it is about, by their [`SubjectLabels`](crate::SubjectLabels).
     pub selector: Selector,
     /// Whether it speaks about packets into them.
     pub ingress: bool,

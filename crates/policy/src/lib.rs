@@ -15,4 +15,4 @@ pub mod program;
 pub use compile::{
     Compiled, Order, SetSource, compile, compile_profile, in_words, policy_id, readable_order,
 };
-pub use labels::{endpoint_labels, namespace_profile, network_set_labels};
+pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

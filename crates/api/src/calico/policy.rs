@@ -187,8 +187,8 @@ pub struct EntityRule {
     /// Ports, none of which is the packet's.
     #[serde(default, deserialize_with = "list")]
     pub not_ports: Vec<Port>,
-    /// The endpoints' service accounts.
-    #[serde(default)]
+    /// The endpoints' service accounts; one that says neither names nor a selector says nothing (`calico.md` 1.5).
+    #[serde(default, deserialize_with = "accounts")]
     pub service_accounts: Option<ServiceAccountMatch>,
 }
 
@@ -213,6 +213,11 @@ pub struct ServiceAccountMatch {
     /// Labels of the service account.
     #[serde(default, deserialize_with = "selector")]
     pub selector: Option<Selector>,
+}
+
+fn accounts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ServiceAccountMatch>, D::Error> {
+    let accounts = Option::<ServiceAccountMatch>::deserialize(deserializer)?;
+    Ok(accounts.filter(|accounts| !accounts.names.is_empty() || accounts.selector.is_some()))
 }
 
 fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EntityRule, D::Error> {

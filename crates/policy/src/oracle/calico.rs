@@ -170,10 +170,9 @@ fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Identity) -> O
         _ => {}
     }
     if let Some(accounts) = &rule.service_accounts {
-        let named = accounts.names.is_empty() || accounts.names.contains(&pod.account);
-        if !named || pod.account.is_empty() && accounts.selector.is_none() {
-            let wanted = if accounts.names.is_empty() { "any".to_owned() } else { accounts.names.join(", ") };
-            return Err(Mismatch::new(field("serviceAccounts.names"), wanted, &pod.account));
+        if !accounts.names.is_empty() && !accounts.names.contains(&pod.account) {
+            let found = format!("{pod} has {:?}", pod.account);
+            return Err(Mismatch::new(field("serviceAccounts.names"), accounts.names.join(", "), found));
         }
         if let Some(selector) = accounts.selector.as_ref().filter(|selector| !of_account(selector, pod)) {
             let found = format!("service account {} has {}", pod.account, shown(&pod.account_labels));

@@ -156,7 +156,7 @@ fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> Poli
         }
         Rules::Kubernetes(spec) => {
             for (index, rule) in kubernetes::rules(spec, direction).iter().enumerate() {
-                let outcome = kubernetes::matches(&policy.name.namespace, rule, direction, packet);
+                let outcome = kubernetes::matches(&policy.name.namespace, spec, rule, direction, packet);
                 if trace.visit(index + 1, Action::Allow, outcome) {
                     break;
                 }
