@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
 use crate::{FieldError, Key, Kind, Resource, strict};
 
@@ -19,6 +20,8 @@ pub struct Object {
     pub resource: Resource,
     /// Where it was written.
     pub origin: Origin,
+    /// Where its fields were written.
+    pub lines: Lines,
 }
 
 /// A place in a file.
@@ -90,7 +93,7 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
 }
 
 fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
-    let origin = Origin { file: file.to_owned(), line: document.line };
+    let origin = Origin { file: file.to_owned(), line: document.lines.first };
     let key = key(&mut document.value)
         .map_err(|error| vec![problem(file, &document, &describe(&document.value), error)])?;
     let mut errors = strict::check(&key, &document.value);
@@ -106,7 +109,9 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
         }
     };
     match resource {
-        Some(resource) if errors.is_empty() => Ok(Object { key, value: document.value, resource, origin }),
+        Some(resource) if errors.is_empty() => {
+            Ok(Object { key, value: document.value, resource, origin, lines: document.lines })
+        }
         _ => {
             let name = key.to_string();
             Err(errors.into_iter().map(|error| problem(file, &document, &name, error)).collect())
@@ -115,7 +120,7 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
 }
 
 fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> Problem {
-    let origin = Origin { file: file.to_owned(), line: document.line_of(&error.path) };
+    let origin = Origin { file: file.to_owned(), line: document.lines.of(&error.path) };
     Problem { origin, object: object.to_owned(), field: error.path, problem: error.problem }
 }
 

@@ -56,6 +56,7 @@ impl Apply {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::FAILURE) };
+        refuse_managed(objects.iter().map(|object| &object.key))?;
         objects.sort_by_key(|object| object.key.kind);
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
@@ -104,11 +105,7 @@ impl Delete {
                 self.names.iter().map(|name| Key::namespaced(kind, &namespace, name)).collect()
             }
         };
-        for key in &keys {
-            if let Some(who) = key.kind.written_by() {
-                bail!("{key} is written by {who}; nothing was deleted");
-            }
-        }
+        refuse_managed(keys.iter())?;
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
             with_policies(&*store, &keys).await?;
@@ -167,6 +164,14 @@ async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
 async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
     let keys = store.list(kind).await?.items.into_iter().map(|stored| stored.key);
     Ok(keys.filter(|key| key.namespace == namespace).collect())
+}
+
+/// Refuses objects that people neither apply nor delete.
+fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> anyhow::Result<()> {
+    match keys.find_map(|key| Some((key, key.kind.written_by()?))) {
+        Some((key, who)) => bail!("{key} is written by {who}; nothing was changed"),
+        None => Ok(()),
+    }
 }
 
 /// Refuses policies of tiers that neither are there nor come with them: nobody could say where such a policy stands.
@@ -233,7 +238,7 @@ async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> 
 }
 
 /// Reads all manifests. `None` if anything is wrong with any of them: every problem has then been printed.
-fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
+pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
     for file in files(paths)? {
@@ -245,9 +250,6 @@ fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
     }
     let mut seen = BTreeSet::new();
     for object in &objects {
-        if let Some(who) = object.key.kind.written_by() {
-            problems.push(format!("{}: {}: is written by {who}", object.origin, object.key));
-        }
         if !seen.insert(&object.key) {
             problems.push(format!("{}: {}: the object is given more than once", object.origin, object.key));
         }

@@ -24,13 +24,14 @@ pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outc
     let version = if packet.destination.address.is_ipv4() { 4 } else { 6 };
     let protocol = packet.protocol;
     if let Some(wanted) = rule.ip_version.filter(|wanted| *wanted != version) {
-        return Err(Mismatch::new("ipVersion", wanted, version));
+        return Err(Mismatch::new("ipVersion", wanted, format!("the packet is IPv{version}")));
     }
     if let Some(ProtocolName(wanted)) = rule.protocol.filter(|wanted| wanted.0 != protocol) {
-        return Err(Mismatch::new("protocol", wanted, protocol));
+        return Err(Mismatch::new("protocol", wanted, format!("the packet is {protocol}")));
     }
     if rule.not_protocol.is_some_and(|unwanted| unwanted.0 == protocol) {
-        return Err(Mismatch::new("notProtocol", format!("anything but {protocol}"), protocol));
+        let wanted = format!("anything but {protocol}");
+        return Err(Mismatch::new("notProtocol", wanted, format!("the packet is {protocol}")));
     }
     if let Some(wanted) = rule.icmp.as_ref().filter(|wanted| !is_icmp(wanted, packet)) {
         return Err(Mismatch::new("icmp", shown_icmp(wanted), found_icmp(packet)));
@@ -85,8 +86,8 @@ fn shown_icmp(icmp: &Icmp) -> String {
 
 fn found_icmp(packet: &Packet<'_>) -> String {
     match packet.icmp {
-        Some((icmp_type, code)) => format!("type {icmp_type} code {code}"),
-        None => packet.protocol.to_string(),
+        Some((icmp_type, code)) => format!("the packet is type {icmp_type} code {code}"),
+        None => format!("the packet is {}", packet.protocol),
     }
 }
 

@@ -29,6 +29,7 @@ use world::{Workload, World};
 
 /// A packet that begins a flow: may it pass?
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Question {
     /// Who sends it.
     pub from: Peer,
@@ -93,11 +94,12 @@ impl<'a> Oracle<'a> {
     fn judge(&self, pod: &Workload, direction: Direction, packet: &Packet<'_>) -> Trace {
         let mut trace = Trace::begin(pod.to_string(), direction);
         for tier in &self.tiers {
-            let applying = tier.policies.iter().filter(|policy| policy.applies(pod, direction));
             let mut said = TierTrace::begin(&tier.name);
-            for policy in applying {
-                said.policies.push(visit(policy, direction, packet));
-                if said.decision().is_some() {
+            for policy in tier.policies.iter().filter(|policy| policy.applies(pod, direction)) {
+                let policy = visit(policy, direction, packet);
+                let decided = policy.decision.is_some() && !policy.staged;
+                said.policies.push(policy);
+                if decided {
                     break;
                 }
             }
@@ -122,22 +124,22 @@ impl<'a> Oracle<'a> {
     /// allows everything; any other has no rules.
     fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
         let stored = self.snapshot.get(&Key::global(Kind::Profile, name));
-        let origin = stored.and_then(|stored| Some(stored.origin.as_ref()?.to_string()));
+        let origin = stored.and_then(|stored| stored.place(""));
         let mut trace = PolicyTrace::begin(PolicyName::profile(name), origin);
-        match stored.map(|stored| &stored.resource) {
-            Some(Ok(Resource::Profile(profile))) => {
+        match stored.map(|stored| (&stored.resource, stored)) {
+            Some((Ok(Resource::Profile(profile)), stored)) => {
                 let rules = match direction {
                     Direction::Ingress => &profile.spec.ingress,
                     Direction::Egress => &profile.spec.egress,
                 };
-                visit_rules("", rules, packet, &mut trace);
+                visit_rules("", rules, direction, packet, stored, &mut trace);
             }
-            Some(Ok(_)) => trace.not_understood("it is no profile".to_owned()),
-            Some(Err(problem)) => trace.not_understood(problem.clone()),
+            Some((Ok(_), _)) => trace.not_understood("it is no profile".to_owned()),
+            Some((Err(problem), _)) => trace.not_understood(problem.clone()),
             None => {
                 let namespace = name.strip_prefix("kns.");
                 if namespace.is_some_and(|namespace| self.world.namespace_exists(namespace)) {
-                    trace.visit(1, Action::Allow, Ok(()));
+                    trace.visit(Action::Allow, Ok(()), None);
                 }
             }
         }
@@ -147,17 +149,19 @@ impl<'a> Oracle<'a> {
 
 /// Asks one policy: its rules in order, until one decides.
 fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
-    let mut trace = PolicyTrace::begin(policy.name.clone(), policy.origin.clone());
+    let mut trace = PolicyTrace::begin(policy.name.clone(), policy.stored.place(""));
+    trace.staged = policy.staged;
     match &policy.rules {
         // It denies where it stands, to what it selects (semantics 18).
         Rules::NotUnderstood(problem) => trace.not_understood(problem.clone()),
         Rules::Calico(spec) => {
-            visit_rules(&policy.name.namespace, calico::rules(spec, direction), packet, &mut trace);
+            let rules = calico::rules(spec, direction);
+            visit_rules(&policy.name.namespace, rules, direction, packet, policy.stored, &mut trace);
         }
         Rules::Kubernetes(spec) => {
             for (index, rule) in kubernetes::rules(spec, direction).iter().enumerate() {
                 let outcome = kubernetes::matches(&policy.name.namespace, spec, rule, direction, packet);
-                if trace.visit(index + 1, Action::Allow, outcome) {
+                if trace.visit(Action::Allow, outcome, place(policy.stored, direction, index)) {
                     break;
                 }
             }
@@ -167,11 +171,27 @@ fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> Poli
 }
 
 /// Asks Calico's rules in order, until one decides.
-fn visit_rules(namespace: &str, rules: &[Rule], packet: &Packet<'_>, trace: &mut PolicyTrace) {
+fn visit_rules(
+    namespace: &str,
+    rules: &[Rule],
+    direction: Direction,
+    packet: &Packet<'_>,
+    stored: &Stored,
+    trace: &mut PolicyTrace,
+) {
     for (index, rule) in rules.iter().enumerate() {
         let outcome = calico::matches(namespace, rule, packet);
-        if trace.visit(index + 1, rule.action, outcome) {
+        if trace.visit(rule.action, outcome, place(stored, direction, index)) {
             break;
         }
     }
+}
+
+/// Where a rule was written.
+fn place(stored: &Stored, direction: Direction, index: usize) -> Option<String> {
+    let direction = match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    };
+    stored.place(&format!("spec.{direction}[{index}]"))
 }

@@ -26,7 +26,8 @@ pub(super) struct Tier<'a> {
 
 pub(super) struct Policy<'a> {
     pub(super) name: PolicyName,
-    pub(super) origin: Option<String>,
+    pub(super) stored: &'a Stored,
+    pub(super) staged: bool,
     pub(super) rules: Rules<'a>,
     order: Option<f64>,
     types: Vec<PolicyType>,
@@ -131,18 +132,23 @@ fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
 
 /// The policy under this key, and its tier.
 fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
-    let kubernetes = match key.kind {
-        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => false,
-        Kind::KubernetesNetworkPolicy => true,
+    let (kubernetes, staged) = match key.kind {
+        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => (false, false),
+        Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy => (false, true),
+        Kind::KubernetesNetworkPolicy => (true, false),
+        Kind::StagedKubernetesNetworkPolicy => (true, true),
         _ => return None,
     };
     let name =
         PolicyName { kind: key.kind.to_string(), namespace: key.namespace.clone(), name: key.name.clone() };
-    let origin = stored.origin.as_ref().map(ToString::to_string);
     let (order, types, subject, rules) = match &stored.resource {
-        Ok(Resource::NetworkPolicy(policy)) => of_calico(&policy.spec),
-        Ok(Resource::GlobalNetworkPolicy(policy)) => of_calico(&policy.spec),
-        Ok(Resource::KubernetesNetworkPolicy(policy)) => {
+        Ok(Resource::NetworkPolicy(policy) | Resource::StagedNetworkPolicy(policy)) => {
+            of_calico(&policy.spec)
+        }
+        Ok(Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)) => {
+            of_calico(&policy.spec)
+        }
+        Ok(Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy)) => {
             let subject = Subject::Kubernetes(&policy.spec.pod_selector);
             let types = policy.effective_types();
             (Some(KUBERNETES_ORDER), types, subject, Rules::Kubernetes(&policy.spec))
@@ -158,7 +164,7 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
         // The tier without a name stands before all others.
         _ => "",
     };
-    Some((tier.to_owned(), Policy { name, origin, rules, order, types, subject }))
+    Some((tier.to_owned(), Policy { name, stored, staged, rules, order, types, subject }))
 }
 
 type Parts<'a> = (Option<f64>, Vec<PolicyType>, Subject<'a>, Rules<'a>);

@@ -46,8 +46,8 @@ impl<'a> Packet<'a> {
     /// What is said of the packet's protocol and destination port.
     pub(super) fn shown_port(&self, side: &Side<'_>) -> String {
         match self.protocol.has_ports() {
-            true => format!("{} {}", self.protocol, side.port),
-            false => self.protocol.to_string(),
+            true => format!("the packet has {} {}", self.protocol, side.port),
+            false => format!("the packet is {}", self.protocol),
         }
     }
 
