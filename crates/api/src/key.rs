@@ -29,6 +29,12 @@ pub enum Kind {
     GlobalNetworkSet,
     /// A Kubernetes network policy (`networking.k8s.io/v1`).
     KubernetesNetworkPolicy,
+    /// A policy of the cluster's administrators.
+    ClusterNetworkPolicy,
+    /// What a ClusterNetworkPolicy before all others was called earlier.
+    AdminNetworkPolicy,
+    /// What a ClusterNetworkPolicy after all others was called earlier; there is at most one.
+    BaselineAdminNetworkPolicy,
     /// A Calico network policy, of one namespace.
     NetworkPolicy,
     /// A Calico network policy for the whole cluster.
@@ -69,7 +75,7 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 23] = [
+const DESCRIPTIONS: [Description; 26] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -94,6 +100,30 @@ const DESCRIPTIONS: [Description; 23] = [
         "kubernetesnetworkpolicies",
         &["knp", "kubernetesnetworkpolicy", "networkpolicies.networking.k8s.io"],
         true,
+    ),
+    describe(
+        Kind::ClusterNetworkPolicy,
+        "policy.networking.k8s.io/v1alpha2",
+        "ClusterNetworkPolicy",
+        "clusternetworkpolicies",
+        &["cnp"],
+        false,
+    ),
+    describe(
+        Kind::AdminNetworkPolicy,
+        "policy.networking.k8s.io/v1alpha1",
+        "AdminNetworkPolicy",
+        "adminnetworkpolicies",
+        &["anp"],
+        false,
+    ),
+    describe(
+        Kind::BaselineAdminNetworkPolicy,
+        "policy.networking.k8s.io/v1alpha1",
+        "BaselineAdminNetworkPolicy",
+        "baselineadminnetworkpolicies",
+        &["banp"],
+        false,
     ),
     describe(Kind::NetworkPolicy, CALICO, "NetworkPolicy", "networkpolicies", &["np", "networkpolicy"], true),
     describe(

@@ -11,7 +11,8 @@ use crate::calico::{
     GlobalNetworkPolicy, IpPool, NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
 };
 use crate::kubernetes::{
-    EndpointSlice, Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, Service, ServiceAccount,
+    ClusterPolicy, EndpointSlice, Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, Service,
+    ServiceAccount,
 };
 use crate::report::NodeReport;
 use crate::{Key, Kind};
@@ -64,6 +65,7 @@ pub enum Resource {
     NetworkSet(NetworkSet),
     GlobalNetworkSet(NetworkSet),
     KubernetesNetworkPolicy(KubernetesNetworkPolicy),
+    ClusterPolicy(ClusterPolicy),
     StagedNetworkPolicy(NetworkPolicy),
     StagedGlobalNetworkPolicy(GlobalNetworkPolicy),
     StagedKubernetesNetworkPolicy(KubernetesNetworkPolicy),
@@ -124,6 +126,9 @@ impl Resource {
                 let policy: KubernetesNetworkPolicy = typed(value).map_err(one)?;
                 policy.validate()?;
                 Self::KubernetesNetworkPolicy(policy)
+            }
+            Kind::ClusterNetworkPolicy | Kind::AdminNetworkPolicy | Kind::BaselineAdminNetworkPolicy => {
+                Self::ClusterPolicy(ClusterPolicy::read(key.kind, value)?)
             }
             Kind::NetworkPolicy => {
                 let policy: NetworkPolicy = typed(value).map_err(one)?;

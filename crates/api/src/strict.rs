@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{FieldError, Key, Kind, is_reserved_label};
+use crate::{FieldError, Key, Kind, Resource, is_reserved_label};
 
 const METADATA: &[&str] = &[
     "name",
@@ -119,6 +119,12 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     if key.kind == Kind::Pod {
         pod(value, &mut problems);
     }
+    if matches!(
+        key.kind,
+        Kind::ClusterNetworkPolicy | Kind::AdminNetworkPolicy | Kind::BaselineAdminNetworkPolicy
+    ) {
+        closed_rules(key, value, &mut problems);
+    }
     let given_labels = match key.kind {
         Kind::NetworkSet | Kind::GlobalNetworkSet => Some("metadata.labels"),
         Kind::Profile => Some("spec.labelsToApply"),
@@ -197,6 +203,18 @@ fn name(key: &Key, problems: &mut Vec<FieldError>) {
     if key.kind.namespaced() && !(key.namespace.len() <= 63 && dns_label(&key.namespace)) {
         let rule = "must be lower-case letters, digits and dashes, at most 63";
         problems.push(FieldError::new("metadata.namespace", format!("{:?} {rule}", key.namespace)));
+    }
+}
+
+/// Rules that would close because something of them is not understood (semantics 9): who writes a policy learns it now.
+fn closed_rules(key: &Key, value: &Value, problems: &mut Vec<FieldError>) {
+    let Ok(Resource::ClusterPolicy(policy)) = Resource::read(key, value) else { return };
+    for (rules, direction) in [(&policy.ingress, "ingress"), (&policy.egress, "egress")] {
+        for (index, rule) in rules.iter().enumerate() {
+            if let Some(problem) = rule.not_understood() {
+                problems.push(FieldError::new(format!("spec.{direction}[{index}]"), problem));
+            }
+        }
     }
 }
 

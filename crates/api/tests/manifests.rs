@@ -196,6 +196,49 @@ fn bad_policies() {
 }
 
 #[test]
+fn bad_cluster_policies() {
+    let with = |spec: &str| {
+        problems(&format!(
+            "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: p}}\nspec: {{{spec}}}\n"
+        ))
+    };
+    let rule = |rule: &str| {
+        format!("tier: Admin, priority: 1, subject: {{namespaces: {{}}}}, ingress: [{{{rule}}}]")
+    };
+    for (spec, expected) in [
+        ("priority: 1, subject: {namespaces: {}}".to_owned(), "spec.tier: is missing"),
+        ("tier: Admin, subject: {namespaces: {}}".to_owned(), "spec.priority: is missing"),
+        (
+            "tier: Admin, priority: 1001, subject: {namespaces: {}}".to_owned(),
+            "spec.priority: is at most 1000",
+        ),
+        ("tier: Admin, priority: 1".to_owned(), "missing field `subject`"),
+        ("tier: Admin, priority: 1, subject: {nodes: {}}".to_owned(), "unknown variant `nodes`"),
+        (rule("action: Allow, from: [{namespaces: {}}]"), "\"Allow\" is no action of a ClusterNetworkPolicy"),
+        (
+            rule("action: Accept, to: [{namespaces: {}}], from: [{namespaces: {}}]"),
+            "spec.ingress[0].to: unknown field",
+        ),
+        (rule("action: Accept, from: []"), "spec.ingress[0]: it has no peers"),
+        (rule("action: Accept, from: [{nodes: {}}]"), "spec.ingress[0]: a peer by \"nodes\" is not known"),
+        (
+            rule("action: Accept, from: [{namespaces: {}}], protocols: [{icmp: {}}]"),
+            "protocol \"icmp\" is not known",
+        ),
+        (
+            rule("action: Accept, from: [{namespaces: {}}], ports: [{namedPort: a}]"),
+            "spec.ingress[0].ports: unknown field",
+        ),
+    ] {
+        let found = with(&spec);
+        assert!(
+            found.len() == 1 && found[0].contains(expected),
+            "{spec}\n found    {found:#?}\n expected {expected}"
+        );
+    }
+}
+
+#[test]
 fn every_problem_of_a_file_is_said_at_once() {
     let text =
         format!("{}---\n{}", with_rule("{action: Permit}"), with_rule("{action: Allow, ipVersion: 5}"));

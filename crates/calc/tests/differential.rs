@@ -196,6 +196,11 @@ impl Coverage {
                 "rule of a GlobalNetworkPolicy",
                 "rule of a NetworkPolicy",
                 "rule of a KubernetesNetworkPolicy",
+                "rule of a ClusterNetworkPolicy",
+                "rule of a AdminNetworkPolicy",
+                "rule of a BaselineAdminNetworkPolicy",
+                "ClusterNetworkPolicy not understood",
+                "protocols",
                 "NetworkPolicy not understood",
                 "GlobalNetworkPolicy not understood",
             ]

@@ -64,7 +64,7 @@ fn objects(policies: &str) -> Vec<(Key, Value)> {
     objects
 }
 
-fn cluster(policies: &str) -> Calc {
+fn calc_of(policies: &str) -> Calc {
     let mut calc = Calc::new("n");
     for (key, value) in objects(policies) {
         calc.update(&key, Some(&value));
@@ -138,6 +138,12 @@ fn calico(namespace: &str, name: &str, spec: &str) -> String {
 
 fn tier(name: &str, spec: &str) -> String {
     format!("---\napiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+}
+
+fn cluster(name: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+    )
 }
 
 fn kubernetes(namespace: &str, spec: &str) -> String {
@@ -327,6 +333,22 @@ fn cases() -> Vec<Case> {
             denied: &["web/front > db/main tcp/53", "web/front > db/copy tcp/5433", "db/copy > web/back tcp/5432"],
         },
         Case {
+            what: "cluster policies: Admin before namespaces' own, Baseline after, by priority; both yield to what is said earlier (8, 9)",
+            policies: cluster("first", "{tier: Admin, priority: 1, subject: {pods: {namespaceSelector: {matchLabels: {team: b}}, podSelector: {matchLabels: {tier: main}}}}, ingress: [{action: Accept, from: [{namespaces: {matchLabels: {team: a}}}], protocols: [{tcp: {destinationPort: {number: 1}}}, {destinationNamedPort: sql}]}, {action: Pass, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {range: {start: 2, end: 5}}}}]}]}")
+                + &cluster("later", "{tier: Admin, priority: 2, subject: {namespaces: {matchLabels: {team: b}}}, ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {range: {start: 1, end: 3}}}}, {udp: {}}]}]}")
+                + &cluster("base", "{tier: Baseline, priority: 0, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: back}}}}]}], egress: [{action: Deny, to: [{networks: [203.0.113.0/24]}]}]}")
+                + &kubernetes("db", "{podSelector: {matchLabels: {tier: main}}, ingress: [{from: [{namespaceSelector: {}}], ports: [{port: 2}]}]}"),
+            allowed: &["web/front > db/main tcp/1", "web/back > db/main tcp/5432", "web/back > db/main tcp/2", "web/front > db/copy tcp/4", "outside > db/copy tcp/1"],
+            denied: &["db/copy > db/main tcp/1", "web/front > db/main tcp/3", "web/front > db/main udp/1", "web/front > db/copy tcp/1", "web/back > db/copy tcp/4", "web/back > web/front tcp/4", "web/front > outside tcp/1", "outside > db/main tcp/1"],
+        },
+        Case {
+            what: "AdminNetworkPolicy and BaselineAdminNetworkPolicy are read the same way (9)",
+            policies: "---\napiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: a}\nspec: {priority: 5, subject: {namespaces: {matchLabels: {team: b}}}, ingress: [{action: Allow, from: [{namespaces: {matchLabels: {team: a}}}], ports: [{portNumber: {protocol: TCP, port: 1}}, {portRange: {protocol: UDP, start: 1, end: 3}}, {namedPort: sql}]}, {action: Deny, from: [{namespaces: {matchLabels: {team: a}}}]}]}\n".to_owned()
+                + "---\napiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: default}\nspec: {subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}\n",
+            allowed: &["web/front > db/main tcp/1", "web/front > db/main udp/3", "web/front > db/copy tcp/5433", "outside > web/front tcp/1"],
+            denied: &["web/front > db/main tcp/2", "web/front > db/copy tcp/5432", "db/copy > db/main tcp/1", "db/main > web/front tcp/1"],
+        },
+        Case {
             what: "staged policies have no effect",
             policies: "---\napiVersion: projectcalico.org/v3\nkind: StagedNetworkPolicy\nmetadata: {name: s, namespace: db}\nspec: {stagedAction: Set, ingress: [{action: Deny}]}\n".to_owned()
                 + "---\napiVersion: projectcalico.org/v3\nkind: StagedGlobalNetworkPolicy\nmetadata: {name: s}\nspec: {types: [Ingress, Egress]}\n"
@@ -381,7 +403,7 @@ fn cases() -> Vec<Case> {
 fn policies_come_to_what_they_say() {
     for case in cases() {
         let objects = objects(&case.policies);
-        let calc = cluster(&case.policies);
+        let calc = calc_of(&case.policies);
         let unexpected = calc.findings().into_iter().filter(|finding| finding.key.name != "impostor");
         let unexpected: Vec<_> = unexpected.filter(|finding| !finding.problem.contains("tier x ")).collect();
         assert_eq!(unexpected, vec![], "{}", case.what);
@@ -433,7 +455,7 @@ fn what_cannot_be_understood_denies() {
             vec!["web/front > db/main tcp/2"],
         ),
     ] {
-        let mut calc = cluster("");
+        let mut calc = calc_of("");
         calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&policy(spec.clone())));
         if spec.get("order").is_some() {
             calc.update(
@@ -458,7 +480,7 @@ fn what_cannot_be_understood_denies() {
 /// One part of an object that cannot be read does not hide the rest of it from a Deny rule.
 #[test]
 fn damaged_objects_count_as_far_as_they_can_be_read() {
-    let mut calc = cluster(
+    let mut calc = calc_of(
         &(calico(
             "db",
             "p",
@@ -497,18 +519,35 @@ fn an_unreadable_place_comes_first() {
     let allow = calico("db", "a", "{order: -5, ingress: [{action: Allow}]}");
     let policy =
         json!({"metadata": {"name": "p", "namespace": "db"}, "spec": {"tier": 5, "types": ["Ingress"]}});
-    let mut calc = cluster(&allow);
+    let mut calc = calc_of(&allow);
     calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&policy));
     calc.flush();
     assert!(!passes(&calc, "web/front", "db/main", "tcp/1"));
 
     let late = calico("db", "late.p", "{tier: late, selector: app == 'db', ingress: [{action: Deny}]}");
-    let mut calc = cluster(&(allow + &late));
+    let mut calc = calc_of(&(allow + &late));
     assert!(passes(&calc, "web/front", "db/main", "tcp/1"));
     let tier = json!({"metadata": {"name": "late"}, "spec": {"order": "last", "defaultAction": "Pass"}});
     calc.update(&Key::global(Kind::Tier, "late"), Some(&tier));
     calc.flush();
     assert!(!passes(&calc, "web/front", "db/main", "tcp/1"));
+}
+
+/// A peer of a kind that is not known closes its rule: an Accept matches nothing, a Deny and a Pass deny everything (9).
+#[test]
+fn rules_that_are_not_understood_close() {
+    for (action, passes_it) in [("Accept", true), ("Deny", false), ("Pass", false)] {
+        let mut calc = calc_of("");
+        let rule = json!({"action": action, "from": [{"namespaces": {}}, {"galaxies": {}}]});
+        let value = json!({"metadata": {"name": "c"}, "spec": {
+            "tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "ingress": [rule, {"action": "Accept", "from": [{"namespaces": {}}]}],
+        }});
+        calc.update(&Key::global(Kind::ClusterNetworkPolicy, "c"), Some(&value));
+        calc.flush();
+        assert_eq!(passes(&calc, "web/front", "db/main", "tcp/1"), passes_it, "{action}");
+        let said = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
+        assert!(said, "{action}: {:?}", calc.findings());
+    }
 }
 
 /// A policy of any shape, even no policy at all, does not open anything or panic.
@@ -522,7 +561,7 @@ fn garbage_is_closed() {
         json!({"spec": {"types": "all"}}),
         json!({"metadata": {}, "spec": {"order": "first"}}),
     ] {
-        let mut calc = cluster("");
+        let mut calc = calc_of("");
         calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&value));
         calc.update(&Key::namespaced(Kind::KubernetesNetworkPolicy, "web", "p"), Some(&value));
         calc.flush();

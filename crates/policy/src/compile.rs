@@ -11,7 +11,7 @@ use tortie_api::{FieldError, Key, Kind, Resource};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
 use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId, SetKind};
-use crate::{calico, kubernetes};
+use crate::{calico, cluster, kubernetes};
 
 /// A policy, compiled.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,13 +83,7 @@ pub struct Order {
 
 impl Order {
     pub(crate) fn new(order: Option<f64>, id: &PolicyId) -> Self {
-        let kind = match id.kind {
-            PolicyKind::GlobalNetworkPolicy => "GlobalNetworkPolicy",
-            PolicyKind::KubernetesNetworkPolicy => "KubernetesNetworkPolicy",
-            PolicyKind::NetworkPolicy => "NetworkPolicy",
-            PolicyKind::Profile => "Profile",
-        };
-        Self { order, tie: format!("{}/{}/{kind}", id.name, id.namespace) }
+        Self { order, tie: format!("{}/{}/{}", id.name, id.namespace, id.kind.kind()) }
     }
 }
 
@@ -115,6 +109,9 @@ pub fn policy_id(key: &Key) -> Option<PolicyId> {
         Kind::NetworkPolicy => PolicyKind::NetworkPolicy,
         Kind::GlobalNetworkPolicy => PolicyKind::GlobalNetworkPolicy,
         Kind::KubernetesNetworkPolicy => PolicyKind::KubernetesNetworkPolicy,
+        Kind::ClusterNetworkPolicy => PolicyKind::ClusterNetworkPolicy,
+        Kind::AdminNetworkPolicy => PolicyKind::AdminNetworkPolicy,
+        Kind::BaselineAdminNetworkPolicy => PolicyKind::BaselineAdminNetworkPolicy,
         _ => return None,
     };
     Some(PolicyId { kind, namespace: key.namespace.clone(), name: key.name.clone() })
@@ -128,6 +125,7 @@ pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
         Ok(Resource::NetworkPolicy(policy)) => calico::compile(id, &policy.spec),
         Ok(Resource::GlobalNetworkPolicy(policy)) => calico::compile(id, &policy.spec),
         Ok(Resource::KubernetesNetworkPolicy(policy)) => kubernetes::compile(id, &policy),
+        Ok(Resource::ClusterPolicy(policy)) => cluster::compile(id, &policy),
         Ok(_) => closed(id, value, "its kind is not a policy's".to_owned()),
         Err(problems) => closed(id, value, in_words(&problems)),
     })
@@ -146,25 +144,24 @@ pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSo
 /// is unreadable), at its place in the order, for the endpoints that it selects (all of its namespace, if that is).
 fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
     let spec = value.get("spec").unwrap_or(&Value::Null);
-    let (ingress, egress) = named_directions(spec);
+    let (tier, order, selector, (ingress, egress)) = match id.kind {
+        PolicyKind::KubernetesNetworkPolicy => {
+            let pods =
+                kubernetes::readable_selector(&id.namespace, spec.get("podSelector").unwrap_or(&Value::Null));
+            ("default".to_owned(), Some(kubernetes::ORDER), pods, named_directions(spec))
+        }
+        PolicyKind::ClusterNetworkPolicy => cluster::readable(&id, spec, None),
+        PolicyKind::AdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-admin")),
+        PolicyKind::BaselineAdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-baseline")),
+        _ => {
+            (readable_tier(spec), readable_order(spec), readable_selector(&id, spec), named_directions(spec))
+        }
+    };
     let deny = |named: bool| if named { vec![Rule::all(Action::Deny)] } else { Vec::new() };
-    let order = match id.kind {
-        PolicyKind::KubernetesNetworkPolicy => Some(kubernetes::ORDER),
-        _ => readable_order(spec),
-    };
-    let tier = match spec.get("tier") {
-        None | Some(Value::Null) => "default",
-        Some(tier) => match tier.as_str() {
-            Some("") => "default",
-            Some(tier) => tier,
-            // The tier before all tiers.
-            None => "",
-        },
-    };
     Compiled {
-        tier: tier.to_owned(),
+        tier,
         order: Order::new(order, &id),
-        selector: readable_selector(&id, spec),
+        selector,
         ingress,
         egress,
         rules: Arc::new(PolicyRules { ingress: deny(ingress), egress: deny(egress) }),
@@ -173,6 +170,19 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
         not_understood: Some(problem),
         id,
     }
+}
+
+/// The tier of a policy that is not understood; one that cannot be read is the tier without a name, before all others.
+fn readable_tier(spec: &Value) -> String {
+    let tier = match spec.get("tier") {
+        None | Some(Value::Null) => "default",
+        Some(tier) => match tier.as_str() {
+            Some("") => "default",
+            Some(tier) => tier,
+            None => "",
+        },
+    };
+    tier.to_owned()
 }
 
 /// The `order` of a policy or tier that is not understood. One that cannot be read comes first: whatever it was meant to
@@ -214,10 +224,6 @@ fn named_directions(spec: &Value) -> (bool, bool) {
 
 /// The endpoints that the policy selects, if all that narrows them can be read; otherwise all that it could select.
 fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
-    if id.kind == PolicyKind::KubernetesNetworkPolicy {
-        let pods = spec.get("podSelector").unwrap_or(&Value::Null);
-        return kubernetes::readable_selector(&id.namespace, pods);
-    }
     let everything = || match id.namespace.as_str() {
         "" => Selector::all(),
         namespace => Selector::equal(NAMESPACE_LABEL, namespace),

@@ -6,6 +6,7 @@
 //! the same without compiling anything, and why.
 
 mod calico;
+mod cluster;
 mod compile;
 mod kubernetes;
 mod labels;

@@ -385,7 +385,91 @@ fn rules(direction: &'static str, whole: bool, most: usize) -> impl Strategy<Val
 }
 
 fn policy() -> impl Strategy<Value = (Key, Value)> {
-    prop_oneof![3 => calico_policy(), 1 => kubernetes_policy()]
+    prop_oneof![6 => calico_policy(), 2 => kubernetes_policy(), 2 => cluster_policy()]
+}
+
+/// ClusterNetworkPolicy and what it was before; now and then with a peer or a field that is not known.
+fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
+    let pods = || {
+        (kubernetes_selector(), kubernetes_selector(), any::<bool>()).prop_map(|(namespaces, pods, whole)| {
+            match whole {
+                true => json!({"namespaces": namespaces}),
+                false => json!({"pods": {"namespaceSelector": namespaces, "podSelector": pods}}),
+            }
+        })
+    };
+    let kinds = vec![
+        Kind::ClusterNetworkPolicy,
+        Kind::ClusterNetworkPolicy,
+        Kind::AdminNetworkPolicy,
+        Kind::BaselineAdminNetworkPolicy,
+    ];
+    (select(kinds), pods(), 0..4u16, select(vec!["Admin", "Baseline"]), prop::bool::weighted(0.05))
+        .prop_flat_map(move |(kind, subject, priority, tier, odd)| {
+            let newest = kind == Kind::ClusterNetworkPolicy;
+            let protocol = (
+                select(vec!["tcp", "tcp", "udp", "sctp"]),
+                0..4usize,
+                select(&PORTS[..4]),
+                select(&PORT_NAMES[..]),
+            )
+                .prop_map(move |(protocol, shape, number, name)| {
+                    let range = json!({"start": number, "end": number + 20});
+                    match (newest, shape) {
+                        (true, 0) => json!({"destinationNamedPort": name}),
+                        (false, 0) => json!({"namedPort": name}),
+                        (true, _) => {
+                            let port = match shape {
+                                1 => json!({}),
+                                2 => json!({"destinationPort": {"number": number}}),
+                                _ => json!({"destinationPort": {"range": range}}),
+                            };
+                            json!({protocol: port})
+                        }
+                        (false, 1) => {
+                            json!({"portNumber": {"protocol": protocol.to_uppercase(), "port": number}})
+                        }
+                        (false, _) => json!({"portRange": range}),
+                    }
+                });
+            let rules = |direction: &'static str| {
+                let side = if direction == "ingress" { "from" } else { "to" };
+                let networks = prop::sample::select(vec!["10.0.0.0/29", "0.0.0.0/0", "fd00::/64"]).prop_map(
+                    move |net| {
+                        if side == "to" { json!({"networks": [net]}) } else { json!({"namespaces": {}}) }
+                    },
+                );
+                let unknown = Just(json!({"nodes": {}}));
+                let peer = prop_oneof![12 => pods(), 3 => networks, 1 => unknown];
+                let action =
+                    select(if newest { vec!["Accept", "Deny", "Pass"] } else { vec!["Allow", "Deny"] });
+                let rule = (
+                    action,
+                    prop::collection::vec(peer, 1..3),
+                    prop::collection::vec(protocol.clone(), 0..3),
+                );
+                let rule = rule.prop_map(move |(action, peers, ports)| {
+                    let ports_name = if newest { "protocols" } else { "ports" };
+                    maybe(vec![
+                        ("action", Some(json!(action))),
+                        (side, Some(json!(peers))),
+                        (ports_name, Some(json!(ports))),
+                    ])
+                });
+                prop::collection::vec(rule, 0..4)
+            };
+            (rules("ingress"), rules("egress")).prop_map(move |(ingress, egress)| {
+                let spec = maybe(vec![
+                    ("tier", newest.then(|| json!(tier))),
+                    ("priority", (kind != Kind::BaselineAdminNetworkPolicy).then(|| json!(priority))),
+                    ("subject", Some(subject.clone())),
+                    ("ingress", Some(json!(ingress))),
+                    ("egress", Some(json!(egress))),
+                    ("colour", odd.then(|| json!("blue"))),
+                ]);
+                (Key::global(kind, ""), json!({"metadata": {}, "spec": spec}))
+            })
+        })
 }
 
 fn calico_policy() -> impl Strategy<Value = (Key, Value)> {

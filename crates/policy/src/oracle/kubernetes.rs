@@ -5,6 +5,7 @@ use serde_json::Value;
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{
     IntOrString, LabelSelector, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicyRule, NetworkPolicySpec,
+    Requirement,
 };
 use tortie_api::net::{Direction, Protocol};
 
@@ -70,8 +71,12 @@ pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
 /// The selector of a policy that is not understood, if the selector itself can be.
 pub(super) fn readable(value: &Value) -> Option<LabelSelector> {
     let selector = LabelSelector::deserialize(value).ok()?;
-    let known = |operator: &str| ["In", "NotIn", "Exists", "DoesNotExist"].contains(&operator);
-    selector.match_expressions.iter().all(|requirement| known(&requirement.operator)).then_some(selector)
+    let known = |requirement: &Requirement| {
+        let takes_values = ["In", "NotIn"].contains(&requirement.operator.as_str());
+        let takes_none = ["Exists", "DoesNotExist"].contains(&requirement.operator.as_str());
+        (takes_values || takes_none) && takes_values != requirement.values.is_empty()
+    };
+    selector.match_expressions.iter().all(known).then_some(selector)
 }
 
 fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {
@@ -132,7 +137,7 @@ fn shown_peer(namespace: &str, peer: &NetworkPolicyPeer) -> String {
     }
 }
 
-fn shown_selector(what: &str, selector: &LabelSelector) -> String {
+pub(super) fn shown_selector(what: &str, selector: &LabelSelector) -> String {
     let equal = selector.match_labels.iter().map(|(name, value)| format!("{name}={value}"));
     let others = selector.match_expressions.iter().map(|requirement| {
         let values = requirement.values.join(", ");

@@ -5,6 +5,7 @@
 //! the reading of resources and the selector evaluator.
 
 mod calico;
+mod cluster;
 mod kubernetes;
 mod order;
 mod packet;
@@ -157,6 +158,14 @@ fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> Poli
         Rules::Calico(spec) => {
             let rules = calico::rules(spec, direction);
             visit_rules(&policy.name.namespace, rules, direction, packet, policy.stored, &mut trace);
+        }
+        Rules::Cluster(spec) => {
+            for (index, rule) in cluster::rules(spec, direction).iter().enumerate() {
+                let outcome = cluster::matches(spec, rule, direction, packet);
+                if trace.visit(cluster::action(rule), outcome, place(policy.stored, direction, index)) {
+                    break;
+                }
+            }
         }
         Rules::Kubernetes(spec) => {
             for (index, rule) in kubernetes::rules(spec, direction).iter().enumerate() {

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use serde_json::Value;
 use tortie_api::calico::{PolicySpec, PolicyType, TierDefault, WELL_KNOWN_TIERS};
-use tortie_api::kubernetes::{LabelSelector, NetworkPolicySpec};
+use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, LabelSelector, NetworkPolicySpec};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
@@ -12,7 +12,7 @@ use tortie_selector::Selector;
 use super::snapshot::{Snapshot, Stored};
 use super::trace::PolicyName;
 use super::world::{Identity, Workload};
-use super::{calico, kubernetes};
+use super::{calico, cluster, kubernetes};
 
 /// Where Kubernetes policies stand among Calico's (`calico.md` 4).
 const KUBERNETES_ORDER: f64 = 1000.0;
@@ -37,6 +37,7 @@ pub(super) struct Policy<'a> {
 pub(super) enum Rules<'a> {
     Calico(&'a PolicySpec),
     Kubernetes(&'a NetworkPolicySpec),
+    Cluster(&'a ClusterPolicy),
     /// Why.
     NotUnderstood(String),
 }
@@ -49,6 +50,7 @@ enum Subject<'a> {
         selector: Option<Selector>,
     },
     Kubernetes(&'a LabelSelector),
+    Cluster(ClusterPeer),
     /// A selector that belongs to a policy which is not understood, but is itself readable.
     KubernetesRead(LabelSelector),
     /// All of the policy's namespace; all of the cluster where it has none.
@@ -132,11 +134,14 @@ fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
 
 /// The policy under this key, and its tier.
 fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
-    let (kubernetes, staged) = match key.kind {
-        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => (false, false),
-        Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy => (false, true),
-        Kind::KubernetesNetworkPolicy => (true, false),
-        Kind::StagedKubernetesNetworkPolicy => (true, true),
+    let (api, staged) = match key.kind {
+        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => (Api::Calico, false),
+        Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy => (Api::Calico, true),
+        Kind::KubernetesNetworkPolicy => (Api::Kubernetes, false),
+        Kind::StagedKubernetesNetworkPolicy => (Api::Kubernetes, true),
+        Kind::ClusterNetworkPolicy => (Api::Cluster(None), false),
+        Kind::AdminNetworkPolicy => (Api::Cluster(Some("kube-admin")), false),
+        Kind::BaselineAdminNetworkPolicy => (Api::Cluster(Some("kube-baseline")), false),
         _ => return None,
     };
     let name =
@@ -153,18 +158,39 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
             let types = policy.effective_types();
             (Some(KUBERNETES_ORDER), types, subject, Rules::Kubernetes(&policy.spec))
         }
-        Ok(_) => not_understood(kubernetes, &stored.value, "it is no policy"),
-        Err(problem) => not_understood(kubernetes, &stored.value, problem),
+        Ok(Resource::ClusterPolicy(policy)) => {
+            let spoken = [(PolicyType::Ingress, &policy.ingress), (PolicyType::Egress, &policy.egress)];
+            let types = spoken.into_iter().filter(|(_, rules)| !rules.is_empty()).map(|(of, _)| of).collect();
+            (
+                policy.priority.map(f64::from),
+                types,
+                Subject::Cluster(policy.subject.clone()),
+                Rules::Cluster(policy),
+            )
+        }
+        Ok(_) => not_understood(api, &stored.value, "it is no policy"),
+        Err(problem) => not_understood(api, &stored.value, problem),
     };
-    let tier = match &stored.value["spec"]["tier"] {
-        _ if kubernetes => "default",
-        Value::Null => "default",
-        Value::String(tier) if tier.is_empty() => "default",
-        Value::String(tier) => tier,
+    let tier = match (api, &stored.value["spec"]["tier"]) {
+        (Api::Kubernetes, _) | (Api::Calico, Value::Null) => "default",
+        (Api::Calico, Value::String(tier)) if tier.is_empty() => "default",
+        (Api::Calico, Value::String(tier)) => tier,
+        (Api::Cluster(Some(tier)), _) => tier,
+        (Api::Cluster(None), Value::String(tier)) if tier == "Admin" => "kube-admin",
+        (Api::Cluster(None), Value::String(tier)) if tier == "Baseline" => "kube-baseline",
         // The tier without a name stands before all others.
         _ => "",
     };
     Some((tier.to_owned(), Policy { name, stored, staged, rules, order, types, subject }))
+}
+
+/// In whose words a policy is written.
+#[derive(Clone, Copy)]
+enum Api {
+    Calico,
+    Kubernetes,
+    /// With its tier, where its kind says which.
+    Cluster(Option<&'static str>),
 }
 
 type Parts<'a> = (Option<f64>, Vec<PolicyType>, Subject<'a>, Rules<'a>);
@@ -180,16 +206,37 @@ fn of_calico(spec: &PolicySpec) -> Parts<'_> {
 
 /// A policy that cannot be understood whole: what of it can be read decides where it stands, in which directions and to
 /// whom it denies (semantics 18). What cannot be read is taken for the worst.
-fn not_understood<'a>(kubernetes: bool, value: &'a Value, problem: &str) -> Parts<'a> {
+fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
     let spec = &value["spec"];
-    let (types, order, subject) = if kubernetes {
-        let selector = kubernetes::readable(&spec["podSelector"]);
-        let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
-        (&spec["policyTypes"], Some(KUBERNETES_ORDER), subject)
-    } else {
-        (&spec["types"], readable_order(spec), readable_subject(spec).unwrap_or(Subject::All))
+    let (types, order, subject) = match api {
+        Api::Kubernetes => {
+            let selector = kubernetes::readable(&spec["podSelector"]);
+            let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
+            (readable_types(&spec["policyTypes"]), Some(KUBERNETES_ORDER), subject)
+        }
+        Api::Calico => {
+            let subject = readable_subject(spec).unwrap_or(Subject::All);
+            (readable_types(&spec["types"]), readable_order(spec), subject)
+        }
+        Api::Cluster(tier) => {
+            let order = match &spec["priority"] {
+                Value::Null if tier == Some("kube-baseline") => None,
+                priority => Some(priority.as_f64().unwrap_or(f64::NEG_INFINITY)),
+            };
+            let has = |direction: &str| match &spec[direction] {
+                Value::Null => false,
+                Value::Array(rules) => !rules.is_empty(),
+                _ => true,
+            };
+            let types = match (has("ingress"), has("egress")) {
+                (true, false) => vec![PolicyType::Ingress],
+                (false, true) => vec![PolicyType::Egress],
+                _ => vec![PolicyType::Ingress, PolicyType::Egress],
+            };
+            (types, order, cluster::readable_subject(&spec["subject"]).map_or(Subject::All, Subject::Cluster))
+        }
     };
-    (order, readable_types(types), subject, Rules::NotUnderstood(problem.to_owned()))
+    (order, types, subject, Rules::NotUnderstood(problem.to_owned()))
 }
 
 fn readable_types(types: &Value) -> Vec<PolicyType> {
@@ -233,6 +280,7 @@ impl Policy<'_> {
     fn selects(&self, pod: &Identity, global: bool) -> bool {
         match &self.subject {
             Subject::All => true,
+            Subject::Cluster(subject) => cluster::is_pod(subject, pod),
             Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::Calico { namespaces, accounts, selector } => {
