@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
-use tortie_dataplane::ClusterNetwork;
+use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Store, StoreError};
@@ -35,12 +35,18 @@ pub struct Config {
 }
 
 /// What a node runs on.
-#[derive(Clone)]
 pub enum Platform {
     /// Linux, in the agent's own network namespace.
     Linux,
     /// Windows, by its Host Compute Network API.
     Windows(Arc<dyn Hcn>),
+    /// Anything else that implements the two traits, such as a test's. Where its end of the overlay is, it says itself.
+    Other {
+        /// Makes true what the node must be.
+        dataplane: Box<dyn Dataplane>,
+        /// Connects pods.
+        wiring: Arc<dyn PodWiring>,
+    },
 }
 
 impl Platform {
@@ -48,6 +54,7 @@ impl Platform {
         match self {
             Platform::Linux => "linux",
             Platform::Windows(_) => "windows",
+            Platform::Other { .. } => "other",
         }
     }
 }
@@ -98,21 +105,23 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
-    let prepared = node::prepare(&*store, &ipam, &node, &platform, &network).await?;
+    let os = platform.os();
+    let prepared = node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
     let (batches, in_force) = plane::start(&node, prepared.dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let feed = tokio::spawn(feed::run(store.clone(), batches));
     let labels = tokio::spawn(labels::run(store.clone(), node.clone()));
-    let announce =
-        tokio::spawn(node::keep_announced(store.clone(), node.clone(), prepared.announced, in_force.clone()));
-    let report = tokio::spawn(report::run(store.clone(), node.clone(), platform.os(), in_force.clone()));
+    let announce = prepared.announced.map(|announced| {
+        tokio::spawn(node::keep_announced(store.clone(), node.clone(), announced, in_force.clone()))
+    });
+    let report = tokio::spawn(report::run(store.clone(), node.clone(), os, in_force.clone()));
     let pods = Arc::new(pods::Pods {
         store,
         ipam,
         wiring: prepared.wiring,
         node,
-        os: platform.os(),
+        os: os,
         mtu: network.mtu,
         in_force: in_force.clone(),
     });
@@ -124,7 +133,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         async move { server::drain_queue(pods, &deletion_queue).await }
     });
     let served = server::run(pods, &cni_socket).await;
-    for task in [feed, labels, announce, report] {
+    for task in [feed, labels, report].into_iter().chain(announce) {
         task.abort();
     }
     served.map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))

@@ -29,7 +29,8 @@ const NETWORK_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Prepared {
     pub(crate) dataplane: Box<dyn Dataplane>,
     pub(crate) wiring: Arc<dyn PodWiring>,
-    pub(crate) announced: Announced,
+    /// What the other nodes have to be told, where it is the agent that tells them.
+    pub(crate) announced: Option<Announced>,
 }
 
 /// What the other nodes have to know of this one: its tunnel address, and its MAC where it does not follow from the
@@ -94,12 +95,13 @@ pub(crate) async fn prepare(
     store: &dyn Store,
     ipam: &Ipam,
     node: &str,
-    platform: &Platform,
+    platform: Platform,
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     match platform {
         Platform::Linux => prepare_linux(store, ipam, node).await,
-        Platform::Windows(hcn) => prepare_windows(store, ipam, node, hcn, network).await,
+        Platform::Windows(hcn) => prepare_windows(store, ipam, node, &hcn, network).await,
+        Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
     }
 }
 
@@ -124,7 +126,7 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced })
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
 }
 
 /// Windows: the network is made of the node's block; its gateway is the tunnel address, its MAC is HNS's choice.
@@ -158,7 +160,7 @@ async fn prepare_windows(
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(WindowsWiring::new(hcn.clone())),
-        announced,
+        announced: Some(announced),
     })
 }
 
