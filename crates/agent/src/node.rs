@@ -170,14 +170,19 @@ async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), 
     loop {
         let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
         let mut value = stored.value.clone();
-        let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else {
-            return Err(AgentError::Node { node: node.to_owned(), problem: "it has no metadata".to_owned() });
-        };
-        let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
-        annotations[Node::VXLAN_ADDRESS] = json!(tunnel.address.to_string());
+        let wrong = |problem: &str| AgentError::Node { node: node.to_owned(), problem: problem.to_owned() };
+        let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
+        let metadata = metadata.ok_or_else(|| wrong("it has no metadata"))?;
+        let annotations = metadata.entry("annotations").or_insert(Value::Null);
+        if annotations.is_null() {
+            *annotations = json!({});
+        }
+        let annotations =
+            annotations.as_object_mut().ok_or_else(|| wrong("its annotations are no mapping"))?;
+        annotations.insert(Node::VXLAN_ADDRESS.to_owned(), json!(tunnel.address.to_string()));
         match &tunnel.mac {
-            Some(mac) => annotations[Node::VXLAN_MAC] = json!(mac),
-            None => drop(annotations.as_object_mut().and_then(|map| map.remove(Node::VXLAN_MAC))),
+            Some(mac) => drop(annotations.insert(Node::VXLAN_MAC.to_owned(), json!(mac))),
+            None => drop(annotations.remove(Node::VXLAN_MAC)),
         }
         if value == stored.value {
             return Ok(());

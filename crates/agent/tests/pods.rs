@@ -25,7 +25,10 @@ async fn a_pod_is_added_checked_and_deleted() {
     assert_eq!(endpoint["metadata"]["labels"], json!({"app": "a"}));
     assert_eq!(endpoint["metadata"]["annotations"], json!({"tortie.io/pod-uid": "u1"}));
     assert_eq!(endpoint["spec"]["ipNetworks"], json!([success.ips[0].address]));
-    assert!(bed.os.lock().state.endpoints.contains_key(&endpoint_id("p")), "policy was in force before the answer");
+    assert!(
+        bed.os.lock().state.endpoints.contains_key(&endpoint_id("p")),
+        "policy was in force before the answer"
+    );
 
     bed.call(bed.invocation(Command::Check, "c1", "p")).await.unwrap();
     assert_eq!(code(bed.call(bed.invocation(Command::Check, "c2", "p")).await), Code::DIFFERS);
@@ -141,7 +144,8 @@ async fn a_pod_of_the_same_name_is_another_pod() {
 async fn a_late_add_does_not_replace_a_newer_sandbox() {
     let bed = Bed::new().await;
     bed.pod("p", "u", json!({})).await;
-    let container = || async { bed.endpoint("p", "eth0").await.unwrap_or_default()["spec"]["containerID"].clone() };
+    let container =
+        || async { bed.endpoint("p", "eth0").await.unwrap_or_default()["spec"]["containerID"].clone() };
     let open = bed.os.hold("old");
     let socket = bed.dir.path().join("agent.sock");
     let (old, new) = (bed.invocation(Command::Add, "old", "p"), bed.invocation(Command::Add, "new", "p"));
@@ -172,7 +176,14 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
     assert_eq!(container().await, "new", "what is left of the old one is not the new one's");
     let key = endpoint_key("p", "eth0");
     assert_ne!(bed.store.get(&key).await.unwrap().map(|stored| stored.value), None::<Value>);
-    let handles: Vec<String> =
-        bed.store.list(Kind::IpamHandle).await.unwrap().items.into_iter().map(|stored| stored.key.name).collect();
+    let handles: Vec<String> = bed
+        .store
+        .list(Kind::IpamHandle)
+        .await
+        .unwrap()
+        .items
+        .into_iter()
+        .map(|stored| stored.key.name)
+        .collect();
     assert_eq!(handles, ["net.new"]);
 }

@@ -128,6 +128,42 @@ fn a_file_that_is_no_store_is_refused() {
     assert!(std::fs::read_to_string(&path).unwrap().starts_with("not a store"));
 }
 
+/// The clock runs as fast as nothing happens.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_hangs_gives_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    tokio::spawn(async move {
+        let mut silent = Vec::new();
+        loop {
+            silent.push(listener.accept().await.unwrap());
+        }
+    });
+    let remote = Remote::unix(&path);
+    let key = Key::global(Kind::Namespace, "n");
+    let asked = tokio::time::timeout(Duration::from_secs(60), async {
+        (
+            remote.get(&key).await.map(drop),
+            remote.create(&key, json!(0)).await.map(drop),
+            remote.watch(&[Kind::Pod], 0).await.map(drop),
+        )
+    });
+    let (got, created, watched) = asked.await.expect("an answer");
+    for answer in [got, created, watched] {
+        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_may_begin_after_everything() {
+    let (store, _dir) = embedded();
+    store.create(&Key::global(Kind::Namespace, "n"), json!(0)).await.unwrap();
+    let mut watch = store.watch(&[Kind::Namespace], u64::MAX).await.unwrap();
+    store.create(&Key::global(Kind::Namespace, "m"), json!(0)).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(50), watch.next()).await.is_err());
+}
+
 async fn answering(remote: Remote) -> Arc<dyn Store> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(error) = remote.list(Kind::Pod).await {

@@ -16,8 +16,8 @@ use tortie_api::{Key, Kind};
 use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring, Report,
-    WiringError,
+    Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring,
+    Report, WiringError,
 };
 use tortie_store::{Embedded, Store, Stored};
 
@@ -107,7 +107,10 @@ impl PodWiring for FakeOs {
     fn check(&self, pod: &PodAttachment) -> Result<(), WiringError> {
         match self.lock().connected.get(&pod.endpoint) {
             Some(container) if *container == pod.container_id => Ok(()),
-            _ => Err(WiringError::Differs { object: pod.endpoint.to_string(), problem: "not there".to_owned() }),
+            _ => Err(WiringError::Differs {
+                object: pod.endpoint.to_string(),
+                problem: "not there".to_owned(),
+            }),
         }
     }
 }
