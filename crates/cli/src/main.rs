@@ -10,6 +10,7 @@ mod lab;
 mod manifests;
 mod output;
 mod store;
+mod wait;
 
 use std::ffi::OsStr;
 use std::path::Path;

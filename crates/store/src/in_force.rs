@@ -24,6 +24,8 @@ pub enum NotInForce {
         nodes: String,
         /// How long was waited.
         seconds: u64,
+        /// What the nodes reported last.
+        reports: BTreeMap<String, NodeStatus>,
     },
 }
 
@@ -60,14 +62,18 @@ pub async fn wait_for_reports(
     let deadline = Instant::now() + patience;
     loop {
         let late = reports.iter().filter(|(_, report)| !report.as_ref().is_some_and(&is_such));
-        let late: Vec<&str> = late.map(|(node, _)| node.as_str()).collect();
+        let late: Vec<String> = late.map(|(node, _)| node.clone()).collect();
+        let known = reports.iter().filter_map(|(node, report)| Some((node.clone(), report.clone()?)));
         if late.is_empty() {
-            return Ok(reports.into_iter().filter_map(|(node, report)| Some((node, report?))).collect());
+            return Ok(known.collect());
         }
         match next(&mut events, deadline).await? {
             Some(Event::Put(stored)) => note(&mut reports, &stored),
             Some(Event::Deleted { .. }) => {}
-            None => return Err(NotInForce::Late { nodes: late.join(", "), seconds: patience.as_secs() }),
+            None => {
+                let (nodes, seconds) = (late.join(", "), patience.as_secs());
+                return Err(NotInForce::Late { nodes, seconds, reports: known.collect() });
+            }
         }
     }
 }
@@ -101,7 +107,8 @@ pub async fn wait_for_labels(
                 None => {
                     let node = late.value["spec"]["node"].as_str().unwrap_or_default();
                     let nodes = format!("{node}, which has not taken over the labels of {}", pod.key);
-                    return Err(NotInForce::Late { nodes, seconds: patience.as_secs() });
+                    let (seconds, reports) = (patience.as_secs(), BTreeMap::new());
+                    return Err(NotInForce::Late { nodes, seconds, reports });
                 }
             }
         }

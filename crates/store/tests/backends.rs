@@ -155,6 +155,31 @@ async fn a_service_that_hangs_gives_errors() {
     }
 }
 
+/// A watch that hears nothing any more must not be taken for one where nothing happens.
+#[tokio::test(start_paused = true)]
+async fn a_watch_of_a_service_that_hangs_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, relayed) = (dir.path().join("served"), dir.path().join("relayed"));
+    tokio::spawn({
+        let (store, served) = (Embedded::in_memory().unwrap(), served.clone());
+        async move { serve_unix(Arc::new(store), &served).await }
+    });
+    let listener = tokio::net::UnixListener::bind(&relayed).unwrap();
+    let (freeze, frozen) = tokio::sync::oneshot::channel::<()>();
+    tokio::spawn(async move {
+        let (mut near, _) = listener.accept().await.unwrap();
+        let mut far = tokio::net::UnixStream::connect(&served).await.unwrap();
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+            _ = frozen => std::future::pending().await,
+        }
+    });
+    let mut watch = Remote::unix(&relayed).watch(&[Kind::Pod], 0).await.unwrap();
+    freeze.send(()).unwrap();
+    let end = tokio::time::timeout(Duration::from_secs(60), watch.next()).await.expect("an end");
+    assert!(matches!(end, Some(Err(StoreError::Unavailable(_)))), "{end:?}");
+}
+
 #[tokio::test]
 async fn a_watch_may_begin_after_everything() {
     let (store, _dir) = embedded();
