@@ -244,3 +244,34 @@ async fn follow(
         annotate(store, node, &told).await?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tortie_store::Embedded;
+
+    #[tokio::test]
+    async fn annotations_of_any_shape_are_survived() {
+        let tunnel = Tunnel { address: Ipv4Addr::new(10, 0, 0, 1), mac: None };
+        let told = json!({Node::VXLAN_ADDRESS: "10.0.0.1"});
+        let table = [
+            (json!({"name": "n"}), Some(&told)),
+            (json!({"name": "n", "annotations": null}), Some(&told)),
+            (json!({"name": "n", "annotations": {Node::VXLAN_MAC: "old"}}), Some(&told)),
+            (json!({"name": "n", "annotations": "text"}), None),
+            (json!({"name": "n", "annotations": [1]}), None),
+            (json!("text"), None),
+        ];
+        for (metadata, expected) in table {
+            let store = Embedded::in_memory().unwrap();
+            let key = Key::global(Kind::Node, "n");
+            store.create(&key, json!({"metadata": metadata})).await.unwrap();
+            let result = annotate(&store, "n", &tunnel).await;
+            assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
+            if let Some(expected) = expected {
+                let after = store.get(&key).await.unwrap().unwrap().value;
+                assert_eq!(after["metadata"]["annotations"], *expected, "{metadata}");
+            }
+        }
+    }
+}
