@@ -106,13 +106,16 @@ async fn reports_pass_every_revision() {
         .await;
 }
 
-/// A store in which, while the last kind is listed, a policy comes and then a pod that it is about.
+/// A store in which, when the policies have been listed and the endpoints have not, a policy comes and then a pod that
+/// it is about.
 struct Busy(Arc<Embedded>, AtomicBool);
 
 #[async_trait]
 impl Store for Busy {
     async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
-        if kind == Kind::WorkloadEndpoint && !self.1.swap(true, Ordering::Relaxed) {
+        let listing = self.0.list(kind).await;
+        // Nobody but the feed lists these.
+        if kind == Kind::GlobalNetworkPolicy && !self.1.swap(true, Ordering::Relaxed) {
             let policy =
                 json!({"metadata": {"name": "deny"}, "spec": {"selector": "all()", "types": ["Ingress"]}});
             let endpoint = json!({
@@ -131,7 +134,7 @@ impl Store for Busy {
                 put(&*self.0, &key, value).await;
             }
         }
-        self.0.list(kind).await
+        listing
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
