@@ -4,9 +4,11 @@
 //! force. DEL: interface first, address last, so that no address is given again while a pod still has it.
 
 use std::collections::BTreeMap;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -29,6 +31,9 @@ const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a link may take until it passes packets.
 const LINK_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Ends when nobody waits for the answer any more.
+type HungUp<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
+
 /// Serves CNI's commands for one node.
 pub(crate) struct Pods {
     /// One call at a time for each interface of a pod: a runtime may give up on a sandbox, and delete it and make
@@ -44,19 +49,14 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Carries a call out. While it waits for an earlier one, its plugin may be killed; an ADD that is not `wanted` any
-    /// more would be one too many.
-    pub(crate) async fn carry_out(&self, call: &Invocation, wanted: impl Fn() -> bool) -> Answer {
+    /// Carries a call out. An ADD whose plugin has `hung_up`, as a runtime that gives up kills it, is one too many.
+    pub(crate) async fn carry_out(
+        &self,
+        call: &Invocation,
+        hung_up: impl Future<Output = ()> + Send,
+    ) -> Answer {
         match call.command {
-            Command::Add => {
-                let id = endpoint_id(call)?;
-                let _turn = self.busy.lock(&id).await;
-                if !wanted() {
-                    let msg = format!("nobody waits for the ADD of {id} any more");
-                    return Err(Failure::new(Code::TRY_AGAIN_LATER, msg, ""));
-                }
-                self.add(call, &id).await.map(Some)
-            }
+            Command::Add => self.add(call, pin!(hung_up)).await.map(Some),
             Command::Del => self.del(call).await.map(|()| None),
             Command::Check => self.check(call).await.map(|()| None),
             Command::Gc => self.collect_garbage(call).await.map(|()| None),
@@ -76,18 +76,28 @@ impl Pods {
     }
 
     /// CNI ADD. Whatever fails, nothing of the attempt stays.
-    async fn add(&self, call: &Invocation, id: &EndpointId) -> Result<Success, Failure> {
-        let result = self.try_add(call, id).await;
+    async fn add(&self, call: &Invocation, mut hung_up: HungUp<'_>) -> Result<Success, Failure> {
+        let id = endpoint_id(call)?;
+        let _turn = self.busy.lock(&id).await;
+        if hung_up.as_mut().now_or_never().is_some() {
+            return Err(nobody_waits(&id));
+        }
+        let result = self.try_add(call, &id, hung_up).await;
         if let Err(failure) = &result {
             tracing::warn!(pod = %id, container = call.container_id, %failure, "a pod could not be added; the attempt is undone");
-            if let Err(undone) = self.remove(call, id).await {
+            if let Err(undone) = self.remove(call, &id).await {
                 tracing::error!(pod = %id, %undone, "the attempt could not be undone; the runtime's DEL will try again");
             }
         }
         result
     }
 
-    async fn try_add(&self, call: &Invocation, id: &EndpointId) -> Result<Success, Failure> {
+    async fn try_add(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        hung_up: HungUp<'_>,
+    ) -> Result<Success, Failure> {
         let (pod, namespace_labels, ()) = tokio::try_join!(
             self.pod(call, id),
             self.namespace_labels(&id.namespace),
@@ -104,7 +114,7 @@ impl Pods {
             .map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))?;
         let interface = self.connect(call, id, assignment).await?;
         let revision = self.publish(call, id, &pod, assignment, &interface).await?;
-        self.wait_for_policy(id, revision).await?;
+        self.wait_for_policy(id, revision, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
         Ok(self.success(call, assignment, &interface))
     }
@@ -268,9 +278,18 @@ impl Pods {
         blocking(move || wiring.connect(&attachment)).await.map_err(wiring_failure)
     }
 
-    async fn wait_for_policy(&self, id: &EndpointId, revision: Revision) -> Result<(), Failure> {
+    async fn wait_for_policy(
+        &self,
+        id: &EndpointId,
+        revision: Revision,
+        hung_up: HungUp<'_>,
+    ) -> Result<(), Failure> {
         let mut in_force = self.in_force.clone();
-        let waited = timeout(POLICY_TIMEOUT, in_force.wait_for(|now| now.covers(id, revision))).await;
+        let covered = in_force.wait_for(|now| now.covers(id, revision));
+        let waited = tokio::select! {
+            waited = timeout(POLICY_TIMEOUT, covered) => waited,
+            () = hung_up => return Err(nobody_waits(id)),
+        };
         match waited {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent is going down", "")),
@@ -358,6 +377,10 @@ fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {
         pod: arg("K8S_POD_NAME")?,
         interface: call.interface.clone(),
     })
+}
+
+fn nobody_waits(id: &EndpointId) -> Failure {
+    Failure::new(Code::TRY_AGAIN_LATER, format!("nobody waits for the ADD of {id} any more"), "")
 }
 
 async fn blocking<T: Send + 'static>(

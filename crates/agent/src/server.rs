@@ -57,15 +57,23 @@ async fn serve(pods: &Pods, mut stream: UnixStream) -> io::Result<()> {
     stream.read_exact(&mut header).await?;
     let mut body = vec![0; body_length(header)?];
     stream.read_exact(&mut body).await?;
-    // The plugin says nothing more: what can be read is the end.
-    let is_there = || !matches!(stream.try_read(&mut [0]), Ok(0));
     let answer = match serde_json::from_slice::<Invocation>(&body) {
-        Ok(call) => pods.carry_out(&call, is_there).await,
+        Ok(call) => pods.carry_out(&call, hung_up(&stream)).await,
         Err(error) => {
             Err(Failure::new(Code::DECODING, "the plugin's call cannot be read", error.to_string()))
         }
     };
     stream.write_all(&encode_answer(answer)?).await
+}
+
+/// Waits for the plugin's end. It says nothing after its call: what can be read is that it is gone.
+async fn hung_up(stream: &UnixStream) {
+    while stream.readable().await.is_ok() {
+        match stream.try_read(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => return,
+        }
+    }
 }
 
 /// Carries out the deletions that the plugin leaves in this folder, until the future is dropped.
@@ -89,7 +97,7 @@ async fn carry_out(pods: &Pods, file: &Path) -> io::Result<()> {
             return std::fs::rename(file, aside);
         }
     };
-    pods.carry_out(&call, || true).await.map_err(io::Error::other)?;
+    pods.carry_out(&call, std::future::pending()).await.map_err(io::Error::other)?;
     std::fs::remove_file(file)
 }
 

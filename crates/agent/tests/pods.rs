@@ -5,11 +5,14 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 
-use common::{Bed, endpoint_id, endpoint_key, pod_key, send, until};
+use common::{Bed, condition, endpoint_id, endpoint_key, pod_key, send, until};
 use serde_json::{Value, json};
 use tortie_api::Kind;
 use tortie_cni::{Code, Command, transport};
+use tortie_dataplane::Report;
 
 /// The code of a call that fails.
 fn code(answer: transport::Answer) -> Code {
@@ -156,9 +159,9 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
     until("the old sandbox is being connected", || async { bed.os.is_held("old") }).await;
     let second = tokio::task::spawn_blocking(move || send(&socket, &new));
     // A call whose plugin was killed while it waited is not carried out at all.
-    let mut killed = std::os::unix::net::UnixStream::connect(bed.dir.path().join("agent.sock")).unwrap();
+    let mut killed = UnixStream::connect(bed.dir.path().join("agent.sock")).unwrap();
     let call = transport::encode(&bed.invocation(Command::Add, "killed", "p")).unwrap();
-    std::io::Write::write_all(&mut killed, &call).unwrap();
+    killed.write_all(&call).unwrap();
     drop(killed);
     // Time for the others to overtake, which they must not.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -186,4 +189,28 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
         .map(|stored| stored.key.name)
         .collect();
     assert_eq!(handles, ["net.new"]);
+}
+
+/// Its sandbox is as good as gone; the next one must not wait behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_add_that_nobody_waits_for_is_undone() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    bed.os.lock().report = Report {
+        endpoints: [(endpoint_id("p"), vec![condition("InterfaceMissing")])].into(),
+        retry: true,
+        ..Report::default()
+    };
+    let mut killed = UnixStream::connect(bed.dir.path().join("agent.sock")).unwrap();
+    killed.write_all(&transport::encode(&bed.invocation(Command::Add, "killed", "p")).unwrap()).unwrap();
+    until("the endpoint is published", || async { bed.endpoint("p", "eth0").await.is_some() }).await;
+    drop(killed);
+    until("it is undone", || async {
+        bed.endpoint("p", "eth0").await.is_none()
+            && bed.os.lock().connected.is_empty()
+            && bed.store.list(Kind::IpamHandle).await.unwrap().items.is_empty()
+    })
+    .await;
+    bed.os.lock().report = Report::default();
+    bed.call(bed.invocation(Command::Add, "next", "p")).await.unwrap();
 }
