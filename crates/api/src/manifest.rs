@@ -61,7 +61,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads the documents of one file. A namespaced object without a namespace belongs to `default`.
+/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace belongs to `default`.
 ///
 /// # Errors
 /// Every problem of the file.
@@ -72,7 +72,7 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
     })?;
     let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
-    for document in documents {
+    for document in documents.into_iter().flat_map(Document::items) {
         match object(file, document) {
             Ok(object) => match objects.iter().find(|earlier| earlier.key == object.key) {
                 None => objects.push(object),
@@ -98,7 +98,6 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
         Ok(resource) => Some(resource),
         Err(more) => {
             for error in more {
-                let error = with_unknown_field(error);
                 if !errors.iter().any(|known| known.path == error.path) {
                     errors.push(error);
                 }
@@ -172,16 +171,4 @@ fn describe(value: &Value) -> String {
     let kind = value.get("kind").map(text).unwrap_or_default();
     let name = value.get("metadata").and_then(|metadata| metadata.get("name")).map(text).unwrap_or_default();
     format!("{kind} {name}").trim().to_owned()
-}
-
-/// `serde` names the parent of a field that it does not know; the user wants the field itself.
-fn with_unknown_field(mut error: FieldError) -> FieldError {
-    let Some(field) = error.problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next())
-    else {
-        return error;
-    };
-    if error.path.rsplit('.').next() != Some(field) {
-        error.path = if error.path.is_empty() { field.to_owned() } else { format!("{}.{field}", error.path) };
-    }
-    error
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{FieldError, Key, Kind};
+use crate::{FieldError, Key, Kind, is_reserved_label};
 
 const METADATA: &[&str] = &[
     "name",
@@ -107,6 +107,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
         Kind::ServiceAccount => {
             &["apiVersion", "kind", "metadata", "secrets", "imagePullSecrets", "automountServiceAccountToken"]
         }
+        Kind::EndpointSlice => &["apiVersion", "kind", "metadata", "addressType", "endpoints", "ports"],
         _ => &["apiVersion", "kind", "metadata", "spec", "status"],
     };
     only(value, "", top, &mut problems);
@@ -117,6 +118,14 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     name(key, &mut problems);
     if key.kind == Kind::Pod {
         pod(value, &mut problems);
+    }
+    let given_labels = match key.kind {
+        Kind::NetworkSet | Kind::GlobalNetworkSet => Some("metadata.labels"),
+        Kind::Profile => Some("spec.labelsToApply"),
+        _ => None,
+    };
+    if let Some(path) = given_labels {
+        reserved(value, path, &mut problems);
     }
     problems
 }
@@ -188,6 +197,14 @@ fn name(key: &Key, problems: &mut Vec<FieldError>) {
     if key.kind.namespaced() && !(key.namespace.len() <= 63 && dns_label(&key.namespace)) {
         let rule = "must be lower-case letters, digits and dashes, at most 63";
         problems.push(FieldError::new("metadata.namespace", format!("{:?} {rule}", key.namespace)));
+    }
+}
+
+/// Labels that only the cluster gives: by them an object would claim another namespace or service account.
+fn reserved(value: &Value, path: &str, problems: &mut Vec<FieldError>) {
+    let labels = value.pointer(&format!("/{}", path.replace('.', "/"))).and_then(Value::as_object);
+    for label in labels.into_iter().flat_map(Map::keys).filter(|label| is_reserved_label(label)) {
+        problems.push(FieldError::new(format!("{path}.{label}"), "is set by the cluster; leave it out"));
     }
 }
 

@@ -32,6 +32,21 @@ pub(crate) struct YamlError {
 }
 
 impl Document {
+    /// The objects of a `kind: List`, each as a document of its own; any other document alone.
+    pub(crate) fn items(mut self) -> Vec<Self> {
+        let is_list = self.value["kind"] == "List" && self.value["apiVersion"] == "v1";
+        let items = self.value.get_mut("items").filter(|_| is_list).map(Value::take);
+        let Some(Value::Array(items)) = items else { return vec![self] };
+        let item = |(index, value)| {
+            let path = format!("items[{index}]");
+            let inner = self.lines.range(path.clone()..).take_while(|(field, _)| field.starts_with(&path));
+            let lines =
+                inner.map(|(field, line)| (field[path.len()..].trim_start_matches('.').to_owned(), *line));
+            Self { value, line: self.line_of(&path), lines: lines.collect() }
+        };
+        items.into_iter().enumerate().map(item).collect()
+    }
+
     /// The line of a field, or of the nearest one around it.
     pub(crate) fn line_of(&self, path: &str) -> usize {
         let mut path = path;

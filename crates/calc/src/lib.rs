@@ -25,12 +25,13 @@ use sets::Sets;
 pub use network::vtep_mac;
 
 /// The kinds of object that a node's state depends on.
-pub const KINDS: [Kind; 13] = [
+pub const KINDS: [Kind; 14] = [
     Kind::Namespace,
     Kind::ServiceAccount,
     Kind::Node,
     Kind::IpPool,
     Kind::IpamBlock,
+    Kind::EndpointSlice,
     Kind::Tier,
     Kind::Profile,
     Kind::NetworkSet,
@@ -105,6 +106,7 @@ impl Calc {
             | Kind::Profile
             | Kind::NetworkSet
             | Kind::GlobalNetworkSet
+            | Kind::EndpointSlice
             | Kind::WorkloadEndpoint => {
                 if key.kind == Kind::Profile {
                     self.policies.update_profile(key, value);

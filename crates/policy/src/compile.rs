@@ -7,10 +7,10 @@ use std::sync::Arc;
 use serde_json::Value;
 use tortie_api::calico::{PolicyType, Profile};
 use tortie_api::net::{Action, Protocol};
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{FieldError, Key, Kind, Resource};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId};
+use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId, SetKind};
 use crate::{calico, kubernetes};
 
 /// A policy, compiled.
@@ -22,7 +22,7 @@ pub struct Compiled {
     pub tier: String,
     /// Its place among the policies of its tier.
     pub order: Order,
-    /// The endpoints that it is about, by the labels of [`endpoint_labels`](crate::endpoint_labels).
+    /// The endpoints that it is about, by their [`SubjectLabels`](crate::SubjectLabels).
     pub selector: Selector,
     /// Whether it speaks about packets into them.
     pub ingress: bool,
@@ -32,6 +32,8 @@ pub struct Compiled {
     pub rules: Arc<PolicyRules>,
     /// What the sets are that the rules name.
     pub sets: BTreeMap<SetId, SetSource>,
+    /// What of it is understood but cannot be enforced, and is therefore left out (semantics 15).
+    pub left_out: Vec<String>,
     /// Why it could not be understood; it then denies.
     pub not_understood: Option<String>,
 }
@@ -50,6 +52,26 @@ pub enum SetSource {
         /// The name.
         name: String,
     },
+    /// The backends of a Service.
+    Service {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Whether the backends' protocols and ports count, or only their addresses.
+        with_ports: bool,
+    },
+}
+
+impl SetSource {
+    /// What the members are.
+    #[must_use]
+    pub fn kind(&self) -> SetKind {
+        match self {
+            Self::Selector(_) | Self::Service { with_ports: false, .. } => SetKind::Nets,
+            Self::NamedPort { .. } | Self::Service { with_ports: true, .. } => SetKind::AddressPorts,
+        }
+    }
 }
 
 /// The place of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (semantics 7).
@@ -107,10 +129,7 @@ pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
         Ok(Resource::GlobalNetworkPolicy(policy)) => calico::compile(id, &policy.spec),
         Ok(Resource::KubernetesNetworkPolicy(policy)) => kubernetes::compile(id, &policy),
         Ok(_) => closed(id, value, "its kind is not a policy's".to_owned()),
-        Err(problems) => {
-            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            closed(id, value, problems.join("; "))
-        }
+        Err(problems) => closed(id, value, in_words(&problems)),
     })
 }
 
@@ -118,8 +137,8 @@ pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
 #[must_use]
 pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSource>) {
     let mut sets = BTreeMap::new();
-    let ingress = calico::compile_rules("", &profile.spec.ingress, &mut sets);
-    let egress = calico::compile_rules("", &profile.spec.egress, &mut sets);
+    let mut rules = |rules| calico::compile_rules("", rules, &mut sets);
+    let (ingress, egress) = (rules(&profile.spec.ingress), rules(&profile.spec.egress));
     (PolicyRules { ingress, egress }, sets)
 }
 
@@ -131,13 +150,17 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
     let deny = |named: bool| if named { vec![Rule::all(Action::Deny)] } else { Vec::new() };
     let order = match id.kind {
         PolicyKind::KubernetesNetworkPolicy => Some(kubernetes::ORDER),
-        // An order that is not readable comes first: whatever it was meant to come before, nothing opens.
-        _ => match spec.get("order") {
-            None | Some(Value::Null) => None,
-            Some(order) => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
+        _ => readable_order(spec),
+    };
+    let tier = match spec.get("tier") {
+        None | Some(Value::Null) => "default",
+        Some(tier) => match tier.as_str() {
+            Some("") => "default",
+            Some(tier) => tier,
+            // The tier before all tiers.
+            None => "",
         },
     };
-    let tier = spec.get("tier").and_then(Value::as_str).filter(|tier| !tier.is_empty()).unwrap_or("default");
     Compiled {
         tier: tier.to_owned(),
         order: Order::new(order, &id),
@@ -146,9 +169,27 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
         egress,
         rules: Arc::new(PolicyRules { ingress: deny(ingress), egress: deny(egress) }),
         sets: BTreeMap::new(),
+        left_out: Vec::new(),
         not_understood: Some(problem),
         id,
     }
+}
+
+/// The `order` of a policy or tier that is not understood. One that cannot be read comes first: whatever it was meant to
+/// come before, nothing opens.
+#[must_use]
+pub fn readable_order(spec: &Value) -> Option<f64> {
+    match spec.get("order") {
+        None | Some(Value::Null) => None,
+        Some(order) => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
+    }
+}
+
+/// Problems as one sentence.
+#[must_use]
+pub fn in_words(problems: &[FieldError]) -> String {
+    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    problems.join("; ")
 }
 
 fn named_directions(spec: &Value) -> (bool, bool) {

@@ -17,7 +17,7 @@ use tortie_selector::{NAMESPACE_LABEL, Selector};
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
 use crate::compile::{Compiled, Order};
-use crate::labels::ORCHESTRATOR_LABEL;
+use crate::labels::{ORCHESTRATOR_LABEL, POD_PREFIX};
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
 /// Where Kubernetes policies stand among Calico's.
@@ -45,6 +45,7 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
         egress: types.contains(&PolicyType::Egress),
         rules: Arc::new(PolicyRules { ingress, egress }),
         sets,
+        left_out: Vec::new(),
         not_understood: None,
         id,
     }
@@ -160,7 +161,7 @@ fn pods_of(namespace: &str, pods: &LabelSelector) -> Selector {
 
 fn of_kubernetes(pods: &LabelSelector) -> Vec<Selector> {
     let mut terms = vec![Selector::equal(ORCHESTRATOR_LABEL, "k8s")];
-    terms.extend(requirements(pods));
+    terms.extend(requirements(pods).into_iter().map(|term| term.over_prefixed(POD_PREFIX, POD_PREFIX)));
     terms
 }
 

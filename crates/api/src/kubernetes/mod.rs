@@ -2,6 +2,7 @@
 
 mod core;
 mod network_policy;
+mod service;
 
 pub use core::{
     Container, ContainerPort, Namespace, Node, NodeSpec, Pod, PodSpec, PodStatus, ServiceAccount,
@@ -10,3 +11,4 @@ pub use network_policy::{
     IntOrString, IpBlock, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort,
     NetworkPolicyRule, NetworkPolicySpec, Requirement,
 };
+pub use service::{EndpointSlice, Service, ServicePort, ServiceSpec, SliceEndpoint, SlicePort};

@@ -1,9 +1,9 @@
-//! Which policies there are, in which order they are asked, and to whom they apply.
+//! Which tiers and policies there are, in which order they are asked, and to whom they apply.
 
 use std::cmp::Ordering;
 
 use serde_json::Value;
-use tortie_api::calico::{PolicySpec, PolicyType};
+use tortie_api::calico::{PolicySpec, PolicyType, TierDefault, WELL_KNOWN_TIERS};
 use tortie_api::kubernetes::{LabelSelector, NetworkPolicySpec};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
@@ -11,11 +11,18 @@ use tortie_selector::Selector;
 
 use super::snapshot::{Snapshot, Stored};
 use super::trace::PolicyName;
-use super::world::Workload;
+use super::world::{Identity, Workload};
 use super::{calico, kubernetes};
 
 /// Where Kubernetes policies stand among Calico's (`calico.md` 4).
 const KUBERNETES_ORDER: f64 = 1000.0;
+
+/// A tier, with its policies in order.
+pub(super) struct Tier<'a> {
+    pub(super) name: String,
+    pub(super) end: TierDefault,
+    pub(super) policies: Vec<Policy<'a>>,
+}
 
 pub(super) struct Policy<'a> {
     pub(super) name: PolicyName,
@@ -47,27 +54,83 @@ enum Subject<'a> {
     All,
 }
 
-/// Every policy, in order: `order` ascending, absent last, then "name/namespace/kind" (semantics 7).
-pub(super) fn in_order(snapshot: &Snapshot) -> Vec<Policy<'_>> {
-    let mut policies: Vec<Policy<'_>> =
-        snapshot.iter().filter_map(|(key, stored)| policy(key, stored)).collect();
-    policies.sort_by(|a, b| {
-        let by_order = match (a.order, b.order) {
-            (Some(a), Some(b)) => a.partial_cmp(&b).unwrap_or(Ordering::Equal),
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (None, None) => Ordering::Equal,
+/// Every tier that has policies, in order (semantics 7).
+pub(super) fn tiers(snapshot: &Snapshot) -> Vec<Tier<'_>> {
+    let mut tiers: Vec<(TierPlace, Tier<'_>)> = Vec::new();
+    for (key, stored) in snapshot.iter() {
+        let Some((tier, policy)) = policy(key, stored) else { continue };
+        match tiers.iter_mut().find(|(_, known)| known.name == tier) {
+            Some((_, known)) => known.policies.push(policy),
+            None => {
+                let (place, end) = described(snapshot, &tier);
+                tiers.push((place, Tier { name: tier, end, policies: vec![policy] }));
+            }
+        }
+    }
+    tiers.sort_by(|(a, known), (b, other)| {
+        a.unknown.cmp(&b.unknown).then(ascending(a.order, b.order)).then_with(|| known.name.cmp(&other.name))
+    });
+    tiers.into_iter().map(|(_, tier)| in_order(tier)).collect()
+}
+
+/// Where a tier stands. Tiers that nobody described come last.
+struct TierPlace {
+    unknown: bool,
+    order: Option<f64>,
+}
+
+/// What is known of a tier; one that cannot be understood stands where it says, or first if that cannot be read, and
+/// denies at its end. So does the tier without a name, whose policies' own tier cannot be read.
+fn described(snapshot: &Snapshot, name: &str) -> (TierPlace, TierDefault) {
+    let place = |order| TierPlace { unknown: false, order };
+    if name.is_empty() {
+        return (place(Some(f64::NEG_INFINITY)), TierDefault::Deny);
+    }
+    if let Some(stored) = snapshot.get(&Key::global(Kind::Tier, name)) {
+        return match &stored.resource {
+            Ok(Resource::Tier(tier)) => {
+                (place(tier.spec.order), tier.spec.default_action.unwrap_or_default())
+            }
+            _ => (place(readable_order(&stored.value["spec"])), TierDefault::Deny),
         };
+    }
+    match WELL_KNOWN_TIERS.iter().find(|(known, ..)| *known == name) {
+        Some((_, order, end)) => (place(Some(*order)), *end),
+        None => (TierPlace { unknown: true, order: None }, TierDefault::Deny),
+    }
+}
+
+fn readable_order(spec: &Value) -> Option<f64> {
+    match &spec["order"] {
+        Value::Null => None,
+        order => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
+    }
+}
+
+/// Lower first, absent last.
+fn ascending(a: Option<f64>, b: Option<f64>) -> Ordering {
+    match (a, b) {
+        (Some(a), Some(b)) => a.partial_cmp(&b).unwrap_or(Ordering::Equal),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => Ordering::Equal,
+    }
+}
+
+/// The tier's policies by `order` ascending, absent last, then "name/namespace/kind" (semantics 7).
+fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
+    tier.policies.sort_by(|a, b| {
         let tie = |policy: &Policy<'_>| {
             let PolicyName { kind, namespace, name } = &policy.name;
             format!("{name}/{namespace}/{kind}")
         };
-        by_order.then_with(|| tie(a).cmp(&tie(b)))
+        ascending(a.order, b.order).then_with(|| tie(a).cmp(&tie(b)))
     });
-    policies
+    tier
 }
 
-fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<Policy<'a>> {
+/// The policy under this key, and its tier.
+fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
     let kubernetes = match key.kind {
         Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => false,
         Kind::KubernetesNetworkPolicy => true,
@@ -87,7 +150,15 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<Policy<'a>> {
         Ok(_) => not_understood(kubernetes, &stored.value, "it is no policy"),
         Err(problem) => not_understood(kubernetes, &stored.value, problem),
     };
-    Some(Policy { name, origin, rules, order, types, subject })
+    let tier = match &stored.value["spec"]["tier"] {
+        _ if kubernetes => "default",
+        Value::Null => "default",
+        Value::String(tier) if tier.is_empty() => "default",
+        Value::String(tier) => tier,
+        // The tier without a name stands before all others.
+        _ => "",
+    };
+    Some((tier.to_owned(), Policy { name, origin, rules, order, types, subject }))
 }
 
 type Parts<'a> = (Option<f64>, Vec<PolicyType>, Subject<'a>, Rules<'a>);
@@ -110,11 +181,7 @@ fn not_understood<'a>(kubernetes: bool, value: &'a Value, problem: &str) -> Part
         let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
         (&spec["policyTypes"], Some(KUBERNETES_ORDER), subject)
     } else {
-        let order = match &spec["order"] {
-            Value::Null => None,
-            order => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
-        };
-        (&spec["types"], order, readable_subject(spec).unwrap_or(Subject::All))
+        (&spec["types"], readable_order(spec), readable_subject(spec).unwrap_or(Subject::All))
     };
     (order, readable_types(types), subject, Rules::NotUnderstood(problem.to_owned()))
 }
@@ -153,11 +220,11 @@ impl Policy<'_> {
             Direction::Egress => PolicyType::Egress,
         });
         let global = self.name.namespace.is_empty();
-        let here = global || self.name.namespace == pod.namespace;
-        speaks && here && self.selects(pod, global)
+        let here = global || self.name.namespace == pod.identity.namespace;
+        speaks && here && self.selects(&pod.identity, global)
     }
 
-    fn selects(&self, pod: &Workload, global: bool) -> bool {
+    fn selects(&self, pod: &Identity, global: bool) -> bool {
         match &self.subject {
             Subject::All => true,
             Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),

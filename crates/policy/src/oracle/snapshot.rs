@@ -32,10 +32,8 @@ impl Snapshot {
 
     /// Takes in an object as it is stored. One that cannot be understood stays in: a policy then denies.
     pub fn insert(&mut self, key: Key, value: Value, origin: Option<Origin>) {
-        let resource = Resource::read(&key, &value).map_err(|problems| {
-            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            problems.join("; ")
-        });
+        let (resource, problems) = Resource::read_what_can_be(&key, &value);
+        let resource = resource.ok_or_else(|| crate::in_words(&problems));
         self.stored.insert(key, Stored { value, resource, origin });
     }
 

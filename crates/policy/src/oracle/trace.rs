@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use tortie_api::calico::TierDefault;
 use tortie_api::net::{Action, Direction};
 
 /// Whether a packet passes.
@@ -198,10 +199,16 @@ impl Trace {
     }
 
     /// Ends a tier; gives the whole trace if that is where the packet's way ends.
-    pub(super) fn close_tier(&mut self, mut tier: TierTrace) -> Option<Self> {
+    pub(super) fn close_tier(&mut self, mut tier: TierTrace, end: TierDefault) -> Option<Self> {
         let last = tier.policies.last().filter(|policy| policy.decision.is_some());
         let (outcome, decided_by) = match last {
-            None => (TierOutcome::DeniedAtEnd, DecidedBy::EndOfTier { tier: tier.name.clone() }),
+            None => {
+                let outcome = match end {
+                    TierDefault::Deny => TierOutcome::DeniedAtEnd,
+                    TierDefault::Pass => TierOutcome::PassedAtEnd,
+                };
+                (outcome, DecidedBy::EndOfTier { tier: tier.name.clone() })
+            }
             Some(policy) => {
                 let outcome = match policy.decision {
                     Some(Action::Allow) => TierOutcome::Allowed,
