@@ -11,7 +11,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tortie_api::{Key, Kind};
 use tortie_store::rpc::{Remote, TlsIdentity, serve_tls, serve_unix};
-use tortie_store::{Embedded, Store, StoreError, conformance};
+use tortie_store::{Embedded, Event, Store, StoreError, conformance};
 
 fn embedded() -> (Arc<Embedded>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
@@ -178,6 +178,24 @@ async fn a_watch_of_a_service_that_hangs_ends() {
     freeze.send(()).unwrap();
     let end = tokio::time::timeout(Duration::from_secs(60), watch.next()).await.expect("an end");
     assert!(matches!(end, Some(Err(StoreError::Unavailable(_)))), "{end:?}");
+}
+
+/// No deadline of a call is one of a watch.
+#[tokio::test(start_paused = true)]
+async fn a_quiet_watch_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    tokio::spawn({
+        let (store, path) = (store.clone(), path.clone());
+        async move { serve_unix(store, &path).await }
+    });
+    let remote = answering(Remote::unix(&path)).await;
+    let mut watch = remote.watch(&[Kind::Namespace], 0).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(600), watch.next()).await;
+    assert!(ended.is_err(), "{ended:?}");
+    let written = store.create(&Key::global(Kind::Namespace, "n"), json!(0)).await.unwrap();
+    assert_eq!(watch.next().await, Some(Ok(Event::Put(written))));
 }
 
 #[tokio::test]
