@@ -131,7 +131,11 @@ fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
                 let part = |name: &str| condition[name].as_str().unwrap_or_default().to_owned();
                 format!("{} {}: {}", part("object"), part("reason"), part("message")).trim().to_owned()
             });
-            let shown: Vec<String> = shown.collect();
+            let mut shown: Vec<String> = shown.collect();
+            if let Some(more) = value.pointer("/status/more").and_then(Value::as_u64).filter(|more| *more > 0)
+            {
+                shown.push(format!("and {more} more"));
+            }
             vec![text("/status/os"), text("/status/revision"), text("/status/endpoints"), shown.join("; ")]
         }
         Kind::WorkloadEndpoint => {

@@ -12,6 +12,7 @@ mod manifests;
 mod output;
 mod snapshot;
 mod store;
+mod wait;
 
 use std::ffi::OsStr;
 use std::path::Path;

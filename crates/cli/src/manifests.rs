@@ -11,7 +11,7 @@ use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::manifest::{self, Object};
 use tortie_api::{Key, Kind};
-use tortie_store::{Applied, Store, StoreError, wait_in_force};
+use tortie_store::{Applied, Store, StoreError};
 
 use crate::output;
 use crate::store::StoreArguments;
@@ -74,16 +74,9 @@ impl Apply {
                 latest = latest.max(applied.revision());
             }
             if self.wait {
-                let reports = wait_in_force(&*store, latest, Duration::from_secs(self.timeout)).await?;
-                output::line(&format!("in force on {} nodes", reports.len()));
-                for (node, report) in reports {
-                    for condition in report.conditions {
-                        output::error_line(&format!(
-                            "node {node}: {}: {}: {}",
-                            condition.object, condition.reason, condition.message
-                        ));
-                    }
-                }
+                let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
+                let patience = Duration::from_secs(self.timeout);
+                return crate::wait::in_force(&*store, &applied, latest, patience).await;
             }
             Ok(ExitCode::SUCCESS)
         })
