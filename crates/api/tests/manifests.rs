@@ -219,6 +219,11 @@ fn bad_cluster_policies() {
             rule("action: Accept, to: [{namespaces: {}}], from: [{namespaces: {}}]"),
             "spec.ingress[0].to: unknown field",
         ),
+        (
+            rule("action: Accept, to: [{networks: [10.0.0.0/8]}], protocols: [{destinationNamedPort: a}]")
+                .replace("ingress", "egress"),
+            "spec.egress[0].to: networks declare no ports by name",
+        ),
         (rule("action: Accept, from: []"), "spec.ingress[0]: it has no peers"),
         (rule("action: Accept, from: [{nodes: {}}]"), "spec.ingress[0]: a peer by \"nodes\" is not known"),
         (

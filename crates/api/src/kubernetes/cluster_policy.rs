@@ -241,7 +241,12 @@ impl Rule {
         for (index, peer) in peers.iter().enumerate() {
             check_selectors(peer, &format!("{path}.{side}[{index}]"), problems);
         }
-        let ports = ports.iter().map(if newest { protocol } else { port }).collect();
+        let ports: Vec<ClusterPort> = ports.iter().map(if newest { protocol } else { port }).collect();
+        let networks = peers.iter().any(|peer| matches!(peer, ClusterPeer::Networks(_)));
+        if networks && ports.iter().any(|port| matches!(port, ClusterPort::Named(_))) {
+            let problem = "networks declare no ports by name, so they may not stand beside a named port";
+            problems.push(FieldError::new(format!("{path}.{side}"), problem));
+        }
         Some(ClusterRule { action, peers, ports })
     }
 }

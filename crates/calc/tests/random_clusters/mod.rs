@@ -448,7 +448,12 @@ fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
                     prop::collection::vec(peer, 1..3),
                     prop::collection::vec(protocol.clone(), 0..3),
                 );
-                let rule = rule.prop_map(move |(action, peers, ports)| {
+                let rule = rule.prop_map(move |(action, peers, mut ports): (_, Vec<Value>, Vec<Value>)| {
+                    if peers.iter().any(|peer| peer.get("networks").is_some()) {
+                        ports.retain(|port| {
+                            port.get("destinationNamedPort").or(port.get("namedPort")).is_none()
+                        });
+                    }
                     let ports_name = if newest { "protocols" } else { "ports" };
                     maybe(vec![
                         ("action", Some(json!(action))),
