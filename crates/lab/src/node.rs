@@ -139,7 +139,11 @@ impl Node {
         let hns = self.hns.take().map(|mut hns| {
             tokio::spawn(async move {
                 let ended = hns.end().await;
-                tracing::error!(process = hns.name, ?ended, "the emulated HNS has ended; its pods have no network");
+                tracing::error!(
+                    process = hns.name,
+                    ?ended,
+                    "the emulated HNS has ended; its pods have no network"
+                );
             })
         });
         hns.into_iter().chain(agent).collect()

@@ -47,13 +47,20 @@ impl Process {
             if started.elapsed() >= SETTLED {
                 delay = FIRST_DELAY;
             }
-            tracing::warn!(process = self.name, ended, ?delay, "a node's process has ended; it is started again");
+            tracing::warn!(
+                process = self.name,
+                ended,
+                ?delay,
+                "a node's process has ended; it is started again"
+            );
             loop {
                 tokio::time::sleep(delay).await;
                 delay = (delay * 2).min(LONGEST_DELAY);
                 match spawn(&self.name, &mut self.command) {
                     Ok(child) => break self.child = child,
-                    Err(error) => tracing::error!(%error, ?delay, "a node's process cannot be started; it is tried again"),
+                    Err(error) => {
+                        tracing::error!(%error, ?delay, "a node's process cannot be started; it is tried again")
+                    }
                 }
             }
         }

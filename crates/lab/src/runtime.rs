@@ -67,7 +67,6 @@ struct Runtime {
     bound: BTreeMap<Key, String>,
 }
 
-
 impl Runtime {
     async fn pod_is(&mut self, stored: Stored) {
         let Ok(Resource::Pod(pod)) = Resource::read(&stored.key, &stored.value) else {
