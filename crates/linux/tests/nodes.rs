@@ -165,7 +165,7 @@ fn pods_of_two_nodes_over_vxlan() {
 
     // Packets to a free address of an own block do not leave the node, and nothing else of the block does.
     let routes = nodes[0].namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
-    assert!(routes.contains(&Route::blackhole(block(1).into(), 80)), "{routes:#?}");
+    assert!(routes.contains(&Route::blackhole(block(1).into(), 84)), "{routes:#?}");
 
     // The other node goes away.
     nodes[0].change(|state| {
@@ -255,7 +255,7 @@ fn what_others_break_is_mended_and_what_they_made_stays() {
         ..Table::default()
     };
     let foreign = Route::on_link("10.200.0.0/24".parse().unwrap(), 1, 4);
-    let remote = Route::via(block(1).into(), vtep(1).address.into(), 0, 80);
+    let remote = Route::via(block(1).into(), vtep(1).address.into(), 0, 84);
     let vandal = || {
         let mut nft = Nft::open().unwrap();
         nft.commit(&diff("theirs", &theirs, None)).unwrap();
