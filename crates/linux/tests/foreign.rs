@@ -5,9 +5,13 @@
 mod common;
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::cluster::*;
 use tortie_dataplane::*;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::nftables::{Chain, Expr, Nft, Op, Rule, Table, Transaction, Verdict, diff};
 use tortie_linux::route::{Change, Link, NewLink, NewLinkKind, Route, RouteSocket, Vxlan};
 
 const DEVICE: &str = "vxlan.calico";
@@ -104,4 +108,42 @@ fn a_vxlan_link_of_somebody_else_is_told_of_and_not_touched() {
         assert!(link(&node, DEVICE).unwrap().alias.starts_with("tortie"));
         assert!(overlay_route(&node).is_some());
     }
+}
+
+/// kube-proxy, a firewall and others change nftables as they like; the generation is one for all tables.
+#[test]
+fn a_table_is_listed_while_others_change_theirs() {
+    let namespace = NetNs::create().unwrap();
+    let rule = Rule { exprs: vec![Expr::Verdict(Verdict::Drop)], ..Rule::default() };
+    let chains = (0..300).map(|n| {
+        (format!("chain-{n}"), Chain { base: None, rules: vec![rule.clone(); 20] })
+    });
+    let table = Table { chains: chains.collect(), ..Table::default() };
+    namespace.run(|| Nft::open().unwrap().commit(&diff("ours", &table, None)).unwrap()).unwrap();
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (end, namespace) = (&end, &namespace);
+        let other = scope.spawn(move || {
+            let change_all_the_time = || {
+                let (mut nft, mut changes) = (Nft::open().unwrap(), 0);
+                while !end.load(Ordering::Relaxed) {
+                    for ops in [vec![Op::AddTable(0)], vec![Op::DeleteTable]] {
+                        nft.commit(&Transaction { table: "theirs".to_owned(), ops }).unwrap();
+                    }
+                    changes += 1;
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                changes
+            };
+            namespace.run(change_all_the_time).unwrap()
+        });
+        let list = || {
+            let mut nft = Nft::open().unwrap();
+            (0..5).map(|_| nft.list("ours").map(|listed| listed.unwrap() == table)).collect::<Vec<_>>()
+        };
+        let listed = namespace.run(list).unwrap();
+        end.store(true, Ordering::Relaxed);
+        assert!(other.join().unwrap() > 5);
+        assert!(listed.iter().all(|listed| matches!(listed, Ok(true))), "{listed:?}");
+    });
 }
