@@ -115,9 +115,8 @@ fn a_vxlan_link_of_somebody_else_is_told_of_and_not_touched() {
 fn a_table_is_listed_while_others_change_theirs() {
     let namespace = NetNs::create().unwrap();
     let rule = Rule { exprs: vec![Expr::Verdict(Verdict::Drop)], ..Rule::default() };
-    let chains = (0..300).map(|n| {
-        (format!("chain-{n}"), Chain { base: None, rules: vec![rule.clone(); 20] })
-    });
+    let chains =
+        (0..300).map(|n| (format!("chain-{n}"), Chain { base: None, rules: vec![rule.clone(); 20] }));
     let table = Table { chains: chains.collect(), ..Table::default() };
     namespace.run(|| Nft::open().unwrap().commit(&diff("ours", &table, None)).unwrap()).unwrap();
     let end = AtomicBool::new(false);

@@ -147,7 +147,8 @@ impl Nft {
             };
             // The generation is that of all tables. Where others change theirs all the time, it tells nothing of this
             // one; that it was read twice and is the same does.
-            if self.table(table)? == Some(header) || (listed.is_ok() && listed.as_ref().ok() == last.as_ref()) {
+            if self.table(table)? == Some(header) || (listed.is_ok() && listed.as_ref().ok() == last.as_ref())
+            {
                 return listed.map(Some);
             }
             last = listed.ok();
