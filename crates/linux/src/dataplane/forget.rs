@@ -9,13 +9,15 @@ use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::conntrack::Conntrack;
 use crate::{Error, Result};
 
 /// How long addresses are collected before the table is read.
 const COLLECT: Duration = Duration::from_millis(200);
+/// How long that is put off at the most, while more and more are released.
+const LONGEST: Duration = Duration::from_secs(1);
 /// How long after a refusal it is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -93,7 +95,8 @@ impl Drop for Forgetter {
 impl Work {
     fn run(&self, woken: &Receiver<()>) {
         while woken.recv().is_ok() {
-            while woken.recv_timeout(COLLECT).is_ok() {}
+            let begun = Instant::now();
+            while begun.elapsed() < LONGEST && woken.recv_timeout(COLLECT).is_ok() {}
             while let Err(error) = self.forget() {
                 tracing::warn!(%error, "connections of released addresses are not forgotten; it is tried again");
                 if woken.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
@@ -150,6 +153,22 @@ mod tests {
         forgetter.settle(&[address(2)]).unwrap();
         let queue = lock(&forgetter.work.queue);
         assert!(queue.asked.is_empty() && queue.busy.is_empty(), "{queue:?}");
+    }
+
+    #[test]
+    fn addresses_that_are_released_all_the_time_have_their_turn() {
+        let forgetter = NetNs::create().unwrap().run(Forgetter::open).unwrap().unwrap();
+        let begun = Instant::now();
+        loop {
+            forgetter.ask(BTreeSet::from([address(2)]));
+            if begun.elapsed() < LONGEST / 10 {
+                forgetter.ask(BTreeSet::from([address(1)]));
+            } else if !lock(&forgetter.work.queue).asked.contains(&address(1)) {
+                return;
+            }
+            assert!(begun.elapsed() < LONGEST * 5);
+            std::thread::sleep(COLLECT / 10);
+        }
     }
 
     #[test]
