@@ -1,14 +1,15 @@
 //! From the store to the dataplane's thread: list everything once, then watch; after a loss, list again and say what
 //! is gone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use futures::StreamExt;
-use tortie_api::Key;
+use serde_json::Value;
+use tortie_api::{Key, Kind};
 use tortie_calc::KINDS;
-use tortie_store::{Event, Store, StoreError};
+use tortie_store::{Event, Revision, Store, StoreError};
 
 use crate::plane::Batch;
 
@@ -40,49 +41,80 @@ async fn follow(
     batches: &mpsc::Sender<Batch>,
     known: &mut BTreeSet<Key>,
 ) -> Result<(), StoreError> {
-    let mut changes = Vec::new();
-    let mut listed_at = Vec::new();
-    let mut now_known = BTreeSet::new();
-    for kind in KINDS {
-        let listing = store.list(kind).await?;
-        listed_at.push((kind, listing.revision));
-        for stored in listing.items {
-            now_known.insert(stored.key.clone());
-            changes.push((stored.key, Some(stored.value)));
-        }
-    }
-    changes.extend(known.difference(&now_known).map(|gone| (gone.clone(), None)));
-    *known = now_known;
-    let revision = listed_at.iter().map(|(_, revision)| *revision).min().unwrap_or(0);
+    let (objects, revision) = snapshot(store).await?;
+    let gone = known.iter().filter(|key| !objects.contains_key(*key)).map(|key| (key.clone(), None));
+    let mut changes: Vec<_> = gone.collect();
+    *known = objects.keys().cloned().collect();
+    changes.extend(objects.into_iter().map(|(key, value)| (key, Some(value))));
     if batches.send(Batch { changes, revision }).is_err() {
         return Ok(());
     }
 
-    let mut events = store.watch(&KINDS, revision).await?.ready_chunks(BATCH);
+    // Other kinds change nothing on the node, but somebody may wait for the node to have passed such a write. What
+    // follows from reports is only more reports.
+    let kinds: Vec<Kind> = Kind::all().filter(|kind| *kind != Kind::NodeReport).collect();
+    let mut events = store.watch(&kinds, revision).await?.ready_chunks(BATCH);
     while let Some(chunk) = events.next().await {
         let mut batch = Batch { changes: Vec::new(), revision };
         for event in chunk {
             let event = event?;
             batch.revision = event.revision();
-            let contained =
-                listed_at.iter().any(|(kind, at)| *kind == event.key().kind && event.revision() <= *at);
-            if contained {
+            if !KINDS.contains(&event.key().kind) {
                 continue;
             }
-            batch.changes.push(match event {
-                Event::Put(stored) => {
-                    known.insert(stored.key.clone());
-                    (stored.key, Some(stored.value))
-                }
-                Event::Deleted { key, .. } => {
-                    known.remove(&key);
-                    (key, None)
-                }
-            });
+            let (key, value) = change(event);
+            match value {
+                Some(_) => drop(known.insert(key.clone())),
+                None => drop(known.remove(&key)),
+            }
+            batch.changes.push((key, value));
         }
         if batches.send(batch).is_err() {
             return Ok(());
         }
     }
-    Err(StoreError::Unavailable("the watch ended".to_owned()))
+    Err(ended())
+}
+
+/// All objects that a node's state depends on, at one moment. The kinds are listed one after the other, while changes
+/// go on; those between the first listing and the last are taken in, so that no policy is missing that was there before
+/// a pod.
+async fn snapshot(store: &dyn Store) -> Result<(BTreeMap<Key, Value>, Revision), StoreError> {
+    let mut objects = BTreeMap::new();
+    let mut listed = BTreeMap::new();
+    for kind in KINDS {
+        let listing = store.list(kind).await?;
+        listed.insert(kind, listing.revision);
+        objects.extend(listing.items.into_iter().map(|stored| (stored.key, stored.value)));
+    }
+    let mut reached = listed.values().copied().min().unwrap_or(0);
+    let moment = listed.values().copied().max().unwrap_or(0);
+    if reached == moment {
+        return Ok((objects, moment));
+    }
+    // Of all kinds, as the last of the writes may be of any.
+    let mut events = store.watch(&Kind::all().collect::<Vec<_>>(), reached).await?;
+    while reached < moment {
+        let event = events.next().await.ok_or_else(ended)??;
+        reached = event.revision();
+        if reached > moment || listed.get(&event.key().kind).is_none_or(|at| reached <= *at) {
+            continue;
+        }
+        match change(event) {
+            (key, Some(value)) => drop(objects.insert(key, value)),
+            (key, None) => drop(objects.remove(&key)),
+        }
+    }
+    Ok((objects, moment))
+}
+
+fn change(event: Event) -> (Key, Option<Value>) {
+    match event {
+        Event::Put(stored) => (stored.key, Some(stored.value)),
+        Event::Deleted { key, .. } => (key, None),
+    }
+}
+
+fn ended() -> StoreError {
+    StoreError::Unavailable("the watch ended".to_owned())
 }

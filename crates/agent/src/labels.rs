@@ -1,13 +1,13 @@
-//! A pod's labels may change while it runs: its WorkloadEndpoint follows.
+//! A pod's labels may change while it runs, or while it is being added: its WorkloadEndpoints follow.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use serde_json::{Value, json};
-use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind};
-use tortie_store::{Event, Store, StoreError, Stored};
+use tortie_store::{Event, Store, StoreError, Stored, pod_of};
 
 /// How long to wait before the store is asked again after it failed.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
@@ -16,41 +16,55 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 pub(crate) async fn run(store: Arc<dyn Store>, node: String) {
     loop {
         if let Err(error) = follow(&*store, &node).await {
-            tracing::debug!(%error, "the pods are listed again");
+            tracing::debug!(%error, "the endpoints are listed again");
             tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 }
 
+/// Looks at an endpoint whenever it or its pod was written. Whichever was last, then both are there as they are.
 async fn follow(store: &dyn Store, node: &str) -> Result<(), StoreError> {
-    let listing = store.list(Kind::Pod).await?;
-    for pod in listing.items {
-        take_over(store, node, &pod).await?;
+    let listing = store.list(Kind::WorkloadEndpoint).await?;
+    // The pod and the endpoint.
+    let mut ours = BTreeSet::new();
+    let is_ours = |endpoint: &Stored| endpoint.value["spec"]["node"] == node;
+    for endpoint in listing.items.into_iter().filter(is_ours) {
+        take_over(store, &endpoint.key).await?;
+        ours.insert((pod_of(&endpoint), endpoint.key));
     }
-    let mut events = store.watch(&[Kind::Pod], listing.revision).await?;
+    let mut events = store.watch(&[Kind::Pod, Kind::WorkloadEndpoint], listing.revision).await?;
     while let Some(event) = events.next().await {
-        if let Event::Put(pod) = event? {
-            take_over(store, node, &pod).await?;
+        match event? {
+            Event::Put(pod) if pod.key.kind == Kind::Pod => {
+                for (_, endpoint) in ours.iter().filter(|(of, _)| *of == pod.key) {
+                    take_over(store, endpoint).await?;
+                }
+            }
+            Event::Put(endpoint) if is_ours(&endpoint) => {
+                take_over(store, &endpoint.key).await?;
+                ours.insert((pod_of(&endpoint), endpoint.key));
+            }
+            Event::Put(_) => {}
+            Event::Deleted { key, .. } => ours.retain(|(_, endpoint)| *endpoint != key),
         }
     }
     Ok(())
 }
 
-async fn take_over(store: &dyn Store, node: &str, pod: &Stored) -> Result<(), StoreError> {
-    if pod.value["spec"]["nodeName"] != node {
-        return Ok(());
-    }
-    let labels = pod.value["metadata"].get("labels").cloned().unwrap_or_else(|| json!({}));
-    let name = WorkloadEndpoint::name_for(node, &pod.key.name, "eth0");
-    let key = Key::namespaced(Kind::WorkloadEndpoint, &pod.key.namespace, name);
+/// Gives an endpoint its pod's labels, unless the pod of that name is another one by now.
+async fn take_over(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
     loop {
-        let Some(mut endpoint) = store.get(&key).await? else { return Ok(()) };
-        let has = endpoint.value["metadata"].get("labels").cloned().unwrap_or_else(|| json!({}));
-        if has == labels || !endpoint.value["metadata"].is_object() {
+        let Some(mut endpoint) = store.get(key).await? else { return Ok(()) };
+        let Some(pod) = store.get(&pod_of(&endpoint)).await? else { return Ok(()) };
+        let labels = |stored: &Stored| match &stored.value["metadata"]["labels"] {
+            Value::Null => json!({}),
+            labels => labels.clone(),
+        };
+        if !tortie_store::is_of(&endpoint, &pod) || labels(&endpoint) == labels(&pod) {
             return Ok(());
         }
-        endpoint.value["metadata"]["labels"] = Value::clone(&labels);
-        match store.update(&key, endpoint.value, endpoint.revision).await {
+        endpoint.value["metadata"]["labels"] = labels(&pod);
+        match store.update(key, endpoint.value, endpoint.revision).await {
             Ok(_) | Err(StoreError::NotFound(_)) => return Ok(()),
             Err(StoreError::Conflict(_)) => {}
             Err(error) => return Err(error),

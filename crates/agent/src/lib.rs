@@ -5,9 +5,11 @@
 
 mod feed;
 mod labels;
+mod locks;
 mod node;
 mod plane;
 mod pods;
+mod publish;
 mod report;
 mod server;
 
@@ -15,10 +17,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
-use tortie_dataplane::ClusterNetwork;
+use tokio::task::JoinSet;
+use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Store, StoreError};
+
+use locks::Locks;
+use node::Prepared;
+use pods::Pods;
 
 /// What an agent is told at its start.
 pub struct Config {
@@ -35,12 +42,18 @@ pub struct Config {
 }
 
 /// What a node runs on.
-#[derive(Clone)]
 pub enum Platform {
     /// Linux, in the agent's own network namespace.
     Linux,
     /// Windows, by its Host Compute Network API.
     Windows(Arc<dyn Hcn>),
+    /// Anything else that implements the two traits, such as a test's. Where its end of the overlay is, it says itself.
+    Other {
+        /// Makes true what the node must be.
+        dataplane: Box<dyn Dataplane>,
+        /// Connects pods.
+        wiring: Arc<dyn PodWiring>,
+    },
 }
 
 impl Platform {
@@ -48,6 +61,7 @@ impl Platform {
         match self {
             Platform::Linux => "linux",
             Platform::Windows(_) => "windows",
+            Platform::Other { .. } => "other",
         }
     }
 }
@@ -68,6 +82,12 @@ pub enum AgentError {
         node: String,
         /// What is wrong, and what to do.
         problem: String,
+    },
+    /// A part of the agent ended, which none ever should. The agent ends with it: started again, it is whole.
+    #[error("{part} has ended; what is in force stays so, and the agent has to be started again")]
+    Ended {
+        /// Which part.
+        part: &'static str,
     },
     /// The operating system refused something.
     #[error("{what}: {source}")]
@@ -92,40 +112,59 @@ impl AgentError {
 /// Runs the agent until the future is dropped; what is in force stays in force.
 ///
 /// # Errors
-/// It cannot start, or its socket is lost.
+/// It cannot start, or a part of it has ended.
 pub async fn run(config: Config) -> Result<(), AgentError> {
     let Config { node, store, platform, cni_socket, deletion_queue } = config;
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
-    let prepared = node::prepare(&*store, &ipam, &node, &platform, &network).await?;
+    let os = platform.os();
+    let Prepared { dataplane, wiring, announced } =
+        node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
-    let (batches, in_force) = plane::start(&node, prepared.dataplane)
+    let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
-    let feed = tokio::spawn(feed::run(store.clone(), batches));
-    let labels = tokio::spawn(labels::run(store.clone(), node.clone()));
-    let announce =
-        tokio::spawn(node::keep_announced(store.clone(), node.clone(), prepared.announced, in_force.clone()));
-    let report = tokio::spawn(report::run(store.clone(), node.clone(), platform.os(), in_force.clone()));
-    let pods = Arc::new(pods::Pods {
-        store,
-        ipam,
-        wiring: prepared.wiring,
-        node,
-        os: platform.os(),
-        mtu: network.mtu,
-        in_force: in_force.clone(),
-    });
-    let mut first = in_force;
-    // An error here means that the thread has ended; the server then refuses calls by itself.
-    let _ = first.wait_for(|now| now.given > 0 || now.revision > 0).await;
-    tokio::spawn({
-        let pods = pods.clone();
-        async move { server::drain_queue(pods, &deletion_queue).await }
-    });
-    let served = server::run(pods, &cni_socket).await;
-    for task in [feed, labels, announce, report] {
-        task.abort();
+    let mut parts = Parts(JoinSet::new());
+    parts.add("the dataplane's thread", plane::ended(in_force.clone()));
+    parts.add("the feed of the dataplane", feed::run(store.clone(), batches));
+    parts.add("the following of labels", labels::run(store.clone(), node.clone()));
+    parts.add("the report", report::run(store.clone(), node.clone(), os, in_force.clone()));
+    if let Some(announced) = announced {
+        let announcing = node::keep_announced(store.clone(), node.clone(), announced, in_force.clone());
+        parts.add("the announcement of the node", announcing);
     }
-    served.map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))
+    let mut first = in_force.clone();
+    tokio::select! {
+        // The first pod finds everything in place.
+        _ = first.wait_for(|now| now.given > 0) => {}
+        error = parts.ended() => return Err(error),
+    }
+    let (busy, mtu) = (Locks::default(), network.mtu);
+    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, os, mtu, in_force });
+    let listener = server::listen(&cni_socket)
+        .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
+    parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
+    parts.add("the CNI server", server::run(pods, listener));
+    Err(parts.ended().await)
+}
+
+/// What runs side by side, each as long as the agent; all of it ends when this is dropped.
+struct Parts(JoinSet<&'static str>);
+
+impl Parts {
+    fn add(&mut self, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
+        self.0.spawn(async move {
+            part.await;
+            name
+        });
+    }
+
+    /// Waits for the first part that ends.
+    async fn ended(&mut self) -> AgentError {
+        match self.0.join_next().await {
+            Some(Ok(part)) => AgentError::Ended { part },
+            Some(Err(panic)) => AgentError::system("a part of the agent", panic),
+            None => AgentError::Ended { part: "everything" },
+        }
+    }
 }

@@ -29,7 +29,8 @@ const NETWORK_PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Prepared {
     pub(crate) dataplane: Box<dyn Dataplane>,
     pub(crate) wiring: Arc<dyn PodWiring>,
-    pub(crate) announced: Announced,
+    /// What the other nodes have to be told, where it is the agent that tells them.
+    pub(crate) announced: Option<Announced>,
 }
 
 /// What the other nodes have to know of this one: its tunnel address, and its MAC where it does not follow from the
@@ -94,12 +95,13 @@ pub(crate) async fn prepare(
     store: &dyn Store,
     ipam: &Ipam,
     node: &str,
-    platform: &Platform,
+    platform: Platform,
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     match platform {
         Platform::Linux => prepare_linux(store, ipam, node).await,
-        Platform::Windows(hcn) => prepare_windows(store, ipam, node, hcn, network).await,
+        Platform::Windows(hcn) => prepare_windows(store, ipam, node, &hcn, network).await,
+        Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
     }
 }
 
@@ -124,7 +126,7 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
     let wiring = tortie_linux::wire::Wiring::open(&config).map_err(opened("preparing to connect pods"))?;
     let dataplane =
         tortie_linux::dataplane::Dataplane::open(config).map_err(opened("opening the dataplane"))?;
-    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced })
+    Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
 }
 
 /// Windows: the network is made of the node's block; its gateway is the tunnel address, its MAC is HNS's choice.
@@ -158,7 +160,7 @@ async fn prepare_windows(
     Ok(Prepared {
         dataplane: Box::new(dataplane),
         wiring: Arc::new(WindowsWiring::new(hcn.clone())),
-        announced,
+        announced: Some(announced),
     })
 }
 
@@ -168,14 +170,19 @@ async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), 
     loop {
         let stored = store.get(&key).await?.ok_or_else(|| StoreError::NotFound(key.clone()))?;
         let mut value = stored.value.clone();
-        let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else {
-            return Err(AgentError::Node { node: node.to_owned(), problem: "it has no metadata".to_owned() });
-        };
-        let annotations = metadata.entry("annotations").or_insert_with(|| json!({}));
-        annotations[Node::VXLAN_ADDRESS] = json!(tunnel.address.to_string());
+        let wrong = |problem: &str| AgentError::Node { node: node.to_owned(), problem: problem.to_owned() };
+        let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
+        let metadata = metadata.ok_or_else(|| wrong("it has no metadata"))?;
+        let annotations = metadata.entry("annotations").or_insert(Value::Null);
+        if annotations.is_null() {
+            *annotations = json!({});
+        }
+        let annotations =
+            annotations.as_object_mut().ok_or_else(|| wrong("its annotations are no mapping"))?;
+        annotations.insert(Node::VXLAN_ADDRESS.to_owned(), json!(tunnel.address.to_string()));
         match &tunnel.mac {
-            Some(mac) => annotations[Node::VXLAN_MAC] = json!(mac),
-            None => drop(annotations.as_object_mut().and_then(|map| map.remove(Node::VXLAN_MAC))),
+            Some(mac) => drop(annotations.insert(Node::VXLAN_MAC.to_owned(), json!(mac))),
+            None => drop(annotations.remove(Node::VXLAN_MAC)),
         }
         if value == stored.value {
             return Ok(());
@@ -235,5 +242,36 @@ async fn follow(
         }
         told = announced.now();
         annotate(store, node, &told).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tortie_store::Embedded;
+
+    #[tokio::test]
+    async fn annotations_of_any_shape_are_survived() {
+        let tunnel = Tunnel { address: Ipv4Addr::new(10, 0, 0, 1), mac: None };
+        let told = json!({Node::VXLAN_ADDRESS: "10.0.0.1"});
+        let table = [
+            (json!({"name": "n"}), Some(&told)),
+            (json!({"name": "n", "annotations": null}), Some(&told)),
+            (json!({"name": "n", "annotations": {Node::VXLAN_MAC: "old"}}), Some(&told)),
+            (json!({"name": "n", "annotations": "text"}), None),
+            (json!({"name": "n", "annotations": [1]}), None),
+            (json!("text"), None),
+        ];
+        for (metadata, expected) in table {
+            let store = Embedded::in_memory().unwrap();
+            let key = Key::global(Kind::Node, "n");
+            store.create(&key, json!({"metadata": metadata})).await.unwrap();
+            let result = annotate(&store, "n", &tunnel).await;
+            assert_eq!(result.is_ok(), expected.is_some(), "{metadata}: {result:?}");
+            if let Some(expected) = expected {
+                let after = store.get(&key).await.unwrap().unwrap().value;
+                assert_eq!(after["metadata"]["annotations"], *expected, "{metadata}");
+            }
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The thread that owns calc and the dataplane: batches of changes in, what is in force out.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,13 +9,15 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tortie_api::Key;
 use tortie_calc::{Calc, Finding};
-use tortie_dataplane::{Dataplane, EndpointId, Report};
+use tortie_dataplane::{Condition, Dataplane, EndpointId, Report};
 use tortie_store::Revision;
 
 /// How often the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
 /// How soon after a failure it tries again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How many batches that wait are made true together at the most.
+const TOGETHER: usize = 64;
 
 /// Changes that belong together: nothing is made true between them.
 #[derive(Debug)]
@@ -30,7 +33,7 @@ pub(crate) struct Batch {
 pub(crate) struct InForce {
     /// What the dataplane was last given.
     pub(crate) given: Revision,
-    /// Everything up to here is in force, but for what the report says of single endpoints.
+    /// Everything up to here is in force, but for what the report says of single endpoints; 0 is nothing yet.
     pub(crate) revision: Revision,
     pub(crate) endpoints: Vec<EndpointId>,
     pub(crate) report: Report,
@@ -40,9 +43,9 @@ pub(crate) struct InForce {
 impl InForce {
     /// Whether the endpoint is there, with its policy as of `revision` in force.
     pub(crate) fn covers(&self, endpoint: &EndpointId, revision: Revision) -> bool {
-        let failed = self.report.retry
-            && (self.report.endpoints.contains_key(endpoint) || !self.report.node.is_empty());
-        self.given >= revision && !failed && self.endpoints.binary_search(endpoint).is_ok()
+        self.given >= revision
+            && self.report.failures_of(endpoint).next().is_none()
+            && self.endpoints.binary_search(endpoint).is_ok()
     }
 }
 
@@ -53,70 +56,100 @@ pub(crate) fn start(
 ) -> std::io::Result<(mpsc::Sender<Batch>, watch::Receiver<Arc<InForce>>)> {
     let (sender, batches) = mpsc::channel();
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
-    let mut plane = Plane { calc: Calc::new(node), dataplane, publish, revision: 0 };
+    let (report, told) = Default::default();
+    let mut plane = Plane { calc: Calc::new(node), dataplane, publish, given: 0, revision: 0, report, told };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&batches))?;
     Ok((sender, in_force))
+}
+
+/// Waits for the thread's end.
+pub(crate) async fn ended(mut in_force: watch::Receiver<Arc<InForce>>) {
+    while in_force.changed().await.is_ok() {}
 }
 
 struct Plane {
     calc: Calc,
     dataplane: Box<dyn Dataplane>,
     publish: watch::Sender<Arc<InForce>>,
-    /// The last revision without a failure.
+    /// What the dataplane was last given.
+    given: Revision,
+    /// The last revision without a failure of the whole node.
     revision: Revision,
+    report: Report,
+    /// The conditions that the log has.
+    told: BTreeSet<Condition>,
 }
 
 impl Plane {
     fn run(&mut self, batches: &mpsc::Receiver<Batch>) {
         // Nothing is made true before the whole state of the cluster is known: half of it may allow too much.
-        let Ok(mut batch) = batches.recv() else { return };
-        let mut next_resync;
+        let Ok(first) = batches.recv() else { return };
+        self.take_in([first]);
+        let mut resync_at = Instant::now() + self.pause();
         loop {
-            let mut given = batch.revision;
-            self.take_in(batch);
-            for more in batches.try_iter() {
-                given = more.revision;
-                self.take_in(more);
+            let now = Instant::now();
+            if now >= resync_at {
+                self.report = self.dataplane.resync();
+                self.settle();
+                resync_at = Instant::now() + self.pause();
             }
-            let deltas = self.calc.flush();
-            let report = self.dataplane.apply(&deltas);
-            next_resync = self.settle(given, report);
-            batch = loop {
-                match batches.recv_timeout(next_resync.saturating_duration_since(Instant::now())) {
-                    Ok(batch) => break batch,
-                    Err(mpsc::RecvTimeoutError::Disconnected) => return,
-                    Err(mpsc::RecvTimeoutError::Timeout) => {
-                        let report = self.dataplane.resync();
-                        next_resync = self.settle(given, report);
-                    }
+            match batches.recv_timeout(resync_at.saturating_duration_since(now)) {
+                Ok(batch) => {
+                    self.take_in(std::iter::once(batch).chain(batches.try_iter().take(TOGETHER)));
+                    // However many changes come, they do not put the resync off; a failure brings it nearer.
+                    resync_at = resync_at.min(Instant::now() + self.pause());
                 }
-            };
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
         }
     }
 
-    fn take_in(&mut self, batch: Batch) {
-        for (key, value) in batch.changes {
-            self.calc.update(&key, value.as_ref());
+    /// Makes batches true. One without changes only says how far the store has come.
+    fn take_in(&mut self, batches: impl IntoIterator<Item = Batch>) {
+        let mut changed = self.given == 0;
+        for batch in batches {
+            self.given = batch.revision;
+            for (key, value) in batch.changes {
+                self.calc.update(&key, value.as_ref());
+                changed = true;
+            }
         }
+        if changed {
+            self.report = self.dataplane.apply(&self.calc.flush());
+        }
+        self.settle();
     }
 
-    /// Publishes what is in force now, and says when to look again.
-    fn settle(&mut self, given: Revision, report: Report) -> Instant {
-        for condition in report.node.iter().chain(report.endpoints.values().flatten()) {
-            tracing::warn!(reason = condition.reason, "{}", condition.message);
-        }
+    fn pause(&self) -> Duration {
+        if self.report.retry { RETRY_INTERVAL } else { RESYNC_INTERVAL }
+    }
+
+    /// Publishes what is in force now.
+    fn settle(&mut self) {
+        self.log();
         // What is wrong with single endpoints stands in the report; it must not hold up what is known of the node.
-        if report.node.is_empty() {
-            self.revision = given;
+        if self.report.node_failures().next().is_none() {
+            self.revision = self.given;
         }
-        let interval = if report.retry { RETRY_INTERVAL } else { RESYNC_INTERVAL };
         self.publish.send_replace(Arc::new(InForce {
-            given,
+            given: self.given,
             revision: self.revision,
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
-            report,
+            report: self.report.clone(),
             findings: self.calc.findings(),
         }));
-        Instant::now() + interval
+    }
+
+    /// Tells the log what is new, and what is over.
+    fn log(&mut self) {
+        let now: BTreeSet<Condition> = self.report.conditions().cloned().collect();
+        for Condition { reason, message } in now.difference(&self.told) {
+            tracing::warn!(reason, "{message}");
+        }
+        for Condition { reason, message } in self.told.difference(&now) {
+            tracing::info!(reason, "no more so: {message}");
+        }
+        self.told = now;
     }
 }

@@ -4,22 +4,25 @@
 //! force. DEL: interface first, address last, so that no address is given again while a pod still has it.
 
 use std::collections::BTreeMap;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::{IpNet, Ipv4Net};
+use futures::FutureExt;
+use ipnet::Ipv4Net;
 use jiff::Timestamp;
-use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tortie_api::calico::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
+use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::kubernetes::Pod;
-use tortie_api::{Key, Kind, Metadata, Resource};
-use tortie_cni::{Address, Code, Failure, Interface, Invocation, Route, Success};
+use tortie_api::{Key, Kind, Resource};
+use tortie_cni::transport::Answer;
+use tortie_cni::{Address, Code, Command, Failure, Interface, Invocation, Route, Success};
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_ipam::{Assignment, Ipam, Request, Use};
 use tortie_store::{Revision, Store, StoreError, Stored};
 
+use crate::locks::Locks;
 use crate::plane::InForce;
 
 /// How long an ADD waits for policy before it gives everything back.
@@ -28,8 +31,14 @@ const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a link may take until it passes packets.
 const LINK_PATIENCE: Duration = Duration::from_secs(5);
 
+/// Ends when nobody waits for the answer any more.
+type HungUp<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
+
 /// Serves CNI's commands for one node.
 pub(crate) struct Pods {
+    /// One call at a time for each interface of a pod: a runtime may give up on a sandbox, and delete it and make
+    /// another, while its ADD goes on.
+    pub(crate) busy: Locks<EndpointId>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) ipam: Ipam,
     pub(crate) wiring: Arc<dyn PodWiring>,
@@ -40,10 +49,40 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
+    /// Carries a call out. An ADD whose plugin has `hung_up`, as a runtime that gives up kills it, is one too many.
+    pub(crate) async fn carry_out(
+        &self,
+        call: &Invocation,
+        hung_up: impl Future<Output = ()> + Send,
+    ) -> Answer {
+        match call.command {
+            Command::Add => self.add(call, pin!(hung_up)).await.map(Some),
+            Command::Del => self.del(call).await.map(|()| None),
+            Command::Check => self.check(call).await.map(|()| None),
+            Command::Gc => self.collect_garbage(call).await.map(|()| None),
+            Command::Status => self.status().map(|()| None),
+            Command::Version => Ok(None),
+        }
+    }
+
+    /// CNI STATUS: whether an ADD could succeed.
+    fn status(&self) -> Result<(), Failure> {
+        let now = self.in_force.borrow();
+        if now.revision > 0 {
+            return Ok(());
+        }
+        let why: Vec<&str> = now.report.node_failures().map(|failure| failure.message.as_str()).collect();
+        Err(Failure::new(Code::NOT_AVAILABLE, "no policy is in force on the node yet", why.join("; ")))
+    }
+
     /// CNI ADD. Whatever fails, nothing of the attempt stays.
-    pub(crate) async fn add(&self, call: &Invocation) -> Result<Success, Failure> {
+    async fn add(&self, call: &Invocation, mut hung_up: HungUp<'_>) -> Result<Success, Failure> {
         let id = endpoint_id(call)?;
-        let result = self.try_add(call, &id).await;
+        let _turn = self.busy.lock(&id).await;
+        if hung_up.as_mut().now_or_never().is_some() {
+            return Err(nobody_waits(&id));
+        }
+        let result = self.try_add(call, &id, hung_up).await;
         if let Err(failure) = &result {
             tracing::warn!(pod = %id, container = call.container_id, %failure, "a pod could not be added; the attempt is undone");
             if let Err(undone) = self.remove(call, &id).await {
@@ -53,17 +92,17 @@ impl Pods {
         result
     }
 
-    async fn try_add(&self, call: &Invocation, id: &EndpointId) -> Result<Success, Failure> {
-        let (pod, namespace_labels) = tokio::try_join!(self.pod(id), self.namespace_labels(&id.namespace))?;
-        if pod.spec.node_name.as_deref().is_some_and(|node| node != self.node) {
-            let msg = format!(
-                "pod {}/{} belongs to node {}",
-                id.namespace,
-                id.pod,
-                pod.spec.node_name.unwrap_or_default()
-            );
-            return Err(Failure::new(Code::INVALID_ENVIRONMENT, msg, format!("this is node {}", self.node)));
-        }
+    async fn try_add(
+        &self,
+        call: &Invocation,
+        id: &EndpointId,
+        hung_up: HungUp<'_>,
+    ) -> Result<Success, Failure> {
+        let (pod, namespace_labels, ()) = tokio::try_join!(
+            self.pod(call, id),
+            self.namespace_labels(&id.namespace),
+            self.refuse_replaced(call, id)
+        )?;
         let request = Request {
             handle: handle(call),
             owner: self.owner(id),
@@ -75,16 +114,19 @@ impl Pods {
             .map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))?;
         let interface = self.connect(call, id, assignment).await?;
         let revision = self.publish(call, id, &pod, assignment, &interface).await?;
-        self.wait_for_policy(id, revision).await?;
+        self.wait_for_policy(id, revision, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
         Ok(self.success(call, assignment, &interface))
     }
 
-    /// CNI DEL, which is also how a failed ADD is undone.
-    pub(crate) async fn del(&self, call: &Invocation) -> Result<(), Failure> {
-        self.remove(call, &endpoint_id(call)?).await
+    /// CNI DEL.
+    async fn del(&self, call: &Invocation) -> Result<(), Failure> {
+        let id = endpoint_id(call)?;
+        let _turn = self.busy.lock(&id).await;
+        self.remove(call, &id).await
     }
 
+    /// Takes away what the container has: a DEL, or an ADD that failed.
     async fn remove(&self, call: &Invocation, id: &EndpointId) -> Result<(), Failure> {
         let wiring = self.wiring.clone();
         let (endpoint, container) = (id.clone(), call.container_id.clone());
@@ -102,8 +144,9 @@ impl Pods {
     }
 
     /// CNI CHECK: the endpoint is stored for this container, and its interface is as it was made.
-    pub(crate) async fn check(&self, call: &Invocation) -> Result<(), Failure> {
+    async fn check(&self, call: &Invocation) -> Result<(), Failure> {
         let id = endpoint_id(call)?;
+        let _turn = self.busy.lock(&id).await;
         let differs = |what: String| {
             Failure::new(Code::DIFFERS, format!("pod {}/{}: {what}", id.namespace, id.pod), "")
         };
@@ -129,7 +172,7 @@ impl Pods {
     }
 
     /// CNI GC: removes what this node has for this network beyond the attachments that the runtime knows.
-    pub(crate) async fn collect_garbage(&self, call: &Invocation) -> Result<(), Failure> {
+    async fn collect_garbage(&self, call: &Invocation) -> Result<(), Failure> {
         let Some(valid) = &call.config.valid_attachments else {
             return Err(Failure::new(Code::INVALID_CONFIG, "GC needs cni.dev/valid-attachments", ""));
         };
@@ -165,19 +208,44 @@ impl Pods {
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
-    async fn pod(&self, id: &EndpointId) -> Result<Pod, Failure> {
+    /// The Pod, which must be this node's, and the one that the sandbox was made for.
+    async fn pod(&self, call: &Invocation, id: &EndpointId) -> Result<(Stored, Pod), Failure> {
         let key = Key::namespaced(Kind::Pod, &id.namespace, &id.pod);
+        let again = "it is asked for again when the runtime tries again";
+        let later = |msg: String| Failure::new(Code::TRY_AGAIN_LATER, msg, again);
         let stored = self.store.get(&key).await.map_err(store_failure)?;
-        let unknown = || {
-            Failure::new(
-                Code::TRY_AGAIN_LATER,
-                format!("{key} is not known"),
-                "it is asked for again when the runtime tries again",
-            )
+        let stored = stored.ok_or_else(|| later(format!("{key} is not known")))?;
+        let Ok(Resource::Pod(pod)) = Resource::read(&key, &stored.value) else {
+            return Err(Failure::new(Code::DECODING, format!("{key} cannot be read"), ""));
         };
-        match Resource::read(&key, &stored.ok_or_else(unknown)?.value) {
-            Ok(Resource::Pod(pod)) => Ok(pod),
-            _ => Err(Failure::new(Code::DECODING, format!("{key} cannot be read"), "")),
+        let uid = stored.value["metadata"]["uid"].as_str().unwrap_or_default();
+        if let Some(made_for) = call.args.get("K8S_POD_UID").filter(|made_for| *made_for != uid) {
+            let msg = format!(
+                "the sandbox is for {key} with the uid {made_for}, and the one that is known has {uid}"
+            );
+            return Err(later(msg));
+        }
+        if let Some(other) = pod.spec.node_name.as_ref().filter(|node| **node != self.node) {
+            let msg = format!("{key} belongs to node {other}");
+            return Err(Failure::new(Code::INVALID_ENVIRONMENT, msg, format!("this is node {}", self.node)));
+        }
+        Ok((stored, pod))
+    }
+
+    /// A container that has an address, while the endpoint is another's, was added before that one: its sandbox has
+    /// been replaced, and must not take the endpoint back.
+    async fn refuse_replaced(&self, call: &Invocation, id: &EndpointId) -> Result<(), Failure> {
+        let stored = self.store.get(&self.key(id)).await.map_err(store_failure)?;
+        let holder = stored.as_ref().and_then(|stored| stored.value["spec"]["containerID"].as_str());
+        match holder {
+            Some(holder) if holder != call.container_id && self.find(call).await?.is_some() => {
+                let msg = format!(
+                    "container {} of {id} has been replaced by container {holder}",
+                    call.container_id
+                );
+                Err(Failure::new(Code::INVALID_ENVIRONMENT, msg, "delete it"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -210,90 +278,24 @@ impl Pods {
         blocking(move || wiring.connect(&attachment)).await.map_err(wiring_failure)
     }
 
-    /// Stores the WorkloadEndpoint: from here on every node knows the pod.
-    async fn publish(
+    async fn wait_for_policy(
         &self,
-        call: &Invocation,
         id: &EndpointId,
-        pod: &Pod,
-        assignment: Assignment,
-        interface: &PodInterface,
-    ) -> Result<Revision, Failure> {
-        let key = self.key(id);
-        let endpoint = WorkloadEndpoint {
-            api_version: key.kind.api_version().to_owned(),
-            kind: key.kind.name().to_owned(),
-            metadata: Metadata {
-                name: key.name.clone(),
-                namespace: id.namespace.clone(),
-                labels: pod.metadata.labels.clone(),
-                annotations: BTreeMap::new(),
-            },
-            spec: WorkloadEndpointSpec {
-                orchestrator: "k8s".to_owned(),
-                node: self.node.clone(),
-                container_id: call.container_id.clone(),
-                pod: id.pod.clone(),
-                endpoint: id.interface.clone(),
-                service_account_name: pod.service_account().to_owned(),
-                ip_networks: vec![IpNet::from(std::net::IpAddr::V4(assignment.address))],
-                profiles: WorkloadEndpoint::profiles_for(&id.namespace, pod.service_account()),
-                interface_name: interface.host_interface.clone(),
-                mac: interface.mac.to_string(),
-                ports: named_ports(pod),
-            },
-        };
-        let value: Value = serde_json::to_value(endpoint).map_err(|error| {
-            Failure::new(Code::DECODING, format!("{key} cannot be written"), error.to_string())
-        })?;
-        loop {
-            let written = match self.store.create(&key, value.clone()).await {
-                Err(StoreError::AlreadyExists(_)) => {
-                    match self.store.get(&key).await.map_err(store_failure)? {
-                        Some(before) => self.store.update(&key, value.clone(), before.revision).await,
-                        None => continue,
-                    }
-                }
-                written => written,
-            };
-            match written {
-                Ok(stored) => return Ok(stored.revision),
-                Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
-                Err(error) => return Err(store_failure(error)),
-            }
-        }
-    }
-
-    /// Deletes the WorkloadEndpoint, unless the pod has been made again since: then it is another container's.
-    async fn withdraw(&self, call: &Invocation, mut stored: Option<Stored>) -> Result<(), StoreError> {
-        while let Some(endpoint) = stored {
-            if endpoint.value["spec"]["containerID"] != call.container_id.as_str() {
-                return Ok(());
-            }
-            match self.store.delete(&endpoint.key, Some(endpoint.revision)).await {
-                Ok(_) | Err(StoreError::NotFound(_)) => return Ok(()),
-                Err(StoreError::Conflict(_)) => stored = self.store.get(&endpoint.key).await?,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    async fn wait_for_policy(&self, id: &EndpointId, revision: Revision) -> Result<(), Failure> {
+        revision: Revision,
+        hung_up: HungUp<'_>,
+    ) -> Result<(), Failure> {
         let mut in_force = self.in_force.clone();
-        let waited = timeout(POLICY_TIMEOUT, in_force.wait_for(|now| now.covers(id, revision))).await;
+        let covered = in_force.wait_for(|now| now.covers(id, revision));
+        let waited = tokio::select! {
+            waited = timeout(POLICY_TIMEOUT, covered) => waited,
+            () = hung_up => return Err(nobody_waits(id)),
+        };
         match waited {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent is going down", "")),
             Err(_) => {
                 let now = self.in_force.borrow();
-                let why: Vec<String> = now
-                    .report
-                    .node
-                    .iter()
-                    .chain(now.report.endpoints.get(id).into_iter().flatten())
-                    .map(|c| c.message.clone())
-                    .collect();
+                let why: Vec<&str> = now.report.failures_of(id).map(|c| c.message.as_str()).collect();
                 let msg = format!("the policy of pod {}/{} is not in force", id.namespace, id.pod);
                 Err(Failure::new(Code::TRY_AGAIN_LATER, msg, why.join("; ")))
             }
@@ -342,7 +344,7 @@ impl Pods {
         }
     }
 
-    fn key(&self, id: &EndpointId) -> Key {
+    pub(crate) fn key(&self, id: &EndpointId) -> Key {
         let name = WorkloadEndpoint::name_for(&self.node, &id.pod, &id.interface);
         Key::namespaced(Kind::WorkloadEndpoint, &id.namespace, name)
     }
@@ -358,15 +360,6 @@ impl Pods {
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
-}
-
-fn named_ports(pod: &Pod) -> Vec<EndpointPort> {
-    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
-    let named = ports.filter_map(|port| {
-        let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
-        Some(EndpointPort { name: port.name.clone()?, protocol, port: port.container_port })
-    });
-    named.collect()
 }
 
 /// `<network>.<container>`, as Calico names handles.
@@ -386,6 +379,10 @@ fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {
     })
 }
 
+fn nobody_waits(id: &EndpointId) -> Failure {
+    Failure::new(Code::TRY_AGAIN_LATER, format!("nobody waits for the ADD of {id} any more"), "")
+}
+
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, WiringError> + Send + 'static,
 ) -> Result<T, WiringError> {
@@ -403,6 +400,6 @@ fn wiring_failure(error: WiringError) -> Failure {
     Failure::new(Code::WIRING, "the pod's interface could not be made or removed", error.to_string())
 }
 
-fn store_failure(error: StoreError) -> Failure {
+pub(crate) fn store_failure(error: StoreError) -> Failure {
     Failure::new(Code::TRY_AGAIN_LATER, "the datastore did not do what was asked", error.to_string())
 }

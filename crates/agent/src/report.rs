@@ -5,14 +5,20 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
 use tortie_api::report::{NodeReport, NodeStatus, ReportedCondition};
 use tortie_api::{Key, Kind, Metadata};
+use tortie_dataplane::is_failure;
 use tortie_store::{Store, StoreError};
 
 use crate::plane::InForce;
 
 /// How long a report stands before the next one is written.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// How many reports that tell of nothing but progress may be written as fast as that, and how soon after there may be
+/// one more: somebody may be waiting for what was just written, but nobody for each step of a steady stream.
+const BURST: u32 = 60;
+const REFILL: Duration = Duration::from_secs(1);
 /// How long to wait after the store failed.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How many conditions a report lists; the rest is counted.
@@ -26,23 +32,56 @@ pub(crate) async fn run(
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let key = Key::global(Kind::NodeReport, &node);
-    let mut written = None;
+    let mut written: Option<NodeStatus> = None;
+    let mut allowance = Allowance { left: BURST, counted: Instant::now() };
     while in_force.changed().await.is_ok() {
         let status = status(os, &in_force.borrow_and_update());
-        if written.as_ref() == Some(&status) {
+        let pause = match &written {
+            Some(written) if *written == status => continue,
+            Some(written) if written.conditions == status.conditions => allowance.take(Instant::now()).err(),
+            _ => None,
+        };
+        if let Some(pause) = pause {
+            // What comes meanwhile may be pressing.
+            if let Ok(Err(_)) = timeout(pause, in_force.changed()).await {
+                return;
+            }
+            in_force.mark_changed();
             continue;
         }
         match write(&*store, &key, &status).await {
             Ok(()) => {
                 written = Some(status);
-                tokio::time::sleep(INTERVAL).await;
+                sleep(INTERVAL).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the node's report could not be written; it is written again");
                 in_force.mark_changed();
-                tokio::time::sleep(RETRY_DELAY).await;
+                sleep(RETRY_DELAY).await;
             }
         }
+    }
+}
+
+/// How many reports of bare progress may be written.
+struct Allowance {
+    left: u32,
+    /// Until when `left` has grown.
+    counted: Instant,
+}
+
+impl Allowance {
+    /// Takes one, or says how long until there is one.
+    fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        while self.left < BURST && now >= self.counted + REFILL {
+            self.left += 1;
+            self.counted += REFILL;
+        }
+        if self.left == BURST {
+            self.counted = now;
+        }
+        self.left = self.left.checked_sub(1).ok_or((self.counted + REFILL).saturating_duration_since(now))?;
+        Ok(())
     }
 }
 
@@ -62,21 +101,23 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
 }
 
 fn status(os: &str, in_force: &InForce) -> NodeStatus {
-    let node = in_force.report.node.iter().map(|condition| (String::new(), condition));
-    let endpoints = in_force.report.endpoints.iter();
-    let endpoints = endpoints
-        .flat_map(|(id, conditions)| conditions.iter().map(|c| (format!("{}/{}", id.namespace, id.pod), c)));
-    let conditions = node.chain(endpoints).map(|(object, condition)| ReportedCondition {
+    let reported = |object: String, reason: &str, message: &str| ReportedCondition {
         object,
-        reason: condition.reason.to_owned(),
-        message: condition.message.clone(),
-    });
-    let findings = in_force.findings.iter().map(|finding| ReportedCondition {
-        object: finding.key.to_string(),
-        reason: "NotUnderstood".to_owned(),
-        message: finding.problem.clone(),
-    });
-    let mut conditions: Vec<ReportedCondition> = conditions.chain(findings).collect();
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+    };
+    let report = &in_force.report;
+    let findings = in_force.findings.iter();
+    let mut conditions: Vec<_> = findings
+        .map(|finding| reported(finding.key.to_string(), "NotUnderstood", &finding.problem))
+        .collect();
+    conditions.extend(report.node.iter().map(|told| reported(String::new(), told.reason, &told.message)));
+    for (id, told) in &report.endpoints {
+        let object = format!("{}/{}", id.namespace, id.pod);
+        conditions.extend(told.iter().map(|told| reported(object.clone(), told.reason, &told.message)));
+    }
+    // Failures first: what is left out of a long list should be what can wait.
+    conditions.sort_by_key(|condition| !is_failure(&condition.reason));
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
     NodeStatus {
@@ -85,5 +126,24 @@ fn status(os: &str, in_force: &InForce) -> NodeStatus {
         endpoints: in_force.endpoints.len(),
         conditions,
         more,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_comes_in_a_burst_and_then_once_a_second() {
+        let start = Instant::now();
+        let mut allowance = Allowance { left: BURST, counted: start };
+        // Twenty a second are asked for, for ten minutes.
+        let asked = (0..12_000).map(|number| start + INTERVAL * number);
+        let written = asked.filter(|now| allowance.take(*now).is_ok()).count();
+        assert!((600..=600 + 64).contains(&written), "{written}");
+        let after_a_rest = start + Duration::from_secs(3_600);
+        let burst =
+            (0..BURST).filter(|number| allowance.take(after_a_rest + INTERVAL * *number).is_ok()).count();
+        assert_eq!(burst, 60, "a rest gives the burst back");
     }
 }

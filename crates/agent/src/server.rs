@@ -1,24 +1,25 @@
 //! The socket that the CNI plugin calls, and the deletions that it left on disk while the agent was away.
 
-use std::collections::HashMap;
 use std::io;
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Mutex as AsyncMutex;
-use tortie_cni::transport::{Answer, body_length, encode_answer};
+use tortie_cni::transport::{body_length, encode_answer};
 use tortie_cni::{Code, Command, Failure, Invocation};
 
 use crate::pods::Pods;
 
-/// How long to wait before a deletion from disk is tried again.
-const QUEUE_RETRY: Duration = Duration::from_secs(5);
+/// How often it is looked for deletions on disk. The plugin leaves one whenever it cannot reach the agent, which the
+/// agent may not notice otherwise.
+const QUEUE_INTERVAL: Duration = Duration::from_secs(5);
+/// How long to wait before a call is accepted again after that failed; mostly for want of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Serves until the future is dropped.
-pub(crate) async fn run(pods: Arc<Pods>, socket: &Path) -> io::Result<()> {
+/// Makes the socket. One that is left over is replaced.
+pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = socket.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -27,91 +28,81 @@ pub(crate) async fn run(pods: Arc<Pods>, socket: &Path) -> io::Result<()> {
         _ => {}
     }
     let listener = UnixListener::bind(socket)?;
-    let server = Arc::new(Server { pods, busy: Mutex::default() });
     tracing::info!(socket = %socket.display(), "pods can be added");
+    Ok(listener)
+}
+
+/// Serves until the future is dropped.
+pub(crate) async fn run(pods: Arc<Pods>, listener: UnixListener) {
     loop {
-        let (stream, _) = listener.accept().await?;
-        let server = server.clone();
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::error!(%error, "a call of the CNI plugin cannot be accepted; it waits");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        let pods = pods.clone();
         tokio::spawn(async move {
-            if let Err(error) = server.serve(stream).await {
+            if let Err(error) = serve(&pods, stream).await {
                 tracing::warn!(%error, "a call of the CNI plugin broke off; the runtime will try again");
             }
         });
     }
 }
 
-/// Carries out the deletions that the plugin left in this folder, until none is left.
-pub(crate) async fn drain_queue(pods: Arc<Pods>, queue: &Path) {
-    loop {
-        let mut failed = false;
-        for file in waiting(queue) {
-            let call =
-                std::fs::read(&file).ok().and_then(|text| serde_json::from_slice::<Invocation>(&text).ok());
-            let Some(call) = call else {
-                tracing::error!(file = %file.display(), "a deletion that was left on disk cannot be read; it is skipped");
-                continue;
-            };
-            match pods.del(&call).await {
-                Ok(()) => drop(std::fs::remove_file(&file)),
-                Err(failure) => {
-                    tracing::warn!(%failure, container = call.container_id, "a deletion that was left on disk failed; it is tried again");
-                    failed = true;
-                }
-            }
+async fn serve(pods: &Pods, mut stream: UnixStream) -> io::Result<()> {
+    let mut header = [0; 4];
+    stream.read_exact(&mut header).await?;
+    let mut body = vec![0; body_length(header)?];
+    stream.read_exact(&mut body).await?;
+    let answer = match serde_json::from_slice::<Invocation>(&body) {
+        Ok(call) => pods.carry_out(&call, hung_up(&stream)).await,
+        Err(error) => {
+            Err(Failure::new(Code::DECODING, "the plugin's call cannot be read", error.to_string()))
         }
-        if !failed {
-            return;
+    };
+    stream.write_all(&encode_answer(answer)?).await
+}
+
+/// Waits for the plugin's end. It says nothing after its call: what can be read is that it is gone.
+async fn hung_up(stream: &UnixStream) {
+    while stream.readable().await.is_ok() {
+        match stream.try_read(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => return,
         }
-        tokio::time::sleep(QUEUE_RETRY).await;
     }
 }
 
-fn waiting(queue: &Path) -> Vec<std::path::PathBuf> {
+/// Carries out the deletions that the plugin leaves in this folder, until the future is dropped.
+pub(crate) async fn drain_queue(pods: Arc<Pods>, queue: PathBuf) {
+    loop {
+        for file in waiting(&queue) {
+            if let Err(error) = carry_out(&pods, &file).await {
+                tracing::warn!(%error, file = %file.display(), "a deletion that was left on disk is tried again");
+            }
+        }
+        tokio::time::sleep(QUEUE_INTERVAL).await;
+    }
+}
+
+async fn carry_out(pods: &Pods, file: &Path) -> io::Result<()> {
+    let call = match serde_json::from_slice::<Invocation>(&std::fs::read(file)?) {
+        Ok(call) => Invocation { command: Command::Del, ..call },
+        Err(error) => {
+            let aside = file.with_extension("unreadable");
+            tracing::error!(%error, file = %aside.display(), "a deletion that was left on disk cannot be read; it is put aside");
+            return std::fs::rename(file, aside);
+        }
+    };
+    pods.carry_out(&call, std::future::pending()).await.map_err(io::Error::other)?;
+    std::fs::remove_file(file)
+}
+
+fn waiting(queue: &Path) -> Vec<PathBuf> {
     let Ok(files) = std::fs::read_dir(queue) else { return Vec::new() };
     let files = files.flatten().map(|file| file.path());
     files.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect()
-}
-
-struct Server {
-    pods: Arc<Pods>,
-    /// One call at a time for each container: a runtime may give up on an ADD and send the DEL while it goes on.
-    busy: Mutex<HashMap<String, Arc<AsyncMutex<()>>>>,
-}
-
-impl Server {
-    async fn serve(&self, mut stream: UnixStream) -> io::Result<()> {
-        let mut header = [0; 4];
-        stream.read_exact(&mut header).await?;
-        let mut body = vec![0; body_length(header)?];
-        stream.read_exact(&mut body).await?;
-        let answer = match serde_json::from_slice::<Invocation>(&body) {
-            Ok(call) => self.carry_out(&call).await,
-            Err(error) => {
-                Err(Failure::new(Code::DECODING, "the plugin's call cannot be read", error.to_string()))
-            }
-        };
-        stream.write_all(&encode_answer(answer)?).await
-    }
-
-    async fn carry_out(&self, call: &Invocation) -> Answer {
-        let lock = self.lock_of(&call.container_id);
-        let guard = lock.lock().await;
-        let answer = match call.command {
-            Command::Add => self.pods.add(call).await.map(Some),
-            Command::Del => self.pods.del(call).await.map(|()| None),
-            Command::Check => self.pods.check(call).await.map(|()| None),
-            Command::Gc => self.pods.collect_garbage(call).await.map(|()| None),
-            Command::Status | Command::Version => Ok(None),
-        };
-        drop(guard);
-        drop(lock);
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        busy.retain(|_, lock| Arc::strong_count(lock) > 1);
-        answer
-    }
-
-    fn lock_of(&self, container: &str) -> Arc<AsyncMutex<()>> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        busy.entry(container.to_owned()).or_default().clone()
-    }
 }

@@ -25,6 +25,22 @@ impl<'de> Deserialize<'de> for Cidr {
     }
 }
 
+/// A network as network sets hold it: a bare address is a network of full length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Network(pub IpNet);
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Ok(Self(address.into()));
+        }
+        let Cidr(net) = Cidr::deserialize(serde::de::value::StrDeserializer::<D::Error>::new(&text))?;
+        Ok(Self(net))
+    }
+}
+
 /// A port of a Calico rule: a number, a range such as `"8000:9000"`, or a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum Port {
@@ -114,6 +130,20 @@ impl Visitor<'_> for ProtocolVisitor {
         let known = Protocol::from_name(text).map(ProtocolName);
         known.ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
     }
+}
+
+/// Whether only the cluster may give this label: which namespace, service account or orchestrator an endpoint belongs
+/// to, and the labels of those (`calico.md` 1.5).
+#[must_use]
+pub fn is_reserved_label(name: &str) -> bool {
+    name.starts_with("pcns.")
+        || name.starts_with("pcsa.")
+        || [
+            "projectcalico.org/namespace",
+            "projectcalico.org/serviceaccount",
+            "projectcalico.org/orchestrator",
+        ]
+        .contains(&name)
 }
 
 /// Reads a selector; an empty one is as good as none.

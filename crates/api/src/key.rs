@@ -15,6 +15,10 @@ pub enum Kind {
     ServiceAccount,
     /// A Kubernetes pod.
     Pod,
+    /// A Kubernetes Service.
+    Service,
+    /// Some of the backends of a Service.
+    EndpointSlice,
     /// A Calico tier: policies are asked tier by tier.
     Tier,
     /// A Calico profile: rules that are asked after the last tier, and labels that endpoints inherit.
@@ -25,6 +29,12 @@ pub enum Kind {
     GlobalNetworkSet,
     /// A Kubernetes network policy (`networking.k8s.io/v1`).
     KubernetesNetworkPolicy,
+    /// A policy of the cluster's administrators.
+    ClusterNetworkPolicy,
+    /// What a ClusterNetworkPolicy before all others was called earlier.
+    AdminNetworkPolicy,
+    /// What a ClusterNetworkPolicy after all others was called earlier; there is at most one.
+    BaselineAdminNetworkPolicy,
     /// A Calico network policy, of one namespace.
     NetworkPolicy,
     /// A Calico network policy for the whole cluster.
@@ -65,11 +75,20 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 21] = [
+const DESCRIPTIONS: [Description; 26] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
     describe(Kind::Pod, CORE, "Pod", "pods", &["po"], true),
+    describe(Kind::Service, CORE, "Service", "services", &["svc"], true),
+    describe(
+        Kind::EndpointSlice,
+        "discovery.k8s.io/v1",
+        "EndpointSlice",
+        "endpointslices",
+        &["endpointslice"],
+        true,
+    ),
     describe(Kind::Tier, CALICO, "Tier", "tiers", &[], false),
     describe(Kind::Profile, CALICO, "Profile", "profiles", &[], false),
     describe(Kind::NetworkSet, CALICO, "NetworkSet", "networksets", &["netset"], true),
@@ -81,6 +100,30 @@ const DESCRIPTIONS: [Description; 21] = [
         "kubernetesnetworkpolicies",
         &["knp", "kubernetesnetworkpolicy", "networkpolicies.networking.k8s.io"],
         true,
+    ),
+    describe(
+        Kind::ClusterNetworkPolicy,
+        "policy.networking.k8s.io/v1alpha2",
+        "ClusterNetworkPolicy",
+        "clusternetworkpolicies",
+        &["cnp"],
+        false,
+    ),
+    describe(
+        Kind::AdminNetworkPolicy,
+        "policy.networking.k8s.io/v1alpha1",
+        "AdminNetworkPolicy",
+        "adminnetworkpolicies",
+        &["anp"],
+        false,
+    ),
+    describe(
+        Kind::BaselineAdminNetworkPolicy,
+        "policy.networking.k8s.io/v1alpha1",
+        "BaselineAdminNetworkPolicy",
+        "baselineadminnetworkpolicies",
+        &["banp"],
+        false,
     ),
     describe(Kind::NetworkPolicy, CALICO, "NetworkPolicy", "networkpolicies", &["np", "networkpolicy"], true),
     describe(
@@ -163,6 +206,19 @@ impl Kind {
     #[must_use]
     pub fn namespaced(self) -> bool {
         self.description().namespaced
+    }
+
+    /// Who writes its objects, where it is not people: they can be looked at, but neither applied nor deleted.
+    #[must_use]
+    pub fn written_by(self) -> Option<&'static str> {
+        match self {
+            Kind::WorkloadEndpoint => Some("the node's agent, when a pod is connected"),
+            Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle => {
+                Some("IPAM, when addresses are given and released")
+            }
+            Kind::NodeReport => Some("the node's agent"),
+            _ => None,
+        }
     }
 
     /// The kind of an object with this `apiVersion` and `kind`.

@@ -14,6 +14,6 @@ mod resource;
 mod strict;
 mod yaml;
 
-pub use fields::{Cidr, Port, ProtocolName};
+pub use fields::{Cidr, Network, Port, ProtocolName, is_reserved_label};
 pub use key::{Key, Kind};
 pub use resource::{FieldError, Metadata, Resource};

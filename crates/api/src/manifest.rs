@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
 use crate::{FieldError, Key, Kind, Resource, strict};
 
@@ -19,6 +20,8 @@ pub struct Object {
     pub resource: Resource,
     /// Where it was written.
     pub origin: Origin,
+    /// Where its fields were written.
+    pub lines: Lines,
 }
 
 /// A place in a file.
@@ -61,7 +64,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads the documents of one file. A namespaced object without a namespace belongs to `default`.
+/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace belongs to `default`.
 ///
 /// # Errors
 /// Every problem of the file.
@@ -72,7 +75,7 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
     })?;
     let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
-    for document in documents {
+    for document in documents.into_iter().flat_map(Document::items) {
         match object(file, document) {
             Ok(object) => match objects.iter().find(|earlier| earlier.key == object.key) {
                 None => objects.push(object),
@@ -90,7 +93,7 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
 }
 
 fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
-    let origin = Origin { file: file.to_owned(), line: document.line };
+    let origin = Origin { file: file.to_owned(), line: document.lines.first };
     let key = key(&mut document.value)
         .map_err(|error| vec![problem(file, &document, &describe(&document.value), error)])?;
     let mut errors = strict::check(&key, &document.value);
@@ -98,7 +101,6 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
         Ok(resource) => Some(resource),
         Err(more) => {
             for error in more {
-                let error = with_unknown_field(error);
                 if !errors.iter().any(|known| known.path == error.path) {
                     errors.push(error);
                 }
@@ -107,7 +109,9 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
         }
     };
     match resource {
-        Some(resource) if errors.is_empty() => Ok(Object { key, value: document.value, resource, origin }),
+        Some(resource) if errors.is_empty() => {
+            Ok(Object { key, value: document.value, resource, origin, lines: document.lines })
+        }
         _ => {
             let name = key.to_string();
             Err(errors.into_iter().map(|error| problem(file, &document, &name, error)).collect())
@@ -116,7 +120,7 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
 }
 
 fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> Problem {
-    let origin = Origin { file: file.to_owned(), line: document.line_of(&error.path) };
+    let origin = Origin { file: file.to_owned(), line: document.lines.of(&error.path) };
     Problem { origin, object: object.to_owned(), field: error.path, problem: error.problem }
 }
 
@@ -172,16 +176,4 @@ fn describe(value: &Value) -> String {
     let kind = value.get("kind").map(text).unwrap_or_default();
     let name = value.get("metadata").and_then(|metadata| metadata.get("name")).map(text).unwrap_or_default();
     format!("{kind} {name}").trim().to_owned()
-}
-
-/// `serde` names the parent of a field that it does not know; the user wants the field itself.
-fn with_unknown_field(mut error: FieldError) -> FieldError {
-    let Some(field) = error.problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next())
-    else {
-        return error;
-    };
-    if error.path.rsplit('.').next() != Some(field) {
-        error.path = if error.path.is_empty() { field.to_owned() } else { format!("{}.{field}", error.path) };
-    }
-    error
 }

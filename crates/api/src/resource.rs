@@ -10,7 +10,10 @@ use thiserror::Error;
 use crate::calico::{
     GlobalNetworkPolicy, IpPool, NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
 };
-use crate::kubernetes::{Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, ServiceAccount};
+use crate::kubernetes::{
+    ClusterPolicy, EndpointSlice, Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, Service,
+    ServiceAccount,
+};
 use crate::report::NodeReport;
 use crate::{Key, Kind};
 
@@ -55,11 +58,14 @@ pub enum Resource {
     Node(Node),
     ServiceAccount(ServiceAccount),
     Pod(Pod),
+    Service(Service),
+    EndpointSlice(EndpointSlice),
     Tier(Tier),
     Profile(Profile),
     NetworkSet(NetworkSet),
     GlobalNetworkSet(NetworkSet),
     KubernetesNetworkPolicy(KubernetesNetworkPolicy),
+    ClusterPolicy(ClusterPolicy),
     StagedNetworkPolicy(NetworkPolicy),
     StagedGlobalNetworkPolicy(GlobalNetworkPolicy),
     StagedKubernetesNetworkPolicy(KubernetesNetworkPolicy),
@@ -71,6 +77,37 @@ pub enum Resource {
 }
 
 impl Resource {
+    /// The typed view of what can be read of an object, and what of it cannot. For the kinds whose parts stand on their
+    /// own (labels, networks): one damaged label of a namespace must not hide the others from a Deny rule. A field that
+    /// cannot be read is left out; every other kind is read whole or not at all.
+    #[must_use]
+    pub fn read_what_can_be(key: &Key, value: &Value) -> (Option<Self>, Vec<FieldError>) {
+        let in_parts = matches!(
+            key.kind,
+            Kind::Namespace
+                | Kind::ServiceAccount
+                | Kind::NetworkSet
+                | Kind::GlobalNetworkSet
+                | Kind::WorkloadEndpoint
+        );
+        let mut wrong = Vec::new();
+        let mut left = std::borrow::Cow::Borrowed(value);
+        loop {
+            match Self::read(key, &left) {
+                Ok(resource) => return (Some(resource), wrong),
+                Err(problems) => {
+                    let removed =
+                        problems.iter().filter(|problem| in_parts && remove(left.to_mut(), &problem.path));
+                    let progress = removed.count() > 0;
+                    wrong.extend(problems);
+                    if !progress {
+                        return (None, wrong);
+                    }
+                }
+            }
+        }
+    }
+
     /// Makes the typed view of an object and validates it. Policies with a field that is not known are refused; other
     /// kinds may have fields that Tortie does not read.
     ///
@@ -83,24 +120,29 @@ impl Resource {
             Kind::Node => Self::Node(typed(value).map_err(one)?),
             Kind::ServiceAccount => Self::ServiceAccount(typed(value).map_err(one)?),
             Kind::Pod => Self::Pod(typed(value).map_err(one)?),
+            Kind::Service => Self::Service(typed(value).map_err(one)?),
+            Kind::EndpointSlice => Self::EndpointSlice(typed(value).map_err(one)?),
             Kind::KubernetesNetworkPolicy => {
                 let policy: KubernetesNetworkPolicy = typed(value).map_err(one)?;
                 policy.validate()?;
                 Self::KubernetesNetworkPolicy(policy)
             }
+            Kind::ClusterNetworkPolicy | Kind::AdminNetworkPolicy | Kind::BaselineAdminNetworkPolicy => {
+                Self::ClusterPolicy(ClusterPolicy::read(key.kind, value)?)
+            }
             Kind::NetworkPolicy => {
                 let policy: NetworkPolicy = typed(value).map_err(one)?;
-                policy.spec.validate(false)?;
+                policy.spec.validate(key.kind)?;
                 Self::NetworkPolicy(policy)
             }
             Kind::StagedNetworkPolicy => {
                 let policy: NetworkPolicy = typed(value).map_err(one)?;
-                policy.spec.validate(true)?;
+                policy.spec.validate(key.kind)?;
                 Self::StagedNetworkPolicy(policy)
             }
             Kind::StagedGlobalNetworkPolicy => {
                 let policy: GlobalNetworkPolicy = typed(value).map_err(one)?;
-                policy.spec.validate(true)?;
+                policy.spec.validate(key.kind)?;
                 Self::StagedGlobalNetworkPolicy(policy)
             }
             Kind::StagedKubernetesNetworkPolicy => {
@@ -130,12 +172,11 @@ impl Resource {
             }
             Kind::NetworkSet | Kind::GlobalNetworkSet => {
                 let set: NetworkSet = typed(value).map_err(one)?;
-                set.validate()?;
                 if key.kind == Kind::NetworkSet { Self::NetworkSet(set) } else { Self::GlobalNetworkSet(set) }
             }
             Kind::GlobalNetworkPolicy => {
                 let policy: GlobalNetworkPolicy = typed(value).map_err(one)?;
-                policy.spec.validate(false)?;
+                policy.spec.validate(key.kind)?;
                 Self::GlobalNetworkPolicy(policy)
             }
             Kind::IpPool => {
@@ -159,9 +200,53 @@ impl Resource {
 pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, FieldError> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
-        FieldError {
-            path: if path == "." { String::new() } else { path },
-            problem: error.into_inner().to_string(),
-        }
+        let path = if path == "." { String::new() } else { path };
+        with_unknown_field(FieldError { path, problem: error.into_inner().to_string() })
     })
+}
+
+/// `serde` names the parent of a field that it does not know; the user wants the field itself.
+fn with_unknown_field(mut error: FieldError) -> FieldError {
+    let Some(field) = error.problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next())
+    else {
+        return error;
+    };
+    if error.path.rsplit('.').next() != Some(field) {
+        error.path = if error.path.is_empty() { field.to_owned() } else { format!("{}.{field}", error.path) };
+    }
+    error
+}
+
+/// Takes the field at `path` (`spec.nets[2]`, `metadata.labels.a.b/c`) out of the object; says whether it was there.
+fn remove(value: &mut Value, path: &str) -> bool {
+    match value {
+        Value::Object(fields) => {
+            // A label's name may have dots of its own, so the longest name that fits is meant.
+            let fits = |name: &&String| {
+                path.strip_prefix(name.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+            };
+            let Some(name) = fields.keys().filter(fits).max_by_key(|name| name.len()).cloned() else {
+                return false;
+            };
+            match path[name.len()..].trim_start_matches('.') {
+                "" => fields.remove(&name).is_some(),
+                rest => fields.get_mut(&name).is_some_and(|inner| remove(inner, rest)),
+            }
+        }
+        Value::Array(items) => {
+            let index = path.strip_prefix('[').and_then(|path| path.split_once(']'));
+            let Some((Ok(index), rest)) = index.map(|(index, rest)| (index.parse::<usize>(), rest)) else {
+                return false;
+            };
+            match rest.trim_start_matches('.') {
+                "" if index < items.len() => {
+                    items.remove(index);
+                    true
+                }
+                rest => items.get_mut(index).is_some_and(|inner| remove(inner, rest)),
+            }
+        }
+        _ => false,
+    }
 }

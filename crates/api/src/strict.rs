@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{FieldError, Key, Kind};
+use crate::{FieldError, Key, Kind, Resource, is_reserved_label};
 
 const METADATA: &[&str] = &[
     "name",
@@ -107,6 +107,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
         Kind::ServiceAccount => {
             &["apiVersion", "kind", "metadata", "secrets", "imagePullSecrets", "automountServiceAccountToken"]
         }
+        Kind::EndpointSlice => &["apiVersion", "kind", "metadata", "addressType", "endpoints", "ports"],
         _ => &["apiVersion", "kind", "metadata", "spec", "status"],
     };
     only(value, "", top, &mut problems);
@@ -117,6 +118,20 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     name(key, &mut problems);
     if key.kind == Kind::Pod {
         pod(value, &mut problems);
+    }
+    if matches!(
+        key.kind,
+        Kind::ClusterNetworkPolicy | Kind::AdminNetworkPolicy | Kind::BaselineAdminNetworkPolicy
+    ) {
+        closed_rules(key, value, &mut problems);
+    }
+    let given_labels = match key.kind {
+        Kind::NetworkSet | Kind::GlobalNetworkSet => Some("metadata.labels"),
+        Kind::Profile => Some("spec.labelsToApply"),
+        _ => None,
+    };
+    if let Some(path) = given_labels {
+        reserved(value, path, &mut problems);
     }
     problems
 }
@@ -188,6 +203,26 @@ fn name(key: &Key, problems: &mut Vec<FieldError>) {
     if key.kind.namespaced() && !(key.namespace.len() <= 63 && dns_label(&key.namespace)) {
         let rule = "must be lower-case letters, digits and dashes, at most 63";
         problems.push(FieldError::new("metadata.namespace", format!("{:?} {rule}", key.namespace)));
+    }
+}
+
+/// Rules that would close because something of them is not understood (semantics 9): who writes a policy learns it now.
+fn closed_rules(key: &Key, value: &Value, problems: &mut Vec<FieldError>) {
+    let Ok(Resource::ClusterPolicy(policy)) = Resource::read(key, value) else { return };
+    for (rules, direction) in [(&policy.ingress, "ingress"), (&policy.egress, "egress")] {
+        for (index, rule) in rules.iter().enumerate() {
+            if let Some(problem) = rule.not_understood() {
+                problems.push(FieldError::new(format!("spec.{direction}[{index}]"), problem));
+            }
+        }
+    }
+}
+
+/// Labels that only the cluster gives: by them an object would claim another namespace or service account.
+fn reserved(value: &Value, path: &str, problems: &mut Vec<FieldError>) {
+    let labels = value.pointer(&format!("/{}", path.replace('.', "/"))).and_then(Value::as_object);
+    for label in labels.into_iter().flat_map(Map::keys).filter(|label| is_reserved_label(label)) {
+        problems.push(FieldError::new(format!("{path}.{label}"), "is set by the cluster; leave it out"));
     }
 }
 

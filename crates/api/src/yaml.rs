@@ -14,13 +14,17 @@ const MAX_NODES: usize = 2_000_000;
 #[derive(Debug)]
 pub(crate) struct Document {
     pub(crate) value: Value,
-    /// The line on which the document's content begins.
-    pub(crate) line: usize,
-    lines: Lines,
+    pub(crate) lines: Lines,
 }
 
-/// The line of each field, by its path (`spec.ingress[0].action`).
-type Lines = BTreeMap<String, usize>;
+/// Where the fields of a document were written.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// The line on which the document's content begins; the first is 1.
+    pub first: usize,
+    /// The line of each field, by its path (`spec.ingress[0].action`).
+    fields: BTreeMap<String, usize>,
+}
 
 /// What is wrong, and where.
 #[derive(Debug)]
@@ -31,26 +35,49 @@ pub(crate) struct YamlError {
     pub(crate) problem: String,
 }
 
-impl Document {
+impl Lines {
     /// The line of a field, or of the nearest one around it.
-    pub(crate) fn line_of(&self, path: &str) -> usize {
+    #[must_use]
+    pub fn of(&self, path: &str) -> usize {
         let mut path = path;
         loop {
-            if let Some(line) = self.lines.get(path) {
+            if let Some(line) = self.fields.get(path) {
                 return *line;
             }
             match path.rfind(['.', '[']) {
                 Some(end) => path = &path[..end],
-                None => return self.line,
+                None => return self.first,
             }
         }
     }
 }
 
+impl Document {
+    /// The objects of a `kind: List`, each as a document of its own; any other document alone.
+    pub(crate) fn items(mut self) -> Vec<Self> {
+        let is_list = self.value["kind"] == "List" && self.value["apiVersion"] == "v1";
+        let items = self.value.get_mut("items").filter(|_| is_list).map(Value::take);
+        let Some(Value::Array(items)) = items else { return vec![self] };
+        let item = |(index, value)| {
+            let path = format!("items[{index}]");
+            let inner =
+                self.lines.fields.range(path.clone()..).take_while(|(field, _)| field.starts_with(&path));
+            let lines =
+                inner.map(|(field, line)| (field[path.len()..].trim_start_matches('.').to_owned(), *line));
+            Self { value, lines: Lines { first: self.lines.of(&path), fields: lines.collect() } }
+        };
+        items.into_iter().enumerate().map(item).collect()
+    }
+}
+
 /// Reads every document of a stream; empty ones are left out.
 pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
-    let mut reader =
-        Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), lines: Lines::new(), nodes: 0 };
+    let mut reader = Reader {
+        parser: Parser::new_from_str(text),
+        anchors: HashMap::new(),
+        lines: BTreeMap::new(),
+        nodes: 0,
+    };
     let mut documents = Vec::new();
     loop {
         let (event, span) = reader.next("")?;
@@ -60,10 +87,11 @@ pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
                 reader.lines.clear();
                 reader.anchors.clear();
                 let (event, span) = reader.next("")?;
-                let line = span.start.line();
+                let first = span.start.line();
                 let value = reader.node(event, span, "", 0)?;
                 if !value.is_null() {
-                    documents.push(Document { value, line, lines: std::mem::take(&mut reader.lines) });
+                    let fields = std::mem::take(&mut reader.lines);
+                    documents.push(Document { value, lines: Lines { first, fields } });
                 }
             }
             Event::Nothing | Event::StreamStart | Event::DocumentEnd => {}
@@ -75,7 +103,7 @@ pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
 struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
     anchors: HashMap<usize, Value>,
-    lines: Lines,
+    lines: BTreeMap<String, usize>,
     nodes: usize,
 }
 

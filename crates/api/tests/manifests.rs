@@ -82,10 +82,23 @@ fn bad_input() {
         ("{action: Allow, icmp: {type: 8}}", "icmp: needs protocol: ICMP"),
         ("{action: Allow, protocol: ICMP, icmp: {code: 0}}", "icmp: a code needs a type"),
         ("{action: Allow, ipVersion: 5}", "ipVersion: must be 4 or 6"),
-        ("{action: Allow, http: {methods: [GET]}}", "http: application-layer rules are not supported yet"),
+        ("{action: Allow, protocol: ICMPv6, ipVersion: 4}", "ipVersion: ICMP is IPv4's"),
+        ("{action: Deny, http: {methods: [GET]}}", "http: is for Allow rules only"),
+        ("{action: Allow, protocol: UDP, http: {}}", "http: needs protocol TCP"),
+        ("{action: Allow, http: {methods: [GET, GET]}}", "http.methods[1]: the method was given before"),
         (
-            "{action: Allow, source: {services: {name: s}}}",
-            "source.services: matching Services is not supported yet",
+            "{action: Allow, http: {paths: [{exact: /a}, {prefix: b}]}}",
+            "http.paths[1]: \"b\" must begin with /",
+        ),
+        ("{action: Allow, http: {verbs: [GET]}}", "http.verbs: unknown field"),
+        ("{action: Allow, source: {services: {}}}", "source.services: missing field `name`"),
+        (
+            "{action: Allow, source: {services: {name: s}, nets: [10.0.0.0/8]}}",
+            "source.services: may not stand beside nets",
+        ),
+        (
+            "{action: Allow, destination: {services: {name: s}}}",
+            "destination.services: a Service may be an egress rule's destination",
         ),
         ("{action: Allow, source: {selector: global()}}", "source.selector: global() may stand only"),
     ];
@@ -148,12 +161,103 @@ fn bad_input() {
 }
 
 #[test]
+fn bad_policies() {
+    let calico = "apiVersion: projectcalico.org/v3\n";
+    for (text, expected) in [
+        (
+            "kind: NetworkPolicy\nspec: {namespaceSelector: a == 'b'}",
+            "spec.namespaceSelector: is for policies of the whole",
+        ),
+        ("kind: NetworkPolicy\nspec: {stagedAction: Set}", "spec.stagedAction: is for staged policies only"),
+        ("kind: NetworkPolicy\nspec: {performanceHints: [Fast]}", "spec.performanceHints: \"Fast\" is not"),
+        (
+            "kind: StagedNetworkPolicy\nspec: {stagedAction: Delete, egress: [{action: Deny}]}",
+            "spec.stagedAction: a policy that would be deleted has no rules",
+        ),
+        (
+            "kind: GlobalNetworkPolicy\nspec: {egress: [{action: Deny, destination: {services: {name: s}}}]}",
+            "spec: services.namespace is missing",
+        ),
+        (
+            "kind: NetworkSet\nspec: {nets: [10.0.0.1, 10.0.0.0/33]}",
+            "spec.nets[1]: \"10.0.0.0/33\" is no network",
+        ),
+        (
+            "kind: Profile\nspec: {labelsToApply: {pcns.team: a}}",
+            "spec.labelsToApply.pcns.team: is set by the cluster",
+        ),
+    ] {
+        let found = problems(&format!("{calico}{}", text.replace("\nspec", "\nmetadata: {name: p}\nspec")));
+        assert!(
+            found.len() == 1 && found[0].contains(expected),
+            "{text}\n found    {found:#?}\n expected {expected}"
+        );
+    }
+}
+
+#[test]
+fn bad_cluster_policies() {
+    let with = |spec: &str| {
+        problems(&format!(
+            "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: p}}\nspec: {{{spec}}}\n"
+        ))
+    };
+    let rule = |rule: &str| {
+        format!("tier: Admin, priority: 1, subject: {{namespaces: {{}}}}, ingress: [{{{rule}}}]")
+    };
+    for (spec, expected) in [
+        ("priority: 1, subject: {namespaces: {}}".to_owned(), "spec.tier: is missing"),
+        ("tier: Admin, subject: {namespaces: {}}".to_owned(), "spec.priority: is missing"),
+        (
+            "tier: Admin, priority: 1001, subject: {namespaces: {}}".to_owned(),
+            "spec.priority: is at most 1000",
+        ),
+        ("tier: Admin, priority: 1".to_owned(), "missing field `subject`"),
+        ("tier: Admin, priority: 1, subject: {nodes: {}}".to_owned(), "unknown variant `nodes`"),
+        (rule("action: Allow, from: [{namespaces: {}}]"), "\"Allow\" is no action of a ClusterNetworkPolicy"),
+        (
+            rule("action: Accept, to: [{namespaces: {}}], from: [{namespaces: {}}]"),
+            "spec.ingress[0].to: unknown field",
+        ),
+        (rule("action: Accept, from: []"), "spec.ingress[0]: it has no peers"),
+        (rule("action: Accept, from: [{nodes: {}}]"), "spec.ingress[0]: a peer by \"nodes\" is not known"),
+        (
+            rule("action: Accept, from: [{namespaces: {}}], protocols: [{icmp: {}}]"),
+            "protocol \"icmp\" is not known",
+        ),
+        (
+            rule("action: Accept, from: [{namespaces: {}}], ports: [{namedPort: a}]"),
+            "spec.ingress[0].ports: unknown field",
+        ),
+    ] {
+        let found = with(&spec);
+        assert!(
+            found.len() == 1 && found[0].contains(expected),
+            "{spec}\n found    {found:#?}\n expected {expected}"
+        );
+    }
+}
+
+#[test]
 fn every_problem_of_a_file_is_said_at_once() {
     let text =
         format!("{}---\n{}", with_rule("{action: Permit}"), with_rule("{action: Allow, ipVersion: 5}"));
     let found = problems(&text);
     assert_eq!(found.len(), 2, "{found:#?}");
     assert!(found[1].starts_with("m.yml:13: "), "{found:#?}");
+}
+
+#[test]
+fn lists_hold_objects_with_lines_of_their_own() {
+    let list = |items: &str| format!("apiVersion: v1\nkind: List\nitems:\n{items}");
+    let namespace = "- apiVersion: v1\n  kind: Namespace\n  metadata: {name: a}\n";
+    let objects = read("m.yml", &list(namespace)).unwrap();
+    assert_eq!((objects[0].key.to_string().as_str(), objects[0].origin.line), ("Namespace a", 4));
+    let text = list(&format!(
+        "{namespace}- apiVersion: v1\n  kind: Namespace\n  metadata:\n    name: b\n    colour: red\n"
+    ));
+    assert_eq!(problems(&text), ["m.yml:11: Namespace b: metadata.colour: unknown field"]);
+    assert!(read("m.yml", &list("  []")).unwrap().is_empty());
 }
 
 #[test]

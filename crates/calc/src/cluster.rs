@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
@@ -9,20 +10,17 @@ use serde_json::Value;
 use tortie_api::calico::{IpPool, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::Protocol;
-use tortie_api::{Cidr, Key, Kind, Resource};
+use tortie_api::{Key, Kind, Network, Resource};
 use tortie_ipam::Block;
-use tortie_policy::{endpoint_labels, network_set_labels};
+use tortie_policy::{OwnLabels, SubjectLabels};
 
 use crate::Finding;
-
-type Labels = BTreeMap<String, String>;
 
 /// A pod's interface, with the labels that selectors see.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct KnownEndpoint {
     pub(crate) spec: WorkloadEndpointSpec,
-    own_labels: Labels,
-    pub(crate) labels: Labels,
+    pub(crate) labels: SubjectLabels,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) ports: Vec<NamedPort>,
 }
@@ -30,25 +28,30 @@ pub(crate) struct KnownEndpoint {
 /// A network set, with the labels that selectors see.
 #[derive(Debug, Clone, PartialEq)]
 struct KnownNetworkSet {
-    own_labels: Labels,
-    labels: Labels,
+    labels: SubjectLabels,
     nets: Vec<IpNet>,
 }
 
-/// Whatever selectors can find: an endpoint or a network set.
+impl KnownNetworkSet {
+    fn as_subject(&self) -> Subject<'_> {
+        Subject::NetworkSet { labels: &self.labels, nets: &self.nets }
+    }
+}
+
+/// Some of the backends of a Service.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Backends {
+    pub(crate) namespace: String,
+    pub(crate) service: String,
+    pub(crate) backends: Vec<(IpAddr, Protocol, u16)>,
+}
+
+/// Whatever may contribute to a set.
 #[derive(Clone, Copy)]
 pub(crate) enum Subject<'a> {
     Endpoint(&'a KnownEndpoint),
-    NetworkSet { labels: &'a Labels, nets: &'a [IpNet] },
-}
-
-impl Subject<'_> {
-    pub(crate) fn labels(&self) -> &Labels {
-        match self {
-            Subject::Endpoint(endpoint) => &endpoint.labels,
-            Subject::NetworkSet { labels, .. } => labels,
-        }
-    }
+    NetworkSet { labels: &'a SubjectLabels, nets: &'a [IpNet] },
+    Backends(&'a Backends),
 }
 
 /// A port that an endpoint declares by name.
@@ -61,12 +64,13 @@ pub(crate) struct NamedPort {
 
 #[derive(Default)]
 pub(crate) struct Cluster {
-    namespaces: BTreeMap<String, Labels>,
-    service_accounts: BTreeMap<(String, String), Labels>,
+    namespaces: BTreeMap<String, Arc<OwnLabels>>,
+    service_accounts: BTreeMap<(String, String), Arc<OwnLabels>>,
     /// The labels that each profile gives its endpoints.
-    profile_labels: BTreeMap<String, Labels>,
+    profile_labels: BTreeMap<String, Arc<OwnLabels>>,
     endpoints: BTreeMap<Key, KnownEndpoint>,
     network_sets: BTreeMap<Key, KnownNetworkSet>,
+    backends: BTreeMap<Key, Backends>,
     /// Endpoints that are gone, until the next flush has said so.
     departed: BTreeMap<Key, KnownEndpoint>,
     pub(crate) nodes: BTreeMap<String, Node>,
@@ -77,15 +81,15 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Takes in a namespace, service account, profile, network set or endpoint; says which endpoints and network sets may
-    /// have changed by it.
+    /// Takes in a namespace, service account, profile, network set, endpoint or slice of a Service's backends; says which
+    /// subjects may have changed by it.
     pub(crate) fn update_labels(&mut self, key: &Key, value: Option<&Value>) -> Vec<Key> {
         let resource = self.read(key, value);
         match key.kind {
             Kind::Namespace => {
                 match resource {
                     Some(Resource::Namespace(namespace)) => {
-                        self.namespaces.insert(key.name.clone(), namespace.metadata.labels);
+                        self.namespaces.insert(key.name.clone(), namespace.metadata.labels.into());
                     }
                     _ => drop(self.namespaces.remove(&key.name)),
                 }
@@ -96,7 +100,7 @@ impl Cluster {
             Kind::Profile => {
                 match resource {
                     Some(Resource::Profile(profile)) => {
-                        self.profile_labels.insert(key.name.clone(), profile.spec.labels_to_apply);
+                        self.profile_labels.insert(key.name.clone(), profile.spec.labels_to_apply.into());
                     }
                     _ => drop(self.profile_labels.remove(&key.name)),
                 }
@@ -105,14 +109,32 @@ impl Cluster {
             Kind::NetworkSet | Kind::GlobalNetworkSet => {
                 match resource {
                     Some(Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set)) => {
-                        let mut nets: Vec<IpNet> = set.spec.nets.iter().map(|Cidr(net)| *net).collect();
+                        let mut nets: Vec<IpNet> = set.spec.nets.iter().map(|Network(net)| *net).collect();
                         nets.sort_unstable();
                         nets.dedup();
-                        let own_labels = set.metadata.labels;
-                        let labels = self.network_set_labels(&key.namespace, &own_labels);
-                        self.network_sets.insert(key.clone(), KnownNetworkSet { own_labels, labels, nets });
+                        let labels = SubjectLabels {
+                            own: set.metadata.labels.into(),
+                            namespace: key.namespace.clone(),
+                            namespace_labels: self.namespaces.get(&key.namespace).cloned(),
+                            ..SubjectLabels::default()
+                        };
+                        self.network_sets.insert(key.clone(), KnownNetworkSet { labels, nets });
                     }
                     _ => drop(self.network_sets.remove(key)),
+                }
+                vec![key.clone()]
+            }
+            Kind::EndpointSlice => {
+                match resource {
+                    Some(Resource::EndpointSlice(slice)) => {
+                        let backends = Backends {
+                            namespace: key.namespace.clone(),
+                            service: slice.service().unwrap_or_default().to_owned(),
+                            backends: slice.backends().collect(),
+                        };
+                        self.backends.insert(key.clone(), backends);
+                    }
+                    _ => drop(self.backends.remove(key)),
                 }
                 vec![key.clone()]
             }
@@ -120,7 +142,7 @@ impl Cluster {
                 let id = (key.namespace.clone(), key.name.clone());
                 match resource {
                     Some(Resource::ServiceAccount(account)) => {
-                        self.service_accounts.insert(id, account.metadata.labels);
+                        self.service_accounts.insert(id, account.metadata.labels.into());
                     }
                     _ => drop(self.service_accounts.remove(&id)),
                 }
@@ -131,8 +153,8 @@ impl Cluster {
             _ => {
                 match resource {
                     Some(Resource::WorkloadEndpoint(endpoint)) => {
-                        let own_labels = endpoint.metadata.labels;
-                        let known = self.known(&key.namespace, endpoint.spec, own_labels);
+                        let own = endpoint.metadata.labels.into();
+                        let known = self.known(&key.namespace, endpoint.spec, own);
                         self.departed.remove(key);
                         self.endpoints.insert(key.clone(), known);
                     }
@@ -186,21 +208,21 @@ impl Cluster {
         self.endpoints.iter()
     }
 
-    /// Whatever selectors can find, with its key.
+    /// Whatever may contribute to a set, with its key.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = (&Key, Subject<'_>)> {
         let endpoints = self.endpoints.iter().map(|(key, endpoint)| (key, Subject::Endpoint(endpoint)));
-        let sets = self.network_sets.iter();
-        endpoints
-            .chain(sets.map(|(key, set)| (key, Subject::NetworkSet { labels: &set.labels, nets: &set.nets })))
+        let sets = self.network_sets.iter().map(|(key, set)| (key, set.as_subject()));
+        let backends = self.backends.iter().map(|(key, backends)| (key, Subject::Backends(backends)));
+        endpoints.chain(sets).chain(backends)
     }
 
-    /// The endpoint or network set, if it is there.
+    /// The subject, if it is there.
     pub(crate) fn subject(&self, key: &Key) -> Option<Subject<'_>> {
-        let set = self
-            .network_sets
-            .get(key)
-            .map(|set| Subject::NetworkSet { labels: &set.labels, nets: &set.nets });
-        set.or_else(|| self.endpoints.get(key).map(Subject::Endpoint))
+        match key.kind {
+            Kind::EndpointSlice => self.backends.get(key).map(Subject::Backends),
+            Kind::WorkloadEndpoint => self.endpoints.get(key).map(Subject::Endpoint),
+            _ => self.network_sets.get(key).map(KnownNetworkSet::as_subject),
+        }
     }
 
     /// The endpoint, if it is there.
@@ -227,17 +249,15 @@ impl Cluster {
 
     fn read(&mut self, key: &Key, value: Option<&Value>) -> Option<Resource> {
         self.problems.remove(key);
-        match Resource::read(key, value?) {
-            Ok(resource) => Some(resource),
-            Err(problems) => {
-                let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-                self.problems.insert(
-                    key.clone(),
-                    format!("{}; it is treated as if it were not there", problems.join("; ")),
-                );
-                None
-            }
+        let (resource, problems) = Resource::read_what_can_be(key, value?);
+        if !problems.is_empty() {
+            let instead = match &resource {
+                Some(_) => "what cannot be read is left out",
+                None => "it is treated as if it were not there",
+            };
+            self.problems.insert(key.clone(), format!("{}; {instead}", tortie_policy::in_words(&problems)));
         }
+        resource
     }
 
     fn relabel(&mut self, concerned: impl Fn(&Key, &KnownEndpoint) -> bool) -> Vec<Key> {
@@ -249,7 +269,7 @@ impl Cluster {
             .collect();
         for key in &keys {
             if let Some(endpoint) = self.endpoints.remove(key) {
-                let known = self.known(&key.namespace, endpoint.spec, endpoint.own_labels);
+                let known = self.known(&key.namespace, endpoint.spec, endpoint.labels.own);
                 self.endpoints.insert(key.clone(), known);
             }
         }
@@ -260,28 +280,27 @@ impl Cluster {
         let concerned =
             self.network_sets.keys().filter(|key| key.kind == Kind::NetworkSet && key.namespace == namespace);
         let keys: Vec<Key> = concerned.cloned().collect();
+        let labels = self.namespaces.get(namespace).cloned();
         for key in &keys {
-            if let Some(mut set) = self.network_sets.remove(key) {
-                set.labels = self.network_set_labels(namespace, &set.own_labels);
-                self.network_sets.insert(key.clone(), set);
+            if let Some(set) = self.network_sets.get_mut(key) {
+                set.labels.namespace_labels.clone_from(&labels);
             }
         }
         keys
     }
 
-    fn network_set_labels(&self, namespace: &str, own: &Labels) -> Labels {
-        let inherits = (!namespace.is_empty()).then(|| (namespace, self.namespaces.get(namespace)));
-        network_set_labels(own, inherits)
-    }
-
-    fn known(&self, namespace: &str, spec: WorkloadEndpointSpec, own_labels: Labels) -> KnownEndpoint {
-        let account = spec.service_account_name.as_str();
-        let labels = endpoint_labels(
-            &own_labels,
-            (namespace, self.namespaces.get(namespace)),
-            (account, self.service_accounts.get(&(namespace.to_owned(), account.to_owned()))),
-            spec.profiles.iter().filter_map(|profile| self.profile_labels.get(profile)),
-        );
+    fn known(&self, namespace: &str, spec: WorkloadEndpointSpec, own: Arc<OwnLabels>) -> KnownEndpoint {
+        let account = (namespace.to_owned(), spec.service_account_name.clone());
+        let given = spec.profiles.iter().filter_map(|profile| self.profile_labels.get(profile).cloned());
+        let labels = SubjectLabels {
+            is_pod: true,
+            own,
+            namespace: namespace.to_owned(),
+            namespace_labels: self.namespaces.get(namespace).cloned(),
+            service_account_labels: self.service_accounts.get(&account).cloned(),
+            service_account: account.1,
+            profiles: given.collect(),
+        };
         let mut addresses: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
         addresses.sort_unstable();
         addresses.dedup();
@@ -289,6 +308,6 @@ impl Cluster {
             let protocol = Protocol::from_name(&port.protocol)?;
             Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
         });
-        KnownEndpoint { ports: ports.collect(), spec, own_labels, labels, addresses }
+        KnownEndpoint { ports: ports.collect(), spec, labels, addresses }
     }
 }

@@ -25,17 +25,21 @@ use sets::Sets;
 pub use network::vtep_mac;
 
 /// The kinds of object that a node's state depends on.
-pub const KINDS: [Kind; 13] = [
+pub const KINDS: [Kind; 17] = [
     Kind::Namespace,
     Kind::ServiceAccount,
     Kind::Node,
     Kind::IpPool,
     Kind::IpamBlock,
+    Kind::EndpointSlice,
     Kind::Tier,
     Kind::Profile,
     Kind::NetworkSet,
     Kind::GlobalNetworkSet,
     Kind::KubernetesNetworkPolicy,
+    Kind::ClusterNetworkPolicy,
+    Kind::AdminNetworkPolicy,
+    Kind::BaselineAdminNetworkPolicy,
     Kind::NetworkPolicy,
     Kind::GlobalNetworkPolicy,
     Kind::WorkloadEndpoint,
@@ -87,7 +91,12 @@ impl Calc {
     /// Takes in that the object is now `value`, or is gone.
     pub fn update(&mut self, key: &Key, value: Option<&Value>) {
         match key.kind {
-            Kind::KubernetesNetworkPolicy | Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => {
+            Kind::KubernetesNetworkPolicy
+            | Kind::ClusterNetworkPolicy
+            | Kind::AdminNetworkPolicy
+            | Kind::BaselineAdminNetworkPolicy
+            | Kind::NetworkPolicy
+            | Kind::GlobalNetworkPolicy => {
                 for endpoint in self.policies.update(key, value, &self.cluster, &self.node) {
                     self.touched.insert(endpoint);
                 }
@@ -105,6 +114,7 @@ impl Calc {
             | Kind::Profile
             | Kind::NetworkSet
             | Kind::GlobalNetworkSet
+            | Kind::EndpointSlice
             | Kind::WorkloadEndpoint => {
                 if key.kind == Kind::Profile {
                     self.policies.update_profile(key, value);

@@ -9,7 +9,9 @@ use tortie_api::calico::{TierDefault, WELL_KNOWN_TIERS};
 use tortie_api::net::{Action, Direction};
 use tortie_api::{Key, Resource};
 use tortie_policy::program::{EndOfTier, PolicyId, PolicyKind, PolicyRules, Rule, SetId, TierProgram};
-use tortie_policy::{Compiled, SetSource, compile, compile_profile, namespace_profile, policy_id};
+use tortie_policy::{
+    Compiled, SetSource, compile, compile_profile, in_words, namespace_profile, policy_id, readable_order,
+};
 use tortie_selector::{Labels, Selector};
 
 use crate::Finding;
@@ -68,14 +70,15 @@ impl Policies {
                 };
                 Some((tier.spec.order, end))
             }
-            Some(other) => {
-                let problem = format!(
-                    "{other:?}; the tier comes where it stands, if that can be read, and ends with Deny"
-                );
-                self.problems.insert(key.clone(), problem);
-                let order = value.and_then(|value| value.pointer("/spec/order")).and_then(Value::as_f64);
+            Some(Err(problems)) => {
+                let problem = in_words(&problems);
+                let place =
+                    "the tier comes where it stands, or first if that cannot be read, and ends with Deny";
+                self.problems.insert(key.clone(), format!("{problem}; {place}"));
+                let order = value.and_then(|value| readable_order(&value["spec"]));
                 Some((order, EndOfTier::Deny))
             }
+            Some(Ok(_)) => None,
             None => None,
         };
         match known {
@@ -94,8 +97,9 @@ impl Policies {
                 let (rules, sets) = compile_profile(&profile);
                 CompiledProfile { rules: Arc::new(rules), sets }
             }
-            Some(other) => {
-                self.problems.insert(key.clone(), format!("{other:?}; it denies everything"));
+            Some(Ok(_)) => return,
+            Some(Err(problems)) => {
+                self.problems.insert(key.clone(), format!("{}; it denies everything", in_words(&problems)));
                 let deny = vec![Rule::all(Action::Deny)];
                 let rules = PolicyRules { ingress: deny.clone(), egress: deny };
                 CompiledProfile { rules: Arc::new(rules), sets: BTreeMap::new() }
@@ -141,13 +145,21 @@ impl Policies {
         (tiers(Direction::Ingress), tiers(Direction::Egress))
     }
 
-    /// Known tiers before unknown ones, by order (absent is last), then by name (semantics 7).
+    /// Known tiers before unknown ones, by order (absent is last), then by name (semantics 7). First of all comes the
+    /// tier without a name, of policies whose tier cannot be read.
     fn tier_order<'a>(&self, name: &'a str) -> (bool, TierPlace, &'a str) {
+        if name.is_empty() {
+            return (false, TierPlace(f64::NEG_INFINITY), name);
+        }
         let known = self.tiers.get(name).map(|(order, _)| *order);
         let well_known =
             || WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, order, _)| Some(*order));
         let order = known.or_else(well_known);
         (order.is_none(), TierPlace(order.flatten().unwrap_or(f64::INFINITY)), name)
+    }
+
+    fn is_known_tier(&self, name: &str) -> bool {
+        self.tiers.contains_key(name) || WELL_KNOWN_TIERS.iter().any(|(known, ..)| *known == name)
     }
 
     fn end_of(&self, name: &str) -> EndOfTier {
@@ -178,9 +190,17 @@ impl Policies {
         let others =
             self.problems.iter().map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() });
         let policies = self.compiled.values().filter_map(|(key, policy)| {
-            let problem = policy.not_understood.as_ref()?;
-            let problem =
-                format!("{problem}; it denies everything, at its place, to the endpoints that it selects");
+            let problem = match &policy.not_understood {
+                Some(problem) => {
+                    format!("{problem}; it denies everything, at its place, to the endpoints that it selects")
+                }
+                None if !self.is_known_tier(&policy.tier) => format!(
+                    "spec.tier: tier {} does not exist; the policy comes after all tiers that do, and its tier ends with Deny",
+                    policy.tier
+                ),
+                None if !policy.left_out.is_empty() => policy.left_out.join("; "),
+                None => return None,
+            };
             Some(Finding { key: key.clone(), problem })
         });
         policies.chain(others)

@@ -1,12 +1,14 @@
 //! The sets that active policies name, and their members.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::Key;
+use tortie_api::net::Protocol;
 use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::SetSource;
-use tortie_policy::program::{Member, SetId, SetKind};
+use tortie_policy::program::{Member, SetId};
 
 use crate::cluster::{Cluster, NamedPort, Subject};
 
@@ -87,50 +89,57 @@ impl ActiveSet {
         self.touched.extend(new);
     }
 
-    /// What an endpoint or a network set contributes.
+    /// What a subject contributes. It may say the same twice.
     fn members_of(&self, subject: Subject<'_>) -> Vec<Member> {
-        let (SetSource::Selector(selector) | SetSource::NamedPort { selector, .. }) = &self.source;
-        if !selector.matches(subject.labels()) {
-            return Vec::new();
-        }
-        match (&self.source, subject) {
-            (SetSource::Selector(_), Subject::Endpoint(endpoint)) => {
-                endpoint.addresses.iter().map(|address| Member::Net(IpNet::from(*address))).collect()
+        let members: BTreeSet<Member> = match (&self.source, subject) {
+            (SetSource::Selector(selector), Subject::Endpoint(endpoint)) => match selector
+                .matches(&endpoint.labels)
+            {
+                true => endpoint.addresses.iter().map(|address| Member::Net(IpNet::from(*address))).collect(),
+                false => BTreeSet::new(),
+            },
+            (SetSource::Selector(selector), Subject::NetworkSet { labels, nets }) => {
+                match selector.matches(labels) {
+                    true => nets.iter().copied().map(Member::Net).collect(),
+                    false => BTreeSet::new(),
+                }
             }
-            (SetSource::Selector(_), Subject::NetworkSet { nets, .. }) => {
-                nets.iter().copied().map(Member::Net).collect()
+            (SetSource::NamedPort { selector, protocol, name }, Subject::Endpoint(endpoint)) => {
+                let ports = endpoint.ports.iter().filter(|port| {
+                    port.name == *name && protocol.is_none_or(|protocol| protocol == port.protocol)
+                });
+                let ports = ports.filter(|_| selector.matches(&endpoint.labels));
+                ports
+                    .flat_map(|port| endpoint.addresses.iter().map(|address| address_port(*address, port)))
+                    .collect()
             }
-            (SetSource::NamedPort { protocol, name, .. }, Subject::Endpoint(endpoint)) => {
-                let ports = endpoint.ports.iter().filter(|port| port.name == *name);
-                let ports = ports.filter(|port| protocol.is_none_or(|protocol| protocol == port.protocol));
-                let member = |port: &NamedPort| {
-                    let (protocol, port) = (port.protocol, port.port);
-                    endpoint.addresses.iter().map(move |address| Member::AddressPort {
-                        address: *address,
-                        protocol,
-                        port,
-                    })
+            (SetSource::Service { namespace, name, with_ports }, Subject::Backends(backends)) => {
+                let meant = backends.namespace == *namespace && backends.service == *name;
+                let backends = backends.backends.iter().filter(|_| meant);
+                let member = |(address, protocol, port): &(IpAddr, Protocol, u16)| match with_ports {
+                    true => Member::AddressPort { address: *address, protocol: *protocol, port: *port },
+                    false => Member::Net(IpNet::from(*address)),
                 };
-                // A pod may declare the same port twice.
-                let members: BTreeSet<Member> = ports.flat_map(member).collect();
-                members.into_iter().collect()
+                backends.map(member).collect()
             }
-            // A network declares no ports.
-            (SetSource::NamedPort { .. }, Subject::NetworkSet { .. }) => Vec::new(),
-        }
-    }
-
-    fn kind(&self) -> SetKind {
-        match self.source {
-            SetSource::Selector(_) => SetKind::Nets,
-            SetSource::NamedPort { .. } => SetKind::AddressPorts,
-        }
+            // A network declares no ports, selectors do not find backends, and a Service has nothing else.
+            (SetSource::Selector(_), Subject::Backends(_))
+            | (SetSource::NamedPort { .. }, Subject::NetworkSet { .. } | Subject::Backends(_))
+            | (SetSource::Service { .. }, Subject::Endpoint(_) | Subject::NetworkSet { .. }) => {
+                BTreeSet::new()
+            }
+        };
+        members.into_iter().collect()
     }
 
     fn delta(&mut self, id: &SetId, state: &NodeState) -> Option<Delta> {
         let touched = std::mem::take(&mut self.touched);
         let Some((_, given)) = state.sets.get(id) else {
-            return Some(Delta::SetCreated(id.clone(), self.kind(), self.counts.keys().copied().collect()));
+            return Some(Delta::SetCreated(
+                id.clone(),
+                self.source.kind(),
+                self.counts.keys().copied().collect(),
+            ));
         };
         let (mut added, mut removed) = (Vec::new(), Vec::new());
         for member in touched {
@@ -145,4 +154,8 @@ impl ActiveSet {
         }
         Some(Delta::SetChanged { id: id.clone(), added, removed })
     }
+}
+
+fn address_port(address: IpAddr, declared: &NamedPort) -> Member {
+    Member::AddressPort { address, protocol: declared.protocol, port: declared.port }
 }

@@ -16,9 +16,7 @@ use tortie_dataplane::{Delta, Endpoint, EndpointId, NodeState, RouteTarget};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, Member, PolicyId, PolicyKind, SetId, SetKind, TierProgram,
 };
-use tortie_policy::{
-    Compiled, SetSource, compile, compile_profile, endpoint_labels, namespace_profile, network_set_labels,
-};
+use tortie_policy::{Compiled, SetSource, SubjectLabels, compile, compile_profile, namespace_profile};
 
 const NODE: &str = "n0";
 type Objects = BTreeMap<Key, Value>;
@@ -54,23 +52,25 @@ fn from_scratch(objects: &Objects) -> NodeState {
                     .filter_map(profile_of)
                     .map(|profile| profile.spec.labels_to_apply)
                     .collect();
-                let labels = endpoint_labels(
-                    &endpoint.metadata.labels,
-                    (&key.namespace, namespace_labels.as_ref()),
-                    (&account, account_labels.as_ref()),
-                    inherited.iter(),
-                );
+                let labels = SubjectLabels {
+                    is_pod: true,
+                    own: endpoint.metadata.labels.into(),
+                    namespace: key.namespace.clone(),
+                    namespace_labels: namespace_labels.map(Into::into),
+                    service_account: account,
+                    service_account_labels: account_labels.map(Into::into),
+                    profiles: inherited.into_iter().map(Into::into).collect(),
+                };
                 pods.push((key.clone(), endpoint.spec, labels));
             }
-            Ok(Resource::NetworkSet(set)) => {
-                let labels = network_set_labels(
-                    &set.metadata.labels,
-                    Some((&key.namespace, namespace_labels.as_ref())),
-                );
+            Ok(Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set)) => {
+                let labels = SubjectLabels {
+                    own: set.metadata.labels.into(),
+                    namespace: key.namespace.clone(),
+                    namespace_labels: namespace_labels.map(Into::into),
+                    ..SubjectLabels::default()
+                };
                 network_sets.push((labels, set.spec.nets));
-            }
-            Ok(Resource::GlobalNetworkSet(set)) => {
-                network_sets.push((network_set_labels(&set.metadata.labels, None), set.spec.nets));
             }
             _ => {}
         }
@@ -142,7 +142,7 @@ fn from_scratch(objects: &Objects) -> NodeState {
 fn tiers_from_scratch(
     objects: &Objects,
     policies: &[Compiled],
-    labels: &BTreeMap<String, String>,
+    labels: &SubjectLabels,
     speaks: impl Fn(&Compiled) -> bool,
 ) -> Vec<TierProgram> {
     let mut names: Vec<&str> = policies.iter().map(|policy| policy.tier.as_str()).collect();
@@ -175,7 +175,7 @@ fn tiers_from_scratch(
 fn named_port_members(
     source: &SetSource,
     spec: &WorkloadEndpointSpec,
-    labels: &BTreeMap<String, String>,
+    labels: &SubjectLabels,
 ) -> Vec<Member> {
     let SetSource::NamedPort { selector, protocol, name } = source else { panic!("{source:?}") };
     let mut members = Vec::new();

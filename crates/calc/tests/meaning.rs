@@ -9,7 +9,7 @@ use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind, manifest};
 use tortie_calc::Calc;
 use tortie_dataplane::EndpointId;
-use tortie_policy::oracle::{Peer, Question, QuestionError, Snapshot, Verdict};
+use tortie_policy::oracle::{Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
 /// Pods of namespace `web` (label `team=a`) and `db` (label `team=b`), all on one node; `namespace/name` → address.
@@ -50,13 +50,21 @@ fn objects(policies: &str) -> Vec<(Key, Value)> {
         let key = tortie_api::calico::WorkloadEndpoint::name_for("n", name, "eth0");
         objects.push((Key::namespaced(Kind::WorkloadEndpoint, namespace, key), value));
     }
+    // Stored by somebody who is not held to our validation: labels that it may not give, and parts that cannot be read.
+    let value = json!({
+        "metadata": {"name": "impostor", "namespace": "lost", "labels": {
+            "pcns.team": "a", "projectcalico.org/serviceaccount": "runner", "pcsa.trusted": "yes",
+        }},
+        "spec": {"nets": [format!("{OUTSIDE}/32"), "fast", "10.0.0.300/8"], "colour": "blue"},
+    });
+    objects.push((Key::namespaced(Kind::NetworkSet, "lost", "impostor"), value));
     for object in manifest::read("policies.yml", policies).unwrap_or_else(|problems| panic!("{problems:?}")) {
         objects.push((object.key, object.value));
     }
     objects
 }
 
-fn cluster(policies: &str) -> Calc {
+fn calc_of(policies: &str) -> Calc {
     let mut calc = Calc::new("n");
     for (key, value) in objects(policies) {
         calc.update(&key, Some(&value));
@@ -93,8 +101,8 @@ fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
     judge(from, Direction::Egress) && judge(to, Direction::Ingress)
 }
 
-/// The same from the resources themselves; `None` where the oracle does not know a kind that is there.
-fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -> Option<bool> {
+/// The same from the resources themselves.
+fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -> bool {
     let mut snapshot = Snapshot::new();
     for (key, value) in objects {
         snapshot.insert(key.clone(), value.clone(), None);
@@ -109,11 +117,7 @@ fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -> Op
     let destination_port = if icmp.is_some() { 0 } else { number };
     let question =
         Question { from: peer(from), to: peer(to), protocol, source_port: 40_000, destination_port, icmp };
-    match tortie_policy::oracle::evaluate(&snapshot, &question) {
-        Ok(answer) => Some(answer.verdict == Verdict::Allow),
-        Err(QuestionError::NotJudgedYet(_)) => None,
-        Err(error) => panic!("{error}"),
-    }
+    tortie_policy::oracle::evaluate(&snapshot, &question).unwrap().verdict == Verdict::Allow
 }
 
 struct Case {
@@ -134,6 +138,12 @@ fn calico(namespace: &str, name: &str, spec: &str) -> String {
 
 fn tier(name: &str, spec: &str) -> String {
     format!("---\napiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+}
+
+fn cluster(name: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+    )
 }
 
 fn kubernetes(namespace: &str, spec: &str) -> String {
@@ -300,11 +310,43 @@ fn cases() -> Vec<Case> {
             denied: &["outside > db/main udp/1", "web/front > db/main tcp/1", "web/back > db/copy tcp/1"],
         },
         Case {
+            what: "labels that only the cluster gives cannot be claimed by a network set or a profile (calico.md 1.5)",
+            policies: calico("db", "p", "{selector: tier == 'main', ingress: [{action: Allow, source: {namespaceSelector: team == 'a'}}]}")
+                + &calico("db", "q", "{selector: app == 'db' && !has(tier), ingress: [{action: Allow, source: {namespaceSelector: all(), serviceAccounts: {names: [runner]}}}]}"),
+            allowed: &["web/front > db/main tcp/1", "web/back > db/copy tcp/1"],
+            denied: &["outside > db/main tcp/1", "outside > db/copy tcp/1"],
+        },
+        Case {
             what: "named ports are the destination's, with its protocol; numbers beside them are alternatives (12)",
             policies: calico("db", "p", "{ingress: [{action: Allow, protocol: TCP, destination: {ports: [sql, 81]}}, {action: Allow, protocol: UDP, destination: {ports: [sql]}}]}")
                 + &kubernetes("web", "{podSelector: {}, ingress: [{ports: [{port: sql}, {port: none}]}]}"),
             allowed: &["web/front > db/main tcp/5432", "web/front > db/copy tcp/5433", "web/front > db/main tcp/81", "db/main > web/front tcp/5432"],
             denied: &["web/front > db/main tcp/5433", "web/front > db/main udp/5432", "web/front > db/main tcp/82", "db/main > web/front tcp/1"],
+        },
+        Case {
+            what: "a Service's backends: with their ports at the destination, by address at the source (6)",
+            policies: "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: s-1, namespace: db, labels: {kubernetes.io/service-name: s}}\naddressType: IPv4\nendpoints: [{addresses: [10.0.0.3], conditions: {ready: false}}]\nports: [{name: sql, port: 5432, protocol: TCP}, {port: 53, protocol: UDP}]\n".to_owned()
+                + "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: other, namespace: web, labels: {kubernetes.io/service-name: s}}\naddressType: IPv4\nendpoints: [{addresses: [10.0.0.4]}]\nports: [{port: 5433}]\n"
+                + &calico("web", "p", "{selector: app == 'front', egress: [{action: Allow, destination: {services: {name: s, namespace: db}}}]}")
+                + &calico("", "g", "{selector: app == 'back', ingress: [{action: Allow, source: {services: {name: s, namespace: db}}}], types: [Ingress]}"),
+            allowed: &["web/front > db/main tcp/5432", "web/front > db/main udp/53", "db/main > web/back tcp/7", "db/main > web/back icmp/8"],
+            denied: &["web/front > db/main tcp/53", "web/front > db/copy tcp/5433", "db/copy > web/back tcp/5432"],
+        },
+        Case {
+            what: "cluster policies: Admin before namespaces' own, Baseline after, by priority; both yield to what is said earlier (8, 9)",
+            policies: cluster("first", "{tier: Admin, priority: 1, subject: {pods: {namespaceSelector: {matchLabels: {team: b}}, podSelector: {matchLabels: {tier: main}}}}, ingress: [{action: Accept, from: [{namespaces: {matchLabels: {team: a}}}], protocols: [{tcp: {destinationPort: {number: 1}}}, {destinationNamedPort: sql}]}, {action: Pass, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {range: {start: 2, end: 5}}}}]}]}")
+                + &cluster("later", "{tier: Admin, priority: 2, subject: {namespaces: {matchLabels: {team: b}}}, ingress: [{action: Deny, from: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {range: {start: 1, end: 3}}}}, {udp: {}}]}]}")
+                + &cluster("base", "{tier: Baseline, priority: 0, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{pods: {namespaceSelector: {}, podSelector: {matchLabels: {app: back}}}}]}], egress: [{action: Deny, to: [{networks: [203.0.113.0/24]}]}]}")
+                + &kubernetes("db", "{podSelector: {matchLabels: {tier: main}}, ingress: [{from: [{namespaceSelector: {}}], ports: [{port: 2}]}]}"),
+            allowed: &["web/front > db/main tcp/1", "web/back > db/main tcp/5432", "web/back > db/main tcp/2", "web/front > db/copy tcp/4", "outside > db/copy tcp/1"],
+            denied: &["db/copy > db/main tcp/1", "web/front > db/main tcp/3", "web/front > db/main udp/1", "web/front > db/copy tcp/1", "web/back > db/copy tcp/4", "web/back > web/front tcp/4", "web/front > outside tcp/1", "outside > db/main tcp/1"],
+        },
+        Case {
+            what: "AdminNetworkPolicy and BaselineAdminNetworkPolicy are read the same way (9)",
+            policies: "---\napiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: a}\nspec: {priority: 5, subject: {namespaces: {matchLabels: {team: b}}}, ingress: [{action: Allow, from: [{namespaces: {matchLabels: {team: a}}}], ports: [{portNumber: {protocol: TCP, port: 1}}, {portRange: {protocol: UDP, start: 1, end: 3}}, {namedPort: sql}]}, {action: Deny, from: [{namespaces: {matchLabels: {team: a}}}]}]}\n".to_owned()
+                + "---\napiVersion: policy.networking.k8s.io/v1alpha1\nkind: BaselineAdminNetworkPolicy\nmetadata: {name: default}\nspec: {subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}\n",
+            allowed: &["web/front > db/main tcp/1", "web/front > db/main udp/3", "web/front > db/copy tcp/5433", "outside > web/front tcp/1"],
+            denied: &["web/front > db/main tcp/2", "web/front > db/copy tcp/5432", "db/copy > db/main tcp/1", "db/main > web/front tcp/1"],
         },
         Case {
             what: "staged policies have no effect",
@@ -359,24 +401,26 @@ fn cases() -> Vec<Case> {
 
 #[test]
 fn policies_come_to_what_they_say() {
-    let mut judged = 0;
     for case in cases() {
         let objects = objects(&case.policies);
-        let calc = cluster(&case.policies);
-        assert_eq!(calc.findings(), vec![], "{}", case.what);
+        let calc = calc_of(&case.policies);
+        let unexpected = calc.findings().into_iter().filter(|finding| finding.key.name != "impostor");
+        let unexpected: Vec<_> = unexpected.filter(|finding| !finding.problem.contains("tier x ")).collect();
+        assert_eq!(unexpected, vec![], "{}", case.what);
         let flows =
             case.allowed.iter().map(|flow| (flow, true)).chain(case.denied.iter().map(|flow| (flow, false)));
         for (flow, expected) in flows {
             let (from, rest) = flow.split_once(" > ").unwrap();
             let (to, port) = rest.split_once(' ').unwrap();
             assert_eq!(passes(&calc, from, to, port), expected, "{}: {flow}", case.what);
-            if let Some(verdict) = oracle_says(&objects, from, to, port) {
-                assert_eq!(verdict, expected, "the oracle on {}: {flow}", case.what);
-                judged += 1;
-            }
+            assert_eq!(
+                oracle_says(&objects, from, to, port),
+                expected,
+                "the oracle on {}: {flow}",
+                case.what
+            );
         }
     }
-    assert!(judged > 60, "the oracle judged {judged} flows only");
 }
 
 /// A policy that is stored and cannot be understood denies, in the directions that it names, where it stands in the
@@ -404,14 +448,14 @@ fn what_cannot_be_understood_denies() {
             vec!["db/main > web/front tcp/2"],
             vec!["web/front > db/main tcp/2", "web/front > db/copy tcp/2"],
         ),
-        // A policy before it keeps its say; one that is not supported yet counts as not understood.
+        // An Allow by HTTP request allows nothing, as nothing looks into packets (15); a policy before it keeps its say.
         (
             json!({"order": 2, "selector": "tier == 'main'", "ingress": [{"action": "Allow", "http": {"methods": ["GET"]}}], "types": ["Ingress"]}),
             vec!["web/front > db/main tcp/1", "web/front > db/copy tcp/1"],
             vec!["web/front > db/main tcp/2"],
         ),
     ] {
-        let mut calc = cluster("");
+        let mut calc = calc_of("");
         calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&policy(spec.clone())));
         if spec.get("order").is_some() {
             calc.update(
@@ -421,8 +465,8 @@ fn what_cannot_be_understood_denies() {
         }
         calc.flush();
         let findings = calc.findings();
-        assert_eq!(findings.len(), 1, "{spec}: {findings:?}");
-        assert_eq!(findings[0].key.name, "p");
+        let names: Vec<&str> = findings.iter().map(|finding| finding.key.name.as_str()).collect();
+        assert_eq!(names, ["impostor", "p"], "{spec}: {findings:?}");
         for (flows, expected) in [(&allowed, true), (&denied, false)] {
             for flow in flows {
                 let (from, rest) = flow.split_once(" > ").unwrap();
@@ -430,6 +474,79 @@ fn what_cannot_be_understood_denies() {
                 assert_eq!(passes(&calc, from, to, port), expected, "{spec}: {flow}");
             }
         }
+    }
+}
+
+/// One part of an object that cannot be read does not hide the rest of it from a Deny rule.
+#[test]
+fn damaged_objects_count_as_far_as_they_can_be_read() {
+    let mut calc = calc_of(
+        &(calico(
+            "db",
+            "p",
+            "{order: 1, ingress: [{action: Deny, source: {namespaceSelector: all(), selector: bad == 'yes'}}]}",
+        ) + &calico(
+            "db",
+            "q",
+            "{order: 2, ingress: [{action: Deny, source: {namespaceSelector: team == 'c'}}, {action: Allow}]}",
+        )),
+    );
+    for (key, value) in [
+        (
+            Key::namespaced(Kind::NetworkSet, "web", "s"),
+            json!({"metadata": {"name": "s", "namespace": "web", "labels": {"bad": "yes", "n": 5}}, "spec": {"nets": ["x", OUTSIDE]}}),
+        ),
+        (
+            Key::global(Kind::Namespace, "lost"),
+            json!({"metadata": {"name": "lost", "labels": {"team": "c", "projectcalico.org/odd.name": []}}}),
+        ),
+    ] {
+        assert!(passes(&calc, "outside", "db/main", "tcp/1") || key.kind == Kind::Namespace);
+        calc.update(&key, Some(&value));
+        calc.flush();
+    }
+    assert!(!passes(&calc, "outside", "db/main", "tcp/1"));
+    assert!(!passes(&calc, "lost/pod", "db/main", "tcp/1"));
+    let findings: Vec<String> = calc.findings().into_iter().map(|finding| finding.problem).collect();
+    for said in ["spec.nets[0]", "metadata.labels.n", "metadata.labels.projectcalico.org/odd.name"] {
+        assert!(findings.iter().any(|finding| finding.contains(said)), "{said}: {findings:?}");
+    }
+}
+
+/// A policy of a tier whose place cannot be read stands before all that could allow.
+#[test]
+fn an_unreadable_place_comes_first() {
+    let allow = calico("db", "a", "{order: -5, ingress: [{action: Allow}]}");
+    let policy =
+        json!({"metadata": {"name": "p", "namespace": "db"}, "spec": {"tier": 5, "types": ["Ingress"]}});
+    let mut calc = calc_of(&allow);
+    calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&policy));
+    calc.flush();
+    assert!(!passes(&calc, "web/front", "db/main", "tcp/1"));
+
+    let late = calico("db", "late.p", "{tier: late, selector: app == 'db', ingress: [{action: Deny}]}");
+    let mut calc = calc_of(&(allow + &late));
+    assert!(passes(&calc, "web/front", "db/main", "tcp/1"));
+    let tier = json!({"metadata": {"name": "late"}, "spec": {"order": "last", "defaultAction": "Pass"}});
+    calc.update(&Key::global(Kind::Tier, "late"), Some(&tier));
+    calc.flush();
+    assert!(!passes(&calc, "web/front", "db/main", "tcp/1"));
+}
+
+/// A peer of a kind that is not known closes its rule: an Accept matches nothing, a Deny and a Pass deny everything (9).
+#[test]
+fn rules_that_are_not_understood_close() {
+    for (action, passes_it) in [("Accept", true), ("Deny", false), ("Pass", false)] {
+        let mut calc = calc_of("");
+        let rule = json!({"action": action, "from": [{"namespaces": {}}, {"galaxies": {}}]});
+        let value = json!({"metadata": {"name": "c"}, "spec": {
+            "tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "ingress": [rule, {"action": "Accept", "from": [{"namespaces": {}}]}],
+        }});
+        calc.update(&Key::global(Kind::ClusterNetworkPolicy, "c"), Some(&value));
+        calc.flush();
+        assert_eq!(passes(&calc, "web/front", "db/main", "tcp/1"), passes_it, "{action}");
+        let said = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
+        assert!(said, "{action}: {:?}", calc.findings());
     }
 }
 
@@ -444,11 +561,11 @@ fn garbage_is_closed() {
         json!({"spec": {"types": "all"}}),
         json!({"metadata": {}, "spec": {"order": "first"}}),
     ] {
-        let mut calc = cluster("");
+        let mut calc = calc_of("");
         calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&value));
         calc.update(&Key::namespaced(Kind::KubernetesNetworkPolicy, "web", "p"), Some(&value));
         calc.flush();
-        assert_eq!(calc.findings().len(), 2, "{value}");
+        assert_eq!(calc.findings().len(), 3, "{value}");
         for flow in ["web/front", "web/back"] {
             assert!(!passes(&calc, flow, "db/main", "tcp/1"), "{value}");
             assert!(!passes(&calc, "db/main", flow, "tcp/1"), "{value}");

@@ -17,9 +17,12 @@ pub(crate) struct Get {
     kind: String,
     /// The names; all if none is given
     names: Vec<String>,
-    /// Only this namespace
-    #[arg(short, long)]
+    /// Only this namespace; all of them if none is given
+    #[arg(short, long, conflicts_with = "all_namespaces")]
     namespace: Option<String>,
+    /// All namespaces, as without -n
+    #[arg(short = 'A', long)]
+    all_namespaces: bool,
     /// How to show them
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
@@ -42,15 +45,17 @@ impl Get {
         })?;
         let items =
             crate::runtime()?.block_on(async { anyhow::Ok(self.store.open()?.list(kind).await?.items) })?;
+        let namespace = self.namespace.as_ref().filter(|_| !self.all_namespaces);
         let wanted = |stored: &Stored| {
             (self.names.is_empty() || self.names.contains(&stored.key.name))
-                && self.namespace.as_ref().is_none_or(|namespace| *namespace == stored.key.namespace)
+                && namespace.is_none_or(|namespace| *namespace == stored.key.namespace)
         };
         let items: Vec<Stored> = items.into_iter().filter(wanted).collect();
         if let Some(missing) =
             self.names.iter().find(|name| !items.iter().any(|stored| stored.key.name == **name))
         {
-            bail!("{kind} {missing} does not exist");
+            let hint = if kind == Kind::NetworkPolicy { " (a Kubernetes policy is a knp)" } else { "" };
+            bail!("{kind} {missing} does not exist{hint}");
         }
         match self.output {
             Format::Table => output::columns(&table(kind, &items)),
@@ -126,7 +131,11 @@ fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
                 let part = |name: &str| condition[name].as_str().unwrap_or_default().to_owned();
                 format!("{} {}: {}", part("object"), part("reason"), part("message")).trim().to_owned()
             });
-            let shown: Vec<String> = shown.collect();
+            let mut shown: Vec<String> = shown.collect();
+            if let Some(more) = value.pointer("/status/more").and_then(Value::as_u64).filter(|more| *more > 0)
+            {
+                shown.push(format!("and {more} more"));
+            }
             vec![text("/status/os"), text("/status/revision"), text("/status/endpoints"), shown.join("; ")]
         }
         Kind::WorkloadEndpoint => {

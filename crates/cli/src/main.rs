@@ -4,12 +4,15 @@
 //! (`tortie-hns`) and what runs in a lab's pods (`tortie-pod`): one build makes everything that a lab needs.
 
 mod agent;
+mod explain;
 mod get;
 #[cfg(feature = "lab")]
 mod lab;
 mod manifests;
 mod output;
+mod snapshot;
 mod store;
+mod wait;
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -37,6 +40,8 @@ enum Command {
     Delete(manifests::Delete),
     /// Show objects
     Get(get::Get),
+    /// Say whether a packet would pass, and why: in a cluster, or in manifests
+    Explain(Box<explain::Explain>),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
 }
@@ -63,9 +68,18 @@ fn main() -> ExitCode {
         Command::Apply(apply) => apply.run(),
         Command::Delete(delete) => delete.run(),
         Command::Get(get) => get.run(),
+        Command::Explain(explain) => return ask(explain.run()),
         Command::Agent(agent) => agent.run(),
     };
     finish(result)
+}
+
+/// As [`finish`], for commands that answer with 1: what went wrong is 2.
+fn ask(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        output::error(&format!("{error:#}"));
+        ExitCode::from(2)
+    })
 }
 
 /// Prints what went wrong, once, with its causes. Problems with manifests have been printed line by line already.

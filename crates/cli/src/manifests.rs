@@ -7,12 +7,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use serde_json::Value;
+use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::manifest::{self, Object};
 use tortie_api::{Key, Kind};
-use tortie_store::{Applied, Store, StoreError, wait_in_force};
+use tortie_store::{Applied, Store, StoreError};
 
 use crate::output;
 use crate::store::StoreArguments;
+
+/// How long the nodes may take to disconnect the pods of a namespace that is deleted.
+const DISCONNECT: Duration = Duration::from_secs(30);
 
 #[derive(clap::Args)]
 pub(crate) struct Apply {
@@ -51,9 +56,11 @@ impl Apply {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::FAILURE) };
+        refuse_managed(objects.iter().map(|object| &object.key))?;
         objects.sort_by_key(|object| object.key.kind);
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
+            without_tier(&*store, &objects).await?;
             let mut latest = 0;
             for object in &objects {
                 let applied = tortie_store::apply(&*store, object).await;
@@ -67,16 +74,9 @@ impl Apply {
                 latest = latest.max(applied.revision());
             }
             if self.wait {
-                let reports = wait_in_force(&*store, latest, Duration::from_secs(self.timeout)).await?;
-                output::line(&format!("in force on {} nodes", reports.len()));
-                for (node, report) in reports {
-                    for condition in report.conditions {
-                        output::error_line(&format!(
-                            "node {node}: {}: {}: {}",
-                            condition.object, condition.reason, condition.message
-                        ));
-                    }
-                }
+                let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
+                let patience = Duration::from_secs(self.timeout);
+                return crate::wait::in_force(&*store, &applied, latest, patience).await;
             }
             Ok(ExitCode::SUCCESS)
         })
@@ -98,19 +98,17 @@ impl Delete {
                 self.names.iter().map(|name| Key::namespaced(kind, &namespace, name)).collect()
             }
         };
+        refuse_managed(keys.iter())?;
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
+            with_policies(&*store, &keys).await?;
             let mut missing = false;
             for key in keys {
+                if key.kind == Kind::Namespace {
+                    delete_pods(&*store, &key.name).await?;
+                }
                 for key in with_contents(&*store, key).await? {
-                    match store.delete(&key, None).await {
-                        Ok(_) => output::line(&format!("{key} deleted")),
-                        Err(error @ StoreError::NotFound(_)) => {
-                            output::error(&error.to_string());
-                            missing = true;
-                        }
-                        Err(error) => return Err(error.into()),
-                    }
+                    missing |= !delete(&*store, &key).await?;
                 }
             }
             Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -118,16 +116,114 @@ impl Delete {
     }
 }
 
-/// The object, after what lies in it where it is a namespace. WorkloadEndpoints are left to the nodes, which delete
-/// them when the pod's interface is gone.
+/// Deletes the object; says whether it was there.
+async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
+    match store.delete(key, None).await {
+        Ok(_) => output::line(&format!("{key} deleted")),
+        Err(error @ StoreError::NotFound(_)) => {
+            output::error(&match key.kind {
+                Kind::NetworkPolicy => format!("{error} (a Kubernetes policy is a knp)"),
+                _ => error.to_string(),
+            });
+            return Ok(false);
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(true)
+}
+
+/// Deletes the pods of a namespace and waits until their nodes have disconnected them: without the namespace's policies
+/// they would be open on their way out.
+async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
+    for key in within(store, Kind::Pod, namespace).await? {
+        delete(store, &key).await?;
+    }
+    let deadline = tokio::time::Instant::now() + DISCONNECT;
+    loop {
+        let left = within(store, Kind::WorkloadEndpoint, namespace).await?;
+        match left.first() {
+            None => return Ok(()),
+            Some(first) if tokio::time::Instant::now() > deadline => bail!(
+                "{} endpoints of namespace {namespace} are still connected ({first} …): its policies stay until their nodes have \
+                 disconnected them; look at those nodes' agents, and delete again",
+                left.len()
+            ),
+            Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// The objects of one kind in a namespace.
+async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
+    let keys = store.list(kind).await?.items.into_iter().map(|stored| stored.key);
+    Ok(keys.filter(|key| key.namespace == namespace).collect())
+}
+
+/// Refuses objects that people neither apply nor delete.
+fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> anyhow::Result<()> {
+    match keys.find_map(|key| Some((key, key.kind.written_by()?))) {
+        Some((key, who)) => bail!("{key} is written by {who}; nothing was changed"),
+        None => Ok(()),
+    }
+}
+
+/// Refuses policies of tiers that neither are there nor come with them: nobody could say where such a policy stands.
+async fn without_tier(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
+    let stored = store.list(Kind::Tier).await?.items.into_iter().map(|stored| stored.key.name);
+    let given =
+        objects.iter().filter(|object| object.key.kind == Kind::Tier).map(|object| object.key.name.clone());
+    let known: BTreeSet<String> =
+        WELL_KNOWN_TIERS.iter().map(|(name, ..)| (*name).to_owned()).chain(stored).chain(given).collect();
+    for object in objects {
+        match tier_of(object.key.kind, &object.value) {
+            Some(tier) if !known.contains(tier) => {
+                bail!(
+                    "{}: {}: spec.tier: tier {tier} does not exist; nothing was changed",
+                    object.origin,
+                    object.key
+                )
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to delete tiers that have policies which are not deleted along with them.
+async fn with_policies(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
+    let tiers: Vec<&Key> = keys.iter().filter(|key| key.kind == Kind::Tier).collect();
+    if tiers.is_empty() {
+        return Ok(());
+    }
+    for kind in Kind::all() {
+        for stored in store.list(kind).await?.items.into_iter().filter(|stored| !keys.contains(&stored.key)) {
+            let Some(tier) = tier_of(kind, &stored.value) else { continue };
+            if tiers.iter().any(|key| key.name == tier) {
+                bail!("Tier {tier} still has {}; nothing was deleted", stored.key);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The tier of a policy that names one.
+fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
+    let of_calico = [
+        Kind::NetworkPolicy,
+        Kind::GlobalNetworkPolicy,
+        Kind::StagedNetworkPolicy,
+        Kind::StagedGlobalNetworkPolicy,
+    ];
+    let tier = value.pointer("/spec/tier").filter(|_| of_calico.contains(&kind))?.as_str();
+    tier.filter(|tier| !tier.is_empty())
+}
+
+/// The object, after what lies in it where it is a namespace.
 async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> {
     let mut keys = Vec::new();
     if key.kind == Kind::Namespace {
-        for kind in Kind::all().filter(|kind| kind.namespaced() && *kind != Kind::WorkloadEndpoint) {
-            let items = store.list(kind).await?.items;
-            keys.extend(
-                items.into_iter().map(|stored| stored.key).filter(|inner| inner.namespace == key.name),
-            );
+        for kind in Kind::all().filter(|kind| kind.namespaced() && kind.written_by().is_none()) {
+            keys.extend(within(store, kind, &key.name).await?);
         }
     }
     keys.push(key);
@@ -135,7 +231,7 @@ async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> 
 }
 
 /// Reads all manifests. `None` if anything is wrong with any of them: every problem has then been printed.
-fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
+pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
     for file in files(paths)? {

@@ -18,6 +18,8 @@ use crate::{Code, Command, Failure, Invocation, NetworkConfig, SUPPORTED_VERSION
 
 /// How long the agent may take for an answer: less than the four minutes after which a kubelet gives up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long it may take for its STATUS, which it knows without asking anybody.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The whole program.
 #[must_use]
@@ -82,11 +84,14 @@ fn call(invocation: &Invocation) -> Answer {
 
 fn ask(socket: &Path, invocation: &Invocation) -> io::Result<Answer> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    let patience = if invocation.command == Command::Status { STATUS_TIMEOUT } else { ANSWER_TIMEOUT };
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     transport::ask(&mut stream, invocation)
 }
 
-/// Puts a DEL where the agent will find it. The file appears whole or not at all.
+/// Puts a DEL where the agent will find it. The file appears whole or not at all, and is there after a power failure:
+/// the runtime is told that the pod is gone, and will not say it again.
 fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
     let queue = &invocation.config.deletion_queue;
     let failed = |error: io::Error| {
@@ -98,10 +103,15 @@ fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
     };
     fs::create_dir_all(queue).map_err(failed)?;
     let name = format!("{}-{}", invocation.container_id, invocation.interface);
+    let text = serde_json::to_vec(invocation).map_err(|error| failed(error.into()))?;
     let unfinished = queue.join(format!(".{name}"));
-    fs::write(&unfinished, serde_json::to_vec(invocation).map_err(|error| failed(error.into()))?)
-        .map_err(failed)?;
-    fs::rename(&unfinished, queue.join(format!("{name}.json"))).map_err(failed)
+    let kept = fs::File::create(&unfinished).and_then(|mut file| {
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&unfinished, queue.join(format!("{name}.json")))?;
+        fs::File::open(queue)?.sync_all()
+    });
+    kept.map_err(failed)
 }
 
 fn read_invocation(

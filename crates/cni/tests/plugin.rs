@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -135,6 +136,17 @@ fn without_the_agent_add_is_to_be_tried_again_and_del_waits_on_disk() {
     let ran = run(&with(&[("CNI_COMMAND", "DEL")]), &config);
     assert!(!ran.success);
     assert_eq!(ran.document["code"], 11);
+}
+
+/// A runtime asks for the status to know whether to wait with its pods; an agent that hangs is no good for them.
+#[test]
+fn status_fails_soon_where_the_agent_does_not_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let _silent = UnixListener::bind(dir.path().join("agent.sock")).unwrap();
+    let started = Instant::now();
+    let ran = run(&with(&[("CNI_COMMAND", "STATUS")]), &config(dir.path(), "1.1.0"));
+    assert_eq!(ran.document["code"], 50, "{}", ran.document);
+    assert!(started.elapsed() < Duration::from_secs(20));
 }
 
 #[test]

@@ -23,14 +23,36 @@ pub trait Dataplane: Send {
 }
 
 /// What a dataplane has to say after it worked.
+///
+/// A condition either tells of a failure, and then what it is about is not in force, or informs only of how it is in
+/// force: by its reason ([`is_failure`]). What failed for one endpoint is nothing to the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What is wrong with single endpoints; each of these endpoints is closed or narrower than its policy, never wider.
+    /// What is to be said of single endpoints; each of these endpoints is closed or narrower than its policy, never
+    /// wider, but for one that failed, where what was in force before may still be.
     pub endpoints: BTreeMap<EndpointId, Vec<Condition>>,
-    /// What is wrong with the node as a whole.
+    /// What is to be said of the node as a whole.
     pub node: Vec<Condition>,
     /// Whether something failed that a later call may mend; the caller then calls again soon.
     pub retry: bool,
+}
+
+impl Report {
+    /// What of the node as a whole is not in force.
+    pub fn node_failures(&self) -> impl Iterator<Item = &Condition> {
+        self.node.iter().filter(|condition| is_failure(condition.reason))
+    }
+
+    /// Why the endpoint may not be as it was last asked for: what failed for it, or for the whole node.
+    pub fn failures_of(&self, endpoint: &EndpointId) -> impl Iterator<Item = &Condition> {
+        let own = self.endpoints.get(endpoint).into_iter().flatten();
+        self.node_failures().chain(own.filter(|condition| is_failure(condition.reason)))
+    }
+
+    /// Every condition.
+    pub fn conditions(&self) -> impl Iterator<Item = &Condition> {
+        self.node.iter().chain(self.endpoints.values().flatten())
+    }
 }
 
 /// Something that the operator should know, with the object and what follows from it.
@@ -40,4 +62,26 @@ pub struct Condition {
     pub reason: &'static str,
     /// One sentence for the operator: what, on which object, and what Tortie does about it.
     pub message: String,
+}
+
+/// The reasons that inform only. Policy is in force, if narrower than it was asked for; or there is something of
+/// somebody else's, or about a single destination, that the operator should see to.
+const INFORMATION: [&str; 11] = [
+    "AddressNotServed",
+    "ForeignAcl",
+    "MoreThanOneBlock",
+    "NotUnderstood",
+    "OverlayRemade",
+    "ProviderAddressDiffers",
+    "RouteRefused",
+    "RouteTaken",
+    "RuleNotExpressible",
+    "TooManyRules",
+    "VxlanPortNotSupported",
+];
+
+/// Whether a condition with this reason says that something is not in force. A reason that is not known does.
+#[must_use]
+pub fn is_failure(reason: &str) -> bool {
+    !INFORMATION.contains(&reason)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tortie_api::calico::{EntityRule, Icmp, PolicySpec, PolicyType, Rule as CalicoRule};
+use tortie_api::calico::{EntityRule, Icmp, PolicySpec, PolicyType, Rule as CalicoRule, ServiceMatch};
 use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_api::{Cidr, Port, ProtocolName};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
@@ -18,13 +18,16 @@ pub(crate) type Sets = BTreeMap<SetId, SetSource>;
 pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
     let types = spec.effective_types();
     let mut sets = Sets::new();
-    let mut rules = |of: PolicyType, rules: &[CalicoRule]| {
-        let named = types.contains(&of);
-        let rules = rules.iter().filter(|_| named);
-        rules.map(|rule| compile_rule(&id.namespace, rule, &mut sets)).collect::<Vec<_>>()
+    let mut rules = |of: PolicyType, rules: &[CalicoRule]| match types.contains(&of) {
+        true => compile_rules(&id.namespace, rules, &mut sets),
+        false => Vec::new(),
     };
     let ingress = rules(PolicyType::Ingress, &spec.ingress);
     let egress = rules(PolicyType::Egress, &spec.egress);
+    let with_http = spec.ingress.iter().enumerate().filter(|(_, rule)| rule.http.is_some());
+    let left_out = with_http.map(|(index, _)| {
+        format!("spec.ingress[{index}].http: nothing looks into packets yet, so the rule allows nothing")
+    });
     Compiled {
         tier: spec.tier_name().to_owned(),
         order: Order::new(spec.order, &id),
@@ -37,6 +40,7 @@ pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
         ingress: types.contains(&PolicyType::Ingress),
         egress: types.contains(&PolicyType::Egress),
         rules: Arc::new(PolicyRules { ingress, egress }),
+        left_out: left_out.collect(),
         sets,
         not_understood: None,
         id,
@@ -79,9 +83,9 @@ fn of_service_accounts(accounts: &Selector) -> Selector {
     accounts.over_prefixed(SERVICE_ACCOUNT_PREFIX, SERVICE_ACCOUNT_LABEL)
 }
 
-/// Compiles rules that have been validated.
+/// Compiles rules that have been validated. An Allow by HTTP request matches nothing (semantics 15) and is left out.
 pub(crate) fn compile_rules(namespace: &str, rules: &[CalicoRule], sets: &mut Sets) -> Vec<Rule> {
-    rules.iter().map(|rule| compile_rule(namespace, rule, sets)).collect()
+    rules.iter().filter(|rule| rule.http.is_none()).map(|rule| compile_rule(namespace, rule, sets)).collect()
 }
 
 fn compile_rule(namespace: &str, rule: &CalicoRule, sets: &mut Sets) -> Rule {
@@ -94,8 +98,8 @@ fn compile_rule(namespace: &str, rule: &CalicoRule, sets: &mut Sets) -> Rule {
         not_protocol: rule.not_protocol.map(|ProtocolName(protocol)| protocol),
         icmp: rule.icmp.as_ref().map(icmp),
         not_icmp: rule.not_icmp.as_ref().map(icmp),
-        source: compile_entity(namespace, &rule.source, protocol, sets),
-        destination: compile_entity(namespace, &rule.destination, protocol, sets),
+        source: compile_entity(namespace, &rule.source, protocol, false, sets),
+        destination: compile_entity(namespace, &rule.destination, protocol, true, sets),
     }
 }
 
@@ -103,8 +107,12 @@ fn compile_entity(
     namespace: &str,
     entity: &EntityRule,
     protocol: Option<Protocol>,
+    is_destination: bool,
     sets: &mut Sets,
 ) -> EntityMatch {
+    if let Some(service) = &entity.services {
+        return backends(namespace, service, is_destination, sets);
+    }
     let (meant, not_meant) = endpoints_of(namespace, entity);
     // A named port means the ports of that name of the endpoints that are meant, or of all where nothing says which.
     let declaring = meant.clone().unwrap_or_else(Selector::all);
@@ -121,6 +129,19 @@ fn compile_entity(
         port_sets,
         not_ports: numbers(&entity.not_ports),
         not_port_sets,
+    }
+}
+
+/// The backends of a Service: at the destination with their ports, at the source by address alone (`calico.md` 6.4).
+fn backends(namespace: &str, service: &ServiceMatch, with_ports: bool, sets: &mut Sets) -> EntityMatch {
+    let namespace = service.namespace.as_deref().unwrap_or(namespace);
+    let (prefix, name) = (if with_ports { "svc" } else { "svcnoport" }, &service.name);
+    let id = SetId(tortie_selector::unique_id(prefix, &format!("{namespace}/{name}")));
+    let source = SetSource::Service { namespace: namespace.to_owned(), name: name.clone(), with_ports };
+    sets.insert(id.clone(), source);
+    match with_ports {
+        true => EntityMatch { port_sets: vec![id], ..EntityMatch::default() },
+        false => EntityMatch { sets: vec![id], ..EntityMatch::default() },
     }
 }
 
@@ -146,9 +167,6 @@ fn endpoints_of(namespace: &str, entity: &EntityRule) -> (Option<Selector>, Opti
             terms.push(Selector::one_of(SERVICE_ACCOUNT_LABEL, accounts.names.iter().cloned()));
         }
         terms.extend(accounts.selector.as_ref().map(of_service_accounts));
-        if terms.is_empty() {
-            terms.push(Selector::has(SERVICE_ACCOUNT_LABEL));
-        }
     }
     terms.extend(entity.selector.clone());
     match (terms.is_empty(), entity.not_selector.clone()) {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use serde_json::Value;
 use tortie_api::calico::{PolicyType, Profile};
 use tortie_api::net::{Action, Protocol};
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{FieldError, Key, Kind, Resource};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId};
-use crate::{calico, kubernetes};
+use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId, SetKind};
+use crate::{calico, cluster, kubernetes};
 
 /// A policy, compiled.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Compiled {
     pub tier: String,
     /// Its place among the policies of its tier.
     pub order: Order,
-    /// The endpoints that it is about, by the labels of [`endpoint_labels`](crate::endpoint_labels).
+    /// The endpoints that it is about, by their [`SubjectLabels`](crate::SubjectLabels).
     pub selector: Selector,
     /// Whether it speaks about packets into them.
     pub ingress: bool,
@@ -32,6 +32,8 @@ pub struct Compiled {
     pub rules: Arc<PolicyRules>,
     /// What the sets are that the rules name.
     pub sets: BTreeMap<SetId, SetSource>,
+    /// What of it is understood but cannot be enforced, and is therefore left out (semantics 15).
+    pub left_out: Vec<String>,
     /// Why it could not be understood; it then denies.
     pub not_understood: Option<String>,
 }
@@ -50,6 +52,26 @@ pub enum SetSource {
         /// The name.
         name: String,
     },
+    /// The backends of a Service.
+    Service {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Whether the backends' protocols and ports count, or only their addresses.
+        with_ports: bool,
+    },
+}
+
+impl SetSource {
+    /// What the members are.
+    #[must_use]
+    pub fn kind(&self) -> SetKind {
+        match self {
+            Self::Selector(_) | Self::Service { with_ports: false, .. } => SetKind::Nets,
+            Self::NamedPort { .. } | Self::Service { with_ports: true, .. } => SetKind::AddressPorts,
+        }
+    }
 }
 
 /// The place of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (semantics 7).
@@ -61,13 +83,7 @@ pub struct Order {
 
 impl Order {
     pub(crate) fn new(order: Option<f64>, id: &PolicyId) -> Self {
-        let kind = match id.kind {
-            PolicyKind::GlobalNetworkPolicy => "GlobalNetworkPolicy",
-            PolicyKind::KubernetesNetworkPolicy => "KubernetesNetworkPolicy",
-            PolicyKind::NetworkPolicy => "NetworkPolicy",
-            PolicyKind::Profile => "Profile",
-        };
-        Self { order, tie: format!("{}/{}/{kind}", id.name, id.namespace) }
+        Self { order, tie: format!("{}/{}/{}", id.name, id.namespace, id.kind.kind()) }
     }
 }
 
@@ -93,6 +109,9 @@ pub fn policy_id(key: &Key) -> Option<PolicyId> {
         Kind::NetworkPolicy => PolicyKind::NetworkPolicy,
         Kind::GlobalNetworkPolicy => PolicyKind::GlobalNetworkPolicy,
         Kind::KubernetesNetworkPolicy => PolicyKind::KubernetesNetworkPolicy,
+        Kind::ClusterNetworkPolicy => PolicyKind::ClusterNetworkPolicy,
+        Kind::AdminNetworkPolicy => PolicyKind::AdminNetworkPolicy,
+        Kind::BaselineAdminNetworkPolicy => PolicyKind::BaselineAdminNetworkPolicy,
         _ => return None,
     };
     Some(PolicyId { kind, namespace: key.namespace.clone(), name: key.name.clone() })
@@ -106,11 +125,9 @@ pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
         Ok(Resource::NetworkPolicy(policy)) => calico::compile(id, &policy.spec),
         Ok(Resource::GlobalNetworkPolicy(policy)) => calico::compile(id, &policy.spec),
         Ok(Resource::KubernetesNetworkPolicy(policy)) => kubernetes::compile(id, &policy),
+        Ok(Resource::ClusterPolicy(policy)) => cluster::compile(id, &policy),
         Ok(_) => closed(id, value, "its kind is not a policy's".to_owned()),
-        Err(problems) => {
-            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            closed(id, value, problems.join("; "))
-        }
+        Err(problems) => closed(id, value, in_words(&problems)),
     })
 }
 
@@ -118,8 +135,8 @@ pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
 #[must_use]
 pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSource>) {
     let mut sets = BTreeMap::new();
-    let ingress = calico::compile_rules("", &profile.spec.ingress, &mut sets);
-    let egress = calico::compile_rules("", &profile.spec.egress, &mut sets);
+    let mut rules = |rules| calico::compile_rules("", rules, &mut sets);
+    let (ingress, egress) = (rules(&profile.spec.ingress), rules(&profile.spec.egress));
     (PolicyRules { ingress, egress }, sets)
 }
 
@@ -127,28 +144,62 @@ pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSo
 /// is unreadable), at its place in the order, for the endpoints that it selects (all of its namespace, if that is).
 fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
     let spec = value.get("spec").unwrap_or(&Value::Null);
-    let (ingress, egress) = named_directions(spec);
-    let deny = |named: bool| if named { vec![Rule::all(Action::Deny)] } else { Vec::new() };
-    let order = match id.kind {
-        PolicyKind::KubernetesNetworkPolicy => Some(kubernetes::ORDER),
-        // An order that is not readable comes first: whatever it was meant to come before, nothing opens.
-        _ => match spec.get("order") {
-            None | Some(Value::Null) => None,
-            Some(order) => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
-        },
+    let (tier, order, selector, (ingress, egress)) = match id.kind {
+        PolicyKind::KubernetesNetworkPolicy => {
+            let pods =
+                kubernetes::readable_selector(&id.namespace, spec.get("podSelector").unwrap_or(&Value::Null));
+            ("default".to_owned(), Some(kubernetes::ORDER), pods, named_directions(spec))
+        }
+        PolicyKind::ClusterNetworkPolicy => cluster::readable(&id, spec, None),
+        PolicyKind::AdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-admin")),
+        PolicyKind::BaselineAdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-baseline")),
+        _ => {
+            (readable_tier(spec), readable_order(spec), readable_selector(&id, spec), named_directions(spec))
+        }
     };
-    let tier = spec.get("tier").and_then(Value::as_str).filter(|tier| !tier.is_empty()).unwrap_or("default");
+    let deny = |named: bool| if named { vec![Rule::all(Action::Deny)] } else { Vec::new() };
     Compiled {
-        tier: tier.to_owned(),
+        tier,
         order: Order::new(order, &id),
-        selector: readable_selector(&id, spec),
+        selector,
         ingress,
         egress,
         rules: Arc::new(PolicyRules { ingress: deny(ingress), egress: deny(egress) }),
         sets: BTreeMap::new(),
+        left_out: Vec::new(),
         not_understood: Some(problem),
         id,
     }
+}
+
+/// The tier of a policy that is not understood; one that cannot be read is the tier without a name, before all others.
+fn readable_tier(spec: &Value) -> String {
+    let tier = match spec.get("tier") {
+        None | Some(Value::Null) => "default",
+        Some(tier) => match tier.as_str() {
+            Some("") => "default",
+            Some(tier) => tier,
+            None => "",
+        },
+    };
+    tier.to_owned()
+}
+
+/// The `order` of a policy or tier that is not understood. One that cannot be read comes first: whatever it was meant to
+/// come before, nothing opens.
+#[must_use]
+pub fn readable_order(spec: &Value) -> Option<f64> {
+    match spec.get("order") {
+        None | Some(Value::Null) => None,
+        Some(order) => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
+    }
+}
+
+/// Problems as one sentence.
+#[must_use]
+pub fn in_words(problems: &[FieldError]) -> String {
+    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    problems.join("; ")
 }
 
 fn named_directions(spec: &Value) -> (bool, bool) {
@@ -173,10 +224,6 @@ fn named_directions(spec: &Value) -> (bool, bool) {
 
 /// The endpoints that the policy selects, if all that narrows them can be read; otherwise all that it could select.
 fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
-    if id.kind == PolicyKind::KubernetesNetworkPolicy {
-        let pods = spec.get("podSelector").unwrap_or(&Value::Null);
-        return kubernetes::readable_selector(&id.namespace, pods);
-    }
     let everything = || match id.namespace.as_str() {
         "" => Selector::all(),
         namespace => Selector::equal(NAMESPACE_LABEL, namespace),

@@ -17,7 +17,7 @@ use tortie_selector::{NAMESPACE_LABEL, Selector};
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
 use crate::compile::{Compiled, Order};
-use crate::labels::ORCHESTRATOR_LABEL;
+use crate::labels::{ORCHESTRATOR_LABEL, POD_PREFIX};
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
 /// Where Kubernetes policies stand among Calico's.
@@ -45,6 +45,7 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
         egress: types.contains(&PolicyType::Egress),
         rules: Arc::new(PolicyRules { ingress, egress }),
         sets,
+        left_out: Vec::new(),
         not_understood: None,
         id,
     }
@@ -59,7 +60,11 @@ pub(crate) fn readable_selector(namespace: &str, pods: &Value) -> Selector {
 }
 
 fn is_known(requirement: &Requirement) -> bool {
-    ["In", "NotIn", "Exists", "DoesNotExist"].contains(&requirement.operator.as_str())
+    match requirement.operator.as_str() {
+        "In" | "NotIn" => !requirement.values.is_empty(),
+        "Exists" | "DoesNotExist" => requirement.values.is_empty(),
+        _ => false,
+    }
 }
 
 /// One rule for each peer and protocol. `own` are the pods that the policy selects.
@@ -158,13 +163,13 @@ fn pods_of(namespace: &str, pods: &LabelSelector) -> Selector {
     Selector::all_of(terms)
 }
 
-fn of_kubernetes(pods: &LabelSelector) -> Vec<Selector> {
+pub(crate) fn of_kubernetes(pods: &LabelSelector) -> Vec<Selector> {
     let mut terms = vec![Selector::equal(ORCHESTRATOR_LABEL, "k8s")];
-    terms.extend(requirements(pods));
+    terms.extend(requirements(pods).into_iter().map(|term| term.over_prefixed(POD_PREFIX, POD_PREFIX)));
     terms
 }
 
-fn requirements(labels: &LabelSelector) -> Vec<Selector> {
+pub(crate) fn requirements(labels: &LabelSelector) -> Vec<Selector> {
     let equal = labels.match_labels.iter().map(|(name, value)| Selector::equal(name, value));
     let expressions = labels.match_expressions.iter().map(|requirement| {
         let values = requirement.values.iter().cloned();

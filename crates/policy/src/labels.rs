@@ -1,8 +1,11 @@
-//! The labels that selectors see on a pod: its own, and those of its namespace and service account under prefixes.
+//! The labels that selectors see on a pod or a network set: its own, and those of its namespace and service account under
+//! prefixes. Nothing is copied: each lookup asks the one that has the label.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use tortie_selector::NAMESPACE_LABEL;
+use tortie_api::is_reserved_label;
+use tortie_selector::{Labels, NAMESPACE_LABEL};
 
 use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule};
 
@@ -10,78 +13,72 @@ use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule};
 pub(crate) const NAMESPACE_PREFIX: &str = "pcns.";
 /// The prefix of a service account's labels.
 pub(crate) const SERVICE_ACCOUNT_PREFIX: &str = "pcsa.";
+/// The prefix of the labels that a pod itself bears, which is all that Kubernetes' selectors see (semantics 10). No label
+/// name can begin like this.
+pub(crate) const POD_PREFIX: &str = "pod:";
 /// The label with the name of the pod's service account.
 pub(crate) const SERVICE_ACCOUNT_LABEL: &str = "projectcalico.org/serviceaccount";
 /// The label that tells a Kubernetes pod from other endpoints.
 pub(crate) const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
+/// The label of every namespace and service account with its name.
+const NAME_LABEL: &str = "projectcalico.org/name";
+/// The label that the API server gives every namespace.
+const METADATA_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// What selectors see on a pod. Its own labels win over inherited ones, but it cannot claim a namespace's or a service
-/// account's: own labels with their prefixes are left out (`calico.md` 1.5).
-///
-/// `profiles` are the labels that the endpoint's profiles give it, the first one's winning.
-#[must_use]
-pub fn endpoint_labels<'a>(
-    own: &BTreeMap<String, String>,
-    namespace: (&str, Option<&BTreeMap<String, String>>),
-    service_account: (&str, Option<&BTreeMap<String, String>>),
-    profiles: impl DoubleEndedIterator<Item = &'a BTreeMap<String, String>>,
-) -> BTreeMap<String, String> {
-    let mut labels = BTreeMap::new();
-    for profile in profiles.rev() {
-        labels.extend(profile.iter().map(|(name, value)| (name.clone(), value.clone())));
-    }
-    inherit_namespace(&mut labels, namespace);
-    inherit(&mut labels, SERVICE_ACCOUNT_PREFIX, service_account);
-    let claimed = |name: &str| name.starts_with(NAMESPACE_PREFIX) || name.starts_with(SERVICE_ACCOUNT_PREFIX);
-    labels.extend(
-        own.iter().filter(|(name, _)| !claimed(name)).map(|(name, value)| (name.clone(), value.clone())),
-    );
-    labels.insert(NAMESPACE_LABEL.to_owned(), namespace.0.to_owned());
-    labels.insert(ORCHESTRATOR_LABEL.to_owned(), "k8s".to_owned());
-    if !service_account.0.is_empty() {
-        labels.insert(SERVICE_ACCOUNT_LABEL.to_owned(), service_account.0.to_owned());
-    }
-    labels
+/// Labels as an object bears them.
+pub type OwnLabels = BTreeMap<String, String>;
+
+/// What selectors see on a pod or a network set (`calico.md` 1.5). Its own labels win over a profile's, but neither can
+/// claim another namespace or service account: labels that only the cluster gives are not looked for there.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SubjectLabels {
+    /// Whether it is a pod.
+    pub is_pod: bool,
+    /// Its own labels.
+    pub own: Arc<OwnLabels>,
+    /// Its namespace; empty where it has none.
+    pub namespace: String,
+    /// The namespace's labels, if that namespace is known.
+    pub namespace_labels: Option<Arc<OwnLabels>>,
+    /// The pod's service account; may be empty.
+    pub service_account: String,
+    /// The service account's labels, if it is known.
+    pub service_account_labels: Option<Arc<OwnLabels>>,
+    /// The labels that the pod's profiles give it; the first profile's win.
+    pub profiles: Vec<Arc<OwnLabels>>,
 }
 
-/// What selectors see on a network set: its own labels, and those of its namespace if it has one.
-#[must_use]
-pub fn network_set_labels(
-    own: &BTreeMap<String, String>,
-    namespace: Option<(&str, Option<&BTreeMap<String, String>>)>,
-) -> BTreeMap<String, String> {
-    let mut labels = BTreeMap::new();
-    if let Some(namespace) = namespace {
-        inherit_namespace(&mut labels, namespace);
+impl Labels for SubjectLabels {
+    fn label(&self, name: &str) -> Option<&str> {
+        if let Some(inherited) = name.strip_prefix(NAMESPACE_PREFIX) {
+            let labels = self.namespace_labels.as_ref()?;
+            return match inherited {
+                NAME_LABEL => Some(&self.namespace),
+                METADATA_NAME_LABEL => Some(labels.get(inherited).unwrap_or(&self.namespace)),
+                _ => labels.get(inherited).map(String::as_str),
+            };
+        }
+        if let Some(inherited) = name.strip_prefix(SERVICE_ACCOUNT_PREFIX) {
+            let labels = self.service_account_labels.as_ref()?;
+            return match inherited {
+                NAME_LABEL => Some(&self.service_account),
+                _ => labels.get(inherited).map(String::as_str),
+            };
+        }
+        if let Some(own) = name.strip_prefix(POD_PREFIX) {
+            return self.own.get(own).filter(|_| self.is_pod).map(String::as_str);
+        }
+        match name {
+            NAMESPACE_LABEL => Some(&*self.namespace).filter(|namespace| !namespace.is_empty()),
+            SERVICE_ACCOUNT_LABEL => Some(&*self.service_account).filter(|account| !account.is_empty()),
+            ORCHESTRATOR_LABEL => self.is_pod.then_some("k8s"),
+            _ if is_reserved_label(name) => None,
+            _ => {
+                let given = self.profiles.iter().find_map(|profile| profile.get(name));
+                self.own.get(name).or(given).map(String::as_str)
+            }
+        }
     }
-    labels.extend(own.iter().map(|(name, value)| (name.clone(), value.clone())));
-    if let Some((name, _)) = namespace {
-        labels.insert(NAMESPACE_LABEL.to_owned(), name.to_owned());
-    }
-    labels
-}
-
-fn inherit_namespace(
-    labels: &mut BTreeMap<String, String>,
-    (name, inherited): (&str, Option<&BTreeMap<String, String>>),
-) {
-    inherit(labels, NAMESPACE_PREFIX, (name, inherited));
-    if inherited.is_some() {
-        // What the API server gives every namespace.
-        labels
-            .entry(format!("{NAMESPACE_PREFIX}kubernetes.io/metadata.name"))
-            .or_insert_with(|| name.to_owned());
-    }
-}
-
-fn inherit(
-    labels: &mut BTreeMap<String, String>,
-    prefix: &str,
-    (name, inherited): (&str, Option<&BTreeMap<String, String>>),
-) {
-    let Some(inherited) = inherited else { return };
-    labels.extend(inherited.iter().map(|(label, value)| (format!("{prefix}{label}"), value.clone())));
-    labels.insert(format!("{prefix}projectcalico.org/name"), name.to_owned());
 }
 
 /// The profile that a namespace brings along: it allows everything, for pods that no policy selects.

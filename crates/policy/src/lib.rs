@@ -6,11 +6,14 @@
 //! the same without compiling anything, and why.
 
 mod calico;
+mod cluster;
 mod compile;
 mod kubernetes;
 mod labels;
 pub mod oracle;
 pub mod program;
 
-pub use compile::{Compiled, Order, SetSource, compile, compile_profile, policy_id};
-pub use labels::{endpoint_labels, namespace_profile, network_set_labels};
+pub use compile::{
+    Compiled, Order, SetSource, compile, compile_profile, in_words, policy_id, readable_order,
+};
+pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

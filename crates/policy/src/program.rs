@@ -9,11 +9,18 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use tortie_api::Kind;
 use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
 
 /// The kinds of object that carry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PolicyKind {
+    /// `policy.networking.k8s.io/v1alpha1` AdminNetworkPolicy.
+    AdminNetworkPolicy,
+    /// `policy.networking.k8s.io/v1alpha1` BaselineAdminNetworkPolicy.
+    BaselineAdminNetworkPolicy,
+    /// `policy.networking.k8s.io/v1alpha2` ClusterNetworkPolicy.
+    ClusterNetworkPolicy,
     /// `projectcalico.org/v3` GlobalNetworkPolicy.
     GlobalNetworkPolicy,
     /// `networking.k8s.io/v1` NetworkPolicy.
@@ -22,6 +29,22 @@ pub enum PolicyKind {
     NetworkPolicy,
     /// `projectcalico.org/v3` Profile, and the profiles that namespaces and service accounts bring along.
     Profile,
+}
+
+impl PolicyKind {
+    /// The kind of its objects.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::AdminNetworkPolicy => Kind::AdminNetworkPolicy,
+            Self::BaselineAdminNetworkPolicy => Kind::BaselineAdminNetworkPolicy,
+            Self::ClusterNetworkPolicy => Kind::ClusterNetworkPolicy,
+            Self::GlobalNetworkPolicy => Kind::GlobalNetworkPolicy,
+            Self::KubernetesNetworkPolicy => Kind::KubernetesNetworkPolicy,
+            Self::NetworkPolicy => Kind::NetworkPolicy,
+            Self::Profile => Kind::Profile,
+        }
+    }
 }
 
 /// Which policy: never a bare name, as two namespaces may use the same one.

@@ -98,11 +98,12 @@ impl Embedded {
         let latest = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
         let log = transaction.open_table(LOG).map_err(failed)?;
         let oldest = log.first().map_err(failed)?.map_or(latest + 1, |(revision, _)| revision.value());
-        if after + 1 < oldest {
+        let next = after.saturating_add(1);
+        if next < oldest {
             return Err(StoreError::Compacted(after));
         }
         let mut events = Vec::new();
-        for entry in log.range(after + 1..).map_err(failed)? {
+        for entry in log.range(next..).map_err(failed)? {
             let (revision, entry) = entry.map_err(failed)?;
             let (plural, namespace, name, value) = entry.value();
             let Some(kind) = kinds.iter().find(|kind| kind.plural() == plural) else { continue };

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use thiserror::Error;
+use tokio::time::{Instant, timeout_at};
 use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind, Resource};
 
-use crate::{Event, Revision, Store, StoreError};
+use crate::{Event, Revision, Store, StoreError, Stored, Watch, is_of, pod_of};
 
 /// Why it is not known that something is in force.
 #[derive(Debug, Error)]
@@ -23,6 +24,8 @@ pub enum NotInForce {
         nodes: String,
         /// How long was waited.
         seconds: u64,
+        /// What the nodes reported last.
+        reports: BTreeMap<String, NodeStatus>,
     },
 }
 
@@ -35,42 +38,95 @@ pub async fn wait_in_force(
     revision: Revision,
     patience: Duration,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
+    wait_for_reports(store, patience, |report| report.revision >= revision).await
+}
+
+/// Waits until the report of every node is such; gives the last report of each.
+///
+/// # Errors
+/// A node had no such report in time, or the store failed.
+pub async fn wait_for_reports(
+    store: &dyn Store,
+    patience: Duration,
+    is_such: impl Fn(&NodeStatus) -> bool + Send + Sync,
+) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
     let mut reports: BTreeMap<String, Option<NodeStatus>> = BTreeMap::new();
     for node in store.list(Kind::Node).await?.items {
         reports.insert(node.key.name, None);
     }
     let listing = store.list(Kind::NodeReport).await?;
-    for stored in listing.items {
-        note(&mut reports, &stored.key, &stored.value);
+    for stored in &listing.items {
+        note(&mut reports, stored);
     }
     let mut events = store.watch(&[Kind::NodeReport], listing.revision).await?;
-    let deadline = tokio::time::Instant::now() + patience;
+    let deadline = Instant::now() + patience;
     loop {
-        let late: Vec<String> = reports
-            .iter()
-            .filter(|(_, report)| !reached(report.as_ref(), revision))
-            .map(|(n, _)| n.clone())
-            .collect();
+        let late = reports.iter().filter(|(_, report)| !report.as_ref().is_some_and(&is_such));
+        let late: Vec<String> = late.map(|(node, _)| node.clone()).collect();
+        let known = reports.iter().filter_map(|(node, report)| Some((node.clone(), report.clone()?)));
         if late.is_empty() {
-            return Ok(reports.into_iter().filter_map(|(node, report)| Some((node, report?))).collect());
+            return Ok(known.collect());
         }
-        match tokio::time::timeout_at(deadline, events.next()).await {
-            Ok(Some(Ok(Event::Put(stored)))) => note(&mut reports, &stored.key, &stored.value),
-            Ok(Some(Ok(Event::Deleted { .. }))) => {}
-            Ok(Some(Err(error))) => return Err(error.into()),
-            Ok(None) => return Err(StoreError::Unavailable("the watch ended".to_owned()).into()),
-            Err(_) => return Err(NotInForce::Late { nodes: late.join(", "), seconds: patience.as_secs() }),
+        match next(&mut events, deadline).await? {
+            Some(Event::Put(stored)) => note(&mut reports, &stored),
+            Some(Event::Deleted { .. }) => {}
+            None => {
+                let (nodes, seconds) = (late.join(", "), patience.as_secs());
+                return Err(NotInForce::Late { nodes, seconds, reports: known.collect() });
+            }
         }
     }
 }
 
-fn reached(report: Option<&NodeStatus>, revision: Revision) -> bool {
-    report.is_some_and(|report| report.revision >= revision)
+/// Waits until the WorkloadEndpoints of a pod have the labels that it has now; gives the last write of them, 0 if it
+/// has none.
+///
+/// # Errors
+/// They did not follow in time, or the store failed.
+pub async fn wait_for_labels(
+    store: &dyn Store,
+    pod: &Key,
+    patience: Duration,
+) -> Result<Revision, NotInForce> {
+    let deadline = Instant::now() + patience;
+    let start = store.list(Kind::WorkloadEndpoint).await?.revision;
+    let mut events = store.watch(&[Kind::WorkloadEndpoint], start).await?;
+    loop {
+        let Some(pod) = store.get(pod).await? else { return Ok(0) };
+        let mut endpoints = store.list(Kind::WorkloadEndpoint).await?.items;
+        endpoints.retain(|endpoint| is_of(endpoint, &pod));
+        let labels = |of: &Stored| of.value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+        let Some(late) = endpoints.iter().find(|endpoint| labels(endpoint) != labels(&pod)) else {
+            return Ok(endpoints.iter().map(|endpoint| endpoint.revision).max().unwrap_or(0));
+        };
+        // Until something of this pod's changes, there is nothing to look at.
+        loop {
+            match next(&mut events, deadline).await? {
+                Some(Event::Put(endpoint)) if pod_of(&endpoint) != pod.key => {}
+                Some(_) => break,
+                None => {
+                    let node = late.value["spec"]["node"].as_str().unwrap_or_default();
+                    let nodes = format!("{node}, which has not taken over the labels of {}", pod.key);
+                    let (seconds, reports) = (patience.as_secs(), BTreeMap::new());
+                    return Err(NotInForce::Late { nodes, seconds, reports });
+                }
+            }
+        }
+    }
 }
 
-fn note(reports: &mut BTreeMap<String, Option<NodeStatus>>, key: &Key, value: &serde_json::Value) {
+/// The next event; `None` if there is none in time.
+async fn next(events: &mut Watch, deadline: Instant) -> Result<Option<Event>, StoreError> {
+    match timeout_at(deadline, events.next()).await {
+        Ok(Some(event)) => event.map(Some),
+        Ok(None) => Err(StoreError::Unavailable("the watch ended".to_owned())),
+        Err(_) => Ok(None),
+    }
+}
+
+fn note(reports: &mut BTreeMap<String, Option<NodeStatus>>, stored: &Stored) {
     if let (Some(known), Ok(Resource::NodeReport(report))) =
-        (reports.get_mut(&key.name), Resource::read(key, value))
+        (reports.get_mut(&stored.key.name), Resource::read(&stored.key, &stored.value))
     {
         *known = Some(report.status);
     }

@@ -9,6 +9,7 @@ mod apply;
 pub mod conformance;
 mod embedded;
 mod in_force;
+mod pod;
 pub mod rpc;
 
 use async_trait::async_trait;
@@ -19,7 +20,8 @@ use tortie_api::{Key, Kind};
 
 pub use apply::{Applied, apply};
 pub use embedded::Embedded;
-pub use in_force::{NotInForce, wait_in_force};
+pub use in_force::{NotInForce, wait_for_labels, wait_for_reports, wait_in_force};
+pub use pod::{POD_UID, is_of, pod_of};
 
 /// A point in the store's history: the count of writes so far. A later write has a higher one.
 pub type Revision = u64;

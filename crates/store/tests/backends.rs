@@ -11,7 +11,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use tortie_api::{Key, Kind};
 use tortie_store::rpc::{Remote, TlsIdentity, serve_tls, serve_unix};
-use tortie_store::{Embedded, Store, StoreError, conformance};
+use tortie_store::{Embedded, Event, Store, StoreError, conformance};
 
 fn embedded() -> (Arc<Embedded>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
@@ -126,6 +126,85 @@ fn a_file_that_is_no_store_is_refused() {
     let error = Embedded::open(&path).err().unwrap().to_string();
     assert!(error.contains(&path.display().to_string()), "{error}");
     assert!(std::fs::read_to_string(&path).unwrap().starts_with("not a store"));
+}
+
+/// The clock runs as fast as nothing happens.
+#[tokio::test(start_paused = true)]
+async fn a_service_that_hangs_gives_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    tokio::spawn(async move {
+        let mut silent = Vec::new();
+        loop {
+            silent.push(listener.accept().await.unwrap());
+        }
+    });
+    let remote = Remote::unix(&path);
+    let key = Key::global(Kind::Namespace, "n");
+    let asked = tokio::time::timeout(Duration::from_secs(60), async {
+        (
+            remote.get(&key).await.map(drop),
+            remote.create(&key, json!(0)).await.map(drop),
+            remote.watch(&[Kind::Pod], 0).await.map(drop),
+        )
+    });
+    let (got, created, watched) = asked.await.expect("an answer");
+    for answer in [got, created, watched] {
+        assert!(matches!(answer, Err(StoreError::Unavailable(_))), "{answer:?}");
+    }
+}
+
+/// A watch that hears nothing any more must not be taken for one where nothing happens.
+#[tokio::test(start_paused = true)]
+async fn a_watch_of_a_service_that_hangs_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, relayed) = (dir.path().join("served"), dir.path().join("relayed"));
+    tokio::spawn({
+        let (store, served) = (Embedded::in_memory().unwrap(), served.clone());
+        async move { serve_unix(Arc::new(store), &served).await }
+    });
+    let listener = tokio::net::UnixListener::bind(&relayed).unwrap();
+    let (freeze, frozen) = tokio::sync::oneshot::channel::<()>();
+    tokio::spawn(async move {
+        let (mut near, _) = listener.accept().await.unwrap();
+        let mut far = tokio::net::UnixStream::connect(&served).await.unwrap();
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+            _ = frozen => std::future::pending().await,
+        }
+    });
+    let mut watch = Remote::unix(&relayed).watch(&[Kind::Pod], 0).await.unwrap();
+    freeze.send(()).unwrap();
+    let end = tokio::time::timeout(Duration::from_secs(60), watch.next()).await.expect("an end");
+    assert!(matches!(end, Some(Err(StoreError::Unavailable(_)))), "{end:?}");
+}
+
+/// No deadline of a call is one of a watch.
+#[tokio::test(start_paused = true)]
+async fn a_quiet_watch_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    tokio::spawn({
+        let (store, path) = (store.clone(), path.clone());
+        async move { serve_unix(store, &path).await }
+    });
+    let remote = answering(Remote::unix(&path)).await;
+    let mut watch = remote.watch(&[Kind::Namespace], 0).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(600), watch.next()).await;
+    assert!(ended.is_err(), "{ended:?}");
+    let written = store.create(&Key::global(Kind::Namespace, "n"), json!(0)).await.unwrap();
+    assert_eq!(watch.next().await, Some(Ok(Event::Put(written))));
+}
+
+#[tokio::test]
+async fn a_watch_may_begin_after_everything() {
+    let (store, _dir) = embedded();
+    store.create(&Key::global(Kind::Namespace, "n"), json!(0)).await.unwrap();
+    let mut watch = store.watch(&[Kind::Namespace], u64::MAX).await.unwrap();
+    store.create(&Key::global(Kind::Namespace, "m"), json!(0)).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_millis(50), watch.next()).await.is_err());
 }
 
 async fn answering(remote: Remote) -> Arc<dyn Store> {

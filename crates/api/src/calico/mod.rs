@@ -8,8 +8,8 @@ mod tier;
 
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use policy::{
-    EntityRule, GlobalNetworkPolicy, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule, ServiceAccountMatch,
-    ServiceMatch, StagedAction,
+    EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,
+    ServiceAccountMatch, ServiceMatch, StagedAction,
 };
 pub use pool::{EncapsulationMode, IpPool, IpPoolSpec};
 pub use sets::{NetworkSet, NetworkSetSpec};

@@ -5,8 +5,8 @@ use serde::{Deserialize, Deserializer};
 use tortie_selector::Selector;
 
 use crate::fields::{Cidr, Port, ProtocolName, list, selector};
-use crate::net::Action;
-use crate::{FieldError, Metadata};
+use crate::net::{Action, Protocol};
+use crate::{FieldError, Kind, Metadata};
 
 /// A policy for the pods of one namespace.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -119,10 +119,32 @@ pub struct Rule {
     pub destination: EntityRule,
     /// Application-layer criteria.
     #[serde(default)]
-    pub http: Option<serde_json::Value>,
+    pub http: Option<Http>,
     /// Annotations of the rule; they change no meaning.
     #[serde(default)]
     pub metadata: Option<serde_json::Value>,
+}
+
+/// What must hold of an HTTP request. Validated; nothing looks into packets yet (semantics 15).
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    /// One of these methods.
+    #[serde(default, deserialize_with = "list")]
+    pub methods: Vec<String>,
+    /// One of these paths.
+    #[serde(default, deserialize_with = "list")]
+    pub paths: Vec<HttpPath>,
+}
+
+/// A path of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum HttpPath {
+    /// The whole path.
+    Exact(String),
+    /// What it begins with.
+    Prefix(String),
 }
 
 /// An ICMP type, and perhaps a code.
@@ -165,8 +187,8 @@ pub struct EntityRule {
     /// Ports, none of which is the packet's.
     #[serde(default, deserialize_with = "list")]
     pub not_ports: Vec<Port>,
-    /// The endpoints' service accounts.
-    #[serde(default)]
+    /// The endpoints' service accounts; one that says neither names nor a selector says nothing (`calico.md` 1.5).
+    #[serde(default, deserialize_with = "accounts")]
     pub service_accounts: Option<ServiceAccountMatch>,
 }
 
@@ -193,6 +215,11 @@ pub struct ServiceAccountMatch {
     pub selector: Option<Selector>,
 }
 
+fn accounts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ServiceAccountMatch>, D::Error> {
+    let accounts = Option::<ServiceAccountMatch>::deserialize(deserializer)?;
+    Ok(accounts.filter(|accounts| !accounts.names.is_empty() || accounts.selector.is_some()))
+}
+
 fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EntityRule, D::Error> {
     Ok(Option::<EntityRule>::deserialize(deserializer)?.unwrap_or_default())
 }
@@ -215,10 +242,42 @@ impl PolicySpec {
         self.tier.as_deref().filter(|tier| !tier.is_empty()).unwrap_or("default")
     }
 
-    pub(crate) fn validate(&self, staged: bool) -> Result<(), Vec<FieldError>> {
+    pub(crate) fn validate(&self, kind: Kind) -> Result<(), Vec<FieldError>> {
         let mut problems = Vec::new();
+        let staged = matches!(kind, Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy);
         if self.staged_action.is_some() && !staged {
             problems.push(FieldError::new("spec.stagedAction", "is for staged policies only"));
+        }
+        for (given, field) in [
+            (self.namespace_selector.is_some(), "spec.namespaceSelector"),
+            (self.do_not_track, "spec.doNotTrack"),
+            (self.pre_dnat, "spec.preDNAT"),
+            (self.apply_on_forward, "spec.applyOnForward"),
+        ] {
+            if given && kind.namespaced() {
+                problems.push(FieldError::new(field, "is for policies of the whole cluster only"));
+            }
+        }
+        if let Some(hint) = self.performance_hints.iter().find(|hint| *hint != "AssumeNeededOnEveryNode") {
+            problems.push(FieldError::new(
+                "spec.performanceHints",
+                format!("{hint:?} is not AssumeNeededOnEveryNode"),
+            ));
+        }
+        if self.staged_action == Some(StagedAction::Delete)
+            && !(self.ingress.is_empty() && self.egress.is_empty())
+        {
+            problems
+                .push(FieldError::new("spec.stagedAction", "a policy that would be deleted has no rules"));
+        }
+        if !kind.namespaced() {
+            let services = |rule: &Rule| [rule.source.services.clone(), rule.destination.services.clone()];
+            let named = self.ingress.iter().chain(&self.egress).flat_map(services).flatten();
+            if named.into_iter().any(|service| service.namespace.is_none()) {
+                let problem =
+                    "services.namespace is missing: a policy of the whole cluster has none of its own";
+                problems.push(FieldError::new("spec", problem));
+            }
         }
         for (set, field) in [
             (self.do_not_track, "spec.doNotTrack"),
@@ -257,11 +316,54 @@ impl Rule {
                 wrong(field, "the type must be between 0 and 254");
             }
         }
-        if self.http.is_some() {
-            wrong("http", "application-layer rules are not supported yet");
+        let is = |version: u8| {
+            let protocol =
+                |ProtocolName(protocol): ProtocolName| protocol.0 == if version == 4 { 58 } else { 1 };
+            self.ip_version == Some(version) && self.protocol.is_some_and(protocol)
+        };
+        if is(4) || is(6) {
+            wrong("ipVersion", "ICMP is IPv4's, ICMPv6 is IPv6's");
+        }
+        if let Some(http) = &self.http {
+            if self.action != Action::Allow {
+                wrong("http", "is for Allow rules only");
+            }
+            if self.protocol.is_some_and(|ProtocolName(protocol)| protocol != Protocol::TCP) {
+                wrong("http", "needs protocol TCP, or none");
+            }
+            if path.starts_with("spec.egress") {
+                wrong("http", "is for ingress rules only");
+            }
+            http.validate(&format!("{path}.http"), problems);
         }
         for (entity, side) in [(&self.source, "source"), (&self.destination, "destination")] {
             entity.validate(&format!("{path}.{side}"), self.protocol, problems);
+        }
+        let (other, field) = match path.starts_with("spec.egress") {
+            true => (&self.source, "source.services"),
+            false => (&self.destination, "destination.services"),
+        };
+        if other.services.is_some() {
+            let problem = "a Service may be an egress rule's destination or an ingress rule's source only";
+            problems.push(FieldError::new(format!("{path}.{field}"), problem));
+        }
+    }
+}
+
+impl Http {
+    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+        for (index, method) in self.methods.iter().enumerate() {
+            if self.methods[..index].contains(method) {
+                problems
+                    .push(FieldError::new(format!("{path}.methods[{index}]"), "the method was given before"));
+            }
+        }
+        for (index, given) in self.paths.iter().enumerate() {
+            let (HttpPath::Exact(text) | HttpPath::Prefix(text)) = given;
+            if !text.starts_with('/') || text.contains(['?', '#', ' ']) {
+                let problem = format!("{text:?} must begin with / and hold no ?, # or space");
+                problems.push(FieldError::new(format!("{path}.paths[{index}]"), problem));
+            }
         }
     }
 }
@@ -280,8 +382,23 @@ impl EntityRule {
                 wrong(field, "needs protocol: TCP, UDP or SCTP in the same rule".into());
             }
         }
-        if self.services.is_some() {
-            wrong("services", "matching Services is not supported yet".into());
+        if let Some(service) = &self.services {
+            if service.name.is_empty() {
+                wrong("services.name", "is missing".into());
+            }
+            let beside = [
+                (self.selector.is_some(), "selector"),
+                (self.not_selector.is_some(), "notSelector"),
+                (self.namespace_selector.is_some(), "namespaceSelector"),
+                (self.service_accounts.is_some(), "serviceAccounts"),
+                (!self.nets.is_empty(), "nets"),
+                (!self.not_nets.is_empty(), "notNets"),
+                (!self.ports.is_empty(), "ports"),
+                (!self.not_ports.is_empty(), "notPorts"),
+            ];
+            for (_, field) in beside.iter().filter(|(given, _)| *given) {
+                wrong("services", format!("may not stand beside {field}"));
+            }
         }
         if self.not_nets.iter().any(|Cidr(net)| net.prefix_len() == 0) {
             wrong("notNets", "a network that holds every address would match nothing".into());

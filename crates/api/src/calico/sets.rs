@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use crate::fields::{Cidr, list};
-use crate::{FieldError, Metadata};
+use crate::Metadata;
+use crate::fields::{Network, list};
 
 /// Networks with labels. A NetworkSet belongs to a namespace and inherits its labels, a GlobalNetworkSet to none.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -21,16 +21,5 @@ pub struct NetworkSet {
 pub struct NetworkSetSpec {
     /// The networks; an address is a network of full length.
     #[serde(default, deserialize_with = "list")]
-    pub nets: Vec<Cidr>,
-}
-
-impl NetworkSet {
-    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
-        let reserved = tortie_selector::NAMESPACE_LABEL;
-        if self.metadata.labels.contains_key(reserved) {
-            let path = format!("metadata.labels.{reserved}");
-            return Err(vec![FieldError::new(path, "is set by the cluster; leave it out")]);
-        }
-        Ok(())
-    }
+    pub nets: Vec<Network>,
 }

@@ -1,8 +1,11 @@
 //! The Kubernetes kinds that Tortie reads. Fields that it does not read stay in the object.
 
+mod cluster_policy;
 mod core;
 mod network_policy;
+mod service;
 
+pub use cluster_policy::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, ClusterTier};
 pub use core::{
     Container, ContainerPort, Namespace, Node, NodeSpec, Pod, PodSpec, PodStatus, ServiceAccount,
 };
@@ -10,3 +13,4 @@ pub use network_policy::{
     IntOrString, IpBlock, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort,
     NetworkPolicyRule, NetworkPolicySpec, Requirement,
 };
+pub use service::{EndpointSlice, Service, ServicePort, ServiceSpec, SliceEndpoint, SlicePort};

@@ -184,7 +184,7 @@ impl NetworkPolicy {
 }
 
 impl NetworkPolicyPeer {
-    fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+    pub(super) fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
         let selects = self.namespace_selector.is_some() || self.pod_selector.is_some();
         match &self.ip_block {
             Some(_) if selects => {

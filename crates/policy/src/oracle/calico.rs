@@ -7,7 +7,7 @@ use tortie_selector::Selector;
 
 use super::packet::{Packet, Side, shown};
 use super::trace::Mismatch;
-use super::world::Workload;
+use super::world::Identity;
 
 type Outcome = Result<(), Mismatch>;
 
@@ -24,13 +24,14 @@ pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outc
     let version = if packet.destination.address.is_ipv4() { 4 } else { 6 };
     let protocol = packet.protocol;
     if let Some(wanted) = rule.ip_version.filter(|wanted| *wanted != version) {
-        return Err(Mismatch::new("ipVersion", wanted, version));
+        return Err(Mismatch::new("ipVersion", wanted, format!("the packet is IPv{version}")));
     }
     if let Some(ProtocolName(wanted)) = rule.protocol.filter(|wanted| wanted.0 != protocol) {
-        return Err(Mismatch::new("protocol", wanted, protocol));
+        return Err(Mismatch::new("protocol", wanted, format!("the packet is {protocol}")));
     }
     if rule.not_protocol.is_some_and(|unwanted| unwanted.0 == protocol) {
-        return Err(Mismatch::new("notProtocol", format!("anything but {protocol}"), protocol));
+        let wanted = format!("anything but {protocol}");
+        return Err(Mismatch::new("notProtocol", wanted, format!("the packet is {protocol}")));
     }
     if let Some(wanted) = rule.icmp.as_ref().filter(|wanted| !is_icmp(wanted, packet)) {
         return Err(Mismatch::new("icmp", shown_icmp(wanted), found_icmp(packet)));
@@ -40,16 +41,29 @@ pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outc
         return Err(Mismatch::new("notICMP", wanted, found_icmp(packet)));
     }
     entity(namespace, "source", &rule.source, &packet.source, packet)?;
-    entity(namespace, "destination", &rule.destination, &packet.destination, packet)
+    entity(namespace, "destination", &rule.destination, &packet.destination, packet)?;
+    match &rule.http {
+        // Nothing looks into packets yet, so nothing is known to be allowed (semantics 15).
+        Some(_) => Err(Mismatch::new("http", "a request that is looked into", "which is not done yet")),
+        None => Ok(()),
+    }
 }
 
-/// Whether a selector of namespaces means the pod's. Every pod has a namespace, so `global()` means none of them.
-pub(super) fn of_namespace(selector: &Selector, pod: &Workload) -> bool {
-    !selector.is_global() && selector.matches(&pod.namespace_labels)
+/// Whether a selector of namespaces means this one's. `global()` means what has none, every other selector what has one.
+pub(super) fn of_namespace(selector: &Selector, subject: &Identity) -> bool {
+    if selector.is_global() {
+        return subject.namespace.is_empty();
+    }
+    // A name that only what has a namespace bears stands for "there is one", also where that namespace is not known.
+    let mut labels = subject.namespace_labels.clone();
+    if !subject.namespace.is_empty() {
+        labels.insert("there is one".into(), String::new());
+    }
+    selector.all_means_has("there is one").matches(&labels)
 }
 
 /// Whether a selector of service accounts means the pod's; `all()` means those that are there.
-pub(super) fn of_account(selector: &Selector, pod: &Workload) -> bool {
+pub(super) fn of_account(selector: &Selector, pod: &Identity) -> bool {
     if pod.account.is_empty() {
         return selector.all_means_has("no such label").matches(&pod.account_labels);
     }
@@ -72,8 +86,8 @@ fn shown_icmp(icmp: &Icmp) -> String {
 
 fn found_icmp(packet: &Packet<'_>) -> String {
     match packet.icmp {
-        Some((icmp_type, code)) => format!("type {icmp_type} code {code}"),
-        None => packet.protocol.to_string(),
+        Some((icmp_type, code)) => format!("the packet is type {icmp_type} code {code}"),
+        None => format!("the packet is {}", packet.protocol),
     }
 }
 
@@ -89,31 +103,39 @@ fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packe
     if let Some(Cidr(net)) = holds(&rule.not_nets) {
         return Err(Mismatch::new(field("notNets"), format!("an address outside {net}"), address));
     }
+    if let Some(service) = &rule.services {
+        let namespace = service.namespace.as_deref().unwrap_or(namespace);
+        // At the destination the backend's port counts too.
+        if !packet.is_backend(side, namespace, &service.name, name == "destination") {
+            let wanted = format!("a backend of Service {namespace}/{}", service.name);
+            return Err(Mismatch::new(field("services"), wanted, side.described()));
+        }
+    }
     let meant = meant(namespace, name, rule, side)?;
     ports(name, rule, &meant, side, packet)
 }
 
-/// The pods at this side that the rule means; where it says nothing of pods, all that are there.
+/// The pods and network sets at this side that the rule means; where it says nothing of them, all that are there.
 fn meant<'a>(
     namespace: &str,
     name: &str,
     rule: &EntityRule,
     side: &Side<'a>,
-) -> Result<Vec<&'a Workload>, Mismatch> {
+) -> Result<Vec<&'a Identity>, Mismatch> {
     let positive =
         rule.selector.is_some() || rule.namespace_selector.is_some() || rule.service_accounts.is_some();
     let unwanted = rule.not_selector.as_ref();
     if !positive && unwanted.is_none() {
-        return Ok(side.pods.clone());
+        return Ok(side.present.clone());
     }
     // Alone in a policy for the whole cluster, a notSelector means everybody else, outsiders too.
     if !positive && namespace.is_empty() {
-        let excluded = side.pods.iter().find_map(|pod| not_excluded(name, unwanted, pod).err());
-        return excluded.map_or_else(|| Ok(side.pods.clone()), Err);
+        let excluded = side.present.iter().find_map(|pod| not_excluded(name, unwanted, pod).err());
+        return excluded.map_or_else(|| Ok(side.present.clone()), Err);
     }
     let mut first = None;
     let mut meant = Vec::new();
-    for pod in &side.pods {
+    for pod in &side.present {
         match is_meant(namespace, name, rule, pod) {
             Ok(()) => meant.push(*pod),
             Err(mismatch) => first = first.or(Some(mismatch)),
@@ -134,7 +156,7 @@ fn meant<'a>(
 }
 
 /// Whether one pod fulfils all that the side says of pods (semantics 13).
-fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Workload) -> Outcome {
+fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Identity) -> Outcome {
     let field = |field: &str| format!("{name}.{field}");
     let labels = |labels| format!("{pod} has {}", shown(labels));
     match &rule.namespace_selector {
@@ -149,10 +171,9 @@ fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Workload) -> O
         _ => {}
     }
     if let Some(accounts) = &rule.service_accounts {
-        let named = accounts.names.is_empty() || accounts.names.contains(&pod.account);
-        if !named || pod.account.is_empty() && accounts.selector.is_none() {
-            let wanted = if accounts.names.is_empty() { "any".to_owned() } else { accounts.names.join(", ") };
-            return Err(Mismatch::new(field("serviceAccounts.names"), wanted, &pod.account));
+        if !accounts.names.is_empty() && !accounts.names.contains(&pod.account) {
+            let found = format!("{pod} has {:?}", pod.account);
+            return Err(Mismatch::new(field("serviceAccounts.names"), accounts.names.join(", "), found));
         }
         if let Some(selector) = accounts.selector.as_ref().filter(|selector| !of_account(selector, pod)) {
             let found = format!("service account {} has {}", pod.account, shown(&pod.account_labels));
@@ -165,7 +186,7 @@ fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Workload) -> O
     not_excluded(name, rule.not_selector.as_ref(), pod)
 }
 
-fn not_excluded(name: &str, unwanted: Option<&Selector>, pod: &Workload) -> Outcome {
+fn not_excluded(name: &str, unwanted: Option<&Selector>, pod: &Identity) -> Outcome {
     match unwanted.filter(|selector| selector.matches(&pod.labels)) {
         Some(selector) => Err(Mismatch::new(
             format!("{name}.notSelector"),
@@ -180,7 +201,7 @@ fn not_excluded(name: &str, unwanted: Option<&Selector>, pod: &Workload) -> Outc
 fn ports(
     name: &str,
     rule: &EntityRule,
-    meant: &[&Workload],
+    meant: &[&Identity],
     side: &Side<'_>,
     packet: &Packet<'_>,
 ) -> Outcome {

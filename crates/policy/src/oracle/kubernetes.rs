@@ -5,12 +5,13 @@ use serde_json::Value;
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{
     IntOrString, LabelSelector, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicyRule, NetworkPolicySpec,
+    Requirement,
 };
 use tortie_api::net::{Direction, Protocol};
 
 use super::packet::{Packet, Side};
 use super::trace::Mismatch;
-use super::world::{Labels, Workload};
+use super::world::{Identity, Labels};
 
 /// The rules of one direction.
 pub(super) fn rules(spec: &NetworkPolicySpec, direction: Direction) -> &[NetworkPolicyRule] {
@@ -23,6 +24,7 @@ pub(super) fn rules(spec: &NetworkPolicySpec, direction: Direction) -> &[Network
 /// Whether one of the rule's peers and one of its ports match; none given is all. `namespace` is the policy's.
 pub(super) fn matches(
     namespace: &str,
+    spec: &NetworkPolicySpec,
     rule: &NetworkPolicyRule,
     direction: Direction,
     packet: &Packet<'_>,
@@ -35,7 +37,14 @@ pub(super) fn matches(
         let wanted: Vec<String> = rule.peers.iter().map(|peer| shown_peer(namespace, peer)).collect();
         return Err(Mismatch::new(field, wanted.join("; or "), side.described()));
     }
-    if !rule.ports.is_empty() && !rule.ports.iter().any(|port| is_port(port, packet)) {
+    // Of pods that share an address for a moment, a name is meant of those that the policy is about.
+    let is_destination = |pod: &Identity| match direction {
+        Direction::Ingress => pod.namespace == namespace && selects(&spec.pod_selector, &pod.own_labels),
+        Direction::Egress => {
+            rule.peers.is_empty() || rule.peers.iter().any(|peer| is_pod(namespace, peer, pod))
+        }
+    };
+    if !rule.ports.is_empty() && !rule.ports.iter().any(|port| is_port(port, packet, is_destination)) {
         let wanted: Vec<String> = rule.ports.iter().map(shown_port).collect();
         return Err(Mismatch::new("ports", wanted.join(", "), packet.shown_port(&packet.destination)));
     }
@@ -62,8 +71,12 @@ pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
 /// The selector of a policy that is not understood, if the selector itself can be.
 pub(super) fn readable(value: &Value) -> Option<LabelSelector> {
     let selector = LabelSelector::deserialize(value).ok()?;
-    let known = |operator: &str| ["In", "NotIn", "Exists", "DoesNotExist"].contains(&operator);
-    selector.match_expressions.iter().all(|requirement| known(&requirement.operator)).then_some(selector)
+    let known = |requirement: &Requirement| {
+        let takes_values = ["In", "NotIn"].contains(&requirement.operator.as_str());
+        let takes_none = ["Exists", "DoesNotExist"].contains(&requirement.operator.as_str());
+        (takes_values || takes_none) && takes_values != requirement.values.is_empty()
+    };
+    selector.match_expressions.iter().all(known).then_some(selector)
 }
 
 fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {
@@ -71,20 +84,27 @@ fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {
         let inside = |Cidr(net): &Cidr| net.contains(&side.address);
         return inside(&block.cidr) && !block.except.iter().any(inside);
     }
-    side.any(|pod: &Workload| {
-        let namespace_matches = match &peer.namespace_selector {
-            Some(selector) => selects(selector, &pod.namespace_labels),
-            None => pod.namespace == namespace,
-        };
-        let pod_matches = match &peer.pod_selector {
-            Some(selector) => selects(selector, &pod.own_labels),
-            None => true,
-        };
-        namespace_matches && pod_matches
-    })
+    side.any_pod(|pod| is_pod(namespace, peer, pod))
 }
 
-fn is_port(wanted: &NetworkPolicyPort, packet: &Packet<'_>) -> bool {
+/// Whether the peer means this pod; one that says addresses means whoever has them.
+fn is_pod(namespace: &str, peer: &NetworkPolicyPeer, pod: &Identity) -> bool {
+    let namespace_matches = match &peer.namespace_selector {
+        Some(selector) => selects(selector, &pod.namespace_labels),
+        None => peer.ip_block.is_some() || pod.namespace == namespace,
+    };
+    let pod_matches = match &peer.pod_selector {
+        Some(selector) => selects(selector, &pod.own_labels),
+        None => true,
+    };
+    namespace_matches && pod_matches
+}
+
+fn is_port(
+    wanted: &NetworkPolicyPort,
+    packet: &Packet<'_>,
+    is_destination: impl Fn(&Identity) -> bool,
+) -> bool {
     let protocol = wanted.protocol.as_deref().unwrap_or("TCP");
     let destination = &packet.destination;
     Protocol::from_name(protocol) == Some(packet.protocol)
@@ -93,7 +113,9 @@ fn is_port(wanted: &NetworkPolicyPort, packet: &Packet<'_>) -> bool {
             Some(IntOrString::Number(first)) => {
                 (*first..=wanted.end_port.unwrap_or(*first)).contains(&destination.port)
             }
-            Some(IntOrString::Name(name)) => destination.any(|pod| packet.is_named(destination, pod, name)),
+            Some(IntOrString::Name(name)) => {
+                destination.any_pod(|pod| is_destination(pod) && packet.is_named(destination, pod, name))
+            }
         }
 }
 
@@ -115,7 +137,7 @@ fn shown_peer(namespace: &str, peer: &NetworkPolicyPeer) -> String {
     }
 }
 
-fn shown_selector(what: &str, selector: &LabelSelector) -> String {
+pub(super) fn shown_selector(what: &str, selector: &LabelSelector) -> String {
     let equal = selector.match_labels.iter().map(|(name, value)| format!("{name}={value}"));
     let others = selector.match_expressions.iter().map(|requirement| {
         let values = requirement.values.join(", ");

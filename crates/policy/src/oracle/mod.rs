@@ -3,11 +3,9 @@
 //! [`evaluate`] is what compiled programs are tested against, and what `tortie explain` prints. It is naive on purpose:
 //! no index, no set, no conversion of one kind of policy into another, and nothing shared with the compiled path but
 //! the reading of resources and the selector evaluator.
-//!
-//! It knows the tier `default` only, and no stored profiles or network sets yet: where a resource of those is there, it
-//! refuses to judge.
 
 mod calico;
+mod cluster;
 mod kubernetes;
 mod order;
 mod packet;
@@ -17,10 +15,11 @@ mod trace;
 mod world;
 
 use serde::{Deserialize, Serialize};
+use tortie_api::calico::Rule;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Resource};
 
-use order::{Policy, Rules};
+use order::{Policy, Rules, Tier};
 use packet::Packet;
 pub use peers::{Peer, QuestionError};
 pub use snapshot::{Snapshot, Stored};
@@ -31,6 +30,7 @@ use world::{Workload, World};
 
 /// A packet that begins a flow: may it pass?
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Question {
     /// Who sends it.
     pub from: Peer,
@@ -56,18 +56,16 @@ pub fn evaluate(snapshot: &Snapshot, question: &Question) -> Result<Answer, Ques
 
 /// The resources, with what is looked at for every packet read once.
 pub struct Oracle<'a> {
+    snapshot: &'a Snapshot,
     world: World,
-    policies: Vec<Policy<'a>>,
-    not_judged: Option<Key>,
+    tiers: Vec<Tier<'a>>,
 }
 
 impl<'a> Oracle<'a> {
     /// Over these resources.
     #[must_use]
     pub fn new(snapshot: &'a Snapshot) -> Self {
-        let not_judged =
-            snapshot.iter().find(|(key, stored)| !is_judged(key, stored)).map(|(key, _)| key.clone());
-        Self { world: World::new(snapshot), policies: order::in_order(snapshot), not_judged }
+        Self { snapshot, world: World::new(snapshot), tiers: order::tiers(snapshot) }
     }
 
     /// Judges one packet.
@@ -75,9 +73,6 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// As [`evaluate`].
     pub fn evaluate(&self, question: &Question) -> Result<Answer, QuestionError> {
-        if let Some(key) = &self.not_judged {
-            return Err(QuestionError::NotJudgedYet(key.clone()));
-        }
         let way = peers::resolve(&self.world, question)?;
         let packet = Packet::new(&self.world, way.source, way.destination, question);
         let trace = |pod: Option<&Workload>, direction| pod.map(|pod| self.judge(pod, direction, &packet));
@@ -99,24 +94,26 @@ impl<'a> Oracle<'a> {
     /// What the policies of one pod say: tiers, then profiles, then no (semantics 7, 8).
     fn judge(&self, pod: &Workload, direction: Direction, packet: &Packet<'_>) -> Trace {
         let mut trace = Trace::begin(pod.to_string(), direction);
-        let applying: Vec<&Policy<'_>> =
-            self.policies.iter().filter(|policy| policy.applies(pod, direction)).collect();
-        // A tier counts only where a policy of it applies; there is one tier, and its end denies.
-        if !applying.is_empty() {
-            let mut tier = TierTrace::begin("default");
-            for policy in applying {
+        for tier in &self.tiers {
+            let mut said = TierTrace::begin(&tier.name);
+            for policy in tier.policies.iter().filter(|policy| policy.applies(pod, direction)) {
                 let policy = visit(policy, direction, packet);
-                tier.policies.push(policy);
-                if tier.decision().is_some() {
+                let decided = policy.decision.is_some() && !policy.staged;
+                said.policies.push(policy);
+                if decided {
                     break;
                 }
             }
-            if let Some(decided) = trace.close_tier(tier) {
+            // A tier counts only where a policy of it applies.
+            if said.policies.is_empty() {
+                continue;
+            }
+            if let Some(decided) = trace.close_tier(said, tier.end) {
                 return decided;
             }
         }
         for profile in &pod.profiles {
-            trace.profiles.push(self.profile(profile));
+            trace.profiles.push(self.profile(profile, direction, packet));
             if let Some(decided) = trace.decided_by_profile() {
                 return decided;
             }
@@ -124,49 +121,86 @@ impl<'a> Oracle<'a> {
         trace.decided(Verdict::Deny, DecidedBy::NoProfile)
     }
 
-    /// The profile of a namespace that exists allows everything; that of a service account has no rules.
-    fn profile(&self, name: &str) -> PolicyTrace {
-        let known = name.strip_prefix("kns.").is_some_and(|namespace| self.world.namespace_exists(namespace));
-        let mut trace = PolicyTrace::begin(PolicyName::profile(name), None);
-        if known {
-            trace.visit(1, Action::Allow, Ok(()));
+    /// What is stored says its rules, and where it cannot be understood, no. The profile of a namespace that exists
+    /// allows everything; any other has no rules.
+    fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
+        let stored = self.snapshot.get(&Key::global(Kind::Profile, name));
+        let origin = stored.and_then(|stored| stored.place(""));
+        let mut trace = PolicyTrace::begin(PolicyName::profile(name), origin);
+        match stored.map(|stored| (&stored.resource, stored)) {
+            Some((Ok(Resource::Profile(profile)), stored)) => {
+                let rules = match direction {
+                    Direction::Ingress => &profile.spec.ingress,
+                    Direction::Egress => &profile.spec.egress,
+                };
+                visit_rules("", rules, direction, packet, stored, &mut trace);
+            }
+            Some((Ok(_), _)) => trace.not_understood("it is no profile".to_owned()),
+            Some((Err(problem), _)) => trace.not_understood(problem.clone()),
+            None => {
+                let namespace = name.strip_prefix("kns.");
+                if namespace.is_some_and(|namespace| self.world.namespace_exists(namespace)) {
+                    trace.visit(Action::Allow, Ok(()), None);
+                }
+            }
         }
         trace
     }
 }
 
-/// Whether the oracle knows what the resource means.
-fn is_judged(key: &Key, stored: &Stored) -> bool {
-    let tier = stored.value.pointer("/spec/tier").and_then(|tier| tier.as_str()).unwrap_or("default");
-    match key.kind {
-        Kind::Tier | Kind::Profile | Kind::NetworkSet | Kind::GlobalNetworkSet => false,
-        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => matches!(tier, "" | "default"),
-        _ => true,
-    }
-}
-
 /// Asks one policy: its rules in order, until one decides.
 fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
-    let mut trace = PolicyTrace::begin(policy.name.clone(), policy.origin.clone());
+    let mut trace = PolicyTrace::begin(policy.name.clone(), policy.stored.place(""));
+    trace.staged = policy.staged;
     match &policy.rules {
         // It denies where it stands, to what it selects (semantics 18).
         Rules::NotUnderstood(problem) => trace.not_understood(problem.clone()),
         Rules::Calico(spec) => {
-            for (index, rule) in calico::rules(spec, direction).iter().enumerate() {
-                let outcome = calico::matches(&policy.name.namespace, rule, packet);
-                if trace.visit(index + 1, rule.action, outcome) {
+            let rules = calico::rules(spec, direction);
+            visit_rules(&policy.name.namespace, rules, direction, packet, policy.stored, &mut trace);
+        }
+        Rules::Cluster(spec) => {
+            for (index, rule) in cluster::rules(spec, direction).iter().enumerate() {
+                let outcome = cluster::matches(spec, rule, direction, packet);
+                if trace.visit(cluster::action(rule), outcome, place(policy.stored, direction, index)) {
                     break;
                 }
             }
         }
         Rules::Kubernetes(spec) => {
             for (index, rule) in kubernetes::rules(spec, direction).iter().enumerate() {
-                let outcome = kubernetes::matches(&policy.name.namespace, rule, direction, packet);
-                if trace.visit(index + 1, Action::Allow, outcome) {
+                let outcome = kubernetes::matches(&policy.name.namespace, spec, rule, direction, packet);
+                if trace.visit(Action::Allow, outcome, place(policy.stored, direction, index)) {
                     break;
                 }
             }
         }
     }
     trace
+}
+
+/// Asks Calico's rules in order, until one decides.
+fn visit_rules(
+    namespace: &str,
+    rules: &[Rule],
+    direction: Direction,
+    packet: &Packet<'_>,
+    stored: &Stored,
+    trace: &mut PolicyTrace,
+) {
+    for (index, rule) in rules.iter().enumerate() {
+        let outcome = calico::matches(namespace, rule, packet);
+        if trace.visit(rule.action, outcome, place(stored, direction, index)) {
+            break;
+        }
+    }
+}
+
+/// Where a rule was written.
+fn place(stored: &Stored, direction: Direction, index: usize) -> Option<String> {
+    let direction = match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    };
+    stored.place(&format!("spec.{direction}[{index}]"))
 }

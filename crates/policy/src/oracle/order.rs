@@ -1,25 +1,33 @@
-//! Which policies there are, in which order they are asked, and to whom they apply.
+//! Which tiers and policies there are, in which order they are asked, and to whom they apply.
 
 use std::cmp::Ordering;
 
 use serde_json::Value;
-use tortie_api::calico::{PolicySpec, PolicyType};
-use tortie_api::kubernetes::{LabelSelector, NetworkPolicySpec};
+use tortie_api::calico::{PolicySpec, PolicyType, TierDefault, WELL_KNOWN_TIERS};
+use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, LabelSelector, NetworkPolicySpec};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
 
 use super::snapshot::{Snapshot, Stored};
 use super::trace::PolicyName;
-use super::world::Workload;
-use super::{calico, kubernetes};
+use super::world::{Identity, Workload};
+use super::{calico, cluster, kubernetes};
 
 /// Where Kubernetes policies stand among Calico's (`calico.md` 4).
 const KUBERNETES_ORDER: f64 = 1000.0;
 
+/// A tier, with its policies in order.
+pub(super) struct Tier<'a> {
+    pub(super) name: String,
+    pub(super) end: TierDefault,
+    pub(super) policies: Vec<Policy<'a>>,
+}
+
 pub(super) struct Policy<'a> {
     pub(super) name: PolicyName,
-    pub(super) origin: Option<String>,
+    pub(super) stored: &'a Stored,
+    pub(super) staged: bool,
     pub(super) rules: Rules<'a>,
     order: Option<f64>,
     types: Vec<PolicyType>,
@@ -29,6 +37,7 @@ pub(super) struct Policy<'a> {
 pub(super) enum Rules<'a> {
     Calico(&'a PolicySpec),
     Kubernetes(&'a NetworkPolicySpec),
+    Cluster(&'a ClusterPolicy),
     /// Why.
     NotUnderstood(String),
 }
@@ -41,53 +50,147 @@ enum Subject<'a> {
         selector: Option<Selector>,
     },
     Kubernetes(&'a LabelSelector),
+    Cluster(ClusterPeer),
     /// A selector that belongs to a policy which is not understood, but is itself readable.
     KubernetesRead(LabelSelector),
     /// All of the policy's namespace; all of the cluster where it has none.
     All,
 }
 
-/// Every policy, in order: `order` ascending, absent last, then "name/namespace/kind" (semantics 7).
-pub(super) fn in_order(snapshot: &Snapshot) -> Vec<Policy<'_>> {
-    let mut policies: Vec<Policy<'_>> =
-        snapshot.iter().filter_map(|(key, stored)| policy(key, stored)).collect();
-    policies.sort_by(|a, b| {
-        let by_order = match (a.order, b.order) {
-            (Some(a), Some(b)) => a.partial_cmp(&b).unwrap_or(Ordering::Equal),
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (None, None) => Ordering::Equal,
+/// Every tier that has policies, in order (semantics 7).
+pub(super) fn tiers(snapshot: &Snapshot) -> Vec<Tier<'_>> {
+    let mut tiers: Vec<(TierPlace, Tier<'_>)> = Vec::new();
+    for (key, stored) in snapshot.iter() {
+        let Some((tier, policy)) = policy(key, stored) else { continue };
+        match tiers.iter_mut().find(|(_, known)| known.name == tier) {
+            Some((_, known)) => known.policies.push(policy),
+            None => {
+                let (place, end) = described(snapshot, &tier);
+                tiers.push((place, Tier { name: tier, end, policies: vec![policy] }));
+            }
+        }
+    }
+    tiers.sort_by(|(a, known), (b, other)| {
+        a.unknown.cmp(&b.unknown).then(ascending(a.order, b.order)).then_with(|| known.name.cmp(&other.name))
+    });
+    tiers.into_iter().map(|(_, tier)| in_order(tier)).collect()
+}
+
+/// Where a tier stands. Tiers that nobody described come last.
+struct TierPlace {
+    unknown: bool,
+    order: Option<f64>,
+}
+
+/// What is known of a tier; one that cannot be understood stands where it says, or first if that cannot be read, and
+/// denies at its end. So does the tier without a name, whose policies' own tier cannot be read.
+fn described(snapshot: &Snapshot, name: &str) -> (TierPlace, TierDefault) {
+    let place = |order| TierPlace { unknown: false, order };
+    if name.is_empty() {
+        return (place(Some(f64::NEG_INFINITY)), TierDefault::Deny);
+    }
+    if let Some(stored) = snapshot.get(&Key::global(Kind::Tier, name)) {
+        return match &stored.resource {
+            Ok(Resource::Tier(tier)) => {
+                (place(tier.spec.order), tier.spec.default_action.unwrap_or_default())
+            }
+            _ => (place(readable_order(&stored.value["spec"])), TierDefault::Deny),
         };
+    }
+    match WELL_KNOWN_TIERS.iter().find(|(known, ..)| *known == name) {
+        Some((_, order, end)) => (place(Some(*order)), *end),
+        None => (TierPlace { unknown: true, order: None }, TierDefault::Deny),
+    }
+}
+
+fn readable_order(spec: &Value) -> Option<f64> {
+    match &spec["order"] {
+        Value::Null => None,
+        order => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
+    }
+}
+
+/// Lower first, absent last.
+fn ascending(a: Option<f64>, b: Option<f64>) -> Ordering {
+    match (a, b) {
+        (Some(a), Some(b)) => a.partial_cmp(&b).unwrap_or(Ordering::Equal),
+        (Some(_), None) => Ordering::Less,
+        (None, Some(_)) => Ordering::Greater,
+        (None, None) => Ordering::Equal,
+    }
+}
+
+/// The tier's policies by `order` ascending, absent last, then "name/namespace/kind" (semantics 7).
+fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
+    tier.policies.sort_by(|a, b| {
         let tie = |policy: &Policy<'_>| {
             let PolicyName { kind, namespace, name } = &policy.name;
             format!("{name}/{namespace}/{kind}")
         };
-        by_order.then_with(|| tie(a).cmp(&tie(b)))
+        ascending(a.order, b.order).then_with(|| tie(a).cmp(&tie(b)))
     });
-    policies
+    tier
 }
 
-fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<Policy<'a>> {
-    let kubernetes = match key.kind {
-        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => false,
-        Kind::KubernetesNetworkPolicy => true,
+/// The policy under this key, and its tier.
+fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
+    let (api, staged) = match key.kind {
+        Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => (Api::Calico, false),
+        Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy => (Api::Calico, true),
+        Kind::KubernetesNetworkPolicy => (Api::Kubernetes, false),
+        Kind::StagedKubernetesNetworkPolicy => (Api::Kubernetes, true),
+        Kind::ClusterNetworkPolicy => (Api::Cluster(None), false),
+        Kind::AdminNetworkPolicy => (Api::Cluster(Some("kube-admin")), false),
+        Kind::BaselineAdminNetworkPolicy => (Api::Cluster(Some("kube-baseline")), false),
         _ => return None,
     };
     let name =
         PolicyName { kind: key.kind.to_string(), namespace: key.namespace.clone(), name: key.name.clone() };
-    let origin = stored.origin.as_ref().map(ToString::to_string);
     let (order, types, subject, rules) = match &stored.resource {
-        Ok(Resource::NetworkPolicy(policy)) => of_calico(&policy.spec),
-        Ok(Resource::GlobalNetworkPolicy(policy)) => of_calico(&policy.spec),
-        Ok(Resource::KubernetesNetworkPolicy(policy)) => {
+        Ok(Resource::NetworkPolicy(policy) | Resource::StagedNetworkPolicy(policy)) => {
+            of_calico(&policy.spec)
+        }
+        Ok(Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)) => {
+            of_calico(&policy.spec)
+        }
+        Ok(Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy)) => {
             let subject = Subject::Kubernetes(&policy.spec.pod_selector);
             let types = policy.effective_types();
             (Some(KUBERNETES_ORDER), types, subject, Rules::Kubernetes(&policy.spec))
         }
-        Ok(_) => not_understood(kubernetes, &stored.value, "it is no policy"),
-        Err(problem) => not_understood(kubernetes, &stored.value, problem),
+        Ok(Resource::ClusterPolicy(policy)) => {
+            let spoken = [(PolicyType::Ingress, &policy.ingress), (PolicyType::Egress, &policy.egress)];
+            let types = spoken.into_iter().filter(|(_, rules)| !rules.is_empty()).map(|(of, _)| of).collect();
+            (
+                policy.priority.map(f64::from),
+                types,
+                Subject::Cluster(policy.subject.clone()),
+                Rules::Cluster(policy),
+            )
+        }
+        Ok(_) => not_understood(api, &stored.value, "it is no policy"),
+        Err(problem) => not_understood(api, &stored.value, problem),
     };
-    Some(Policy { name, origin, rules, order, types, subject })
+    let tier = match (api, &stored.value["spec"]["tier"]) {
+        (Api::Kubernetes, _) | (Api::Calico, Value::Null) => "default",
+        (Api::Calico, Value::String(tier)) if tier.is_empty() => "default",
+        (Api::Calico, Value::String(tier)) => tier,
+        (Api::Cluster(Some(tier)), _) => tier,
+        (Api::Cluster(None), Value::String(tier)) if tier == "Admin" => "kube-admin",
+        (Api::Cluster(None), Value::String(tier)) if tier == "Baseline" => "kube-baseline",
+        // The tier without a name stands before all others.
+        _ => "",
+    };
+    Some((tier.to_owned(), Policy { name, stored, staged, rules, order, types, subject }))
+}
+
+/// In whose words a policy is written.
+#[derive(Clone, Copy)]
+enum Api {
+    Calico,
+    Kubernetes,
+    /// With its tier, where its kind says which.
+    Cluster(Option<&'static str>),
 }
 
 type Parts<'a> = (Option<f64>, Vec<PolicyType>, Subject<'a>, Rules<'a>);
@@ -103,20 +206,37 @@ fn of_calico(spec: &PolicySpec) -> Parts<'_> {
 
 /// A policy that cannot be understood whole: what of it can be read decides where it stands, in which directions and to
 /// whom it denies (semantics 18). What cannot be read is taken for the worst.
-fn not_understood<'a>(kubernetes: bool, value: &'a Value, problem: &str) -> Parts<'a> {
+fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
     let spec = &value["spec"];
-    let (types, order, subject) = if kubernetes {
-        let selector = kubernetes::readable(&spec["podSelector"]);
-        let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
-        (&spec["policyTypes"], Some(KUBERNETES_ORDER), subject)
-    } else {
-        let order = match &spec["order"] {
-            Value::Null => None,
-            order => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
-        };
-        (&spec["types"], order, readable_subject(spec).unwrap_or(Subject::All))
+    let (types, order, subject) = match api {
+        Api::Kubernetes => {
+            let selector = kubernetes::readable(&spec["podSelector"]);
+            let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
+            (readable_types(&spec["policyTypes"]), Some(KUBERNETES_ORDER), subject)
+        }
+        Api::Calico => {
+            let subject = readable_subject(spec).unwrap_or(Subject::All);
+            (readable_types(&spec["types"]), readable_order(spec), subject)
+        }
+        Api::Cluster(tier) => {
+            let order = match &spec["priority"] {
+                Value::Null if tier == Some("kube-baseline") => None,
+                priority => Some(priority.as_f64().unwrap_or(f64::NEG_INFINITY)),
+            };
+            let has = |direction: &str| match &spec[direction] {
+                Value::Null => false,
+                Value::Array(rules) => !rules.is_empty(),
+                _ => true,
+            };
+            let types = match (has("ingress"), has("egress")) {
+                (true, false) => vec![PolicyType::Ingress],
+                (false, true) => vec![PolicyType::Egress],
+                _ => vec![PolicyType::Ingress, PolicyType::Egress],
+            };
+            (types, order, cluster::readable_subject(&spec["subject"]).map_or(Subject::All, Subject::Cluster))
+        }
     };
-    (order, readable_types(types), subject, Rules::NotUnderstood(problem.to_owned()))
+    (order, types, subject, Rules::NotUnderstood(problem.to_owned()))
 }
 
 fn readable_types(types: &Value) -> Vec<PolicyType> {
@@ -153,13 +273,14 @@ impl Policy<'_> {
             Direction::Egress => PolicyType::Egress,
         });
         let global = self.name.namespace.is_empty();
-        let here = global || self.name.namespace == pod.namespace;
-        speaks && here && self.selects(pod, global)
+        let here = global || self.name.namespace == pod.identity.namespace;
+        speaks && here && self.selects(&pod.identity, global)
     }
 
-    fn selects(&self, pod: &Workload, global: bool) -> bool {
+    fn selects(&self, pod: &Identity, global: bool) -> bool {
         match &self.subject {
             Subject::All => true,
+            Subject::Cluster(subject) => cluster::is_pod(subject, pod),
             Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::Calico { namespaces, accounts, selector } => {

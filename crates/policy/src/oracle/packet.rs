@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use tortie_api::net::Protocol;
 
 use super::Question;
-use super::world::{NamedPort, Workload, World};
+use super::world::{Identity, NamedPort, World};
 
 /// A packet as policy sees it.
 pub(super) struct Packet<'a> {
+    world: &'a World,
     pub(super) source: Side<'a>,
     pub(super) destination: Side<'a>,
     pub(super) protocol: Protocol,
@@ -20,18 +21,21 @@ pub(super) struct Packet<'a> {
 pub(super) struct Side<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
-    /// The pods that have the address: one, none, or for a moment two.
-    pub(super) pods: Vec<&'a Workload>,
+    /// The pods that have the address (one, none, or for a moment two), and the network sets that hold it.
+    pub(super) present: Vec<&'a Identity>,
 }
 
 impl<'a> Packet<'a> {
     pub(super) fn new(world: &'a World, source: IpAddr, destination: IpAddr, question: &Question) -> Self {
-        let side = |address: IpAddr, port| Side {
-            address,
-            port,
-            pods: world.workloads.iter().filter(|pod| pod.addresses.contains(&address)).collect(),
+        let side = |address: IpAddr, port| {
+            let pods = world.workloads.iter().filter(|pod| pod.addresses.contains(&address));
+            let sets =
+                world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));
+            let present = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity)).collect();
+            Side { address, port, present }
         };
         Self {
+            world,
             source: side(source, question.source_port),
             destination: side(destination, question.destination_port),
             protocol: question.protocol,
@@ -42,13 +46,23 @@ impl<'a> Packet<'a> {
     /// What is said of the packet's protocol and destination port.
     pub(super) fn shown_port(&self, side: &Side<'_>) -> String {
         match self.protocol.has_ports() {
-            true => format!("{} {}", self.protocol, side.port),
-            false => self.protocol.to_string(),
+            true => format!("the packet has {} {}", self.protocol, side.port),
+            false => format!("the packet is {}", self.protocol),
         }
     }
 
+    /// Whether the Service has a backend with this side's address, and with the packet's protocol and this side's port
+    /// too where `with_port`.
+    pub(super) fn is_backend(&self, side: &Side<'_>, namespace: &str, name: &str, with_port: bool) -> bool {
+        let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));
+        backends.into_iter().flatten().any(|backend| {
+            backend.address == side.address
+                && (!with_port || backend.protocol == self.protocol && backend.port == side.port)
+        })
+    }
+
     /// Whether the pod declares this name for the packet's protocol and port (semantics 12).
-    pub(super) fn is_named(&self, side: &Side<'_>, pod: &Workload, name: &str) -> bool {
+    pub(super) fn is_named(&self, side: &Side<'_>, pod: &Identity, name: &str) -> bool {
         let is =
             |port: &NamedPort| port.name == name && port.protocol == self.protocol && port.port == side.port;
         pod.ports.iter().any(is)
@@ -57,15 +71,15 @@ impl<'a> Packet<'a> {
 
 impl Side<'_> {
     /// Whether any of the pods here fulfils the condition.
-    pub(super) fn any(&self, condition: impl Fn(&Workload) -> bool) -> bool {
-        self.pods.iter().any(|pod| condition(pod))
+    pub(super) fn any_pod(&self, condition: impl Fn(&Identity) -> bool) -> bool {
+        self.present.iter().any(|present| present.is_pod && condition(present))
     }
 
     /// Who is here, with its own labels.
     pub(super) fn described(&self) -> String {
-        match self.pods.first() {
-            Some(pod) => format!("{pod} has {}", shown(&pod.own_labels)),
-            None => format!("{} is no pod's", self.address),
+        match self.present.first() {
+            Some(present) => format!("{present} has {}", shown(&present.own_labels)),
+            None => format!("{} is no pod's and in no network set", self.address),
         }
     }
 }

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tortie_api::Key;
 
 use super::Question;
 use super::world::{NodeAddresses, Workload, World};
@@ -54,9 +53,6 @@ pub enum QuestionError {
     /// The pod or node has no address yet.
     #[error("{0} has no address yet, so no packet can come from it or go to it")]
     NoAddress(Peer),
-    /// The resources hold something that the oracle cannot judge yet, so it judges nothing.
-    #[error("{0} is of a kind, or in a tier, that is not judged yet")]
-    NotJudgedYet(Key),
     /// The two ends have no family of addresses in common.
     #[error("{from} and {to} have no address of the same family")]
     NoCommonFamily {
@@ -106,7 +102,7 @@ pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'
 fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End<'a>, QuestionError> {
     match peer {
         Peer::Pod { namespace, name } => {
-            let is = |pod: &&Workload| pod.namespace == *namespace && pod.name == *name;
+            let is = |pod: &&Workload| pod.identity.namespace == *namespace && pod.identity.name == *name;
             if let Some(pod) = world.workloads.iter().find(is) {
                 return Ok(End::Pod(pod, pod.addresses.clone()));
             }

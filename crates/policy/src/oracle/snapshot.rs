@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use tortie_api::manifest::Origin;
+use tortie_api::manifest::{Lines, Origin};
 use tortie_api::{Key, Resource};
 
 /// The resources that a verdict follows from.
@@ -19,8 +19,16 @@ pub struct Stored {
     pub value: Value,
     /// Its typed view, or what is wrong with it.
     pub resource: Result<Resource, String>,
-    /// Where it was written, if that is known.
-    pub origin: Option<Origin>,
+    /// Where it and its fields were written, if that is known.
+    pub written: Option<(Origin, Lines)>,
+}
+
+impl Stored {
+    /// Where a field was written, as `file:line`.
+    pub(super) fn place(&self, path: &str) -> Option<String> {
+        let (origin, lines) = self.written.as_ref()?;
+        Some(format!("{}:{}", origin.file, lines.of(path)))
+    }
 }
 
 impl Snapshot {
@@ -31,12 +39,15 @@ impl Snapshot {
     }
 
     /// Takes in an object as it is stored. One that cannot be understood stays in: a policy then denies.
-    pub fn insert(&mut self, key: Key, value: Value, origin: Option<Origin>) {
-        let resource = Resource::read(&key, &value).map_err(|problems| {
-            let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-            problems.join("; ")
-        });
-        self.stored.insert(key, Stored { value, resource, origin });
+    pub fn insert(&mut self, key: Key, value: Value, written: Option<(Origin, Lines)>) {
+        let (resource, problems) = Resource::read_what_can_be(&key, &value);
+        let resource = resource.ok_or_else(|| crate::in_words(&problems));
+        self.stored.insert(key, Stored { value, resource, written });
+    }
+
+    /// Takes an object out; says whether it was there.
+    pub fn remove(&mut self, key: &Key) -> bool {
+        self.stored.remove(key).is_some()
     }
 
     /// The resource under this key.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use tortie_api::calico::TierDefault;
 use tortie_api::net::{Action, Direction};
 
 /// Whether a packet passes.
@@ -132,6 +133,8 @@ pub enum TierOutcome {
     DeniedAtEnd,
     /// No rule decided, and the tier's default action is Pass.
     PassedAtEnd,
+    /// Only staged policies apply: the tier does not count.
+    OnlyStaged,
 }
 
 /// What one policy or profile said.
@@ -143,6 +146,9 @@ pub struct PolicyTrace {
     /// Where it was written, as `file:line`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
+    /// Whether it is staged: asked, but its decision has no effect.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub staged: bool,
     /// Why it cannot be understood; it then denies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_understood: Option<String>,
@@ -157,6 +163,9 @@ pub struct PolicyTrace {
 pub struct RuleTrace {
     /// Its number in its direction; the first is 1.
     pub number: usize,
+    /// Where it was written, as `file:line`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
     /// What it does with packets that it matches.
     pub action: Action,
     /// The first criterion that does not hold; absent where the rule matches.
@@ -198,10 +207,18 @@ impl Trace {
     }
 
     /// Ends a tier; gives the whole trace if that is where the packet's way ends.
-    pub(super) fn close_tier(&mut self, mut tier: TierTrace) -> Option<Self> {
-        let last = tier.policies.last().filter(|policy| policy.decision.is_some());
-        let (outcome, decided_by) = match last {
-            None => (TierOutcome::DeniedAtEnd, DecidedBy::EndOfTier { tier: tier.name.clone() }),
+    pub(super) fn close_tier(&mut self, mut tier: TierTrace, end: TierDefault) -> Option<Self> {
+        let mut enforced = tier.policies.iter().filter(|policy| !policy.staged).peekable();
+        let applies = enforced.peek().is_some();
+        let (outcome, decided_by) = match enforced.find(|policy| policy.decision.is_some()) {
+            None if !applies => (TierOutcome::OnlyStaged, DecidedBy::NoProfile),
+            None => {
+                let outcome = match end {
+                    TierDefault::Deny => TierOutcome::DeniedAtEnd,
+                    TierDefault::Pass => TierOutcome::PassedAtEnd,
+                };
+                (outcome, DecidedBy::EndOfTier { tier: tier.name.clone() })
+            }
             Some(policy) => {
                 let outcome = match policy.decision {
                     Some(Action::Allow) => TierOutcome::Allowed,
@@ -214,7 +231,7 @@ impl Trace {
         tier.outcome = outcome;
         self.tiers.push(tier);
         match outcome {
-            TierOutcome::Passed | TierOutcome::PassedAtEnd => None,
+            TierOutcome::Passed | TierOutcome::PassedAtEnd | TierOutcome::OnlyStaged => None,
             TierOutcome::Allowed => Some(self.decided(Verdict::Allow, decided_by)),
             TierOutcome::Denied | TierOutcome::DeniedAtEnd => Some(self.decided(Verdict::Deny, decided_by)),
         }
@@ -233,24 +250,26 @@ impl TierTrace {
     pub(super) fn begin(name: &str) -> Self {
         Self { name: name.to_owned(), policies: Vec::new(), outcome: TierOutcome::DeniedAtEnd }
     }
-
-    pub(super) fn decision(&self) -> Option<Action> {
-        self.policies.last().and_then(|policy| policy.decision)
-    }
 }
 
 impl PolicyTrace {
     pub(super) fn begin(policy: PolicyName, origin: Option<String>) -> Self {
-        Self { policy, origin, not_understood: None, rules: Vec::new(), decision: None }
+        Self { policy, origin, staged: false, not_understood: None, rules: Vec::new(), decision: None }
     }
 
     /// Notes what became of a rule; says whether it decided. Log goes on.
-    pub(super) fn visit(&mut self, number: usize, action: Action, outcome: Result<(), Mismatch>) -> bool {
+    pub(super) fn visit(
+        &mut self,
+        action: Action,
+        outcome: Result<(), Mismatch>,
+        origin: Option<String>,
+    ) -> bool {
+        let number = self.rules.len() + 1;
         let mismatch = outcome.err();
         if mismatch.is_none() && action != Action::Log {
             self.decision = Some(action);
         }
-        self.rules.push(RuleTrace { number, action, mismatch });
+        self.rules.push(RuleTrace { number, origin, action, mismatch });
         self.decision.is_some()
     }
 

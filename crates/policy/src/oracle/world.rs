@@ -1,28 +1,28 @@
-//! Who is there: pods, nodes, namespaces, service accounts, pools.
+//! Who is there: pods, network sets, nodes, namespaces, service accounts, backends of Services, pools.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_api::calico::{EncapsulationMode, WorkloadEndpoint};
-use tortie_api::kubernetes::Pod;
+use tortie_api::calico::{EncapsulationMode, NetworkSet, WorkloadEndpoint};
+use tortie_api::kubernetes::{EndpointSlice, Pod};
 use tortie_api::net::Protocol;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Network, Resource};
 use tortie_selector::NAMESPACE_LABEL;
 
 use super::snapshot::Snapshot;
 
 pub(super) type Labels = BTreeMap<String, String>;
 
-/// A pod with a network of its own.
-#[derive(Debug, Clone)]
-pub(super) struct Workload {
+/// What selectors see of a pod or a network set.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Identity {
+    pub(super) is_pod: bool,
+    /// Empty for a network set of no namespace.
     pub(super) namespace: String,
     pub(super) name: String,
-    pub(super) node: String,
-    pub(super) addresses: Vec<IpAddr>,
-    /// The labels that the pod itself bears: what Kubernetes' selectors see.
+    /// The labels that it bears itself: what Kubernetes' selectors see.
     pub(super) own_labels: Labels,
     /// The labels of its namespace.
     pub(super) namespace_labels: Labels,
@@ -30,10 +30,33 @@ pub(super) struct Workload {
     pub(super) account: String,
     /// The labels of its service account.
     pub(super) account_labels: Labels,
-    /// Everything that Calico's selectors see: see [`Workload::seen_labels`].
+    /// Everything that Calico's selectors see: see [`Identity::see`].
     pub(super) labels: Labels,
     pub(super) ports: Vec<NamedPort>,
+}
+
+/// A pod with a network of its own.
+#[derive(Debug, Clone)]
+pub(super) struct Workload {
+    pub(super) identity: Identity,
+    pub(super) node: String,
+    pub(super) addresses: Vec<IpAddr>,
     pub(super) profiles: Vec<String>,
+}
+
+/// A network set.
+#[derive(Debug, Clone)]
+pub(super) struct Networks {
+    pub(super) identity: Identity,
+    pub(super) nets: Vec<IpNet>,
+}
+
+/// One port of one backend of a Service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Backend {
+    pub(super) address: IpAddr,
+    pub(super) protocol: Protocol,
+    pub(super) port: u16,
 }
 
 /// A port that a pod declares by name.
@@ -53,6 +76,9 @@ pub(super) struct NodeAddresses {
 
 pub(super) struct World {
     pub(super) workloads: Vec<Workload>,
+    pub(super) network_sets: Vec<Networks>,
+    /// The backends of each Service, by namespace and name.
+    pub(super) backends: BTreeMap<(String, String), Vec<Backend>>,
     /// The nodes of pods that use their node's network, by namespace and name.
     pub(super) on_the_host: BTreeMap<(String, String), String>,
     pub(super) nodes: BTreeMap<String, NodeAddresses>,
@@ -65,6 +91,8 @@ impl World {
     pub(super) fn new(snapshot: &Snapshot) -> Self {
         let mut world = Self {
             workloads: Vec::new(),
+            network_sets: Vec::new(),
+            backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
             namespaces: BTreeMap::new(),
@@ -90,6 +118,15 @@ impl World {
                 _ => {}
             }
         }
+        for (key, resource) in snapshot.resources() {
+            match resource {
+                Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set) => {
+                    world.network_sets.push(world.of_network_set(key, set));
+                }
+                Resource::EndpointSlice(slice) => world.add_backends(slice),
+                _ => {}
+            }
+        }
         // What the CNI plugin noted of a pod goes before the pod's own text.
         for (key, resource) in snapshot.resources() {
             if let Resource::WorkloadEndpoint(endpoint) = resource {
@@ -112,6 +149,27 @@ impl World {
         self.overlaid.iter().any(|pool| pool.contains(&address))
     }
 
+    fn of_network_set(&self, key: &Key, set: &NetworkSet) -> Networks {
+        let mut identity = Identity {
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            own_labels: set.metadata.labels.clone(),
+            namespace_labels: self.namespaces.get(&key.namespace).cloned().unwrap_or_default(),
+            ..Identity::default()
+        };
+        identity.see(&[]);
+        Networks { identity, nets: set.spec.nets.iter().map(|Network(net)| *net).collect() }
+    }
+
+    fn add_backends(&mut self, slice: &EndpointSlice) {
+        let Some(service) = slice.service() else { return };
+        let service = (slice.metadata.namespace.clone(), service.to_owned());
+        let backends = self.backends.entry(service).or_default();
+        for (address, protocol, port) in slice.backends() {
+            backends.push(Backend { address, protocol, port });
+        }
+    }
+
     fn of_endpoint(&self, snapshot: &Snapshot, key: &Key, endpoint: &WorkloadEndpoint) -> Workload {
         let spec = &endpoint.spec;
         let named = spec.ports.iter().filter(|port| !port.name.is_empty());
@@ -119,26 +177,27 @@ impl World {
             let protocol = Protocol::from_name(&port.protocol)?;
             Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
         });
-        let workload = Workload {
+        let identity = Identity {
+            is_pod: true,
             namespace: key.namespace.clone(),
             name: spec.pod.clone(),
-            node: spec.node.clone(),
-            addresses: spec.ip_networks.iter().map(IpNet::addr).collect(),
             own_labels: endpoint.metadata.labels.clone(),
             account: spec.service_account_name.clone(),
             ports: ports.collect(),
-            profiles: spec.profiles.clone(),
-            namespace_labels: Labels::new(),
-            account_labels: Labels::new(),
-            labels: Labels::new(),
+            ..Identity::default()
         };
-        self.labelled(snapshot, workload)
+        Workload {
+            identity: self.labelled(snapshot, identity, &spec.profiles),
+            node: spec.node.clone(),
+            addresses: spec.ip_networks.iter().map(IpNet::addr).collect(),
+            profiles: spec.profiles.clone(),
+        }
     }
 
     fn add_pod(&mut self, snapshot: &Snapshot, key: &Key, pod: &Pod) {
         let phase = pod.status.phase.as_deref();
-        let has_endpoint =
-            self.workloads.iter().any(|known| known.namespace == key.namespace && known.name == key.name);
+        let is_it = |known: &Identity| known.namespace == key.namespace && known.name == key.name;
+        let has_endpoint = self.workloads.iter().any(|known| is_it(&known.identity));
         if has_endpoint || phase == Some("Succeeded") || phase == Some("Failed") {
             return;
         }
@@ -152,43 +211,59 @@ impl World {
             let protocol = Protocol::from_name(port.protocol.as_deref().unwrap_or("TCP"))?;
             Some(NamedPort { name: port.name.clone()?, protocol, port: port.container_port })
         });
-        let workload = Workload {
+        let identity = Identity {
+            is_pod: true,
             namespace: key.namespace.clone(),
             name: key.name.clone(),
-            node,
-            addresses: pod.status.pod_ip.into_iter().collect(),
             own_labels: pod.metadata.labels.clone(),
             account: pod.service_account().to_owned(),
             ports: ports.collect(),
-            profiles: WorkloadEndpoint::profiles_for(&key.namespace, pod.service_account()),
-            namespace_labels: Labels::new(),
-            account_labels: Labels::new(),
-            labels: Labels::new(),
+            ..Identity::default()
         };
-        self.workloads.push(self.labelled(snapshot, workload));
+        let profiles = WorkloadEndpoint::profiles_for(&key.namespace, pod.service_account());
+        self.workloads.push(Workload {
+            identity: self.labelled(snapshot, identity, &profiles),
+            node,
+            addresses: pod.status.pod_ip.into_iter().collect(),
+            profiles,
+        });
     }
 
-    /// The workload with the labels of its namespace and service account, as far as those exist.
-    fn labelled(&self, snapshot: &Snapshot, mut workload: Workload) -> Workload {
-        workload.namespace_labels = self.namespaces.get(&workload.namespace).cloned().unwrap_or_default();
-        let account = Key::namespaced(Kind::ServiceAccount, &workload.namespace, &workload.account);
+    /// With the labels of its namespace, service account and profiles, as far as those exist.
+    fn labelled(&self, snapshot: &Snapshot, mut identity: Identity, profiles: &[String]) -> Identity {
+        identity.namespace_labels = self.namespaces.get(&identity.namespace).cloned().unwrap_or_default();
+        let account = Key::namespaced(Kind::ServiceAccount, &identity.namespace, &identity.account);
         if let Some(Ok(Resource::ServiceAccount(account))) = snapshot.get(&account).map(|s| &s.resource) {
-            workload.account_labels = account.metadata.labels.clone();
-            workload.account_labels.insert("projectcalico.org/name".into(), workload.account.clone());
+            identity.account_labels = account.metadata.labels.clone();
+            identity.account_labels.insert("projectcalico.org/name".into(), identity.account.clone());
         }
-        workload.labels = workload.seen_labels();
-        workload
+        let profile = |name: &String| match snapshot.get(&Key::global(Kind::Profile, name))?.resource.as_ref()
+        {
+            Ok(Resource::Profile(profile)) => Some(&profile.spec.labels_to_apply),
+            _ => None,
+        };
+        let given: Vec<&Labels> = profiles.iter().filter_map(profile).collect();
+        identity.see(&given);
+        identity
     }
 }
 
-impl Workload {
-    /// Its own labels, less those by which it would claim to be of another namespace or service account; those of its
-    /// namespace as `pcns.…` and of its service account as `pcsa.…`; and what Calico adds (`calico.md` 1.5).
-    fn seen_labels(&self) -> Labels {
+impl Identity {
+    /// Its own labels, and where it has none of a name, the first that a profile gives; less those by which it would
+    /// claim to be of another namespace or service account; the labels of its namespace as `pcns.…` and of its service
+    /// account as `pcsa.…`; and what Calico adds (`calico.md` 1.5).
+    fn see(&mut self, given: &[&Labels]) {
         let mut seen = Labels::new();
-        for (name, value) in &self.own_labels {
-            if !name.starts_with("pcns.") && !name.starts_with("pcsa.") {
-                seen.insert(name.clone(), value.clone());
+        for labels in std::iter::once(&self.own_labels).chain(given.iter().copied()) {
+            for (name, value) in labels {
+                let claims = name.starts_with("pcns.")
+                    || name.starts_with("pcsa.")
+                    || ["namespace", "serviceaccount", "orchestrator"]
+                        .iter()
+                        .any(|claimed| *name == format!("projectcalico.org/{claimed}"));
+                if !claims && !seen.contains_key(name) {
+                    seen.insert(name.clone(), value.clone());
+                }
             }
         }
         for (name, value) in &self.namespace_labels {
@@ -197,17 +272,31 @@ impl Workload {
         for (name, value) in &self.account_labels {
             seen.insert(format!("pcsa.{name}"), value.clone());
         }
-        seen.insert(NAMESPACE_LABEL.into(), self.namespace.clone());
-        seen.insert("projectcalico.org/orchestrator".into(), "k8s".into());
+        if !self.namespace.is_empty() {
+            seen.insert(NAMESPACE_LABEL.into(), self.namespace.clone());
+        }
+        if self.is_pod {
+            seen.insert("projectcalico.org/orchestrator".into(), "k8s".into());
+        }
         if !self.account.is_empty() {
             seen.insert("projectcalico.org/serviceaccount".into(), self.account.clone());
         }
-        seen
+        self.labels = seen;
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.is_pod, self.namespace.as_str()) {
+            (true, namespace) => write!(f, "{namespace}/{}", self.name),
+            (false, "") => write!(f, "network set {}", self.name),
+            (false, namespace) => write!(f, "network set {namespace}/{}", self.name),
+        }
     }
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        self.identity.fmt(f)
     }
 }

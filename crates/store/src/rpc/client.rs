@@ -21,6 +21,11 @@ use crate::{Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write}
 /// The name that the certificate of the service must carry.
 const SERVICE_NAME: &str = "tortie-store";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the service may take until it begins to answer.
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// How often the service is asked for a sign of life, and how long it may take for that: a watch that stays silent must
+/// not be taken for a quiet cluster.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
 
 /// A store that is served by another process. It connects when it is first asked, and again after a loss.
 #[derive(Clone)]
@@ -34,12 +39,12 @@ impl Remote {
     pub fn unix(path: &Path) -> Self {
         let path: PathBuf = path.to_owned();
         // The address is not used, as the connector knows the socket.
-        let channel = Endpoint::from_static("http://tortie-store")
-            .connect_timeout(CONNECT_TIMEOUT)
-            .connect_with_connector_lazy(tower::service_fn(move |_| {
+        let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
+            tower::service_fn(move |_| {
                 let path = path.clone();
                 async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
-            }));
+            }),
+        );
         Self::over(channel)
     }
 
@@ -53,13 +58,10 @@ impl Remote {
             .domain_name(SERVICE_NAME)
             .ca_certificate(Certificate::from_pem(&tls.authority))
             .identity(Identity::from_pem(&tls.certificate, &tls.key));
-        let endpoint = Endpoint::from_shared(format!("https://{address}"))
-            .map_err(|error| unusable(&error))?
-            .connect_timeout(CONNECT_TIMEOUT)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(Duration::from_secs(30))
-            .tls_config(config)
-            .map_err(|error| unusable(&error))?;
+        let endpoint =
+            Endpoint::from_shared(format!("https://{address}")).map_err(|error| unusable(&error))?;
+        let endpoint =
+            bounded(endpoint).tcp_nodelay(true).tls_config(config).map_err(|error| unusable(&error))?;
         Ok(Self::over(endpoint.connect_lazy()))
     }
 
@@ -136,6 +138,17 @@ impl Store for Remote {
         let events = events.map(|event| message::event(event.map_err(error)?));
         Ok(events.chain(futures::stream::iter([Err(ended)])).boxed())
     }
+}
+
+/// No call may wait for ever for a service that hangs.
+fn bounded(endpoint: Endpoint) -> Endpoint {
+    let (interval, patience) = KEEPALIVE;
+    endpoint
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(CALL_TIMEOUT)
+        .http2_keep_alive_interval(interval)
+        .keep_alive_timeout(patience)
+        .keep_alive_while_idle(true)
 }
 
 fn unanswered() -> StoreError {

@@ -1,0 +1,251 @@
+//! An agent on an embedded store and an operating system that is a few maps.
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tortie_agent::{AgentError, Config, Platform};
+use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::{Key, Kind};
+use tortie_cni::transport::{Answer, ask};
+use tortie_cni::{Command, Invocation};
+use tortie_dataplane::{
+    Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring,
+    Report, WiringError,
+};
+use tortie_store::{Embedded, Store, Stored};
+
+pub const NODE: &str = "node-1";
+/// How long a test waits for something that has to happen.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the operating system was told and what it says.
+#[derive(Default)]
+pub struct Os {
+    pub state: NodeState,
+    pub batches: Vec<Vec<Delta>>,
+    pub resyncs: usize,
+    /// What it says from now on.
+    pub report: Report,
+    /// Whether it panics when it is next asked.
+    pub dies: bool,
+    /// Which container has each endpoint's interface.
+    pub connected: BTreeMap<EndpointId, String>,
+    /// Containers whose connecting waits.
+    gates: BTreeMap<String, mpsc::Receiver<()>>,
+}
+
+#[derive(Clone, Default)]
+pub struct FakeOs(Arc<Mutex<Os>>);
+
+impl FakeOs {
+    pub fn lock(&self) -> MutexGuard<'_, Os> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Connecting this container waits until the sender is used or dropped.
+    pub fn hold(&self, container: &str) -> mpsc::Sender<()> {
+        let (open, gate) = mpsc::channel();
+        self.lock().gates.insert(container.to_owned(), gate);
+        open
+    }
+
+    pub fn is_held(&self, container: &str) -> bool {
+        !self.lock().gates.contains_key(container)
+    }
+}
+
+impl Dataplane for FakeOs {
+    fn apply(&mut self, deltas: &[Delta]) -> Report {
+        let mut os = self.lock();
+        assert!(!os.dies, "the test wants the dataplane to die");
+        deltas.iter().for_each(|delta| os.state.apply(delta));
+        os.batches.push(deltas.to_vec());
+        os.report.clone()
+    }
+
+    fn resync(&mut self) -> Report {
+        let mut os = self.lock();
+        os.resyncs += 1;
+        os.report.clone()
+    }
+}
+
+impl PodWiring for FakeOs {
+    fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
+        let gate = self.lock().gates.remove(&pod.container_id);
+        if let Some(gate) = gate {
+            let _ = gate.recv_timeout(PATIENCE);
+        }
+        self.lock().connected.insert(pod.endpoint.clone(), pod.container_id.clone());
+        let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
+        Ok(PodInterface { host_interface, mac: MacAddress([2, 0, 0, 0, 0, 1]) })
+    }
+
+    fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
+        let connected = &mut self.lock().connected;
+        if connected.get(endpoint).is_some_and(|container| container == container_id) {
+            connected.remove(endpoint);
+        }
+        Ok(())
+    }
+
+    fn host_interface(&self, endpoint: &EndpointId, _container_id: &str) -> String {
+        format!("cali-{}-{}", endpoint.pod, endpoint.interface)
+    }
+
+    fn wait_until_live(&self, _interface: &PodInterface, _patience: Duration) -> bool {
+        true
+    }
+
+    fn check(&self, pod: &PodAttachment) -> Result<(), WiringError> {
+        match self.lock().connected.get(&pod.endpoint) {
+            Some(container) if *container == pod.container_id => Ok(()),
+            _ => Err(WiringError::Differs {
+                object: pod.endpoint.to_string(),
+                problem: "not there".to_owned(),
+            }),
+        }
+    }
+}
+
+pub struct Bed {
+    pub store: Arc<dyn Store>,
+    pub os: FakeOs,
+    pub dir: TempDir,
+    pub agent: JoinHandle<Result<(), AgentError>>,
+}
+
+/// A store with a node, a namespace and a pool.
+pub async fn cluster() -> Arc<Embedded> {
+    let store = Arc::new(Embedded::in_memory().unwrap());
+    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 26}});
+    let node = json!({
+        "metadata": {"name": NODE, "annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24"}},
+    });
+    for (key, value) in [
+        (Key::global(Kind::IpPool, "default"), pool),
+        (
+            Key::global(Kind::IpamConfig, "default"),
+            json!({"strict_affinity": true, "auto_allocate_blocks": true}),
+        ),
+        (Key::global(Kind::Namespace, "n"), json!({"metadata": {"name": "n"}})),
+        (Key::global(Kind::Node, NODE), node),
+    ] {
+        store.create(&key, value).await.unwrap();
+    }
+    store
+}
+
+impl Bed {
+    /// An agent that serves.
+    pub async fn new() -> Self {
+        let bed = Self::starting(cluster().await);
+        let socket = bed.dir.path().join("agent.sock");
+        until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
+        bed
+    }
+
+    /// An agent that was just started.
+    pub fn starting(store: Arc<dyn Store>) -> Self {
+        Self::on(store, FakeOs::default())
+    }
+
+    pub fn on(store: Arc<dyn Store>, os: FakeOs) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            node: NODE.to_owned(),
+            store: store.clone(),
+            platform: Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) },
+            cni_socket: dir.path().join("agent.sock"),
+            deletion_queue: dir.path().join("queue"),
+        };
+        Self { store, os, dir, agent: tokio::spawn(tortie_agent::run(config)) }
+    }
+
+    pub async fn pod(&self, name: &str, uid: &str, labels: Value) -> Stored {
+        let value = json!({
+            "metadata": {"name": name, "namespace": "n", "uid": uid, "labels": labels},
+            "spec": {"nodeName": NODE, "containers": [{"name": "c"}]},
+        });
+        put(&*self.store, &pod_key(name), value).await
+    }
+
+    pub async fn call(&self, call: Invocation) -> Answer {
+        let socket = self.dir.path().join("agent.sock");
+        tokio::task::spawn_blocking(move || send(&socket, &call)).await.unwrap()
+    }
+
+    pub fn invocation(&self, command: Command, container: &str, pod: &str) -> Invocation {
+        let config = json!({
+            "cniVersion": "1.1.0", "name": "net",
+            "agentSocket": self.dir.path().join("agent.sock"), "deletionQueue": self.dir.path().join("queue"),
+        });
+        let args = [("K8S_POD_NAMESPACE", "n"), ("K8S_POD_NAME", pod)];
+        Invocation {
+            command,
+            container_id: container.to_owned(),
+            netns: format!("/run/netns/{container}"),
+            interface: "eth0".to_owned(),
+            args: args.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            config: serde_json::from_value(config).unwrap(),
+        }
+    }
+
+    pub async fn endpoint(&self, pod: &str, interface: &str) -> Option<Value> {
+        let key = endpoint_key(pod, interface);
+        self.store.get(&key).await.unwrap().map(|stored| stored.value)
+    }
+
+    /// The node's report, once there is one.
+    pub async fn report(&self) -> Value {
+        let stored = self.store.get(&Key::global(Kind::NodeReport, NODE)).await.unwrap();
+        stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
+    }
+}
+
+/// What the agent answers; the test fails where it does not.
+pub fn send(socket: &Path, call: &Invocation) -> Answer {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    ask(&mut stream, call).unwrap()
+}
+
+pub fn pod_key(name: &str) -> Key {
+    Key::namespaced(Kind::Pod, "n", name)
+}
+
+pub fn endpoint_key(pod: &str, interface: &str) -> Key {
+    Key::namespaced(Kind::WorkloadEndpoint, "n", WorkloadEndpoint::name_for(NODE, pod, interface))
+}
+
+pub fn endpoint_id(pod: &str) -> EndpointId {
+    EndpointId { namespace: "n".to_owned(), pod: pod.to_owned(), interface: "eth0".to_owned() }
+}
+
+pub fn condition(reason: &'static str) -> Condition {
+    Condition { reason, message: format!("the test says {reason}") }
+}
+
+/// Stores the object, whether or not it is there.
+pub async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
+    match store.get(key).await.unwrap() {
+        None => store.create(key, value).await.unwrap(),
+        Some(there) => store.update(key, value, there.revision).await.unwrap(),
+    }
+}
+
+/// Polls until it is so.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so().await {
+        assert!(Instant::now() < deadline, "{what}: not in {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,178 @@
+//! From the store to the dataplane and back: what is given to it when, and what is made of its reports.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use common::{Bed, FakeOs, NODE, cluster, condition, endpoint_id, endpoint_key, put, until};
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+use tortie_cni::{Code, Command};
+use tortie_dataplane::{Delta, Report};
+use tortie_store::{Embedded, Listing, Revision, Store, StoreError, Stored, Watch};
+
+fn namespace(number: usize) -> (Key, Value) {
+    let name = format!("ns{number}");
+    (Key::global(Kind::Namespace, &name), json!({"metadata": {"name": name}}))
+}
+
+/// A cluster where pods come and go all the time must not live without resyncs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_steady_stream_of_changes_does_not_put_the_resync_off() {
+    let bed = Bed::new().await;
+    bed.os.lock().report.retry = true;
+    let resynced = bed.os.lock().resyncs;
+    let mut number = 0;
+    until("it resyncs", || {
+        number += 1;
+        let (key, value) = namespace(number);
+        let bed = &bed;
+        async move {
+            bed.store.create(&key, value).await.unwrap();
+            bed.os.lock().resyncs > resynced + 1
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agent_ends_with_its_dataplane() {
+    let mut bed = Bed::new().await;
+    bed.os.lock().dies = true;
+    let (key, value) = namespace(0);
+    bed.store.create(&key, value).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(5), &mut bed.agent).await;
+    let error = ended.expect("it ends").unwrap().expect_err("and not as if all were well").to_string();
+    assert!(error.contains("dataplane"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_informs_holds_nothing_up() {
+    let bed = Bed::new().await;
+    bed.os.lock().report = Report {
+        node: vec![condition("RouteTaken")],
+        endpoints: [(endpoint_id("other"), vec![condition("InterfaceMissing")])].into(),
+        retry: true,
+    };
+    bed.pod("p", "u", json!({})).await;
+    bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
+    let revision = bed.store.get(&endpoint_key("p", "eth0")).await.unwrap().unwrap().revision;
+    until("the report passes the pod", || async {
+        bed.report().await["revision"].as_u64() >= Some(revision)
+    })
+    .await;
+    let told: Vec<Value> =
+        bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
+    assert_eq!(told, ["InterfaceMissing", "RouteTaken"], "failures first");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_failed_is_not_in_force() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    bed.os.lock().report = Report {
+        endpoints: [(endpoint_id("p"), vec![condition("InterfaceMissing")])].into(),
+        retry: true,
+        ..Report::default()
+    };
+    let added = bed.call(bed.invocation(Command::Add, "c1", "p"));
+    tokio::pin!(added);
+    let early = tokio::time::timeout(Duration::from_millis(1_500), &mut added).await;
+    assert!(early.is_err(), "ADD waits for what failed: {early:?}");
+    bed.os.lock().report = Report::default();
+    added.await.unwrap();
+
+    bed.os.lock().report =
+        Report { node: vec![condition("PolicyNotInForce")], retry: true, ..Report::default() };
+    let (key, value) = namespace(1);
+    let revision = bed.store.create(&key, value).await.unwrap().revision;
+    until("it is told", || async { bed.report().await["conditions"][0]["reason"] == "PolicyNotInForce" })
+        .await;
+    assert!(bed.report().await["revision"].as_u64() < Some(revision));
+    bed.os.lock().report = Report::default();
+    until("it is mended", || async { bed.report().await["revision"].as_u64() >= Some(revision) }).await;
+}
+
+/// Somebody who waits for a write of a kind that is nothing to a node must not wait for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_pass_every_revision() {
+    let bed = Bed::new().await;
+    let revision = bed.pod("elsewhere", "u", json!({})).await.revision;
+    until("the report passes it", || async { bed.report().await["revision"].as_u64() >= Some(revision) })
+        .await;
+}
+
+/// A store in which, when the policies have been listed and the endpoints have not, a policy comes and then a pod that
+/// it is about.
+struct Busy(Arc<Embedded>, AtomicBool);
+
+#[async_trait]
+impl Store for Busy {
+    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
+        let listing = self.0.list(kind).await;
+        // Nobody but the feed lists these.
+        if kind == Kind::GlobalNetworkPolicy && !self.1.swap(true, Ordering::Relaxed) {
+            let policy =
+                json!({"metadata": {"name": "deny"}, "spec": {"selector": "all()", "types": ["Ingress"]}});
+            let endpoint = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+                "metadata": {"name": endpoint_key("p", "eth0").name, "namespace": "n"},
+                "spec": {
+                    "orchestrator": "k8s", "node": NODE, "containerID": "c", "pod": "p", "endpoint": "eth0",
+                    "ipNetworks": ["10.0.0.9/32"], "profiles": ["kns.n"], "interfaceName": "cali1",
+                },
+            });
+            for (key, value) in [
+                (Key::global(Kind::GlobalNetworkPolicy, "deny"), policy),
+                (endpoint_key("p", "eth0"), endpoint),
+                (Key::global(Kind::NodeReport, "other"), json!({"metadata": {"name": "other"}})),
+            ] {
+                put(&*self.0, &key, value).await;
+            }
+        }
+        listing
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        self.0.get(key).await
+    }
+    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+        self.0.create(key, value).await
+    }
+    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
+        self.0.update(key, value, expected).await
+    }
+    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
+        self.0.delete(key, expected).await
+    }
+    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
+        self.0.watch(kinds, after).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_batch_is_one_moment_of_the_cluster() {
+    let bed = Bed::starting(Arc::new(Busy(cluster().await, AtomicBool::new(false))));
+    until("the first batch is given", || async { !bed.os.lock().batches.is_empty() }).await;
+    let first = bed.os.lock().batches[0].clone();
+    let pod = first.iter().any(|delta| matches!(delta, Delta::Endpoint(id, _) if *id == endpoint_id("p")));
+    let policy = first.iter().any(|delta| matches!(delta, Delta::Policy(id, _) if id.name == "deny"));
+    assert!(pod && policy, "the pod comes with the policy that was there before it: {first:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_says_whether_pods_can_be_added() {
+    let os = FakeOs::default();
+    os.lock().report = Report { node: vec![condition("PolicyNotInForce")], retry: true, ..Report::default() };
+    let bed = Bed::on(cluster().await, os.clone());
+    let socket = bed.dir.path().join("agent.sock");
+    until("the agent serves", || async { std::os::unix::net::UnixStream::connect(&socket).is_ok() }).await;
+    let status = bed.invocation(Command::Status, "", "");
+    assert_eq!(bed.call(status.clone()).await.unwrap_err().code, Code::NOT_AVAILABLE);
+    os.lock().report = Report::default();
+    until("the agent is ready", || async { bed.call(status.clone()).await.is_ok() }).await;
+}

@@ -1,0 +1,236 @@
+//! Two ways to one verdict: the oracle, straight from the resources, and the programs that calc compiles. Random clusters,
+//! random packets; every disagreement shrinks to a manifest and a command that shows it.
+//!
+//! `PROPTEST_CASES` says how many clusters; each is asked about several hundred packets. The test prints by which
+//! features packets were decided, and fails where one decided (almost) none.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
+
+mod random_clusters;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use serde_json::Value;
+use tortie_api::Key;
+use tortie_api::net::Direction;
+use tortie_calc::Calc;
+use tortie_dataplane::EndpointId;
+use tortie_policy::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Trace, Verdict};
+use tortie_policy::program::{Flow, evaluate};
+
+use random_clusters::{NODES, Objects, Sent, clusters, manifest, packets};
+
+const CLUSTERS: u32 = 1_000;
+const PACKETS: usize = 200;
+
+#[test]
+fn oracle_and_programs_agree() {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CLUSTERS);
+    let config =
+        ProptestConfig { cases, max_shrink_iters: 20_000, failure_persistence: None, ..Default::default() };
+    let seen = std::cell::RefCell::new(Coverage::default());
+    let strategy = (clusters(), prop::collection::vec(packets(), PACKETS));
+    let result = TestRunner::new(config).run(&strategy, |(objects, packets)| {
+        compare(&objects, &packets, &mut seen.borrow_mut()).map_err(TestCaseError::fail)
+    });
+    let coverage = seen.into_inner();
+    println!("{}", coverage.table());
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    coverage.check(cases);
+}
+
+/// Asks both about every packet, at both of its ends.
+fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Result<(), String> {
+    let mut snapshot = Snapshot::new();
+    for (key, value) in objects {
+        snapshot.insert(key.clone(), value.clone(), None);
+    }
+    let oracle = Oracle::new(&snapshot);
+    let nodes: Vec<Calc> = NODES.iter().map(|node| calc(node, objects)).collect();
+    for packet in packets {
+        let question = Question {
+            from: Peer::Address(packet.source),
+            to: Peer::Address(packet.destination),
+            protocol: packet.protocol,
+            source_port: packet.source_port,
+            destination_port: packet.destination_port,
+            icmp: packet.icmp,
+        };
+        let answer = oracle.evaluate(&question).map_err(|error| error.to_string())?;
+        let flow = Flow {
+            source: answer.source,
+            destination: answer.destination,
+            protocol: packet.protocol,
+            source_port: packet.source_port,
+            destination_port: packet.destination_port,
+            icmp: packet.icmp,
+        };
+        for trace in [&answer.egress, &answer.ingress].into_iter().flatten() {
+            let (program, state) = program(&nodes, trace);
+            let passes = evaluate(program, trace.direction, &flow, state);
+            if passes != (trace.verdict == Verdict::Allow) {
+                let says = |passes| if passes { "allow" } else { "deny" };
+                return Err(format!(
+                    "{} of {}: the oracle says {}, the program {}\n{trace:#?}\ncluster.yml:\n{}\ntortie explain -f cluster.yml {} {} --port {}",
+                    if trace.direction == Direction::Egress { "egress" } else { "ingress" },
+                    trace.endpoint,
+                    says(!passes),
+                    says(passes),
+                    manifest(objects),
+                    packet.source,
+                    packet.destination,
+                    shown_port(packet),
+                ));
+            }
+            coverage.note(&snapshot, trace);
+        }
+    }
+    Ok(())
+}
+
+fn calc(node: &str, objects: &Objects) -> Calc {
+    let mut calc = Calc::new(node);
+    for (key, value) in objects {
+        calc.update(key, Some(value));
+    }
+    calc.flush();
+    calc
+}
+
+fn program<'a>(
+    nodes: &'a [Calc],
+    trace: &Trace,
+) -> (&'a tortie_policy::program::EndpointProgram, &'a tortie_dataplane::NodeState) {
+    let (namespace, pod) = trace.endpoint.split_once('/').unwrap();
+    let id = EndpointId { namespace: namespace.into(), pod: pod.into(), interface: "eth0".into() };
+    let found = nodes.iter().find_map(|calc| Some((&calc.state().endpoints.get(&id)?.program, calc.state())));
+    found.unwrap_or_else(|| panic!("{} has no program", trace.endpoint))
+}
+
+fn shown_port(packet: &Sent) -> String {
+    match packet.icmp {
+        Some((icmp_type, _)) => format!("icmp/{icmp_type}"),
+        None => format!("{}/{}", packet.protocol.to_string().to_lowercase(), packet.destination_port),
+    }
+}
+
+/// How often each feature decided, and how often it was the first thing that kept a rule from matching.
+#[derive(Default)]
+struct Coverage {
+    judged: usize,
+    features: BTreeMap<String, (usize, usize)>,
+}
+
+impl Coverage {
+    fn note(&mut self, snapshot: &Snapshot, trace: &Trace) {
+        self.judged += 1;
+        let mut decided = |feature: String| self.features.entry(feature).or_default().0 += 1;
+        match &trace.decided_by {
+            DecidedBy::Rule { policy, number } => {
+                decided(format!("rule of a {}", policy.kind));
+                for field in fields(snapshot, policy, trace.direction, *number) {
+                    decided(field);
+                }
+            }
+            DecidedBy::NotUnderstood { policy } => decided(format!("{} not understood", policy.kind)),
+            DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
+            DecidedBy::NoProfile => decided("no profile".into()),
+        }
+        for tier in &trace.tiers {
+            decided(format!("tier: {:?}", tier.outcome));
+        }
+        let asked = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
+        for mismatch in asked.flat_map(|policy| &policy.rules).filter_map(|rule| rule.mismatch.as_ref()) {
+            self.features.entry(mismatch.field.clone()).or_default().1 += 1;
+        }
+    }
+
+    fn table(&self) -> String {
+        let mut table =
+            format!("{} verdicts\n{:45} {:>8} {:>8}\n", self.judged, "feature", "decided", "kept out");
+        for (feature, (decided, kept_out)) in &self.features {
+            writeln!(table, "{feature:45} {decided:>8} {kept_out:>8}").unwrap();
+        }
+        table
+    }
+
+    /// Every feature must have had its say, in proportion to the number of clusters.
+    fn check(&self, cases: u32) {
+        let sides = ["source", "destination"];
+        let of_sides = [
+            "nets",
+            "notNets",
+            "selector",
+            "notSelector",
+            "namespaceSelector",
+            "serviceAccounts",
+            "ports",
+            "notPorts",
+        ];
+        let mut wanted: Vec<String> = sides
+            .iter()
+            .flat_map(|side| of_sides.iter().map(move |field| format!("{side}.{field}")))
+            .collect();
+        wanted.extend(
+            [
+                "source.services",
+                "destination.services",
+                "ipVersion",
+                "protocol",
+                "notProtocol",
+                "icmp",
+                "notICMP",
+                "from",
+                "to",
+                "ports",
+                "end of tier",
+                "no profile",
+                "tier: Passed",
+                "tier: PassedAtEnd",
+                "tier: DeniedAtEnd",
+                "rule of a Profile",
+                "rule of a GlobalNetworkPolicy",
+                "rule of a NetworkPolicy",
+                "rule of a KubernetesNetworkPolicy",
+                "rule of a ClusterNetworkPolicy",
+                "rule of a AdminNetworkPolicy",
+                "rule of a BaselineAdminNetworkPolicy",
+                "ClusterNetworkPolicy not understood",
+                "protocols",
+                "NetworkPolicy not understood",
+                "GlobalNetworkPolicy not understood",
+            ]
+            .map(str::to_owned),
+        );
+        let fewest = usize::try_from(cases / 100).unwrap();
+        for feature in wanted {
+            let (decided, _) = self.features.get(&feature).copied().unwrap_or_default();
+            assert!(decided >= fewest, "{feature} decided only {decided} verdicts, of {fewest} at least");
+        }
+        assert!(self.judged >= 100 * usize::try_from(cases).unwrap(), "only {} verdicts", self.judged);
+    }
+}
+
+/// The fields of the rule that decided.
+fn fields(snapshot: &Snapshot, policy: &PolicyName, direction: Direction, number: usize) -> Vec<String> {
+    let is_it = |key: &&Key| {
+        key.kind.to_string() == policy.kind && key.namespace == policy.namespace && key.name == policy.name
+    };
+    let Some((_, stored)) = snapshot.iter().find(|(key, _)| is_it(key)) else { return vec![] };
+    let direction = if direction == Direction::Ingress { "ingress" } else { "egress" };
+    let rule = &stored.value["spec"][direction][number - 1];
+    let given = |value: &Value| {
+        let fields = value.as_object().into_iter().flatten();
+        let given = fields.filter(|(_, value)| !matches!(value.as_array(), Some(list) if list.is_empty()));
+        given.map(|(name, _)| name.clone()).collect::<Vec<_>>()
+    };
+    let sides = ["source", "destination"];
+    let inner = sides
+        .iter()
+        .flat_map(|side| given(&rule[side]).into_iter().map(move |field| format!("{side}.{field}")));
+    given(rule).into_iter().filter(|field| !sides.contains(&field.as_str())).chain(inner).collect()
+}

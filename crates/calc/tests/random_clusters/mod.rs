@@ -1,0 +1,574 @@
+//! Random clusters, small on purpose: few labels, addresses and ports, so that rules meet packets often.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use proptest::option::of;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use serde_json::{Map, Value, json};
+use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::net::Protocol;
+use tortie_api::{Key, Kind};
+
+pub const NODES: [&str; 2] = ["n1", "n2"];
+const NAMESPACES: [&str; 6] = ["red", "blue", "red", "blue", "red", "unknown"];
+const ACCOUNTS: [&str; 3] = ["default", "runner", ""];
+const TIERS: [&str; 5] = ["default", "first", "second", "kube-baseline", "undescribed"];
+const PORT_NAMES: [&str; 3] = ["web", "dns", "none"];
+const PORTS: [u16; 5] = [53, 80, 81, 443, 65535];
+const ADDRESSES: [&str; 12] = [
+    "10.0.0.1",
+    "10.0.0.2",
+    "10.0.0.3",
+    "10.0.0.4",
+    "10.0.0.5",
+    "10.0.0.8",
+    "10.0.1.0",
+    "203.0.113.9",
+    "fd00::1",
+    "fd00::2",
+    "fd00::9",
+    "2001:db8::1",
+];
+const NETS_V4: [&str; 8] = [
+    "10.0.0.0/29",
+    "10.0.0.0/30",
+    "10.0.0.1/32",
+    "10.0.0.4/31",
+    "10.0.0.0/8",
+    "0.0.0.0/0",
+    "203.0.113.0/24",
+    "10.0.0.255/31",
+];
+const NETS_V6: [&str; 4] = ["fd00::/126", "fd00::1/128", "::/0", "2001:db8::/32"];
+
+/// Everything that policy depends on.
+pub type Objects = Vec<(Key, Value)>;
+
+/// Who sends what to whom.
+#[derive(Debug, Clone)]
+pub struct Sent {
+    pub source: IpAddr,
+    pub destination: IpAddr,
+    pub protocol: Protocol,
+    pub source_port: u16,
+    pub destination_port: u16,
+    pub icmp: Option<(u8, u8)>,
+}
+
+pub fn clusters() -> impl Strategy<Value = Objects> {
+    let pods = prop::collection::vec(pod(), 1..6);
+    let sets = prop::collection::vec(network_set(), 0..4);
+    let policies = prop::collection::vec(policy(), 0..6);
+    (namespaces(), tiers(), profiles(), slices(), pods, sets, policies).prop_map(
+        |(namespaces, tiers, profiles, slices, pods, sets, policies)| {
+            let numbered = |objects: Vec<(Key, Value)>| {
+                objects.into_iter().enumerate().map(|(index, (key, value))| renamed(key, value, index))
+            };
+            let mut all: Objects = [namespaces, tiers, profiles, slices].concat();
+            all.extend(pods.into_iter().enumerate().map(|(index, pod)| endpoint(pod, index)));
+            all.extend(numbered(sets));
+            all.extend(numbered(policies));
+            all
+        },
+    )
+}
+
+/// Packets between addresses that somebody has or nearly has, to ports that somebody speaks of or nearly.
+pub fn packets() -> impl Strategy<Value = Sent> {
+    let of_family = |first: usize, pods: usize, all: usize| {
+        let address = move || prop_oneof![3 => first..pods, 2 => first..all];
+        let parsed = |index: usize| ADDRESSES[index].parse::<IpAddr>().unwrap();
+        (address(), address()).prop_map(move |(source, destination)| (parsed(source), parsed(destination)))
+    };
+    let pair = prop_oneof![4 => of_family(0, 5, 8), 1 => of_family(8, 10, 12)];
+    let port = || prop_oneof![4 => select(&PORTS[..]), 1 => select(vec![0, 52, 82, 8080, 40_000])];
+    let protocol = select(vec![6, 6, 6, 6, 17, 17, 132, 1, 1, 58, 47]).prop_map(Protocol);
+    (pair, protocol, port(), port(), select(vec![0u8, 3, 8, 13, 128]), 0..2u8).prop_map(
+        |((source, destination), protocol, source_port, destination_port, icmp_type, icmp_code)| {
+            let ported = protocol.has_ports();
+            let is_icmp = [Protocol::ICMP, Protocol::ICMPV6].contains(&protocol);
+            Sent {
+                source,
+                destination,
+                protocol,
+                source_port: if ported { source_port } else { 0 },
+                destination_port: if ported { destination_port } else { 0 },
+                icmp: is_icmp.then_some((icmp_type, icmp_code)),
+            }
+        },
+    )
+}
+
+/// The objects as a manifest that `tortie explain -f` reads.
+pub fn manifest(objects: &Objects) -> String {
+    let one = |(key, value): &(Key, Value)| {
+        let mut value = value.clone();
+        value["apiVersion"] = json!(key.kind.api_version());
+        value["kind"] = json!(key.kind.name());
+        format!("---\n{value}\n")
+    };
+    objects.iter().map(one).collect()
+}
+
+fn renamed(mut key: Key, mut value: Value, index: usize) -> (Key, Value) {
+    // Names whose order is not that of the numbers.
+    key.name = format!("{}{}", ["m", "b", "z", "a", "q", "c", "x"][index % 7], index);
+    value["metadata"]["name"] = json!(key.name);
+    (key, value)
+}
+
+fn labels() -> impl Strategy<Value = Map<String, Value>> {
+    let value = || of(select(vec!["x", "y", "xy"]));
+    (value(), value(), of(Just("x"))).prop_map(|(a, b, claimed)| {
+        let all = [("a", a), ("b", b), ("pcns.a", claimed)];
+        all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), json!(value?)))).collect()
+    })
+}
+
+fn namespaces() -> impl Strategy<Value = Objects> {
+    (labels(), labels(), labels(), any::<bool>()).prop_map(|(red, blue, account, has_account)| {
+        let named = |kind, name: &str, namespace: &str, labels: Map<String, Value>| {
+            let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+            (key, json!({"metadata": {"name": name, "labels": labels}}))
+        };
+        let mut all = vec![named(Kind::Namespace, "red", "", red), named(Kind::Namespace, "blue", "", blue)];
+        if has_account {
+            all.push(named(Kind::ServiceAccount, "runner", "red", account));
+        }
+        all
+    })
+}
+
+fn tiers() -> impl Strategy<Value = Objects> {
+    let tier = |name: &'static str| {
+        let order = of(select(vec![1.0, 2.0, 500_000.0, 2_000_000.0]));
+        (order, of(select(vec!["Deny", "Pass", "Perhaps"]))).prop_map(move |(order, end)| {
+            let mut spec = Map::new();
+            spec.extend(order.map(|order| ("order".to_owned(), json!(order))));
+            spec.extend(end.map(|end| ("defaultAction".to_owned(), json!(end))));
+            (Key::global(Kind::Tier, name), json!({"metadata": {"name": name}, "spec": spec}))
+        })
+    };
+    (of(tier("first")), of(tier("second"))).prop_map(|(a, b)| a.into_iter().chain(b).collect())
+}
+
+fn profiles() -> impl Strategy<Value = Objects> {
+    let profile = |name: &'static str| {
+        (labels(), rules("ingress", true, 2), rules("egress", true, 2)).prop_map(
+            move |(labels, ingress, egress)| {
+                let spec = json!({"labelsToApply": labels, "ingress": ingress, "egress": egress});
+                (Key::global(Kind::Profile, name), json!({"metadata": {"name": name}, "spec": spec}))
+            },
+        )
+    };
+    (of(profile("kns.red")), of(profile("ksa.red.runner")))
+        .prop_map(|(a, b)| a.into_iter().chain(b).collect())
+}
+
+fn slices() -> impl Strategy<Value = Objects> {
+    let port = (select(vec!["TCP", "UDP"]), prop::option::weighted(0.9, select(&PORTS[..4])))
+        .prop_map(|(protocol, port)| json!({"protocol": protocol, "port": port}));
+    let slice = (
+        select(&NAMESPACES[..2]),
+        select(vec!["s", "s", "t"]),
+        subsequence(&ADDRESSES[..], 1..8),
+        prop::collection::vec(port, 1..5),
+    );
+    let object = slice.prop_map(|(namespace, service, addresses, ports)| {
+        let value = json!({
+            "metadata": {"namespace": namespace, "labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4", "endpoints": [{"addresses": addresses}], "ports": ports,
+        });
+        (Key::namespaced(Kind::EndpointSlice, namespace, ""), value)
+    });
+    let numbered = |(index, (key, value))| renamed(key, value, index);
+    prop::collection::vec(object, 1..4)
+        .prop_map(move |slices| slices.into_iter().enumerate().map(numbered).collect())
+}
+
+fn network_set() -> impl Strategy<Value = (Key, Value)> {
+    let nets = (subsequence(&NETS_V4[..], 0..3), subsequence(&NETS_V6[..], 0..2));
+    (of(select(&NAMESPACES[..])), labels(), nets).prop_map(|(namespace, labels, (v4, v6))| {
+        let nets = [v4, v6].concat();
+        let spec = json!({"nets": nets});
+        match namespace {
+            Some(namespace) => (
+                Key::namespaced(Kind::NetworkSet, namespace, ""),
+                json!({"metadata": {"namespace": namespace, "labels": labels}, "spec": spec}),
+            ),
+            None => (
+                Key::global(Kind::GlobalNetworkSet, ""),
+                json!({"metadata": {"labels": labels}, "spec": spec}),
+            ),
+        }
+    })
+}
+
+#[derive(Debug, Clone)]
+struct Pod {
+    node: &'static str,
+    namespace: &'static str,
+    account: &'static str,
+    labels: Map<String, Value>,
+    addresses: Vec<&'static str>,
+    ports: Vec<(&'static str, &'static str, u16)>,
+}
+
+fn pod() -> impl Strategy<Value = Pod> {
+    let port = (select(&PORT_NAMES[..2]), select(vec!["TCP", "UDP", "SCTP"]), select(&PORTS[..]));
+    (
+        (select(&NODES[..]), select(&NAMESPACES[..]), select(&ACCOUNTS[..])),
+        labels(),
+        (select(&ADDRESSES[..5]), of(select(&ADDRESSES[8..10]))),
+        prop::collection::vec(port, 0..3),
+    )
+        .prop_map(|((node, namespace, account), labels, (v4, v6), ports)| {
+            let addresses = std::iter::once(v4).chain(v6).collect();
+            Pod { node, namespace, account, labels, addresses, ports }
+        })
+}
+
+fn endpoint(pod: Pod, index: usize) -> (Key, Value) {
+    let pod_name = format!("p{index}");
+    let name = WorkloadEndpoint::name_for(pod.node, &pod_name, "eth0");
+    let nets: Vec<String> = pod
+        .addresses
+        .iter()
+        .map(|address| IpNet::from(address.parse::<IpAddr>().unwrap()).to_string())
+        .collect();
+    let port = |(name, protocol, port): &(&str, &str, u16)| json!({"name": name, "protocol": protocol, "port": port});
+    let value = json!({
+        "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+        "metadata": {"name": name, "namespace": pod.namespace, "labels": pod.labels},
+        "spec": {
+            "node": pod.node, "pod": pod_name, "endpoint": "eth0", "serviceAccountName": pod.account,
+            "ipNetworks": nets, "profiles": WorkloadEndpoint::profiles_for(pod.namespace, pod.account),
+            "ports": pod.ports.iter().map(port).collect::<Vec<_>>(),
+        },
+    });
+    (Key::namespaced(Kind::WorkloadEndpoint, pod.namespace, name), value)
+}
+
+fn selector() -> impl Strategy<Value = String> {
+    let label = || {
+        select(vec!["a", "b", "pcns.a", "projectcalico.org/namespace", "projectcalico.org/serviceaccount"])
+    };
+    let value = || select(vec!["x", "y", "x", "red", "runner"]);
+    let comparison = || select(vec!["==", "!=", "contains", "starts with", "ends with"]);
+    let leaf = prop_oneof![
+        4 => (label(), comparison(), value()).prop_map(|(label, comparison, value)| format!("{label} {comparison} '{value}'")),
+        2 => (label(), select(vec!["in", "not in"]), value(), value())
+            .prop_map(|(label, operator, one, other)| format!("{label} {operator} {{'{one}', '{other}'}}")),
+        1 => label().prop_map(|label| format!("has({label})")),
+        1 => Just("all()".to_owned()),
+    ];
+    leaf.prop_recursive(2, 6, 3, |inner| {
+        prop_oneof![
+            inner.clone().prop_map(|inner| format!("!({inner})")),
+            (inner.clone(), select(vec!["&&", "||"]), inner)
+                .prop_map(|(a, operator, b)| format!("({a} {operator} {b})")),
+        ]
+    })
+}
+
+fn maybe(fields: Vec<(&'static str, Option<Value>)>) -> Value {
+    let given = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    Value::Object(given.collect())
+}
+
+fn ports(numbers: bool) -> impl Strategy<Value = Vec<Value>> {
+    let named = select(&PORT_NAMES[..]).prop_map(|name| json!(name)).boxed();
+    let range = (select(&PORTS[..]), select(&PORTS[..]))
+        .prop_map(|(a, b)| json!(format!("{}:{}", a.min(b), a.max(b))));
+    let one = match numbers {
+        true => prop_oneof![named, select(&PORTS[..]).prop_map(|port| json!(port)), range].boxed(),
+        false => named,
+    };
+    prop::collection::vec(one, 1..3)
+}
+
+/// Networks, with those that hold everything where they are allowed.
+fn nets(v4: bool, whole: bool) -> impl Strategy<Value = Value> {
+    let nets: &'static [&'static str] = if v4 { &NETS_V4 } else { &NETS_V6 };
+    let nets: Vec<&str> = nets.iter().copied().filter(|net| whole || !net.ends_with("/0")).collect();
+    subsequence(nets, 1..3).prop_map(|nets| json!(nets))
+}
+
+/// One side of a rule. `whole` are policies of the whole cluster.
+fn entity(v4: bool, ported: bool, whole: bool, backends: bool) -> impl Strategy<Value = Value> {
+    let namespaces = prop_oneof![4 => selector(), 1 => Just("global()".to_owned())];
+    let accounts = (subsequence(&ACCOUNTS[..2], 0..2), of(selector())).prop_map(|(names, selector)| {
+        maybe(vec![("names", Some(json!(names))), ("selector", selector.map(Value::from))])
+    });
+    let rare = |strategy: BoxedStrategy<Value>| prop_oneof![6 => Just(None), 1 => strategy.prop_map(Some)];
+    let text = |strategy: BoxedStrategy<String>| strategy.prop_map(Value::from).boxed();
+    let fields = (
+        rare(nets(v4, true).boxed()),
+        rare(nets(v4, false).boxed()),
+        rare(text(selector().boxed())),
+        rare(text(selector().boxed())),
+        rare(text(namespaces.boxed())),
+        rare(accounts.boxed()),
+        rare(ports(ported).prop_map(Value::from).boxed()),
+        rare(ports(ported).prop_map(Value::from).boxed()),
+    )
+        .prop_map(|(nets, not_nets, selector, not_selector, namespaces, accounts, ports, not_ports)| {
+            maybe(vec![
+                ("nets", nets),
+                ("notNets", not_nets),
+                ("selector", selector),
+                ("notSelector", not_selector),
+                ("namespaceSelector", namespaces),
+                ("serviceAccounts", accounts),
+                ("ports", ports),
+                ("notPorts", not_ports),
+            ])
+        });
+    let service = (select(vec!["s", "s", "t"]), of(select(&NAMESPACES[..2]))).prop_map(move |(name, namespace)| {
+        let namespace = namespace.or(whole.then_some("red"));
+        json!({"services": maybe(vec![("name", Some(json!(name))), ("namespace", namespace.map(Value::from))])})
+    });
+    if backends { prop_oneof![2 => fields, 1 => service].boxed() } else { fields.boxed() }
+}
+
+/// A rule; now and then one that cannot be understood.
+fn rule(direction: &'static str, whole: bool) -> impl Strategy<Value = Value> {
+    let action = prop_oneof![
+        8 => select(vec!["Allow", "Allow", "Deny", "Pass", "Log"]),
+        1 => Just("Allow")
+    ];
+    let protocol = select(vec!["TCP", "TCP", "UDP", "SCTP", "ICMP", "ICMP", "ICMPv6", "47", "", "", "", ""]);
+    let icmp = (select(vec![0u8, 3, 8, 128]), of(0..2u8)).prop_map(|(icmp_type, code)| {
+        maybe(vec![("type", Some(json!(icmp_type))), ("code", code.map(Value::from))])
+    });
+    (prop::bool::weighted(0.7), protocol).prop_flat_map(move |(v4, protocol)| {
+        let ported = ["TCP", "UDP", "SCTP"].contains(&protocol);
+        let v4 = v4 && protocol != "ICMPv6" || protocol == "ICMP";
+        let is_icmp = protocol.starts_with("ICMP");
+        (
+            (
+                action.clone(),
+                prop::option::weighted(0.1, Just(if v4 { 4 } else { 6 })),
+                prop::option::weighted(0.15, select(vec!["TCP", "17", "ICMP"])),
+            ),
+            (of(icmp.clone()), of(icmp.clone())),
+            entity(v4, ported, whole, direction == "ingress"),
+            entity(v4, ported, whole, direction == "egress"),
+            prop::bool::weighted(0.01),
+        )
+            .prop_map(move |((action, version, not), (icmp, not_icmp), source, destination, odd)| {
+                maybe(vec![
+                    ("action", Some(json!(action))),
+                    ("ipVersion", version.map(Value::from)),
+                    ("protocol", (!protocol.is_empty()).then(|| json!(protocol))),
+                    ("notProtocol", not.map(Value::from)),
+                    ("icmp", icmp.filter(|_| is_icmp)),
+                    ("notICMP", not_icmp.filter(|_| is_icmp)),
+                    ("source", Some(source)),
+                    ("destination", Some(destination)),
+                    (
+                        "http",
+                        (action == "Allow" && odd && direction == "ingress")
+                            .then(|| json!({"methods": ["GET"]})),
+                    ),
+                    ("colour", (action == "Deny" && odd).then(|| json!("blue"))),
+                ])
+            })
+    })
+}
+
+fn rules(direction: &'static str, whole: bool, most: usize) -> impl Strategy<Value = Vec<Value>> {
+    prop_oneof![1 => Just(0..=0), 5 => Just(1..=most)]
+        .prop_flat_map(move |count| prop::collection::vec(rule(direction, whole), count))
+}
+
+fn policy() -> impl Strategy<Value = (Key, Value)> {
+    prop_oneof![6 => calico_policy(), 2 => kubernetes_policy(), 2 => cluster_policy()]
+}
+
+/// ClusterNetworkPolicy and what it was before; now and then with a peer or a field that is not known.
+fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
+    let pods = || {
+        (kubernetes_selector(), kubernetes_selector(), any::<bool>()).prop_map(|(namespaces, pods, whole)| {
+            match whole {
+                true => json!({"namespaces": namespaces}),
+                false => json!({"pods": {"namespaceSelector": namespaces, "podSelector": pods}}),
+            }
+        })
+    };
+    let kinds = vec![
+        Kind::ClusterNetworkPolicy,
+        Kind::ClusterNetworkPolicy,
+        Kind::AdminNetworkPolicy,
+        Kind::BaselineAdminNetworkPolicy,
+    ];
+    (select(kinds), pods(), 0..4u16, select(vec!["Admin", "Baseline"]), prop::bool::weighted(0.05))
+        .prop_flat_map(move |(kind, subject, priority, tier, odd)| {
+            let newest = kind == Kind::ClusterNetworkPolicy;
+            let protocol = (
+                select(vec!["tcp", "tcp", "udp", "sctp"]),
+                0..4usize,
+                select(&PORTS[..4]),
+                select(&PORT_NAMES[..]),
+            )
+                .prop_map(move |(protocol, shape, number, name)| {
+                    let range = json!({"start": number, "end": number + 20});
+                    match (newest, shape) {
+                        (true, 0) => json!({"destinationNamedPort": name}),
+                        (false, 0) => json!({"namedPort": name}),
+                        (true, _) => {
+                            let port = match shape {
+                                1 => json!({}),
+                                2 => json!({"destinationPort": {"number": number}}),
+                                _ => json!({"destinationPort": {"range": range}}),
+                            };
+                            json!({protocol: port})
+                        }
+                        (false, 1) => {
+                            json!({"portNumber": {"protocol": protocol.to_uppercase(), "port": number}})
+                        }
+                        (false, _) => json!({"portRange": range}),
+                    }
+                });
+            let rules = |direction: &'static str| {
+                let side = if direction == "ingress" { "from" } else { "to" };
+                let networks = prop::sample::select(vec!["10.0.0.0/29", "0.0.0.0/0", "fd00::/64"]).prop_map(
+                    move |net| {
+                        if side == "to" { json!({"networks": [net]}) } else { json!({"namespaces": {}}) }
+                    },
+                );
+                let unknown = Just(json!({"nodes": {}}));
+                let peer = prop_oneof![12 => pods(), 3 => networks, 1 => unknown];
+                let action =
+                    select(if newest { vec!["Accept", "Deny", "Pass"] } else { vec!["Allow", "Deny"] });
+                let rule = (
+                    action,
+                    prop::collection::vec(peer, 1..3),
+                    prop::collection::vec(protocol.clone(), 0..3),
+                );
+                let rule = rule.prop_map(move |(action, peers, ports)| {
+                    let ports_name = if newest { "protocols" } else { "ports" };
+                    maybe(vec![
+                        ("action", Some(json!(action))),
+                        (side, Some(json!(peers))),
+                        (ports_name, Some(json!(ports))),
+                    ])
+                });
+                prop::collection::vec(rule, 0..4)
+            };
+            (rules("ingress"), rules("egress")).prop_map(move |(ingress, egress)| {
+                let spec = maybe(vec![
+                    ("tier", newest.then(|| json!(tier))),
+                    ("priority", (kind != Kind::BaselineAdminNetworkPolicy).then(|| json!(priority))),
+                    ("subject", Some(subject.clone())),
+                    ("ingress", Some(json!(ingress))),
+                    ("egress", Some(json!(egress))),
+                    ("colour", odd.then(|| json!("blue"))),
+                ]);
+                (Key::global(kind, ""), json!({"metadata": {}, "spec": spec}))
+            })
+        })
+}
+
+fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
+    of(select(&NAMESPACES[..])).prop_flat_map(|namespace| {
+        let whole = namespace.is_none();
+        let staged = prop::bool::weighted(0.05);
+        let order = of(prop_oneof![8 => select(vec![json!(1), json!(2.5), json!(1000)]), 1 => Just(json!("soon"))]);
+        let tier = prop_oneof![2 => Just(None), 3 => select(&TIERS[..]).prop_map(Some)];
+        (
+            (tier, order, staged),
+            (of(selector()), prop::option::weighted(0.2, selector()), prop::option::weighted(0.2, selector())),
+            of(subsequence(vec!["Ingress", "Egress"], 1..=2)),
+            rules("ingress", whole, 3),
+            rules("egress", whole, 3),
+        )
+            .prop_map(move |((tier, order, staged), (selector, namespaces, accounts), types, ingress, egress)| {
+                let spec = maybe(vec![
+                    ("tier", tier.map(Value::from)),
+                    ("order", order),
+                    ("selector", selector.map(Value::from)),
+                    ("namespaceSelector", namespaces.filter(|_| whole).map(Value::from)),
+                    ("serviceAccountSelector", accounts.map(Value::from)),
+                    ("types", types.map(Value::from)),
+                    ("ingress", Some(json!(ingress))),
+                    ("egress", Some(json!(egress))),
+                ]);
+                let kind = match (whole, staged) {
+                    (true, false) => Kind::GlobalNetworkPolicy,
+                    (true, true) => Kind::StagedGlobalNetworkPolicy,
+                    (false, false) => Kind::NetworkPolicy,
+                    (false, true) => Kind::StagedNetworkPolicy,
+                };
+                let key = Key { kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
+                (key, json!({"metadata": maybe(vec![("namespace", namespace.map(Value::from))]), "spec": spec}))
+            })
+    })
+}
+
+fn kubernetes_selector() -> impl Strategy<Value = Value> {
+    let requirement =
+        (select(vec!["a", "b", "kubernetes.io/metadata.name"]), 0..4usize, select(vec!["x", "y", "red"]))
+            .prop_map(|(key, operator, value)| match operator {
+                0 => json!({"key": key, "operator": "In", "values": [value, "y"]}),
+                1 => json!({"key": key, "operator": "NotIn", "values": [value]}),
+                2 => json!({"key": key, "operator": "Exists"}),
+                _ => json!({"key": key, "operator": "DoesNotExist"}),
+            });
+    let expressions = prop::collection::vec(requirement, 0..2);
+    (of(select(vec!["x", "y"])), expressions).prop_map(|(a, expressions)| {
+        maybe(vec![
+            ("matchLabels", a.map(|a| json!({"a": a}))),
+            ("matchExpressions", Some(json!(expressions))),
+        ])
+    })
+}
+
+fn kubernetes_policy() -> impl Strategy<Value = (Key, Value)> {
+    let block = (any::<bool>(), any::<bool>()).prop_map(|(v4, except)| {
+        let (cidr, inner) = if v4 { ("10.0.0.0/29", "10.0.0.4/31") } else { ("fd00::/64", "fd00::1/128") };
+        json!({"ipBlock": {"cidr": cidr, "except": if except { vec![inner] } else { vec![] }}})
+    });
+    let pods = (of(kubernetes_selector()), kubernetes_selector(), any::<bool>()).prop_map(
+        |(namespaces, pods, with_pods)| {
+            let with_pods = with_pods || namespaces.is_none();
+            maybe(vec![("namespaceSelector", namespaces), ("podSelector", with_pods.then_some(pods))])
+        },
+    );
+    let peer = prop_oneof![1 => block, 3 => pods];
+    let port =
+        (of(select(vec!["TCP", "UDP", "SCTP"])), 0..4usize, select(&PORTS[..4]), select(&PORT_NAMES[..]))
+            .prop_map(|(protocol, shape, number, name)| {
+                let (port, end) = match shape {
+                    0 => (None, None),
+                    1 => (Some(json!(name)), None),
+                    2 => (Some(json!(number)), None),
+                    _ => (Some(json!(number)), Some(json!(number + 20))),
+                };
+                maybe(vec![("protocol", protocol.map(Value::from)), ("port", port), ("endPort", end)])
+            });
+    let rules = |side: &'static str| {
+        let rule = (prop::collection::vec(peer.clone(), 0..3), prop::collection::vec(port.clone(), 0..3));
+        prop::collection::vec(
+            rule.prop_map(move |(peers, ports)| {
+                maybe(vec![(side, Some(json!(peers))), ("ports", Some(json!(ports)))])
+            }),
+            0..3,
+        )
+    };
+    let types = of(subsequence(vec!["Ingress", "Egress"], 1..=2));
+    (select(&NAMESPACES[..]), kubernetes_selector(), rules("from"), rules("to"), types).prop_map(
+        |(namespace, selector, ingress, egress, types)| {
+            let spec = maybe(vec![
+                ("podSelector", Some(selector)),
+                ("ingress", Some(json!(ingress))),
+                ("egress", Some(json!(egress))),
+                ("policyTypes", types.map(Value::from)),
+            ]);
+            let key = Key::namespaced(Kind::KubernetesNetworkPolicy, namespace, "");
+            (key, json!({"metadata": {"namespace": namespace}, "spec": spec}))
+        },
+    )
+}

@@ -1,0 +1,154 @@
+//! `tortie explain` on manifests: what it prints, and what it answers.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::process::Command;
+
+use serde_json::Value;
+
+const CLUSTER: &str = "\
+apiVersion: v1
+kind: Namespace
+metadata: {name: web, labels: {team: a}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: front, namespace: web, labels: {app: front}}
+spec: {nodeName: n1, containers: [{name: c}]}
+status: {podIP: 10.0.0.1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: back, namespace: web, labels: {app: back}}
+spec: {nodeName: n2, containers: [{name: c, ports: [{containerPort: 80, name: http}]}]}
+status: {podIP: 10.0.0.2}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n2}
+---
+apiVersion: projectcalico.org/v3
+kind: GlobalNetworkSet
+metadata: {name: partner, labels: {zone: partner}}
+spec: {nets: [203.0.113.0/24]}
+---
+apiVersion: projectcalico.org/v3
+kind: NetworkPolicy
+metadata: {name: back, namespace: web}
+spec:
+  selector: app == 'back'
+  ingress:
+  - action: Allow
+    protocol: TCP
+    source: {selector: app == 'nobody'}
+    destination: {ports: [http]}
+  - action: Deny
+    protocol: UDP
+  - action: Allow
+    protocol: TCP
+    source: {namespaceSelector: global(), selector: zone == 'partner'}
+---
+apiVersion: projectcalico.org/v3
+kind: StagedNetworkPolicy
+metadata: {name: tomorrow, namespace: web}
+spec: {order: 1, ingress: [{action: Allow}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: s, namespace: web}
+spec: {clusterIPs: [10.96.0.1], ports: [{port: 8080, name: w}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: s1, namespace: web, labels: {kubernetes.io/service-name: s}}
+addressType: IPv4
+endpoints: [{addresses: [10.0.0.2, 10.0.0.1]}]
+ports: [{port: 80, name: w}, {port: 81, name: other}]
+";
+
+/// Exit code, standard output, standard error.
+fn explain(arguments: &[&str]) -> (i32, String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("c.yml"), CLUSTER).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tortie"))
+        .current_dir(dir.path())
+        .args(["explain", "-f", "c.yml"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn it_says_which_rule_and_why_not_the_others() {
+    let expected = "\
+web/front (10.0.0.1) → web/back (10.0.0.2) TCP 80: denied
+
+out of web/front: allowed by Profile kns.web, rule 1
+  Profile kns.web
+    1 Allow: matches
+
+into web/back: denied at the end of tier default: no rule matches
+  tier default: no rule matches, and its end denies
+    StagedNetworkPolicy web/tomorrow (c.yml:42), staged: has no effect
+      1 Allow: matches (c.yml:45)
+    NetworkPolicy web/back (c.yml:26)
+      1 Allow: no: source.selector wants app == \"nobody\", but web/front has app=front (c.yml:32)
+      2 Deny: no: protocol wants UDP, but the packet is TCP (c.yml:36)
+      3 Allow: no: source.namespaceSelector wants global(), but namespace web has \
+kubernetes.io/metadata.name=web,projectcalico.org/name=web,team=a (c.yml:38)
+";
+    assert_eq!(explain(&["web/front", "web/back"]), (1, expected.to_owned(), String::new()));
+}
+
+#[test]
+fn ends_ports_and_answers() {
+    for (arguments, code, said) in [
+        (&["web/front", "web/back", "--port", "udp/53"][..], 1, "rule 2"),
+        (&["globalnetworkset/partner", "web/back"], 0, "allowed by NetworkPolicy web/back, rule 3"),
+        (&["203.0.113.7", "10.0.0.2", "--port", "icmp/8"], 1, "ICMP type 8"),
+        (&["web/back", "web/front", "--port", "47"], 0, "protocol 47: allowed"),
+        (&["web/back", "web/back"], 0, "never leaves the pod"),
+        (&["web/nobody", "web/back"], 2, "error: pod web/nobody does not exist"),
+        (&["node/n2", "web/back"], 2, "error: node/n2 has no address"),
+        (&["a/b/c/d", "web/back"], 2, "is none of NAMESPACE/POD"),
+        (&["networkset/web/x", "web/back"], 2, "error: NetworkSet web/x does not exist"),
+        (&["web/front", "web/back", "--port", "tcp"], 2, "a port is missing"),
+        (&["web/front", "web/back", "--port", "tcq/80"], 2, "\"tcq\" is no protocol"),
+        (&["web/front", "web/back", "--port", "icmp/256"], 2, "at most 255"),
+        (&["web/front", "--service", "web/s", "--port", "tcp/80"], 2, "Service web/s has no port tcp/80"),
+        (&["web/front", "--service", "s"], 2, "Service default/s does not exist"),
+    ] {
+        let (got, out, err) = explain(arguments);
+        assert_eq!(got, code, "{arguments:?}\n{out}{err}");
+        assert!(format!("{out}{err}").contains(said), "{arguments:?}\n{out}{err}");
+    }
+}
+
+#[test]
+fn a_service_is_each_of_its_backends() {
+    let (code, out, _) = explain(&["web/front", "--service", "web/s", "--port", "tcp/8080", "-o", "json"]);
+    let document: Value = serde_json::from_str(&out).unwrap();
+    let verdict =
+        |index: usize| document["backends"][index]["answer"]["verdict"].as_str().unwrap().to_owned();
+    assert_eq!((code, verdict(0), verdict(1)), (1, "Deny".into(), "Allow".into()), "{out}");
+    assert_eq!(document["backends"][0]["question"]["destinationPort"], 80, "{out}");
+    assert_eq!(document["backends"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn manifests_with_problems_are_not_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("c.yml"), CLUSTER.replace("action: Deny", "action: Forbid")).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tortie"))
+        .current_dir(dir.path())
+        .args(["explain", "-f", "c.yml", "web/front", "web/back"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty());
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .contains("c.yml:36: NetworkPolicy web/back: spec.ingress[1].action")
+    );
+}

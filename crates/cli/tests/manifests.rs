@@ -1,0 +1,149 @@
+//! `tortie apply`, `get` and `delete` against a datastore of their own.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tortie_api::{Key, Kind};
+use tortie_store::rpc::serve_unix;
+use tortie_store::{Embedded, Store};
+
+/// A datastore on a socket, and the command that talks to it.
+struct Datastore {
+    runtime: Runtime,
+    store: Arc<Embedded>,
+    dir: TempDir,
+}
+
+/// What the command said.
+struct Said {
+    ok: bool,
+    out: String,
+    err: String,
+}
+
+impl Datastore {
+    fn new() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (store, socket) = (Arc::new(Embedded::in_memory().unwrap()), dir.path().join("socket"));
+        runtime.spawn({
+            let (store, socket) = (store.clone(), socket.clone());
+            async move { serve_unix(store, &socket).await }
+        });
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(Instant::now() < deadline, "the datastore does not answer");
+            std::thread::yield_now();
+        }
+        Self { runtime, store, dir }
+    }
+
+    fn run(&self, arguments: &[&str], input: &str) -> Said {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tortie"))
+            .args(arguments)
+            .env("TORTIE_STORE", format!("unix:{}", self.dir.path().join("socket").display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Said { ok: output.status.success(), out: text(output.stdout), err: text(output.stderr) }
+    }
+
+    fn apply(&self, manifest: &str) -> Said {
+        self.run(&["apply", "-f", "-"], manifest)
+    }
+
+    fn names(&self, kind: Kind) -> Vec<String> {
+        let listed = self.runtime.block_on(self.store.list(kind)).unwrap().items;
+        listed.into_iter().map(|stored| stored.key.name).collect()
+    }
+}
+
+fn object(kind: &str, name: &str, spec: &str) -> String {
+    format!("---\napiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+}
+
+#[test]
+fn a_policy_needs_its_tier_and_a_tier_outlives_its_policies() {
+    let datastore = Datastore::new();
+    let policy = object("GlobalNetworkPolicy", "ops.p", "{tier: ops, selector: all()}");
+    let refused = datastore.apply(&policy);
+    assert!(!refused.ok && refused.err.contains("spec.tier: tier ops does not exist"), "{}", refused.err);
+    assert!(datastore.names(Kind::GlobalNetworkPolicy).is_empty());
+
+    let both = datastore.apply(&(policy + &object("Tier", "ops", "{order: 5}")));
+    assert!(both.ok, "{}", both.err);
+    let refused = datastore.run(&["delete", "tier", "ops"], "");
+    assert!(!refused.ok && refused.err.contains("still has GlobalNetworkPolicy ops.p"), "{}", refused.err);
+    assert_eq!(datastore.names(Kind::Tier), ["ops"]);
+    assert!(datastore.run(&["delete", "gnp", "ops.p"], "").ok);
+    assert!(datastore.run(&["delete", "tier", "ops"], "").ok);
+    assert!(datastore.names(Kind::Tier).is_empty());
+}
+
+#[test]
+fn what_the_cluster_writes_people_cannot() {
+    let datastore = Datastore::new();
+    let endpoint =
+        object("WorkloadEndpoint", "n-k8s-p-eth0", "{node: n}").replace("name:", "namespace: d, name:");
+    let refused = datastore.apply(&(endpoint + &object("Tier", "ops", "{}")));
+    assert!(!refused.ok && refused.err.contains("is written by the node's agent"), "{}", refused.err);
+    assert!(datastore.names(Kind::Tier).is_empty(), "nothing of a refused manifest is applied");
+    for kind in ["wep", "block", "affinity", "handle", "report"] {
+        let refused = datastore.run(&["delete", kind, "x"], "");
+        assert!(!refused.ok && refused.err.contains("is written by"), "{kind}: {}", refused.err);
+    }
+}
+
+#[test]
+fn a_list_is_applied_and_what_is_missing_is_named() {
+    let datastore = Datastore::new();
+    let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: Namespace, metadata: {name: b}}\n";
+    assert!(datastore.apply(list).ok);
+    assert_eq!(datastore.names(Kind::Namespace), ["a", "b"]);
+    let listed = datastore.run(&["get", "ns", "-o", "json"], "");
+    assert!(datastore.run(&["apply", "-f", "-"], &listed.out).out.contains("Namespace b unchanged"));
+    for command in ["get", "delete"] {
+        let missing = datastore.run(&[command, "networkpolicy", "x"], "");
+        assert!(!missing.ok && missing.err.contains("a Kubernetes policy is a knp"), "{}", missing.err);
+    }
+}
+
+/// The policies of a namespace go when its endpoints are gone, not before.
+#[test]
+fn a_namespace_is_not_opened_on_its_way_out() {
+    let datastore = Datastore::new();
+    let policy = object("NetworkPolicy", "p", "{types: [Ingress]}").replace("name:", "namespace: d, name:");
+    let namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: d}\n";
+    assert!(datastore.apply(&(policy + namespace)).ok);
+    let endpoint = Key::namespaced(Kind::WorkloadEndpoint, "d", "n-k8s-p-eth0");
+    let create = datastore.store.create(&endpoint, json!({"metadata": {"name": "x"}, "spec": {}}));
+    datastore.runtime.block_on(create).unwrap();
+    let pod = Key::namespaced(Kind::Pod, "d", "p");
+    datastore.runtime.block_on(datastore.store.create(&pod, json!({"metadata": {"name": "p"}}))).unwrap();
+
+    std::thread::scope(|scope| {
+        let deletion = scope.spawn(|| datastore.run(&["delete", "ns", "d"], ""));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !datastore.names(Kind::Pod).is_empty() {
+            assert!(Instant::now() < deadline, "the pod is not deleted");
+            std::thread::yield_now();
+        }
+        // What the node does when the pod is gone.
+        assert_eq!(datastore.names(Kind::NetworkPolicy), ["p"]);
+        datastore.runtime.block_on(datastore.store.delete(&endpoint, None)).unwrap();
+        let said = deletion.join().unwrap();
+        assert!(said.ok, "{}", said.err);
+    });
+    assert!(datastore.names(Kind::NetworkPolicy).is_empty() && datastore.names(Kind::Namespace).is_empty());
+}

@@ -1,0 +1,167 @@
+//! Policies of cluster administrators (semantics 9): tiers `kube-admin` and `kube-baseline`.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, LabelSelector};
+use tortie_api::net::{Action, Direction, PortRange, Protocol};
+use tortie_api::{Cidr, Resource};
+use tortie_selector::Selector;
+
+use crate::calico::{Sets, named, of_namespaces, port_set};
+use crate::compile::{Compiled, Order};
+use crate::kubernetes::{of_kubernetes, requirements};
+use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
+
+/// Compiles a policy that has been validated.
+pub(crate) fn compile(id: PolicyId, policy: &ClusterPolicy) -> Compiled {
+    let mut sets = Sets::new();
+    let mut left_out = Vec::new();
+    let selector = pods(&policy.subject).unwrap_or_else(Selector::all);
+    let mut rules = |direction: Direction, rules: &[ClusterRule]| {
+        let name = if direction == Direction::Ingress { "ingress" } else { "egress" };
+        let mut compiled = Vec::new();
+        for (index, rule) in rules.iter().enumerate() {
+            if let Some(problem) = rule.not_understood() {
+                let instead = if rule.action == Action::Allow {
+                    "the rule allows nothing"
+                } else {
+                    "the rule denies everything"
+                };
+                left_out.push(format!("spec.{name}[{index}]: {problem}; {instead}"));
+            }
+            compiled.extend(compile_rule(&selector, direction, rule, &mut sets));
+        }
+        compiled
+    };
+    let ingress = rules(Direction::Ingress, &policy.ingress);
+    let egress = rules(Direction::Egress, &policy.egress);
+    Compiled {
+        tier: policy.tier.name().to_owned(),
+        order: Order::new(policy.priority.map(f64::from), &id),
+        // Without rules a policy has no say about a direction.
+        ingress: !policy.ingress.is_empty(),
+        egress: !policy.egress.is_empty(),
+        selector,
+        rules: Arc::new(PolicyRules { ingress, egress }),
+        sets,
+        left_out,
+        not_understood: None,
+        id,
+    }
+}
+
+/// The tier, order, and subject of a policy that is not understood, as far as they can be read; and the directions that
+/// it has rules for, both where that cannot be told.
+pub(crate) fn readable(
+    id: &PolicyId,
+    spec: &Value,
+    tier: Option<&'static str>,
+) -> (String, Option<f64>, Selector, (bool, bool)) {
+    let given = match spec.get("tier").and_then(Value::as_str) {
+        Some("Admin") => Some("kube-admin"),
+        Some("Baseline") => Some("kube-baseline"),
+        _ => None,
+    };
+    let priority = match (spec.get("priority"), tier) {
+        (None, Some("kube-baseline")) => None,
+        (priority, _) => Some(priority.and_then(Value::as_f64).unwrap_or(f64::NEG_INFINITY)),
+    };
+    // Read with this subject alone, to see whether that much is understood.
+    let kind = id.kind.kind();
+    let alone = serde_json::json!({
+        "metadata": {"name": id.name},
+        "spec": {"tier": "Admin", "priority": 0, "subject": spec.get("subject")},
+    });
+    let alone = match kind {
+        tortie_api::Kind::ClusterNetworkPolicy => alone,
+        _ => {
+            serde_json::json!({"metadata": alone["metadata"], "spec": {"priority": 0, "subject": spec.get("subject")}})
+        }
+    };
+    let key = tortie_api::Key::global(
+        if kind == tortie_api::Kind::BaselineAdminNetworkPolicy {
+            tortie_api::Kind::AdminNetworkPolicy
+        } else {
+            kind
+        },
+        &id.name,
+    );
+    let subject = match Resource::read(&key, &alone) {
+        Ok(Resource::ClusterPolicy(policy)) => pods(&policy.subject),
+        _ => None,
+    };
+    let has = |direction: &str| {
+        spec.get(direction).is_some_and(|rules| !rules.as_array().is_some_and(Vec::is_empty))
+    };
+    let directions = match (has("ingress"), has("egress")) {
+        (false, false) => (true, true),
+        named => named,
+    };
+    (tier.or(given).unwrap_or("").to_owned(), priority, subject.unwrap_or_else(Selector::all), directions)
+}
+
+/// One rule for each peer and protocol. One that is not understood closes: an Accept matches nothing; a Deny, and a Pass,
+/// which might have kept what follows from allowing, deny everything.
+fn compile_rule(own: &Selector, direction: Direction, rule: &ClusterRule, sets: &mut Sets) -> Vec<Rule> {
+    if rule.not_understood().is_some() {
+        return if rule.action == Action::Allow { Vec::new() } else { vec![Rule::all(Action::Deny)] };
+    }
+    let mut rules = Vec::new();
+    for peer in &rule.peers {
+        let (entity, peers_pods) = compile_peer(peer, sets);
+        for (protocol, range, name) in ports(&rule.ports) {
+            let mut compiled = Rule { protocol, ..Rule::all(rule.action) };
+            let declaring = match direction {
+                Direction::Ingress => {
+                    compiled.source = entity.clone();
+                    own
+                }
+                Direction::Egress => {
+                    compiled.destination = entity.clone();
+                    &peers_pods
+                }
+            };
+            compiled.destination.ports = range.into_iter().collect();
+            compiled.destination.port_sets =
+                name.into_iter().map(|name| port_set(declaring, None, name, sets)).collect();
+            rules.push(compiled);
+        }
+    }
+    rules
+}
+
+/// What each port of a rule asks for; without any, everything.
+fn ports(ports: &[ClusterPort]) -> Vec<(Option<Protocol>, Option<PortRange>, Option<&str>)> {
+    if ports.is_empty() {
+        return vec![(None, None, None)];
+    }
+    let one = |port| match port {
+        &ClusterPort::Numbers(protocol, range) => Some((Some(protocol), range, None)),
+        ClusterPort::Named(name) => Some((None, None, Some(name.as_str()))),
+        ClusterPort::Unknown(_) => None,
+    };
+    ports.iter().filter_map(one).collect()
+}
+
+/// A peer, and the pods among it, whose named ports may be meant.
+fn compile_peer(peer: &ClusterPeer, sets: &mut Sets) -> (EntityMatch, Selector) {
+    if let ClusterPeer::Networks(nets) = peer {
+        let nets = nets.iter().map(|Cidr(net)| *net).collect();
+        return (EntityMatch { nets, ..EntityMatch::default() }, Selector::all());
+    }
+    let pods = pods(peer).unwrap_or_else(Selector::all);
+    (EntityMatch { sets: vec![named(pods.clone(), sets)], ..EntityMatch::default() }, pods)
+}
+
+/// The pods that a subject or peer means, if it means pods.
+fn pods(peer: &ClusterPeer) -> Option<Selector> {
+    let (namespaces, pods) = match peer {
+        ClusterPeer::Namespaces(namespaces) => (namespaces, LabelSelector::default()),
+        ClusterPeer::Pods { namespaces, pods } => (namespaces, pods.clone()),
+        ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => return None,
+    };
+    let mut terms = vec![of_namespaces(&Selector::all_of(requirements(namespaces)))];
+    terms.extend(of_kubernetes(&pods));
+    Some(Selector::all_of(terms))
+}

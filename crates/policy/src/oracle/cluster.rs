@@ -1,0 +1,129 @@
+//! Policies of cluster administrators, from their own text (semantics 9).
+
+use serde_json::Value;
+use tortie_api::Cidr;
+use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, LabelSelector};
+use tortie_api::net::{Action, Direction};
+
+use super::kubernetes::{readable, selects, shown_selector};
+use super::packet::Packet;
+use super::trace::Mismatch;
+use super::world::Identity;
+
+/// The rules of one direction.
+pub(super) fn rules(policy: &ClusterPolicy, direction: Direction) -> &[ClusterRule] {
+    match direction {
+        Direction::Ingress => &policy.ingress,
+        Direction::Egress => &policy.egress,
+    }
+}
+
+/// What a rule does. One that is not understood denies everything, unless it would have allowed.
+pub(super) fn action(rule: &ClusterRule) -> Action {
+    match rule.action {
+        Action::Pass if rule.not_understood().is_some() => Action::Deny,
+        action => action,
+    }
+}
+
+/// Whether one of the rule's peers and one of its ports match.
+pub(super) fn matches(
+    policy: &ClusterPolicy,
+    rule: &ClusterRule,
+    direction: Direction,
+    packet: &Packet<'_>,
+) -> Result<(), Mismatch> {
+    if let Some(problem) = rule.not_understood() {
+        return match rule.action {
+            Action::Allow => Err(Mismatch::new("rule", "to be understood", problem)),
+            _ => Ok(()),
+        };
+    }
+    let (field, side) = match direction {
+        Direction::Ingress => ("from", &packet.source),
+        Direction::Egress => ("to", &packet.destination),
+    };
+    let is_peer = |peer: &ClusterPeer| match peer {
+        ClusterPeer::Networks(nets) => nets.iter().any(|Cidr(net)| net.contains(&side.address)),
+        peer => side.any_pod(|pod| is_pod(peer, pod)),
+    };
+    if !rule.peers.iter().any(is_peer) {
+        let wanted: Vec<String> = rule.peers.iter().map(shown_peer).collect();
+        return Err(Mismatch::new(field, wanted.join("; or "), side.described()));
+    }
+    // Of pods that share an address for a moment, a name is meant of those that the rule is about.
+    let is_destination = |pod: &Identity| match direction {
+        Direction::Ingress => is_pod(&policy.subject, pod),
+        Direction::Egress => rule.peers.iter().any(|peer| is_pod(peer, pod)),
+    };
+    let destination = &packet.destination;
+    let is_port = |port: &ClusterPort| match port {
+        ClusterPort::Numbers(protocol, range) => {
+            *protocol == packet.protocol && range.is_none_or(|range| range.contains(destination.port))
+        }
+        ClusterPort::Named(name) => {
+            destination.any_pod(|pod| is_destination(pod) && packet.is_named(destination, pod, name))
+        }
+        ClusterPort::Unknown(_) => false,
+    };
+    if !rule.ports.is_empty() && !rule.ports.iter().any(is_port) {
+        let wanted: Vec<String> = rule.ports.iter().map(shown_port).collect();
+        return Err(Mismatch::new("ports", wanted.join(", "), packet.shown_port(destination)));
+    }
+    Ok(())
+}
+
+/// Whether a subject or peer means this pod.
+pub(super) fn is_pod(peer: &ClusterPeer, pod: &Identity) -> bool {
+    match peer {
+        ClusterPeer::Namespaces(namespaces) => selects(namespaces, &pod.namespace_labels),
+        ClusterPeer::Pods { namespaces, pods } => {
+            selects(namespaces, &pod.namespace_labels) && selects(pods, &pod.own_labels)
+        }
+        ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => false,
+    }
+}
+
+/// The subject of a policy that is not understood, if the subject itself can be.
+pub(super) fn readable_subject(value: &Value) -> Option<ClusterPeer> {
+    let fields = value.as_object().filter(|fields| fields.len() == 1)?;
+    let (name, value) = fields.iter().next()?;
+    match name.as_str() {
+        "namespaces" => Some(ClusterPeer::Namespaces(readable(value)?)),
+        "pods" => {
+            let fields = value.as_object()?;
+            let known =
+                fields.keys().all(|name| ["namespaceSelector", "podSelector"].contains(&name.as_str()));
+            let namespaces = match fields.get("namespaceSelector") {
+                None => LabelSelector::default(),
+                Some(namespaces) => readable(namespaces)?,
+            };
+            let pods = readable(fields.get("podSelector")?)?;
+            known.then_some(ClusterPeer::Pods { namespaces, pods })
+        }
+        _ => None,
+    }
+}
+
+fn shown_peer(peer: &ClusterPeer) -> String {
+    let namespaces = |selector: &LabelSelector| shown_selector("namespaces", selector);
+    match peer {
+        ClusterPeer::Namespaces(selector) => format!("any pod in {}", namespaces(selector)),
+        ClusterPeer::Pods { namespaces: selector, pods } => {
+            format!("{} in {}", shown_selector("pods", pods), namespaces(selector))
+        }
+        ClusterPeer::Networks(nets) => {
+            nets.iter().map(|Cidr(net)| net.to_string()).collect::<Vec<_>>().join(", ")
+        }
+        ClusterPeer::Unknown(problem) => problem.clone(),
+    }
+}
+
+fn shown_port(port: &ClusterPort) -> String {
+    match port {
+        ClusterPort::Numbers(protocol, None) => protocol.to_string(),
+        ClusterPort::Numbers(protocol, Some(range)) => format!("{protocol} {range}"),
+        ClusterPort::Named(name) => name.clone(),
+        ClusterPort::Unknown(problem) => problem.clone(),
+    }
+}

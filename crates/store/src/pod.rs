@@ -1,0 +1,25 @@
+//! Which pod a WorkloadEndpoint is of. By its name alone it could be another pod of the same name, made later.
+
+use serde_json::Value;
+use tortie_api::{Key, Kind};
+
+use crate::Stored;
+
+/// The annotation of a WorkloadEndpoint with the uid of its pod. It is Tortie's own: where Calico stores endpoints they
+/// have uids of their own, and where it derives them from pods there is nothing to store (`calico.md` 1.6).
+pub const POD_UID: &str = "tortie.io/pod-uid";
+
+/// The key of the endpoint's pod.
+#[must_use]
+pub fn pod_of(endpoint: &Stored) -> Key {
+    let name = endpoint.value["spec"]["pod"].as_str().unwrap_or_default();
+    Key::namespaced(Kind::Pod, &endpoint.key.namespace, name)
+}
+
+/// Whether the endpoint is this pod's, and not another's of the same name.
+#[must_use]
+pub fn is_of(endpoint: &Stored, pod: &Stored) -> bool {
+    let metadata = &endpoint.value["metadata"];
+    let uid = metadata["annotations"].get(POD_UID).unwrap_or(&Value::Null);
+    metadata.is_object() && pod_of(endpoint) == pod.key && *uid == pod.value["metadata"]["uid"]
+}
