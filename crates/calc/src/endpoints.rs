@@ -1,56 +1,64 @@
-//! From WorkloadEndpoints of this node to endpoints with programs.
+//! This node's endpoints, and their programs.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::calico::WorkloadEndpointSpec;
 use tortie_api::{Key, Kind};
-use tortie_dataplane::{Endpoint, EndpointId};
+use tortie_dataplane::{Endpoint, EndpointId, MacAddress};
 use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind};
 
-use crate::cluster::{Cluster, KnownEndpoint};
 use crate::policies::Policies;
+use crate::slab::No;
+use crate::subjects::{Subjects, What};
 
-impl Cluster {
-    /// Which endpoint the key means, and whether it is this node's now. `None` where nothing of that name is or was
-    /// there, or where it is another node's while this node has the endpoint too (a pod that was made again here).
-    pub(crate) fn identify(&self, key: &Key, node: &str) -> Option<(EndpointId, bool)> {
-        let id = |endpoint: &KnownEndpoint| EndpointId {
-            namespace: key.namespace.clone(),
-            pod: endpoint.spec.pod.clone(),
-            interface: endpoint.spec.endpoint.clone(),
-        };
-        let known = self.endpoint(key);
-        if let Some(endpoint) = known.filter(|endpoint| endpoint.spec.node == node) {
-            return Some((id(endpoint), true));
+/// What is known of an endpoint of this node, beside what selectors see.
+pub(crate) struct Here {
+    pub(crate) id: EndpointId,
+    /// The name of its object: of two with one id the last counts.
+    pub(crate) name: String,
+    container_id: String,
+    host_interface: String,
+    mac: Option<MacAddress>,
+    /// The policies that select it.
+    pub(crate) policies: BTreeSet<No>,
+}
+
+impl Here {
+    pub(crate) fn new(key: &Key, spec: WorkloadEndpointSpec) -> Self {
+        Self {
+            id: EndpointId { namespace: key.namespace.clone(), pod: spec.pod, interface: spec.endpoint },
+            name: key.name.clone(),
+            container_id: spec.container_id,
+            host_interface: spec.interface_name,
+            mac: spec.mac.parse().ok(),
+            policies: BTreeSet::new(),
         }
-        let id = id(known.or_else(|| self.departed(key))?);
-        let name = WorkloadEndpoint::name_for(node, &id.pod, &id.interface);
-        let here = self.endpoint(&Key::namespaced(Kind::WorkloadEndpoint, &id.namespace, name));
-        if here.is_some_and(|endpoint| endpoint.spec.node == node) { None } else { Some((id, false)) }
     }
+}
 
-    /// The endpoint with its program.
-    pub(crate) fn local_endpoint(&self, key: &Key, policies: &Policies) -> Option<Arc<Endpoint>> {
-        let endpoint = self.endpoint(key)?;
-        let (ingress, egress) = policies.tiers_of(&endpoint.labels);
-        let exists = |profile: &&String| {
-            let namespace = profile.strip_prefix("kns.");
-            policies.has_profile(profile)
-                || namespace.is_some_and(|namespace| self.namespace_exists(namespace))
-        };
-        // A profile that does not exist allows nothing.
-        let profiles = endpoint.spec.profiles.iter().filter(exists).map(|profile| PolicyId {
-            kind: PolicyKind::Profile,
-            namespace: String::new(),
-            name: profile.clone(),
-        });
-        let program = EndpointProgram { ingress, egress, profiles: profiles.collect() };
-        Some(Arc::new(Endpoint {
-            container_id: endpoint.spec.container_id.clone(),
-            host_interface: endpoint.spec.interface_name.clone(),
-            addresses: endpoint.addresses.clone(),
-            mac: endpoint.spec.mac.parse().ok(),
-            program,
-        }))
-    }
+/// The endpoint with its program, if this node has it.
+pub(crate) fn endpoint(id: &EndpointId, subjects: &Subjects, policies: &Policies) -> Option<Arc<Endpoint>> {
+    let subject = subjects.get(subjects.endpoint_here(id)?)?;
+    let (Some(here), What::Endpoint { addresses, .. }) = (&subject.here, &subject.what) else { return None };
+    let (ingress, egress) = policies.tiers_of(&here.policies);
+    let exists = |profile: &&str| {
+        let namespace = profile.strip_prefix("kns.");
+        policies.has_profile(profile)
+            || namespace.is_some_and(|namespace| subjects.exists(&Key::global(Kind::Namespace, namespace)))
+    };
+    // A profile that does not exist allows nothing.
+    let profiles = subjects.profiles(subject).filter(exists).map(|profile| PolicyId {
+        kind: PolicyKind::Profile,
+        namespace: String::new(),
+        name: profile.to_owned(),
+    });
+    let program = EndpointProgram { ingress, egress, profiles: profiles.collect() };
+    Some(Arc::new(Endpoint {
+        container_id: here.container_id.clone(),
+        host_interface: here.host_interface.clone(),
+        addresses: addresses.to_vec(),
+        mac: here.mac,
+        program,
+    }))
 }

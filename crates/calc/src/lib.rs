@@ -4,23 +4,31 @@
 //! came since the last flush. What comes out depends on what the cluster says, never on the order or the batching in
 //! which it was said. No clock, no I/O, no threads.
 
-mod cluster;
 mod endpoints;
+mod flush;
+mod index;
+mod input;
 mod network;
 mod policies;
+mod selection;
 mod sets;
+mod slab;
+mod subjects;
+mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use serde_json::Value;
-use tortie_api::{Key, Kind};
-use tortie_dataplane::{Delta, Endpoint, EndpointId, NodeState};
+use tortie_api::{Key, Kind, Resource};
+use tortie_dataplane::{EndpointId, NodeState};
 use tortie_policy::program::PolicyId;
 
-use cluster::Cluster;
+use flush::InUse;
+use input::Input;
+use network::Network;
 use policies::Policies;
 use sets::Sets;
+use subjects::Subjects;
 
 pub use network::vtep_mac;
 
@@ -48,15 +56,19 @@ pub const KINDS: [Kind; 17] = [
 /// The computation for one node.
 pub struct Calc {
     node: String,
-    cluster: Cluster,
+    subjects: Subjects,
     policies: Policies,
     sets: Sets,
+    network: Network,
+    /// What is wrong with objects that are no policies.
+    problems: BTreeMap<Key, String>,
     /// What has been given out.
     state: NodeState,
-    /// Local endpoints whose program or addresses may have changed.
-    touched: BTreeSet<Key>,
-    /// Whether nodes, pools or blocks have changed.
-    network_touched: bool,
+    in_use: InUse,
+    /// Endpoints of this node whose program or addresses may have changed.
+    touched_endpoints: BTreeSet<EndpointId>,
+    /// Policies and profiles whose rules, or whether they are in use, may have changed.
+    touched_policies: BTreeSet<PolicyId>,
 }
 
 /// Something that calc could not use as it is, and what it does instead.
@@ -73,12 +85,15 @@ impl Calc {
     pub fn new(node: impl Into<String>) -> Self {
         Self {
             node: node.into(),
-            cluster: Cluster::default(),
+            subjects: Subjects::default(),
             policies: Policies::default(),
             sets: Sets::default(),
+            network: Network::default(),
+            problems: BTreeMap::new(),
             state: NodeState::default(),
-            touched: BTreeSet::new(),
-            network_touched: false,
+            in_use: InUse::default(),
+            touched_endpoints: BTreeSet::new(),
+            touched_policies: BTreeSet::new(),
         }
     }
 
@@ -90,124 +105,64 @@ impl Calc {
 
     /// Takes in that the object is now `value`, or is gone.
     pub fn update(&mut self, key: &Key, value: Option<&Value>) {
-        match key.kind {
-            Kind::KubernetesNetworkPolicy
-            | Kind::ClusterNetworkPolicy
-            | Kind::AdminNetworkPolicy
-            | Kind::BaselineAdminNetworkPolicy
-            | Kind::NetworkPolicy
-            | Kind::GlobalNetworkPolicy => {
-                for endpoint in self.policies.update(key, value, &self.cluster, &self.node) {
-                    self.touched.insert(endpoint);
-                }
-            }
-            Kind::Node | Kind::IpPool | Kind::IpamBlock => {
-                self.cluster.update_network(key, value);
-                self.network_touched = true;
-            }
-            Kind::Tier => {
-                self.policies.update_tier(key, value);
-                self.touch_local_endpoints();
-            }
-            Kind::Namespace
-            | Kind::ServiceAccount
-            | Kind::Profile
-            | Kind::NetworkSet
-            | Kind::GlobalNetworkSet
-            | Kind::EndpointSlice
-            | Kind::WorkloadEndpoint => {
-                if key.kind == Kind::Profile {
-                    self.policies.update_profile(key, value);
-                    self.touch_local_endpoints();
-                }
-                for subject in self.cluster.update_labels(key, value) {
-                    self.sets.subject_changed(&subject, &self.cluster);
-                    if subject.kind == Kind::WorkloadEndpoint {
-                        self.touched.insert(subject);
-                    }
-                }
-            }
-            // Nothing of a node's state depends on the other kinds.
-            _ => {}
+        if KINDS.contains(&key.kind) {
+            let (input, problem) = input::read(key, value);
+            self.take_in(key, input, problem);
         }
     }
 
-    /// How the state changes by what came since the last flush: sets, then policies that name them, then endpoints
-    /// that name those; removals the other way round (semantics 23). Each delta changes something.
-    pub fn flush(&mut self) -> Vec<Delta> {
-        let mut deltas = Vec::new();
-        let endpoints = self.changed_endpoints();
-        let named = self.named_policies(&endpoints);
-
-        self.network_deltas(&mut deltas);
-        self.set_and_policy_deltas(&named, &mut deltas);
-        for (id, endpoint) in endpoints {
-            match endpoint {
-                Some(endpoint) => deltas.push(Delta::Endpoint(id, endpoint)),
-                None => deltas.push(Delta::EndpointRemoved(id)),
-            }
+    /// The same, of an object that has been read, and so has nothing wrong with it. IPAM's blocks have no such form.
+    pub fn update_typed(&mut self, key: &Key, object: Option<Resource>) {
+        if KINDS.contains(&key.kind) {
+            self.take_in(key, object.and_then(|object| input::typed(key, object)), None);
         }
-        self.removals(&named, &mut deltas);
-        for delta in &deltas {
-            self.state.apply(delta);
-        }
-        deltas
     }
 
     /// What could not be used as it is: policies that therefore deny, objects that are therefore left out.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
-        self.cluster.findings().chain(self.policies.findings()).collect()
+        let problems = self.problems.iter();
+        let objects = problems.map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() });
+        let mut all: Vec<Finding> = objects.chain(self.policies.findings()).collect();
+        all.sort();
+        all
     }
 
-    fn touch_local_endpoints(&mut self) {
-        let local = self.cluster.endpoints().filter(|(_, endpoint)| endpoint.spec.node == self.node);
-        self.touched.extend(local.map(|(key, _)| key.clone()));
-    }
-
-    /// The local endpoints that are not what was given out: new value, or gone.
-    fn changed_endpoints(&mut self) -> BTreeMap<EndpointId, Option<Arc<Endpoint>>> {
-        let mut changed = BTreeMap::new();
-        for key in std::mem::take(&mut self.touched) {
-            let Some((id, local)) = self.cluster.identify(&key, &self.node) else { continue };
-            let endpoint = if local { self.cluster.local_endpoint(&key, &self.policies) } else { None };
-            changed.insert(id, endpoint);
+    fn take_in(&mut self, key: &Key, input: Option<Input>, problem: Option<String>) {
+        match problem {
+            Some(problem) => drop(self.problems.insert(key.clone(), problem)),
+            None => drop(self.problems.remove(key)),
         }
-        self.cluster.forget_departed();
-        changed.retain(|id, endpoint| self.state.endpoints.get(id) != endpoint.as_ref());
-        changed
+        match input {
+            Some(Input::Policy(policy)) => self.update_policy(key, Some(*policy)),
+            Some(Input::Tier(tier)) => self.update_tier(&key.name, Some(tier)),
+            Some(Input::Profile(labels, body)) => self.update_profile(key, Some((labels, body))),
+            Some(Input::Labels(labels)) => self.update_labels(key, Some(labels)),
+            Some(Input::NetworkSet(own, nets)) => self.update_network_set(key, Some((own, nets))),
+            Some(Input::Endpoint(own, spec)) => self.update_endpoint(key, Some((own, *spec))),
+            Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends)),
+            Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
+            Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
+            Some(Input::Block(cidr, node)) => self.network.update_block(cidr, Some(node)),
+            None => self.forget(key),
+        }
     }
 
-    /// Every policy that an endpoint of the node will name.
-    fn named_policies(&self, changed: &BTreeMap<EndpointId, Option<Arc<Endpoint>>>) -> BTreeSet<PolicyId> {
-        let kept = self
-            .state
-            .endpoints
-            .iter()
-            .filter(|(id, _)| !changed.contains_key(*id))
-            .map(|(_, endpoint)| endpoint);
-        let all = kept.chain(changed.values().flatten());
-        all.flat_map(|endpoint| endpoint.program.policy_ids().cloned()).collect()
-    }
-
-    fn set_and_policy_deltas(&mut self, named: &BTreeSet<PolicyId>, deltas: &mut Vec<Delta>) {
-        let mut policies = Vec::new();
-        let mut wanted = BTreeMap::new();
-        for id in named {
-            let (rules, sets) = self.policies.rules(id);
-            wanted.extend(sets);
-            if self.state.policies.get(id) != Some(&rules) {
-                policies.push(Delta::Policy(id.clone(), rules));
+    /// Takes in that an object is gone, or says nothing that can be read.
+    fn forget(&mut self, key: &Key) {
+        match key.kind {
+            Kind::Tier => self.update_tier(&key.name, None),
+            Kind::Profile => self.update_profile(key, None),
+            Kind::Namespace | Kind::ServiceAccount => self.update_labels(key, None),
+            Kind::NetworkSet | Kind::GlobalNetworkSet => self.update_network_set(key, None),
+            Kind::WorkloadEndpoint => self.update_endpoint(key, None),
+            Kind::EndpointSlice => self.sets.update_backends(key, None),
+            Kind::Node => self.network.update_node(&key.name, None),
+            Kind::IpPool => self.network.update_pool(&key.name, None),
+            Kind::IpamBlock => {
+                key.name.parse().into_iter().for_each(|cidr| self.network.update_block(cidr, None))
             }
+            _ => self.update_policy(key, None),
         }
-        deltas.extend(self.sets.deltas(wanted, &self.cluster, &self.state));
-        deltas.extend(policies);
-    }
-
-    fn removals(&mut self, named: &BTreeSet<PolicyId>, deltas: &mut Vec<Delta>) {
-        let policies = self.state.policies.keys().filter(|id| !named.contains(*id));
-        deltas.extend(policies.cloned().map(Delta::PolicyRemoved));
-        let sets = self.state.sets.keys().filter(|id| !self.sets.is_active(id));
-        deltas.extend(sets.cloned().map(Delta::SetRemoved));
     }
 }

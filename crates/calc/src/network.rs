@@ -4,24 +4,34 @@ use std::collections::BTreeMap;
 
 use ipnet::{IpNet, Ipv4Net};
 use sha1::{Digest, Sha1};
-use tortie_api::calico::EncapsulationMode;
+use tortie_api::calico::{EncapsulationMode, IpPool};
 use tortie_api::kubernetes::Node;
 use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Route, RouteTarget, Vtep};
 
 use crate::Calc;
-use crate::cluster::Cluster;
+
+/// What the overlay is made from.
+#[derive(Default)]
+pub(crate) struct Network {
+    nodes: BTreeMap<String, Node>,
+    pools: BTreeMap<String, IpPool>,
+    /// The node of each block.
+    blocks: BTreeMap<Ipv4Net, String>,
+    /// Whether anything has changed since the last flush.
+    touched: bool,
+}
 
 impl Calc {
     pub(crate) fn network_deltas(&mut self, deltas: &mut Vec<Delta>) {
-        if !std::mem::take(&mut self.network_touched) {
+        if !std::mem::take(&mut self.network.touched) {
             return;
         }
-        let node = self.cluster.local_node(&self.node);
+        let node = self.network.local_node(&self.node);
         if let Some(node) = node.filter(|node| self.state.node.as_ref() != Some(node)) {
             deltas.push(Delta::Node(node));
         }
-        let vteps = self.cluster.vteps(&self.node);
-        let routes = self.cluster.routes(&self.node, &vteps);
+        let vteps = self.network.vteps(&self.node);
+        let routes = self.network.routes(&self.node, &vteps);
 
         // A VTEP comes before the routes that name it, and goes after them.
         for (name, vtep) in &vteps {
@@ -41,7 +51,20 @@ impl Calc {
     }
 }
 
-impl Cluster {
+impl Network {
+    pub(crate) fn update_node(&mut self, name: &str, node: Option<Node>) {
+        self.touched |= put(&mut self.nodes, name.to_owned(), node);
+    }
+
+    pub(crate) fn update_pool(&mut self, name: &str, pool: Option<IpPool>) {
+        self.touched |= put(&mut self.pools, name.to_owned(), pool);
+    }
+
+    /// Takes in the node that a block belongs to, if it belongs to one.
+    pub(crate) fn update_block(&mut self, cidr: Ipv4Net, node: Option<String>) {
+        self.touched |= put(&mut self.blocks, cidr, node);
+    }
+
     fn local_node(&self, name: &str) -> Option<LocalNode> {
         let node = self.nodes.get(name)?;
         Some(LocalNode {
@@ -73,6 +96,15 @@ impl Cluster {
         };
         self.blocks.iter().filter_map(|(block, node)| Some((*block, target(block, node)?))).collect()
     }
+}
+
+/// Puts a value into its place, or nothing; says whether it is another one than before.
+fn put<K: Ord, V: Clone + PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> bool {
+    let before = match value.clone() {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    };
+    before != value
 }
 
 /// The node's end of the overlay, once both its tunnel address and its own address are known.

@@ -1,226 +1,251 @@
-//! The policies, and which of them select an endpoint.
+//! The policies and profiles, and what the policies that select an endpoint come to.
 
-use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::Value;
-use tortie_api::calico::{TierDefault, WELL_KNOWN_TIERS};
-use tortie_api::net::{Action, Direction};
-use tortie_api::{Key, Resource};
-use tortie_policy::program::{EndOfTier, PolicyId, PolicyKind, PolicyRules, Rule, SetId, TierProgram};
-use tortie_policy::{
-    Compiled, SetSource, compile, compile_profile, in_words, namespace_profile, policy_id, readable_order,
-};
-use tortie_selector::{Labels, Selector};
+use tortie_api::Key;
+use tortie_api::net::Direction;
+use tortie_policy::program::{PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
+use tortie_policy::{Compiled, Order, SetSource, SubjectLabels, namespace_profile};
+use tortie_selector::Selector;
 
 use crate::Finding;
-use crate::cluster::Cluster;
+use crate::index::SelectorIndex;
+use crate::slab::{No, Slab};
+use crate::tiers::Tiers;
 
-#[derive(Default)]
-pub(crate) struct Policies {
-    compiled: BTreeMap<PolicyId, (Key, Compiled)>,
-    /// Order and end of the tiers that are stored.
-    tiers: BTreeMap<String, (Option<f64>, EndOfTier)>,
-    profiles: BTreeMap<String, CompiledProfile>,
-    problems: BTreeMap<Key, String>,
+pub(crate) use crate::tiers::TierSettings;
+
+/// Rules, and what the sets are that they name.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Body {
+    pub(crate) rules: Arc<PolicyRules>,
+    pub(crate) sets: Arc<[(SetId, Arc<SetSource>)]>,
 }
 
-struct CompiledProfile {
-    rules: Arc<PolicyRules>,
-    sets: BTreeMap<SetId, SetSource>,
+impl Body {
+    pub(crate) fn new(rules: Arc<PolicyRules>, sets: BTreeMap<SetId, SetSource>) -> Self {
+        Self { rules, sets: sets.into_iter().map(|(id, source)| (id, Arc::new(source))).collect() }
+    }
+}
+
+/// Where a policy stands in programs, and in which.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Head {
+    tier: Box<str>,
+    order: Order,
+    pub(crate) selector: Selector,
+    ingress: bool,
+    egress: bool,
+}
+
+pub(crate) struct Policy {
+    id: PolicyId,
+    pub(crate) head: Head,
+    body: Body,
+    /// The endpoints of this node that it selects.
+    endpoints: BTreeSet<No>,
+}
+
+/// What a policy's author should know.
+struct Note {
+    text: String,
+    /// Whether it tells why the policy denies everything.
+    not_understood: bool,
+}
+
+pub(crate) struct Policies {
+    numbers: BTreeMap<PolicyId, No>,
+    table: Slab<Policy>,
+    by_selector: SelectorIndex,
+    by_tier: BTreeMap<Box<str>, BTreeSet<No>>,
+    tiers: Tiers,
+    profiles: BTreeMap<String, Body>,
+    /// Of every namespace's profile.
+    allow_everything: Body,
+    notes: BTreeMap<PolicyId, Note>,
+}
+
+impl Default for Policies {
+    fn default() -> Self {
+        Self {
+            numbers: BTreeMap::new(),
+            table: Slab::default(),
+            by_selector: SelectorIndex::default(),
+            by_tier: BTreeMap::new(),
+            tiers: Tiers::default(),
+            profiles: BTreeMap::new(),
+            allow_everything: Body::new(Arc::new(namespace_profile("").1), BTreeMap::new()),
+            notes: BTreeMap::new(),
+        }
+    }
 }
 
 impl Policies {
-    /// Takes in a policy; says which of the node's endpoints it selects or did select.
-    pub(crate) fn update(
-        &mut self,
-        key: &Key,
-        value: Option<&Value>,
-        cluster: &Cluster,
-        node: &str,
-    ) -> Vec<Key> {
-        let Some(id) = policy_id(key) else { return Vec::new() };
-        let new = value.and_then(|value| compile(key, value));
-        let old = match new.clone() {
-            Some(new) => self.compiled.insert(id, (key.clone(), new)),
-            None => self.compiled.remove(&id),
+    /// A policy as it is kept. What its author should know is noted.
+    pub(crate) fn take_note(&mut self, id: &PolicyId, policy: Option<Compiled>) -> Option<Policy> {
+        self.notes.remove(id);
+        let policy = policy?;
+        let note = match policy.not_understood {
+            Some(problem) => Some(Note {
+                text: format!(
+                    "{problem}; it denies everything, at its place, to the endpoints that it selects"
+                ),
+                not_understood: true,
+            }),
+            None if policy.left_out.is_empty() => None,
+            None => Some(Note { text: policy.left_out.join("; "), not_understood: false }),
         };
-        let old = old.map(|(_, old)| old);
-        if old == new {
-            return Vec::new();
-        }
-        let selectors: Vec<Selector> = old.into_iter().chain(new).map(|policy| policy.selector).collect();
-        let local = cluster.endpoints().filter(|(_, endpoint)| endpoint.spec.node == node);
-        local
-            .filter(|(_, endpoint)| selectors.iter().any(|selector| selector.matches(&endpoint.labels)))
-            .map(|(key, _)| key.clone())
-            .collect()
+        self.notes.extend(note.map(|note| (policy.id.clone(), note)));
+        let Compiled { id, tier, order, selector, ingress, egress, rules, sets, .. } = policy;
+        let head = Head { tier: tier.into(), order, selector, ingress, egress };
+        Some(Policy { id, head, body: Body::new(rules, sets), endpoints: BTreeSet::new() })
     }
 
-    /// Takes in a tier. Every endpoint may have it in its program.
-    pub(crate) fn update_tier(&mut self, key: &Key, value: Option<&Value>) {
-        self.problems.remove(key);
-        let tier = value.map(|value| Resource::read(key, value));
-        let known = match tier {
-            Some(Ok(Resource::Tier(tier))) => {
-                let end = match tier.spec.default_action.unwrap_or_default() {
-                    TierDefault::Deny => EndOfTier::Deny,
-                    TierDefault::Pass => EndOfTier::Pass,
-                };
-                Some((tier.spec.order, end))
+    /// Whether a policy of the same id has the same place and selects the same.
+    pub(crate) fn has_place_of(&self, new: &Policy) -> bool {
+        self.known(&new.id).is_some_and(|old| old.head == new.head)
+    }
+
+    /// Gives a policy another body; says whether it is another one.
+    pub(crate) fn replace_body(&mut self, new: Policy) -> bool {
+        let no = self.numbers.get(&new.id);
+        let Some(old) = no.and_then(|no| self.table.get_mut(*no)) else { return false };
+        let changed = old.body != new.body;
+        old.body = new.body;
+        changed
+    }
+
+    /// Takes in a policy of an id that is free.
+    pub(crate) fn insert(&mut self, policy: Policy) -> No {
+        let (id, selector, tier) =
+            (policy.id.clone(), policy.head.selector.clone(), policy.head.tier.clone());
+        let no = self.table.insert(policy);
+        self.numbers.insert(id, no);
+        self.by_selector.insert(no, &selector);
+        self.by_tier.entry(tier).or_default().insert(no);
+        no
+    }
+
+    /// Takes a policy away; gives its number, and the endpoints of this node that it selected.
+    pub(crate) fn remove(&mut self, id: &PolicyId) -> Option<(No, BTreeSet<No>)> {
+        let no = self.numbers.remove(id)?;
+        let policy = self.table.remove(no)?;
+        self.by_selector.remove(no, &policy.head.selector);
+        if let Some(others) = self.by_tier.get_mut(&policy.head.tier) {
+            others.remove(&no);
+            if others.is_empty() {
+                self.by_tier.remove(&policy.head.tier);
             }
-            Some(Err(problems)) => {
-                let problem = in_words(&problems);
-                let place =
-                    "the tier comes where it stands, or first if that cannot be read, and ends with Deny";
-                self.problems.insert(key.clone(), format!("{problem}; {place}"));
-                let order = value.and_then(|value| readable_order(&value["spec"]));
-                Some((order, EndOfTier::Deny))
-            }
-            Some(Ok(_)) => None,
-            None => None,
-        };
-        match known {
-            Some(known) => drop(self.tiers.insert(key.name.clone(), known)),
-            None => drop(self.tiers.remove(&key.name)),
+        }
+        Some((no, policy.endpoints))
+    }
+
+    fn known(&self, id: &PolicyId) -> Option<&Policy> {
+        self.numbers.get(id).and_then(|no| self.table.get(*no))
+    }
+
+    /// The policies that select what has these labels.
+    pub(crate) fn selecting(&self, labels: &SubjectLabels) -> BTreeSet<No> {
+        let selects =
+            |no: &No| self.table.get(*no).is_some_and(|policy| policy.head.selector.matches(labels));
+        self.by_selector.candidates(labels).into_iter().filter(selects).collect()
+    }
+
+    /// Notes that the policy selects the endpoint.
+    pub(crate) fn link(&mut self, no: No, endpoint: No) {
+        if let Some(policy) = self.table.get_mut(no) {
+            policy.endpoints.insert(endpoint);
         }
     }
 
-    /// Takes in a profile. One that cannot be understood denies everything.
-    pub(crate) fn update_profile(&mut self, key: &Key, value: Option<&Value>) {
-        self.problems.remove(key);
-        self.profiles.remove(&key.name);
-        let profile = match value.map(|value| Resource::read(key, value)) {
-            None => return,
-            Some(Ok(Resource::Profile(profile))) => {
-                let (rules, sets) = compile_profile(&profile);
-                CompiledProfile { rules: Arc::new(rules), sets }
-            }
-            Some(Ok(_)) => return,
-            Some(Err(problems)) => {
-                self.problems.insert(key.clone(), format!("{}; it denies everything", in_words(&problems)));
-                let deny = vec![Rule::all(Action::Deny)];
-                let rules = PolicyRules { ingress: deny.clone(), egress: deny };
-                CompiledProfile { rules: Arc::new(rules), sets: BTreeMap::new() }
-            }
+    /// Notes that the policy does not select the endpoint any more.
+    pub(crate) fn unlink(&mut self, no: No, endpoint: No) {
+        if let Some(policy) = self.table.get_mut(no) {
+            policy.endpoints.remove(&endpoint);
+        }
+    }
+
+    /// Takes in a tier; says which endpoints have policies of it.
+    pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) -> BTreeSet<No> {
+        if !self.tiers.update(name, tier) {
+            return BTreeSet::new();
+        }
+        let policies = self.by_tier.get(name).into_iter().flatten().filter_map(|no| self.table.get(*no));
+        policies.flat_map(|policy| &policy.endpoints).copied().collect()
+    }
+
+    /// Takes in the rules of a profile; says whether they are others than before.
+    pub(crate) fn update_profile(&mut self, name: &str, body: Option<Body>) -> bool {
+        let before = match body.clone() {
+            Some(body) => self.profiles.insert(name.to_owned(), body),
+            None => self.profiles.remove(name),
         };
-        self.profiles.insert(key.name.clone(), profile);
+        before != body
     }
 
     pub(crate) fn has_profile(&self, name: &str) -> bool {
         self.profiles.contains_key(name)
     }
 
-    /// The tiers that apply to an endpoint with these labels: for packets into it, and out of it.
-    pub(crate) fn tiers_of(&self, labels: &impl Labels) -> (Vec<TierProgram>, Vec<TierProgram>) {
-        let mut selected: Vec<&Compiled> = self
-            .compiled
-            .values()
-            .map(|(_, policy)| policy)
-            .filter(|policy| policy.selector.matches(labels))
-            .collect();
+    /// What these policies come to for packets into an endpoint, and out of it.
+    pub(crate) fn tiers_of(&self, policies: &BTreeSet<No>) -> (Vec<TierProgram>, Vec<TierProgram>) {
+        let mut selected: Vec<&Policy> = policies.iter().filter_map(|no| self.table.get(*no)).collect();
         selected.sort_by(|a, b| {
-            self.tier_order(&a.tier).cmp(&self.tier_order(&b.tier)).then_with(|| a.order.cmp(&b.order))
+            let tiers = || self.tiers.place(&a.head.tier).cmp(&self.tiers.place(&b.head.tier));
+            let same = a.head.tier == b.head.tier;
+            if same { a.head.order.cmp(&b.head.order) } else { tiers() }
         });
-        let tiers = |direction: Direction| {
-            let speaks = |policy: &&&Compiled| match direction {
-                Direction::Ingress => policy.ingress,
-                Direction::Egress => policy.egress,
-            };
-            // A tier counts only where a policy of it applies (semantics 8).
-            let mut tiers: Vec<TierProgram> = Vec::new();
-            for policy in selected.iter().filter(speaks) {
-                match tiers.last_mut().filter(|tier| tier.name == policy.tier) {
-                    Some(tier) => tier.policies.push(policy.id.clone()),
-                    None => tiers.push(TierProgram {
-                        name: policy.tier.clone(),
-                        policies: vec![policy.id.clone()],
-                        end: self.end_of(&policy.tier),
-                    }),
-                }
-            }
-            tiers
+        (self.tiers(&selected, Direction::Ingress), self.tiers(&selected, Direction::Egress))
+    }
+
+    /// The tiers of policies in order. A tier counts only where a policy of it applies (semantics 8).
+    fn tiers(&self, selected: &[&Policy], direction: Direction) -> Vec<TierProgram> {
+        let speaks = |policy: &&&Policy| match direction {
+            Direction::Ingress => policy.head.ingress,
+            Direction::Egress => policy.head.egress,
         };
-        (tiers(Direction::Ingress), tiers(Direction::Egress))
+        let speaking: Vec<&Policy> = selected.iter().filter(speaks).copied().collect();
+        let of_one_tier = speaking.chunk_by(|a, b| a.head.tier == b.head.tier);
+        let tier = |policies: &[&Policy]| {
+            let name = &policies.first()?.head.tier;
+            Some(TierProgram {
+                name: name.to_string(),
+                policies: policies.iter().map(|policy| policy.id.clone()).collect(),
+                end: self.tiers.end_of(name),
+            })
+        };
+        of_one_tier.filter_map(tier).collect()
     }
 
-    /// Known tiers before unknown ones, by order (absent is last), then by name (semantics 7). First of all comes the
-    /// tier without a name, of policies whose tier cannot be read.
-    fn tier_order<'a>(&self, name: &'a str) -> (bool, TierPlace, &'a str) {
-        if name.is_empty() {
-            return (false, TierPlace(f64::NEG_INFINITY), name);
-        }
-        let known = self.tiers.get(name).map(|(order, _)| *order);
-        let well_known =
-            || WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, order, _)| Some(*order));
-        let order = known.or_else(well_known);
-        (order.is_none(), TierPlace(order.flatten().unwrap_or(f64::INFINITY)), name)
-    }
-
-    fn is_known_tier(&self, name: &str) -> bool {
-        self.tiers.contains_key(name) || WELL_KNOWN_TIERS.iter().any(|(known, ..)| *known == name)
-    }
-
-    fn end_of(&self, name: &str) -> EndOfTier {
-        let well_known = || WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, _, end)| *end);
-        match (self.tiers.get(name), well_known()) {
-            (Some((_, end)), _) => *end,
-            (None, Some(TierDefault::Pass)) => EndOfTier::Pass,
-            (None, _) => EndOfTier::Deny,
-        }
-    }
-
-    /// The rules of a policy or profile, and what the sets are that they name.
-    pub(crate) fn rules(&self, id: &PolicyId) -> (Arc<PolicyRules>, BTreeMap<SetId, SetSource>) {
-        if id.kind == PolicyKind::Profile {
-            if let Some(profile) = self.profiles.get(&id.name) {
-                return (profile.rules.clone(), profile.sets.clone());
-            }
-            let namespace = id.name.strip_prefix("kns.").unwrap_or(&id.name);
-            return (Arc::new(namespace_profile(namespace).1), BTreeMap::new());
-        }
-        match self.compiled.get(id) {
-            Some((_, policy)) => (policy.rules.clone(), policy.sets.clone()),
-            None => (Arc::new(PolicyRules::default()), BTreeMap::new()),
-        }
+    /// What a policy or profile says. A profile that is not stored is a namespace's.
+    pub(crate) fn body(&self, id: &PolicyId) -> Body {
+        let stored = match id.kind {
+            PolicyKind::Profile => self.profiles.get(&id.name).or(Some(&self.allow_everything)),
+            _ => self.known(id).map(|policy| &policy.body),
+        };
+        stored.cloned().unwrap_or_else(|| Body::new(Arc::default(), BTreeMap::new()))
     }
 
     pub(crate) fn findings(&self) -> impl Iterator<Item = Finding> {
-        let others =
-            self.problems.iter().map(|(key, problem)| Finding { key: key.clone(), problem: problem.clone() });
-        let policies = self.compiled.values().filter_map(|(key, policy)| {
-            let problem = match &policy.not_understood {
-                Some(problem) => {
-                    format!("{problem}; it denies everything, at its place, to the endpoints that it selects")
-                }
-                None if !self.is_known_tier(&policy.tier) => format!(
-                    "spec.tier: tier {} does not exist; the policy comes after all tiers that do, and its tier ends with Deny",
-                    policy.tier
-                ),
-                None if !policy.left_out.is_empty() => policy.left_out.join("; "),
-                None => return None,
-            };
-            Some(Finding { key: key.clone(), problem })
+        let lost = self.by_tier.iter().filter(|(tier, _)| !self.tiers.is_known(tier));
+        let lost = lost.flat_map(|(_, policies)| policies).filter_map(|no| self.table.get(*no));
+        let understood =
+            lost.filter(|policy| !self.notes.get(&policy.id).is_some_and(|note| note.not_understood));
+        let lost = understood.map(|policy| Finding {
+            key: key(&policy.id),
+            problem: format!(
+                "spec.tier: tier {} does not exist; the policy comes after all tiers that do, and its tier ends with Deny",
+                policy.head.tier
+            ),
         });
-        policies.chain(others)
+        let tier_is_known =
+            |id: &PolicyId| self.known(id).is_some_and(|policy| self.tiers.is_known(&policy.head.tier));
+        let notes = self.notes.iter().filter(move |(id, note)| note.not_understood || tier_is_known(id));
+        lost.chain(notes.map(|(id, note)| Finding { key: key(id), problem: note.text.clone() }))
     }
 }
 
-/// The order of a tier, totally ordered.
-#[derive(PartialEq)]
-struct TierPlace(f64);
-
-impl Eq for TierPlace {}
-
-impl PartialOrd for TierPlace {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for TierPlace {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.total_cmp(&other.0)
-    }
+fn key(id: &PolicyId) -> Key {
+    Key { kind: id.kind.kind(), namespace: id.namespace.clone(), name: id.name.clone() }
 }

@@ -1,145 +1,239 @@
-//! The sets that active policies name, and their members.
+//! The sets that policies in use name, and their members.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_api::Key;
 use tortie_api::net::Protocol;
 use tortie_dataplane::{Delta, NodeState};
-use tortie_policy::SetSource;
 use tortie_policy::program::{Member, SetId};
+use tortie_policy::{SetSource, SubjectLabels};
 
-use crate::cluster::{Cluster, NamedPort, Subject};
+use crate::index::SelectorIndex;
+use crate::slab::{No, Slab};
+use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
 #[derive(Default)]
 pub(crate) struct Sets {
-    active: BTreeMap<SetId, ActiveSet>,
+    numbers: BTreeMap<SetId, No>,
+    table: Slab<ActiveSet>,
+    by_selector: SelectorIndex,
+    by_service: BTreeMap<(String, String), BTreeSet<No>>,
+    slices: BTreeMap<Key, Backends>,
+    slices_of_service: BTreeMap<(String, String), BTreeSet<Key>>,
+    /// Sets that have come, or may have changed or gone, since the last flush.
+    touched: BTreeSet<No>,
 }
 
 struct ActiveSet {
-    source: SetSource,
-    /// What each endpoint and network set contributes.
-    contributions: BTreeMap<Key, Vec<Member>>,
-    /// How many endpoints contribute each member: two pods may have one address for a moment.
-    counts: BTreeMap<Member, usize>,
-    /// Members whose count may have become, or ceased to be, zero since the last flush.
+    id: SetId,
+    source: Arc<SetSource>,
+    /// How many policies in use name it.
+    references: usize,
+    /// How many subjects contribute each member: two pods may have one address for a moment.
+    counts: HashMap<Member, u32>,
+    /// Whether its members have been given out.
+    given: bool,
+    /// If so, members whose count may have become, or ceased to be, zero since the last flush.
     touched: BTreeSet<Member>,
 }
 
 impl Sets {
-    /// Takes in that an endpoint or network set came, went, or has other labels or addresses.
-    pub(crate) fn subject_changed(&mut self, key: &Key, cluster: &Cluster) {
-        let subject = cluster.subject(key);
-        for set in self.active.values_mut() {
-            set.contribute(key, subject);
+    /// Takes in that a subject is there, or has other labels.
+    pub(crate) fn enter(&mut self, subject: &mut Subject) {
+        for no in self.by_selector.candidates(&subject.labels) {
+            let Some(set) = self.table.get_mut(no).filter(|set| set.selects(&subject.labels)) else {
+                continue;
+            };
+            set.take_in(subject, no);
+            self.touched.insert(no);
         }
     }
 
-    /// Makes exactly the wanted sets active; says which are new and whose members changed.
-    pub(crate) fn deltas(
-        &mut self,
-        wanted: BTreeMap<SetId, SetSource>,
-        cluster: &Cluster,
-        state: &NodeState,
-    ) -> Vec<Delta> {
-        self.active.retain(|id, _| wanted.contains_key(id));
-        for (id, source) in wanted {
-            self.active.entry(id).or_insert_with(|| ActiveSet::new(source, cluster));
+    /// Takes in that a subject is about to go, or to have other labels.
+    pub(crate) fn leave(&mut self, subject: &mut Subject) {
+        for no in std::mem::take(&mut subject.in_sets) {
+            let Some(set) = self.table.get_mut(no) else { continue };
+            contributed(&set.source.clone(), &subject.what, |member| set.discount(member));
+            self.touched.insert(no);
         }
-        let deltas = self.active.iter_mut().filter_map(|(id, set)| set.delta(id, state));
-        deltas.collect()
     }
 
-    pub(crate) fn is_active(&self, id: &SetId) -> bool {
-        self.active.contains_key(id)
+    /// Takes in some of the backends of a Service.
+    pub(crate) fn update_backends(&mut self, key: &Key, backends: Option<Backends>) {
+        let old = match backends.clone() {
+            Some(backends) => self.slices.insert(key.clone(), backends),
+            None => self.slices.remove(key),
+        };
+        if let Some(old) = old {
+            for no in self.by_service.get(&old.service).into_iter().flatten() {
+                let Some(set) = self.table.get_mut(*no) else { continue };
+                old.backends.iter().for_each(|backend| set.discount(set.backend(backend)));
+                self.touched.insert(*no);
+            }
+            if let Some(keys) = self.slices_of_service.get_mut(&old.service) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.slices_of_service.remove(&old.service);
+                }
+            }
+        }
+        let Some(new) = backends else { return };
+        for no in self.by_service.get(&new.service).into_iter().flatten() {
+            let Some(set) = self.table.get_mut(*no) else { continue };
+            new.backends.iter().for_each(|backend| set.count(set.backend(backend)));
+            self.touched.insert(*no);
+        }
+        self.slices_of_service.entry(new.service).or_default().insert(key.clone());
+    }
+
+    /// Notes that one more policy in use names these sets.
+    pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
+        for (id, source) in sets {
+            let no = match self.numbers.get(id) {
+                Some(no) => *no,
+                None => self.activate(id, source, subjects),
+            };
+            if let Some(set) = self.table.get_mut(no) {
+                set.references += 1;
+            }
+        }
+    }
+
+    /// Notes that one policy in use less names these sets.
+    pub(crate) fn release(&mut self, sets: &[(SetId, Arc<SetSource>)]) {
+        for no in sets.iter().filter_map(|(id, _)| self.numbers.get(id)) {
+            let Some(set) = self.table.get_mut(*no) else { continue };
+            set.references -= 1;
+            if set.references == 0 {
+                self.touched.insert(*no);
+            }
+        }
+    }
+
+    /// What has changed since the last flush, by id: sets that are new or have other members, then sets that are gone.
+    pub(crate) fn flush(&mut self, subjects: &mut Subjects, state: &NodeState) -> (Vec<Delta>, Vec<Delta>) {
+        let (mut changed, mut gone) = (BTreeMap::new(), BTreeSet::new());
+        for no in std::mem::take(&mut self.touched) {
+            let Some(set) = self.table.get_mut(no) else { continue };
+            if set.references > 0 {
+                changed.extend(set.delta(state).map(|delta| (set.id.clone(), delta)));
+            } else {
+                gone.extend(self.deactivate(no, subjects));
+            }
+        }
+        (changed.into_values().collect(), gone.into_iter().map(Delta::SetRemoved).collect())
+    }
+
+    fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
+        let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
+        self.numbers.insert(id.clone(), no);
+        self.touched.insert(no);
+        let Some(set) = self.table.get_mut(no) else { return no };
+        match source.as_ref() {
+            SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
+                self.by_selector.insert(no, selector);
+                for number in subjects.candidates(selector) {
+                    if let Some(subject) = subjects.get_mut(number).filter(|it| selector.matches(&it.labels))
+                    {
+                        set.take_in(subject, no);
+                    }
+                }
+            }
+            SetSource::Service { namespace, name, .. } => {
+                let service = (namespace.clone(), name.clone());
+                let keys = self.slices_of_service.get(&service).into_iter().flatten();
+                for slice in keys.filter_map(|key| self.slices.get(key)) {
+                    slice.backends.iter().for_each(|backend| set.count(set.backend(backend)));
+                }
+                self.by_service.entry(service).or_default().insert(no);
+            }
+        }
+        no
+    }
+
+    /// Forgets a set that nothing names; gives its id where it has been given out.
+    fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<SetId> {
+        let set = self.table.remove(no)?;
+        self.numbers.remove(&set.id);
+        match set.source.as_ref() {
+            SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
+                self.by_selector.remove(no, selector);
+                for number in subjects.candidates(selector) {
+                    if let Some(subject) = subjects.get_mut(number) {
+                        subject.in_sets.remove(&no);
+                    }
+                }
+            }
+            SetSource::Service { namespace, name, .. } => {
+                let service = (namespace.clone(), name.clone());
+                if let Some(sets) = self.by_service.get_mut(&service) {
+                    sets.remove(&no);
+                    if sets.is_empty() {
+                        self.by_service.remove(&service);
+                    }
+                }
+            }
+        }
+        set.given.then_some(set.id)
     }
 }
 
 impl ActiveSet {
-    fn new(source: SetSource, cluster: &Cluster) -> Self {
-        let (contributions, counts, touched) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        let mut set = Self { source, contributions, counts, touched };
-        for (key, subject) in cluster.subjects() {
-            set.contribute(key, Some(subject));
-        }
-        set
+    fn new(id: SetId, source: Arc<SetSource>) -> Self {
+        let (counts, touched) = (HashMap::new(), BTreeSet::new());
+        Self { id, source, references: 0, counts, given: false, touched }
     }
 
-    fn contribute(&mut self, key: &Key, subject: Option<Subject<'_>>) {
-        let new = subject.map_or_else(Vec::new, |subject| self.members_of(subject));
-        for member in &new {
-            *self.counts.entry(*member).or_default() += 1;
+    /// Whether the set is of what has these labels.
+    fn selects(&self, labels: &SubjectLabels) -> bool {
+        match self.source.as_ref() {
+            SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => selector.matches(labels),
+            SetSource::Service { .. } => false,
         }
-        let old = if new.is_empty() {
-            self.contributions.remove(key)
-        } else {
-            self.contributions.insert(key.clone(), new.clone())
-        };
-        let old = old.unwrap_or_default();
-        for member in &old {
-            if let Some(count) = self.counts.get_mut(member) {
-                *count -= 1;
-                if *count == 0 {
-                    self.counts.remove(member);
-                }
-            }
-        }
-        self.touched.extend(old);
-        self.touched.extend(new);
     }
 
-    /// What a subject contributes. It may say the same twice.
-    fn members_of(&self, subject: Subject<'_>) -> Vec<Member> {
-        let members: BTreeSet<Member> = match (&self.source, subject) {
-            (SetSource::Selector(selector), Subject::Endpoint(endpoint)) => match selector
-                .matches(&endpoint.labels)
-            {
-                true => endpoint.addresses.iter().map(|address| Member::Net(IpNet::from(*address))).collect(),
-                false => BTreeSet::new(),
-            },
-            (SetSource::Selector(selector), Subject::NetworkSet { labels, nets }) => {
-                match selector.matches(labels) {
-                    true => nets.iter().copied().map(Member::Net).collect(),
-                    false => BTreeSet::new(),
-                }
-            }
-            (SetSource::NamedPort { selector, protocol, name }, Subject::Endpoint(endpoint)) => {
-                let ports = endpoint.ports.iter().filter(|port| {
-                    port.name == *name && protocol.is_none_or(|protocol| protocol == port.protocol)
-                });
-                let ports = ports.filter(|_| selector.matches(&endpoint.labels));
-                ports
-                    .flat_map(|port| endpoint.addresses.iter().map(|address| address_port(*address, port)))
-                    .collect()
-            }
-            (SetSource::Service { namespace, name, with_ports }, Subject::Backends(backends)) => {
-                let meant = backends.namespace == *namespace && backends.service == *name;
-                let backends = backends.backends.iter().filter(|_| meant);
-                let member = |(address, protocol, port): &(IpAddr, Protocol, u16)| match with_ports {
-                    true => Member::AddressPort { address: *address, protocol: *protocol, port: *port },
-                    false => Member::Net(IpNet::from(*address)),
-                };
-                backends.map(member).collect()
-            }
-            // A network declares no ports, selectors do not find backends, and a Service has nothing else.
-            (SetSource::Selector(_), Subject::Backends(_))
-            | (SetSource::NamedPort { .. }, Subject::NetworkSet { .. } | Subject::Backends(_))
-            | (SetSource::Service { .. }, Subject::Endpoint(_) | Subject::NetworkSet { .. }) => {
-                BTreeSet::new()
-            }
-        };
-        members.into_iter().collect()
+    /// Takes in what a subject contributes that the set is of.
+    fn take_in(&mut self, subject: &mut Subject, no: No) {
+        contributed(&self.source.clone(), &subject.what, |member| self.count(member));
+        subject.in_sets.insert(no);
     }
 
-    fn delta(&mut self, id: &SetId, state: &NodeState) -> Option<Delta> {
+    fn count(&mut self, member: Member) {
+        *self.counts.entry(member).or_default() += 1;
+        if self.given {
+            self.touched.insert(member);
+        }
+    }
+
+    fn discount(&mut self, member: Member) {
+        if let Some(count) = self.counts.get_mut(&member) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&member);
+            }
+        }
+        if self.given {
+            self.touched.insert(member);
+        }
+    }
+
+    /// What a backend contributes to a Service's set.
+    fn backend(&self, &(address, protocol, port): &(IpAddr, Protocol, u16)) -> Member {
+        match self.source.as_ref() {
+            SetSource::Service { with_ports: true, .. } => Member::AddressPort { address, protocol, port },
+            _ => Member::Net(IpNet::from(address)),
+        }
+    }
+
+    fn delta(&mut self, state: &NodeState) -> Option<Delta> {
         let touched = std::mem::take(&mut self.touched);
-        let Some((_, given)) = state.sets.get(id) else {
-            return Some(Delta::SetCreated(
-                id.clone(),
-                self.source.kind(),
-                self.counts.keys().copied().collect(),
-            ));
+        let Some((_, given)) = state.sets.get(&self.id) else {
+            self.given = true;
+            let members = self.counts.keys().copied().collect();
+            return Some(Delta::SetCreated(self.id.clone(), self.source.kind(), members));
         };
         let (mut added, mut removed) = (Vec::new(), Vec::new());
         for member in touched {
@@ -149,13 +243,34 @@ impl ActiveSet {
                 _ => {}
             }
         }
-        if added.is_empty() && removed.is_empty() {
-            return None;
-        }
-        Some(Delta::SetChanged { id: id.clone(), added, removed })
+        let changed = !added.is_empty() || !removed.is_empty();
+        changed.then(|| Delta::SetChanged { id: self.id.clone(), added, removed })
     }
 }
 
-fn address_port(address: IpAddr, declared: &NamedPort) -> Member {
-    Member::AddressPort { address, protocol: declared.protocol, port: declared.port }
+/// Shows what a subject that the source's selector matches contributes.
+fn contributed(source: &SetSource, what: &What, mut show: impl FnMut(Member)) {
+    match (source, what) {
+        (SetSource::Selector(_), What::Endpoint { addresses, .. }) => {
+            addresses.iter().for_each(|address| show(Member::Net(IpNet::from(*address))));
+        }
+        (SetSource::Selector(_), What::NetworkSet(nets)) => {
+            nets.iter().for_each(|net| show(Member::Net(*net)))
+        }
+        (SetSource::NamedPort { protocol, name, .. }, What::Endpoint { addresses, ports }) => {
+            let meant = |port: &&NamedPort| {
+                port.name == *name && protocol.is_none_or(|protocol| protocol == port.protocol)
+            };
+            for NamedPort { protocol, port, .. } in ports.iter().filter(meant) {
+                let member = |address: &IpAddr| Member::AddressPort {
+                    address: *address,
+                    protocol: *protocol,
+                    port: *port,
+                };
+                addresses.iter().for_each(|address| show(member(address)));
+            }
+        }
+        // A network declares no ports, and Services are made of backends alone.
+        (SetSource::NamedPort { .. }, What::NetworkSet(_)) | (SetSource::Service { .. }, _) => {}
+    }
 }

@@ -121,14 +121,26 @@ pub fn policy_id(key: &Key) -> Option<PolicyId> {
 #[must_use]
 pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
     let id = policy_id(key)?;
-    Some(match Resource::read(key, value) {
-        Ok(Resource::NetworkPolicy(policy)) => calico::compile(id, &policy.spec),
-        Ok(Resource::GlobalNetworkPolicy(policy)) => calico::compile(id, &policy.spec),
-        Ok(Resource::KubernetesNetworkPolicy(policy)) => kubernetes::compile(id, &policy),
-        Ok(Resource::ClusterPolicy(policy)) => cluster::compile(id, &policy),
-        Ok(_) => closed(id, value, "its kind is not a policy's".to_owned()),
+    let read = Resource::read(key, value);
+    let compiled = read.map(|policy| compile_read(key, &policy));
+    Some(match compiled {
+        Ok(Some(compiled)) => compiled,
+        Ok(None) => closed(id, value, "its kind is not a policy's".to_owned()),
         Err(problems) => closed(id, value, in_words(&problems)),
     })
+}
+
+/// Compiles the policy that has been read from under this key; `None` where it is no policy.
+#[must_use]
+pub fn compile_read(key: &Key, policy: &Resource) -> Option<Compiled> {
+    let id = policy_id(key)?;
+    match policy {
+        Resource::NetworkPolicy(policy) => Some(calico::compile(id, &policy.spec)),
+        Resource::GlobalNetworkPolicy(policy) => Some(calico::compile(id, &policy.spec)),
+        Resource::KubernetesNetworkPolicy(policy) => Some(kubernetes::compile(id, policy)),
+        Resource::ClusterPolicy(policy) => Some(cluster::compile(id, policy)),
+        _ => None,
+    }
 }
 
 /// Compiles a profile: its rules, and what the sets are that they name.

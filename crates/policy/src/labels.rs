@@ -25,8 +25,28 @@ const NAME_LABEL: &str = "projectcalico.org/name";
 /// The label that the API server gives every namespace.
 const METADATA_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// Labels as an object bears them.
-pub type OwnLabels = BTreeMap<String, String>;
+/// Labels as an object bears them. Copies share them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OwnLabels(Arc<[(Box<str>, Box<str>)]>);
+
+impl From<BTreeMap<String, String>> for OwnLabels {
+    fn from(labels: BTreeMap<String, String>) -> Self {
+        Self(labels.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+}
+
+impl OwnLabels {
+    /// The value of a label, if it is there.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let place = self.0.binary_search_by(|(known, _)| (**known).cmp(name)).ok()?;
+        Some(&*self.0[place].1)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| &**name)
+    }
+}
 
 /// What selectors see on a pod or a network set (`calico.md` 1.5). Its own labels win over a profile's, but neither can
 /// claim another namespace or service account: labels that only the cluster gives are not looked for there.
@@ -35,17 +55,17 @@ pub struct SubjectLabels {
     /// Whether it is a pod.
     pub is_pod: bool,
     /// Its own labels.
-    pub own: Arc<OwnLabels>,
+    pub own: OwnLabels,
     /// Its namespace; empty where it has none.
     pub namespace: String,
     /// The namespace's labels, if that namespace is known.
-    pub namespace_labels: Option<Arc<OwnLabels>>,
+    pub namespace_labels: Option<OwnLabels>,
     /// The pod's service account; may be empty.
     pub service_account: String,
     /// The service account's labels, if it is known.
-    pub service_account_labels: Option<Arc<OwnLabels>>,
+    pub service_account_labels: Option<OwnLabels>,
     /// The labels that the pod's profiles give it; the first profile's win.
-    pub profiles: Vec<Arc<OwnLabels>>,
+    pub profiles: Vec<OwnLabels>,
 }
 
 impl Labels for SubjectLabels {
@@ -55,18 +75,18 @@ impl Labels for SubjectLabels {
             return match inherited {
                 NAME_LABEL => Some(&self.namespace),
                 METADATA_NAME_LABEL => Some(labels.get(inherited).unwrap_or(&self.namespace)),
-                _ => labels.get(inherited).map(String::as_str),
+                _ => labels.get(inherited),
             };
         }
         if let Some(inherited) = name.strip_prefix(SERVICE_ACCOUNT_PREFIX) {
             let labels = self.service_account_labels.as_ref()?;
             return match inherited {
                 NAME_LABEL => Some(&self.service_account),
-                _ => labels.get(inherited).map(String::as_str),
+                _ => labels.get(inherited),
             };
         }
         if let Some(own) = name.strip_prefix(POD_PREFIX) {
-            return self.own.get(own).filter(|_| self.is_pod).map(String::as_str);
+            return self.own.get(own).filter(|_| self.is_pod);
         }
         match name {
             NAMESPACE_LABEL => Some(&*self.namespace).filter(|namespace| !namespace.is_empty()),
@@ -75,8 +95,39 @@ impl Labels for SubjectLabels {
             _ if is_reserved_label(name) => None,
             _ => {
                 let given = self.profiles.iter().find_map(|profile| profile.get(name));
-                self.own.get(name).or(given).map(String::as_str)
+                self.own.get(name).or(given)
             }
+        }
+    }
+}
+
+impl SubjectLabels {
+    /// Shows every label that [`Labels::label`] finds; one that is borne twice may be shown twice.
+    pub fn each(&self, mut show: impl FnMut(&str, &str)) {
+        let mut name = String::new();
+        let mut under = |prefix: &str, label: &str| {
+            name.clear();
+            name.push_str(prefix);
+            name.push_str(label);
+            if let Some(value) = self.label(&name) {
+                show(&name, value);
+            }
+        };
+        for label in [NAMESPACE_LABEL, SERVICE_ACCOUNT_LABEL, ORCHESTRATOR_LABEL] {
+            under("", label);
+        }
+        for label in [NAME_LABEL, METADATA_NAME_LABEL] {
+            under(NAMESPACE_PREFIX, label);
+        }
+        under(SERVICE_ACCOUNT_PREFIX, NAME_LABEL);
+        let namespace = self.namespace_labels.iter().flat_map(OwnLabels::names);
+        namespace.for_each(|label| under(NAMESPACE_PREFIX, label));
+        let account = self.service_account_labels.iter().flat_map(OwnLabels::names);
+        account.for_each(|label| under(SERVICE_ACCOUNT_PREFIX, label));
+        self.profiles.iter().flat_map(OwnLabels::names).for_each(|label| under("", label));
+        for label in self.own.names() {
+            under("", label);
+            under(POD_PREFIX, label);
         }
     }
 }
@@ -88,4 +139,52 @@ pub fn namespace_profile(namespace: &str) -> (PolicyId, PolicyRules) {
         PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: format!("kns.{namespace}") };
     let allow = vec![Rule::all(tortie_api::net::Action::Allow)];
     (id, PolicyRules { ingress: allow.clone(), egress: allow })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> OwnLabels {
+        let pairs = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        pairs.collect::<BTreeMap<_, _>>().into()
+    }
+
+    /// Whatever a selector may find is shown, and nothing else: an index lives by it.
+    #[test]
+    fn every_label_that_is_found_is_shown() {
+        let names = ["a", "b", "c", METADATA_NAME_LABEL, NAME_LABEL, "pcns.a", "pod:a", NAMESPACE_LABEL];
+        let own =
+            labels(&[("a", "own"), ("pcns.a", "forged"), ("pod:a", "forged"), (NAMESPACE_LABEL, "forged")]);
+        let full = SubjectLabels {
+            is_pod: true,
+            own,
+            namespace: "ns".into(),
+            namespace_labels: Some(labels(&[
+                ("a", "ns"),
+                (NAME_LABEL, "forged"),
+                (METADATA_NAME_LABEL, "given"),
+            ])),
+            service_account: "sa".into(),
+            service_account_labels: Some(labels(&[("b", "sa"), (NAME_LABEL, "forged")])),
+            profiles: vec![
+                labels(&[("a", "first"), ("b", "first")]),
+                labels(&[("b", "second"), ("c", "second")]),
+            ],
+        };
+        let none = SubjectLabels::default();
+        let bare = SubjectLabels { namespace_labels: Some(OwnLabels::default()), ..full.clone() };
+        let nowhere = SubjectLabels { namespace_labels: None, service_account_labels: None, ..full.clone() };
+        let no_pod = SubjectLabels { is_pod: false, ..full.clone() };
+        for subject in [full, none, bare, nowhere, no_pod] {
+            let mut shown = BTreeMap::new();
+            subject.each(|name, value| drop(shown.insert(name.to_owned(), value.to_owned())));
+            let prefixes = ["", NAMESPACE_PREFIX, SERVICE_ACCOUNT_PREFIX, POD_PREFIX];
+            let all = prefixes.iter().flat_map(|prefix| names.map(|name| format!("{prefix}{name}")));
+            let all = all.chain([SERVICE_ACCOUNT_LABEL, ORCHESTRATOR_LABEL].map(str::to_owned));
+            let found: BTreeMap<String, String> =
+                all.filter_map(|name| Some((name.clone(), subject.label(&name)?.to_owned()))).collect();
+            assert_eq!(shown, found, "{subject:?}");
+        }
+    }
 }

@@ -1,0 +1,102 @@
+//! From what was touched to what changes, complete and minimal, in an order that never opens anything.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tortie_dataplane::{Delta, Endpoint, EndpointId};
+use tortie_policy::SetSource;
+use tortie_policy::program::{PolicyId, SetId};
+
+use crate::{Calc, endpoints};
+
+/// The policies and profiles that programs name which have been given out.
+#[derive(Default)]
+pub(crate) struct InUse(HashMap<PolicyId, Use>);
+
+#[derive(Default)]
+struct Use {
+    /// How often programs name it.
+    named: usize,
+    /// The sets that are kept for it.
+    sets: Arc<[(SetId, Arc<SetSource>)]>,
+}
+
+impl Calc {
+    /// How the state changes by what came since the last flush: sets, then policies that name them, then endpoints
+    /// that name those; removals the other way round (semantics 23). Each delta changes something.
+    pub fn flush(&mut self) -> Vec<Delta> {
+        let endpoints = self.changed_endpoints();
+        self.count_names(&endpoints);
+        let (policies, removed_policies) = self.changed_policies();
+        let (sets, removed_sets) = self.sets.flush(&mut self.subjects, &self.state);
+
+        let mut deltas = Vec::new();
+        self.network_deltas(&mut deltas);
+        deltas.extend(sets);
+        deltas.extend(policies);
+        deltas.extend(endpoints.into_iter().map(|(id, endpoint)| match endpoint {
+            Some(endpoint) => Delta::Endpoint(id, endpoint),
+            None => Delta::EndpointRemoved(id),
+        }));
+        deltas.extend(removed_policies);
+        deltas.extend(removed_sets);
+        deltas.iter().for_each(|delta| self.state.apply(delta));
+        deltas
+    }
+
+    /// This node's endpoints that are not what was given out: new value, or gone.
+    fn changed_endpoints(&mut self) -> Vec<(EndpointId, Option<Arc<Endpoint>>)> {
+        let touched = std::mem::take(&mut self.touched_endpoints).into_iter();
+        let now = touched.map(|id| {
+            let endpoint = endpoints::endpoint(&id, &self.subjects, &self.policies);
+            (id, endpoint)
+        });
+        now.filter(|(id, endpoint)| self.state.endpoints.get(id) != endpoint.as_ref()).collect()
+    }
+
+    /// Counts how often programs will name each policy; those that nothing named before, or will name, are touched.
+    fn count_names(&mut self, endpoints: &[(EndpointId, Option<Arc<Endpoint>>)]) {
+        for endpoint in endpoints.iter().filter_map(|(_, endpoint)| endpoint.as_ref()) {
+            for id in endpoint.program.policy_ids() {
+                if let Some(used) = self.in_use.0.get_mut(id) {
+                    used.named += 1;
+                } else {
+                    self.in_use.0.insert(id.clone(), Use { named: 1, ..Use::default() });
+                    self.touched_policies.insert(id.clone());
+                }
+            }
+        }
+        for endpoint in endpoints.iter().filter_map(|(id, _)| self.state.endpoints.get(id)) {
+            for id in endpoint.program.policy_ids() {
+                let Some(used) = self.in_use.0.get_mut(id) else { continue };
+                used.named -= 1;
+                if used.named == 0 {
+                    self.touched_policies.insert(id.clone());
+                }
+            }
+        }
+    }
+
+    /// The policies that are in use and not what was given out, and those that are in use no more. The sets that they
+    /// name are acquired before others are released, so that what both name stays.
+    fn changed_policies(&mut self) -> (Vec<Delta>, Vec<Delta>) {
+        let (mut changed, mut removed, mut released) = (Vec::new(), Vec::new(), Vec::new());
+        for id in std::mem::take(&mut self.touched_policies) {
+            let Some(used) = self.in_use.0.get_mut(&id) else { continue };
+            if used.named == 0 {
+                released.extend(self.in_use.0.remove(&id));
+                removed.extend(self.state.policies.contains_key(&id).then_some(Delta::PolicyRemoved(id)));
+                continue;
+            }
+            let body = self.policies.body(&id);
+            self.sets.acquire(&body.sets, &mut self.subjects);
+            let named = used.named;
+            released.push(std::mem::replace(used, Use { named, sets: body.sets }));
+            if self.state.policies.get(&id) != Some(&body.rules) {
+                changed.push(Delta::Policy(id, body.rules));
+            }
+        }
+        released.iter().for_each(|used| self.sets.release(&used.sets));
+        (changed, removed)
+    }
+}

@@ -1,0 +1,150 @@
+//! Indexes by label: which selectors may match these labels, and which labels a selector may match. They give
+//! candidates, never fewer than there are; whoever asks evaluates the selector.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use tortie_policy::SubjectLabels;
+use tortie_selector::{Restriction, Selector};
+
+use crate::slab::No;
+
+/// Selectors, each filed under one demand that whatever it matches fulfils.
+#[derive(Default)]
+pub(crate) struct SelectorIndex {
+    /// Those that demand one of some values of a label, under each of them.
+    by_value: HashMap<Box<str>, HashMap<Box<str>, Vec<No>>>,
+    /// Those that demand a label.
+    by_presence: HashMap<Box<str>, Vec<No>>,
+    /// Those that demand neither.
+    others: BTreeSet<No>,
+}
+
+/// Where a selector is filed.
+enum Place<'a> {
+    Values(&'a str, &'a BTreeSet<String>),
+    Presence(&'a str),
+    Others,
+    /// It can match nothing.
+    Nowhere,
+}
+
+impl SelectorIndex {
+    pub(crate) fn insert(&mut self, no: No, selector: &Selector) {
+        let restrictions = selector.restrictions();
+        match self.place(&restrictions) {
+            Place::Values(label, values) => {
+                let by_value = self.by_value.entry(label.into()).or_default();
+                values.iter().for_each(|value| by_value.entry(value.as_str().into()).or_default().push(no));
+            }
+            Place::Presence(label) => self.by_presence.entry(label.into()).or_default().push(no),
+            Place::Others => drop(self.others.insert(no)),
+            Place::Nowhere => {}
+        }
+    }
+
+    pub(crate) fn remove(&mut self, no: No, selector: &Selector) {
+        self.others.remove(&no);
+        for (label, restriction) in selector.restrictions() {
+            if let Some(filed) = self.by_presence.get_mut(&*label) {
+                filed.retain(|other| *other != no);
+                if filed.is_empty() {
+                    self.by_presence.remove(&*label);
+                }
+            }
+            let Some(by_value) = self.by_value.get_mut(&*label) else { continue };
+            for value in restriction.values.iter().flatten() {
+                let Some(filed) = by_value.get_mut(&**value) else { continue };
+                filed.retain(|other| *other != no);
+                if filed.is_empty() {
+                    by_value.remove(&**value);
+                }
+            }
+            if by_value.is_empty() {
+                self.by_value.remove(&*label);
+            }
+        }
+    }
+
+    /// Every selector that may match these labels.
+    pub(crate) fn candidates(&self, labels: &SubjectLabels) -> Vec<No> {
+        let mut found: Vec<No> = self.others.iter().copied().collect();
+        labels.each(|name, value| {
+            found.extend(self.by_presence.get(name).into_iter().flatten());
+            found.extend(
+                self.by_value.get(name).and_then(|by_value| by_value.get(value)).into_iter().flatten(),
+            );
+        });
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// The demand under which the fewest others are filed: every namespace has its policies, but all pods are pods.
+    fn place<'a>(&self, restrictions: &'a BTreeMap<String, Restriction>) -> Place<'a> {
+        let contradicts = |restriction: &Restriction| {
+            let none = restriction.values.as_ref().is_some_and(BTreeSet::is_empty);
+            none || (restriction.absent && restriction.present)
+        };
+        if restrictions.values().any(contradicts) {
+            return Place::Nowhere;
+        }
+        let valued = restrictions.iter().filter_map(|(label, demand)| Some((label, demand.values.as_ref()?)));
+        if let Some((label, values)) = valued.min_by_key(|(label, values)| self.filed_under(label, values)) {
+            return Place::Values(label, values);
+        }
+        let present = restrictions.iter().filter(|(_, demand)| demand.present).map(|(label, _)| label);
+        match present.min_by_key(|label| self.by_presence.get(label.as_str()).map_or(0, Vec::len)) {
+            Some(label) => Place::Presence(label),
+            None => Place::Others,
+        }
+    }
+
+    /// How many there are at the most under one of these values.
+    fn filed_under(&self, label: &str, values: &BTreeSet<String>) -> usize {
+        let Some(by_value) = self.by_value.get(label) else { return 0 };
+        values.iter().filter_map(|value| by_value.get(value.as_str())).map(Vec::len).max().unwrap_or(0)
+    }
+}
+
+/// What bears which labels, by name and value.
+#[derive(Default)]
+pub(crate) struct LabelIndex(BTreeMap<Box<str>, BTreeMap<Box<str>, BTreeSet<No>>>);
+
+impl LabelIndex {
+    pub(crate) fn insert(&mut self, no: No, labels: &SubjectLabels) {
+        labels.each(|name, value| {
+            if !self.0.contains_key(name) {
+                self.0.insert(name.into(), BTreeMap::new());
+            }
+            let Some(by_value) = self.0.get_mut(name) else { return };
+            match by_value.get_mut(value) {
+                Some(bearers) => drop(bearers.insert(no)),
+                None => drop(by_value.insert(value.into(), BTreeSet::from([no]))),
+            }
+        });
+    }
+
+    pub(crate) fn remove(&mut self, no: No, labels: &SubjectLabels) {
+        labels.each(|name, value| {
+            let Some(by_value) = self.0.get_mut(name) else { return };
+            if let Some(bearers) = by_value.get_mut(value) {
+                bearers.remove(&no);
+                if bearers.is_empty() {
+                    by_value.remove(value);
+                }
+            }
+            if by_value.is_empty() {
+                self.0.remove(name);
+            }
+        });
+    }
+
+    /// What bears the label with one of these values; with any, where none are given.
+    pub(crate) fn find(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&BTreeSet<No>> {
+        let Some(by_value) = self.0.get(label) else { return Vec::new() };
+        match values {
+            None => by_value.values().collect(),
+            Some(values) => values.iter().filter_map(|value| by_value.get(value.as_str())).collect(),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What an object of the cluster says, read: nothing behind this sees JSON.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+use serde::Deserialize;
+use serde_json::Value;
+use tortie_api::calico::{IpPool, TierDefault, WorkloadEndpointSpec};
+use tortie_api::kubernetes::Node;
+use tortie_api::net::Action;
+use tortie_api::{FieldError, Key, Kind, Network, Resource};
+use tortie_ipam::Block;
+use tortie_policy::program::{EndOfTier, PolicyRules, Rule};
+use tortie_policy::{
+    Compiled, OwnLabels, compile, compile_profile, compile_read, in_words, policy_id, readable_order,
+};
+
+use crate::policies::{Body, TierSettings};
+use crate::subjects::Backends;
+
+/// What an object says.
+pub(crate) enum Input {
+    Policy(Box<Compiled>),
+    Tier(TierSettings),
+    /// Labels that it gives its endpoints, and rules.
+    Profile(OwnLabels, Body),
+    /// The labels of a namespace or service account.
+    Labels(OwnLabels),
+    NetworkSet(OwnLabels, Box<[IpNet]>),
+    Backends(Backends),
+    Endpoint(OwnLabels, Box<WorkloadEndpointSpec>),
+    Node(Node),
+    Pool(IpPool),
+    /// The node of a block.
+    Block(Ipv4Net, String),
+}
+
+/// What the object says, if it is there and says anything; and what is wrong with it.
+pub(crate) fn read(key: &Key, value: Option<&Value>) -> (Option<Input>, Option<String>) {
+    let Some(value) = value else { return (None, None) };
+    match key.kind {
+        Kind::IpamBlock => read_block(key, value),
+        Kind::Tier | Kind::Profile => match Resource::read(key, value) {
+            Ok(resource) => (typed(key, resource), None),
+            Err(problems) => {
+                let (input, problem) = closed(key, value, &problems);
+                (Some(input), Some(problem))
+            }
+        },
+        _ if policy_id(key).is_some() => {
+            (compile(key, value).map(|policy| Input::Policy(Box::new(policy))), None)
+        }
+        _ => {
+            let (resource, problems) = Resource::read_what_can_be(key, value);
+            let instead = match &resource {
+                Some(_) => "what cannot be read is left out",
+                None => "it is treated as if it were not there",
+            };
+            let problem = (!problems.is_empty()).then(|| format!("{}; {instead}", in_words(&problems)));
+            (resource.and_then(|resource| typed(key, resource)), problem)
+        }
+    }
+}
+
+/// What an object says that has been read; nothing, if it is not of its key's kind.
+pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
+    Some(match (key.kind, resource) {
+        (Kind::Namespace, Resource::Namespace(namespace)) => Input::Labels(namespace.metadata.labels.into()),
+        (Kind::ServiceAccount, Resource::ServiceAccount(account)) => {
+            Input::Labels(account.metadata.labels.into())
+        }
+        (Kind::Profile, Resource::Profile(profile)) => {
+            let (rules, sets) = compile_profile(&profile);
+            Input::Profile(profile.spec.labels_to_apply.into(), Body::new(Arc::new(rules), sets))
+        }
+        (Kind::Tier, Resource::Tier(tier)) => {
+            let end = match tier.spec.default_action.unwrap_or_default() {
+                TierDefault::Deny => EndOfTier::Deny,
+                TierDefault::Pass => EndOfTier::Pass,
+            };
+            Input::Tier(TierSettings { order: tier.spec.order, end })
+        }
+        (Kind::NetworkSet, Resource::NetworkSet(set))
+        | (Kind::GlobalNetworkSet, Resource::GlobalNetworkSet(set)) => {
+            let mut nets: Vec<IpNet> = set.spec.nets.iter().map(|Network(net)| *net).collect();
+            nets.sort_unstable();
+            nets.dedup();
+            Input::NetworkSet(set.metadata.labels.into(), nets.into())
+        }
+        (Kind::EndpointSlice, Resource::EndpointSlice(slice)) => Input::Backends(Backends {
+            service: (key.namespace.clone(), slice.service().unwrap_or_default().to_owned()),
+            backends: slice.backends().collect(),
+        }),
+        (Kind::WorkloadEndpoint, Resource::WorkloadEndpoint(endpoint)) => {
+            Input::Endpoint(endpoint.metadata.labels.into(), Box::new(endpoint.spec))
+        }
+        (Kind::Node, Resource::Node(node)) => Input::Node(node),
+        (Kind::IpPool, Resource::IpPool(pool)) => Input::Pool(pool),
+        (_, policy) => Input::Policy(Box::new(compile_read(key, &policy)?)),
+    })
+}
+
+/// What a tier or profile comes to that cannot be understood.
+fn closed(key: &Key, value: &Value, problems: &[FieldError]) -> (Input, String) {
+    let problem = in_words(problems);
+    if key.kind == Kind::Tier {
+        let tier = TierSettings { order: readable_order(&value["spec"]), end: EndOfTier::Deny };
+        let place = "the tier comes where it stands, or first if that cannot be read, and ends with Deny";
+        return (Input::Tier(tier), format!("{problem}; {place}"));
+    }
+    let deny = vec![Rule::all(Action::Deny)];
+    let rules = PolicyRules { ingress: deny.clone(), egress: deny };
+    let body = Body::new(Arc::new(rules), BTreeMap::new());
+    (
+        Input::Profile(OwnLabels::default(), body),
+        format!("{problem}; it denies everything and gives no labels"),
+    )
+}
+
+fn read_block(key: &Key, value: &Value) -> (Option<Input>, Option<String>) {
+    let Ok(cidr) = key.name.parse::<Ipv4Net>() else {
+        return (None, Some("its name is no IPv4 network; it has no route".to_owned()));
+    };
+    match Block::deserialize(value) {
+        Ok(block) if block.deleted => (None, None),
+        Ok(block) => (block.node().map(|node| Input::Block(cidr, node.to_owned())), None),
+        Err(error) => (None, Some(format!("{error}; it has no route"))),
+    }
+}

@@ -1,0 +1,140 @@
+//! Who is selected by what: the links between subjects, policies and sets, kept as each comes, changes and goes.
+
+use tortie_api::calico::WorkloadEndpointSpec;
+use tortie_api::{Key, Kind};
+use tortie_policy::program::{PolicyId, PolicyKind};
+use tortie_policy::{Compiled, OwnLabels, policy_id};
+
+use crate::Calc;
+use crate::policies::{Body, TierSettings};
+use crate::slab::No;
+
+impl Calc {
+    pub(crate) fn update_policy(&mut self, key: &Key, policy: Option<Compiled>) {
+        let Some(id) = policy_id(key) else { return };
+        let new = self.policies.take_note(&id, policy);
+        if new.as_ref().is_some_and(|new| self.policies.has_place_of(new)) {
+            if new.is_some_and(|new| self.policies.replace_body(new)) {
+                self.touched_policies.insert(id);
+            }
+            return;
+        }
+        if let Some((no, endpoints)) = self.policies.remove(&id) {
+            for endpoint in endpoints {
+                let subject = self.subjects.get_mut(endpoint);
+                if let Some(here) = subject.and_then(|subject| subject.here.as_mut()) {
+                    here.policies.remove(&no);
+                    self.touched_endpoints.insert(here.id.clone());
+                }
+            }
+        }
+        if let Some(new) = new {
+            let selector = new.head.selector.clone();
+            let no = self.policies.insert(new);
+            for endpoint in self.subjects.candidates_here(&selector) {
+                let subject = self.subjects.get_mut(endpoint);
+                let Some(subject) = subject.filter(|subject| selector.matches(&subject.labels)) else {
+                    continue;
+                };
+                if let Some(here) = &mut subject.here {
+                    here.policies.insert(no);
+                    self.policies.link(no, endpoint);
+                    self.touched_endpoints.insert(here.id.clone());
+                }
+            }
+        }
+        self.touched_policies.insert(id);
+    }
+
+    pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) {
+        for endpoint in self.policies.update_tier(name, tier) {
+            self.touch(endpoint);
+        }
+    }
+
+    pub(crate) fn update_profile(&mut self, key: &Key, profile: Option<(OwnLabels, Body)>) {
+        let (labels, body) = profile.unzip();
+        let known = self.policies.has_profile(&key.name);
+        if known != body.is_some() {
+            self.touch_members(key);
+        }
+        if self.policies.update_profile(&key.name, body) {
+            self.touched_policies.insert(PolicyId {
+                kind: PolicyKind::Profile,
+                namespace: String::new(),
+                name: key.name.clone(),
+            });
+        }
+        self.update_labels(key, labels);
+    }
+
+    /// Takes in the labels of a namespace, service account or profile.
+    pub(crate) fn update_labels(&mut self, key: &Key, labels: Option<OwnLabels>) {
+        let known = self.subjects.exists(key);
+        if key.kind == Kind::Namespace && known != labels.is_some() {
+            // A namespace brings a profile along, which a stored one replaces.
+            self.touch_members(&Key::global(Kind::Profile, format!("kns.{}", key.name)));
+        }
+        if !self.subjects.set_labels(key, labels) {
+            return;
+        }
+        for subject in self.subjects.members(key) {
+            self.leave(subject);
+            self.subjects.inherit(subject);
+            self.enter(subject);
+        }
+    }
+
+    pub(crate) fn update_endpoint(&mut self, key: &Key, endpoint: Option<(OwnLabels, WorkloadEndpointSpec)>) {
+        self.remove_subject(key);
+        if let Some((own, spec)) = endpoint {
+            let no = self.subjects.insert_endpoint(key, own, spec, &self.node);
+            self.enter(no);
+        }
+    }
+
+    pub(crate) fn update_network_set(&mut self, key: &Key, set: Option<(OwnLabels, Box<[ipnet::IpNet]>)>) {
+        self.remove_subject(key);
+        if let Some((own, nets)) = set {
+            let no = self.subjects.insert_network_set(key, own, nets);
+            self.enter(no);
+        }
+    }
+
+    fn remove_subject(&mut self, key: &Key) {
+        if let Some(no) = self.subjects.number(key) {
+            self.leave(no);
+            self.subjects.remove(key);
+        }
+    }
+
+    /// Links a subject to the policies and sets that select it.
+    fn enter(&mut self, no: No) {
+        let Some(subject) = self.subjects.get_mut(no) else { return };
+        self.sets.enter(subject);
+        let Some(here) = &mut subject.here else { return };
+        here.policies = self.policies.selecting(&subject.labels);
+        here.policies.iter().for_each(|policy| self.policies.link(*policy, no));
+        self.touched_endpoints.insert(here.id.clone());
+    }
+
+    /// Takes a subject out of the policies and sets that it is linked to.
+    fn leave(&mut self, no: No) {
+        let Some(subject) = self.subjects.get_mut(no) else { return };
+        self.sets.leave(subject);
+        let Some(here) = &mut subject.here else { return };
+        std::mem::take(&mut here.policies).iter().for_each(|policy| self.policies.unlink(*policy, no));
+        self.touched_endpoints.insert(here.id.clone());
+    }
+
+    fn touch_members(&mut self, group: &Key) {
+        self.subjects.members(group).into_iter().for_each(|no| self.touch(no));
+    }
+
+    /// Notes that the program of an endpoint, if it is this node's, may have changed.
+    fn touch(&mut self, no: No) {
+        if let Some(here) = self.subjects.get(no).and_then(|subject| subject.here.as_ref()) {
+            self.touched_endpoints.insert(here.id.clone());
+        }
+    }
+}

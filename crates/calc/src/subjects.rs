@@ -1,0 +1,313 @@
+//! Whatever selectors may match: pods' interfaces and network sets, with the labels that selectors see, and where those
+//! labels come from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use tortie_api::calico::WorkloadEndpointSpec;
+use tortie_api::net::Protocol;
+use tortie_api::{Key, Kind};
+use tortie_dataplane::EndpointId;
+use tortie_policy::{OwnLabels, SubjectLabels};
+use tortie_selector::Selector;
+
+use crate::endpoints::Here;
+use crate::index::LabelIndex;
+use crate::slab::{No, Slab};
+
+/// A pod's interface or a network set.
+pub(crate) struct Subject {
+    pub(crate) labels: SubjectLabels,
+    pub(crate) what: What,
+    /// Its namespace, its service account, then its profiles in order: what gives it labels.
+    groups: Box<[No]>,
+    /// The active sets that it contributes to.
+    pub(crate) in_sets: BTreeSet<No>,
+    /// What only the node itself needs to know of its endpoint.
+    pub(crate) here: Option<Box<Here>>,
+}
+
+/// What a subject contributes to sets.
+pub(crate) enum What {
+    Endpoint { addresses: Box<[IpAddr]>, ports: Box<[NamedPort]> },
+    NetworkSet(Box<[IpNet]>),
+}
+
+/// A port that an endpoint declares by name.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct NamedPort {
+    pub(crate) name: String,
+    pub(crate) protocol: Protocol,
+    pub(crate) port: u16,
+}
+
+/// Some of the backends of a Service.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Backends {
+    /// Namespace and name.
+    pub(crate) service: (String, String),
+    pub(crate) backends: Box<[(IpAddr, Protocol, u16)]>,
+}
+
+/// A namespace, service account or profile, if anything is known of it or belongs to it.
+struct Group {
+    key: Arc<Key>,
+    /// What it gives; `None` where it does not exist.
+    labels: Option<OwnLabels>,
+    members: BTreeSet<No>,
+}
+
+#[derive(Default)]
+pub(crate) struct Subjects {
+    numbers: BTreeMap<Key, No>,
+    table: Slab<Subject>,
+    /// Which subjects bear which labels themselves.
+    by_own: LabelIndex,
+    group_numbers: BTreeMap<Arc<Key>, No>,
+    groups: Slab<Group>,
+    /// Which groups give which labels.
+    by_group: LabelIndex,
+    /// The subjects that are endpoints of this node. Two of one id are possible only where an object has another's name.
+    here: BTreeMap<EndpointId, Vec<No>>,
+}
+
+impl Subjects {
+    pub(crate) fn get(&self, no: No) -> Option<&Subject> {
+        self.table.get(no)
+    }
+
+    pub(crate) fn get_mut(&mut self, no: No) -> Option<&mut Subject> {
+        self.table.get_mut(no)
+    }
+
+    pub(crate) fn number(&self, key: &Key) -> Option<No> {
+        self.numbers.get(key).copied()
+    }
+
+    pub(crate) fn insert_endpoint(
+        &mut self,
+        key: &Key,
+        own: OwnLabels,
+        spec: WorkloadEndpointSpec,
+        node: &str,
+    ) -> No {
+        let account = Key::namespaced(Kind::ServiceAccount, &key.namespace, &spec.service_account_name);
+        let mut groups = vec![Key::global(Kind::Namespace, &key.namespace), account];
+        groups.extend(spec.profiles.iter().map(|profile| Key::global(Kind::Profile, profile)));
+        let labels = SubjectLabels {
+            is_pod: true,
+            own,
+            namespace: key.namespace.clone(),
+            service_account: spec.service_account_name.clone(),
+            ..SubjectLabels::default()
+        };
+        let mut addresses: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let ports = spec.ports.iter().filter(|port| !port.name.is_empty()).filter_map(|port| {
+            let protocol = Protocol::from_name(&port.protocol)?;
+            Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
+        });
+        let what = What::Endpoint { addresses: addresses.into(), ports: ports.collect() };
+        let here = (spec.node == node).then(|| Box::new(Here::new(key, spec)));
+        self.insert(key, labels, what, groups, here)
+    }
+
+    pub(crate) fn insert_network_set(&mut self, key: &Key, own: OwnLabels, nets: Box<[IpNet]>) -> No {
+        let labels = SubjectLabels { own, namespace: key.namespace.clone(), ..SubjectLabels::default() };
+        let groups = vec![Key::global(Kind::Namespace, &key.namespace)];
+        self.insert(key, labels, What::NetworkSet(nets), groups, None)
+    }
+
+    /// Puts a subject that is not there yet where everything finds it.
+    fn insert(
+        &mut self,
+        key: &Key,
+        labels: SubjectLabels,
+        what: What,
+        groups: Vec<Key>,
+        here: Option<Box<Here>>,
+    ) -> No {
+        let own = own_labels(&labels);
+        let groups: Box<[No]> = groups.into_iter().map(|group| self.group(group)).collect();
+        let id = here.as_ref().map(|here| here.id.clone());
+        let subject = Subject { labels, what, groups: groups.clone(), in_sets: BTreeSet::new(), here };
+        let no = self.table.insert(subject);
+        self.numbers.insert(key.clone(), no);
+        self.by_own.insert(no, &own);
+        for group in groups {
+            if let Some(group) = self.groups.get_mut(group) {
+                group.members.insert(no);
+            }
+        }
+        if let Some(id) = id {
+            self.here.entry(id).or_default().push(no);
+        }
+        self.inherit(no);
+        no
+    }
+
+    /// Takes a subject away that nothing else knows any more.
+    pub(crate) fn remove(&mut self, key: &Key) {
+        let Some(no) = self.numbers.remove(key) else { return };
+        let Some(subject) = self.table.remove(no) else { return };
+        self.by_own.remove(no, &own_labels(&subject.labels));
+        for number in subject.groups {
+            if let Some(group) = self.groups.get_mut(number) {
+                group.members.remove(&no);
+            }
+            self.forget_if_empty(number);
+        }
+        if let Some(here) = subject.here
+            && let Some(numbers) = self.here.get_mut(&here.id)
+        {
+            numbers.retain(|other| *other != no);
+            if numbers.is_empty() {
+                self.here.remove(&here.id);
+            }
+        }
+    }
+
+    /// The endpoint of this node with this id.
+    pub(crate) fn endpoint_here(&self, id: &EndpointId) -> Option<No> {
+        let name = |no: &&No| self.get(**no).and_then(|subject| Some(subject.here.as_ref()?.name.as_str()));
+        self.here.get(id)?.iter().max_by_key(name).copied()
+    }
+
+    /// Takes in what a namespace, service account or profile gives now. Says whether that is something else than before.
+    pub(crate) fn set_labels(&mut self, key: &Key, labels: Option<OwnLabels>) -> bool {
+        if labels.is_none() && !self.group_numbers.contains_key(key) {
+            return false;
+        }
+        let no = self.group(key.clone());
+        let Some(group) = self.groups.get_mut(no).filter(|group| group.labels != labels) else {
+            return false;
+        };
+        let before = given_labels(group);
+        group.labels = labels;
+        self.by_group.remove(no, &before);
+        self.by_group.insert(no, &given_labels(group));
+        self.forget_if_empty(no);
+        true
+    }
+
+    /// Whether the namespace, service account or profile exists.
+    pub(crate) fn exists(&self, key: &Key) -> bool {
+        let group = self.group_numbers.get(key).and_then(|no| self.groups.get(*no));
+        group.is_some_and(|group| group.labels.is_some())
+    }
+
+    /// The subjects of a namespace, service account or profile.
+    pub(crate) fn members(&self, key: &Key) -> Vec<No> {
+        let group = self.group_numbers.get(key).and_then(|no| self.groups.get(*no));
+        group.map_or_else(Vec::new, |group| group.members.iter().copied().collect())
+    }
+
+    /// Gives a subject the labels that its groups give now.
+    pub(crate) fn inherit(&mut self, no: No) {
+        let Some(subject) = self.table.get_mut(no) else { return };
+        subject.labels.profiles.clear();
+        for group in subject.groups.iter().filter_map(|group| self.groups.get(*group)) {
+            let labels = group.labels.clone();
+            match group.key.kind {
+                Kind::Namespace => subject.labels.namespace_labels = labels,
+                Kind::ServiceAccount => subject.labels.service_account_labels = labels,
+                _ => subject.labels.profiles.extend(labels),
+            }
+        }
+    }
+
+    /// The profiles of an endpoint, by name.
+    pub(crate) fn profiles<'a>(&'a self, subject: &'a Subject) -> impl Iterator<Item = &'a str> {
+        let groups = subject.groups.iter().filter_map(|group| self.groups.get(*group));
+        groups.filter(|group| group.key.kind == Kind::Profile).map(|group| group.key.name.as_str())
+    }
+
+    /// Every subject that the selector may match.
+    pub(crate) fn candidates(&self, selector: &Selector) -> Vec<No> {
+        match self.narrowest(selector) {
+            Some(bearers) => united(&bearers),
+            None => self.table.numbers().collect(),
+        }
+    }
+
+    /// Every endpoint of this node that the selector may match.
+    pub(crate) fn candidates_here(&self, selector: &Selector) -> Vec<No> {
+        match self.narrowest(selector) {
+            Some(bearers) if size(&bearers) < self.here.len() => united(&bearers),
+            _ => self.here.values().flatten().copied().collect(),
+        }
+    }
+
+    /// The smallest of those groups of subjects which all that the selector matches are among; `None` where it demands
+    /// no label.
+    fn narrowest(&self, selector: &Selector) -> Option<Vec<&BTreeSet<No>>> {
+        let restrictions = selector.restrictions();
+        let demanded = restrictions.iter().filter(|(_, demand)| demand.present || demand.values.is_some());
+        let bearers = demanded.map(|(label, demand)| self.bearers(label, demand.values.as_ref()));
+        bearers.min_by_key(|bearers| size(bearers))
+    }
+
+    /// The subjects that bear the label with one of these values: themselves, or by a group.
+    fn bearers(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&BTreeSet<No>> {
+        let mut bearers = self.by_own.find(label, values);
+        let groups = self.by_group.find(label, values).into_iter().flatten();
+        bearers.extend(groups.filter_map(|group| self.groups.get(*group)).map(|group| &group.members));
+        bearers
+    }
+
+    fn group(&mut self, key: Key) -> No {
+        if let Some(no) = self.group_numbers.get(&key) {
+            return *no;
+        }
+        let key = Arc::new(key);
+        let group = Group { key: key.clone(), labels: None, members: BTreeSet::new() };
+        let given = given_labels(&group);
+        let no = self.groups.insert(group);
+        self.by_group.insert(no, &given);
+        self.group_numbers.insert(key, no);
+        no
+    }
+
+    fn forget_if_empty(&mut self, no: No) {
+        let empty = |group: &&Group| group.labels.is_none() && group.members.is_empty();
+        let Some(group) = self.groups.get(no).filter(empty) else { return };
+        self.by_group.remove(no, &given_labels(group));
+        self.group_numbers.remove(&group.key);
+        self.groups.remove(no);
+    }
+}
+
+fn size(bearers: &[&BTreeSet<No>]) -> usize {
+    bearers.iter().map(|bearers| bearers.len()).sum()
+}
+
+fn united(bearers: &[&BTreeSet<No>]) -> Vec<No> {
+    let mut all: Vec<No> = bearers.iter().copied().flatten().copied().collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// What of a subject's labels is its own.
+fn own_labels(labels: &SubjectLabels) -> SubjectLabels {
+    SubjectLabels { is_pod: labels.is_pod, own: labels.own.clone(), ..SubjectLabels::default() }
+}
+
+/// What a group gives every subject of it. The name of a namespace is known before the namespace is.
+fn given_labels(group: &Group) -> SubjectLabels {
+    let (name, labels) = (group.key.name.clone(), group.labels.clone());
+    match group.key.kind {
+        Kind::Namespace => {
+            SubjectLabels { namespace: name, namespace_labels: labels, ..SubjectLabels::default() }
+        }
+        Kind::ServiceAccount => SubjectLabels {
+            service_account: name,
+            service_account_labels: labels,
+            ..SubjectLabels::default()
+        },
+        _ => SubjectLabels { profiles: labels.into_iter().collect(), ..SubjectLabels::default() },
+    }
+}

@@ -1,0 +1,85 @@
+//! The tiers: in which order they are asked, and how each ends.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use tortie_api::calico::{TierDefault, WELL_KNOWN_TIERS};
+use tortie_policy::program::EndOfTier;
+
+/// What a tier says of itself.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct TierSettings {
+    pub(crate) order: Option<f64>,
+    pub(crate) end: EndOfTier,
+}
+
+/// The tiers that are stored.
+#[derive(Default)]
+pub(crate) struct Tiers(BTreeMap<String, TierSettings>);
+
+impl Tiers {
+    /// Takes in a tier; says whether it is something else than before.
+    pub(crate) fn update(&mut self, name: &str, tier: Option<TierSettings>) -> bool {
+        let before = match tier.clone() {
+            Some(tier) => self.0.insert(name.to_owned(), tier),
+            None => self.0.remove(name),
+        };
+        before != tier
+    }
+
+    /// Known tiers before unknown ones, by order (absent is last), then by name (semantics 7). First of all comes the
+    /// tier without a name, of policies whose tier cannot be read.
+    pub(crate) fn place<'a>(&self, name: &'a str) -> TierPlace<'a> {
+        if name.is_empty() {
+            return TierPlace { unknown: false, order: f64::NEG_INFINITY, name };
+        }
+        let stored = self.0.get(name).map(|tier| tier.order);
+        let order = stored.or_else(|| well_known(name).map(|(order, _)| Some(order)));
+        TierPlace { unknown: order.is_none(), order: order.flatten().unwrap_or(f64::INFINITY), name }
+    }
+
+    pub(crate) fn is_known(&self, name: &str) -> bool {
+        self.0.contains_key(name) || well_known(name).is_some()
+    }
+
+    pub(crate) fn end_of(&self, name: &str) -> EndOfTier {
+        match (self.0.get(name), well_known(name)) {
+            (Some(tier), _) => tier.end,
+            (None, Some((_, TierDefault::Pass))) => EndOfTier::Pass,
+            (None, _) => EndOfTier::Deny,
+        }
+    }
+}
+
+fn well_known(name: &str) -> Option<(f64, TierDefault)> {
+    WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, order, end)| (*order, *end))
+}
+
+/// Where a tier stands, totally ordered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TierPlace<'a> {
+    unknown: bool,
+    order: f64,
+    name: &'a str,
+}
+
+impl PartialEq for TierPlace<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for TierPlace<'_> {}
+
+impl PartialOrd for TierPlace<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for TierPlace<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let orders = self.order.total_cmp(&other.order);
+        self.unknown.cmp(&other.unknown).then(orders).then(self.name.cmp(other.name))
+    }
+}
