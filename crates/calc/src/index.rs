@@ -108,13 +108,13 @@ impl SelectorIndex {
 
 /// What bears which labels, by name and value.
 #[derive(Default)]
-pub(crate) struct LabelIndex(BTreeMap<Box<str>, BTreeMap<Box<str>, BTreeSet<No>>>);
+pub(crate) struct LabelIndex(HashMap<Box<str>, HashMap<Box<str>, BTreeSet<No>>>);
 
 impl LabelIndex {
     pub(crate) fn insert(&mut self, no: No, labels: &SubjectLabels) {
         labels.each(|name, value| {
             if !self.0.contains_key(name) {
-                self.0.insert(name.into(), BTreeMap::new());
+                self.0.insert(name.into(), HashMap::new());
             }
             let Some(by_value) = self.0.get_mut(name) else { return };
             match by_value.get_mut(value) {

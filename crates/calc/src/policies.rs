@@ -1,6 +1,6 @@
 //! The policies and profiles, and what the policies that select an endpoint come to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use tortie_api::Key;
@@ -55,7 +55,7 @@ struct Note {
 }
 
 pub(crate) struct Policies {
-    numbers: BTreeMap<PolicyId, No>,
+    numbers: HashMap<PolicyId, No>,
     table: Slab<Policy>,
     by_selector: SelectorIndex,
     by_tier: BTreeMap<Box<str>, BTreeSet<No>>,
@@ -69,7 +69,7 @@ pub(crate) struct Policies {
 impl Default for Policies {
     fn default() -> Self {
         Self {
-            numbers: BTreeMap::new(),
+            numbers: HashMap::new(),
             table: Slab::default(),
             by_selector: SelectorIndex::default(),
             by_tier: BTreeMap::new(),

@@ -17,7 +17,7 @@ use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
 #[derive(Default)]
 pub(crate) struct Sets {
-    numbers: BTreeMap<SetId, No>,
+    numbers: HashMap<SetId, No>,
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,

@@ -1,7 +1,7 @@
 //! Whatever selectors may match: pods' interfaces and network sets, with the labels that selectors see, and where those
 //! labels come from.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -61,11 +61,11 @@ struct Group {
 
 #[derive(Default)]
 pub(crate) struct Subjects {
-    numbers: BTreeMap<Key, No>,
+    numbers: HashMap<Key, No>,
     table: Slab<Subject>,
     /// Which subjects bear which labels themselves.
     by_own: LabelIndex,
-    group_numbers: BTreeMap<Arc<Key>, No>,
+    group_numbers: HashMap<Arc<Key>, No>,
     groups: Slab<Group>,
     /// Which groups give which labels.
     by_group: LabelIndex,
