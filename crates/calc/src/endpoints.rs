@@ -1,6 +1,5 @@
 //! This node's endpoints, and their programs.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tortie_api::calico::WorkloadEndpointSpec;
@@ -9,30 +8,34 @@ use tortie_dataplane::{Endpoint, EndpointId, MacAddress};
 use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind};
 
 use crate::policies::Policies;
-use crate::slab::No;
+use crate::slab::Numbers;
 use crate::subjects::{Subjects, What};
 
 /// What is known of an endpoint of this node, beside what selectors see.
 pub(crate) struct Here {
-    pub(crate) id: EndpointId,
+    pub(crate) id: Arc<EndpointId>,
     /// The name of its object: of two with one id the last counts.
     pub(crate) name: String,
     container_id: String,
     host_interface: String,
     mac: Option<MacAddress>,
     /// The policies that select it.
-    pub(crate) policies: BTreeSet<No>,
+    pub(crate) policies: Numbers,
 }
 
 impl Here {
     pub(crate) fn new(key: &Key, spec: WorkloadEndpointSpec) -> Self {
         Self {
-            id: EndpointId { namespace: key.namespace.clone(), pod: spec.pod, interface: spec.endpoint },
+            id: Arc::new(EndpointId {
+                namespace: key.namespace.clone(),
+                pod: spec.pod,
+                interface: spec.endpoint,
+            }),
             name: key.name.clone(),
             container_id: spec.container_id,
             host_interface: spec.interface_name,
             mac: spec.mac.parse().ok(),
-            policies: BTreeSet::new(),
+            policies: Numbers::default(),
         }
     }
 }

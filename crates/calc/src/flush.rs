@@ -11,14 +11,21 @@ use crate::{Calc, endpoints};
 
 /// The policies and profiles that programs name which have been given out.
 #[derive(Default)]
-pub(crate) struct InUse(HashMap<PolicyId, Use>);
+pub(crate) struct InUse(HashMap<Arc<PolicyId>, Use>);
 
 #[derive(Default)]
 struct Use {
     /// How often programs name it.
     named: usize,
     /// The sets that are kept for it.
-    sets: Arc<[(SetId, Arc<SetSource>)]>,
+    sets: Arc<[(Arc<SetId>, Arc<SetSource>)]>,
+}
+
+impl InUse {
+    /// The id, if it is in use.
+    pub(crate) fn shared_id(&self, id: &PolicyId) -> Option<Arc<PolicyId>> {
+        self.0.get_key_value(id).map(|(id, _)| id.clone())
+    }
 }
 
 impl Calc {
@@ -49,7 +56,7 @@ impl Calc {
         let touched = std::mem::take(&mut self.touched_endpoints).into_iter();
         let now = touched.map(|id| {
             let endpoint = endpoints::endpoint(&id, &self.subjects, &self.policies);
-            (id, endpoint)
+            (EndpointId::clone(&id), endpoint)
         });
         now.filter(|(id, endpoint)| self.state.endpoints.get(id) != endpoint.as_ref()).collect()
     }
@@ -61,8 +68,9 @@ impl Calc {
                 if let Some(used) = self.in_use.0.get_mut(id) {
                     used.named += 1;
                 } else {
+                    let id = self.policies.shared_id(id);
                     self.in_use.0.insert(id.clone(), Use { named: 1, ..Use::default() });
-                    self.touched_policies.insert(id.clone());
+                    self.touched_policies.insert(id);
                 }
             }
         }
@@ -71,7 +79,7 @@ impl Calc {
                 let Some(used) = self.in_use.0.get_mut(id) else { continue };
                 used.named -= 1;
                 if used.named == 0 {
-                    self.touched_policies.insert(id.clone());
+                    self.touched_policies.insert(self.policies.shared_id(id));
                 }
             }
         }
@@ -85,15 +93,16 @@ impl Calc {
             let Some(used) = self.in_use.0.get_mut(&id) else { continue };
             if used.named == 0 {
                 released.extend(self.in_use.0.remove(&id));
-                removed.extend(self.state.policies.contains_key(&id).then_some(Delta::PolicyRemoved(id)));
+                let given = self.state.policies.contains_key(&id);
+                removed.extend(given.then(|| Delta::PolicyRemoved(PolicyId::clone(&id))));
                 continue;
             }
             let body = self.policies.body(&id);
             self.sets.acquire(&body.sets, &mut self.subjects);
             let named = used.named;
             released.push(std::mem::replace(used, Use { named, sets: body.sets }));
-            if self.state.policies.get(&id) != Some(&body.rules) {
-                changed.push(Delta::Policy(id, body.rules));
+            if self.state.policies.get(&*id) != Some(&body.rules) {
+                changed.push(Delta::Policy(PolicyId::clone(&id), body.rules));
             }
         }
         released.iter().for_each(|used| self.sets.release(&used.sets));

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tortie_policy::SubjectLabels;
 use tortie_selector::{Restriction, Selector};
 
-use crate::slab::No;
+use crate::slab::{No, Numbers};
 
 /// Selectors, each filed under one demand that whatever it matches fulfils.
 #[derive(Default)]
@@ -108,7 +108,7 @@ impl SelectorIndex {
 
 /// What bears which labels, by name and value.
 #[derive(Default)]
-pub(crate) struct LabelIndex(HashMap<Box<str>, HashMap<Box<str>, BTreeSet<No>>>);
+pub(crate) struct LabelIndex(HashMap<Box<str>, HashMap<Box<str>, Numbers>>);
 
 impl LabelIndex {
     pub(crate) fn insert(&mut self, no: No, labels: &SubjectLabels) {
@@ -118,8 +118,8 @@ impl LabelIndex {
             }
             let Some(by_value) = self.0.get_mut(name) else { return };
             match by_value.get_mut(value) {
-                Some(bearers) => drop(bearers.insert(no)),
-                None => drop(by_value.insert(value.into(), BTreeSet::from([no]))),
+                Some(bearers) => bearers.insert(no),
+                None => drop(by_value.insert(value.into(), Numbers::from_iter([no]))),
             }
         });
     }
@@ -128,7 +128,7 @@ impl LabelIndex {
         labels.each(|name, value| {
             let Some(by_value) = self.0.get_mut(name) else { return };
             if let Some(bearers) = by_value.get_mut(value) {
-                bearers.remove(&no);
+                bearers.remove(no);
                 if bearers.is_empty() {
                     by_value.remove(value);
                 }
@@ -140,7 +140,7 @@ impl LabelIndex {
     }
 
     /// What bears the label with one of these values; with any, where none are given.
-    pub(crate) fn find(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&BTreeSet<No>> {
+    pub(crate) fn find(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&Numbers> {
         let Some(by_value) = self.0.get(label) else { return Vec::new() };
         match values {
             None => by_value.values().collect(),

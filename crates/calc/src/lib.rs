@@ -17,6 +17,7 @@ mod subjects;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::Value;
 use tortie_api::{Key, Kind, Resource};
@@ -66,9 +67,9 @@ pub struct Calc {
     state: NodeState,
     in_use: InUse,
     /// Endpoints of this node whose program or addresses may have changed.
-    touched_endpoints: BTreeSet<EndpointId>,
+    touched_endpoints: BTreeSet<Arc<EndpointId>>,
     /// Policies and profiles whose rules, or whether they are in use, may have changed.
-    touched_policies: BTreeSet<PolicyId>,
+    touched_policies: BTreeSet<Arc<PolicyId>>,
 }
 
 /// Something that calc could not use as it is, and what it does instead.

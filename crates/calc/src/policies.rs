@@ -11,7 +11,7 @@ use tortie_selector::Selector;
 
 use crate::Finding;
 use crate::index::SelectorIndex;
-use crate::slab::{No, Slab};
+use crate::slab::{No, Numbers, Slab};
 use crate::tiers::Tiers;
 
 pub(crate) use crate::tiers::TierSettings;
@@ -20,12 +20,12 @@ pub(crate) use crate::tiers::TierSettings;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Body {
     pub(crate) rules: Arc<PolicyRules>,
-    pub(crate) sets: Arc<[(SetId, Arc<SetSource>)]>,
+    pub(crate) sets: Arc<[(Arc<SetId>, Arc<SetSource>)]>,
 }
 
 impl Body {
     pub(crate) fn new(rules: Arc<PolicyRules>, sets: BTreeMap<SetId, SetSource>) -> Self {
-        Self { rules, sets: sets.into_iter().map(|(id, source)| (id, Arc::new(source))).collect() }
+        Self { rules, sets: sets.into_iter().map(|(id, source)| (Arc::new(id), Arc::new(source))).collect() }
     }
 }
 
@@ -40,11 +40,11 @@ pub(crate) struct Head {
 }
 
 pub(crate) struct Policy {
-    id: PolicyId,
+    pub(crate) id: Arc<PolicyId>,
     pub(crate) head: Head,
     body: Body,
     /// The endpoints of this node that it selects.
-    endpoints: BTreeSet<No>,
+    endpoints: Numbers,
 }
 
 /// What a policy's author should know.
@@ -55,7 +55,7 @@ struct Note {
 }
 
 pub(crate) struct Policies {
-    numbers: HashMap<PolicyId, No>,
+    numbers: HashMap<Arc<PolicyId>, No>,
     table: Slab<Policy>,
     by_selector: SelectorIndex,
     by_tier: BTreeMap<Box<str>, BTreeSet<No>>,
@@ -99,7 +99,7 @@ impl Policies {
         self.notes.extend(note.map(|note| (policy.id.clone(), note)));
         let Compiled { id, tier, order, selector, ingress, egress, rules, sets, .. } = policy;
         let head = Head { tier: tier.into(), order, selector, ingress, egress };
-        Some(Policy { id, head, body: Body::new(rules, sets), endpoints: BTreeSet::new() })
+        Some(Policy { id: Arc::new(id), head, body: Body::new(rules, sets), endpoints: Numbers::default() })
     }
 
     /// Whether a policy of the same id has the same place and selects the same.
@@ -128,7 +128,7 @@ impl Policies {
     }
 
     /// Takes a policy away; gives its number, and the endpoints of this node that it selected.
-    pub(crate) fn remove(&mut self, id: &PolicyId) -> Option<(No, BTreeSet<No>)> {
+    pub(crate) fn remove(&mut self, id: &PolicyId) -> Option<(No, Numbers)> {
         let no = self.numbers.remove(id)?;
         let policy = self.table.remove(no)?;
         self.by_selector.remove(no, &policy.head.selector);
@@ -141,12 +141,17 @@ impl Policies {
         Some((no, policy.endpoints))
     }
 
+    /// The id, shared with whoever has it.
+    pub(crate) fn shared_id(&self, id: &PolicyId) -> Arc<PolicyId> {
+        self.numbers.get_key_value(id).map_or_else(|| Arc::new(id.clone()), |(id, _)| id.clone())
+    }
+
     fn known(&self, id: &PolicyId) -> Option<&Policy> {
         self.numbers.get(id).and_then(|no| self.table.get(*no))
     }
 
     /// The policies that select what has these labels.
-    pub(crate) fn selecting(&self, labels: &SubjectLabels) -> BTreeSet<No> {
+    pub(crate) fn selecting(&self, labels: &SubjectLabels) -> Numbers {
         let selects =
             |no: &No| self.table.get(*no).is_some_and(|policy| policy.head.selector.matches(labels));
         self.by_selector.candidates(labels).into_iter().filter(selects).collect()
@@ -162,17 +167,17 @@ impl Policies {
     /// Notes that the policy does not select the endpoint any more.
     pub(crate) fn unlink(&mut self, no: No, endpoint: No) {
         if let Some(policy) = self.table.get_mut(no) {
-            policy.endpoints.remove(&endpoint);
+            policy.endpoints.remove(endpoint);
         }
     }
 
     /// Takes in a tier; says which endpoints have policies of it.
-    pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) -> BTreeSet<No> {
+    pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) -> Numbers {
         if !self.tiers.update(name, tier) {
-            return BTreeSet::new();
+            return Numbers::default();
         }
         let policies = self.by_tier.get(name).into_iter().flatten().filter_map(|no| self.table.get(*no));
-        policies.flat_map(|policy| &policy.endpoints).copied().collect()
+        policies.flat_map(|policy| policy.endpoints.iter()).collect()
     }
 
     /// Takes in the rules of a profile; says whether they are others than before.
@@ -189,8 +194,8 @@ impl Policies {
     }
 
     /// What these policies come to for packets into an endpoint, and out of it.
-    pub(crate) fn tiers_of(&self, policies: &BTreeSet<No>) -> (Vec<TierProgram>, Vec<TierProgram>) {
-        let mut selected: Vec<&Policy> = policies.iter().filter_map(|no| self.table.get(*no)).collect();
+    pub(crate) fn tiers_of(&self, policies: &Numbers) -> (Vec<TierProgram>, Vec<TierProgram>) {
+        let mut selected: Vec<&Policy> = policies.iter().filter_map(|no| self.table.get(no)).collect();
         selected.sort_by(|a, b| {
             let tiers = || self.tiers.place(&a.head.tier).cmp(&self.tiers.place(&b.head.tier));
             let same = a.head.tier == b.head.tier;
@@ -211,7 +216,7 @@ impl Policies {
             let name = &policies.first()?.head.tier;
             Some(TierProgram {
                 name: name.to_string(),
-                policies: policies.iter().map(|policy| policy.id.clone()).collect(),
+                policies: policies.iter().map(|policy| PolicyId::clone(&policy.id)).collect(),
                 end: self.tiers.end_of(name),
             })
         };
@@ -231,7 +236,7 @@ impl Policies {
         let lost = self.by_tier.iter().filter(|(tier, _)| !self.tiers.is_known(tier));
         let lost = lost.flat_map(|(_, policies)| policies).filter_map(|no| self.table.get(*no));
         let understood =
-            lost.filter(|policy| !self.notes.get(&policy.id).is_some_and(|note| note.not_understood));
+            lost.filter(|policy| !self.notes.get(&*policy.id).is_some_and(|note| note.not_understood));
         let lost = understood.map(|policy| Finding {
             key: key(&policy.id),
             problem: format!(

@@ -15,7 +15,7 @@ impl Calc {
         let new = self.policies.take_note(&id, policy);
         if new.as_ref().is_some_and(|new| self.policies.has_place_of(new)) {
             if new.is_some_and(|new| self.policies.replace_body(new)) {
-                self.touched_policies.insert(id);
+                self.touch_policy(&id);
             }
             return;
         }
@@ -23,7 +23,7 @@ impl Calc {
             for endpoint in endpoints {
                 let subject = self.subjects.get_mut(endpoint);
                 if let Some(here) = subject.and_then(|subject| subject.here.as_mut()) {
-                    here.policies.remove(&no);
+                    here.policies.remove(no);
                     self.touched_endpoints.insert(here.id.clone());
                 }
             }
@@ -43,7 +43,7 @@ impl Calc {
                 }
             }
         }
-        self.touched_policies.insert(id);
+        self.touch_policy(&id);
     }
 
     pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) {
@@ -59,7 +59,7 @@ impl Calc {
             self.touch_members(key);
         }
         if self.policies.update_profile(&key.name, body) {
-            self.touched_policies.insert(PolicyId {
+            self.touch_policy(&PolicyId {
                 kind: PolicyKind::Profile,
                 namespace: String::new(),
                 name: key.name.clone(),
@@ -114,7 +114,7 @@ impl Calc {
         self.sets.enter(subject);
         let Some(here) = &mut subject.here else { return };
         here.policies = self.policies.selecting(&subject.labels);
-        here.policies.iter().for_each(|policy| self.policies.link(*policy, no));
+        here.policies.iter().for_each(|policy| self.policies.link(policy, no));
         self.touched_endpoints.insert(here.id.clone());
     }
 
@@ -123,8 +123,15 @@ impl Calc {
         let Some(subject) = self.subjects.get_mut(no) else { return };
         self.sets.leave(subject);
         let Some(here) = &mut subject.here else { return };
-        std::mem::take(&mut here.policies).iter().for_each(|policy| self.policies.unlink(*policy, no));
+        std::mem::take(&mut here.policies).iter().for_each(|policy| self.policies.unlink(policy, no));
         self.touched_endpoints.insert(here.id.clone());
+    }
+
+    /// Notes that the rules of a policy or profile, if it is in use, may have changed.
+    fn touch_policy(&mut self, id: &PolicyId) {
+        if let Some(id) = self.in_use.shared_id(id) {
+            self.touched_policies.insert(id);
+        }
     }
 
     fn touch_members(&mut self, group: &Key) {

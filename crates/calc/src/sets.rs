@@ -17,7 +17,7 @@ use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
 #[derive(Default)]
 pub(crate) struct Sets {
-    numbers: HashMap<SetId, No>,
+    numbers: HashMap<Arc<SetId>, No>,
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
@@ -28,7 +28,7 @@ pub(crate) struct Sets {
 }
 
 struct ActiveSet {
-    id: SetId,
+    id: Arc<SetId>,
     source: Arc<SetSource>,
     /// How many policies in use name it.
     references: usize,
@@ -90,7 +90,7 @@ impl Sets {
     }
 
     /// Notes that one more policy in use names these sets.
-    pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
+    pub(crate) fn acquire(&mut self, sets: &[(Arc<SetId>, Arc<SetSource>)], subjects: &mut Subjects) {
         for (id, source) in sets {
             let no = match self.numbers.get(id) {
                 Some(no) => *no,
@@ -103,7 +103,7 @@ impl Sets {
     }
 
     /// Notes that one policy in use less names these sets.
-    pub(crate) fn release(&mut self, sets: &[(SetId, Arc<SetSource>)]) {
+    pub(crate) fn release(&mut self, sets: &[(Arc<SetId>, Arc<SetSource>)]) {
         for no in sets.iter().filter_map(|(id, _)| self.numbers.get(id)) {
             let Some(set) = self.table.get_mut(*no) else { continue };
             set.references -= 1;
@@ -124,10 +124,13 @@ impl Sets {
                 gone.extend(self.deactivate(no, subjects));
             }
         }
-        (changed.into_values().collect(), gone.into_iter().map(Delta::SetRemoved).collect())
+        (
+            changed.into_values().collect(),
+            gone.into_iter().map(|id| Delta::SetRemoved(SetId::clone(&id))).collect(),
+        )
     }
 
-    fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
+    fn activate(&mut self, id: &Arc<SetId>, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
         let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
         self.numbers.insert(id.clone(), no);
         self.touched.insert(no);
@@ -155,7 +158,7 @@ impl Sets {
     }
 
     /// Forgets a set that nothing names; gives its id where it has been given out.
-    fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<SetId> {
+    fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<Arc<SetId>> {
         let set = self.table.remove(no)?;
         self.numbers.remove(&set.id);
         match set.source.as_ref() {
@@ -163,7 +166,7 @@ impl Sets {
                 self.by_selector.remove(no, selector);
                 for number in subjects.candidates(selector) {
                     if let Some(subject) = subjects.get_mut(number) {
-                        subject.in_sets.remove(&no);
+                        subject.in_sets.remove(no);
                     }
                 }
             }
@@ -182,7 +185,7 @@ impl Sets {
 }
 
 impl ActiveSet {
-    fn new(id: SetId, source: Arc<SetSource>) -> Self {
+    fn new(id: Arc<SetId>, source: Arc<SetSource>) -> Self {
         let (counts, touched) = (HashMap::new(), BTreeSet::new());
         Self { id, source, references: 0, counts, given: false, touched }
     }
@@ -230,10 +233,10 @@ impl ActiveSet {
 
     fn delta(&mut self, state: &NodeState) -> Option<Delta> {
         let touched = std::mem::take(&mut self.touched);
-        let Some((_, given)) = state.sets.get(&self.id) else {
+        let Some((_, given)) = state.sets.get(&*self.id) else {
             self.given = true;
             let members = self.counts.keys().copied().collect();
-            return Some(Delta::SetCreated(self.id.clone(), self.source.kind(), members));
+            return Some(Delta::SetCreated(SetId::clone(&self.id), self.source.kind(), members));
         };
         let (mut added, mut removed) = (Vec::new(), Vec::new());
         for member in touched {
@@ -244,7 +247,7 @@ impl ActiveSet {
             }
         }
         let changed = !added.is_empty() || !removed.is_empty();
-        changed.then(|| Delta::SetChanged { id: self.id.clone(), added, removed })
+        changed.then(|| Delta::SetChanged { id: SetId::clone(&self.id), added, removed })
     }
 }
 

@@ -50,3 +50,54 @@ impl<T> Slab<T> {
         given.map(|(index, _)| index as No)
     }
 }
+
+/// A set of numbers. Most hold a few, so they lie side by side.
+#[derive(Default)]
+pub(crate) struct Numbers(Vec<No>);
+
+impl Numbers {
+    pub(crate) fn insert(&mut self, no: No) {
+        // Numbers are mostly given in order.
+        if self.0.last().is_none_or(|last| *last < no) {
+            self.0.push(no);
+        } else if let Err(place) = self.0.binary_search(&no) {
+            self.0.insert(place, no);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, no: No) {
+        if let Ok(place) = self.0.binary_search(&no) {
+            self.0.remove(place);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = No> {
+        self.0.iter().copied()
+    }
+}
+
+impl FromIterator<No> for Numbers {
+    fn from_iter<T: IntoIterator<Item = No>>(numbers: T) -> Self {
+        let mut numbers: Vec<No> = numbers.into_iter().collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        Self(numbers)
+    }
+}
+
+impl IntoIterator for Numbers {
+    type Item = No;
+    type IntoIter = std::vec::IntoIter<No>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}

@@ -1,7 +1,7 @@
 //! Whatever selectors may match: pods' interfaces and network sets, with the labels that selectors see, and where those
 //! labels come from.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tortie_selector::Selector;
 
 use crate::endpoints::Here;
 use crate::index::LabelIndex;
-use crate::slab::{No, Slab};
+use crate::slab::{No, Numbers, Slab};
 
 /// A pod's interface or a network set.
 pub(crate) struct Subject {
@@ -24,7 +24,7 @@ pub(crate) struct Subject {
     /// Its namespace, its service account, then its profiles in order: what gives it labels.
     groups: Box<[No]>,
     /// The active sets that it contributes to.
-    pub(crate) in_sets: BTreeSet<No>,
+    pub(crate) in_sets: Numbers,
     /// What only the node itself needs to know of its endpoint.
     pub(crate) here: Option<Box<Here>>,
 }
@@ -56,7 +56,7 @@ struct Group {
     key: Arc<Key>,
     /// What it gives; `None` where it does not exist.
     labels: Option<OwnLabels>,
-    members: BTreeSet<No>,
+    members: Numbers,
 }
 
 #[derive(Default)]
@@ -70,7 +70,7 @@ pub(crate) struct Subjects {
     /// Which groups give which labels.
     by_group: LabelIndex,
     /// The subjects that are endpoints of this node. Two of one id are possible only where an object has another's name.
-    here: BTreeMap<EndpointId, Vec<No>>,
+    here: HashMap<Arc<EndpointId>, Numbers>,
 }
 
 impl Subjects {
@@ -133,7 +133,7 @@ impl Subjects {
         let own = own_labels(&labels);
         let groups: Box<[No]> = groups.into_iter().map(|group| self.group(group)).collect();
         let id = here.as_ref().map(|here| here.id.clone());
-        let subject = Subject { labels, what, groups: groups.clone(), in_sets: BTreeSet::new(), here };
+        let subject = Subject { labels, what, groups: groups.clone(), in_sets: Numbers::default(), here };
         let no = self.table.insert(subject);
         self.numbers.insert(key.clone(), no);
         self.by_own.insert(no, &own);
@@ -143,7 +143,7 @@ impl Subjects {
             }
         }
         if let Some(id) = id {
-            self.here.entry(id).or_default().push(no);
+            self.here.entry(id).or_default().insert(no);
         }
         self.inherit(no);
         no
@@ -156,14 +156,14 @@ impl Subjects {
         self.by_own.remove(no, &own_labels(&subject.labels));
         for number in subject.groups {
             if let Some(group) = self.groups.get_mut(number) {
-                group.members.remove(&no);
+                group.members.remove(no);
             }
             self.forget_if_empty(number);
         }
         if let Some(here) = subject.here
             && let Some(numbers) = self.here.get_mut(&here.id)
         {
-            numbers.retain(|other| *other != no);
+            numbers.remove(no);
             if numbers.is_empty() {
                 self.here.remove(&here.id);
             }
@@ -172,8 +172,8 @@ impl Subjects {
 
     /// The endpoint of this node with this id.
     pub(crate) fn endpoint_here(&self, id: &EndpointId) -> Option<No> {
-        let name = |no: &&No| self.get(**no).and_then(|subject| Some(subject.here.as_ref()?.name.as_str()));
-        self.here.get(id)?.iter().max_by_key(name).copied()
+        let name = |no: &No| self.get(*no).and_then(|subject| Some(subject.here.as_ref()?.name.as_str()));
+        self.here.get(id)?.iter().max_by_key(name)
     }
 
     /// Takes in what a namespace, service account or profile gives now. Says whether that is something else than before.
@@ -202,7 +202,7 @@ impl Subjects {
     /// The subjects of a namespace, service account or profile.
     pub(crate) fn members(&self, key: &Key) -> Vec<No> {
         let group = self.group_numbers.get(key).and_then(|no| self.groups.get(*no));
-        group.map_or_else(Vec::new, |group| group.members.iter().copied().collect())
+        group.map_or_else(Vec::new, |group| group.members.iter().collect())
     }
 
     /// Gives a subject the labels that its groups give now.
@@ -237,13 +237,13 @@ impl Subjects {
     pub(crate) fn candidates_here(&self, selector: &Selector) -> Vec<No> {
         match self.narrowest(selector) {
             Some(bearers) if size(&bearers) < self.here.len() => united(&bearers),
-            _ => self.here.values().flatten().copied().collect(),
+            _ => self.here.values().flat_map(Numbers::iter).collect(),
         }
     }
 
     /// The smallest of those groups of subjects which all that the selector matches are among; `None` where it demands
     /// no label.
-    fn narrowest(&self, selector: &Selector) -> Option<Vec<&BTreeSet<No>>> {
+    fn narrowest(&self, selector: &Selector) -> Option<Vec<&Numbers>> {
         let restrictions = selector.restrictions();
         let demanded = restrictions.iter().filter(|(_, demand)| demand.present || demand.values.is_some());
         let bearers = demanded.map(|(label, demand)| self.bearers(label, demand.values.as_ref()));
@@ -251,10 +251,10 @@ impl Subjects {
     }
 
     /// The subjects that bear the label with one of these values: themselves, or by a group.
-    fn bearers(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&BTreeSet<No>> {
+    fn bearers(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&Numbers> {
         let mut bearers = self.by_own.find(label, values);
-        let groups = self.by_group.find(label, values).into_iter().flatten();
-        bearers.extend(groups.filter_map(|group| self.groups.get(*group)).map(|group| &group.members));
+        let groups = self.by_group.find(label, values).into_iter().flat_map(Numbers::iter);
+        bearers.extend(groups.filter_map(|group| self.groups.get(group)).map(|group| &group.members));
         bearers
     }
 
@@ -263,7 +263,7 @@ impl Subjects {
             return *no;
         }
         let key = Arc::new(key);
-        let group = Group { key: key.clone(), labels: None, members: BTreeSet::new() };
+        let group = Group { key: key.clone(), labels: None, members: Numbers::default() };
         let given = given_labels(&group);
         let no = self.groups.insert(group);
         self.by_group.insert(no, &given);
@@ -280,12 +280,12 @@ impl Subjects {
     }
 }
 
-fn size(bearers: &[&BTreeSet<No>]) -> usize {
+fn size(bearers: &[&Numbers]) -> usize {
     bearers.iter().map(|bearers| bearers.len()).sum()
 }
 
-fn united(bearers: &[&BTreeSet<No>]) -> Vec<No> {
-    let mut all: Vec<No> = bearers.iter().copied().flatten().copied().collect();
+fn united(bearers: &[&Numbers]) -> Vec<No> {
+    let mut all: Vec<No> = bearers.iter().flat_map(|bearers| bearers.iter()).collect();
     all.sort_unstable();
     all.dedup();
     all
