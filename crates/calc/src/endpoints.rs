@@ -56,7 +56,9 @@ pub(crate) fn endpoint(id: &EndpointId, subjects: &Subjects, policies: &Policies
         namespace: String::new(),
         name: profile.to_owned(),
     });
-    let program = EndpointProgram { ingress, egress, profiles: profiles.collect() };
+    let mut profiles: Vec<PolicyId> = profiles.collect();
+    profiles.shrink_to_fit();
+    let program = EndpointProgram { ingress, egress, profiles };
     Some(Arc::new(Endpoint {
         container_id: here.container_id.clone(),
         host_interface: here.host_interface.clone(),

@@ -24,7 +24,12 @@ pub(crate) struct Body {
 }
 
 impl Body {
-    pub(crate) fn new(rules: Arc<PolicyRules>, sets: BTreeMap<SetId, SetSource>) -> Self {
+    pub(crate) fn new(mut rules: Arc<PolicyRules>, sets: BTreeMap<SetId, SetSource>) -> Self {
+        // Room for rules to come is most of what a policy of one rule takes.
+        if let Some(rules) = Arc::get_mut(&mut rules) {
+            rules.ingress.shrink_to_fit();
+            rules.egress.shrink_to_fit();
+        }
         Self { rules, sets: sets.into_iter().map(|(id, source)| (Arc::new(id), Arc::new(source))).collect() }
     }
 }
@@ -220,7 +225,9 @@ impl Policies {
                 end: self.tiers.end_of(name),
             })
         };
-        of_one_tier.filter_map(tier).collect()
+        let mut tiers: Vec<TierProgram> = of_one_tier.filter_map(tier).collect();
+        tiers.shrink_to_fit();
+        tiers
     }
 
     /// What a policy or profile says. A profile that is not stored is a namespace's.
