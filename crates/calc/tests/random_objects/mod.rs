@@ -1,0 +1,319 @@
+//! Random objects of every kind that calc reads, few and small on purpose, so that they often mean each other. Some cannot
+//! be read, or not whole.
+
+use proptest::option::{of, weighted};
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use serde_json::{Map, Value, json};
+use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::{Key, Kind};
+
+type Object = (Key, Value);
+
+/// One object; now and then a damaged one.
+pub fn object() -> impl Strategy<Value = Object> {
+    let whole = prop_oneof![
+        3 => namespace(),
+        1 => account(),
+        6 => endpoint(),
+        4 => policy(),
+        2 => kubernetes_policy(),
+        2 => cluster_policy(),
+        1 => tier(),
+        2 => profile(),
+        2 => network_set(),
+        2 => slice(),
+        2 => node(),
+        2 => block(),
+        1 => pool(),
+    ];
+    (whole, weighted(0.1, 0..6_u8)).prop_map(|((key, value), damage)| {
+        let of_the_overlay = matches!(key.kind, Kind::Node | Kind::IpamBlock | Kind::IpPool);
+        let damage = damage.filter(|_| !of_the_overlay);
+        let value = damage.map_or(value.clone(), |damage| damaged(value, damage));
+        (key, value)
+    })
+}
+
+fn damaged(mut value: Value, damage: u8) -> Value {
+    match damage {
+        0 => value["metadata"]["labels"] = json!({"a": 5, "b": "x"}),
+        1 => value["metadata"]["labels"] = json!("none"),
+        2 => value["spec"] = json!(["none"]),
+        3 => return json!("nothing"),
+        4 => {
+            for (field, wrong) in [("selector", json!("a ==")), ("order", json!("first")), ("tier", json!(7))]
+            {
+                value["spec"][field] = wrong;
+            }
+        }
+        _ => {
+            value["spec"] =
+                json!({"nets": ["10.0.0.0/30", "ten"], "ipNetworks": ["10.0.0.1/32", 5], "node": "n0"})
+        }
+    }
+    value
+}
+
+fn name(prefix: &'static str, count: u8) -> impl Strategy<Value = String> {
+    (0..count).prop_map(move |number| format!("{prefix}{number}"))
+}
+
+fn labels() -> impl Strategy<Value = Value> {
+    prop::collection::btree_map(select(vec!["a", "b"]), select(vec!["x", "y"]), 0..3)
+        .prop_map(|labels| json!(labels))
+}
+
+/// Some demand labels, in every way that an index may use; some demand nothing, or what cannot be.
+fn selector() -> impl Strategy<Value = &'static str> {
+    select(vec![
+        "all()",
+        "a == 'x'",
+        "a != 'x'",
+        "has(b)",
+        "!has(b)",
+        "a in {'x','y'} && b == 'y'",
+        "a == 'x' || a == 'y'",
+        "a == 'x' || has(b)",
+        "a == 'x' || !has(a)",
+        "a == 'x' && a == 'y'",
+        "a == 'x' && !has(a)",
+        "!(a == 'x' && b == 'y')",
+        "has(a) && a != 'x'",
+        "a not in {'x'}",
+        "a contains 'x'",
+        "b in {}",
+        "pcns.a == 'x'",
+        "has(pcns.b)",
+        "pcsa.a == 'x'",
+        "pcns.projectcalico.org/name == 'ns0'",
+        "pcns.kubernetes.io/metadata.name in {'ns0', 'ns1'}",
+        "projectcalico.org/namespace == 'ns0'",
+        "projectcalico.org/serviceaccount == 's0'",
+        "global()",
+    ])
+}
+
+fn fields(given: Vec<(&'static str, Option<Value>)>) -> Value {
+    let given = given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    Value::Object(given.collect::<Map<_, _>>())
+}
+
+/// One side of a Calico rule.
+fn entity() -> impl Strategy<Value = Value> {
+    let part = || weighted(0.3, selector().prop_map(Value::from));
+    let accounts = weighted(0.2, Just(json!({"names": ["s0"]})));
+    (part(), part(), part(), accounts).prop_map(|(selector, not, namespaces, accounts)| {
+        fields(vec![
+            ("selector", selector),
+            ("notSelector", not),
+            ("namespaceSelector", namespaces),
+            ("serviceAccounts", accounts),
+        ])
+    })
+}
+
+/// A Calico rule: with named ports, with a protocol or without, or with a Service.
+fn rule(egress: bool) -> impl Strategy<Value = Value> {
+    let port = weighted(0.3, select(vec!["web", "dns"]));
+    let service = weighted(0.2, (select(vec!["s", "t"]), name("ns", 2)));
+    let action = select(vec!["Allow", "Deny", "Pass", "Bogus"]);
+    (action, entity(), entity(), port, any::<bool>(), service).prop_map(
+        move |(action, source, destination, port, protocol, service)| {
+            let mut rule = json!({"action": action, "source": source, "destination": destination});
+            if let Some(port) = port {
+                rule["destination"]["ports"] = json!([port]);
+                rule["protocol"] = if protocol { json!("TCP") } else { Value::Null };
+            }
+            if let Some((name, namespace)) = service {
+                let side = if egress { "destination" } else { "source" };
+                rule[side] = json!({"services": {"name": name, "namespace": namespace}});
+            }
+            rule
+        },
+    )
+}
+
+fn rules() -> impl Strategy<Value = (&'static str, Vec<Value>)> {
+    any::<bool>().prop_flat_map(|egress| {
+        let direction = if egress { "egress" } else { "ingress" };
+        prop::collection::vec(rule(egress), 0..3).prop_map(move |rules| (direction, rules))
+    })
+}
+
+fn namespace() -> impl Strategy<Value = Object> {
+    (name("ns", 2), labels()).prop_map(|(name, labels)| {
+        (Key::global(Kind::Namespace, &name), json!({"metadata": {"name": name, "labels": labels}}))
+    })
+}
+
+fn account() -> impl Strategy<Value = Object> {
+    (name("ns", 2), name("s", 2), labels()).prop_map(|(ns, name, labels)| {
+        let value = json!({"metadata": {"name": name, "namespace": ns, "labels": labels}});
+        (Key::namespaced(Kind::ServiceAccount, ns, name), value)
+    })
+}
+
+/// Now and then one whose name says another node.
+fn endpoint() -> impl Strategy<Value = Object> {
+    let place = (name("ns", 2), name("p", 3), name("n", 2), weighted(0.1, name("n", 2)));
+    let others = weighted(0.3, select(vec!["kns.ns0", "prof1", "never-stored"]));
+    let addresses = (1..6_u8, weighted(0.3, 1..6_u8));
+    (place, name("s", 2), labels(), addresses, others).prop_map(
+        |((ns, pod, node, named), account, labels, (address, second), other)| {
+            let name = WorkloadEndpoint::name_for(named.as_ref().unwrap_or(&node), &pod, "eth0");
+            let nets: Vec<String> =
+                [Some(address), second].into_iter().flatten().map(|it| format!("10.0.0.{it}/32")).collect();
+            let mut profiles = vec![format!("kns.{ns}"), format!("ksa.{ns}.{account}"), "prof0".to_owned()];
+            profiles.extend(other.map(str::to_owned));
+            let ports = json!([
+                {"name": "web", "protocol": "TCP", "port": 80 + u16::from(address)},
+                {"name": "dns", "protocol": "UDP", "port": 53}, {"name": "dns", "protocol": "TCP", "port": 53},
+                {"protocol": "TCP", "port": 1},
+            ]);
+            let value = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+                "metadata": {"name": name, "namespace": ns, "labels": labels},
+                "spec": {
+                    "node": node, "pod": pod, "endpoint": "eth0", "containerID": format!("c{address}"),
+                    "serviceAccountName": account, "interfaceName": format!("cali{pod}"), "ports": ports,
+                    "ipNetworks": nets, "profiles": profiles,
+                },
+            });
+            (Key::namespaced(Kind::WorkloadEndpoint, ns, name), value)
+        },
+    )
+}
+
+fn policy() -> impl Strategy<Value = Object> {
+    let tier = select(vec!["default", "t0", "t1", "never-stored"]);
+    let subject = (of(selector()), weighted(0.2, selector()), weighted(0.2, selector()));
+    (name("ns", 2), name("p", 2), any::<bool>(), tier, subject, of(0..3_u8), rules()).prop_map(
+        |(ns, name, global, tier, (selector, namespaces, accounts), order, (direction, rules))| {
+            let spec = fields(vec![
+                ("tier", Some(json!(tier))),
+                ("selector", selector.map(Value::from)),
+                ("namespaceSelector", namespaces.filter(|_| global).map(Value::from)),
+                ("serviceAccountSelector", accounts.map(Value::from)),
+                ("order", Some(json!(order))),
+                (direction, Some(json!(rules))),
+            ]);
+            let key = match global {
+                true => Key::global(Kind::GlobalNetworkPolicy, &name),
+                false => Key::namespaced(Kind::NetworkPolicy, ns, &name),
+            };
+            (key, json!({"metadata": {"name": name}, "spec": spec}))
+        },
+    )
+}
+
+fn kubernetes_policy() -> impl Strategy<Value = Object> {
+    (name("ns", 2), labels(), labels(), any::<bool>(), of(select(vec!["web", "dns"]))).prop_map(
+        |(ns, pods, peers, other_namespaces, port)| {
+            let peer = if other_namespaces { "namespaceSelector" } else { "podSelector" };
+            let ports: Vec<Value> = port.into_iter().map(|port| json!({"port": port})).collect();
+            let rule = json!({"from": [{peer: {"matchLabels": peers}}], "ports": ports});
+            let spec = json!({"podSelector": {"matchLabels": pods}, "ingress": [rule]});
+            (
+                Key::namespaced(Kind::KubernetesNetworkPolicy, ns, "k"),
+                json!({"metadata": {"name": "k"}, "spec": spec}),
+            )
+        },
+    )
+}
+
+fn cluster_policy() -> impl Strategy<Value = Object> {
+    let kinds = vec![Kind::ClusterNetworkPolicy, Kind::AdminNetworkPolicy, Kind::BaselineAdminNetworkPolicy];
+    let action = select(vec!["Accept", "Allow", "Deny", "Pass"]);
+    (select(kinds), labels(), labels(), any::<bool>(), 0..3_u8, action, any::<bool>()).prop_map(
+        |(kind, subject, peer, admin, priority, action, ruled)| {
+            let rule = json!({"action": action, "from": [{"namespaces": {"matchLabels": peer}}]});
+            let rules = if ruled { vec![rule] } else { Vec::new() };
+            let mut spec = json!({"subject": {"namespaces": {"matchLabels": subject}}, "ingress": rules});
+            if kind != Kind::BaselineAdminNetworkPolicy {
+                spec["priority"] = json!(priority);
+            }
+            if kind == Kind::ClusterNetworkPolicy {
+                spec["tier"] = json!(if admin { "Admin" } else { "Baseline" });
+            }
+            (Key::global(kind, "default"), json!({"metadata": {"name": "default"}, "spec": spec}))
+        },
+    )
+}
+
+fn tier() -> impl Strategy<Value = Object> {
+    (name("t", 2), of(0..3_u8), any::<bool>()).prop_map(|(name, order, pass)| {
+        let action = if pass { "Pass" } else { "Deny" };
+        let value = json!({"metadata": {"name": name}, "spec": {"order": order, "defaultAction": action}});
+        (Key::global(Kind::Tier, name), value)
+    })
+}
+
+/// Some of them in a namespace's place.
+fn profile() -> impl Strategy<Value = Object> {
+    let name = select(vec!["prof0", "prof1", "kns.ns0", "ksa.ns0.s0"]);
+    (name, labels(), prop::collection::vec(rule(false), 0..2)).prop_map(|(name, labels, rules)| {
+        let spec = json!({"labelsToApply": labels, "ingress": rules});
+        (Key::global(Kind::Profile, name), json!({"metadata": {"name": name}, "spec": spec}))
+    })
+}
+
+fn network_set() -> impl Strategy<Value = Object> {
+    let nets = subsequence(vec!["10.0.0.0/30", "10.0.0.1/32", "10.0.0.2/32", "fd00::/64"], 0..4);
+    (name("ns", 2), name("set", 2), labels(), any::<bool>(), nets).prop_map(
+        |(ns, name, labels, global, nets)| {
+            let value = json!({"metadata": {"name": name, "labels": labels}, "spec": {"nets": nets}});
+            let key = match global {
+                true => Key::global(Kind::GlobalNetworkSet, name),
+                false => Key::namespaced(Kind::NetworkSet, ns, name),
+            };
+            (key, value)
+        },
+    )
+}
+
+fn slice() -> impl Strategy<Value = Object> {
+    let ports = subsequence(
+        vec![json!({"protocol": "TCP", "port": 80}), json!({"protocol": "UDP", "port": 53})],
+        0..3,
+    );
+    let addresses = subsequence(vec!["10.0.0.1", "10.0.0.2", "fd00::1"], 0..3);
+    (name("ns", 2), name("slice", 3), select(vec!["s", "t"]), addresses, ports).prop_map(
+        |(ns, name, service, addresses, ports)| {
+            let value = json!({
+                "metadata": {"name": name, "namespace": ns, "labels": {"kubernetes.io/service-name": service}},
+                "addressType": "IPv4", "endpoints": [{"addresses": addresses}], "ports": ports,
+            });
+            (Key::namespaced(Kind::EndpointSlice, ns, name), value)
+        },
+    )
+}
+
+fn node() -> impl Strategy<Value = Object> {
+    (name("n", 3), of(1..9_u8), any::<bool>()).prop_map(|(name, tunnel, mac)| {
+        let mut annotations = json!({"projectcalico.org/IPv4Address": format!("192.0.2.{}/24", name.len())});
+        if let Some(tunnel) = tunnel {
+            annotations["projectcalico.org/IPv4VXLANTunnelAddr"] = json!(format!("10.0.{tunnel}.1"));
+        }
+        if mac {
+            annotations["projectcalico.org/VXLANTunnelMACAddr"] = json!("00-15-5D-00-00-01");
+        }
+        (Key::global(Kind::Node, &name), json!({"metadata": {"name": name, "annotations": annotations}}))
+    })
+}
+
+fn block() -> impl Strategy<Value = Object> {
+    (0..4_u8, of(name("n", 3))).prop_map(|(number, node)| {
+        let cidr = format!("10.0.{number}.0/30");
+        let value = json!({
+            "cidr": cidr, "affinity": node.map(|node| format!("host:{node}")),
+            "allocations": [null, null, null, null], "unallocated": [0, 1, 2, 3], "attributes": [],
+        });
+        (Key::global(Kind::IpamBlock, cidr), value)
+    })
+}
+
+fn pool() -> impl Strategy<Value = Object> {
+    let value = json!({"metadata": {"name": "pool"}, "spec": {"cidr": "10.0.0.0/16", "vxlanMode": "Always"}});
+    Just((Key::global(Kind::IpPool, "pool"), value))
+}

@@ -1,0 +1,373 @@
+//! The node's state from the objects, straight from the text of the architecture: no index, no memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use serde_json::Value;
+use tortie_api::calico::{TierDefault, WorkloadEndpointSpec};
+use tortie_api::net::{Action, Protocol};
+use tortie_api::{Key, Kind, Resource};
+use tortie_dataplane::{Delta, Endpoint, EndpointId, NodeState, RouteTarget};
+use tortie_policy::program::{
+    EndOfTier, EndpointProgram, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId, TierProgram,
+};
+use tortie_policy::{
+    Compiled, OwnLabels, SetSource, SubjectLabels, compile, compile_profile, namespace_profile,
+    readable_order,
+};
+
+pub const NODE: &str = "n0";
+pub type Objects = BTreeMap<Key, Value>;
+
+type Labels = BTreeMap<String, String>;
+
+/// Whoever selectors may match, and the backends of Services.
+struct Subjects {
+    pods: Vec<(Key, WorkloadEndpointSpec, SubjectLabels)>,
+    network_sets: Vec<(SubjectLabels, Vec<IpNet>)>,
+    backends: Vec<(String, String, Vec<(IpAddr, Protocol, u16)>)>,
+}
+
+/// What the node must be.
+pub fn from_scratch(objects: &Objects) -> NodeState {
+    let mut state = NodeState::default();
+    let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
+    let subjects = subjects(objects);
+    for (_, spec, labels) in subjects.pods.iter().filter(|(_, spec, _)| spec.node == NODE) {
+        let mut profiles = Vec::new();
+        for name in &spec.profiles {
+            let id = PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: name.clone() };
+            let namespace =
+                name.strip_prefix("kns.").map(|namespace| Key::global(Kind::Namespace, namespace));
+            if let Some((_, rules, sets)) = profile(objects, name) {
+                state.policies.insert(id.clone(), Arc::new(rules));
+                name_sets(&sets, &subjects, &mut state);
+            } else if namespace.is_some_and(|namespace| given(objects, &namespace).is_some()) {
+                state.policies.insert(id.clone(), Arc::new(namespace_profile("").1));
+            } else {
+                continue;
+            }
+            profiles.push(id);
+        }
+        let program = EndpointProgram {
+            ingress: tiers(objects, &policies, labels, |policy| policy.ingress),
+            egress: tiers(objects, &policies, labels, |policy| policy.egress),
+            profiles,
+        };
+        let id = EndpointId {
+            namespace: labels.namespace.clone(),
+            pod: spec.pod.clone(),
+            interface: spec.endpoint.clone(),
+        };
+        let addresses: BTreeSet<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
+        let endpoint = Endpoint {
+            container_id: spec.container_id.clone(),
+            host_interface: spec.interface_name.clone(),
+            addresses: addresses.into_iter().collect(),
+            mac: None,
+            program,
+        };
+        // Of two objects that mean one endpoint the last counts.
+        state.endpoints.insert(id, Arc::new(endpoint));
+    }
+    let programs: Vec<EndpointProgram> =
+        state.endpoints.values().map(|endpoint| endpoint.program.clone()).collect();
+    let named = |id: &PolicyId| programs.iter().any(|program| program.policy_ids().any(|named| named == id));
+    for policy in policies.iter().filter(|policy| named(&policy.id)) {
+        state.policies.insert(policy.id.clone(), policy.rules.clone());
+        name_sets(&policy.sets, &subjects, &mut state);
+    }
+    state.policies.retain(|id, _| named(id));
+    let sets: BTreeSet<&SetId> = state.policies.values().flat_map(|rules| rules.set_ids()).collect();
+    state.sets.retain(|id, _| sets.contains(id));
+    network_from_scratch(objects, &mut state);
+    state
+}
+
+/// What a profile gives and says, if it is stored. One that cannot be understood gives nothing and denies everything.
+fn profile(objects: &Objects, name: &str) -> Option<(Labels, PolicyRules, BTreeMap<SetId, SetSource>)> {
+    let key = Key::global(Kind::Profile, name);
+    Some(match Resource::read(&key, objects.get(&key)?) {
+        Ok(Resource::Profile(profile)) => {
+            let (rules, sets) = compile_profile(&profile);
+            (profile.spec.labels_to_apply, rules, sets)
+        }
+        _ => {
+            let deny = vec![Rule::all(Action::Deny)];
+            (Labels::new(), PolicyRules { ingress: deny.clone(), egress: deny }, BTreeMap::new())
+        }
+    })
+}
+
+/// The labels of a namespace or service account, if it is there and can be read.
+fn given(objects: &Objects, key: &Key) -> Option<OwnLabels> {
+    match Resource::read_what_can_be(key, objects.get(key)?).0? {
+        Resource::Namespace(namespace) => Some(namespace.metadata.labels.into()),
+        Resource::ServiceAccount(account) => Some(account.metadata.labels.into()),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn subjects(objects: &Objects) -> Subjects {
+    let mut subjects = Subjects { pods: vec![], network_sets: vec![], backends: vec![] };
+    for (key, value) in objects {
+        let namespace_labels = given(objects, &Key::global(Kind::Namespace, &key.namespace));
+        let namespaced =
+            SubjectLabels { namespace: key.namespace.clone(), namespace_labels, ..Default::default() };
+        match Resource::read_what_can_be(key, value).0 {
+            Some(Resource::WorkloadEndpoint(endpoint)) => {
+                let account = &endpoint.spec.service_account_name;
+                let profiles = endpoint.spec.profiles.iter().filter_map(|name| profile(objects, name));
+                let labels = SubjectLabels {
+                    is_pod: true,
+                    own: endpoint.metadata.labels.into(),
+                    service_account: account.clone(),
+                    service_account_labels: given(
+                        objects,
+                        &Key::namespaced(Kind::ServiceAccount, &key.namespace, account),
+                    ),
+                    profiles: profiles.map(|(labels, ..)| labels.into()).collect(),
+                    ..namespaced
+                };
+                subjects.pods.push((key.clone(), endpoint.spec, labels));
+            }
+            Some(Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set)) => {
+                let labels = SubjectLabels { own: set.metadata.labels.into(), ..namespaced };
+                let nets = set.spec.nets.iter().map(|net| net.0).collect();
+                subjects.network_sets.push((labels, nets));
+            }
+            Some(Resource::EndpointSlice(slice)) => {
+                let service = slice.service().unwrap_or_default().to_owned();
+                subjects.backends.push((key.namespace.clone(), service, slice.backends().collect()));
+            }
+            _ => {}
+        }
+    }
+    subjects
+}
+
+fn name_sets(sets: &BTreeMap<SetId, SetSource>, subjects: &Subjects, state: &mut NodeState) {
+    for (id, source) in sets {
+        state.sets.insert(id.clone(), (source.kind(), members(source, subjects)));
+    }
+}
+
+fn members(source: &SetSource, subjects: &Subjects) -> BTreeSet<Member> {
+    match source {
+        SetSource::Selector(selector) => {
+            let pods = subjects.pods.iter().filter(|(_, _, labels)| selector.matches(labels));
+            let addresses =
+                pods.flat_map(|(_, spec, _)| spec.ip_networks.iter().map(|net| IpNet::from(net.addr())));
+            let nets = subjects.network_sets.iter().filter(|(labels, _)| selector.matches(labels));
+            addresses.chain(nets.flat_map(|(_, nets)| nets.iter().copied())).map(Member::Net).collect()
+        }
+        SetSource::NamedPort { selector, protocol, name } => {
+            let mut members = BTreeSet::new();
+            for (_, spec, _) in subjects.pods.iter().filter(|(_, _, labels)| selector.matches(labels)) {
+                for port in spec.ports.iter().filter(|port| port.name == *name) {
+                    let declared = Protocol::from_name(&port.protocol);
+                    let Some(declared) = declared.filter(|it| protocol.is_none_or(|wanted| wanted == *it))
+                    else {
+                        continue;
+                    };
+                    members.extend(spec.ip_networks.iter().map(|net| Member::AddressPort {
+                        address: net.addr(),
+                        protocol: declared,
+                        port: port.port,
+                    }));
+                }
+            }
+            members
+        }
+        SetSource::Service { namespace, name, with_ports } => {
+            let meant =
+                subjects.backends.iter().filter(|(of, service, _)| of == namespace && service == name);
+            let backends = meant.flat_map(|(_, _, backends)| backends);
+            let member = |&(address, protocol, port): &(IpAddr, Protocol, u16)| match with_ports {
+                true => Member::AddressPort { address, protocol, port },
+                false => Member::Net(address.into()),
+            };
+            backends.map(member).collect()
+        }
+    }
+}
+
+/// Tier by tier: those that are stored or that every cluster has by order, then the unknown.
+fn tiers(
+    objects: &Objects,
+    policies: &[Compiled],
+    labels: &SubjectLabels,
+    speaks: impl Fn(&Compiled) -> bool,
+) -> Vec<TierProgram> {
+    let mut names: Vec<&str> = policies.iter().map(|policy| policy.tier.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let described = |name: &str| {
+        let key = Key::global(Kind::Tier, name);
+        let stored = objects.get(&key).map(|value| match Resource::read(&key, value) {
+            Ok(Resource::Tier(tier)) => {
+                (tier.spec.order, tier.spec.default_action == Some(TierDefault::Pass))
+            }
+            _ => (readable_order(&value["spec"]), false),
+        });
+        let of_every_cluster = match name {
+            "" => Some((Some(f64::NEG_INFINITY), false)),
+            "kube-admin" => Some((Some(1e3), true)),
+            "default" => Some((Some(1e6), false)),
+            "kube-baseline" => Some((Some(1e7), true)),
+            _ => None,
+        };
+        stored.or(of_every_cluster).map(|(order, pass)| (order.unwrap_or(f64::INFINITY), pass))
+    };
+    let place = |name: &&str| described(name).map_or(f64::NAN, |(order, _)| order);
+    // NaN sorts after infinity: unknown tiers come last.
+    names.sort_by(|a, b| place(a).total_cmp(&place(b)).then(a.cmp(b)));
+    let tier = |name: &str| {
+        let applies =
+            |policy: &&Compiled| policy.tier == name && speaks(policy) && policy.selector.matches(labels);
+        let mut selected: Vec<&Compiled> = policies.iter().filter(applies).collect();
+        selected.sort_by(|a, b| a.order.cmp(&b.order));
+        let end =
+            if described(name).is_some_and(|(_, pass)| pass) { EndOfTier::Pass } else { EndOfTier::Deny };
+        let policies: Vec<PolicyId> = selected.iter().map(|policy| policy.id.clone()).collect();
+        (!policies.is_empty()).then(|| TierProgram { name: name.to_owned(), policies, end })
+    };
+    names.into_iter().filter_map(tier).collect()
+}
+
+fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
+    let overlay = objects.contains_key(&Key::global(Kind::IpPool, "pool"));
+    for (key, value) in objects.iter().filter(|(key, _)| key.kind == Kind::Node) {
+        let annotation =
+            |name: &str| value["metadata"]["annotations"][format!("projectcalico.org/{name}")].as_str();
+        let Some(parent) = annotation("IPv4Address") else { continue };
+        let parent = parent.split('/').next().unwrap().parse().unwrap();
+        let vtep = annotation("IPv4VXLANTunnelAddr").map(|address| tortie_dataplane::Vtep {
+            node: key.name.clone(),
+            address: address.parse().unwrap(),
+            mac: annotation("VXLANTunnelMACAddr")
+                .map_or(tortie_calc::vtep_mac(&key.name), |mac| mac.parse().unwrap()),
+            parent,
+        });
+        if key.name == NODE {
+            let network = tortie_dataplane::ClusterNetwork::default();
+            state.node =
+                Some(tortie_dataplane::LocalNode { name: NODE.into(), address: parent, vtep, network });
+        } else if let Some(vtep) = vtep {
+            state.vteps.insert(key.name.clone(), vtep);
+        }
+    }
+    for (key, value) in objects.iter().filter(|(key, _)| key.kind == Kind::IpamBlock) {
+        let Some(node) = value["affinity"].as_str().and_then(|affinity| affinity.strip_prefix("host:"))
+        else {
+            continue;
+        };
+        let cidr = key.name.parse().unwrap();
+        if node == NODE {
+            state.routes.insert(cidr, RouteTarget::Local);
+        } else if overlay && state.vteps.contains_key(node) {
+            state.routes.insert(cidr, RouteTarget::Vxlan { node: node.into() });
+        }
+    }
+}
+
+/// Applies the deltas one by one: each must change something, and leave nothing named that does not exist.
+pub fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
+    for delta in deltas {
+        let before = state.clone();
+        state.apply(delta);
+        assert_ne!(&before, state, "{delta:?} changes nothing");
+        for (id, rules) in &state.policies {
+            for set in rules.set_ids() {
+                assert!(
+                    state.sets.contains_key(set),
+                    "after {delta:?}, {id} names the set {set}, which is not there"
+                );
+            }
+        }
+        for (id, endpoint) in &state.endpoints {
+            for policy in endpoint.program.policy_ids() {
+                assert!(
+                    state.policies.contains_key(policy),
+                    "after {delta:?}, {id} names {policy}, which is not there"
+                );
+            }
+        }
+        for target in state.routes.values() {
+            if let RouteTarget::Vxlan { node } = target {
+                assert!(
+                    state.vteps.contains_key(node),
+                    "after {delta:?}, a route leads to {node}, which has no VTEP"
+                );
+            }
+        }
+    }
+}
+
+/// What must be said when the node's state becomes another one: everything that differs, and nothing else. As texts, in
+/// no order.
+pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
+    let mut deltas = Vec::new();
+    deltas.extend(after.node.clone().filter(|node| before.node.as_ref() != Some(node)).map(Delta::Node));
+    for (id, (kind, members)) in &after.sets {
+        match before.sets.get(id) {
+            None => deltas.push(Delta::SetCreated(id.clone(), *kind, members.clone())),
+            Some((_, old)) if old == members => {}
+            Some((_, old)) => deltas.push(Delta::SetChanged {
+                id: id.clone(),
+                added: members.difference(old).copied().collect(),
+                removed: old.difference(members).copied().collect(),
+            }),
+        }
+    }
+    changed(&before.policies, &after.policies, |id, rules| deltas.push(Delta::Policy(id, rules)));
+    changed(&before.endpoints, &after.endpoints, |id, endpoint| deltas.push(Delta::Endpoint(id, endpoint)));
+    changed(&before.vteps, &after.vteps, |_, vtep| deltas.push(Delta::Vtep(vtep)));
+    changed(&before.routes, &after.routes, |destination, target| {
+        deltas.push(Delta::Route(tortie_dataplane::Route { destination, target }));
+    });
+    deltas.extend(gone(&before.sets, &after.sets).map(Delta::SetRemoved));
+    deltas.extend(gone(&before.policies, &after.policies).map(Delta::PolicyRemoved));
+    deltas.extend(gone(&before.endpoints, &after.endpoints).map(Delta::EndpointRemoved));
+    deltas.extend(gone(&before.vteps, &after.vteps).map(Delta::VtepRemoved));
+    deltas.extend(gone(&before.routes, &after.routes).map(Delta::RouteRemoved));
+    shown(&deltas)
+}
+
+/// Changes as texts, in no order; panics where one is said twice.
+pub fn shown(deltas: &[Delta]) -> BTreeSet<String> {
+    let mut shown = BTreeSet::new();
+    for delta in deltas {
+        assert!(shown.insert(format!("{delta:?}")), "said twice: {delta:?}");
+    }
+    shown
+}
+
+fn changed<K: Ord + Clone, V: Clone + PartialEq>(
+    before: &BTreeMap<K, V>,
+    after: &BTreeMap<K, V>,
+    mut say: impl FnMut(K, V),
+) {
+    for (key, value) in after.iter().filter(|(key, value)| before.get(*key) != Some(*value)) {
+        say(key.clone(), value.clone());
+    }
+}
+
+fn gone<K: Ord + Clone, V>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> impl Iterator<Item = K> {
+    before.keys().filter(|key| !after.contains_key(*key)).cloned()
+}
+
+/// Sets, then policies, then endpoints, then what is gone, the other way round (semantics 23).
+pub fn assert_order(deltas: &[Delta]) {
+    let place = |delta: &Delta| match delta {
+        Delta::SetCreated(..) | Delta::SetChanged { .. } => Some(0),
+        Delta::Policy(..) => Some(1),
+        Delta::Endpoint(..) | Delta::EndpointRemoved(_) => Some(2),
+        Delta::PolicyRemoved(_) => Some(3),
+        Delta::SetRemoved(_) => Some(4),
+        _ => None,
+    };
+    assert!(deltas.iter().filter_map(place).is_sorted(), "{deltas:?}");
+}
