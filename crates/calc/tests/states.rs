@@ -1,0 +1,305 @@
+//! Clusters that people have, in every sequence in which one may become another: lists of states, forwards and backwards,
+//! with and without nothing in between; the objects of each step in several orders; a flush after each object, after each
+//! state, at random, or at the end alone. Every flush must say all that changed, and nothing else.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod scratch;
+
+use serde_json::{Value, json};
+use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::{Key, Kind};
+use tortie_calc::Calc;
+use tortie_dataplane::NodeState;
+
+use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scratch, shown};
+
+fn global(kind: Kind, name: &str, spec: Value) -> (Key, Value) {
+    (Key::global(kind, name), json!({"metadata": {"name": name}, "spec": spec}))
+}
+
+fn namespaced(kind: Kind, namespace: &str, name: &str, spec: Value) -> (Key, Value) {
+    (
+        Key::namespaced(kind, namespace, name),
+        json!({"metadata": {"name": name, "namespace": namespace}, "spec": spec}),
+    )
+}
+
+fn namespace(name: &str, team: &str) -> (Key, Value) {
+    let value = json!({"metadata": {"name": name, "labels": {"team": team}}});
+    (Key::global(Kind::Namespace, name), value)
+}
+
+fn pod(namespace: &str, name: &str, node: &str, app: &str, address: &str) -> (Key, Value) {
+    let object = WorkloadEndpoint::name_for(node, name, "eth0");
+    let value = json!({
+        "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+        "metadata": {"name": object, "namespace": namespace, "labels": {"app": app}},
+        "spec": {
+            "node": node, "pod": name, "endpoint": "eth0", "containerID": name, "interfaceName": format!("cali{name}"),
+            "ipNetworks": [format!("{address}/32")], "profiles": WorkloadEndpoint::profiles_for(namespace, "runner"),
+            "serviceAccountName": "runner", "ports": [{"name": "web", "protocol": "TCP", "port": 8080}],
+        },
+    });
+    (Key::namespaced(Kind::WorkloadEndpoint, namespace, object), value)
+}
+
+fn with(base: &Objects, more: impl IntoIterator<Item = (Key, Value)>) -> Objects {
+    let mut objects = base.clone();
+    objects.extend(more);
+    objects
+}
+
+fn pods() -> Objects {
+    Objects::from([
+        namespace("shop", "a"),
+        namespace("bank", "b"),
+        pod("shop", "web", "n0", "web", "10.0.0.1"),
+        pod("shop", "db", "n0", "db", "10.0.0.2"),
+        pod("shop", "far", "n1", "web", "10.0.0.3"),
+        pod("bank", "till", "n1", "till", "10.0.0.4"),
+    ])
+}
+
+/// Let in by team, by app, by name of a port.
+fn policies() -> Objects {
+    let rules = json!([
+        {"action": "Allow", "source": {"namespaceSelector": "team == 'b'"}},
+        {"action": "Allow", "protocol": "TCP", "source": {"selector": "app == 'web'"}, "destination": {"ports": ["web"]}},
+        {"action": "Deny", "source": {"notSelector": "has(app)"}},
+    ]);
+    let db = json!({"selector": "app == 'db'", "order": 1, "ingress": rules});
+    let all = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    with(
+        &pods(),
+        [
+            namespaced(Kind::NetworkPolicy, "shop", "db", db),
+            namespaced(Kind::KubernetesNetworkPolicy, "shop", "closed", all),
+        ],
+    )
+}
+
+fn tiered() -> Objects {
+    let pass = json!([{"action": "Pass", "source": {"selector": "app == 'till'"}}]);
+    let policy = json!({"tier": "security", "selector": "!has(quarantine)", "ingress": pass});
+    let tier = global(Kind::Tier, "security", json!({"order": 10, "defaultAction": "Deny"}));
+    with(&policies(), [tier, global(Kind::GlobalNetworkPolicy, "baseline", policy)])
+}
+
+/// A cluster administrator's policy, Services, network sets.
+fn administered() -> Objects {
+    let subject = json!({"namespaces": {"matchLabels": {"team": "a"}}});
+    let rule = json!([{"action": "Deny", "from": [{"namespaces": {"matchLabels": {"team": "c"}}}]}]);
+    let admin = json!({"tier": "Admin", "priority": 5, "subject": subject, "ingress": rule});
+    let to_bank =
+        json!([{"action": "Allow", "destination": {"services": {"name": "till", "namespace": "bank"}}}]);
+    let slice = json!({
+        "metadata": {"name": "till-1", "namespace": "bank", "labels": {"kubernetes.io/service-name": "till"}},
+        "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.4"]}], "ports": [{"protocol": "TCP", "port": 8080}],
+    });
+    let mut office =
+        global(Kind::GlobalNetworkSet, "office", json!({"nets": ["192.0.2.0/24", "10.0.0.4/32"]}));
+    office.1["metadata"]["labels"] = json!({"app": "web"});
+    with(
+        &policies(),
+        [
+            global(Kind::ClusterNetworkPolicy, "admin", admin),
+            namespaced(
+                Kind::NetworkPolicy,
+                "shop",
+                "out",
+                json!({"selector": "app == 'web'", "egress": to_bank}),
+            ),
+            (Key::namespaced(Kind::EndpointSlice, "bank", "till-1"), slice),
+            office,
+        ],
+    )
+}
+
+/// A profile in a namespace's place, which gives labels, and rules over a set.
+fn profiled() -> Objects {
+    let rules = json!([{"action": "Allow", "source": {"selector": "app == 'till'"}}]);
+    let profile = json!({"labelsToApply": {"quarantine": "yes"}, "ingress": rules});
+    with(&tiered(), [global(Kind::Profile, "kns.shop", profile)])
+}
+
+/// The team of a namespace is another one, and a pod has come to this node.
+fn moved() -> Objects {
+    let mut objects = with(&tiered(), [namespace("bank", "a"), namespace("shop", "c")]);
+    let (key, _) = pod("shop", "far", "n1", "web", "10.0.0.3");
+    objects.remove(&key);
+    with(&objects, [pod("shop", "far", "n0", "web", "10.0.0.3")])
+}
+
+/// Half of it cannot be read: a namespace's labels, a policy, a tier, a network set.
+fn damaged() -> Objects {
+    let mut objects = administered();
+    objects.extend(tiered());
+    objects.insert(
+        Key::global(Kind::Namespace, "bank"),
+        json!({"metadata": {"name": "bank", "labels": {"team": 5}}}),
+    );
+    objects.insert(
+        Key::global(Kind::Tier, "security"),
+        json!({"metadata": {"name": "security"}, "spec": {"order": "low"}}),
+    );
+    let (office, db) =
+        (Key::global(Kind::GlobalNetworkSet, "office"), Key::namespaced(Kind::NetworkPolicy, "shop", "db"));
+    objects.get_mut(&office).unwrap()["spec"]["nets"] = json!(["192.0.2.0/24", "nowhere"]);
+    objects.get_mut(&db).unwrap()["spec"]["colour"] = json!("blue");
+    objects
+}
+
+/// Two pods have one address, and two namespaces one policy's name.
+fn doubled() -> Objects {
+    let policy = json!({"selector": "all()", "ingress": [{"action": "Allow", "source": {"selector": "app == 'web'"}}]});
+    with(
+        &pods(),
+        [
+            pod("shop", "twin", "n1", "web", "10.0.0.1"),
+            pod("bank", "here", "n0", "till", "10.0.0.5"),
+            namespaced(Kind::NetworkPolicy, "shop", "same", policy.clone()),
+            namespaced(Kind::NetworkPolicy, "bank", "same", policy),
+        ],
+    )
+}
+
+fn states() -> Vec<(&'static str, Objects)> {
+    vec![
+        ("nothing", Objects::new()),
+        ("pods", pods()),
+        ("policies", policies()),
+        ("tiered", tiered()),
+        ("administered", administered()),
+        ("profiled", profiled()),
+        ("moved", moved()),
+        ("damaged", damaged()),
+        ("doubled", doubled()),
+    ]
+}
+
+/// When the node is told.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Flushes {
+    EachObject,
+    EachState,
+    AtTheEnd,
+    Random,
+}
+
+/// In which order the objects of one step come.
+#[derive(Debug, Clone, Copy)]
+enum Order {
+    ByKey,
+    Backwards,
+    Mixed,
+    /// Everything that is gone first, or last.
+    Gone(bool),
+}
+
+/// A sequence that looks like chance, and is the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+}
+
+struct Run {
+    calc: Calc,
+    now: Objects,
+    told: NodeState,
+    dice: Dice,
+}
+
+impl Run {
+    /// From one state to the next, object by object.
+    fn walk(&mut self, to: &Objects, order: Order, flushes: Flushes) {
+        let gone = self.now.keys().filter(|key| !to.contains_key(*key)).map(|key| (key.clone(), None));
+        let come = to.iter().filter(|(key, value)| self.now.get(*key) != Some(*value));
+        let come = come.map(|(key, value)| (key.clone(), Some(value.clone())));
+        let mut changes: Vec<(Key, Option<Value>)> = gone.chain(come).collect();
+        match order {
+            Order::ByKey => changes.sort_by(|a, b| a.0.cmp(&b.0)),
+            Order::Backwards => changes.sort_by(|a, b| b.0.cmp(&a.0)),
+            Order::Mixed => changes.sort_by_cached_key(|_| self.dice.roll()),
+            Order::Gone(first) => changes.sort_by_key(|(_, value)| value.is_some() == first),
+        }
+        for (key, value) in changes {
+            self.calc.update(&key, value.as_ref());
+            match value {
+                Some(value) => drop(self.now.insert(key, value)),
+                None => drop(self.now.remove(&key)),
+            }
+            if flushes == Flushes::EachObject || (flushes == Flushes::Random && self.dice.roll() % 3 == 0) {
+                self.flush();
+            }
+        }
+        if flushes == Flushes::EachState {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let expected = from_scratch(&self.now);
+        let deltas = self.calc.flush();
+        assert_eq!(shown(&deltas), difference(&self.told, &expected));
+        assert_order(&deltas);
+        apply_strictly(&mut self.told, &deltas);
+        assert_eq!(self.told, expected);
+        assert_eq!(*self.calc.state(), expected);
+    }
+}
+
+fn run(sequence: &[&Objects], order: Order, flushes: Flushes) {
+    let (now, told) = (Objects::new(), NodeState::default());
+    let mut run = Run { calc: Calc::new(NODE), now, told, dice: Dice(sequence.len() as u64) };
+    for state in sequence {
+        run.walk(state, order, flushes);
+    }
+    run.flush();
+}
+
+#[test]
+fn every_state_follows_from_every_other() {
+    let states = states();
+    let orders = [Order::ByKey, Order::Backwards, Order::Mixed, Order::Gone(true), Order::Gone(false)];
+    for order in orders {
+        for flushes in [Flushes::EachObject, Flushes::EachState, Flushes::AtTheEnd, Flushes::Random] {
+            for (_, from) in &states {
+                for (_, to) in &states {
+                    run(&[from, to], order, flushes);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn long_ways_end_where_short_ones_do() {
+    let states = states();
+    let there: Vec<&Objects> = states.iter().map(|(_, objects)| objects).collect();
+    let back: Vec<&Objects> = there.iter().rev().copied().collect();
+    let nothing = Objects::new();
+    let interrupted: Vec<&Objects> = there.iter().flat_map(|state| [*state, &nothing]).collect();
+    let again: Vec<&Objects> = there.iter().chain(&back).copied().collect();
+    for order in [Order::ByKey, Order::Backwards, Order::Mixed] {
+        for flushes in [Flushes::EachObject, Flushes::EachState, Flushes::AtTheEnd, Flushes::Random] {
+            for sequence in [&there, &back, &interrupted, &again] {
+                run(sequence, order, flushes);
+            }
+        }
+    }
+}
+
+/// What a change comes to is known by name: the states are not all alike to the node.
+#[test]
+fn the_states_differ() {
+    let states = states();
+    for (index, (name, objects)) in states.iter().enumerate() {
+        for (other, others) in &states[..index] {
+            assert_ne!(from_scratch(objects), from_scratch(others), "{name} and {other}");
+        }
+    }
+}
