@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
-cargo xtask bench [NAME]    measurements beside named peers: cni, demo; all without NAME
+cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo; all without NAME
 cargo xtask vectors FILE… [--on program|oracle]
                             replays files of published verdicts; fails where one differs";
 

@@ -115,7 +115,7 @@ impl Sets {
 
     /// What has changed since the last flush, by id: sets that are new or have other members, then sets that are gone.
     pub(crate) fn flush(&mut self, subjects: &mut Subjects, state: &NodeState) -> (Vec<Delta>, Vec<Delta>) {
-        let (mut changed, mut gone) = (BTreeMap::new(), BTreeSet::new());
+        let (mut changed, mut gone) = (Vec::new(), Vec::new());
         for no in std::mem::take(&mut self.touched) {
             let Some(set) = self.table.get_mut(no) else { continue };
             if set.references > 0 {
@@ -124,10 +124,10 @@ impl Sets {
                 gone.extend(self.deactivate(no, subjects));
             }
         }
-        (
-            changed.into_values().collect(),
-            gone.into_iter().map(|id| Delta::SetRemoved(SetId::clone(&id))).collect(),
-        )
+        changed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        gone.sort_unstable();
+        let removed = gone.into_iter().map(|id| Delta::SetRemoved(SetId::clone(&id)));
+        (changed.into_iter().map(|(_, delta)| delta).collect(), removed.collect())
     }
 
     fn activate(&mut self, id: &Arc<SetId>, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {

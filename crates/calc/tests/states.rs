@@ -232,7 +232,9 @@ impl Run {
                 Some(value) => drop(self.now.insert(key, value)),
                 None => drop(self.now.remove(&key)),
             }
-            if flushes == Flushes::EachObject || (flushes == Flushes::Random && self.dice.roll() % 3 == 0) {
+            if flushes == Flushes::EachObject
+                || (flushes == Flushes::Random && self.dice.roll().is_multiple_of(3))
+            {
                 self.flush();
             }
         }

@@ -22,12 +22,14 @@ pub const NODE: &str = "n0";
 pub type Objects = BTreeMap<Key, Value>;
 
 type Labels = BTreeMap<String, String>;
+type Backends = Vec<(IpAddr, Protocol, u16)>;
 
 /// Whoever selectors may match, and the backends of Services.
 struct Subjects {
     pods: Vec<(Key, WorkloadEndpointSpec, SubjectLabels)>,
     network_sets: Vec<(SubjectLabels, Vec<IpNet>)>,
-    backends: Vec<(String, String, Vec<(IpAddr, Protocol, u16)>)>,
+    /// Namespace and name of a Service, and some of its backends.
+    backends: Vec<(String, String, Backends)>,
 }
 
 /// What the node must be.
