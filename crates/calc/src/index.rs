@@ -1,10 +1,10 @@
 //! Indexes by label: which selectors may match these labels, and which labels a selector may match. They give
 //! candidates, never fewer than there are; whoever asks evaluates the selector.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use tortie_policy::SubjectLabels;
-use tortie_selector::{Restriction, Selector};
+use tortie_selector::{Restriction, Restrictions};
 
 use crate::slab::{No, Numbers};
 
@@ -21,7 +21,7 @@ pub(crate) struct SelectorIndex {
 
 /// Where a selector is filed.
 enum Place<'a> {
-    Values(&'a str, &'a BTreeSet<String>),
+    Values(&'a str, &'a BTreeSet<&'a str>),
     Presence(&'a str),
     Others,
     /// It can match nothing.
@@ -29,12 +29,12 @@ enum Place<'a> {
 }
 
 impl SelectorIndex {
-    pub(crate) fn insert(&mut self, no: No, selector: &Selector) {
-        let restrictions = selector.restrictions();
-        match self.place(&restrictions) {
+    /// Files a selector that demands this.
+    pub(crate) fn insert(&mut self, no: No, demands: &Restrictions<'_>) {
+        match self.place(demands) {
             Place::Values(label, values) => {
                 let by_value = self.by_value.entry(label.into()).or_default();
-                values.iter().for_each(|value| by_value.entry(value.as_str().into()).or_default().push(no));
+                values.iter().for_each(|value| by_value.entry((*value).into()).or_default().push(no));
             }
             Place::Presence(label) => self.by_presence.entry(label.into()).or_default().push(no),
             Place::Others => drop(self.others.insert(no)),
@@ -42,25 +42,26 @@ impl SelectorIndex {
         }
     }
 
-    pub(crate) fn remove(&mut self, no: No, selector: &Selector) {
+    /// Takes a selector out that demands this.
+    pub(crate) fn remove(&mut self, no: No, demands: &Restrictions<'_>) {
         self.others.remove(&no);
-        for (label, restriction) in selector.restrictions() {
-            if let Some(filed) = self.by_presence.get_mut(&*label) {
+        for (label, demand) in demands {
+            if let Some(filed) = self.by_presence.get_mut(*label) {
                 filed.retain(|other| *other != no);
                 if filed.is_empty() {
-                    self.by_presence.remove(&*label);
+                    self.by_presence.remove(*label);
                 }
             }
-            let Some(by_value) = self.by_value.get_mut(&*label) else { continue };
-            for value in restriction.values.iter().flatten() {
-                let Some(filed) = by_value.get_mut(&**value) else { continue };
+            let Some(by_value) = self.by_value.get_mut(*label) else { continue };
+            for value in demand.values.iter().flatten() {
+                let Some(filed) = by_value.get_mut(*value) else { continue };
                 filed.retain(|other| *other != no);
                 if filed.is_empty() {
-                    by_value.remove(&**value);
+                    by_value.remove(*value);
                 }
             }
             if by_value.is_empty() {
-                self.by_value.remove(&*label);
+                self.by_value.remove(*label);
             }
         }
     }
@@ -80,29 +81,29 @@ impl SelectorIndex {
     }
 
     /// The demand under which the fewest others are filed: every namespace has its policies, but all pods are pods.
-    fn place<'a>(&self, restrictions: &'a BTreeMap<String, Restriction>) -> Place<'a> {
-        let contradicts = |restriction: &Restriction| {
-            let none = restriction.values.as_ref().is_some_and(BTreeSet::is_empty);
-            none || (restriction.absent && restriction.present)
+    fn place<'a>(&self, demands: &'a Restrictions<'a>) -> Place<'a> {
+        let contradicts = |demand: &Restriction<'_>| {
+            let none = demand.values.as_ref().is_some_and(BTreeSet::is_empty);
+            none || (demand.absent && demand.present)
         };
-        if restrictions.values().any(contradicts) {
+        if demands.values().any(contradicts) {
             return Place::Nowhere;
         }
-        let valued = restrictions.iter().filter_map(|(label, demand)| Some((label, demand.values.as_ref()?)));
+        let valued = demands.iter().filter_map(|(label, demand)| Some((*label, demand.values.as_ref()?)));
         if let Some((label, values)) = valued.min_by_key(|(label, values)| self.filed_under(label, values)) {
             return Place::Values(label, values);
         }
-        let present = restrictions.iter().filter(|(_, demand)| demand.present).map(|(label, _)| label);
-        match present.min_by_key(|label| self.by_presence.get(label.as_str()).map_or(0, Vec::len)) {
+        let present = demands.iter().filter(|(_, demand)| demand.present).map(|(label, _)| *label);
+        match present.min_by_key(|label| self.by_presence.get(*label).map_or(0, Vec::len)) {
             Some(label) => Place::Presence(label),
             None => Place::Others,
         }
     }
 
     /// How many there are at the most under one of these values.
-    fn filed_under(&self, label: &str, values: &BTreeSet<String>) -> usize {
+    fn filed_under(&self, label: &str, values: &BTreeSet<&str>) -> usize {
         let Some(by_value) = self.by_value.get(label) else { return 0 };
-        values.iter().filter_map(|value| by_value.get(value.as_str())).map(Vec::len).max().unwrap_or(0)
+        values.iter().filter_map(|value| by_value.get(*value)).map(Vec::len).max().unwrap_or(0)
     }
 }
 
@@ -140,11 +141,11 @@ impl LabelIndex {
     }
 
     /// What bears the label with one of these values; with any, where none are given.
-    pub(crate) fn find(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&Numbers> {
+    pub(crate) fn find(&self, label: &str, values: Option<&BTreeSet<&str>>) -> Vec<&Numbers> {
         let Some(by_value) = self.0.get(label) else { return Vec::new() };
         match values {
             None => by_value.values().collect(),
-            Some(values) => values.iter().filter_map(|value| by_value.get(value.as_str())).collect(),
+            Some(values) => values.iter().filter_map(|value| by_value.get(*value)).collect(),
         }
     }
 }

@@ -7,7 +7,7 @@ use tortie_api::Key;
 use tortie_api::net::Direction;
 use tortie_policy::program::{PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
 use tortie_policy::{Compiled, Order, SetSource, SubjectLabels, namespace_profile};
-use tortie_selector::Selector;
+use tortie_selector::{Restrictions, Selector};
 
 use crate::Finding;
 use crate::index::SelectorIndex;
@@ -121,13 +121,12 @@ impl Policies {
         changed
     }
 
-    /// Takes in a policy of an id that is free.
-    pub(crate) fn insert(&mut self, policy: Policy) -> No {
-        let (id, selector, tier) =
-            (policy.id.clone(), policy.head.selector.clone(), policy.head.tier.clone());
+    /// Takes in a policy of an id that is free; `demands` are its selector's.
+    pub(crate) fn insert(&mut self, policy: Policy, demands: &Restrictions<'_>) -> No {
+        let (id, tier) = (policy.id.clone(), policy.head.tier.clone());
         let no = self.table.insert(policy);
         self.numbers.insert(id, no);
-        self.by_selector.insert(no, &selector);
+        self.by_selector.insert(no, demands);
         self.by_tier.entry(tier).or_default().insert(no);
         no
     }
@@ -136,7 +135,7 @@ impl Policies {
     pub(crate) fn remove(&mut self, id: &PolicyId) -> Option<(No, Numbers)> {
         let no = self.numbers.remove(id)?;
         let policy = self.table.remove(no)?;
-        self.by_selector.remove(no, &policy.head.selector);
+        self.by_selector.remove(no, &policy.head.selector.restrictions());
         if let Some(others) = self.by_tier.get_mut(&policy.head.tier) {
             others.remove(&no);
             if others.is_empty() {

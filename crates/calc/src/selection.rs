@@ -30,8 +30,9 @@ impl Calc {
         }
         if let Some(new) = new {
             let selector = new.head.selector.clone();
-            let no = self.policies.insert(new);
-            for endpoint in self.subjects.candidates_here(&selector) {
+            let demands = selector.restrictions();
+            let no = self.policies.insert(new, &demands);
+            for endpoint in self.subjects.candidates_here(&demands) {
                 let subject = self.subjects.get_mut(endpoint);
                 let Some(subject) = subject.filter(|subject| selector.matches(&subject.labels)) else {
                     continue;
@@ -54,10 +55,6 @@ impl Calc {
 
     pub(crate) fn update_profile(&mut self, key: &Key, profile: Option<(OwnLabels, Body)>) {
         let (labels, body) = profile.unzip();
-        let known = self.policies.has_profile(&key.name);
-        if known != body.is_some() {
-            self.touch_members(key);
-        }
         if self.policies.update_profile(&key.name, body) {
             self.touch_policy(&PolicyId {
                 kind: PolicyKind::Profile,

@@ -137,8 +137,9 @@ impl Sets {
         let Some(set) = self.table.get_mut(no) else { return no };
         match source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
-                self.by_selector.insert(no, selector);
-                for number in subjects.candidates(selector) {
+                let demands = selector.restrictions();
+                self.by_selector.insert(no, &demands);
+                for number in subjects.candidates(&demands) {
                     if let Some(subject) = subjects.get_mut(number).filter(|it| selector.matches(&it.labels))
                     {
                         set.take_in(subject, no);
@@ -163,8 +164,9 @@ impl Sets {
         self.numbers.remove(&set.id);
         match set.source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
-                self.by_selector.remove(no, selector);
-                for number in subjects.candidates(selector) {
+                let demands = selector.restrictions();
+                self.by_selector.remove(no, &demands);
+                for number in subjects.candidates(&demands) {
                     if let Some(subject) = subjects.get_mut(number) {
                         subject.in_sets.remove(no);
                     }

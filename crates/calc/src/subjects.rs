@@ -11,7 +11,7 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::EndpointId;
 use tortie_policy::{OwnLabels, SubjectLabels};
-use tortie_selector::Selector;
+use tortie_selector::Restrictions;
 
 use crate::endpoints::Here;
 use crate::index::LabelIndex;
@@ -225,33 +225,31 @@ impl Subjects {
         groups.filter(|group| group.key.kind == Kind::Profile).map(|group| group.key.name.as_str())
     }
 
-    /// Every subject that the selector may match.
-    pub(crate) fn candidates(&self, selector: &Selector) -> Vec<No> {
-        match self.narrowest(selector) {
+    /// Every subject that a selector may match which demands this.
+    pub(crate) fn candidates(&self, demands: &Restrictions<'_>) -> Vec<No> {
+        match self.narrowest(demands) {
             Some(bearers) => united(&bearers),
             None => self.table.numbers().collect(),
         }
     }
 
-    /// Every endpoint of this node that the selector may match.
-    pub(crate) fn candidates_here(&self, selector: &Selector) -> Vec<No> {
-        match self.narrowest(selector) {
+    /// Every endpoint of this node that a selector may match which demands this.
+    pub(crate) fn candidates_here(&self, demands: &Restrictions<'_>) -> Vec<No> {
+        match self.narrowest(demands) {
             Some(bearers) if size(&bearers) < self.here.len() => united(&bearers),
             _ => self.here.values().flat_map(Numbers::iter).collect(),
         }
     }
 
-    /// The smallest of those groups of subjects which all that the selector matches are among; `None` where it demands
-    /// no label.
-    fn narrowest(&self, selector: &Selector) -> Option<Vec<&Numbers>> {
-        let restrictions = selector.restrictions();
-        let demanded = restrictions.iter().filter(|(_, demand)| demand.present || demand.values.is_some());
+    /// The bearers of the demanded label that has the fewest; `None` where none is demanded.
+    fn narrowest(&self, demands: &Restrictions<'_>) -> Option<Vec<&Numbers>> {
+        let demanded = demands.iter().filter(|(_, demand)| demand.present || demand.values.is_some());
         let bearers = demanded.map(|(label, demand)| self.bearers(label, demand.values.as_ref()));
         bearers.min_by_key(|bearers| size(bearers))
     }
 
     /// The subjects that bear the label with one of these values: themselves, or by a group.
-    fn bearers(&self, label: &str, values: Option<&BTreeSet<String>>) -> Vec<&Numbers> {
+    fn bearers(&self, label: &str, values: Option<&BTreeSet<&str>>) -> Vec<&Numbers> {
         let mut bearers = self.by_own.find(label, values);
         let groups = self.by_group.find(label, values).into_iter().flat_map(Numbers::iter);
         bearers.extend(groups.filter_map(|group| self.groups.get(group)).map(|group| &group.members));

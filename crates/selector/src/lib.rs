@@ -17,7 +17,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha224};
 
 pub use parse::SelectorError;
-pub use restrict::Restriction;
+pub use restrict::{Restriction, Restrictions};
 
 /// The label that every namespaced endpoint and network set carries: its namespace's name.
 pub const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
@@ -171,8 +171,10 @@ impl Selector {
     /// What must hold of single labels for the selector to match; labels that do not matter are left out. Everything
     /// that matches satisfies the restrictions, so an index may look for candidates by them.
     #[must_use]
-    pub fn restrictions(&self) -> BTreeMap<String, Restriction> {
-        restrict::restrictions(&self.node)
+    pub fn restrictions(&self) -> Restrictions<'_> {
+        let mut demands = Restrictions::new();
+        restrict::restrict(&self.node, &mut demands);
+        demands
     }
 }
 

@@ -6,56 +6,72 @@ use crate::{Comparison, Node};
 
 /// What must hold of one label for a selector to match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Restriction {
+pub struct Restriction<'a> {
     /// The label must be there.
     pub present: bool,
     /// The label must not be there.
     pub absent: bool,
     /// The label must have one of these values; an empty set can never match.
-    pub values: Option<BTreeSet<String>>,
+    pub values: Option<BTreeSet<&'a str>>,
 }
 
-type Restrictions = BTreeMap<String, Restriction>;
+/// What must hold of labels, by name.
+pub type Restrictions<'a> = BTreeMap<&'a str, Restriction<'a>>;
 
-pub(crate) fn restrictions(node: &Node) -> Restrictions {
-    let present = |label: &String, values: Option<BTreeSet<String>>| {
-        BTreeMap::from([(label.clone(), Restriction { present: true, absent: false, values })])
-    };
+/// Adds what the node demands to what is demanded already.
+pub(crate) fn restrict<'a>(node: &'a Node, demands: &mut Restrictions<'a>) {
     match node {
-        Node::Has(label) => present(label, None),
+        Node::Has(label) => demands.entry(label).or_default().present = true,
+        Node::Compare(_, Comparison::NotEqual, _) => {}
         Node::Compare(label, Comparison::Equal, value) => {
-            present(label, Some(BTreeSet::from([value.clone()])))
+            demands.entry(label).or_default().be_one_of(BTreeSet::from([value.as_str()]));
         }
-        Node::Compare(_, Comparison::NotEqual, _) => Restrictions::new(),
-        Node::Compare(label, _, _) => present(label, None),
-        Node::In(label, values) => present(label, Some(values.clone())),
-        Node::Not(inner) => match inner.as_ref() {
-            Node::Has(label) => {
-                BTreeMap::from([(label.clone(), Restriction { absent: true, ..Default::default() })])
+        Node::Compare(label, _, _) => demands.entry(label).or_default().present = true,
+        Node::In(label, values) => {
+            demands.entry(label).or_default().be_one_of(values.iter().map(String::as_str).collect());
+        }
+        Node::Not(inner) => {
+            if let Node::Has(label) = inner.as_ref() {
+                demands.entry(label).or_default().absent = true;
             }
-            _ => Restrictions::new(),
-        },
-        Node::And(parts) => parts.iter().map(restrictions).reduce(both).unwrap_or_default(),
-        Node::Or(parts) => parts.iter().map(restrictions).reduce(either).unwrap_or_default(),
-        Node::All | Node::Global | Node::NotIn(..) => Restrictions::new(),
+        }
+        Node::And(parts) => parts.iter().for_each(|part| restrict(part, demands)),
+        Node::Or(parts) => {
+            for (label, common) in common(parts) {
+                demands.entry(label).or_default().also(common);
+            }
+        }
+        Node::All | Node::Global | Node::NotIn(..) => {}
     }
 }
 
-fn both(mut left: Restrictions, right: Restrictions) -> Restrictions {
-    for (label, more) in right {
-        let restriction = left.entry(label).or_default();
-        restriction.present |= more.present;
-        restriction.absent |= more.absent;
-        restriction.values = match (restriction.values.take(), more.values) {
+impl<'a> Restriction<'a> {
+    fn be_one_of(&mut self, values: BTreeSet<&'a str>) {
+        self.also(Self { present: true, absent: false, values: Some(values) });
+    }
+
+    fn also(&mut self, more: Self) {
+        self.present |= more.present;
+        self.absent |= more.absent;
+        self.values = match (self.values.take(), more.values) {
             (Some(a), Some(b)) => Some(&a & &b),
             (a, b) => a.or(b),
         };
     }
-    left
 }
 
-fn either(left: Restrictions, mut right: Restrictions) -> Restrictions {
-    let merge = |(label, a): (String, Restriction)| {
+/// What every one of the parts demands.
+fn common(parts: &[Node]) -> Restrictions<'_> {
+    let demands = |part| {
+        let mut demands = Restrictions::new();
+        restrict(part, &mut demands);
+        demands
+    };
+    parts.iter().map(demands).reduce(either).unwrap_or_default()
+}
+
+fn either<'a>(left: Restrictions<'a>, mut right: Restrictions<'a>) -> Restrictions<'a> {
+    let merge = |(label, a): (&'a str, Restriction<'a>)| {
         let b = right.remove(&label)?;
         let merged = Restriction {
             present: a.present && b.present,
