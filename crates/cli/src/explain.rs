@@ -11,7 +11,8 @@ use tortie_api::kubernetes::EndpointSlice;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{
-    Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, TierOutcome, TierTrace, Trace, Verdict,
+    Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
+    Verdict,
 };
 
 use crate::output;
@@ -186,7 +187,7 @@ fn show(question: &Question, answer: &Answer) {
     for note in &answer.notes {
         output::line(&format!("  {note}"));
     }
-    for trace in [&answer.egress, &answer.ingress].into_iter().flatten() {
+    for trace in answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress) {
         show_trace(trace);
     }
 }
@@ -211,8 +212,19 @@ fn show_trace(trace: &Trace) {
         DecidedBy::NotUnderstood { policy } => format!("by {policy}, which cannot be understood"),
         DecidedBy::EndOfTier { tier } => format!("at the end of tier {tier}: no rule matches"),
         DecidedBy::NoProfile => "as no policy decides and no profile allows".to_owned(),
+        DecidedBy::Nobody if trace.reply => "as no rule allows it".to_owned(),
+        DecidedBy::Nobody => "as no rule decides".to_owned(),
+        DecidedBy::EndpointToHost { action } => format!("as defaultEndpointToHostAction is {action}"),
     };
-    output::line(&format!("\n{direction} {}: {} {by}", trace.endpoint, verdict(trace.verdict)));
+    let table = match trace.table {
+        Table::Normal => "",
+        Table::Untracked => ", untracked",
+        Table::PreDnat => ", before DNAT",
+        Table::Forward => ", forwarded",
+    };
+    let reply = if trace.reply { ", the reply" } else { "" };
+    let verdict = verdict(trace.verdict);
+    output::line(&format!("\n{direction} {}{table}{reply}: {verdict} {by}", trace.endpoint));
     for tier in &trace.tiers {
         show_tier(tier);
     }

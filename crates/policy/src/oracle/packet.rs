@@ -18,10 +18,12 @@ pub(super) struct Packet<'a> {
 }
 
 /// One end of a packet.
+#[derive(Clone)]
 pub(super) struct Side<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
-    /// The pods that have the address (one, none, or for a moment two), and the network sets that hold it.
+    /// The pods and host endpoints that have the address (of pods one, none, or for a moment two), and the network sets
+    /// that hold it.
     pub(super) present: Vec<&'a Identity>,
 }
 
@@ -31,7 +33,9 @@ impl<'a> Packet<'a> {
             let pods = world.workloads.iter().filter(|pod| pod.addresses.contains(&address));
             let sets =
                 world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));
-            let present = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity)).collect();
+            let hosts = world.hosts.iter().filter(|host| host.addresses.contains(&address));
+            let identities = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity));
+            let present = identities.chain(hosts.map(|host| &host.identity)).collect();
             Side { address, port, present }
         };
         Self {
@@ -40,6 +44,22 @@ impl<'a> Packet<'a> {
             destination: side(destination, question.destination_port),
             protocol: question.protocol,
             icmp: question.icmp,
+        }
+    }
+
+    /// The packet that answers this one.
+    pub(super) fn reply(&self) -> Self {
+        let answer = |(icmp_type, code)| match (self.protocol, icmp_type) {
+            (Protocol::ICMP, 8) => (0, code),
+            (Protocol::ICMPV6, 128) => (129, code),
+            other => (other.1, code),
+        };
+        Self {
+            world: self.world,
+            source: self.destination.clone(),
+            destination: self.source.clone(),
+            protocol: self.protocol,
+            icmp: self.icmp.map(answer),
         }
     }
 
@@ -72,7 +92,7 @@ impl<'a> Packet<'a> {
 impl Side<'_> {
     /// Whether any of the pods here fulfils the condition.
     pub(super) fn any_pod(&self, condition: impl Fn(&Identity) -> bool) -> bool {
-        self.present.iter().any(|present| present.is_pod && condition(present))
+        self.present.iter().any(|present| present.is_pod() && condition(present))
     }
 
     /// Who is here, with its own labels.

@@ -5,7 +5,10 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_api::calico::{EncapsulationMode, NetworkSet, WorkloadEndpoint};
+use tortie_api::calico::{
+    EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, HostEndpoint, NetworkSet,
+    WorkloadEndpoint,
+};
 use tortie_api::kubernetes::{EndpointSlice, Pod};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Network, Resource};
@@ -15,10 +18,19 @@ use super::snapshot::Snapshot;
 
 pub(super) type Labels = BTreeMap<String, String>;
 
-/// What selectors see of a pod or a network set.
+/// What somebody is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum What {
+    Pod,
+    #[default]
+    NetworkSet,
+    HostEndpoint,
+}
+
+/// What selectors see of a pod, a network set or a host endpoint.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Identity {
-    pub(super) is_pod: bool,
+    pub(super) what: What,
     /// Empty for a network set of no namespace.
     pub(super) namespace: String,
     pub(super) name: String,
@@ -51,6 +63,16 @@ pub(super) struct Networks {
     pub(super) nets: Vec<IpNet>,
 }
 
+/// An interface of a node, or all of a node's that have no host endpoint of their own.
+#[derive(Debug, Clone)]
+pub(super) struct HostInterface {
+    pub(super) identity: Identity,
+    pub(super) node: String,
+    pub(super) all_interfaces: bool,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) profiles: Vec<String>,
+}
+
 /// One port of one backend of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Backend {
@@ -77,6 +99,8 @@ pub(super) struct NodeAddresses {
 pub(super) struct World {
     pub(super) workloads: Vec<Workload>,
     pub(super) network_sets: Vec<Networks>,
+    pub(super) hosts: Vec<HostInterface>,
+    pub(super) felix: FelixConfigurationSpec,
     /// The backends of each Service, by namespace and name.
     pub(super) backends: BTreeMap<(String, String), Vec<Backend>>,
     /// The nodes of pods that use their node's network, by namespace and name.
@@ -92,6 +116,8 @@ impl World {
         let mut world = Self {
             workloads: Vec::new(),
             network_sets: Vec::new(),
+            hosts: Vec::new(),
+            felix: felix(snapshot),
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -123,6 +149,7 @@ impl World {
                 Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set) => {
                     world.network_sets.push(world.of_network_set(key, set));
                 }
+                Resource::HostEndpoint(host) => world.hosts.push(of_host(key, host)),
                 Resource::EndpointSlice(slice) => world.add_backends(slice),
                 _ => {}
             }
@@ -143,6 +170,18 @@ impl World {
 
     pub(super) fn namespace_exists(&self, name: &str) -> bool {
         self.namespaces.contains_key(name)
+    }
+
+    /// The host endpoint of the interface by which the node's packets to others come and go: that of the VXLAN device
+    /// where they are overlaid, or else of the one with the node's address, as far as can be told.
+    pub(super) fn interface(&self, node: &str, overlaid: bool) -> Option<&HostInterface> {
+        let address = self.nodes.get(node).and_then(|node| node.address);
+        let of_node = || self.hosts.iter().filter(|host| host.node == node);
+        let is_it = |host: &&HostInterface| {
+            host.addresses.is_empty() || address.is_none_or(|address| host.addresses.contains(&address))
+        };
+        let named = of_node().filter(|host| !host.all_interfaces && !overlaid).find(is_it);
+        named.or_else(|| of_node().find(|host| host.all_interfaces))
     }
 
     pub(super) fn is_overlaid(&self, address: IpAddr) -> bool {
@@ -178,7 +217,7 @@ impl World {
             Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
         });
         let identity = Identity {
-            is_pod: true,
+            what: What::Pod,
             namespace: key.namespace.clone(),
             name: spec.pod.clone(),
             own_labels: endpoint.metadata.labels.clone(),
@@ -212,7 +251,7 @@ impl World {
             Some(NamedPort { name: port.name.clone()?, protocol, port: port.container_port })
         });
         let identity = Identity {
-            is_pod: true,
+            what: What::Pod,
             namespace: key.namespace.clone(),
             name: key.name.clone(),
             own_labels: pod.metadata.labels.clone(),
@@ -248,7 +287,46 @@ impl World {
     }
 }
 
+fn of_host(key: &Key, host: &HostEndpoint) -> HostInterface {
+    let named = host.spec.ports.iter().filter(|port| !port.name.is_empty());
+    let ports = named.filter_map(|port| {
+        let protocol = Protocol::from_name(&port.protocol)?;
+        Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
+    });
+    let mut identity = Identity {
+        what: What::HostEndpoint,
+        name: key.name.clone(),
+        own_labels: host.metadata.labels.clone(),
+        ports: ports.collect(),
+        ..Identity::default()
+    };
+    identity.see(&[]);
+    HostInterface {
+        identity,
+        node: host.spec.node.clone(),
+        all_interfaces: host.is_for_all_interfaces(),
+        addresses: host.spec.expected_ips.clone(),
+        profiles: host.spec.profiles.clone(),
+    }
+}
+
+/// The settings that everybody has; of settings that cannot be read, those that close.
+fn felix(snapshot: &Snapshot) -> FelixConfigurationSpec {
+    match snapshot.get(&Key::global(Kind::FelixConfiguration, "default")).map(|stored| &stored.resource) {
+        None => FelixConfigurationSpec::default(),
+        Some(Ok(Resource::FelixConfiguration(felix))) => felix.spec.clone(),
+        Some(_) => FelixConfigurationSpec {
+            default_endpoint_to_host_action: EndpointToHostAction::Drop,
+            ..FelixConfigurationSpec::default()
+        },
+    }
+}
+
 impl Identity {
+    pub(super) fn is_pod(&self) -> bool {
+        self.what == What::Pod
+    }
+
     /// Its own labels, and where it has none of a name, the first that a profile gives; less those by which it would
     /// claim to be of another namespace or service account; the labels of its namespace as `pcns.…` and of its service
     /// account as `pcsa.…`; and what Calico adds (`calico.md` 1.5).
@@ -275,7 +353,7 @@ impl Identity {
         if !self.namespace.is_empty() {
             seen.insert(NAMESPACE_LABEL.into(), self.namespace.clone());
         }
-        if self.is_pod {
+        if self.is_pod() {
             seen.insert("projectcalico.org/orchestrator".into(), "k8s".into());
         }
         if !self.account.is_empty() {
@@ -287,10 +365,11 @@ impl Identity {
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.is_pod, self.namespace.as_str()) {
-            (true, namespace) => write!(f, "{namespace}/{}", self.name),
-            (false, "") => write!(f, "network set {}", self.name),
-            (false, namespace) => write!(f, "network set {namespace}/{}", self.name),
+        match (self.what, self.namespace.as_str()) {
+            (What::Pod, namespace) => write!(f, "{namespace}/{}", self.name),
+            (What::HostEndpoint, _) => write!(f, "host endpoint {}", self.name),
+            (What::NetworkSet, "") => write!(f, "network set {}", self.name),
+            (What::NetworkSet, namespace) => write!(f, "network set {namespace}/{}", self.name),
         }
     }
 }
