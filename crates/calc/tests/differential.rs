@@ -139,7 +139,9 @@ impl Coverage {
             DecidedBy::NotUnderstood { policy } => decided(format!("{} not understood", policy.kind)),
             DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
             DecidedBy::NoProfile => decided("no profile".into()),
-            DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => unreachable!("only host endpoints have these"),
+            DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => {
+                unreachable!("only host endpoints have these")
+            }
         }
         for tier in &trace.tiers {
             decided(format!("tier: {:?}", tier.outcome));
