@@ -59,6 +59,7 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
             source_port: packet.source_port,
             destination_port: packet.destination_port,
             icmp: packet.icmp,
+            via: None,
         };
         let answer = oracle.evaluate(&question).map_err(|error| error.to_string())?;
         let flow = Flow {

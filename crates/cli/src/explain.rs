@@ -53,12 +53,14 @@ impl Explain {
         let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::FAILURE) };
         let from = snapshot::peer(&snapshot, &self.from)?;
         let asked = port(&self.port)?;
+        let asked_port = asked.1;
         let questions = match (&self.to, &self.service) {
             (Some(to), _) => vec![question(from, snapshot::peer(&snapshot, to)?, asked, self.source_port)],
             (None, Some(service)) => {
-                let backends = backends(&snapshot, service, asked)?;
-                let question = |(address, asked)| {
-                    question(from.clone(), Peer::Address(address), asked, self.source_port)
+                let (via, backends) = backends(&snapshot, service, asked)?;
+                let question = |(address, asked)| Question {
+                    via: via.map(|via| (via, asked_port)),
+                    ..question(from.clone(), Peer::Address(address), asked, self.source_port)
                 };
                 backends.into_iter().map(question).collect()
             }
@@ -121,16 +123,20 @@ pub(crate) fn question(from: Peer, to: Peer, (protocol, number): Asked, source_p
         protocol,
         source_port: if ported { source_port } else { 0 },
         destination_port: if ported { number } else { 0 },
+        via: None,
         icmp: is_icmp(protocol).then(|| (u8::try_from(number).unwrap_or(u8::MAX), 0)),
     }
 }
 
 /// The backends that the Service's port leads to, each with its own port.
+type Backends = Vec<(IpAddr, Asked)>;
+
+/// The Service's own address, if it has one, and its backends.
 fn backends(
     snapshot: &Snapshot,
     service: &str,
     (protocol, number): Asked,
-) -> anyhow::Result<Vec<(IpAddr, Asked)>> {
+) -> anyhow::Result<(Option<IpAddr>, Backends)> {
     let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
     let key = Key::namespaced(Kind::Service, namespace, name);
     let Some(Ok(Resource::Service(found))) = snapshot.get(&key).map(|stored| &stored.resource) else {
@@ -151,7 +157,7 @@ fn backends(
     if backends.is_empty() {
         bail!("{key} has no backends for port {number}");
     }
-    Ok(backends)
+    Ok((found.spec.cluster_ips.iter().find_map(|address| address.parse().ok()), backends))
 }
 
 fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(IpAddr, Asked)> {

@@ -78,6 +78,10 @@ fn passes(objects: &str, flow: &str) -> bool {
     }
     let (from, rest) = flow.split_once(" > ").unwrap();
     let (to, port) = rest.split_once(' ').unwrap();
+    let (port, via) = match port.split_once(" via ") {
+        Some((port, via)) => (port, Some(via.parse::<std::net::SocketAddr>().unwrap())),
+        None => (port, None),
+    };
     let (protocol, number) = port.split_once('/').unwrap();
     let question = Question {
         from: peer(from),
@@ -86,6 +90,7 @@ fn passes(objects: &str, flow: &str) -> bool {
         source_port: 40_000,
         destination_port: number.parse().unwrap(),
         icmp: None,
+        via: via.map(|via| (via.ip(), via.port())),
     };
     Oracle::new(&snapshot).evaluate(&question).unwrap().verdict == Verdict::Allow
 }
@@ -273,6 +278,41 @@ fn cases() -> Vec<Case> {
                 ),
             allowed: &["web/b > web/a tcp/9", "outside > node/n2 udp/1", "192.0.2.2 > web/a tcp/3"],
             denied: &["outside > node/n2 tcp/9", "outside > node/n2 tcp/10", "web/b > web/a tcp/11"],
+        },
+        Case {
+            what: "before DNAT the destination is the Service's, afterwards the backend's (5, 16)",
+            objects: host("h", "interfaceName: eth0")
+                + &policy(
+                    "pre",
+                    "{selector: on == 'n2', preDNAT: true, applyOnForward: true, ingress: [{action: Deny, protocol: TCP, destination: {ports: [30080]}}, {action: Deny, protocol: UDP, destination: {ports: [53]}}]}",
+                )
+                + &policy(
+                    "fwd",
+                    "{selector: on == 'n2', applyOnForward: true, ingress: [{action: Allow, destination: {nets: [10.0.2.1/32]}}]}",
+                ),
+            allowed: &[
+                "outside > web/b tcp/30080 via 192.0.2.2:80",
+                "outside > web/b udp/53 via 192.0.2.2:30053",
+                // Translated by the sender's node, long before.
+                "web/a > web/b tcp/80 via 10.96.0.1:30080",
+            ],
+            denied: &["outside > web/b tcp/80 via 192.0.2.2:30080", "outside > web/b tcp/30080"],
+        },
+        Case {
+            what: "natOutgoing: outside of all pools the packet has its node's address, at the receiver's interface too (5)",
+            objects: host("h", "interfaceName: eth0")
+                + "---\napiVersion: projectcalico.org/v3\nkind: IPPool\nmetadata: {name: nat}\nspec: {cidr: 10.9.0.0/16, natOutgoing: true}\n"
+                + "---\napiVersion: v1\nkind: Pod\nmetadata: {name: c, namespace: web}\nspec: {nodeName: n1, containers: [{name: c}]}\nstatus: {podIP: 10.9.0.1}\n"
+                + &policy(
+                    "local",
+                    "{selector: on == 'n2', ingress: [{action: Allow, protocol: TCP, source: {nets: [192.0.2.1/32]}}, {action: Allow, protocol: UDP, source: {nets: [10.9.0.1/32, 10.0.1.1/32]}}]}",
+                )
+                + &policy(
+                    "pod",
+                    "{selector: app == 'b', ingress: [{action: Allow, source: {nets: [10.9.0.1/32]}}], types: [Ingress]}",
+                ),
+            allowed: &["web/c > node/n2 tcp/1", "web/a > node/n2 udp/1", "web/c > web/b tcp/1"],
+            denied: &["web/c > node/n2 udp/1", "web/a > node/n2 tcp/1", "node/n1 > web/b tcp/1"],
         },
         Case {
             what: "policies of Kubernetes and of administrators are about pods only (9, 13)",

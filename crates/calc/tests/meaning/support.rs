@@ -113,8 +113,15 @@ pub fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -
         None => Peer::Address(address(name)),
     };
     let destination_port = if icmp.is_some() { 0 } else { number };
-    let question =
-        Question { from: peer(from), to: peer(to), protocol, source_port: 40_000, destination_port, icmp };
+    let question = Question {
+        from: peer(from),
+        to: peer(to),
+        protocol,
+        source_port: 40_000,
+        destination_port,
+        icmp,
+        via: None,
+    };
     tortie_policy::oracle::evaluate(&snapshot, &question).unwrap().verdict == Verdict::Allow
 }
 

@@ -489,8 +489,12 @@ fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
             of(subsequence(vec!["Ingress", "Egress"], 1..=2)),
             rules("ingress", whole, 3),
             rules("egress", whole, 3),
+            select(vec!["", "", "", "", "", "", "applyOnForward", "doNotTrack", "preDNAT"]),
         )
-            .prop_map(move |((tier, order, staged), (selector, namespaces, accounts), types, ingress, egress)| {
+            .prop_map(move |((tier, order, staged), (selector, namespaces, accounts), types, ingress, egress, hook)| {
+                    let hook = if whole { hook } else { "" };
+                    // Before DNAT there is no egress.
+                    let (types, egress) = if hook == "preDNAT" { (None, vec![]) } else { (types, egress) };
                 let spec = maybe(vec![
                     ("tier", tier.map(Value::from)),
                     ("order", order),

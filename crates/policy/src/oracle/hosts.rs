@@ -19,6 +19,10 @@ pub(super) struct HostHop<'a> {
     pub(super) direction: Direction,
     /// Whether the node passes the packet on, rather than being its sender or receiver.
     pub(super) forwarded: bool,
+    /// The source that the packet has by now, where a node before this one has put its own address there.
+    pub(super) source: Option<IpAddr>,
+    /// The destination that the packet has before this node translates it.
+    pub(super) before: Option<(IpAddr, u16)>,
 }
 
 impl Oracle<'_> {
@@ -29,7 +33,8 @@ impl Oracle<'_> {
         packet: &Packet<'_>,
         notes: &mut Vec<String>,
     ) -> Vec<Trace> {
-        let HostHop { interface, direction, forwarded } = hop;
+        let HostHop { interface, direction, forwarded, before, .. } = hop;
+        let early = before.map_or_else(|| packet.clone(), |(address, port)| packet.towards(address, port));
         let ask = |table, packet: &Packet<'_>, direction| {
             self.judge(
                 &Asked { identity: &interface.identity, profiles: &interface.profiles, table },
@@ -37,22 +42,22 @@ impl Oracle<'_> {
                 packet,
             )
         };
-        let failsafe = self.is_failsafe(*direction, packet);
+        let failsafe = self.is_failsafe(*direction, &early);
         if failsafe {
             notes.push(format!("{}: a failsafe port, which its policies do not close", interface.identity));
         }
         let mut traces = Vec::new();
         // The host's own packets pass the raw table; what it forwards passes it on the way in only.
         if !failsafe && (!forwarded || *direction == Direction::Ingress) {
-            traces.push(ask(Table::Untracked, packet, *direction));
+            traces.push(ask(Table::Untracked, &early, *direction));
             if traces[0].decided_by != DecidedBy::Nobody {
                 if traces[0].verdict == Verdict::Allow {
-                    traces.extend(self.reply(interface, *direction, packet));
+                    traces.extend(self.reply(interface, *direction, &early));
                 }
                 return traces;
             }
             if *direction == Direction::Ingress {
-                traces.push(ask(Table::PreDnat, packet, *direction));
+                traces.push(ask(Table::PreDnat, &early, *direction));
                 if traces[1].decided_by != DecidedBy::Nobody {
                     return traces;
                 }

@@ -16,6 +16,8 @@ mod snapshot;
 mod trace;
 mod world;
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 use tortie_api::net::{Direction, Protocol};
 
@@ -47,6 +49,10 @@ pub struct Question {
     pub destination_port: u16,
     /// Its ICMP type and code, where it is ICMP or ICMPv6.
     pub icmp: Option<(u8, u8)>,
+    /// The address and port that the sender used, where a Service translates them to `to` and `destination_port`. Only
+    /// host endpoints see it, and only before the translation (semantics 5, 16).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub via: Option<(IpAddr, u16)>,
 }
 
 /// Judges one packet. For many packets over the same resources make one [`Oracle`].
@@ -99,6 +105,7 @@ impl<'a> Oracle<'a> {
                     }
                 }
                 Hop::Host(hop) => {
+                    let packet = packet.at(hop);
                     for trace in self.judge_host(hop, &packet, &mut answer.notes) {
                         answer.verdict = answer.verdict.and(trace.verdict);
                         answer.hosts.push(trace);

@@ -108,7 +108,14 @@ pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'
     let (source, destination) =
         pairs.filter(|(source, to)| source.is_ipv4() == to.is_ipv4()).min().ok_or_else(no_common)?;
     remark(&from, &to, source, &mut notes);
-    Ok(Way { source, destination, hops: hops(world, &from, &to, destination), notes })
+    let translated = translated(world, &from, source, destination);
+    if let Some(address) = translated {
+        notes.push(format!(
+            "outside of all pools the packet bears the address of its node, {address} (natOutgoing)"
+        ));
+    }
+    let hops = hops(world, &from, &to, destination, (translated, question.via));
+    Ok(Way { source, destination, hops, notes })
 }
 
 fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End<'a>, QuestionError> {
@@ -166,7 +173,13 @@ fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpA
 }
 
 /// Whose policies have a say, in the order of the packet's way (semantics 2–5, 16).
-fn hops<'a>(world: &'a World, from: &End<'a>, to: &End<'a>, destination: IpAddr) -> Vec<Hop<'a>> {
+fn hops<'a>(
+    world: &'a World,
+    from: &End<'a>,
+    to: &End<'a>,
+    destination: IpAddr,
+    (translated, via): (Option<IpAddr>, Option<(IpAddr, u16)>),
+) -> Vec<Hop<'a>> {
     let (near, far) = (from.node(), to.node());
     let pod = |end: &End<'a>, direction| match end {
         End::Pod(pod, _) => Some(Hop::Pod(pod, direction)),
@@ -191,7 +204,12 @@ fn hops<'a>(world: &'a World, from: &End<'a>, to: &End<'a>, destination: IpAddr)
     let overlaid = near.is_some() && far.is_some() && world.is_overlaid(destination);
     let host = |end: &End<'a>, direction| {
         let interface = world.interface(end.node()?, overlaid)?;
-        Some(Hop::Host(HostHop { interface, direction, forwarded: matches!(end, End::Pod(..)) }))
+        // The first node on the way translates a Service's address; the sender's node has put its own address there when
+        // the packet comes to the receiver's.
+        let first = direction == Direction::Egress || near.is_none();
+        let source = translated.filter(|_| direction == Direction::Ingress);
+        let forwarded = matches!(end, End::Pod(..));
+        Some(Hop::Host(HostHop { interface, direction, forwarded, source, before: via.filter(|_| first) }))
     };
     let way = [
         pod(from, Direction::Egress),
@@ -200,6 +218,13 @@ fn hops<'a>(world: &'a World, from: &End<'a>, to: &End<'a>, destination: IpAddr)
         pod(to, Direction::Ingress),
     ];
     way.into_iter().flatten().collect()
+}
+
+/// The address of the sender's node, where a pool with natOutgoing has the packet leave with it.
+fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
+    let End::Pod(pod, _) = from else { return None };
+    let leaves = world.leaves_translated(source) && !world.is_pooled(destination);
+    world.nodes.get(&pod.node)?.address.filter(|address| leaves && address.is_ipv4() == source.is_ipv4())
 }
 
 impl<'a> End<'a> {

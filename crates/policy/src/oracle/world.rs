@@ -96,6 +96,12 @@ pub(super) struct NodeAddresses {
     pub(super) tunnel: Option<IpAddr>,
 }
 
+struct Pool {
+    cidr: IpNet,
+    overlaid: bool,
+    nat_outgoing: bool,
+}
+
 pub(super) struct World {
     pub(super) workloads: Vec<Workload>,
     pub(super) network_sets: Vec<Networks>,
@@ -107,8 +113,7 @@ pub(super) struct World {
     pub(super) on_the_host: BTreeMap<(String, String), String>,
     pub(super) nodes: BTreeMap<String, NodeAddresses>,
     namespaces: BTreeMap<String, Labels>,
-    /// The pools that are carried by VXLAN.
-    overlaid: Vec<IpNet>,
+    pools: Vec<Pool>,
 }
 
 impl World {
@@ -122,7 +127,7 @@ impl World {
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
             namespaces: BTreeMap::new(),
-            overlaid: Vec::new(),
+            pools: Vec::new(),
         };
         for (key, resource) in snapshot.resources() {
             match resource {
@@ -138,9 +143,11 @@ impl World {
                     let tunnel = node.vxlan_address().map(IpAddr::V4);
                     world.nodes.insert(key.name.clone(), NodeAddresses { address, tunnel });
                 }
-                Resource::IpPool(pool) if pool.spec.vxlan_mode != EncapsulationMode::Never => {
-                    world.overlaid.push(pool.spec.cidr);
-                }
+                Resource::IpPool(pool) => world.pools.push(Pool {
+                    cidr: pool.spec.cidr,
+                    overlaid: pool.spec.vxlan_mode != EncapsulationMode::Never,
+                    nat_outgoing: pool.spec.nat_outgoing,
+                }),
                 _ => {}
             }
         }
@@ -184,8 +191,19 @@ impl World {
         named.or_else(|| of_node().find(|host| host.all_interfaces))
     }
 
+    /// Whether the address lies in a pool that is carried by VXLAN.
     pub(super) fn is_overlaid(&self, address: IpAddr) -> bool {
-        self.overlaid.iter().any(|pool| pool.contains(&address))
+        self.pools.iter().any(|pool| pool.overlaid && pool.cidr.contains(&address))
+    }
+
+    /// Whether packets from the address leave the pools with their node's address.
+    pub(super) fn leaves_translated(&self, address: IpAddr) -> bool {
+        self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address))
+    }
+
+    /// Whether the address lies in any pool.
+    pub(super) fn is_pooled(&self, address: IpAddr) -> bool {
+        self.pools.iter().any(|pool| pool.cidr.contains(&address))
     }
 
     fn of_network_set(&self, key: &Key, set: &NetworkSet) -> Networks {
