@@ -510,9 +510,9 @@ fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
                     ("types", types.map(Value::from)),
                     ("ingress", Some(json!(ingress))),
                     ("egress", Some(json!(egress))),
-                    ("applyOnForward", (!hook.is_empty()).then(|| json!(true))),
-                    ("doNotTrack", (hook == "doNotTrack").then(|| json!(true))),
-                    ("preDNAT", (hook == "preDNAT").then(|| json!(true))),
+                    ("applyOnForward", (!hook.is_empty()).then_some(json!(true))),
+                    ("doNotTrack", (hook == "doNotTrack").then_some(json!(true))),
+                    ("preDNAT", (hook == "preDNAT").then_some(json!(true))),
                 ]);
                 let kind = match (whole, staged) {
                     (true, false) => Kind::GlobalNetworkPolicy,
