@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
-use crate::{FieldError, Key, Kind, Resource, strict};
+use crate::{FieldError, Key, Kind, Resource, defaults, strict};
 
 /// An object of a manifest, valid.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,36 +64,95 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace belongs to `default`.
+/// A document of a kind that Tortie does not keep, as it was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Foreign {
+    /// All of it.
+    pub value: Value,
+    /// Where it was written.
+    pub origin: Origin,
+    /// Where its fields were written.
+    pub lines: Lines,
+}
+
+/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace
+/// belongs to `default`.
+///
+/// # Errors
+/// Every problem of the file; a kind that is not known is one.
+pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
+    let mut objects = Read::default();
+    for document in documents(file, text)? {
+        objects.add(file, document);
+    }
+    objects.finish().map(|(objects, _)| objects)
+}
+
+/// As [`read`], of files that hold more than Tortie keeps: documents of other kinds are given back beside the objects.
 ///
 /// # Errors
 /// Every problem of the file.
-pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
+pub fn read_among_others(file: &str, text: &str) -> Result<(Vec<Object>, Vec<Foreign>), Vec<Problem>> {
+    let mut read = Read::default();
+    for document in documents(file, text)? {
+        let text = |name: &str| document.value[name].as_str().filter(|text| !text.is_empty());
+        match (text("apiVersion"), text("kind")) {
+            (Some(api_version), Some(kind)) if is_foreign(api_version, kind) => read.foreign.push(Foreign {
+                origin: Origin { file: file.to_owned(), line: document.lines.first },
+                value: document.value,
+                lines: document.lines,
+            }),
+            _ => read.add(file, document),
+        }
+    }
+    read.finish()
+}
+
+/// Whether Tortie has nothing to do with a kind. One that only has another version, or another group, is not foreign:
+/// somebody means it.
+fn is_foreign(api_version: &str, name: &str) -> bool {
+    Kind::of(api_version, name).is_none() && !Kind::all().any(|kind| kind.name().eq_ignore_ascii_case(name))
+}
+
+fn documents(file: &str, text: &str) -> Result<impl Iterator<Item = Document>, Vec<Problem>> {
     let documents = yaml::read(text).map_err(|error| {
         let origin = Origin { file: file.to_owned(), line: error.line };
         vec![Problem { origin, object: String::new(), field: error.path, problem: error.problem }]
     })?;
-    let mut objects: Vec<Object> = Vec::new();
-    let mut problems = Vec::new();
-    for document in documents.into_iter().flat_map(Document::items) {
+    Ok(documents.into_iter().flat_map(Document::items))
+}
+
+#[derive(Default)]
+struct Read {
+    objects: Vec<Object>,
+    foreign: Vec<Foreign>,
+    problems: Vec<Problem>,
+}
+
+impl Read {
+    fn add(&mut self, file: &str, document: Document) {
         match object(file, document) {
-            Ok(object) => match objects.iter().find(|earlier| earlier.key == object.key) {
-                None => objects.push(object),
-                Some(earlier) => problems.push(Problem {
+            Ok(object) => match self.objects.iter().find(|earlier| earlier.key == object.key) {
+                None => self.objects.push(object),
+                Some(earlier) => self.problems.push(Problem {
                     problem: format!("the object was given before, at {}", earlier.origin),
                     object: object.key.to_string(),
                     field: String::new(),
                     origin: object.origin,
                 }),
             },
-            Err(more) => problems.extend(more),
+            Err(more) => self.problems.extend(more),
         }
     }
-    if problems.is_empty() { Ok(objects) } else { Err(problems) }
+
+    fn finish(self) -> Result<(Vec<Object>, Vec<Foreign>), Vec<Problem>> {
+        if self.problems.is_empty() { Ok((self.objects, self.foreign)) } else { Err(self.problems) }
+    }
 }
 
 fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
     let origin = Origin { file: file.to_owned(), line: document.lines.first };
+    drop_nulls(&mut document.value);
     let key = key(&mut document.value)
         .map_err(|error| vec![problem(file, &document, &describe(&document.value), error)])?;
     let mut errors = strict::check(&key, &document.value);
@@ -110,6 +169,7 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
     };
     match resource {
         Some(resource) if errors.is_empty() => {
+            defaults::fill(&key, &mut document.value, &resource);
             Ok(Object { key, value: document.value, resource, origin, lines: document.lines })
         }
         _ => {
@@ -122,6 +182,22 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
 fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> Problem {
     let origin = Origin { file: file.to_owned(), line: document.lines.of(&error.path) };
     Problem { origin, object: object.to_owned(), field: error.path, problem: error.problem }
+}
+
+/// Takes out fields without a value, which are as good as absent. Not in maps of labels, where `app:` is a mistake.
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            let maps = ["labels", "annotations", "matchLabels", "labelsToApply", "nodeSelector"];
+            fields
+                .iter_mut()
+                .filter(|(name, _)| !maps.contains(&name.as_str()))
+                .for_each(|(_, value)| drop_nulls(value));
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }
 
 /// The object's key; a missing namespace becomes `default`, in the value too.

@@ -22,6 +22,11 @@ struct Use {
 }
 
 impl InUse {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The id, if it is in use.
     pub(crate) fn shared_id(&self, id: &PolicyId) -> Option<Arc<PolicyId>> {
         self.0.get_key_value(id).map(|(id, _)| id.clone())

@@ -66,6 +66,11 @@ impl SelectorIndex {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_value.is_empty() && self.by_presence.is_empty() && self.others.is_empty()
+    }
+
     /// Every selector that may match these labels.
     pub(crate) fn candidates(&self, labels: &SubjectLabels) -> Vec<No> {
         let mut found: Vec<No> = self.others.iter().copied().collect();
@@ -138,6 +143,11 @@ impl LabelIndex {
                 self.0.remove(name);
             }
         });
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// What bears the label with one of these values; with any, where none are given.

@@ -8,6 +8,8 @@ mod endpoints;
 mod flush;
 mod index;
 mod input;
+#[cfg(test)]
+mod leftovers;
 mod network;
 mod policies;
 mod selection;

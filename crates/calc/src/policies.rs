@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tortie_api::Key;
 use tortie_api::net::Direction;
 use tortie_policy::program::{PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
-use tortie_policy::{Compiled, Order, SetSource, SubjectLabels, namespace_profile};
+use tortie_policy::{Compiled, Hook, Order, SetSource, SubjectLabels, namespace_profile};
 use tortie_selector::{Restrictions, Selector};
 
 use crate::Finding;
@@ -39,6 +39,7 @@ impl Body {
 pub(crate) struct Head {
     tier: Box<str>,
     order: Order,
+    hook: Hook,
     pub(crate) selector: Selector,
     ingress: bool,
     egress: bool,
@@ -46,7 +47,7 @@ pub(crate) struct Head {
 
 pub(crate) struct Policy {
     pub(crate) id: Arc<PolicyId>,
-    pub(crate) head: Head,
+    pub(crate) head: Arc<Head>,
     body: Body,
     /// The endpoints of this node that it selects.
     endpoints: Numbers,
@@ -86,6 +87,13 @@ impl Default for Policies {
     }
 }
 
+impl Head {
+    /// Whether the policy is asked about the packets of this pod.
+    pub(crate) fn is_about(&self, labels: &SubjectLabels) -> bool {
+        self.hook.is_for_pods() && self.selector.matches(labels)
+    }
+}
+
 impl Policies {
     /// A policy as it is kept. What its author should know is noted.
     pub(crate) fn take_note(&mut self, id: &PolicyId, policy: Option<Compiled>) -> Option<Policy> {
@@ -102,8 +110,8 @@ impl Policies {
             None => Some(Note { text: policy.left_out.join("; "), not_understood: false }),
         };
         self.notes.extend(note.map(|note| (policy.id.clone(), note)));
-        let Compiled { id, tier, order, selector, ingress, egress, rules, sets, .. } = policy;
-        let head = Head { tier: tier.into(), order, selector, ingress, egress };
+        let Compiled { id, tier, order, hook, selector, ingress, egress, rules, sets, .. } = policy;
+        let head = Arc::new(Head { tier: tier.into(), order, hook, selector, ingress, egress });
         Some(Policy { id: Arc::new(id), head, body: Body::new(rules, sets), endpoints: Numbers::default() })
     }
 
@@ -150,14 +158,19 @@ impl Policies {
         self.numbers.get_key_value(id).map_or_else(|| Arc::new(id.clone()), |(id, _)| id.clone())
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        let kept = self.numbers.is_empty() && self.table.is_empty() && self.profiles.is_empty();
+        kept && self.by_selector.is_empty() && self.by_tier.is_empty() && self.notes.is_empty()
+    }
+
     fn known(&self, id: &PolicyId) -> Option<&Policy> {
         self.numbers.get(id).and_then(|no| self.table.get(*no))
     }
 
     /// The policies that select what has these labels.
     pub(crate) fn selecting(&self, labels: &SubjectLabels) -> Numbers {
-        let selects =
-            |no: &No| self.table.get(*no).is_some_and(|policy| policy.head.selector.matches(labels));
+        let selects = |no: &No| self.table.get(*no).is_some_and(|policy| policy.head.is_about(labels));
         self.by_selector.candidates(labels).into_iter().filter(selects).collect()
     }
 

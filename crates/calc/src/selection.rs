@@ -6,7 +6,7 @@ use tortie_policy::program::{PolicyId, PolicyKind};
 use tortie_policy::{Compiled, OwnLabels, policy_id};
 
 use crate::Calc;
-use crate::policies::{Body, TierSettings};
+use crate::policies::{Body, Policy, TierSettings};
 use crate::slab::No;
 
 impl Calc {
@@ -19,32 +19,39 @@ impl Calc {
             }
             return;
         }
-        if let Some((no, endpoints)) = self.policies.remove(&id) {
-            for endpoint in endpoints {
-                let subject = self.subjects.get_mut(endpoint);
-                if let Some(here) = subject.and_then(|subject| subject.here.as_mut()) {
-                    here.policies.remove(no);
-                    self.touched_endpoints.insert(here.id.clone());
-                }
-            }
-        }
+        self.forget_policy(&id);
         if let Some(new) = new {
-            let selector = new.head.selector.clone();
-            let demands = selector.restrictions();
-            let no = self.policies.insert(new, &demands);
-            for endpoint in self.subjects.candidates_here(&demands) {
-                let subject = self.subjects.get_mut(endpoint);
-                let Some(subject) = subject.filter(|subject| selector.matches(&subject.labels)) else {
-                    continue;
-                };
-                if let Some(here) = &mut subject.here {
-                    here.policies.insert(no);
-                    self.policies.link(no, endpoint);
-                    self.touched_endpoints.insert(here.id.clone());
-                }
-            }
+            self.add_policy(new);
         }
         self.touch_policy(&id);
+    }
+
+    /// Takes a policy away, and its links to the endpoints that it selects.
+    fn forget_policy(&mut self, id: &PolicyId) {
+        let Some((no, endpoints)) = self.policies.remove(id) else { return };
+        for endpoint in endpoints {
+            let subject = self.subjects.get_mut(endpoint);
+            if let Some(here) = subject.and_then(|subject| subject.here.as_mut()) {
+                here.policies.remove(no);
+                self.touched_endpoints.insert(here.id.clone());
+            }
+        }
+    }
+
+    /// Takes a policy in, and links it to the endpoints that it selects.
+    fn add_policy(&mut self, policy: Policy) {
+        let head = policy.head.clone();
+        let demands = head.selector.restrictions();
+        let no = self.policies.insert(policy, &demands);
+        for endpoint in self.subjects.candidates_here(&demands) {
+            let Some(subject) = self.subjects.get_mut(endpoint) else { continue };
+            let Some(here) = subject.here.as_mut().filter(|_| head.is_about(&subject.labels)) else {
+                continue;
+            };
+            here.policies.insert(no);
+            self.policies.link(no, endpoint);
+            self.touched_endpoints.insert(here.id.clone());
+        }
     }
 
     pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) {

@@ -130,6 +130,18 @@ impl Sets {
         (changed.into_iter().map(|(_, delta)| delta).collect(), removed.collect())
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        let kept = self.numbers.is_empty() && self.table.is_empty() && self.touched.is_empty();
+        let backends = self.slices.is_empty() && self.slices_of_service.is_empty();
+        kept && self.by_selector.is_empty() && self.by_service.is_empty() && backends
+    }
+
+    #[cfg(test)]
+    pub(crate) fn knows(&self, no: No) -> bool {
+        self.table.get(no).is_some()
+    }
+
     fn activate(&mut self, id: &Arc<SetId>, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
         let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
         self.numbers.insert(id.clone(), no);

@@ -44,6 +44,11 @@ impl<T> Slab<T> {
         Some(thing)
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.numbers().next().is_none()
+    }
+
     /// All numbers that are given.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = No> {
         let given = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());

@@ -225,6 +225,20 @@ impl Subjects {
         groups.filter(|group| group.key.kind == Kind::Profile).map(|group| group.key.name.as_str())
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        let subjects = self.numbers.is_empty() && self.table.is_empty() && self.here.is_empty();
+        let groups = self.group_numbers.is_empty() && self.groups.is_empty();
+        subjects && groups && self.by_own.is_empty() && self.by_group.is_empty()
+    }
+
+    /// Which sets a subject is noted to contribute to.
+    #[cfg(test)]
+    pub(crate) fn memberships(&self) -> impl Iterator<Item = No> {
+        let subjects = self.table.numbers().filter_map(|no| self.table.get(no));
+        subjects.flat_map(|subject| subject.in_sets.iter())
+    }
+
     /// Every subject that a selector may match which demands this.
     pub(crate) fn candidates(&self, demands: &Restrictions<'_>) -> Vec<No> {
         match self.narrowest(demands) {

@@ -14,6 +14,7 @@ pub mod oracle;
 pub mod program;
 
 pub use compile::{
-    Compiled, Order, SetSource, compile, compile_profile, compile_read, in_words, policy_id, readable_order,
+    Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, in_words, policy_id,
+    readable_order,
 };
 pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

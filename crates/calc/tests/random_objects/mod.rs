@@ -187,10 +187,11 @@ fn endpoint() -> impl Strategy<Value = Object> {
 
 fn policy() -> impl Strategy<Value = Object> {
     let tier = select(vec!["default", "t0", "t1", "never-stored"]);
+    let hook = weighted(0.2, select(vec!["applyOnForward", "preDNAT", "doNotTrack"]));
     let subject = (of(selector()), weighted(0.2, selector()), weighted(0.2, selector()));
-    (name("ns", 2), name("p", 2), any::<bool>(), tier, subject, of(0..3_u8), rules()).prop_map(
-        |(ns, name, global, tier, (selector, namespaces, accounts), order, (direction, rules))| {
-            let spec = fields(vec![
+    (name("ns", 2), name("p", 2), any::<bool>(), (tier, hook), subject, of(0..3_u8), rules()).prop_map(
+        |(ns, name, global, (tier, hook), (selector, namespaces, accounts), order, (direction, rules))| {
+            let mut spec = fields(vec![
                 ("tier", Some(json!(tier))),
                 ("selector", selector.map(Value::from)),
                 ("namespaceSelector", namespaces.filter(|_| global).map(Value::from)),
@@ -198,6 +199,10 @@ fn policy() -> impl Strategy<Value = Object> {
                 ("order", Some(json!(order))),
                 (direction, Some(json!(rules))),
             ]);
+            // Not asked about pods' packets, but for the first.
+            for field in hook.filter(|_| global).into_iter().flat_map(|hook| [hook, "applyOnForward"]) {
+                spec[field] = json!(true);
+            }
             let key = match global {
                 true => Key::global(Kind::GlobalNetworkPolicy, &name),
                 false => Key::namespaced(Kind::NetworkPolicy, ns, &name),

@@ -227,8 +227,12 @@ fn tiers(
     // NaN sorts after infinity: unknown tiers come last.
     names.sort_by(|a, b| place(a).total_cmp(&place(b)).then(a.cmp(b)));
     let tier = |name: &str| {
-        let applies =
-            |policy: &&Compiled| policy.tier == name && speaks(policy) && policy.selector.matches(labels);
+        let applies = |policy: &&Compiled| {
+            policy.tier == name
+                && speaks(policy)
+                && policy.hook.is_for_pods()
+                && policy.selector.matches(labels)
+        };
         let mut selected: Vec<&Compiled> = policies.iter().filter(applies).collect();
         selected.sort_by(|a, b| a.order.cmp(&b.order));
         let end =

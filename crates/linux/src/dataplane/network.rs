@@ -129,7 +129,8 @@ impl Network {
                 let message = format!("{id}: no route leads to the pod: {message}");
                 self.endpoints.insert(id.clone(), Condition { reason, message });
             }
-            None => self.node.push(Condition { reason, message }),
+            // The others' pods are further away; this node's own are as they should be.
+            None => self.node.push(Condition { reason: "RouteRefused", message }),
         }
         endpoint.is_some()
     }
