@@ -8,14 +8,14 @@ mod endpoints;
 mod flush;
 mod index;
 mod input;
-#[cfg(test)]
-mod leftovers;
 mod network;
 mod policies;
 mod selection;
 mod sets;
 mod slab;
 mod subjects;
+#[cfg(test)]
+mod tests;
 mod tiers;
 
 use std::collections::{BTreeMap, BTreeSet};

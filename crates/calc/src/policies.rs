@@ -164,6 +164,12 @@ impl Policies {
         kept && self.by_selector.is_empty() && self.by_tier.is_empty() && self.notes.is_empty()
     }
 
+    /// How many policies are asked whether they select what has these labels.
+    #[cfg(test)]
+    pub(crate) fn candidates(&self, labels: &SubjectLabels) -> usize {
+        self.by_selector.candidates(labels).len()
+    }
+
     fn known(&self, id: &PolicyId) -> Option<&Policy> {
         self.numbers.get(id).and_then(|no| self.table.get(*no))
     }

@@ -137,6 +137,12 @@ impl Sets {
         kept && self.by_selector.is_empty() && self.by_service.is_empty() && backends
     }
 
+    /// How many sets are asked whether what has these labels is of them.
+    #[cfg(test)]
+    pub(crate) fn candidates(&self, labels: &SubjectLabels) -> usize {
+        self.by_selector.candidates(labels).len()
+    }
+
     #[cfg(test)]
     pub(crate) fn knows(&self, no: No) -> bool {
         self.table.get(no).is_some()

@@ -1,0 +1,91 @@
+//! What an order of updates must not show, and no answer gives away: that an index forgets, and that it is asked.
+
+use proptest::prelude::*;
+use serde_json::json;
+use tortie_api::{Key, Kind};
+use tortie_selector::Selector;
+
+use crate::Calc;
+
+#[path = "../tests/random_objects/mod.rs"]
+mod random_objects;
+
+proptest! {
+    /// An index that does not gives right answers, and grows for ever.
+    #[test]
+    fn what_is_gone_leaves_nothing_behind(
+        objects in prop::collection::vec((random_objects::object(), any::<bool>(), any::<bool>()), 0..60),
+    ) {
+        let mut calc = Calc::new("n0");
+        for ((key, value), stays, flush) in &objects {
+            calc.update(key, Some(value));
+            if !stays {
+                calc.update(key, None);
+            }
+            if *flush {
+                calc.flush();
+                prop_assert!(calc.subjects.memberships().all(|set| calc.sets.knows(set)), "of a set that is gone");
+            }
+        }
+        for ((key, _), ..) in &objects {
+            calc.update(key, None);
+        }
+        calc.flush();
+        prop_assert!(calc.subjects.is_empty() && calc.policies.is_empty() && calc.sets.is_empty());
+        prop_assert!(calc.in_use.is_empty() && calc.problems.is_empty() && calc.findings().is_empty());
+    }
+}
+
+/// Namespaces with two pods each, one of them here, and a policy that lets the neighbours in.
+fn cluster(namespaces: usize) -> Calc {
+    let mut calc = Calc::new("n0");
+    for number in 0..namespaces {
+        let (name, neighbour) = (format!("ns{number}"), format!("ns{}", (number + 1) % namespaces));
+        let namespace = json!({"metadata": {"name": name, "labels": {"app": name}}});
+        calc.update(&Key::global(Kind::Namespace, &name), Some(&namespace));
+        let from = json!([{"namespaceSelector": {"matchLabels": {"app": neighbour}}}]);
+        let spec = json!({"podSelector": {"matchLabels": {"a": "x"}}, "ingress": [{"from": from}]});
+        let policy = json!({"metadata": {"name": "p"}, "spec": spec});
+        calc.update(&Key::namespaced(Kind::KubernetesNetworkPolicy, &name, "p"), Some(&policy));
+        for node in ["n0", "n1"] {
+            let object = tortie_api::calico::WorkloadEndpoint::name_for(node, "p", "eth0");
+            let value = json!({
+                "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+                "metadata": {"name": object, "namespace": name, "labels": {"a": "x"}},
+                "spec": {"node": node, "pod": format!("on-{node}"), "endpoint": "eth0", "ipNetworks": ["10.0.0.1/32"]},
+            });
+            calc.update(&Key::namespaced(Kind::WorkloadEndpoint, &name, object), Some(&value));
+        }
+    }
+    calc.flush();
+    calc
+}
+
+/// A change must cost what it touches, however large the cluster is: few are asked whether they match.
+#[test]
+fn who_is_asked_does_not_grow_with_the_cluster() {
+    for namespaces in [10, 300] {
+        let calc = cluster(namespaces);
+        assert_eq!(calc.state().sets.len(), namespaces);
+        let key = Key::namespaced(Kind::WorkloadEndpoint, "ns7", "n0-k8s-p-eth0");
+        let subject = calc.subjects.number(&key).and_then(|no| calc.subjects.get(no)).unwrap();
+        let (policies, sets) =
+            (calc.policies.candidates(&subject.labels), calc.sets.candidates(&subject.labels));
+        assert!(policies <= 3 && sets <= 3, "{policies} policies and {sets} sets of {namespaces} namespaces");
+
+        for (selector, most) in [
+            ("a == 'x' && projectcalico.org/namespace == 'ns7'", 2),
+            ("a == 'x' && pcns.app == 'ns7'", 2),
+            ("a == 'x' && pcns.kubernetes.io/metadata.name in {'ns7', 'ns8'}", 4),
+            ("a == 'x' && has(nobody)", 0),
+            ("a == 'x'", 2 * namespaces),
+            ("a != 'x'", 2 * namespaces),
+        ] {
+            let selector: Selector = selector.parse().unwrap();
+            let demands = selector.restrictions();
+            assert_eq!(calc.subjects.candidates(&demands).len(), most, "{selector}");
+            let here = calc.subjects.candidates_here(&demands).len();
+            assert!(here <= most.min(namespaces), "{here} endpoints for {selector}");
+        }
+    }
+}
