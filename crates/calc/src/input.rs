@@ -90,6 +90,7 @@ pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
         }
         (Kind::EndpointSlice, Resource::EndpointSlice(slice)) => Input::Backends(Backends {
             service: (key.namespace.clone(), slice.service().unwrap_or_default().to_owned()),
+            addresses: slice.addresses().collect(),
             backends: slice.backends().collect(),
         }),
         (Kind::WorkloadEndpoint, Resource::WorkloadEndpoint(endpoint)) => {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_api::Key;
-use tortie_api::net::Protocol;
 use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::program::{Member, SetId};
 use tortie_policy::{SetSource, SubjectLabels};
@@ -70,7 +69,7 @@ impl Sets {
         if let Some(old) = old {
             for no in self.by_service.get(&old.service).into_iter().flatten() {
                 let Some(set) = self.table.get_mut(*no) else { continue };
-                old.backends.iter().for_each(|backend| set.discount(set.backend(backend)));
+                backends_for(&set.source.clone(), &old, |member| set.discount(member));
                 self.touched.insert(*no);
             }
             if let Some(keys) = self.slices_of_service.get_mut(&old.service) {
@@ -83,7 +82,7 @@ impl Sets {
         let Some(new) = backends else { return };
         for no in self.by_service.get(&new.service).into_iter().flatten() {
             let Some(set) = self.table.get_mut(*no) else { continue };
-            new.backends.iter().for_each(|backend| set.count(set.backend(backend)));
+            backends_for(&set.source.clone(), &new, |member| set.count(member));
             self.touched.insert(*no);
         }
         self.slices_of_service.entry(new.service).or_default().insert(key.clone());
@@ -168,7 +167,7 @@ impl Sets {
                 let service = (namespace.clone(), name.clone());
                 let keys = self.slices_of_service.get(&service).into_iter().flatten();
                 for slice in keys.filter_map(|key| self.slices.get(key)) {
-                    slice.backends.iter().for_each(|backend| set.count(set.backend(backend)));
+                    backends_for(source, slice, |member| set.count(member));
                 }
                 self.by_service.entry(service).or_default().insert(no);
             }
@@ -243,14 +242,6 @@ impl ActiveSet {
         }
     }
 
-    /// What a backend contributes to a Service's set.
-    fn backend(&self, &(address, protocol, port): &(IpAddr, Protocol, u16)) -> Member {
-        match self.source.as_ref() {
-            SetSource::Service { with_ports: true, .. } => Member::AddressPort { address, protocol, port },
-            _ => Member::Net(IpNet::from(address)),
-        }
-    }
-
     fn delta(&mut self, state: &NodeState) -> Option<Delta> {
         let touched = std::mem::take(&mut self.touched);
         let Some((_, given)) = state.sets.get(&*self.id) else {
@@ -295,5 +286,16 @@ fn contributed(source: &SetSource, what: &What, mut show: impl FnMut(Member)) {
         }
         // A network declares no ports, and Services are made of backends alone.
         (SetSource::NamedPort { .. }, What::NetworkSet(_)) | (SetSource::Service { .. }, _) => {}
+    }
+}
+
+/// Shows what backends of the source's Service contribute.
+fn backends_for(source: &SetSource, backends: &Backends, mut show: impl FnMut(Member)) {
+    if matches!(source, SetSource::Service { with_ports: true, .. }) {
+        for &(address, protocol, port) in &backends.backends {
+            show(Member::AddressPort { address, protocol, port });
+        }
+    } else {
+        backends.addresses.iter().for_each(|address| show(Member::Net((*address).into())));
     }
 }

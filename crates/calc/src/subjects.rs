@@ -48,6 +48,7 @@ pub(crate) struct NamedPort {
 pub(crate) struct Backends {
     /// Namespace and name.
     pub(crate) service: (String, String),
+    pub(crate) addresses: Box<[IpAddr]>,
     pub(crate) backends: Box<[(IpAddr, Protocol, u16)]>,
 }
 

@@ -33,8 +33,9 @@ impl Tiers {
         if name.is_empty() {
             return TierPlace { unknown: false, order: f64::NEG_INFINITY, name };
         }
-        let stored = self.0.get(name).map(|tier| tier.order);
-        let order = stored.or_else(|| well_known(name).map(|(order, _)| Some(order)));
+        // Where the tiers that every cluster has stand is not for anybody to say.
+        let stored = || self.0.get(name).map(|tier| tier.order);
+        let order = well_known(name).map(|(order, _)| Some(order)).or_else(stored);
         TierPlace { unknown: order.is_none(), order: order.flatten().unwrap_or(f64::INFINITY), name }
     }
 

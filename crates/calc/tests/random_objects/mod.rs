@@ -247,7 +247,8 @@ fn cluster_policy() -> impl Strategy<Value = Object> {
 }
 
 fn tier() -> impl Strategy<Value = Object> {
-    (name("t", 2), of(0..3_u8), any::<bool>()).prop_map(|(name, order, pass)| {
+    let name = select(vec!["t0", "t1", "t0", "t1", "default"]);
+    (name, of(0..3_u8), any::<bool>()).prop_map(|(name, order, pass)| {
         let action = if pass { "Pass" } else { "Deny" };
         let value = json!({"metadata": {"name": name}, "spec": {"order": order, "defaultAction": action}});
         (Key::global(Kind::Tier, name), value)

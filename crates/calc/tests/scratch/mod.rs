@@ -28,8 +28,8 @@ type Backends = Vec<(IpAddr, Protocol, u16)>;
 struct Subjects {
     pods: Vec<(Key, WorkloadEndpointSpec, SubjectLabels)>,
     network_sets: Vec<(SubjectLabels, Vec<IpNet>)>,
-    /// Namespace and name of a Service, and some of its backends.
-    backends: Vec<(String, String, Backends)>,
+    /// Namespace and name of a Service, and some of its backends: addresses, and addresses with ports.
+    backends: Vec<(String, String, Vec<IpAddr>, Backends)>,
 }
 
 /// What the node must be.
@@ -142,7 +142,13 @@ fn subjects(objects: &Objects) -> Subjects {
             }
             Some(Resource::EndpointSlice(slice)) => {
                 let service = slice.service().unwrap_or_default().to_owned();
-                subjects.backends.push((key.namespace.clone(), service, slice.backends().collect()));
+                let addresses = slice.addresses().collect();
+                subjects.backends.push((
+                    key.namespace.clone(),
+                    service,
+                    addresses,
+                    slice.backends().collect(),
+                ));
             }
             _ => {}
         }
@@ -185,13 +191,17 @@ fn members(source: &SetSource, subjects: &Subjects) -> BTreeSet<Member> {
         }
         SetSource::Service { namespace, name, with_ports } => {
             let meant =
-                subjects.backends.iter().filter(|(of, service, _)| of == namespace && service == name);
-            let backends = meant.flat_map(|(_, _, backends)| backends);
-            let member = |&(address, protocol, port): &(IpAddr, Protocol, u16)| match with_ports {
-                true => Member::AddressPort { address, protocol, port },
-                false => Member::Net(address.into()),
-            };
-            backends.map(member).collect()
+                subjects.backends.iter().filter(|(of, service, ..)| of == namespace && service == name);
+            let mut members = BTreeSet::new();
+            for (_, _, addresses, backends) in meant {
+                if *with_ports {
+                    let port = |&(address, protocol, port)| Member::AddressPort { address, protocol, port };
+                    members.extend(backends.iter().map(port));
+                } else {
+                    members.extend(addresses.iter().map(|address| Member::Net((*address).into())));
+                }
+            }
+            members
         }
     }
 }
@@ -221,7 +231,10 @@ fn tiers(
             "kube-baseline" => Some((Some(1e7), true)),
             _ => None,
         };
-        stored.or(of_every_cluster).map(|(order, pass)| (order.unwrap_or(f64::INFINITY), pass))
+        // Where the tiers of every cluster stand is not for anybody to say; how they end is said by what is stored.
+        let (order, _) = of_every_cluster.or(stored)?;
+        let (_, pass) = stored.or(of_every_cluster)?;
+        Some((order.unwrap_or(f64::INFINITY), pass))
     };
     let place = |name: &&str| described(name).map_or(f64::NAN, |(order, _)| order);
     // NaN sorts after infinity: unknown tiers come last.
