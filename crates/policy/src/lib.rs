@@ -3,7 +3,7 @@
 //!
 //! [`compile`] turns one policy, of whatever kind, into a [`Compiled`] one: selectors become sets with ids. A policy
 //! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18). [`oracle`] says
-//! the same without compiling anything, and why.
+//! the same without compiling anything, and why; [`reach`] asks it about whole clusters.
 
 mod calico;
 mod cluster;
@@ -12,6 +12,7 @@ mod kubernetes;
 mod labels;
 pub mod oracle;
 pub mod program;
+pub mod reach;
 
 pub use compile::{
     Compiled, Order, SetSource, compile, compile_profile, in_words, policy_id, readable_order,

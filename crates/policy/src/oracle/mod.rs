@@ -4,6 +4,7 @@
 //! no index, no set, no conversion of one kind of policy into another, and nothing shared with the compiled path but
 //! the reading of resources and the selector evaluator.
 
+mod ask;
 mod calico;
 mod cluster;
 mod kubernetes;
@@ -19,6 +20,7 @@ use tortie_api::calico::Rule;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::{Key, Kind, Resource};
 
+pub(crate) use ask::{SeenPod, Subject};
 use order::{Policy, Rules, Tier};
 use packet::Packet;
 pub use peers::{Peer, QuestionError};

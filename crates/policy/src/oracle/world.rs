@@ -1,6 +1,6 @@
 //! Who is there: pods, network sets, nodes, namespaces, service accounts, backends of Services, pools.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -133,9 +133,14 @@ impl World {
                 world.workloads.push(world.of_endpoint(snapshot, key, endpoint));
             }
         }
+        let name = |pod: &Workload| (pod.identity.namespace.clone(), pod.identity.name.clone());
+        let noted: BTreeSet<_> = world.workloads.iter().map(name).collect();
         for (key, resource) in snapshot.resources() {
-            if let Resource::Pod(pod) = resource {
-                world.add_pod(snapshot, key, pod);
+            match resource {
+                Resource::Pod(pod) if !noted.contains(&(key.namespace.clone(), key.name.clone())) => {
+                    world.add_pod(snapshot, key, pod);
+                }
+                _ => {}
             }
         }
         world
@@ -196,9 +201,7 @@ impl World {
 
     fn add_pod(&mut self, snapshot: &Snapshot, key: &Key, pod: &Pod) {
         let phase = pod.status.phase.as_deref();
-        let is_it = |known: &Identity| known.namespace == key.namespace && known.name == key.name;
-        let has_endpoint = self.workloads.iter().any(|known| is_it(&known.identity));
-        if has_endpoint || phase == Some("Succeeded") || phase == Some("Failed") {
+        if phase == Some("Succeeded") || phase == Some("Failed") {
             return;
         }
         let node = pod.spec.node_name.clone().unwrap_or_default();

@@ -1,0 +1,184 @@
+//! What [`crate::reach`] asks beyond verdicts: who is there, and what single criteria say of them. Every answer comes
+//! from the same functions that verdicts come from.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tortie_api::kubernetes::LabelSelector;
+use tortie_api::net::{Direction, Protocol};
+use tortie_api::{Key, Kind};
+use tortie_selector::Selector;
+
+use super::world::{Identity, Workload};
+use super::{Oracle, PolicyName, Question, QuestionError, Stored, Trace, calico, kubernetes, peers};
+use crate::oracle::packet::Packet;
+
+/// What selectors see: a pod or a network set.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a>(&'a Identity);
+
+/// A pod with a network of its own.
+pub(crate) struct SeenPod<'a>(&'a Workload);
+
+/// A policy, in the order in which all are asked.
+pub(crate) struct SeenPolicy<'a> {
+    pub(crate) name: &'a PolicyName,
+    pub(crate) tier: &'a str,
+    pub(crate) staged: bool,
+    pub(crate) stored: &'a Stored,
+}
+
+impl Oracle<'_> {
+    pub(crate) fn pods(&self) -> impl Iterator<Item = SeenPod<'_>> {
+        self.world.workloads.iter().map(SeenPod)
+    }
+
+    pub(crate) fn network_sets(&self) -> impl Iterator<Item = (Subject<'_>, &[IpNet])> {
+        self.world.network_sets.iter().map(|set| (Subject(&set.identity), set.nets.as_slice()))
+    }
+
+    /// Name, own address and tunnel address of each node.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, Option<IpAddr>, Option<IpAddr>)> {
+        self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.address, node.tunnel))
+    }
+
+    /// The backends of a Service.
+    pub(crate) fn backends(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Iterator<Item = (IpAddr, Protocol, u16)> {
+        let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));
+        backends.into_iter().flatten().map(|backend| (backend.address, backend.protocol, backend.port))
+    }
+
+    /// Whether packets to this address are carried by VXLAN.
+    pub(crate) fn is_overlaid(&self, address: IpAddr) -> bool {
+        self.world.is_overlaid(address)
+    }
+
+    pub(crate) fn policies(&self) -> impl Iterator<Item = SeenPolicy<'_>> {
+        self.tiers.iter().flat_map(|tier| {
+            tier.policies.iter().map(|policy| SeenPolicy {
+                name: &policy.name,
+                tier: &tier.name,
+                staged: policy.staged,
+                stored: policy.stored,
+            })
+        })
+    }
+
+    /// Which of [`Self::policies`] speak about packets of this direction at this pod, by index.
+    pub(crate) fn applying(&self, pod: &SeenPod<'_>, direction: Direction) -> Vec<usize> {
+        let policies = self.tiers.iter().flat_map(|tier| &tier.policies).enumerate();
+        policies.filter(|(_, policy)| policy.applies(pod.0, direction)).map(|(index, _)| index).collect()
+    }
+
+    /// What the profile says: its stored rules, those of a namespace that exists, or nothing.
+    pub(crate) fn profile_of(&self, name: &str) -> SeenProfile<'_> {
+        match self.snapshot.get(&Key::global(Kind::Profile, name)) {
+            Some(stored) => SeenProfile::Stored(stored),
+            None => match name.strip_prefix("kns.") {
+                Some(namespace) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
+                _ => SeenProfile::Nothing,
+            },
+        }
+    }
+
+    /// What one end's policies say of a packet; `None` where that end is under none.
+    pub(crate) fn one_end(
+        &self,
+        question: &Question,
+        direction: Direction,
+    ) -> Result<Option<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question)?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let pod = match direction {
+            Direction::Egress => way.judged_egress,
+            Direction::Ingress => way.judged_ingress,
+        };
+        Ok(pod.map(|pod| self.judge(pod, direction, &packet)))
+    }
+}
+
+/// What a pod's profile comes to.
+pub(crate) enum SeenProfile<'a> {
+    Stored(&'a Stored),
+    AllowsAll,
+    Nothing,
+}
+
+impl<'a> SeenPod<'a> {
+    pub(crate) fn subject(&self) -> Subject<'a> {
+        Subject(&self.0.identity)
+    }
+
+    pub(crate) fn node(&self) -> &'a str {
+        &self.0.node
+    }
+
+    pub(crate) fn addresses(&self) -> &'a [IpAddr] {
+        &self.0.addresses
+    }
+
+    pub(crate) fn profiles(&self) -> &'a [String] {
+        &self.0.profiles
+    }
+}
+
+impl<'a> Subject<'a> {
+    pub(crate) fn is_pod(&self) -> bool {
+        self.0.is_pod
+    }
+
+    pub(crate) fn namespace(&self) -> &'a str {
+        &self.0.namespace
+    }
+
+    pub(crate) fn name(&self) -> &'a str {
+        &self.0.name
+    }
+
+    pub(crate) fn account(&self) -> &'a str {
+        &self.0.account
+    }
+
+    pub(crate) fn own_labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.own_labels
+    }
+
+    /// What Calico's selectors see.
+    pub(crate) fn labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.labels
+    }
+
+    pub(crate) fn namespace_labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.namespace_labels
+    }
+
+    pub(crate) fn account_labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.account_labels
+    }
+
+    /// The ports that it declares by name.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (&'a str, Protocol, u16)> {
+        self.0.ports.iter().map(|port| (port.name.as_str(), port.protocol, port.port))
+    }
+
+    pub(crate) fn is_in_namespaces(&self, selector: &Selector) -> bool {
+        calico::of_namespace(selector, self.0)
+    }
+
+    pub(crate) fn has_account(&self, selector: &Selector) -> bool {
+        calico::of_account(selector, self.0)
+    }
+
+    pub(crate) fn bears(&self, selector: &LabelSelector) -> bool {
+        kubernetes::selects(selector, &self.0.own_labels)
+    }
+
+    pub(crate) fn namespace_bears(&self, selector: &LabelSelector) -> bool {
+        kubernetes::selects(selector, &self.0.namespace_labels)
+    }
+}
