@@ -58,6 +58,7 @@ impl Oracle<'_> {
         self.world.is_overlaid(address)
     }
 
+    /// Every policy, staged ones too, in the order in which all are asked.
     pub(crate) fn policies(&self) -> impl Iterator<Item = SeenPolicy<'_>> {
         self.tiers.iter().flat_map(|tier| {
             tier.policies.iter().map(|policy| SeenPolicy {
@@ -151,14 +152,6 @@ impl<'a> Subject<'a> {
     /// What Calico's selectors see.
     pub(crate) fn labels(&self) -> &'a BTreeMap<String, String> {
         &self.0.labels
-    }
-
-    pub(crate) fn namespace_labels(&self) -> &'a BTreeMap<String, String> {
-        &self.0.namespace_labels
-    }
-
-    pub(crate) fn account_labels(&self) -> &'a BTreeMap<String, String> {
-        &self.0.account_labels
     }
 
     /// The ports that it declares by name.

@@ -1,0 +1,187 @@
+//! What a change changes: which classes of pairs and ports meet another verdict.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tortie_api::Key;
+use tortie_api::net::Direction;
+
+use super::classes::{ClassKind, Classes};
+use super::judge::{Cell, Judge};
+use super::sight::is_policy;
+use crate::oracle::{DecidedBy, Oracle, PolicyName, Snapshot, Verdict};
+
+/// A cluster before and after a change.
+pub struct Change<'a> {
+    before: &'a Snapshot,
+    after: &'a Snapshot,
+    /// Made of both: world 0 is before, world 1 is after.
+    pub classes: Classes,
+}
+
+/// Some flows whose verdict changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The verdict before; `None` where there was no such flow.
+    pub before: Option<Why>,
+    /// The verdict after; `None` where there is no such flow any more.
+    pub after: Option<Why>,
+    /// The classes of ports.
+    pub ports: Vec<usize>,
+    /// Who sends.
+    pub from: Vec<usize>,
+    /// To whom.
+    pub to: Vec<usize>,
+    /// How many pairs of pods that is; pairs with nodes or outsiders count one for each pod.
+    pub pairs: usize,
+}
+
+/// A verdict, and what decided.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Why {
+    /// Whether packets pass.
+    pub verdict: Verdict,
+    /// What decided: one of the ends where they are dropped, both where they pass.
+    pub by: Vec<(Direction, DecidedBy)>,
+}
+
+impl<'a> Change<'a> {
+    /// Between these two.
+    #[must_use]
+    pub fn new(before: &'a Snapshot, after: &'a Snapshot) -> Self {
+        Self { before, after, classes: Classes::of(&[before, after]) }
+    }
+
+    /// Every flow whose verdict changes, in as few words as possible. Pods that come or go change nothing by that alone.
+    #[must_use]
+    pub fn differences(&self) -> Vec<Difference> {
+        let (before, after) = (self.classes.reduced(self.before), self.classes.reduced(self.after));
+        let mut was = Judge::new(&self.classes, &before, 0);
+        let mut is = Judge::new(&self.classes, &after, 1);
+        let mut found: BTreeMap<(Plain, Plain), BTreeMap<(usize, usize), Vec<usize>>> = BTreeMap::new();
+        for (from, to) in self.concerned() {
+            for port in 0..self.classes.ports().len() {
+                let cells = (was.verdict(from, to, port), is.verdict(from, to, port));
+                let (Some(one), Some(other)) = cells else { continue };
+                if one.verdict != other.verdict {
+                    let pairs = found.entry((plain(&one), plain(&other))).or_default();
+                    pairs.entry((from, to)).or_default().push(port);
+                }
+            }
+        }
+        let mut all = Vec::new();
+        for ((one, other), pairs) in found {
+            for (ports, from, to) in rectangles(pairs) {
+                let pairs = from.iter().flat_map(|from| to.iter().map(move |to| self.pairs(*from, *to))).sum();
+                let (before, after) = (Some(why(&was, &one)), Some(why(&is, &other)));
+                all.push(Difference { before, after, ports, from, to, pairs });
+            }
+        }
+        all.sort_by(|a, b| (&a.after, &a.before, b.pairs, &a.from).cmp(&(&b.after, &b.before, a.pairs, &b.from)));
+        all
+    }
+
+    /// The pairs whose verdict can have changed. Where only policies changed: those at one end of which a policy that
+    /// changed has, or had, a say in that direction; else all.
+    fn concerned(&self) -> BTreeSet<(usize, usize)> {
+        let changed = changed(self.before, self.after);
+        let count = self.classes.all().len();
+        let all = || (0..count).collect::<Vec<_>>();
+        let everything = !changed.iter().all(|key| is_policy(key.kind));
+        let numbers = [self.before, self.after].map(|snapshot| numbers(snapshot, &changed));
+        let mut pairs = BTreeSet::new();
+        for (index, class) in self.classes.all().iter().enumerate().filter(|(_, c)| c.kind == ClassKind::Pods) {
+            for direction in [Direction::Ingress, Direction::Egress] {
+                let has_say = |world| self.classes.has_say(class, world, &numbers, direction);
+                if everything || has_say(0) || has_say(1) {
+                    pairs.extend(all().into_iter().map(|peer| match direction {
+                        Direction::Ingress => (peer, index),
+                        Direction::Egress => (index, peer),
+                    }));
+                }
+            }
+        }
+        pairs
+    }
+
+    fn pairs(&self, from: usize, to: usize) -> usize {
+        let count = |class: usize| self.classes.all().get(class).map_or(0, |class| class.count());
+        match from == to {
+            true => count(from) * count(from).saturating_sub(1),
+            false => count(from) * count(to),
+        }
+    }
+}
+
+/// The numbers of these policies in the order in which all are asked.
+fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
+    let oracle = Oracle::new(snapshot);
+    let of = |name: &PolicyName| {
+        let is = |key: &Key| {
+            key.name == name.name && key.namespace == name.namespace && key.kind.to_string() == name.kind
+        };
+        policies.iter().any(is)
+    };
+    let numbered = oracle.policies().enumerate();
+    numbered.filter(|(_, policy)| of(policy.name)).map(|(number, _)| number).collect()
+}
+
+/// The objects that differ.
+#[must_use]
+pub fn changed(before: &Snapshot, after: &Snapshot) -> BTreeSet<Key> {
+    let differs = |one: &Snapshot, other: &Snapshot| -> Vec<Key> {
+        let differs = one.iter().filter(|(key, stored)| match other.get(key) {
+            Some(known) => !std::ptr::eq(*stored, known) && stored.value != known.value,
+            None => true,
+        });
+        differs.map(|(key, _)| key.clone()).collect()
+    };
+    differs(before, after).into_iter().chain(differs(after, before)).collect()
+}
+
+/// A cell without what does not matter: where it drops, the end that lets through.
+type Plain = (Verdict, Vec<(Direction, usize)>);
+
+fn plain(cell: &Cell) -> Plain {
+    let ends = [(Direction::Egress, cell.egress), (Direction::Ingress, cell.ingress)];
+    let counts = ends.into_iter().filter_map(|(direction, said)| Some((direction, said?)));
+    let counts = counts.filter(|(_, said)| said.verdict == cell.verdict);
+    (cell.verdict, counts.map(|(direction, said)| (direction, said.by)).collect())
+}
+
+fn why(judge: &Judge<'_>, (verdict, by): &Plain) -> Why {
+    let by = by.iter().map(|(direction, by)| (*direction, judge.decider(*by).clone())).collect();
+    Why { verdict: *verdict, by }
+}
+
+type Rectangle = (Vec<usize>, Vec<usize>, Vec<usize>);
+
+/// Pairs as rectangles: senders that have the same receivers on the same ports stand together.
+fn rectangles(pairs: BTreeMap<(usize, usize), Vec<usize>>) -> Vec<Rectangle> {
+    let mut by_sender: BTreeMap<(Vec<usize>, usize), Vec<usize>> = BTreeMap::new();
+    for ((from, to), ports) in pairs {
+        by_sender.entry((ports, from)).or_default().push(to);
+    }
+    let mut rectangles: BTreeMap<(Vec<usize>, Vec<usize>), Vec<usize>> = BTreeMap::new();
+    for ((ports, from), to) in by_sender {
+        rectangles.entry((ports, to)).or_default().push(from);
+    }
+    let mut all: Vec<Rectangle> = rectangles.into_iter().map(|((ports, to), from)| (ports, from, to)).collect();
+    // Where a class reaches all but itself, senders differ in that one receiver only: turn such rectangles round.
+    if all.len() > 1 {
+        let mut by_receiver: BTreeMap<(Vec<usize>, Vec<usize>), Vec<usize>> = BTreeMap::new();
+        let mut single: BTreeMap<(Vec<usize>, usize), Vec<usize>> = BTreeMap::new();
+        for (ports, from, to) in &all {
+            for to in to {
+                single.entry((ports.clone(), *to)).or_default().extend(from);
+            }
+        }
+        for ((ports, to), mut from) in single {
+            from.sort_unstable();
+            by_receiver.entry((ports, from)).or_default().push(to);
+        }
+        if by_receiver.len() < all.len() {
+            all = by_receiver.into_iter().map(|((ports, from), to)| (ports, from, to)).collect();
+        }
+    }
+    all
+}

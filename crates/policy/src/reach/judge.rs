@@ -1,0 +1,230 @@
+//! Verdicts between classes, each asked of the oracle once.
+
+use std::collections::{BTreeSet, HashMap};
+
+use tortie_api::net::Direction;
+
+use super::classes::{Class, ClassKind, Classes, Sample};
+use super::sight::{AddressSight, EndSight, Holding};
+use crate::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Verdict};
+
+/// Verdicts of one cluster between the classes of [`Classes`].
+pub struct Judge<'a> {
+    classes: &'a Classes,
+    /// Which of the snapshots that the classes were made of.
+    world: usize,
+    oracle: Oracle<'a>,
+    /// By class; ingress, then egress.
+    views: Vec<[Option<View>; 2]>,
+    deciders: Vec<DecidedBy>,
+    decider_numbers: HashMap<String, usize>,
+}
+
+/// What one class's policies say in one direction. Peers and ports that these policies do not tell apart are one group.
+struct View {
+    peers: Vec<usize>,
+    /// For each group of peers who is asked about: own sample and theirs; `None` where there is no such flow.
+    pairs: Vec<Option<(Peer, Peer)>>,
+    ports: Vec<usize>,
+    port_samples: Vec<usize>,
+    said: Vec<Option<Option<Said>>>,
+}
+
+/// What the policies at one end say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Said {
+    /// Whether the packet passes.
+    pub verdict: Verdict,
+    /// What decided, for [`Judge::decider`].
+    pub by: usize,
+}
+
+/// The verdict on packets of one class of ports between two classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cell {
+    /// Whether they pass.
+    pub verdict: Verdict,
+    /// What the sender's policies say; `None` where it is under none.
+    pub egress: Option<Said>,
+    /// What the receiver's policies say; `None` where it is under none.
+    pub ingress: Option<Said>,
+}
+
+impl<'a> Judge<'a> {
+    /// Over `reduced`, which is [`Classes::reduced`] of the snapshot number `world` that the classes were made of.
+    #[must_use]
+    pub fn new(classes: &'a Classes, reduced: &'a Snapshot, world: usize) -> Self {
+        Self {
+            classes,
+            world,
+            oracle: Oracle::new(reduced),
+            views: classes.all().iter().map(|_| [None, None]).collect(),
+            deciders: Vec::new(),
+            decider_numbers: HashMap::new(),
+        }
+    }
+
+    /// What decided. The profiles of namespaces, which allow everything, count as one: `kns.*`.
+    #[must_use]
+    pub fn decider(&self, by: usize) -> &DecidedBy {
+        self.deciders.get(by).unwrap_or(&DecidedBy::NoProfile)
+    }
+
+    /// The verdict; `None` where no such packet leaves a pod or where no policy of pods is concerned: of a pod to itself,
+    /// without a common family of addresses, between nodes and outsiders.
+    pub fn verdict(&mut self, from: usize, to: usize, port: usize) -> Option<Cell> {
+        let (source, destination) = (self.sight(from)?, self.sight(to)?);
+        let (sends, receives) = (source.judged.is_some(), destination.judged.is_some());
+        if !(sends || receives) || !in_touch(source, destination) {
+            return None;
+        }
+        let single = |class: usize| self.class(class).is_some_and(|class| class.samples.len() < 2);
+        if from == to && single(from) {
+            return None;
+        }
+        let egress = if sends { self.said(from, to, port, Direction::Egress) } else { None };
+        let ingress = if receives { self.said(to, from, port, Direction::Ingress) } else { None };
+        let allows = |said: Option<Said>| said.is_none_or(|said| said.verdict == Verdict::Allow);
+        Some(Cell { verdict: Verdict::from(allows(egress) && allows(ingress)), egress, ingress })
+    }
+
+    /// What the policies of class `subject` say of packets from or to class `peer`.
+    pub fn said(&mut self, subject: usize, peer: usize, port: usize, direction: Direction) -> Option<Said> {
+        let side = usize::from(direction == Direction::Egress);
+        if self.views.get(subject)?.get(side)?.is_none() {
+            let view = self.view(subject, direction)?;
+            *self.views.get_mut(subject)?.get_mut(side)? = Some(view);
+        }
+        let view = self.views.get(subject)?.get(side)?.as_ref()?;
+        let (peers, ports) = (*view.peers.get(peer)?, *view.ports.get(port)?);
+        let place = peers * view.port_samples.len() + ports;
+        if let Some(said) = view.said.get(place)? {
+            return *said;
+        }
+        let question = view.pairs.get(peers)?.as_ref().map(|(own, theirs)| {
+            let sample = self.classes.ports().sample(*view.port_samples.get(ports).unwrap_or(&0));
+            let (from, to) = if direction == Direction::Egress { (own, theirs) } else { (theirs, own) };
+            Question {
+                from: from.clone(),
+                to: to.clone(),
+                protocol: sample.protocol,
+                source_port: sample.source_port,
+                destination_port: sample.destination_port,
+                icmp: sample.icmp,
+            }
+        });
+        let said = question.and_then(|question| self.ask(&question, direction));
+        *self.views.get_mut(subject)?.get_mut(side)?.as_mut()?.said.get_mut(place)? = Some(said);
+        said
+    }
+
+    /// One packet from the first class to the second, as the oracle is asked about it.
+    #[must_use]
+    pub fn question(&self, from: usize, to: usize, port: usize) -> Option<Question> {
+        let (source, destination) = (self.class(from)?, self.class(to)?);
+        let (from, to) = pair(source, destination, from == to, source.kind == ClassKind::Nodes)?;
+        let sample = self.classes.ports().sample(port);
+        let (source_port, destination_port) = (sample.source_port, sample.destination_port);
+        Some(Question { from, to, protocol: sample.protocol, source_port, destination_port, icmp: sample.icmp })
+    }
+
+    fn ask(&mut self, question: &Question, direction: Direction) -> Option<Said> {
+        let trace = self.oracle.one_end(question, direction).ok()??;
+        let by = self.number(trace.decided_by);
+        Some(Said { verdict: trace.verdict, by })
+    }
+
+    fn number(&mut self, mut by: DecidedBy) -> usize {
+        if let DecidedBy::Rule { policy: PolicyName { kind, name, .. }, .. } = &mut by
+            && kind == "Profile"
+            && matches!(self.oracle.profile_of(name), crate::oracle::SeenProfile::AllowsAll)
+        {
+            "kns.*".clone_into(name);
+        }
+        let next = self.deciders.len();
+        let number = *self.decider_numbers.entry(format!("{by:?}")).or_insert(next);
+        if number == next {
+            self.deciders.push(by);
+        }
+        number
+    }
+
+    fn class(&self, class: usize) -> Option<&'a Class> {
+        self.classes.all().get(class)
+    }
+
+    fn sight(&self, class: usize) -> Option<&'a EndSight> {
+        self.class(class)?.sights.get(self.world)?.as_ref()
+    }
+
+    fn view(&self, subject: usize, direction: Direction) -> Option<View> {
+        let uses = self.classes.asked.get(self.world)?.of(self.sight(subject)?.judged.as_ref()?, direction);
+        let (ports, port_samples) = self.classes.ports().groups(&uses.matchers);
+        let own = self.class(subject)?;
+        let mut numbers: HashMap<Group, usize> = HashMap::new();
+        let mut peers = Vec::with_capacity(self.classes.all().len());
+        let mut pairs: Vec<Option<(Peer, Peer)>> = Vec::new();
+        for (index, class) in self.classes.all().iter().enumerate() {
+            let key = match self.sight(index) {
+                Some(sight) if class.kind != ClassKind::Nodes => Group::Alike(Restricted::new(sight, &uses.atoms)),
+                Some(_) => Group::Node(index),
+                None => Group::Absent,
+            };
+            let next = pairs.len();
+            let group = *numbers.entry(key).or_insert(next);
+            let probed = direction == Direction::Ingress && class.kind == ClassKind::Nodes;
+            let found = pair(own, class, index == subject, probed).filter(|_| self.sight(index).is_some());
+            match pairs.get_mut(group) {
+                None => pairs.push(found),
+                // A pod on its own is no peer of itself; another class of the group stands for it.
+                Some(slot) if slot.is_none() => *slot = found,
+                Some(_) => {}
+            }
+            peers.push(group);
+        }
+        let said = vec![None; pairs.len() * port_samples.len()];
+        Some(View { peers, pairs, ports, port_samples, said })
+    }
+}
+
+/// Peers that a set of policies does not tell apart.
+#[derive(PartialEq, Eq, Hash)]
+enum Group {
+    Alike(Restricted),
+    /// Nodes reach their own pods whatever policy says, so each class of them is asked about.
+    Node(usize),
+    Absent,
+}
+
+/// What of a sight some policies ask about.
+#[derive(PartialEq, Eq, Hash)]
+struct Restricted {
+    v4: Option<AddressSight>,
+    v6: Option<AddressSight>,
+}
+
+impl Restricted {
+    fn new(sight: &EndSight, atoms: &BTreeSet<u32>) -> Self {
+        let holding = |all: &Holding| all.iter().filter(|number| atoms.contains(number)).copied().collect();
+        let address = |sight: &Option<AddressSight>| {
+            sight.as_ref().map(|sight| AddressSight {
+                holding: holding(&sight.holding),
+                present: sight.present.iter().map(holding).collect(),
+            })
+        };
+        Self { v4: address(&sight.v4), v6: address(&sight.v6) }
+    }
+}
+
+/// Whether both have addresses of one family.
+fn in_touch(a: &EndSight, b: &EndSight) -> bool {
+    (a.v4.is_some() && b.v4.is_some()) || (a.v6.is_some() && b.v6.is_some())
+}
+
+/// Two that stand for their classes: not the same one, and where a node `probes` not one of its own pods.
+fn pair(own: &Class, other: &Class, same: bool, probes: bool) -> Option<(Peer, Peer)> {
+    let apart = |a: &Sample, b: &Sample| if probes { a.node != b.node } else { !same || a.peer != b.peer };
+    let pairs = own.samples.iter().flat_map(|a| other.samples.iter().map(move |b| (a, b)));
+    let mut pairs = pairs.filter(|(a, b)| apart(a, b));
+    pairs.next().map(|(a, b)| (a.peer.clone(), b.peer.clone()))
+}
