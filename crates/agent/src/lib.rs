@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use thiserror::Error;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
@@ -25,6 +26,7 @@ use tortie_store::{Store, StoreError};
 
 use locks::Locks;
 use node::Prepared;
+use plane::InForce;
 use pods::Pods;
 
 /// What an agent is told at its start.
@@ -124,8 +126,8 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
 
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
-    let mut parts = Parts(JoinSet::new());
-    parts.add("the dataplane's thread", plane::ended(in_force.clone()));
+    let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
+    parts.add(DATAPLANE, plane::ended(in_force.clone()));
     parts.add("the feed of the dataplane", feed::run(store.clone(), batches));
     parts.add("the following of labels", labels::run(store.clone(), node.clone()));
     parts.add("the report", report::run(store.clone(), node.clone(), os, in_force.clone()));
@@ -149,11 +151,17 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
 }
 
 /// What runs side by side, each as long as the agent; all of it ends when this is dropped.
-struct Parts(JoinSet<&'static str>);
+struct Parts {
+    running: JoinSet<&'static str>,
+    in_force: watch::Receiver<Arc<InForce>>,
+}
+
+/// The part whose end makes others end, too.
+const DATAPLANE: &str = "the dataplane's thread";
 
 impl Parts {
     fn add(&mut self, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
-        self.0.spawn(async move {
+        self.running.spawn(async move {
             part.await;
             name
         });
@@ -161,7 +169,9 @@ impl Parts {
 
     /// Waits for the first part that ends.
     async fn ended(&mut self) -> AgentError {
-        match self.0.join_next().await {
+        match self.running.join_next().await {
+            // Whoever waits for the dataplane may be faster to end than it is to be told of.
+            Some(Ok(_)) if self.in_force.has_changed().is_err() => AgentError::Ended { part: DATAPLANE },
             Some(Ok(part)) => AgentError::Ended { part },
             Some(Err(panic)) => AgentError::system("a part of the agent", panic),
             None => AgentError::Ended { part: "everything" },

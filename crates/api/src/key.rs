@@ -45,6 +45,10 @@ pub enum Kind {
     StagedGlobalNetworkPolicy,
     /// A Kubernetes network policy that is not enforced, only looked at.
     StagedKubernetesNetworkPolicy,
+    /// An interface of a node under policy.
+    HostEndpoint,
+    /// The settings of nodes; `default` is everybody's.
+    FelixConfiguration,
     /// A Calico address pool.
     IpPool,
     /// A pod's interface, as the CNI plugin made it.
@@ -75,7 +79,7 @@ struct Description {
 const CORE: &str = "v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-const DESCRIPTIONS: [Description; 26] = [
+const DESCRIPTIONS: [Description; 28] = [
     describe(Kind::Namespace, CORE, "Namespace", "namespaces", &["ns"], false),
     describe(Kind::Node, CORE, "Node", "nodes", &["no"], false),
     describe(Kind::ServiceAccount, CORE, "ServiceAccount", "serviceaccounts", &["sa"], true),
@@ -157,6 +161,15 @@ const DESCRIPTIONS: [Description; 26] = [
         "stagedkubernetesnetworkpolicies",
         &["sknp"],
         true,
+    ),
+    describe(Kind::HostEndpoint, CALICO, "HostEndpoint", "hostendpoints", &["hep"], false),
+    describe(
+        Kind::FelixConfiguration,
+        CALICO,
+        "FelixConfiguration",
+        "felixconfigurations",
+        &["felixconfig"],
+        false,
     ),
     describe(Kind::IpPool, CALICO, "IPPool", "ippools", &["pool"], false),
     describe(Kind::WorkloadEndpoint, CALICO, "WorkloadEndpoint", "workloadendpoints", &["wep"], true),

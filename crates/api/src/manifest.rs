@@ -64,32 +64,90 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace belongs to `default`.
+/// A document of a kind that Tortie does not keep, as it was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Foreign {
+    /// All of it.
+    pub value: Value,
+    /// Where it was written.
+    pub origin: Origin,
+    /// Where its fields were written.
+    pub lines: Lines,
+}
+
+/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace
+/// belongs to `default`.
+///
+/// # Errors
+/// Every problem of the file; a kind that is not known is one.
+pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
+    let mut objects = Read::default();
+    for document in documents(file, text)? {
+        objects.add(file, document);
+    }
+    objects.finish().map(|(objects, _)| objects)
+}
+
+/// As [`read`], of files that hold more than Tortie keeps: documents of other kinds are given back beside the objects.
 ///
 /// # Errors
 /// Every problem of the file.
-pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
+pub fn read_among_others(file: &str, text: &str) -> Result<(Vec<Object>, Vec<Foreign>), Vec<Problem>> {
+    let mut read = Read::default();
+    for document in documents(file, text)? {
+        let text = |name: &str| document.value[name].as_str().filter(|text| !text.is_empty());
+        match (text("apiVersion"), text("kind")) {
+            (Some(api_version), Some(kind)) if is_foreign(api_version, kind) => read.foreign.push(Foreign {
+                origin: Origin { file: file.to_owned(), line: document.lines.first },
+                value: document.value,
+                lines: document.lines,
+            }),
+            _ => read.add(file, document),
+        }
+    }
+    read.finish()
+}
+
+/// Whether Tortie has nothing to do with a kind. One that only has another version, or another group, is not foreign:
+/// somebody means it.
+fn is_foreign(api_version: &str, name: &str) -> bool {
+    Kind::of(api_version, name).is_none() && !Kind::all().any(|kind| kind.name().eq_ignore_ascii_case(name))
+}
+
+fn documents(file: &str, text: &str) -> Result<impl Iterator<Item = Document>, Vec<Problem>> {
     let documents = yaml::read(text).map_err(|error| {
         let origin = Origin { file: file.to_owned(), line: error.line };
         vec![Problem { origin, object: String::new(), field: error.path, problem: error.problem }]
     })?;
-    let mut objects: Vec<Object> = Vec::new();
-    let mut problems = Vec::new();
-    for document in documents.into_iter().flat_map(Document::items) {
+    Ok(documents.into_iter().flat_map(Document::items))
+}
+
+#[derive(Default)]
+struct Read {
+    objects: Vec<Object>,
+    foreign: Vec<Foreign>,
+    problems: Vec<Problem>,
+}
+
+impl Read {
+    fn add(&mut self, file: &str, document: Document) {
         match object(file, document) {
-            Ok(object) => match objects.iter().find(|earlier| earlier.key == object.key) {
-                None => objects.push(object),
-                Some(earlier) => problems.push(Problem {
+            Ok(object) => match self.objects.iter().find(|earlier| earlier.key == object.key) {
+                None => self.objects.push(object),
+                Some(earlier) => self.problems.push(Problem {
                     problem: format!("the object was given before, at {}", earlier.origin),
                     object: object.key.to_string(),
                     field: String::new(),
                     origin: object.origin,
                 }),
             },
-            Err(more) => problems.extend(more),
+            Err(more) => self.problems.extend(more),
         }
     }
-    if problems.is_empty() { Ok(objects) } else { Err(problems) }
+
+    fn finish(self) -> Result<(Vec<Object>, Vec<Foreign>), Vec<Problem>> {
+        if self.problems.is_empty() { Ok((self.objects, self.foreign)) } else { Err(self.problems) }
+    }
 }
 
 fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {

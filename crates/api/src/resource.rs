@@ -8,7 +8,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::calico::{
-    GlobalNetworkPolicy, IpPool, NetworkPolicy, NetworkSet, Profile, StagedAction, Tier, WorkloadEndpoint,
+    FelixConfiguration, GlobalNetworkPolicy, HostEndpoint, IpPool, NetworkPolicy, NetworkSet, Profile,
+    StagedAction, Tier, WorkloadEndpoint,
 };
 use crate::kubernetes::{
     ClusterPolicy, EndpointSlice, Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, Service,
@@ -71,6 +72,8 @@ pub enum Resource {
     StagedKubernetesNetworkPolicy(KubernetesNetworkPolicy),
     NetworkPolicy(NetworkPolicy),
     GlobalNetworkPolicy(GlobalNetworkPolicy),
+    HostEndpoint(HostEndpoint),
+    FelixConfiguration(FelixConfiguration),
     IpPool(IpPool),
     WorkloadEndpoint(WorkloadEndpoint),
     NodeReport(NodeReport),
@@ -89,6 +92,7 @@ impl Resource {
                 | Kind::NetworkSet
                 | Kind::GlobalNetworkSet
                 | Kind::WorkloadEndpoint
+                | Kind::HostEndpoint
         );
         let mut wrong = Vec::new();
         let mut left = std::borrow::Cow::Borrowed(value);
@@ -179,6 +183,12 @@ impl Resource {
                 policy.spec.validate(key.kind)?;
                 Self::GlobalNetworkPolicy(policy)
             }
+            Kind::HostEndpoint => {
+                let endpoint: HostEndpoint = typed(value).map_err(one)?;
+                endpoint.validate()?;
+                Self::HostEndpoint(endpoint)
+            }
+            Kind::FelixConfiguration => Self::FelixConfiguration(typed(value).map_err(one)?),
             Kind::IpPool => {
                 let pool: IpPool = typed(value).map_err(one)?;
                 pool.validate()?;

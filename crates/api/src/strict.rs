@@ -126,7 +126,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
         closed_rules(key, value, &mut problems);
     }
     let given_labels = match key.kind {
-        Kind::NetworkSet | Kind::GlobalNetworkSet => Some("metadata.labels"),
+        Kind::NetworkSet | Kind::GlobalNetworkSet | Kind::HostEndpoint => Some("metadata.labels"),
         Kind::Profile => Some("spec.labelsToApply"),
         _ => None,
     };

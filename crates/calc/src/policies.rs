@@ -118,7 +118,7 @@ impl Policies {
             .compiled
             .values()
             .map(|(_, policy)| policy)
-            .filter(|policy| policy.selector.matches(labels))
+            .filter(|policy| policy.hook.is_for_pods() && policy.selector.matches(labels))
             .collect();
         selected.sort_by(|a, b| {
             self.tier_order(&a.tier).cmp(&self.tier_order(&b.tier)).then_with(|| a.order.cmp(&b.order))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
-use tortie_api::manifest::{self, Object};
+use tortie_api::manifest::{self, Foreign, Object};
 use tortie_api::{Key, Kind};
 use tortie_store::{Applied, Store, StoreError};
 
@@ -231,13 +231,35 @@ async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> 
 }
 
 /// Reads all manifests. `None` if anything is wrong with any of them: every problem has then been printed.
-pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
-    let mut objects: Vec<Object> = Vec::new();
+fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
+    let read = |file: &str, text: &str| manifest::read(file, text).map(|objects| (objects, Vec::new()));
+    let Some((objects, _)) = read_with(paths, read, "nothing was changed")? else { return Ok(None) };
+    if objects.is_empty() {
+        bail!("there are no objects in the manifests");
+    }
+    Ok(Some(objects))
+}
+
+/// As [`read_all`], of files that hold more than Tortie keeps.
+pub(crate) fn read_among_others(paths: &[PathBuf]) -> anyhow::Result<Option<(Vec<Object>, Vec<Foreign>)>> {
+    read_with(paths, manifest::read_among_others, "nothing can be said")
+}
+
+type ReadFile = Result<(Vec<Object>, Vec<Foreign>), Vec<manifest::Problem>>;
+
+fn read_with(
+    paths: &[PathBuf],
+    read_file: impl Fn(&str, &str) -> ReadFile,
+    consequence: &str,
+) -> anyhow::Result<Option<(Vec<Object>, Vec<Foreign>)>> {
+    let (mut objects, mut foreign): (Vec<Object>, Vec<Foreign>) = Default::default();
     let mut problems = Vec::new();
     for file in files(paths)? {
-        let name = file.display().to_string();
-        match manifest::read(&name, &read(&file)?) {
-            Ok(more) => objects.extend(more),
+        match read_file(&file.display().to_string(), &read(&file)?) {
+            Ok((more, others)) => {
+                objects.extend(more);
+                foreign.extend(others);
+            }
             Err(more) => problems.extend(more.iter().map(ToString::to_string)),
         }
     }
@@ -251,13 +273,10 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>>
         output::error_line(problem);
     }
     if !problems.is_empty() {
-        output::error(&format!("{} problem(s); nothing was changed", problems.len()));
+        output::error(&format!("{} problem(s); {consequence}", problems.len()));
         return Ok(None);
     }
-    if objects.is_empty() {
-        bail!("there are no objects in the manifests");
-    }
-    Ok(Some(objects))
+    Ok(Some((objects, foreign)))
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {

@@ -110,7 +110,7 @@ fn ends_ports_and_answers() {
         (&["web/back", "web/front", "--port", "47"], 0, "protocol 47: allowed"),
         (&["web/back", "web/back"], 0, "never leaves the pod"),
         (&["web/nobody", "web/back"], 2, "error: pod web/nobody does not exist"),
-        (&["node/n2", "web/back"], 2, "error: node/n2 has no address"),
+        (&["node/n3", "web/back"], 2, "error: node n3 does not exist"),
         (&["a/b/c/d", "web/back"], 2, "is none of NAMESPACE/POD"),
         (&["networkset/web/x", "web/back"], 2, "error: NetworkSet web/x does not exist"),
         (&["web/front", "web/back", "--port", "tcp"], 2, "a port is missing"),
@@ -151,4 +151,36 @@ fn manifests_with_problems_are_not_explained() {
             .unwrap()
             .contains("c.yml:36: NetworkPolicy web/back: spec.ingress[1].action")
     );
+}
+
+/// A folder of manifests as people keep them: workloads instead of pods, no namespaces, kinds that are nobody's business.
+#[test]
+fn manifests_are_completed_to_a_cluster() {
+    let dir = tempfile::tempdir().unwrap();
+    let workload = |kind: &str, name: &str| {
+        format!(
+            "apiVersion: apps/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: shop}}\nspec:\n  template:\n    metadata: {{labels: {{app: {name}}}}}\n    spec: {{containers: [{{name: c}}]}}\n---\n"
+        )
+    };
+    let policy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: shop}\nspec: {podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: api}}}, {ipBlock: {cidr: 10.0.0.0/8}}]}]}\n";
+    let others = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n";
+    let text = workload("Deployment", "api")
+        + &workload("StatefulSet", "db")
+        + &workload("Deployment", "web")
+        + policy
+        + others;
+    std::fs::write(dir.path().join("all.yaml"), text).unwrap();
+    for (from, code) in [("shop/api", 0), ("shop/web", 1), ("10.1.2.3", 0)] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tortie"))
+            .args(["explain", "-f", dir.path().to_str().unwrap(), from, "shop/db"])
+            .output()
+            .unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{from}: {err}");
+        assert!(
+            err.contains("policy does not depend on ConfigMap")
+                && err.contains("namespace shop is not given"),
+            "{err}"
+        );
+    }
 }

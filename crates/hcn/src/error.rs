@@ -37,6 +37,11 @@ impl Error {
         }
     }
 
+    /// Whether the same call may go well in a moment, as what the network stands on is not there yet.
+    pub fn is_not_ready(&self) -> bool {
+        matches!(self, Error::Call { failure, .. } if failure.code.is_not_ready())
+    }
+
     /// Whether the object is absent.
     pub fn is_not_found(&self) -> bool {
         self.class() == Class::NotFound

@@ -111,6 +111,24 @@ codes! {
     HCN_E_VFP_NOT_ALLOWED = 0x803B_0037, Other, "the network type needs VFP, which is not available";
 }
 
+impl HResult {
+    /// Whether it says that what a network stands on is not there yet, or is just being changed: switch, port, adapter,
+    /// VFP settings. HNS answers so for a while after a network was made and when an adapter comes (hns.md 4.5, 6); the
+    /// same call goes well later.
+    pub fn is_not_ready(self) -> bool {
+        const NOT_READY: [HResult; 7] = [
+            HResult::HCN_E_SWITCH_NOT_FOUND,
+            HResult::HCN_E_ADAPTER_NOT_FOUND,
+            HResult::HCN_E_PORT_NOT_FOUND,
+            HResult::HCN_E_VFP_PORTSETTING_NOT_FOUND,
+            HResult::HCN_E_DEGRADED_OPERATION,
+            HResult::GCN_E_NETADAPTER_TIMEOUT,
+            HResult::GCN_E_NETADAPTER_NOT_FOUND,
+        ];
+        NOT_READY.contains(&self)
+    }
+}
+
 impl fmt::Display for HResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {

@@ -4,11 +4,22 @@ use std::collections::BTreeSet;
 
 use ipnet::Ipv4Net;
 use tortie_api::{Key, Kind};
-use tortie_store::{Revision, StoreError};
+use tortie_store::{Revision, StoreError, Stored};
 
 use crate::block::Block;
-use crate::driver::{Ipam, IpamError, RETRIES, now, to_value};
+use crate::driver::{Ipam, IpamError, RETRIES, from_value, now, to_value};
 use crate::records::{Affinity, AffinityState};
+
+/// The blocks of a node.
+#[derive(Default)]
+pub(crate) struct Own {
+    /// Those that it may use for the purpose at hand.
+    pub(crate) usable: Vec<(Revision, Block)>,
+    /// How many it has, whatever their pool and state.
+    pub(crate) count: usize,
+    /// What is wrong with those that cannot be read.
+    pub(crate) damaged: Vec<IpamError>,
+}
 
 impl Ipam {
     /// A block of this node with a free address, from one of these pools; a new one is claimed where none has room.
@@ -18,15 +29,18 @@ impl Ipam {
     ) -> Result<(Revision, Block), IpamError> {
         for _ in 0..RETRIES {
             let own = self.own_blocks(pools).await?;
-            let blocks = own.len();
-            if let Some(found) = own.into_iter().find(|(_, block)| !block.unallocated.is_empty()) {
+            let blocks = own.count;
+            if let Some(found) = own.usable.into_iter().find(|(_, block)| !block.unallocated.is_empty()) {
                 return Ok(found);
             }
             let (config, limit) = self.limit().await?;
-            let full = |hint| IpamError::Exhausted { node: self.node.clone(), blocks, limit, hint };
+            let full = |hint| {
+                let damaged = own.damaged.iter().map(|error| format!("; damaged: {error}")).collect();
+                IpamError::Exhausted { node: self.node.clone(), blocks, limit, hint, damaged }
+            };
             if blocks >= usize::try_from(limit).unwrap_or(usize::MAX) {
                 return Err(full(if self.windows {
-                    "give the pool a smaller blockSize number (larger blocks), as a Windows node has one block"
+                    "a Windows node has one block, of one pool: give the pool a smaller blockSize number (larger blocks)"
                 } else {
                     "raise maxBlocksPerHost, or give the pool larger blocks"
                 }));
@@ -44,35 +58,48 @@ impl Ipam {
         Err(IpamError::Contended(Key::global(Kind::BlockAffinity, format!("{}/…", self.node))))
     }
 
-    /// The node's confirmed blocks that lie in one of these pools. Claims that a crash left half-way are completed.
-    pub(crate) async fn own_blocks(
-        &self,
-        pools: &[(Ipv4Net, u8)],
-    ) -> Result<Vec<(Revision, Block)>, IpamError> {
+    /// The node's blocks. Claims that a crash left half-way, in one of these pools, are completed.
+    pub(crate) async fn own_blocks(&self, pools: &[(Ipv4Net, u8)]) -> Result<Own, IpamError> {
         let prefix = format!("{}/", self.node);
-        let mut own = Vec::new();
+        let mut own = Own::default();
         for stored in self.store.list(Kind::BlockAffinity).await?.items {
-            let Some(cidr) =
-                stored.key.name.strip_prefix(&prefix).and_then(|cidr| cidr.parse::<Ipv4Net>().ok())
-            else {
-                continue;
-            };
-            if !pools.iter().any(|(pool, _)| pool.contains(&cidr)) {
-                continue;
-            }
-            let confirmed = self
-                .read::<Affinity>(&stored.key)
-                .await?
-                .is_some_and(|(_, affinity)| affinity.state == AffinityState::Confirmed && !affinity.deleted);
-            let block = self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await?;
-            match block {
-                Some((revision, block)) if confirmed && block.belongs_to(&self.node) => {
-                    own.push((revision, block))
+            let Some(cidr) = stored.key.name.strip_prefix(&prefix) else { continue };
+            own.count += 1;
+            match self.own_block(cidr, &stored, pools).await {
+                Ok(block) => own.usable.extend(block),
+                Err(error @ IpamError::Damaged { .. }) => {
+                    tracing::warn!(%error, "a block of this node is damaged and not used; the others are");
+                    own.damaged.push(error);
                 }
-                _ => own.extend(self.claim(cidr).await?),
+                Err(error) => return Err(error),
             }
         }
         Ok(own)
+    }
+
+    /// The block of an affinity, if it lies in one of these pools.
+    async fn own_block(
+        &self,
+        cidr: &str,
+        stored: &Stored,
+        pools: &[(Ipv4Net, u8)],
+    ) -> Result<Option<(Revision, Block)>, IpamError> {
+        let no_network = |_| IpamError::Damaged {
+            key: stored.key.clone(),
+            problem: format!("its name says {cidr:?}, which is no network"),
+        };
+        let cidr: Ipv4Net = cidr.parse().map_err(no_network)?;
+        if !pools.iter().any(|(pool, _)| pool.contains(&cidr)) {
+            return Ok(None);
+        }
+        let affinity: Affinity = from_value(&stored.key, stored.value.clone())?;
+        let confirmed = affinity.state == AffinityState::Confirmed && !affinity.deleted;
+        match self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await? {
+            Some((revision, block)) if confirmed && block.belongs_to(&self.node) => {
+                Ok(Some((revision, block)))
+            }
+            _ => self.claim(cidr).await,
+        }
     }
 
     /// Makes the block this node's. `None` where another node was faster.

@@ -5,29 +5,24 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::Mutex;
-use tortie_api::calico::IpPool;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind};
 use tortie_store::{Revision, Stopped, Store, StoreError, Stored, Write};
 
 use crate::block::{Block, BlockError};
-use crate::records::{Config, Handle};
+use crate::records::Handle;
 use crate::waiting::{Waiter, Waiting};
 
 /// How often a write is tried again because somebody else was faster (Calico's number).
 pub(crate) const RETRIES: usize = 100;
 /// How long what the pools say is believed: a pool that is disabled gives addresses no longer than this.
 const POOLS_FRESH: Duration = Duration::from_secs(5);
-/// How many blocks a node may have where nothing else is set.
-const DEFAULT_MAX_BLOCKS: u32 = 20;
-/// The smallest block of a Windows node: four addresses of it are kept back.
-const WINDOWS_LONGEST_PREFIX: u8 = 29;
 
 /// What the address is for (`IPPool.spec.allowedUses`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +68,8 @@ pub enum IpamError {
     NoPool(String),
     /// Every address that this node may use is taken.
     #[error(
-        "node {node} has no free address: its {blocks} block(s) are full and it may have {limit}; {hint}"
+        "node {node} has no free address: it has {blocks} block(s), none with room for this, and may have {limit}; \
+         {hint}{damaged}"
     )]
     Exhausted {
         /// The node.
@@ -84,6 +80,8 @@ pub enum IpamError {
         limit: u32,
         /// What to do.
         hint: &'static str,
+        /// What of the node's blocks cannot be used, as what is stored makes no sense: empty, or a list.
+        damaged: String,
     },
     /// A Windows node may not share blocks.
     #[error(
@@ -147,7 +145,7 @@ pub struct Ipam {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) node: String,
     pub(crate) windows: bool,
-    node_labels: BTreeMap<String, String>,
+    pub(crate) node_labels: BTreeMap<String, String>,
     /// The block that gave the last address, so that the next one costs one write and no read.
     current: Mutex<AtHand>,
     /// Requests that wait for the block, which serves all of them at once.
@@ -256,7 +254,7 @@ impl Ipam {
         {
             return Ok(known);
         }
-        let pools = self.pools(request).await?;
+        let pools = self.pools(request.intended_use, Some(&request.namespace_labels)).await?;
         for _ in 0..RETRIES {
             let (revision, block) = self.block_with_room(&pools).await?;
             current.checked = Some(Checked::now(request, block.cidr));
@@ -267,19 +265,14 @@ impl Ipam {
         Err(IpamError::Contended(Key::global(Kind::IpamBlock, format!("(any block of {})", self.node))))
     }
 
-    /// The node's first block; it is claimed where there is none. A Windows node's network is made from it.
+    /// The node's first block; it is claimed where there is none. A Windows node's network is made from it. As nothing is
+    /// known of the pods to come, pools that are for certain namespaces count, too, behind those for all.
     ///
     /// # Errors
     /// There is none to be had, or the store failed.
     pub async fn ensure_block(&self) -> Result<Ipv4Net, IpamError> {
-        let request = Request {
-            handle: String::new(),
-            owner: BTreeMap::new(),
-            intended_use: Use::Workload,
-            namespace_labels: BTreeMap::new(),
-        };
-        let pools = self.pools(&request).await?;
-        if let Some((_, block)) = self.own_blocks(&pools).await?.into_iter().next() {
+        let pools = self.pools(Use::Workload, None).await?;
+        if let Some((_, block)) = self.own_blocks(&pools).await?.usable.into_iter().next() {
             return Ok(block.cidr);
         }
         Ok(self.block_with_room(&pools).await?.1.cidr)
@@ -432,64 +425,12 @@ impl Ipam {
         Err(IpamError::Contended(key))
     }
 
-    /// The pools that this request may use, in the order of their names (`calico.md` 5.4).
-    async fn pools(&self, request: &Request) -> Result<Vec<(Ipv4Net, u8)>, IpamError> {
-        let wanted = match request.intended_use {
-            Use::Workload => "Workload",
-            Use::Tunnel => "Tunnel",
-        };
-        let mut pools = Vec::new();
-        for stored in self.store.list(Kind::IpPool).await?.items {
-            let pool = match Resource::read(&stored.key, &stored.value) {
-                Ok(Resource::IpPool(pool)) => pool,
-                _ => {
-                    tracing::warn!(pool = %stored.key, "the pool cannot be understood; no address is taken from it");
-                    continue;
-                }
-            };
-            let IpNet::V4(cidr) = pool.spec.cidr else { continue };
-            if self.may_use(&pool, request) && pool.spec.allowed_uses.iter().any(|each| each == wanted) {
-                pools.push((cidr, pool.block_size()));
-            }
-        }
-        if pools.is_empty() {
-            return Err(IpamError::NoPool(format!("node {} ({wanted})", self.node)));
-        }
-        Ok(pools)
-    }
-
-    fn may_use(&self, pool: &IpPool, request: &Request) -> bool {
-        let spec = &pool.spec;
-        !spec.disabled
-            && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
-            && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
-            && spec
-                .namespace_selector
-                .as_ref()
-                .is_none_or(|selector| selector.matches(&request.namespace_labels))
-            && !(self.windows && pool.block_size() > WINDOWS_LONGEST_PREFIX)
-    }
-
-    /// How many blocks this node may have.
-    pub(crate) async fn limit(&self) -> Result<(Config, u32), IpamError> {
-        let key = Key::global(Kind::IpamConfig, "default");
-        let config: Config = self.read(&key).await?.map(|(_, config)| config).unwrap_or_default();
-        if self.windows && !config.strict_affinity {
-            return Err(IpamError::StrictAffinityNeeded);
-        }
-        let configured =
-            if config.max_blocks_per_host == 0 { DEFAULT_MAX_BLOCKS } else { config.max_blocks_per_host };
-        Ok((config, if self.windows { 1 } else { configured }))
-    }
-
     pub(crate) async fn read<T: DeserializeOwned>(
         &self,
         key: &Key,
     ) -> Result<Option<(Revision, T)>, IpamError> {
         let Some(Stored { value, revision, .. }) = self.store.get(key).await? else { return Ok(None) };
-        let damaged =
-            |error: serde_json::Error| IpamError::Damaged { key: key.clone(), problem: error.to_string() };
-        Ok(Some((revision, T::deserialize(value).map_err(damaged)?)))
+        Ok(Some((revision, from_value(key, value)?)))
     }
 
     pub(crate) async fn read_block(&self, key: &Key) -> Result<Option<(Revision, Block)>, IpamError> {
@@ -499,6 +440,10 @@ impl Ipam {
         }
         Ok(found)
     }
+}
+
+pub(crate) fn from_value<T: DeserializeOwned>(key: &Key, value: Value) -> Result<T, IpamError> {
+    T::deserialize(value).map_err(|error| IpamError::Damaged { key: key.clone(), problem: error.to_string() })
 }
 
 pub(crate) fn to_value(key: &Key, record: &impl Serialize) -> Result<Value, IpamError> {

@@ -8,6 +8,7 @@
 mod block;
 mod claim;
 mod driver;
+mod pools;
 mod records;
 mod waiting;
 

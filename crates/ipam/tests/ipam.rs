@@ -172,24 +172,6 @@ async fn what_others_wrote_is_kept() {
     assert_eq!(value["sequenceNumberForAllocation"]["3"], 1_790_000_000_000_000_123_u64);
 }
 
-#[tokio::test]
-async fn a_damaged_block_is_named_and_not_touched() {
-    let store = cluster("10.0.0.0/26", 29).await;
-    let damaged = json!({
-        "cidr": "10.0.0.0/29", "affinity": "host:primary", "allocations": [0, null, null, null, null, null, null, null],
-        "unallocated": [0, 1, 2, 3, 4, 5, 6, 7], "attributes": [{"handle_id": "x"}], "sequenceNumber": 1,
-    });
-    let key = Key::global(Kind::IpamBlock, "10.0.0.0/29");
-    store.create(&key, damaged.clone()).await.unwrap();
-    store
-        .create(&Key::global(Kind::BlockAffinity, "primary/10.0.0.0/29"), json!({"state": "confirmed"}))
-        .await
-        .unwrap();
-    let error = ipam(store.clone(), "primary", "linux").assign(&request("h")).await.unwrap_err().to_string();
-    assert_eq!(error, "IPAMBlock 10.0.0.0/29: the offset 0 is both free and allocated");
-    assert_eq!(store.get(&key).await.unwrap().unwrap().value, damaged);
-}
-
 /// Requests that come at the same time share writes, and each gets what is its own: also those that have an address
 /// already, come twice, give up, or no longer fit in the block.
 #[tokio::test]

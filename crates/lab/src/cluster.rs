@@ -80,6 +80,7 @@ impl Cluster {
             cluster.add_node(name, os, index, &authority).await?;
         }
         cluster.wait_for_nodes(progress).await?;
+        cluster.tasks.extend(cluster.nodes.iter_mut().flat_map(Node::watch));
         cluster.start_runtime().await?;
         Ok(cluster)
     }
@@ -137,8 +138,10 @@ impl Cluster {
 
     /// Ends the nodes. What is left goes with the lab's first process.
     pub async fn down(mut self) {
-        for task in &self.tasks {
+        // What was started last goes first: the runtime, each node's agent and then its HNS, the datastore.
+        for task in self.tasks.into_iter().rev() {
             task.abort();
+            let _ = task.await; // only that it was aborted
         }
         for node in &mut self.nodes {
             node.stop().await;

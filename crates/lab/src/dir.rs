@@ -16,7 +16,8 @@ pub struct LabDir {
     path: PathBuf,
 }
 
-/// That no other lab uses the folder, as long as the value or a child process that inherited it lives.
+/// That no other lab uses the folder, as long as the value lives. No child process inherits it (`O_CLOEXEC`): it goes
+/// with the supervisor, at whose end the kernel ends the lab.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tortie_linux::namespace::groups;
 
 use crate::{LabDir, LabError};
 
@@ -67,7 +68,16 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<i32, LabEr
     let file = File::open(netns).map_err(|_| LabError::problem(object, "is not running in this lab"))?;
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
         .map_err(|error| LabError::io(format!("entering the network namespace of {object}"))(error.into()))?;
-    let status = Command::new(program).args(arguments).status();
+    let mut command = Command::new(program);
+    // As root tcpdump becomes another user. In the lab of an ordinary user there is no other, and groups cannot be set.
+    let is_tcpdump = Path::new(program).file_name().is_some_and(|name| name == "tcpdump");
+    if is_tcpdump && !arguments.iter().any(|argument| argument.starts_with("-Z")) {
+        command.args(["-Z", "root"]);
+        if groups::are_fixed() {
+            groups::pretend_to_set(&mut command);
+        }
+    }
+    let status = command.args(arguments).status();
     let status = status.map_err(LabError::io(format!("running {program}")))?;
     Ok(status.code().unwrap_or(128))
 }

@@ -19,8 +19,10 @@ mod node;
 mod pki;
 mod pod_process;
 mod probe;
+mod process;
 mod progress;
 mod runtime;
+mod sandbox;
 mod supervise;
 mod underlay;
 

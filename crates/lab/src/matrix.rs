@@ -28,7 +28,7 @@ pub struct Connection {
     pub verdict: Verdict,
     /// How long it took, in milliseconds.
     pub millis: f64,
-    /// What was odd.
+    /// What was odd or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -40,6 +40,9 @@ pub struct Step {
     pub name: String,
     /// One for each pair.
     pub connections: Vec<Connection>,
+    /// Pods that were not tried, as they have no address: `namespace/pod`, and what is known of why.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left_out: BTreeMap<String, String>,
 }
 
 /// Tries a connection from every pod and node to every pod, all at once.
@@ -54,10 +57,18 @@ pub async fn probe_all(
 ) -> Result<Step, LabError> {
     let mut sources = Vec::new();
     let mut targets = Vec::new();
+    let mut left_out = BTreeMap::new();
     for stored in store.list(Kind::Pod).await?.items {
-        let Ok(Resource::Pod(pod)) = Resource::read(&stored.key, &stored.value) else { continue };
-        let Some(address) = pod.status.pod_ip else { continue };
         let shown = format!("{}/{}", stored.key.namespace, stored.key.name);
+        let Ok(Resource::Pod(pod)) = Resource::read(&stored.key, &stored.value) else {
+            left_out.insert(shown, "it cannot be read".to_owned());
+            continue;
+        };
+        let Some(address) = pod.status.pod_ip else {
+            let said = stored.value["status"]["message"].as_str().unwrap_or("no node has taken it yet");
+            left_out.insert(shown, said.to_owned());
+            continue;
+        };
         sources.push((shown.clone(), dir.pod_netns(&stored.key.namespace, &stored.key.name)));
         targets.push((shown, address, ports_of(&pod, port)));
     }
@@ -80,7 +91,7 @@ pub async fn probe_all(
     }
     let connections = tokio::task::spawn_blocking(move || run_all(probes)).await;
     let connections = connections.map_err(|error| LabError::problem("the probes", error.to_string()))?;
-    Ok(Step { name: name.to_owned(), connections })
+    Ok(Step { name: name.to_owned(), connections, left_out })
 }
 
 fn ports_of(pod: &Pod, chosen: Option<u16>) -> Vec<u16> {
@@ -178,6 +189,7 @@ fn cell(connection: &Connection, changed: bool) -> (String, Style) {
         Verdict::Reached => ("reached", AnsiColor::Green),
         Verdict::Refused => ("reached (r)", AnsiColor::Green),
         Verdict::Cut => ("CUT", AnsiColor::Red),
+        Verdict::Failed => ("failed", AnsiColor::Yellow),
     };
     let style = Style::new().fg_color(Some(colour.into()));
     (format!("{word}{mark}"), if changed { style.bold() } else { style })
@@ -197,5 +209,35 @@ fn legend(step: &Step, compared: bool) -> String {
             text += &format!("note: {} -> {} {}: {note}\n", connection.from, connection.to, connection.port);
         }
     }
+    for (pod, why) in &step.left_out {
+        text += &format!("left out: {pod} has no address: {why}\n");
+    }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_tells_what_failed_and_who_is_left_out() {
+        let connection = Connection {
+            from: "a/b".to_owned(),
+            to: "c/d".to_owned(),
+            port: "tcp/80".to_owned(),
+            verdict: Verdict::Failed,
+            millis: 0.0,
+            note: Some("Network is unreachable".to_owned()),
+        };
+        let left_out = BTreeMap::from([("e/f".to_owned(), "its image is missing".to_owned())]);
+        let text = table(&Step { name: "now".to_owned(), connections: vec![connection], left_out }, None);
+        for part in [
+            "failed",
+            "note: a/b -> c/d tcp/80: Network is unreachable",
+            "left out: e/f has no address: its image is missing",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("CUT"), "{text}");
+    }
 }

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::process::Child;
+use tokio::task::JoinHandle;
 use tortie_api::kubernetes::Node as NodeResource;
 use tortie_hcn::{Address, RemoteHcn};
 use tortie_linux::namespace::NetNs;
 use tortie_store::rpc::TlsIdentity;
 
+use crate::process::Process;
 use crate::{LabDir, LabError, underlay};
 
 /// How long a call of HNS may take.
@@ -34,7 +35,8 @@ pub(crate) struct Node {
     pub(crate) os: Os,
     pub(crate) address: Ipv4Addr,
     pub(crate) netns: Arc<NetNs>,
-    processes: Vec<(String, Child)>,
+    hns: Option<Process>,
+    agent: Option<Process>,
 }
 
 impl Node {
@@ -50,7 +52,8 @@ impl Node {
             os,
             address: underlay::address(index),
             netns: Arc::new(netns),
-            processes: Vec::new(),
+            hns: None,
+            agent: None,
         })
     }
 
@@ -74,7 +77,8 @@ impl Node {
     /// Starts the emulated HNS of a Windows node.
     pub(crate) fn start_hns(&mut self, dir: &LabDir) -> Result<(), LabError> {
         let arguments = [self.hcn_socket(dir).display().to_string(), self.address.to_string()];
-        self.start(dir, "tortie-hns", "hns", &arguments)
+        self.hns = Some(self.start(dir, "tortie-hns", "hns", &arguments)?);
+        Ok(())
     }
 
     /// Starts the agent. A Linux node's reaches the datastore by its socket, a Windows node's by TCP with mutual TLS,
@@ -100,16 +104,17 @@ impl Node {
                 option("--hcn-socket", shown(self.hcn_socket(dir)));
             }
         }
-        self.start(dir, "tortie", "agent", &arguments)
+        self.agent = Some(self.start(dir, "tortie", "agent", &arguments)?);
+        Ok(())
     }
 
     fn start(
-        &mut self,
+        &self,
         dir: &LabDir,
         binary: &str,
         role: &str,
         arguments: &[String],
-    ) -> Result<(), LabError> {
+    ) -> Result<Process, LabError> {
         let name = format!("{}-{role}", self.name);
         let path = dir.log(&name);
         let log = File::create(&path).map_err(LabError::file("making the log", &path))?;
@@ -118,26 +123,36 @@ impl Node {
         // A group of its own: Ctrl-C at the terminal is for the lab, which ends its nodes in order.
         command.args(arguments).stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         self.netns.enter_on_spawn(&mut command)?;
-        let mut command = tokio::process::Command::from(command);
-        let child = command.kill_on_drop(true).spawn().map_err(LabError::io(format!("starting {name}")))?;
-        self.processes.push((name, child));
-        Ok(())
+        Process::start(name, command)
     }
 
-    /// The name of a process of the node that has ended, which none should.
+    /// The name of a process of the node that has ended, which none should while the node comes up.
     pub(crate) fn ended_process(&mut self) -> Option<String> {
-        self.processes.iter_mut().find_map(|(name, child)| match child.try_wait() {
-            Ok(None) => None,
-            _ => Some(name.clone()),
-        })
+        let mut processes = self.hns.iter_mut().chain(&mut self.agent);
+        processes.find_map(|process| process.has_ended().then(|| process.name.clone()))
     }
 
-    /// Ends the node's processes, the agent first.
+    /// From now on the agent is started again whenever it ends, until its task is aborted, which is the last one. An HNS that ends takes the
+    /// network of its pods with it, as nothing of it is stored, so that is only told of.
+    pub(crate) fn watch(&mut self) -> Vec<JoinHandle<()>> {
+        let agent = self.agent.take().map(|agent| tokio::spawn(agent.keep()));
+        let hns = self.hns.take().map(|mut hns| {
+            tokio::spawn(async move {
+                let ended = hns.end().await;
+                tracing::error!(
+                    process = hns.name,
+                    ?ended,
+                    "the emulated HNS has ended; its pods have no network"
+                );
+            })
+        });
+        hns.into_iter().chain(agent).collect()
+    }
+
+    /// Ends the processes that are not watched, the agent first.
     pub(crate) async fn stop(&mut self) {
-        while let Some((name, mut child)) = self.processes.pop() {
-            if let Err(error) = child.kill().await {
-                tracing::warn!(process = name, %error, "the process could not be ended; the kernel ends it with the lab");
-            }
+        for process in [self.agent.take(), self.hns.take()].into_iter().flatten() {
+            process.stop().await;
         }
     }
 

@@ -21,6 +21,8 @@ pub enum Verdict {
     Refused,
     /// Nothing came back.
     Cut,
+    /// It could not be tried, or ended by something else than silence; the note says what.
+    Failed,
 }
 
 /// A connection to be tried.
@@ -37,7 +39,7 @@ pub(crate) struct Probe {
 pub(crate) struct Probed {
     pub(crate) verdict: Verdict,
     pub(crate) millis: f64,
-    /// What was odd, for the person who looks.
+    /// What was odd or failed, for the person who looks.
     pub(crate) note: Option<String>,
 }
 
@@ -48,7 +50,7 @@ impl Probe {
         let result = match NetNs::open(&self.netns).and_then(|netns| netns.run(|| fetch(self.to))) {
             Ok(result) => result,
             Err(error) => {
-                return Probed { verdict: Verdict::Cut, millis: 0.0, note: Some(error.to_string()) };
+                return Probed { verdict: Verdict::Failed, millis: 0.0, note: Some(error.to_string()) };
             }
         };
         let millis = (begun.elapsed().as_secs_f64() * 1e5).round() / 100.0;
@@ -59,7 +61,7 @@ impl Probe {
             Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock) => {
                 (Verdict::Cut, None)
             }
-            Err(error) => (Verdict::Cut, Some(error.to_string())),
+            Err(error) => (Verdict::Failed, Some(error.to_string())),
         };
         Probed { verdict, millis, note }
     }
@@ -72,4 +74,33 @@ fn fetch(to: SocketAddr) -> std::io::Result<String> {
     let mut page = String::new();
     stream.take(65_536).read_to_string(&mut page)?;
     Ok(page)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use super::*;
+
+    fn probe(netns: &str, to: [u8; 4]) -> Probed {
+        Probe { netns: netns.into(), to: (to, 80).into(), expect: String::new() }.run()
+    }
+
+    #[test]
+    fn what_is_no_silence_is_not_called_cut() {
+        let missing = probe("/nowhere/netns", [127, 0, 0, 1]);
+        assert_eq!(missing.verdict, Verdict::Failed);
+        assert!(missing.note.unwrap().contains("/nowhere/netns"));
+
+        let alone = NetNs::create().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("alone");
+        std::os::unix::fs::symlink(format!("/proc/self/fd/{}", alone.as_fd().as_raw_fd()), &path).unwrap();
+        let path = path.to_str().unwrap();
+        let routeless = probe(path, [192, 0, 2, 1]);
+        assert_eq!(routeless.verdict, Verdict::Failed);
+        assert!(routeless.note.unwrap().contains("unreachable"));
+        assert_eq!(probe(path, [127, 0, 0, 1]).verdict, Verdict::Refused);
+    }
 }

@@ -73,14 +73,6 @@ pub enum Error {
         /// The port id of the owner's socket.
         owner: u32,
     },
-    /// A name that Tortie needs belongs to something else.
-    #[error("{name} is a link of the kind {kind:?}, but Tortie needs the name; rename that link")]
-    NameTaken {
-        /// The name.
-        name: String,
-        /// What the link of that name is.
-        kind: String,
-    },
 }
 
 impl Error {
@@ -110,7 +102,7 @@ impl Error {
             Self::Refused { refusal, .. } | Self::Transaction { refusal, .. } => {
                 refusal.source.raw_os_error()
             }
-            Self::NameTaken { .. } | Self::TableOwned { .. } | Self::LinkTaken { .. } => None,
+            Self::TableOwned { .. } | Self::LinkTaken { .. } => None,
         }
     }
 }

@@ -165,7 +165,7 @@ fn pods_of_two_nodes_over_vxlan() {
 
     // Packets to a free address of an own block do not leave the node, and nothing else of the block does.
     let routes = nodes[0].namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
-    assert!(routes.contains(&Route::blackhole(block(1).into(), 80)), "{routes:#?}");
+    assert!(routes.contains(&Route::blackhole(block(1).into(), 84)), "{routes:#?}");
 
     // The other node goes away.
     nodes[0].change(|state| {
@@ -255,7 +255,7 @@ fn what_others_break_is_mended_and_what_they_made_stays() {
         ..Table::default()
     };
     let foreign = Route::on_link("10.200.0.0/24".parse().unwrap(), 1, 4);
-    let remote = Route::via(block(1).into(), vtep(1).address.into(), 0, 80);
+    let remote = Route::via(block(1).into(), vtep(1).address.into(), 0, 84);
     let vandal = || {
         let mut nft = Nft::open().unwrap();
         nft.commit(&diff("theirs", &theirs, None)).unwrap();
@@ -454,45 +454,4 @@ fn a_missing_interface_is_told_of_and_found_later() {
     assert_eq!(node.resync(), Report::default(), "and now that none waits, all is compared");
     assert_eq!(node.namespace.run(route).unwrap(), Some(gone));
     assert!(client.reaches(&server, 80));
-}
-
-#[test]
-fn an_address_that_is_given_again_at_once_inherits_no_connection() {
-    let mut node = Node::new(&Underlay::new(), 1);
-    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
-    server.serve(80);
-    node.change(open_profile);
-    node.add(&client, open());
-    node.add(&server, open());
-    let stream = client.connect(server.address, 80).unwrap();
-    assert!(answers(&stream));
-    assert_eq!(entries(&node), 1);
-    node.change(|state| Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).mac = None);
-    assert_eq!(entries(&node), 1, "the same sandbox keeps them");
-
-    let next = Pod::new("next", 1, 3);
-    let interface = node.namespace.run(|| node.wiring.connect(&next.attachment()).unwrap()).unwrap();
-    let report = node.change(|state| {
-        let mut endpoint = state.endpoints.remove(&server.id()).unwrap();
-        let its = Arc::make_mut(&mut endpoint);
-        (its.container_id, its.host_interface) = ("another".to_owned(), interface.host_interface);
-        state.endpoints.insert(next.id(), endpoint);
-    });
-    assert_eq!(report, Report::default());
-    assert_eq!(entries(&node), 0);
-}
-
-#[test]
-fn an_address_that_is_used_again_inherits_no_connection() {
-    let mut node = Node::new(&Underlay::new(), 1);
-    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
-    server.serve(80);
-    node.change(open_profile);
-    node.add(&client, open());
-    node.add(&server, open());
-    let stream = client.connect(server.address, 80).unwrap();
-    assert!(answers(&stream));
-    assert_eq!(entries(&node), 1);
-    node.change(|state| drop(state.endpoints.remove(&server.id())));
-    assert_eq!(entries(&node), 0);
 }

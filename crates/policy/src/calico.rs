@@ -8,7 +8,7 @@ use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_api::{Cidr, Port, ProtocolName};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use crate::compile::{Compiled, Order, SetSource};
+use crate::compile::{Compiled, Hook, Order, SetSource};
 use crate::labels::{NAMESPACE_PREFIX, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX};
 use crate::program::{EntityMatch, IcmpMatch, PolicyId, PolicyRules, Rule, SetId};
 
@@ -31,6 +31,7 @@ pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
     Compiled {
         tier: spec.tier_name().to_owned(),
         order: Order::new(spec.order, &id),
+        hook: hook(spec),
         selector: selected(
             &id,
             spec.selector.as_ref(),
@@ -44,6 +45,15 @@ pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
         sets,
         not_understood: None,
         id,
+    }
+}
+
+fn hook(spec: &PolicySpec) -> Hook {
+    match (spec.do_not_track, spec.pre_dnat, spec.apply_on_forward) {
+        (true, ..) => Hook::Untracked,
+        (_, true, _) => Hook::PreDnat,
+        (.., true) => Hook::AlsoForwarded,
+        _ => Hook::Normal,
     }
 }
 

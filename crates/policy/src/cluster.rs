@@ -9,7 +9,7 @@ use tortie_api::{Cidr, Resource};
 use tortie_selector::Selector;
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
-use crate::compile::{Compiled, Order};
+use crate::compile::{Compiled, Hook, Order};
 use crate::kubernetes::{of_kubernetes, requirements};
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
@@ -44,6 +44,7 @@ pub(crate) fn compile(id: PolicyId, policy: &ClusterPolicy) -> Compiled {
         egress: !policy.egress.is_empty(),
         selector,
         rules: Arc::new(PolicyRules { ingress, egress }),
+        hook: Hook::default(),
         sets,
         left_out,
         not_understood: None,

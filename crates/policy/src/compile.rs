@@ -22,6 +22,8 @@ pub struct Compiled {
     pub tier: String,
     /// Its place among the policies of its tier.
     pub order: Order,
+    /// Which packets it is asked about.
+    pub hook: Hook,
     /// The endpoints that it is about, by their [`SubjectLabels`](crate::SubjectLabels).
     pub selector: Selector,
     /// Whether it speaks about packets into them.
@@ -36,6 +38,28 @@ pub struct Compiled {
     pub left_out: Vec<String>,
     /// Why it could not be understood; it then denies.
     pub not_understood: Option<String>,
+}
+
+/// Where on a packet's way a policy is asked (semantics 16).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Hook {
+    /// At pods, and at host endpoints for packets from and to the host itself.
+    #[default]
+    Normal,
+    /// There, and at host endpoints for packets that the host forwards.
+    AlsoForwarded,
+    /// At host endpoints only, before connections are tracked.
+    Untracked,
+    /// At host endpoints only, before Services' addresses are translated.
+    PreDnat,
+}
+
+impl Hook {
+    /// Whether policies of this hook are asked about packets from and to pods.
+    #[must_use]
+    pub fn is_for_pods(self) -> bool {
+        matches!(self, Self::Normal | Self::AlsoForwarded)
+    }
 }
 
 /// What makes the members of a set.
@@ -161,6 +185,7 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
     Compiled {
         tier,
         order: Order::new(order, &id),
+        hook: Hook::default(),
         selector,
         ingress,
         egress,

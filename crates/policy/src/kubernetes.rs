@@ -16,7 +16,7 @@ use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
-use crate::compile::{Compiled, Order};
+use crate::compile::{Compiled, Hook, Order};
 use crate::labels::{ORCHESTRATOR_LABEL, POD_PREFIX};
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
@@ -44,6 +44,7 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
         ingress: types.contains(&PolicyType::Ingress),
         egress: types.contains(&PolicyType::Egress),
         rules: Arc::new(PolicyRules { ingress, egress }),
+        hook: Hook::default(),
         sets,
         left_out: Vec::new(),
         not_understood: None,

@@ -15,6 +15,6 @@ pub mod program;
 pub mod reach;
 
 pub use compile::{
-    Compiled, Order, SetSource, compile, compile_profile, in_words, policy_id, readable_order,
+    Compiled, Hook, Order, SetSource, compile, compile_profile, in_words, policy_id, readable_order,
 };
 pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

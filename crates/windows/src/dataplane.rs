@@ -35,6 +35,9 @@ pub struct WindowsDataplane {
     state: NodeState,
     overlay: Option<Overlay>,
     current_overlay: CurrentOverlay,
+    /// Why there is no network as it was asked for, and when it is asked for again.
+    network_refused: Option<(OverlaySpec, Error)>,
+    network_wait: Waits<()>,
     routes_due: bool,
     /// What HNS refused of the routes, and when they are tried again.
     routes_refused: Vec<Condition>,
@@ -69,6 +72,8 @@ impl WindowsDataplane {
             state: NodeState::default(),
             overlay: None,
             current_overlay: CurrentOverlay::default(),
+            network_refused: None,
+            network_wait: Waits::new(),
             routes_due: false,
             routes_refused: Vec::new(),
             routes_wait: Waits::new(),
@@ -186,7 +191,7 @@ impl WindowsDataplane {
 
     /// The overlay network and its routes.
     fn sync_network(&mut self, report: &mut Report) -> Result<(), Error> {
-        let Some(node) = &self.state.node else { return Ok(()) };
+        let Some(node) = self.state.node.clone() else { return Ok(()) };
         if node.network.port != VXLAN_PORT {
             let port = node.network.port;
             report.node.push(Condition {
@@ -205,12 +210,12 @@ impl WindowsDataplane {
         let vni = node.network.vni;
         let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
         if self.overlay.is_none() {
-            let overlay = ensure_overlay(&*self.hcn, &spec)?;
+            let overlay = self.ensure_network(spec)?;
             self.current_overlay.set(&overlay);
             self.overlay = Some(overlay);
         }
         let Some(overlay) = &self.overlay else { return Ok(()) };
-        report.node.extend(remade(node, overlay));
+        report.node.extend(remade(&node, overlay));
         if overlay.provider_address != node.address {
             report.node.push(Condition {
                 reason: "ProviderAddressDiffers",
@@ -233,6 +238,32 @@ impl WindowsDataplane {
         report.retry |= !self.routes_refused.is_empty();
         report.node.extend_from_slice(&self.routes_refused);
         Ok(())
+    }
+
+    /// The overlay network. What HNS has refused, or has not ready, is asked for less and less often; that HNS does not
+    /// answer is found out each time.
+    fn ensure_network(&mut self, spec: OverlaySpec) -> Result<Overlay, Error> {
+        let now = (self.clock)();
+        match &self.network_refused {
+            Some((refused, error)) if *refused == spec && self.network_wait.has_to_wait(&(), now) => {
+                return Err(error.clone());
+            }
+            Some((refused, _)) if *refused != spec => self.network_wait.forget(&()),
+            _ => {}
+        }
+        let ensured = ensure_overlay(&*self.hcn, &spec);
+        match &ensured {
+            Ok(_) => {
+                self.network_refused = None;
+                self.network_wait.forget(&());
+            }
+            Err(error) if error.is_unavailable() => {}
+            Err(error) => {
+                self.network_refused = Some((spec, error.clone()));
+                self.network_wait.failed((), now);
+            }
+        }
+        ensured
     }
 
     /// The endpoint's ACLs, and what the operator should know of them.

@@ -1,5 +1,7 @@
 //! HNS endpoints of pods: which one, and which ACLs.
 
+use std::cell::LazyCell;
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::Condition;
@@ -8,7 +10,7 @@ use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::Error;
-use crate::acl::{LAST_PRIORITY, Transition, closed, has_our_mark, is_ours, transition};
+use crate::acl::{LAST_PRIORITY, Transition, anonymous, closed, has_our_mark, is_ours, transition};
 
 /// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
@@ -66,7 +68,10 @@ pub(crate) fn sync_acls(
     vain: &mut Option<Vain>,
     now: Instant,
 ) -> Result<Vec<Condition>, Error> {
-    let mut found = Found::on(endpoint);
+    // Where a build drops the ids of ACLs, ours are known by what was sent, now and the last time.
+    let mut sent = desired.to_vec();
+    sent.extend(vain.iter().flat_map(|vain| vain.desired.clone()));
+    let mut found = Found::on(endpoint, &sent);
     let not_taken =
         || Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" };
     if vain.as_ref().is_some_and(|vain| vain.is_again(desired, &found, now)) {
@@ -74,9 +79,9 @@ pub(crate) fn sync_acls(
     }
     *vain = None;
     // Where ours cannot be read, the difference is not known: then only the whole list helps.
-    if found.unreadable == 0 && !found.is(desired) {
+    if found.unclear == 0 && !found.is(desired) {
         change(hcn, endpoint, &transition(&found.ours, desired))?;
-        found = Found::on(&hcn.endpoint(endpoint.id)?);
+        found = Found::on(&hcn.endpoint(endpoint.id)?, &sent);
     }
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
@@ -85,7 +90,7 @@ pub(crate) fn sync_acls(
     warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
     let policies = [found.others.clone(), documents(desired)].concat();
     hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
-    found = Found::on(&hcn.endpoint(endpoint.id)?);
+    found = Found::on(&hcn.endpoint(endpoint.id)?, &sent);
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
     }
@@ -125,20 +130,27 @@ struct Found {
     as_read: Vec<Policy>,
     /// Our ACLs.
     ours: Vec<Acl>,
-    /// How many ACLs bear our mark and cannot be read: nobody knows what they allow.
-    unreadable: usize,
+    /// How many ACLs bear our mark and cannot be read, so that nobody knows what they allow, or are what we sent without
+    /// the id, so that nobody would find them again.
+    unclear: usize,
     /// Everything else, as it may be sent back.
     others: Vec<Policy>,
 }
 
 impl Found {
-    fn on(endpoint: &Endpoint) -> Found {
+    fn on(endpoint: &Endpoint, sent: &[Acl]) -> Found {
         let mut found = Found::default();
+        let sent = LazyCell::new(|| sent.iter().map(anonymous).collect::<HashSet<_>>());
         for policy in &endpoint.policies {
             match policy.settings::<Acl>() {
                 Ok(Some(acl)) if is_ours(&acl) => {
                     found.as_read.push(policy.clone());
                     found.ours.push(acl);
+                }
+                Ok(Some(acl)) if acl.id.is_empty() && sent.contains(&anonymous(&acl)) => {
+                    warn!(endpoint = endpoint.name, ?acl, "HNS dropped the id of one of our ACLs");
+                    found.as_read.push(policy.clone());
+                    found.unclear += 1;
                 }
                 // Written out: HNS leaves zero values, such as Allow, out of what it answers.
                 Ok(Some(theirs)) => found.others.push(Policy::of(&theirs)),
@@ -146,7 +158,7 @@ impl Found {
                 Err(error) if has_our_mark(policy) => {
                     warn!(endpoint = endpoint.name, %error, "one of our ACLs cannot be read back");
                     found.as_read.push(policy.clone());
-                    found.unreadable += 1;
+                    found.unclear += 1;
                 }
                 Err(error) => {
                     warn!(endpoint = endpoint.name, %error, "an ACL of somebody else cannot be read; it stays");
@@ -180,13 +192,13 @@ impl Found {
     }
 
     fn is(&self, desired: &[Acl]) -> bool {
-        self.unreadable == 0 && transition(&self.ours, desired).is_empty()
+        self.unclear == 0 && transition(&self.ours, desired).is_empty()
     }
 }
 
 /// Adds what closes an endpoint behind its policy, if that is missing.
 pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(), Error> {
-    let missing = transition(&Found::on(endpoint).ours, &closed()).add;
+    let missing = transition(&Found::on(endpoint, &[]).ours, &closed()).add;
     if !missing.is_empty() {
         let request = Modify::policies(RequestType::Add, documents(&missing));
         hcn.modify_endpoint(endpoint.id, &request)?;

@@ -24,6 +24,9 @@ const MAC_PREFIX: [u8; 2] = [0x0e, 0x2a];
 /// The MTU that HNS gives a container without being told (hns.md 4.5).
 const USUAL_MTU: u32 = 1450;
 
+/// How long to wait, in milliseconds, before a call is repeated for which HNS is not ready; then it is up to whoever asked for the pod.
+const NOT_READY_PAUSES_MS: [u64; 4] = [100, 200, 400, 800];
+
 /// Connects pods to the node's overlay network.
 #[derive(Clone)]
 pub struct WindowsWiring {
@@ -73,7 +76,7 @@ impl WindowsWiring {
     /// Creates the endpoint. A remote endpoint, as kube-proxy makes them, may hold the address from an earlier pod on
     /// another node; it is stale by now, as IPAM gave the address to this one (hns.md 4.4).
     fn create(&self, document: &Endpoint) -> Result<Endpoint, Error> {
-        let id = match self.hcn.create_endpoint(document) {
+        let id = match when_ready(|| self.hcn.create_endpoint(document)) {
             Err(error) if error.class() != Class::Unavailable && self.remove_stale(document)? => {
                 self.hcn.create_endpoint(document)?
             }
@@ -106,7 +109,7 @@ impl WindowsWiring {
             self.detach(endpoint)?;
         }
         let add = Modify::namespace_endpoint(RequestType::Add, endpoint.id);
-        match self.hcn.modify_namespace(compartment, &add) {
+        match when_ready(|| self.hcn.modify_namespace(compartment, &add)) {
             // Another call was faster, or the answer to an earlier one was lost.
             Err(error) if error.class() == Class::AlreadyExists => {
                 let now = self.hcn.endpoint(endpoint.id)?.host_compute_namespace;
@@ -237,4 +240,18 @@ fn difference(endpoint: &Endpoint, pod: &PodAttachment, network: Guid) -> Option
         return Some(format!("it has the MAC address {}, not {}", endpoint.mac_address, mac(pod.address)));
     }
     None
+}
+
+/// Repeats a call as long as HNS says that what it stands on is not there yet.
+fn when_ready<T>(mut call: impl FnMut() -> Result<T, tortie_hcn::Error>) -> Result<T, tortie_hcn::Error> {
+    for pause in NOT_READY_PAUSES_MS.map(Duration::from_millis) {
+        match call() {
+            Err(error) if error.is_not_ready() => {
+                warn!(%error, ?pause, "HNS is not ready; it is asked again");
+                std::thread::sleep(pause);
+            }
+            result => return result,
+        }
+    }
+    call()
 }

@@ -1,12 +1,17 @@
 //! `projectcalico.org/v3`.
 
 mod endpoint;
+mod host;
 mod policy;
 mod pool;
 mod sets;
 mod tier;
 
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
+pub use host::{
+    EndpointToHostAction, FailsafePort, FelixConfiguration, FelixConfigurationSpec, HostEndpoint,
+    HostEndpointSpec,
+};
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,
     ServiceAccountMatch, ServiceMatch, StagedAction,

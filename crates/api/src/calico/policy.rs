@@ -279,14 +279,14 @@ impl PolicySpec {
                 problems.push(FieldError::new("spec", problem));
             }
         }
-        for (set, field) in [
-            (self.do_not_track, "spec.doNotTrack"),
-            (self.pre_dnat, "spec.preDNAT"),
-            (self.apply_on_forward, "spec.applyOnForward"),
-        ] {
-            if set {
-                problems.push(FieldError::new(field, "host endpoints are not supported yet"));
-            }
+        if self.do_not_track && self.pre_dnat {
+            problems.push(FieldError::new("spec.preDNAT", "may not stand beside doNotTrack"));
+        }
+        if (self.do_not_track || self.pre_dnat) && !self.apply_on_forward {
+            problems.push(FieldError::new("spec.applyOnForward", "must be true with doNotTrack or preDNAT"));
+        }
+        if self.pre_dnat && (!self.egress.is_empty() || self.types.contains(&PolicyType::Egress)) {
+            problems.push(FieldError::new("spec.egress", "a preDNAT policy speaks of ingress only"));
         }
         for (rules, direction) in [(&self.ingress, "ingress"), (&self.egress, "egress")] {
             for (index, rule) in rules.iter().enumerate() {

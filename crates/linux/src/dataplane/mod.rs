@@ -1,6 +1,7 @@
 //! The Linux dataplane: node state as nftables, routes, VXLAN and kernel parameters.
 
 mod chains;
+mod forget;
 mod matches;
 mod network;
 mod policy;
@@ -8,16 +9,17 @@ mod sets;
 mod staged;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
-use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report};
+use ipnet::Ipv4Net;
+use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget};
 
 pub(crate) use self::network::link_parameters;
 
+use self::forget::Forgetter;
 use self::network::Network;
 use self::policy::{Dirty, PolicyTable};
-use crate::conntrack::Conntrack;
 use crate::{Error, Result};
 
 /// How often all is compared with the kernel while single pods wait. For those it is looked each time that the caller
@@ -75,7 +77,7 @@ pub struct Dataplane {
     state: NodeState,
     policy: PolicyTable,
     network: Network,
-    conntrack: Conntrack,
+    forgetter: Forgetter,
     /// Since when all was last compared with the kernel, if since then nothing was wrong but that single pods wait, for
     /// their links for instance.
     waiting: Option<Instant>,
@@ -83,6 +85,8 @@ pub struct Dataplane {
     network_behind: bool,
     /// Addresses that sandboxes had, while connections of theirs may still be known: of which pod, and of which container.
     released: BTreeSet<(IpAddr, EndpointId, String)>,
+    /// Whether a state has been applied.
+    started: bool,
 }
 
 impl Dataplane {
@@ -93,9 +97,10 @@ impl Dataplane {
     /// The connection that could not be opened; it needs CAP_NET_ADMIN in the namespace.
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
-        let (network, conntrack) = (Network::open(config)?, Conntrack::open()?);
+        let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
         let (state, released) = Default::default();
-        Ok(Self { state, policy, network, conntrack, waiting: None, network_behind: false, released })
+        let (started, network_behind) = (false, false);
+        Ok(Self { state, policy, network, forgetter, waiting: None, network_behind, released, started })
     }
 
     /// Takes deltas into the desired state, and says what they are about.
@@ -114,21 +119,53 @@ impl Dataplane {
         dirty
     }
 
-    /// Forgets the connections of addresses that their sandboxes have no more: who gets such an address next, or has it
-    /// already by the same change, must not inherit them.
+    /// Has the connections of addresses forgotten that their sandboxes have no more: who gets such an address next must
+    /// not inherit them. Who has it already, by the same change, is waited for.
     fn forget_released(&mut self) -> Result<()> {
-        if self.released.is_empty() {
-            return Ok(());
-        }
         let keeps = |(address, id, container): &(IpAddr, EndpointId, String)| {
             let now = self.state.endpoints.get(id);
             now.is_some_and(|now| now.container_id == *container && now.addresses.contains(address))
         };
-        let gone = self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();
-        let count = self.conntrack.forget(&gone)?;
-        tracing::debug!(addresses = ?gone, count, "forgot connections of released addresses");
+        let mut gone: BTreeSet<IpAddr> =
+            self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();
+        if !std::mem::replace(&mut self.started, true) {
+            gone.extend(self.free_addresses());
+        }
         self.released.clear();
-        Ok(())
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let held = self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
+        let given_again: Vec<_> = held.filter(|address| gone.contains(address)).copied().collect();
+        self.forgetter.ask(gone);
+        self.forgetter.settle(&given_again)
+    }
+
+    /// The addresses of the node's blocks that nobody has. An agent that was killed may not have forgotten their
+    /// connections.
+    fn free_addresses(&self) -> BTreeSet<IpAddr> {
+        let local = self.state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Local));
+        let addresses = |block: &Ipv4Net| block.network().to_bits()..=block.broadcast().to_bits();
+        let mut free: BTreeSet<IpAddr> = local
+            .flat_map(|(block, _)| addresses(block))
+            .map(|bits| Ipv4Addr::from_bits(bits).into())
+            .collect();
+        for address in self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
+            free.remove(address);
+        }
+        if let Some(own) = self.state.node.as_ref().and_then(|node| node.vtep.as_ref()) {
+            free.remove(&IpAddr::V4(own.address));
+        }
+        free
+    }
+
+    /// Waits for what addresses that are given now must not inherit.
+    fn settle_given(&self, deltas: &[Delta]) -> Result<()> {
+        let given = deltas.iter().filter_map(|delta| match delta {
+            Delta::Endpoint(_, endpoint) => Some(&endpoint.addresses),
+            _ => None,
+        });
+        self.forgetter.settle(given.flatten())
     }
 
     /// Does something about forwarding, routes and links, unless the table is not known to be in the kernel: what is
@@ -177,6 +214,7 @@ impl Dataplane {
 impl tortie_dataplane::Dataplane for Dataplane {
     fn apply(&mut self, deltas: &[Delta]) -> Report {
         let dirty = self.take(deltas);
+        let settled = self.settle_given(deltas);
         // Policy first: no route leads to a pod before its policy is there.
         let policy = self.policy.apply(&self.state, &dirty);
         let touches_network = |delta: &Delta| {
@@ -192,7 +230,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let changed = deltas.iter().any(touches_network);
         let network =
             self.network_if_policed(changed, |network, state, changed| network.apply(state, changed));
-        let report = self.report(policy, network);
+        let report = self.report(policy, settled.and(network));
         if !report.retry || !report.node.is_empty() {
             self.waiting = None;
         }

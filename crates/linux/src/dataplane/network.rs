@@ -14,8 +14,12 @@ use crate::route::{
 use crate::sys::InterfaceIndex;
 use crate::{Error, Result, ethtool, interface_index, sysctl};
 
-/// The protocol number of our routes, which is Calico's (`calico.md` 6.6).
-pub const PROTOCOL: u8 = 80;
+/// The protocol number of our routes. It is nobody else's in `rtnetlink.h` and iproute2's `rt_protos`; Calico's is 80
+/// (`calico.md` 6.6), and those routes are not ours to delete.
+pub const PROTOCOL: u8 = 84;
+
+/// What is noted (`ifalias`) at the VXLAN link that we make.
+const MARK: &str = "tortie overlay";
 
 /// The routes and links of the node, and what of them is known to be there.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub struct Network {
     kernel: Option<Tables>,
     /// The VXLAN link that we made or took over, and what for.
     vxlan: Option<(LocalNode, u32)>,
+    /// That somebody else's VXLAN link is where ours has to be, or competes with it.
+    foreign: Option<Condition>,
     /// The index of each pod's link whose parameters are set.
     prepared: BTreeMap<String, u32>,
     endpoints: BTreeMap<EndpointId, Condition>,
@@ -46,9 +52,9 @@ struct Tables {
 
 impl Network {
     pub fn open(config: Config) -> Result<Self> {
-        let (vxlan, prepared, endpoints, node) = Default::default();
+        let (vxlan, foreign, prepared, endpoints, node) = Default::default();
         let socket = RouteSocket::open()?;
-        Ok(Self { socket, config, kernel: None, vxlan, prepared, endpoints, node, retry: false })
+        Ok(Self { socket, config, kernel: None, vxlan, foreign, prepared, endpoints, node, retry: false })
     }
 
     /// Makes true what has changed, if anything has, or what could not be made true the last time.
@@ -81,6 +87,7 @@ impl Network {
             sysctl::ensure("net/ipv4/ip_forward", "1")?;
         }
         let vxlan = self.vxlan_link(state)?;
+        self.node.extend(self.foreign.clone());
         let links = self.endpoint_links(state)?;
         let desired = desired(state, vxlan, &links);
         let mut kernel = match self.kernel.take() {
@@ -122,7 +129,8 @@ impl Network {
                 let message = format!("{id}: no route leads to the pod: {message}");
                 self.endpoints.insert(id.clone(), Condition { reason, message });
             }
-            None => self.node.push(Condition { reason, message }),
+            // The others' pods are further away; this node's own are as they should be.
+            None => self.node.push(Condition { reason: "RouteRefused", message }),
         }
         endpoint.is_some()
     }
@@ -182,6 +190,7 @@ impl Network {
     fn vxlan_link(&mut self, state: &NodeState) -> Result<Option<u32>> {
         let wanted = state.node.as_ref().and_then(|node| Some((node, node.vtep.as_ref()?)));
         let Some((node, vtep)) = wanted else {
+            self.foreign = None;
             if let Some((_, index)) = self.vxlan.take() {
                 tracing::info!(
                     link = self.config.vxlan_device,
@@ -197,13 +206,22 @@ impl Network {
         {
             return Ok(Some(*index));
         }
+        self.vxlan = None;
         let name = self.config.vxlan_device.clone();
-        let mut link = self.socket.link(&name)?;
-        if let Some(other) = link.take_if(|link| link.vxlan != Some(settings(node))) {
-            if other.kind != "vxlan" {
-                return Err(Error::NameTaken { name, kind: other.kind });
-            }
-            tracing::warn!(link = name, found = ?other.vxlan, "deletes a VXLAN link with other settings");
+        let wanted = settings(node);
+        let concerns = |link: &Link| {
+            link.name == name || link.vxlan.is_some_and(|it| (it.vni, it.port) == (wanted.vni, wanted.port))
+        };
+        let links = self.socket.links()?.into_iter().filter(concerns);
+        let (mut ours, foreign): (Vec<_>, Vec<_>) =
+            links.partition(|link| link.name == name && is_ours(link, wanted));
+        self.foreign = foreign.first().map(foreign_link);
+        let mut link = ours.pop();
+        if link.is_none() && self.foreign.is_some() {
+            return Ok(None);
+        }
+        if let Some(other) = link.take_if(|link| link.vxlan != Some(wanted)) {
+            tracing::warn!(link = name, found = ?other.vxlan, "makes the VXLAN link anew, with other settings");
             self.socket.change(&Change::DeleteLink(other.index))?;
             self.kernel = None;
         }
@@ -217,22 +235,24 @@ impl Network {
 
     fn create(&mut self, name: &str, node: &LocalNode, vtep: &Vtep) -> Result<u32> {
         let kind = NewLinkKind::Vxlan(settings(node));
-        let new = NewLink {
-            mac: Some(vtep.mac),
-            mtu: Some(node.network.mtu),
-            up: true,
-            ..NewLink::new(name, kind)
-        };
-        self.socket.create(&new)?;
+        let new = NewLink { mac: Some(vtep.mac), mtu: Some(node.network.mtu), ..NewLink::new(name, kind) };
         self.kernel = None;
+        self.socket.create(&new)?;
+        let index = interface_index(name)?;
+        // The kernel takes no note with a link's creation; until it has one the link stays down.
+        let marked = vec![LinkSetting::Alias(MARK.to_owned()), LinkSetting::Up(true)];
+        self.socket.change(&Change::SetLink(index, marked))?;
         if !self.config.vxlan_offloads {
             ethtool::disable_offloads(name)?;
         }
-        interface_index(name)
+        Ok(index)
     }
 
     fn adjust(&mut self, link: Link, node: &LocalNode, vtep: &Vtep) -> Result<u32> {
         let mut settings = Vec::new();
+        if link.alias != MARK {
+            settings.push(LinkSetting::Alias(MARK.to_owned()));
+        }
         if link.mac != Some(vtep.mac) {
             settings.push(LinkSetting::Mac(vtep.mac));
         }
@@ -349,6 +369,26 @@ fn desired(state: &NodeState, vxlan: Option<u32>, links: &BTreeMap<String, u32>)
 
 fn settings(node: &LocalNode) -> Vxlan {
     Vxlan { vni: node.network.vni, port: node.network.port, local: Some(node.address), learning: false }
+}
+
+/// Whether a VXLAN link of our name was made by us: it has our mark, or it is as we make it and nobody has set it up yet,
+/// as a process leaves it that ended between the two.
+fn is_ours(link: &Link, wanted: Vxlan) -> bool {
+    link.vxlan.is_some()
+        && (link.alias == MARK || (link.alias.is_empty() && !link.up && link.vxlan == Some(wanted)))
+}
+
+fn foreign_link(link: &Link) -> Condition {
+    let what = match link.vxlan {
+        Some(it) => format!("VXLAN link (VNI {}, port {})", it.vni, it.port),
+        None => format!("link of kind {:?}", link.kind),
+    };
+    let message = format!(
+        "the {what} {} is not ours and stays; while it is there this node may have no overlay. If nobody needs it any \
+         more, Calico for instance, delete it",
+        link.name
+    );
+    Condition { reason: "ForeignVxlanLink", message }
 }
 
 /// Whether a route does what another one does, whoever made it.

@@ -1,5 +1,6 @@
 //! Namespaces, and processes and threads in them (`namespaces(7)`).
 
+pub mod groups;
 pub mod mount;
 
 mod enter;

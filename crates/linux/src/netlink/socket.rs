@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use super::message::{
     Incoming, Meaning, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, Refusal, Reply, Request, split,
@@ -39,7 +40,10 @@ const RECEIVE_BUFFER: usize = 256 << 10;
 const BATCH: usize = 500;
 
 /// How often a dump is begun again when the objects change under it.
-const DUMP_ATTEMPTS: usize = 20;
+const DUMP_ATTEMPTS: u32 = 20;
+/// How long the first pause before that is; each one is a longer one by as much, 190 ms in all: others change nftables
+/// in bursts, at any moment and for reasons of their own.
+const DUMP_PAUSE: Duration = Duration::from_millis(1);
 
 impl Socket {
     /// Opens a socket in the network namespace of the calling thread.
@@ -147,7 +151,8 @@ impl Socket {
     /// # Errors
     /// The kernel's refusal; `EINTR` when the objects never held still.
     pub fn dump(&mut self, request: &Request) -> Result<Vec<Reply>, Refusal> {
-        for _ in 0..DUMP_ATTEMPTS {
+        for attempt in 0..DUMP_ATTEMPTS {
+            std::thread::sleep(DUMP_PAUSE * attempt);
             if let Some(replies) = self.dump_once(request)? {
                 return Ok(replies);
             }

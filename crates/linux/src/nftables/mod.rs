@@ -136,13 +136,22 @@ impl Nft {
     /// # Errors
     /// The kernel's refusal, or that the table never held still.
     pub fn list(&mut self, table: &str) -> Result<Option<Table>> {
+        let mut last = None;
         for _ in 0..LIST_ATTEMPTS {
             let before = self.table(table)?;
             let Some(header) = before else { return Ok(None) };
-            let listed = self.content(table, header.flags);
-            if self.table(table)? == Some(header) {
+            let listed = match self.content(table, header.flags) {
+                // Others changed theirs again and again, within each of the dump's attempts.
+                Err(error) if error.errno() == Some(libc::EINTR) => continue,
+                listed => listed,
+            };
+            // The generation is that of all tables. Where others change theirs all the time, it tells nothing of this
+            // one; that it was read twice and is the same does.
+            if self.table(table)? == Some(header) || (listed.is_ok() && listed.as_ref().ok() == last.as_ref())
+            {
                 return listed.map(Some);
             }
+            last = listed.ok();
         }
         Err(busy(format!("table {table}")))
     }

@@ -21,7 +21,7 @@ use tortie_policy::program::Lookup;
 use flatten::flatten;
 use numbers::Addresses;
 use rows::{Row, rows};
-pub use transition::{Transition, transition};
+pub use transition::{Transition, anonymous, transition};
 
 /// Traffic of the node itself to its own pods, before policy.
 const NODE_PRIORITY: u16 = 900;

@@ -42,6 +42,11 @@ pub fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
     Transition { add, remove }
 }
 
+/// The ACL in the form by which it is known where HNS has dropped the id.
+pub fn anonymous(acl: &Acl) -> Acl {
+    Acl { id: String::new(), ..normal(acl) }
+}
+
 /// The ACL in one form of the many that mean the same: HNS may give it back in another than it was sent in.
 fn normal(acl: &Acl) -> Acl {
     let ports = |part: &str| match part.split_once('-') {

@@ -2,11 +2,10 @@
 #![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+mod failures;
 mod support;
 
 use std::collections::BTreeMap;
-use std::process::Command;
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -319,35 +318,21 @@ fn a_folder_that_is_no_labs_is_not_touched() {
 
 #[test]
 fn commands_run_in_pods_and_nodes() {
-    let lab = Lab::new(User::Root);
+    commands_run_as(User::Root);
+}
+
+/// There tcpdump cannot become another user, as it does by itself as root.
+#[test]
+fn commands_run_in_pods_and_nodes_of_an_ordinary_users_lab() {
+    commands_run_as(User::Ordinary);
+}
+
+fn commands_run_as(user: User) {
+    let lab = Lab::new(user);
     let mut running = lab.up(&[]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
     lab.wait_for_pods();
     exec_and_capture(&lab);
-    running.signal(Signal::TERM);
-    running.wait();
-    assert_eq!(leftovers(&lab), Vec::<String>::new());
-}
-
-/// Traffic goes on while the agents are gone, and they find their objects when they come back.
-#[test]
-fn an_agent_that_is_killed_cuts_nothing() {
-    let lab = Lab::new(User::Root);
-    let mut running = lab.up(&[]);
-    lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
-    lab.wait_for_pods();
-    lab.ok(&["apply", "--wait", "-f", &lab.example("policy-demo-policy.yml")]);
-    let before = cells(&lab.json(&["lab", "matrix", "-o", "json", "--port", "80"]));
-    for agent in lab.processes().into_iter().filter(|process| process.command.contains("tortie agent")) {
-        let killed = Command::new("kill").args(["-9", &agent.pid.to_string()]).status().unwrap();
-        assert!(killed.success());
-    }
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while lab.processes().iter().any(|process| process.command.contains("tortie agent")) {
-        assert!(Instant::now() < deadline);
-        std::thread::yield_now();
-    }
-    assert_eq!(cells(&lab.json(&["lab", "matrix", "-o", "json", "--port", "80"])), before);
     running.signal(Signal::TERM);
     running.wait();
     assert_eq!(leftovers(&lab), Vec::<String>::new());

@@ -1,0 +1,178 @@
+//! HostEndpoint: an interface of a node under policy; and what FelixConfiguration says of them (`calico.md` 2.2, 2.7).
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use super::EndpointPort;
+use crate::fields::{Cidr, ProtocolName, list};
+use crate::net::Protocol;
+use crate::{FieldError, Metadata};
+
+/// An interface of a node.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct HostEndpoint {
+    /// Its name and labels.
+    pub metadata: Metadata,
+    /// Which interface.
+    pub spec: HostEndpointSpec,
+}
+
+/// Which interface of which node.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostEndpointSpec {
+    /// The node.
+    pub node: String,
+    /// The interface's name; `*` is every interface that is not a pod's and has no host endpoint of its own.
+    #[serde(default)]
+    pub interface_name: Option<String>,
+    /// Addresses of the node: the interface that has one of them is meant where no name is given, and rules find the
+    /// host endpoint by them.
+    #[serde(default, rename = "expectedIPs", deserialize_with = "list")]
+    pub expected_ips: Vec<IpAddr>,
+    /// The profiles, in order.
+    #[serde(default, deserialize_with = "list")]
+    pub profiles: Vec<String>,
+    /// Ports that rules may name.
+    #[serde(default, deserialize_with = "list")]
+    pub ports: Vec<EndpointPort>,
+}
+
+impl HostEndpoint {
+    /// The profile of automatic host endpoints; it allows everything, whether or not it is stored.
+    pub const DEFAULT_ALLOW: &str = "projectcalico-default-allow";
+
+    /// Whether it means every interface that is not a pod's and has no host endpoint of its own.
+    #[must_use]
+    pub fn is_for_all_interfaces(&self) -> bool {
+        self.spec.interface_name.as_deref() == Some("*")
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
+        let mut problems = Vec::new();
+        let mut wrong = |path: &str, problem: String| problems.push(FieldError::new(path, problem));
+        if self.spec.node.is_empty() {
+            wrong("spec.node", "is missing".into());
+        }
+        let name = self.spec.interface_name.as_deref().unwrap_or_default();
+        if name.is_empty() && self.spec.expected_ips.is_empty() {
+            wrong("spec", "needs interfaceName or expectedIPs".into());
+        }
+        // The kernel's limit, IFNAMSIZ.
+        if name.len() > 15 {
+            wrong("spec.interfaceName", format!("{name:?} is longer than 15 characters"));
+        }
+        for (index, port) in self.spec.ports.iter().enumerate() {
+            if Protocol::from_name(&port.protocol).is_none() {
+                wrong(
+                    &format!("spec.ports[{index}].protocol"),
+                    format!("{:?} is no protocol", port.protocol),
+                );
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+/// The settings of nodes, as far as they change what policy means. Only the object `default` counts.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct FelixConfiguration {
+    /// Its name.
+    pub metadata: Metadata,
+    /// The settings.
+    #[serde(default)]
+    pub spec: FelixConfigurationSpec,
+}
+
+/// The settings that Tortie reads.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FelixConfigurationSpec {
+    /// Ports of the host that no policy of host endpoints closes for packets into it.
+    pub failsafe_inbound_host_ports: Option<Vec<FailsafePort>>,
+    /// Ports elsewhere that no policy of host endpoints closes for packets out of the host.
+    pub failsafe_outbound_host_ports: Option<Vec<FailsafePort>>,
+    /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3).
+    pub default_endpoint_to_host_action: EndpointToHostAction,
+}
+
+/// What becomes of packets from pods to their own node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum EndpointToHostAction {
+    /// They pass: what Kubernetes expects.
+    #[default]
+    #[serde(alias = "ACCEPT")]
+    Accept,
+    /// They are dropped.
+    #[serde(alias = "DROP")]
+    Drop,
+    /// Whatever else the node has installed decides.
+    #[serde(alias = "RETURN")]
+    Return,
+}
+
+/// A port that stays open.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailsafePort {
+    /// The protocol.
+    pub protocol: ProtocolName,
+    /// The port.
+    pub port: u16,
+    /// The other side's addresses; absent is all.
+    #[serde(default)]
+    pub net: Option<Cidr>,
+}
+
+impl FailsafePort {
+    /// What stays open into a host where nothing else is said: SSH, DHCP, BGP, etcd, Typha, the API server.
+    pub const INBOUND: [(Protocol, u16); 9] = [
+        (Protocol::TCP, 22),
+        (Protocol::UDP, 68),
+        (Protocol::TCP, 179),
+        (Protocol::TCP, 2379),
+        (Protocol::TCP, 2380),
+        (Protocol::TCP, 5473),
+        (Protocol::TCP, 6443),
+        (Protocol::TCP, 6666),
+        (Protocol::TCP, 6667),
+    ];
+    /// What stays open out of a host where nothing else is said.
+    pub const OUTBOUND: [(Protocol, u16); 9] = [
+        (Protocol::UDP, 53),
+        (Protocol::UDP, 67),
+        (Protocol::TCP, 179),
+        (Protocol::TCP, 2379),
+        (Protocol::TCP, 2380),
+        (Protocol::TCP, 5473),
+        (Protocol::TCP, 6443),
+        (Protocol::TCP, 6666),
+        (Protocol::TCP, 6667),
+    ];
+
+    fn all(ports: &[(Protocol, u16)]) -> Vec<Self> {
+        let open = |(protocol, port): &(Protocol, u16)| Self {
+            protocol: ProtocolName(*protocol),
+            port: *port,
+            net: None,
+        };
+        ports.iter().map(open).collect()
+    }
+}
+
+impl FelixConfigurationSpec {
+    /// The ports that stay open into a host.
+    #[must_use]
+    pub fn failsafe_inbound(&self) -> Vec<FailsafePort> {
+        self.failsafe_inbound_host_ports.clone().unwrap_or_else(|| FailsafePort::all(&FailsafePort::INBOUND))
+    }
+
+    /// The ports that stay open out of a host.
+    #[must_use]
+    pub fn failsafe_outbound(&self) -> Vec<FailsafePort> {
+        self.failsafe_outbound_host_ports
+            .clone()
+            .unwrap_or_else(|| FailsafePort::all(&FailsafePort::OUTBOUND))
+    }
+}

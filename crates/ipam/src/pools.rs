@@ -1,0 +1,74 @@
+//! What a node may take: from which pools, and how many blocks.
+
+use std::collections::BTreeMap;
+
+use ipnet::{IpNet, Ipv4Net};
+use tortie_api::calico::IpPool;
+use tortie_api::{Key, Kind, Resource};
+
+use crate::driver::{Ipam, IpamError, Use};
+use crate::records::Config;
+
+/// How many blocks a node may have where nothing else is set.
+const DEFAULT_MAX_BLOCKS: u32 = 20;
+/// The smallest block of a Windows node: four addresses of it are kept back.
+const WINDOWS_LONGEST_PREFIX: u8 = 29;
+
+impl Ipam {
+    /// The pools that may be used for this and for pods of a namespace with these labels, in the order of their names
+    /// (`calico.md` 5.4). Of no namespace in particular: those for all, and then those for some.
+    pub(crate) async fn pools(
+        &self,
+        intended_use: Use,
+        namespace: Option<&BTreeMap<String, String>>,
+    ) -> Result<Vec<(Ipv4Net, u8)>, IpamError> {
+        let wanted = match intended_use {
+            Use::Workload => "Workload",
+            Use::Tunnel => "Tunnel",
+        };
+        let (mut pools, mut for_some) = (Vec::new(), Vec::new());
+        for stored in self.store.list(Kind::IpPool).await?.items {
+            let pool = match Resource::read(&stored.key, &stored.value) {
+                Ok(Resource::IpPool(pool)) => pool,
+                _ => {
+                    tracing::warn!(pool = %stored.key, "the pool cannot be understood; no address is taken from it");
+                    continue;
+                }
+            };
+            let IpNet::V4(cidr) = pool.spec.cidr else { continue };
+            if !self.may_use(&pool) || !pool.spec.allowed_uses.iter().any(|each| each == wanted) {
+                continue;
+            }
+            match (&pool.spec.namespace_selector, namespace) {
+                (Some(_), None) => for_some.push((cidr, pool.block_size())),
+                (Some(selector), Some(labels)) if !selector.matches(labels) => {}
+                _ => pools.push((cidr, pool.block_size())),
+            }
+        }
+        pools.extend(for_some);
+        if pools.is_empty() {
+            return Err(IpamError::NoPool(format!("node {} ({wanted})", self.node)));
+        }
+        Ok(pools)
+    }
+
+    fn may_use(&self, pool: &IpPool) -> bool {
+        let spec = &pool.spec;
+        !spec.disabled
+            && spec.assignment_mode.as_deref().is_none_or(|mode| mode == "Automatic")
+            && spec.node_selector.as_ref().is_none_or(|selector| selector.matches(&self.node_labels))
+            && !(self.windows && pool.block_size() > WINDOWS_LONGEST_PREFIX)
+    }
+
+    /// How many blocks this node may have.
+    pub(crate) async fn limit(&self) -> Result<(Config, u32), IpamError> {
+        let key = Key::global(Kind::IpamConfig, "default");
+        let config: Config = self.read(&key).await?.map(|(_, config)| config).unwrap_or_default();
+        if self.windows && !config.strict_affinity {
+            return Err(IpamError::StrictAffinityNeeded);
+        }
+        let configured =
+            if config.max_blocks_per_host == 0 { DEFAULT_MAX_BLOCKS } else { config.max_blocks_per_host };
+        Ok((config, if self.windows { 1 } else { configured }))
+    }
+}

@@ -1,0 +1,79 @@
+//! The programs of a node: started, watched, started again.
+
+use std::process::ExitStatus;
+use std::time::{Duration, Instant};
+
+use tokio::process::{Child, Command};
+
+use crate::LabError;
+
+/// How long after its end a program is started again the first time; then twice as long each time.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+/// The longest of these delays.
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
+/// A program that ran for so long is one that runs: the delays begin anew.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// A program that runs. It ends with the value.
+pub(crate) struct Process {
+    pub(crate) name: String,
+    command: Command,
+    child: Child,
+}
+
+impl Process {
+    pub(crate) fn start(name: String, command: std::process::Command) -> Result<Self, LabError> {
+        let mut command = Command::from(command);
+        let child = spawn(&name, command.kill_on_drop(true))?;
+        Ok(Self { name, command, child })
+    }
+
+    /// Whether it has ended, or cannot be asked.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn end(&mut self) -> Result<ExitStatus, LabError> {
+        self.child.wait().await.map_err(LabError::io(format!("waiting for {}", self.name)))
+    }
+
+    /// Starts it again whenever it has ended, as a kubelet does with the pods of a DaemonSet.
+    pub(crate) async fn keep(mut self) {
+        let mut delay = FIRST_DELAY;
+        loop {
+            let started = Instant::now();
+            let ended = self.end().await.map_or_else(|error| error.to_string(), |status| status.to_string());
+            if started.elapsed() >= SETTLED {
+                delay = FIRST_DELAY;
+            }
+            tracing::warn!(
+                process = self.name,
+                ended,
+                ?delay,
+                "a node's process has ended; it is started again"
+            );
+            loop {
+                tokio::time::sleep(delay).await;
+                delay = (delay * 2).min(LONGEST_DELAY);
+                match spawn(&self.name, &mut self.command) {
+                    Ok(child) => break self.child = child,
+                    Err(error) => {
+                        tracing::error!(%error, ?delay, "a node's process cannot be started; it is tried again")
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends it.
+    pub(crate) async fn stop(mut self) {
+        if let Err(error) = self.child.kill().await {
+            tracing::warn!(process = self.name, %error, "the process could not be ended; the kernel ends it with the lab");
+        }
+    }
+}
+
+fn spawn(name: &str, command: &mut Command) -> Result<Child, LabError> {
+    command.spawn().map_err(LabError::io(format!("starting {name}")))
+}

@@ -1,0 +1,253 @@
+//! A pod on its node, as a container runtime makes it: a network namespace, an interface by the CNI plugin, a process.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::Child;
+use tokio::sync::mpsc;
+use tortie_api::Key;
+use tortie_api::kubernetes::Pod;
+use tortie_hcn::schema::Namespace as HcnNamespace;
+use tortie_hcn::{Guid, Hcn, HcnExt};
+use tortie_hns_emulator::bind_compartment;
+use tortie_linux::namespace::NetNs;
+use tortie_store::Store;
+
+use crate::runtime::{RuntimeNode, set_status};
+use crate::{LabDir, LabError};
+
+/// How long to wait before a pod that could not be started is tried again, as a kubelet does.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// What a pod's task is told.
+pub(crate) enum Wish {
+    Run(Box<Wanted>),
+    Stop,
+}
+
+/// A pod that is to run on a node.
+pub(crate) struct Wanted {
+    pub(crate) pod: Pod,
+    pub(crate) uid: Option<String>,
+    pub(crate) node: Arc<RuntimeNode>,
+}
+
+/// Runs a pod, stops it, runs it again, in the order of the wishes.
+pub(crate) struct PodTask {
+    dir: LabDir,
+    store: Arc<dyn Store>,
+    key: Key,
+    wishes: mpsc::UnboundedReceiver<Wish>,
+}
+
+/// What is there of a pod.
+struct Sandbox {
+    node: Arc<RuntimeNode>,
+    uid: Option<String>,
+    container_id: String,
+    netns: NetNs,
+    hcn_namespace: Option<Guid>,
+    /// Whether the CNI plugin has been told to add it.
+    added: bool,
+    process: Option<Child>,
+}
+
+impl Sandbox {
+    /// Calls the node's HNS, in a thread that may wait for it.
+    async fn hns<T: Send + 'static, E: std::fmt::Display + Send + 'static>(
+        &self,
+        call: impl FnOnce(&dyn Hcn) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, LabError> {
+        let problem = |problem: String| LabError::Hns { node: self.node.name.clone(), problem };
+        let hcn = self.node.hcn.clone().ok_or_else(|| problem("a Linux node has none".to_owned()))?;
+        let called = tokio::task::spawn_blocking(move || call(&*hcn)).await;
+        called.map_err(|error| problem(error.to_string()))?.map_err(|error| problem(error.to_string()))
+    }
+}
+
+impl PodTask {
+    pub(crate) fn new(
+        dir: &LabDir,
+        store: &Arc<dyn Store>,
+        key: &Key,
+        wishes: mpsc::UnboundedReceiver<Wish>,
+    ) -> Self {
+        Self { dir: dir.clone(), store: store.clone(), key: key.clone(), wishes }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let mut sandbox: Option<Sandbox> = None;
+        let mut next = self.wishes.recv().await;
+        while let Some(wish) = next {
+            if let Some(old) = sandbox.take() {
+                self.tear_down(old).await;
+            }
+            next = match wish {
+                Wish::Stop => self.wishes.recv().await,
+                Wish::Run(wanted) => match self.bring_up(&wanted).await {
+                    Ok(new) => {
+                        sandbox = Some(new);
+                        self.wishes.recv().await
+                    }
+                    Err(error) => {
+                        tracing::warn!(pod = %self.key, %error, "the pod could not be started; it is tried again");
+                        let status = json!({"phase": "Pending", "message": error.to_string()});
+                        set_status(&*self.store, &self.key, status).await;
+                        match tokio::time::timeout(RETRY_DELAY, self.wishes.recv()).await {
+                            Ok(newer) => newer,
+                            Err(_) => Some(Wish::Run(wanted)),
+                        }
+                    }
+                },
+            };
+        }
+    }
+
+    async fn bring_up(&self, wanted: &Wanted) -> Result<Sandbox, LabError> {
+        let mut sandbox = self.new_sandbox(wanted)?;
+        match self.start(&wanted.pod, &mut sandbox).await {
+            Ok(()) => Ok(sandbox),
+            Err(error) => {
+                self.tear_down(sandbox).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn new_sandbox(&self, wanted: &Wanted) -> Result<Sandbox, LabError> {
+        let netns = NetNs::create()?;
+        netns.bind_to(&self.netns_path())?;
+        Ok(Sandbox {
+            node: wanted.node.clone(),
+            uid: wanted.uid.clone(),
+            container_id: format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple()),
+            netns,
+            hcn_namespace: None,
+            added: false,
+            process: None,
+        })
+    }
+
+    async fn start(&self, pod: &Pod, sandbox: &mut Sandbox) -> Result<(), LabError> {
+        if sandbox.node.hcn.is_some() {
+            self.make_hcn_namespace(sandbox).await?;
+        }
+        sandbox.added = true; // also where it fails: CNI wants a DEL then
+        let result = self.cni("ADD", sandbox).await?;
+        let address =
+            result["ips"][0]["address"].as_str().and_then(|text| text.split('/').next()).unwrap_or_default();
+        sandbox.process = Some(self.start_process(pod, sandbox).await?);
+        let status = json!({
+            "phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": sandbox.node.address.to_string(),
+            "conditions": [{"type": "Ready", "status": "True"}],
+        });
+        set_status(&*self.store, &self.key, status).await;
+        Ok(())
+    }
+
+    /// Gives the sandbox of a Windows node an HCN namespace, and that the network namespace for its compartment.
+    async fn make_hcn_namespace(&self, sandbox: &mut Sandbox) -> Result<(), LabError> {
+        let id = sandbox.hns(|hcn| hcn.create_namespace(&HcnNamespace::default())).await?;
+        sandbox.hcn_namespace = Some(id);
+        let path = self.netns_path();
+        sandbox.hns(move |hcn| bind_compartment(hcn, id, Some(&path))).await
+    }
+
+    /// Starts the pod's process and waits until it serves.
+    async fn start_process(&self, pod: &Pod, sandbox: &Sandbox) -> Result<Child, LabError> {
+        let mut command = Command::new(self.dir.binary("tortie-pod"));
+        command
+            .arg(format!("{}/{}", self.key.namespace, self.key.name))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        for port in pod.spec.containers.iter().flat_map(|container| &container.ports) {
+            if port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP") {
+                command.arg(port.container_port.to_string());
+            }
+        }
+        sandbox.netns.enter_on_spawn(&mut command)?;
+        let starting = || LabError::io(format!("starting the process of {}", self.key));
+        let mut child =
+            tokio::process::Command::from(command).kill_on_drop(true).spawn().map_err(starting())?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut line).await.map_err(starting())?;
+        }
+        if line.trim() != "ready" {
+            return Err(LabError::problem(&self.key, "its process ended before it served"));
+        }
+        Ok(child)
+    }
+
+    async fn tear_down(&self, mut sandbox: Sandbox) {
+        if let Some(mut process) = sandbox.process.take() {
+            let _ = process.kill().await;
+        }
+        if sandbox.added
+            && let Err(error) = self.cni("DEL", &sandbox).await
+        {
+            tracing::error!(pod = %self.key, %error, "the CNI plugin did not delete the pod");
+        }
+        if let Some(id) = sandbox.hcn_namespace {
+            let unbound = sandbox.hns(move |hcn| bind_compartment(hcn, id, None)).await;
+            let deleted = sandbox.hns(move |hcn| hcn.delete_namespace(id)).await;
+            if let Err(error) = unbound.and(deleted) {
+                tracing::error!(pod = %self.key, %error, "the pod's HCN namespace was not deleted");
+            }
+        }
+        if let Err(error) = NetNs::unbind(&self.netns_path()) {
+            tracing::error!(pod = %self.key, %error, "the pod's network namespace was not removed");
+        }
+    }
+
+    fn netns_path(&self) -> PathBuf {
+        self.dir.pod_netns(&self.key.namespace, &self.key.name)
+    }
+
+    /// Executes the CNI plugin as a container runtime does.
+    async fn cni(&self, verb: &str, sandbox: &Sandbox) -> Result<Value, LabError> {
+        // What CNI calls the namespace: its path, or the GUID of the HCN namespace.
+        let (network, netns) = match sandbox.hcn_namespace {
+            Some(id) => ("Calico", id.to_string()),
+            None => ("k8s-pod-network", self.netns_path().display().to_string()),
+        };
+        let uid = sandbox.uid.iter().map(|uid| format!(";K8S_POD_UID={uid}")).collect::<String>();
+        let config = json!({
+            "cniVersion": "1.0.0", "name": network, "type": "tortie-cni",
+            "agentSocket": sandbox.node.cni_socket, "deletionQueue": sandbox.node.deletion_queue,
+        });
+        let mut command = Command::new(self.dir.binary("tortie-cni"));
+        command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).envs([
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", &sandbox.container_id),
+            ("CNI_NETNS", &netns),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", &self.dir.path().join("bin").display().to_string()),
+            (
+                "CNI_ARGS",
+                &format!(
+                    "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={}{uid}",
+                    self.key.namespace, self.key.name, sandbox.container_id
+                ),
+            ),
+        ]);
+        sandbox.node.netns.enter_on_spawn(&mut command)?;
+        let running = || LabError::io(format!("running the CNI plugin for {}", self.key));
+        let mut child = tokio::process::Command::from(command).spawn().map_err(running())?;
+        if let Some(mut input) = child.stdin.take() {
+            input.write_all(config.to_string().as_bytes()).await.map_err(running())?;
+        }
+        let output = child.wait_with_output().await.map_err(running())?;
+        let document = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        if output.status.success() {
+            return Ok(document);
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        Err(LabError::problem(&self.key, format!("CNI {verb} failed: {}{}", said.trim(), errors.trim())))
+    }
+}

@@ -1,0 +1,148 @@
+//! What others made stays: Calico's routes, and VXLAN links that compete with ours.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::cluster::*;
+use tortie_dataplane::*;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::nftables::{Chain, Expr, Nft, Op, Rule, Table, Transaction, Verdict, diff};
+use tortie_linux::route::{Change, Link, NewLink, NewLinkKind, Route, RouteSocket, Vxlan};
+
+const DEVICE: &str = "vxlan.calico";
+
+fn with_overlay(state: &mut NodeState) {
+    state.node = Some(local_node(1));
+    state.vteps.insert("node-2".to_owned(), vtep(2));
+    state.routes.insert(block(2), RouteTarget::Vxlan { node: "node-2".to_owned() });
+}
+
+fn inside<R: Send>(node: &Node, work: impl FnOnce(&mut RouteSocket) -> R + Send) -> R {
+    node.namespace.run(|| work(&mut RouteSocket::open().unwrap())).unwrap()
+}
+
+fn link(node: &Node, name: &str) -> Option<Link> {
+    inside(node, |socket| socket.link(name).unwrap())
+}
+
+fn overlay_route(node: &Node) -> Option<Route> {
+    let routes = inside(node, |socket| socket.routes().unwrap());
+    routes.into_iter().find(|route| route.destination == block(2).into())
+}
+
+/// The settings that ours has, with another address: the kernel takes no two that are all alike.
+fn make(node: &Node, name: &str, settings: Vxlan) {
+    inside(node, |socket| {
+        socket.create(&NewLink { up: true, ..NewLink::new(name, NewLinkKind::Vxlan(settings)) }).unwrap();
+    });
+}
+
+fn ours() -> Vxlan {
+    let node = local_node(1);
+    Vxlan { vni: node.network.vni, port: node.network.port, local: Some(node.address), learning: false }
+}
+
+#[test]
+fn routes_of_calico_stay() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let calico = |net: &str| Route::blackhole(net.parse().unwrap(), 80);
+    let theirs = [calico("10.65.9.0/26"), calico("10.65.1.0/26")];
+    inside(&node, |socket| theirs.iter().for_each(|it| socket.change(&Change::AddRoute(*it)).unwrap()));
+    let report = node.change(|state| drop(state.routes.insert(block(1), RouteTarget::Local)));
+    assert_eq!(report, Report::default(), "the one in the place of ours does what ours would");
+    assert_eq!(node.resync(), Report::default());
+    node.change(|state| drop(state.routes.remove(&block(1))));
+    let there = inside(&node, |socket| socket.routes().unwrap());
+    assert!(theirs.iter().all(|route| there.contains(route)), "{there:#?}");
+}
+
+#[test]
+fn our_vxlan_link_is_marked_and_found_again() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    assert_eq!(node.change(with_overlay), Report::default());
+    let made = link(&node, DEVICE).unwrap();
+    assert!(made.up && made.alias.starts_with("tortie"), "{made:?}");
+    assert_eq!(overlay_route(&node).unwrap().protocol, 84);
+    node.restart();
+    assert_eq!(link(&node, DEVICE), Some(made));
+}
+
+#[test]
+fn a_vxlan_link_that_we_began_to_make_is_finished() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    inside(&node, |socket| socket.create(&NewLink::new(DEVICE, NewLinkKind::Vxlan(ours()))).unwrap());
+    let begun = link(&node, DEVICE).unwrap().index;
+    assert_eq!(node.change(with_overlay), Report::default());
+    let made = link(&node, DEVICE).unwrap();
+    assert!(made.index == begun && made.up && made.alias.starts_with("tortie"), "{made:?}");
+}
+
+#[test]
+fn a_vxlan_link_of_somebody_else_is_told_of_and_not_touched() {
+    for (name, settings) in [
+        (DEVICE, ours()),
+        (DEVICE, Vxlan { vni: 7, port: 8472, local: Some(Ipv4Addr::LOCALHOST), learning: false }),
+        ("vxlan9", ours()),
+    ] {
+        let mut node = Node::new(&Underlay::new(), 1);
+        make(&node, name, settings);
+        let theirs = link(&node, name);
+        let report = node.change(with_overlay);
+        let conditions = |report: &Report| {
+            report.node.iter().map(|it| (it.reason, it.message.contains(name))).collect::<Vec<_>>()
+        };
+        assert_eq!(conditions(&report), [("ForeignVxlanLink", true)], "{report:?}");
+        assert_eq!(conditions(&node.resync()), [("ForeignVxlanLink", true)]);
+        node.change(|state| drop(state.routes.insert(block(3), RouteTarget::Local)));
+        assert_eq!(link(&node, name), theirs);
+        assert_eq!(overlay_route(&node), None);
+
+        let index = theirs.unwrap().index;
+        inside(&node, |socket| socket.change(&Change::DeleteLink(index)).unwrap());
+        assert_eq!(node.resync(), Report::default());
+        assert!(link(&node, DEVICE).unwrap().alias.starts_with("tortie"));
+        assert!(overlay_route(&node).is_some());
+    }
+}
+
+/// kube-proxy, a firewall and others change nftables as they like; the generation is one for all tables.
+#[test]
+fn a_table_is_listed_while_others_change_theirs() {
+    let namespace = NetNs::create().unwrap();
+    let rule = Rule { exprs: vec![Expr::Verdict(Verdict::Drop)], ..Rule::default() };
+    let chains =
+        (0..300).map(|n| (format!("chain-{n}"), Chain { base: None, rules: vec![rule.clone(); 20] }));
+    let table = Table { chains: chains.collect(), ..Table::default() };
+    namespace.run(|| Nft::open().unwrap().commit(&diff("ours", &table, None)).unwrap()).unwrap();
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (end, namespace) = (&end, &namespace);
+        let other = scope.spawn(move || {
+            let change_all_the_time = || {
+                let (mut nft, mut changes) = (Nft::open().unwrap(), 0);
+                while !end.load(Ordering::Relaxed) {
+                    for ops in [vec![Op::AddTable(0)], vec![Op::DeleteTable]] {
+                        nft.commit(&Transaction { table: "theirs".to_owned(), ops }).unwrap();
+                    }
+                    changes += 1;
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                changes
+            };
+            namespace.run(change_all_the_time).unwrap()
+        });
+        let list = || {
+            let mut nft = Nft::open().unwrap();
+            (0..5).map(|_| nft.list("ours").map(|listed| listed.unwrap() == table)).collect::<Vec<_>>()
+        };
+        let listed = namespace.run(list).unwrap();
+        end.store(true, Ordering::Relaxed);
+        assert!(other.join().unwrap() > 5);
+        assert!(listed.iter().all(|listed| matches!(listed, Ok(true))), "{listed:?}");
+    });
+}

@@ -1,0 +1,139 @@
+//! What single builds of HNS do: they drop ids of ACLs, or say for a while that they are not ready.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
+
+mod node;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use node::*;
+use serde_json::Value;
+use tortie_dataplane::{Dataplane, PodWiring};
+use tortie_hcn::schema::{Acl, Modify, Policy, RequestType};
+use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
+use tortie_policy::program::EndpointProgram;
+use tortie_windows::endpoint_id;
+
+/// The policies of the pod's endpoint, with each ACL as `change` leaves it.
+fn policies(node: &Node, change: impl Fn(Acl) -> Option<Acl>) -> Vec<Policy> {
+    let policies = node.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap().policies;
+    let changed = |policy: Policy| match policy.settings::<Acl>().unwrap() {
+        Some(acl) => change(acl).map(|acl| Policy::of(&acl)),
+        None => Some(policy),
+    };
+    policies.into_iter().filter_map(changed).collect()
+}
+
+#[test]
+fn acls_that_lost_their_ids_or_went_are_put_back() {
+    let mut node = Node::usual();
+    node.connect();
+    let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
+    assert_eq!(node.apply(&deltas), Default::default());
+    let acls = node.acls();
+    let without_ids = policies(&node, |acl| Some(Acl { id: String::new(), ..acl }));
+    let one_less = policies(&node, |acl| (!acl.id.ends_with("allow-all")).then_some(acl));
+    for instead in [without_ids, one_less] {
+        let update = Modify::policies(RequestType::Update, instead);
+        node.hns.inner().modify_endpoint(endpoint_id(CONTAINER), &update).unwrap();
+        assert_ne!(node.acls(), acls);
+        assert_eq!(node.dataplane.resync(), Default::default());
+        let mut now = node.acls();
+        now.sort_by_key(|acl| acls.iter().position(|other| other == acl));
+        assert_eq!(now, acls, "each once, with its id");
+        node.hns.take();
+        node.dataplane.resync();
+        assert_eq!(node.hns.take_changes(), []);
+    }
+}
+
+/// A build that keeps no ids at all: nothing piles up, what was allowed goes with its policy, and it is told.
+#[test]
+fn a_build_that_drops_all_ids_keeps_no_old_acl() {
+    let mut node = Node::usual();
+    node.connect();
+    let inner = Arc::clone(&node.hns);
+    node.hns.set_fault(move |call| match call {
+        Call::Modify { kind: Kind::Endpoint, settings, .. } if settings.contains("ACL") => {
+            let mut document: Value = serde_json::from_str(settings).unwrap();
+            for policy in document["Settings"]["Policies"].as_array_mut().unwrap() {
+                policy["Settings"].as_object_mut().unwrap().remove("Id");
+            }
+            let mut changed = call.clone();
+            if let Call::Modify { settings, .. } = &mut changed {
+                *settings = document.to_string();
+            }
+            Some(inner.inner().call(&changed))
+        }
+        _ => None,
+    });
+    let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
+    assert_eq!(report.endpoints[&pod_id()][0].reason, "HnsDidNotTake");
+    let count = node.acls().len();
+    for _ in 0..3 {
+        node.wait(700);
+        assert!(node.dataplane.resync().retry);
+        assert_eq!(node.acls().len(), count, "nothing piles up");
+    }
+    node.apply(&[endpoint(EndpointProgram::default())]);
+    let allows = node.acls().iter().filter(|acl| acl.action == tortie_hcn::schema::AclAction::Allow).count();
+    let fresh = {
+        let mut other = Node::usual();
+        other.connect();
+        other.apply(&[local_node(), own_block(), allow_all(), endpoint(EndpointProgram::default())]);
+        other.acls().iter().filter(|acl| acl.action == tortie_hcn::schema::AclAction::Allow).count()
+    };
+    assert_eq!(allows, fresh, "{:#?}", node.acls());
+}
+
+/// The first calls of this kind fail.
+fn fail_first(node: &Node, times: usize, code: HResult, which: fn(&Call) -> bool) -> Arc<AtomicUsize> {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    node.hns.set_fault(move |call| {
+        let fails = which(call) && counter.fetch_add(1, Ordering::Relaxed) < times;
+        fails.then(|| Err(Failure::new(code, "not yet")))
+    });
+    asked
+}
+
+#[test]
+fn a_pod_is_connected_when_hns_is_ready_after_a_while() {
+    let creates = |call: &Call| matches!(call, Call::Create { kind: Kind::Endpoint, .. });
+    let node = Node::usual();
+    let asked = fail_first(&node, 3, HResult::HCN_E_SWITCH_NOT_FOUND, creates);
+    node.connect();
+    assert_eq!(asked.load(Ordering::Relaxed), 4);
+
+    let node = Node::usual();
+    let asked = fail_first(&node, usize::MAX, HResult::HCN_E_PORT_NOT_FOUND, creates);
+    assert!(node.wiring.connect(&attachment(node.namespace())).is_err());
+    assert_eq!(asked.load(Ordering::Relaxed), 5, "it is not repeated for ever");
+
+    let node = Node::usual();
+    let asked = fail_first(&node, usize::MAX, HResult::HCN_E_INVALID_ENDPOINT, creates);
+    assert!(node.wiring.connect(&attachment(node.namespace())).is_err());
+    assert_eq!(asked.load(Ordering::Relaxed), 1, "a refusal stays one");
+}
+
+#[test]
+fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
+    let mut node = Node::usual();
+    let network = node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
+    node.hns.inner().delete_network(network.id).unwrap();
+    let creates = |call: &Call| matches!(call, Call::Create { kind: Kind::Network, .. });
+    let asked = fail_first(&node, usize::MAX, HResult::HCN_E_ADAPTER_NOT_FOUND, creates);
+    let deltas = [local_node(), own_block()];
+    assert!(node.apply(&deltas).retry);
+    for _ in 0..120 {
+        let report = node.dataplane.resync();
+        assert!(report.retry && report.node[0].reason == "HnsRefused", "{report:?}");
+        node.wait(1);
+    }
+    let asked = asked.load(Ordering::Relaxed);
+    assert!((6..=10).contains(&asked), "{asked} times in two minutes");
+    node.hns.clear_fault();
+    node.wait(60);
+    assert!(node.dataplane.resync().node.iter().all(|it| it.reason != "HnsRefused"));
+    assert!(node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().is_some());
+}
