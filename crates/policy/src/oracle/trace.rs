@@ -59,7 +59,7 @@ pub struct Trace {
 }
 
 /// What decided.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DecidedBy {
     /// A rule of a policy or profile.

@@ -21,10 +21,10 @@ pub struct Change<'a> {
 /// Some flows whose verdict changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// The verdict before; `None` where there was no such flow.
-    pub before: Option<Why>,
-    /// The verdict after; `None` where there is no such flow any more.
-    pub after: Option<Why>,
+    /// The verdict before; by several rules, where these say the same of parts of the flows.
+    pub before: Vec<Why>,
+    /// The verdict after.
+    pub after: Why,
     /// The classes of ports.
     pub ports: Vec<usize>,
     /// Who sends.
@@ -57,26 +57,31 @@ impl<'a> Change<'a> {
         let (before, after) = (self.classes.reduced(self.before), self.classes.reduced(self.after));
         let mut was = Judge::new(&self.classes, &before, 0);
         let mut is = Judge::new(&self.classes, &after, 1);
-        let mut found: BTreeMap<(Plain, Plain), BTreeMap<(usize, usize), Vec<usize>>> = BTreeMap::new();
+        let mut found: BTreeMap<Plain, BTreeMap<(usize, usize), Vec<usize>>> = BTreeMap::new();
+        let mut earlier: BTreeMap<(usize, usize, usize), Plain> = BTreeMap::new();
         for (from, to) in self.concerned() {
             for port in 0..self.classes.ports().len() {
                 let cells = (was.verdict(from, to, port), is.verdict(from, to, port));
                 let (Some(one), Some(other)) = cells else { continue };
                 if one.verdict != other.verdict {
-                    let pairs = found.entry((plain(&one), plain(&other))).or_default();
+                    let pairs = found.entry(plain(&other)).or_default();
                     pairs.entry((from, to)).or_default().push(port);
+                    earlier.insert((from, to, port), plain(&one));
                 }
             }
         }
         let mut all = Vec::new();
-        for ((one, other), pairs) in found {
+        for (other, pairs) in found {
             for (ports, from, to) in rectangles(pairs) {
-                let pairs = from.iter().flat_map(|from| to.iter().map(move |to| self.pairs(*from, *to))).sum();
-                let (before, after) = (Some(why(&was, &one)), Some(why(&is, &other)));
-                all.push(Difference { before, after, ports, from, to, pairs });
+                let both = || from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
+                let flows = both().flat_map(|(from, to)| ports.iter().map(move |port| (from, to, *port)));
+                let before: BTreeSet<&Plain> = flows.filter_map(|flow| earlier.get(&flow)).collect();
+                let before = before.into_iter().map(|one| why(&was, one)).collect();
+                let pairs = both().map(|(from, to)| self.pairs(from, to)).sum();
+                all.push(Difference { before, after: why(&is, &other), ports, from, to, pairs });
             }
         }
-        all.sort_by(|a, b| (&a.after, &a.before, b.pairs, &a.from).cmp(&(&b.after, &b.before, a.pairs, &b.from)));
+        all.sort_by(|a, b| (&a.after, b.pairs, &a.from).cmp(&(&b.after, a.pairs, &b.from)));
         all
     }
 

@@ -17,7 +17,7 @@ pub struct Judge<'a> {
     /// By class; ingress, then egress.
     views: Vec<[Option<View>; 2]>,
     deciders: Vec<DecidedBy>,
-    decider_numbers: HashMap<String, usize>,
+    decider_numbers: HashMap<DecidedBy, usize>,
 }
 
 /// What one class's policies say in one direction. Peers and ports that these policies do not tell apart are one group.
@@ -142,7 +142,7 @@ impl<'a> Judge<'a> {
             "kns.*".clone_into(name);
         }
         let next = self.deciders.len();
-        let number = *self.decider_numbers.entry(format!("{by:?}")).or_insert(next);
+        let number = *self.decider_numbers.entry(by.clone()).or_insert(next);
         if number == next {
             self.deciders.push(by);
         }

@@ -49,8 +49,11 @@ impl Matrix {
         };
         let contents: Vec<Vec<Content>> =
             rows.iter().map(|row| columns.iter().map(|column| content(row, column)).collect()).collect();
-        let (row_groups, merged) = merge(contents);
-        let (column_groups, merged) = merge(transposed(&merged, columns.len()));
+        let kind = |of: &[usize]| -> Vec<Option<ClassKind>> {
+            of.iter().map(|class| classes.all().get(*class).map(|class| class.kind)).collect()
+        };
+        let (row_groups, merged) = merge(contents, &kind(rows));
+        let (column_groups, merged) = merge(transposed(&merged, columns.len()), &kind(columns));
         let cells = transposed(&merged, row_groups.len());
         let group = |members: &Vec<usize>, of: &[usize]| {
             let members: Vec<usize> = members.iter().filter_map(|member| of.get(*member).copied()).collect();
@@ -70,10 +73,11 @@ fn passing(cells: &[(usize, Cell)]) -> Vec<usize> {
     passes.map(|(port, _)| *port).collect()
 }
 
-/// Merges rows that are equal where both have flows; gives who is in each, and what they have together.
-fn merge(rows: Vec<Vec<Content>>) -> (Vec<Vec<usize>>, Vec<Vec<Content>>) {
+/// Merges rows of one kind that are equal where both have flows; gives who is in each, and what they have together.
+fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize>>, Vec<Vec<Content>>) {
     let mut groups: Vec<(Vec<usize>, Vec<Content>)> = Vec::new();
     for (index, row) in rows.into_iter().enumerate() {
+        let of_kind = |members: &[usize]| members.first().is_some_and(|first| kinds.get(*first) == kinds.get(index));
         let alike = |known: &[Content]| {
             let mut asked = false;
             let same = known.iter().zip(&row).all(|pair| match pair {
@@ -86,7 +90,7 @@ fn merge(rows: Vec<Vec<Content>>) -> (Vec<Vec<usize>>, Vec<Vec<Content>>) {
             let nowhere = |row: &[Content]| row.iter().all(|content| *content == Content::Nothing);
             same && (asked || (nowhere(known) && nowhere(&row)))
         };
-        match groups.iter_mut().find(|(_, known)| alike(known)) {
+        match groups.iter_mut().find(|(members, known)| of_kind(members) && alike(known)) {
             None => groups.push((vec![index], row)),
             Some((members, known)) => {
                 members.push(index);
