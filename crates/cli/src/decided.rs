@@ -7,7 +7,7 @@ use tortie_policy::oracle::{DecidedBy, PolicyName, Snapshot, Stored};
 /// `NetworkPolicy web/back, rule 1 (web.yml:29)`.
 pub(crate) fn by(snapshot: &Snapshot, direction: Direction, decided: &DecidedBy) -> String {
     match decided {
-        DecidedBy::Rule { policy, .. } if policy.kind == "Profile" && policy.name == "kns.*" => {
+        DecidedBy::Rule { policy, .. } if policy.kind == "Profile" && stored(snapshot, policy).is_none() => {
             "no policy: the namespace's profile allows".to_owned()
         }
         DecidedBy::Rule { policy, number } => {

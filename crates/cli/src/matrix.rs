@@ -15,7 +15,9 @@ use crate::{decided, explain, html, output};
 
 /// Tables wider than this are printed as lists.
 const WIDEST: usize = 110;
-/// Columns that are longer get names of their own.
+/// Of more senders or receivers than these only namespaces are printed.
+const MOST_GROUPS: usize = 60;
+/// Cells that are longer get names of their own.
 const LONGEST_CELL: usize = 24;
 
 #[derive(clap::Args)]
@@ -119,6 +121,7 @@ pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> Stri
         Content::Nothing => "-".to_owned(),
         Content::Passes(ports) if table.matrix.ports.len() == ports.len() && !ports.is_empty() => "all".to_owned(),
         Content::Passes(ports) => classes.ports().named(ports, &table.matrix.ports),
+        Content::Partly(ports) => format!("partly {}", classes.ports().named(ports, &table.matrix.ports)),
     }
 }
 
@@ -148,8 +151,13 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
 }
 
 fn text(classes: &Classes, tables: &[Table]) {
+    let mut coarse = false;
     for table in tables {
         output::line(&format!("{}:", table.title));
+        let many = table.matrix.rows.len().min(table.matrix.columns.len()) > MOST_GROUPS;
+        coarse |= many;
+        let by_namespace = Table { title: String::new(), matrix: table.matrix.by_namespace(classes) };
+        let table = if many { &by_namespace } else { table };
         let mut long: BTreeMap<String, usize> = BTreeMap::new();
         let cells: Vec<Vec<String>> = table.matrix.cells.iter().map(|row| {
             row.iter().map(|content| short(shown(classes, table, content), &mut long)).collect()
@@ -169,6 +177,10 @@ fn text(classes: &Classes, tables: &[Table]) {
             list(classes, table);
         }
         output::line("");
+    }
+    if coarse {
+        output::line("There are too many workloads to read, so these are namespaces: -n NAMESPACE shows the workloads of one.");
+        output::line("partly: these ports pass between some of the workloads.");
     }
     for note in notes(classes, tables) {
         output::line(&note);
@@ -301,7 +313,7 @@ fn json_document(
         let reasons = reasons(table, classes, judge, snapshot);
         let cell = |(content, reasons): (&Content, &Vec<Reason>)| match content {
             Content::Nothing => Value::Null,
-            Content::Passes(_) => {
+            Content::Passes(_) | Content::Partly(_) => {
                 json!({"passes": shown(classes, table, content), "because": reasons.iter().map(reason_json).collect::<Vec<_>>()})
             }
         };

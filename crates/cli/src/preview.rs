@@ -9,8 +9,8 @@ use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tortie_api::net::Direction;
-use tortie_policy::oracle::{Answer, Oracle, Question, QuestionError, Snapshot, Trace, Verdict};
-use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Why, group_name};
+use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Trace, Verdict};
+use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::store::StoreArguments;
@@ -216,12 +216,15 @@ fn word(verdict: Verdict) -> String {
     }
 }
 
+/// More changes than these are printed by rule only.
+const MOST_CHANGES: usize = 40;
 /// How many of several reasons are spelled out.
 const MOST_REASONS: usize = 3;
 
 fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, after: &Snapshot) {
     let every: Vec<usize> = (0..change.classes.ports().len()).collect();
-    for difference in differences {
+    let short = if differences.len() > MOST_CHANGES { summary(differences) } else { differences.to_vec() };
+    for difference in &short {
         let one = difference.before.first().map_or(Verdict::Deny, |why| why.verdict);
         output::line(&format!(
             "{} → {}: {}",
@@ -229,9 +232,10 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
             group_name(&change.classes, &difference.to),
             change.classes.ports().named(&difference.ports, &every),
         ));
-        let pairs = match difference.pairs {
-            1 => "1 pair".to_owned(),
-            pairs => format!("{pairs} pairs"),
+        let pairs = match (difference.pairs, difference.parts) {
+            (1, 1) => "1 pair".to_owned(),
+            (pairs, 1) => format!("{pairs} pairs"),
+            (pairs, parts) => format!("in {parts} parts, {pairs} pairs; not all of these ends on all of these ports"),
         };
         output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
         show_why(&difference.before, &difference.after, before, after);
@@ -249,6 +253,9 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 of(Verdict::Allow),
                 of(Verdict::Deny)
             ));
+            if short.len() < differences.len() {
+                output::line("They are too many to read, so they stand together by rule; -o json tells each.");
+            }
         }
     }
 }
@@ -265,9 +272,13 @@ fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
 
 /// What decided, at which end.
 fn reason(why: &Why, snapshot: &Snapshot) -> String {
+    // Beside a rule it says nothing that no policy had anything against it at the other end.
+    let by_policy = |by: &DecidedBy| !matches!(by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
+    let any = why.by.iter().any(|(_, by)| by_policy(by));
     let ends: Vec<String> = why
         .by
         .iter()
+        .filter(|(_, by)| !any || by_policy(by))
         .map(|(direction, by)| {
             let side = if *direction == Direction::Egress { "out" } else { "in" };
             format!("{side}: {}", decided::by(snapshot, *direction, by))

@@ -6,7 +6,7 @@ use tortie_api::Key;
 use tortie_api::net::Direction;
 
 use super::classes::{ClassKind, Classes};
-use super::judge::{Cell, Judge};
+use super::judge::{Cell, Judge, Said};
 use super::sight::is_policy;
 use crate::oracle::{DecidedBy, Oracle, PolicyName, Snapshot, Verdict};
 
@@ -33,6 +33,40 @@ pub struct Difference {
     pub to: Vec<usize>,
     /// How many pairs of pods that is; pairs with nodes or outsiders count one for each pod.
     pub pairs: usize,
+    /// How many differences this stands for; where it is more than one, not every sender, receiver and port of it changes.
+    pub parts: usize,
+}
+
+/// The same differences by what decides afterwards only, for a reader who would not read hundreds.
+#[must_use]
+pub fn summary(differences: &[Difference]) -> Vec<Difference> {
+    let mut by_rule: BTreeMap<&Why, Vec<&Difference>> = BTreeMap::new();
+    for difference in differences {
+        by_rule.entry(&difference.after).or_default().push(difference);
+    }
+    let joined = |parts: &[&Difference], of: fn(&Difference) -> &Vec<usize>| -> Vec<usize> {
+        parts.iter().flat_map(|part| of(part)).copied().collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let one = |(after, parts): (&Why, Vec<&Difference>)| Difference {
+        before: parts.iter().flat_map(|part| part.before.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
+        after: after.clone(),
+        ports: joined(&parts, |part| &part.ports),
+        from: joined(&parts, |part| &part.from),
+        to: joined(&parts, |part| &part.to),
+        pairs: pairs_of(&parts),
+        parts: parts.len(),
+    };
+    by_rule.into_iter().map(one).collect()
+}
+
+/// Parts with the same ends and other ports are the same pairs; counting each part's pairs is an upper bound, so only
+/// the largest part of each rectangle counts.
+fn pairs_of(parts: &[&Difference]) -> usize {
+    let mut most: BTreeMap<(&Vec<usize>, &Vec<usize>), usize> = BTreeMap::new();
+    for part in parts {
+        most.insert((&part.from, &part.to), part.pairs);
+    }
+    most.values().sum()
 }
 
 /// A verdict, and what decided.
@@ -57,32 +91,43 @@ impl<'a> Change<'a> {
         let (before, after) = (self.classes.reduced(self.before), self.classes.reduced(self.after));
         let mut was = Judge::new(&self.classes, &before, 0);
         let mut is = Judge::new(&self.classes, &after, 1);
-        let mut found: BTreeMap<Plain, BTreeMap<(usize, usize), Vec<usize>>> = BTreeMap::new();
-        let mut earlier: BTreeMap<(usize, usize, usize), Plain> = BTreeMap::new();
+        let mut found: BTreeMap<Plain, Pairs> = BTreeMap::new();
         for (from, to) in self.concerned() {
-            for port in 0..self.classes.ports().len() {
-                let cells = (was.verdict(from, to, port), is.verdict(from, to, port));
-                let (Some(one), Some(other)) = cells else { continue };
-                if one.verdict != other.verdict {
-                    let pairs = found.entry(plain(&other)).or_default();
-                    pairs.entry((from, to)).or_default().push(port);
-                    earlier.insert((from, to, port), plain(&one));
+            for (other, port, one) in self.changes_of_pair(&mut was, &mut is, from, to) {
+                let (ports, before) = found.entry(other).or_default().entry((from, to)).or_default();
+                ports.push(port);
+                if !before.contains(&one) {
+                    before.push(one);
                 }
             }
         }
         let mut all = Vec::new();
         for (other, pairs) in found {
-            for (ports, from, to) in rectangles(pairs) {
+            for (ports, from, to) in rectangles(&pairs) {
                 let both = || from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
-                let flows = both().flat_map(|(from, to)| ports.iter().map(move |port| (from, to, *port)));
-                let before: BTreeSet<&Plain> = flows.filter_map(|flow| earlier.get(&flow)).collect();
+                let before = both().filter_map(|pair| pairs.get(&pair)).flat_map(|(_, before)| before);
+                let before: BTreeSet<&Plain> = before.collect();
                 let before = before.into_iter().map(|one| why(&was, one)).collect();
-                let pairs = both().map(|(from, to)| self.pairs(from, to)).sum();
-                all.push(Difference { before, after: why(&is, &other), ports, from, to, pairs });
+                let count = both().map(|(from, to)| self.pairs(from, to)).sum();
+                let after = why(&is, &other);
+                all.push(Difference { before, after, ports, from, to, pairs: count, parts: 1 });
             }
         }
         all.sort_by(|a, b| (&a.after, b.pairs, &a.from).cmp(&(&b.after, a.pairs, &b.from)));
         all
+    }
+
+    /// What comes after, the class of ports, and what was before, where the two differ.
+    fn changes_of_pair(&self, was: &mut Judge<'_>, is: &mut Judge<'_>, from: usize, to: usize) -> Vec<(Plain, usize, Plain)> {
+        let mut changes = Vec::new();
+        for port in 0..self.classes.ports().len() {
+            let Some(one) = was.verdict(from, to, port) else { break };
+            let Some(other) = is.verdict(from, to, port) else { break };
+            if one.verdict != other.verdict {
+                changes.push((plain(&other), port, plain(&one)));
+            }
+        }
+        changes
     }
 
     /// The pairs whose verdict can have changed. Where only policies changed: those at one end of which a policy that
@@ -144,27 +189,29 @@ pub fn changed(before: &Snapshot, after: &Snapshot) -> BTreeSet<Key> {
 }
 
 /// A cell without what does not matter: where it drops, the end that lets through.
-type Plain = (Verdict, Vec<(Direction, usize)>);
+type Plain = (Verdict, [Option<usize>; 2]);
+
+/// For pairs of classes the ports that change, and what was before.
+type Pairs = BTreeMap<(usize, usize), (Vec<usize>, Vec<Plain>)>;
 
 fn plain(cell: &Cell) -> Plain {
-    let ends = [(Direction::Egress, cell.egress), (Direction::Ingress, cell.ingress)];
-    let counts = ends.into_iter().filter_map(|(direction, said)| Some((direction, said?)));
-    let counts = counts.filter(|(_, said)| said.verdict == cell.verdict);
-    (cell.verdict, counts.map(|(direction, said)| (direction, said.by)).collect())
+    let counts = |said: Option<Said>| said.filter(|said| said.verdict == cell.verdict).map(|said| said.by);
+    (cell.verdict, [counts(cell.egress), counts(cell.ingress)])
 }
 
-fn why(judge: &Judge<'_>, (verdict, by): &Plain) -> Why {
-    let by = by.iter().map(|(direction, by)| (*direction, judge.decider(*by).clone())).collect();
-    Why { verdict: *verdict, by }
+fn why(judge: &Judge<'_>, (verdict, [egress, ingress]): &Plain) -> Why {
+    let ends = [(Direction::Egress, egress), (Direction::Ingress, ingress)];
+    let by = ends.into_iter().filter_map(|(direction, by)| Some((direction, judge.decider((*by)?).clone())));
+    Why { verdict: *verdict, by: by.collect() }
 }
 
 type Rectangle = (Vec<usize>, Vec<usize>, Vec<usize>);
 
 /// Pairs as rectangles: senders that have the same receivers on the same ports stand together.
-fn rectangles(pairs: BTreeMap<(usize, usize), Vec<usize>>) -> Vec<Rectangle> {
+fn rectangles(pairs: &Pairs) -> Vec<Rectangle> {
     let mut by_sender: BTreeMap<(Vec<usize>, usize), Vec<usize>> = BTreeMap::new();
-    for ((from, to), ports) in pairs {
-        by_sender.entry((ports, from)).or_default().push(to);
+    for ((from, to), (ports, _)) in pairs {
+        by_sender.entry((ports.clone(), *from)).or_default().push(*to);
     }
     let mut rectangles: BTreeMap<(Vec<usize>, Vec<usize>), Vec<usize>> = BTreeMap::new();
     for ((ports, from), to) in by_sender {

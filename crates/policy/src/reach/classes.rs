@@ -67,6 +67,16 @@ impl Class {
         self.members.len()
     }
 
+    /// The namespaces of its pods; for others what they are.
+    pub(super) fn place(&self) -> BTreeSet<String> {
+        match self.kind {
+            ClassKind::Pods => self.workloads.iter().map(|(namespace, _)| namespace.clone()).collect(),
+            // Neither can be a namespace's name.
+            ClassKind::Nodes => BTreeSet::from(["~nodes".to_owned()]),
+            ClassKind::Outside => BTreeSet::from([format!("~{}", self.name)]),
+        }
+    }
+
     /// Whether a pod of the namespace is in it.
     #[must_use]
     pub fn is_in(&self, namespace: &str) -> bool {

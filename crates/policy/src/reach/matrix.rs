@@ -1,6 +1,6 @@
 //! Who reaches whom: verdicts between classes, rows and columns with the same contents merged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::classes::{Class, ClassKind, Classes};
 use super::judge::{Cell, Judge};
@@ -35,6 +35,8 @@ pub enum Content {
     Nothing,
     /// The classes of ports on which packets pass.
     Passes(Vec<usize>),
+    /// The classes of ports on which some packets pass, and others do not: see [`Matrix::by_namespace`].
+    Partly(Vec<usize>),
 }
 
 impl Matrix {
@@ -64,6 +66,60 @@ impl Matrix {
             rows: row_groups.iter().map(|members| group(members, rows)).collect(),
             columns: column_groups.iter().map(|members| group(members, columns)).collect(),
             cells,
+        }
+    }
+}
+
+impl Matrix {
+    /// The same for whole namespaces, for clusters with more workloads than anybody would read.
+    #[must_use]
+    pub fn by_namespace(&self, classes: &Classes) -> Self {
+        let key = |group: &Group| {
+            let chosen = group.classes.iter().filter_map(|index| classes.all().get(*index));
+            chosen.flat_map(|class| class.place()).collect::<BTreeSet<String>>()
+        };
+        let grouped = |groups: &[Group]| {
+            let mut by_key: BTreeMap<BTreeSet<String>, Vec<usize>> = BTreeMap::new();
+            for (index, group) in groups.iter().enumerate() {
+                by_key.entry(key(group)).or_default().push(index);
+            }
+            by_key.into_values().collect::<Vec<_>>()
+        };
+        let (rows, columns) = (grouped(&self.rows), grouped(&self.columns));
+        let name = |members: &Vec<usize>, of: &[Group]| {
+            let members = members.iter().filter_map(|index| of.get(*index));
+            let members: Vec<usize> = members.flat_map(|group| group.classes.clone()).collect();
+            Group { name: group_name(classes, &members), classes: members }
+        };
+        let cell = |rows: &Vec<usize>, columns: &Vec<usize>| {
+            let inside = rows.iter().filter_map(|row| self.cells.get(*row));
+            together(inside.flat_map(|row| columns.iter().filter_map(|column| row.get(*column))))
+        };
+        let row = |row: &Vec<usize>| columns.iter().map(|column| cell(row, column)).collect();
+        Self {
+            ports: self.ports.clone(),
+            cells: rows.iter().map(row).collect(),
+            rows: rows.iter().map(|members| name(members, &self.rows)).collect(),
+            columns: columns.iter().map(|members| name(members, &self.columns)).collect(),
+        }
+    }
+}
+
+fn together<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
+    let mut different: Vec<&Vec<usize>> = Vec::new();
+    for content in contents {
+        if let Content::Passes(ports) | Content::Partly(ports) = content
+            && !different.contains(&ports)
+        {
+            different.push(ports);
+        }
+    }
+    match different.as_slice() {
+        [] => Content::Nothing,
+        [only] => Content::Passes((*only).clone()),
+        several => {
+            let some: BTreeSet<usize> = several.iter().flat_map(|ports| ports.iter().copied()).collect();
+            Content::Partly(some.into_iter().collect())
         }
     }
 }

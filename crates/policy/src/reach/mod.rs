@@ -15,7 +15,7 @@ mod nets;
 mod ports;
 mod sight;
 
-pub use change::{Change, Difference, Why, changed};
+pub use change::{Change, Difference, Why, changed, summary};
 pub use classes::{Class, ClassKind, Classes};
 pub use judge::{Cell, Judge, Said};
 pub use matrix::{Content, Group, Matrix, group_name};
