@@ -1,6 +1,9 @@
 //! Classes of pods and ports tell the truth: in random clusters every packet gets the verdict of its classes, asked in a
 //! cluster that is reduced to those who stand for a class.
 //!
+//! What stands on them is held to account here, too: what a preview says changes, and nothing else, changes; rules of
+//! which lint says that they never decide can be taken out without any packet noticing.
+//!
 //! `PROPTEST_CASES` says how many clusters; each is asked about every pair of pods, nodes and some outsiders.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
@@ -13,7 +16,8 @@ use proptest::test_runner::TestRunner;
 use serde_json::json;
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot};
-use tortie_policy::reach::{ClassKind, Classes, Judge, Sample};
+use tortie_policy::lint::{Code, lint};
+use tortie_policy::reach::{Change, ClassKind, Classes, Judge, Sample};
 
 use random_clusters::{Objects, Sent, clusters, manifest, packets};
 
@@ -53,6 +57,196 @@ fn every_packet_gets_the_verdict_of_its_classes() {
     assert!(seen.for_others > 50 * cases, "{seen:?}");
     assert!(seen.clusters_with_less > cases / 3, "{seen:?}");
     assert!(seen.largest >= 4, "{seen:?}");
+}
+
+#[derive(Default, Debug)]
+struct Changed {
+    packets: usize,
+    changed: usize,
+}
+
+#[test]
+fn a_preview_says_what_changes_and_nothing_else() {
+    let seen = std::cell::RefCell::new(Changed::default());
+    let more = prop::collection::vec((0..6usize, 0..5usize), 0..4);
+    let strategy = (clusters(), more, any::<prop::sample::Index>(), prop::collection::vec(packets(), PACKETS));
+    let result = TestRunner::new(config(100)).run(&strategy, |(objects, more, which, packets)| {
+        let objects = grown(objects, &more);
+        previewed(&objects, which.index(objects.len()), &packets, &mut seen.borrow_mut())
+            .map_err(TestCaseError::fail)
+    });
+    let seen = seen.into_inner();
+    println!("{seen:?}");
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    assert!(seen.packets > 10_000 && seen.changed > 500, "{seen:?}");
+}
+
+/// Takes one object out, and compares what the preview says of every packet with the oracle's words before and after.
+fn previewed(objects: &Objects, which: usize, packets: &[Sent], seen: &mut Changed) -> Result<(), String> {
+    let mut before = Snapshot::new();
+    for (key, value) in objects {
+        before.insert(key.clone(), value.clone(), None);
+    }
+    let removed = &objects[which].0;
+    let mut after = before.clone();
+    after.remove(removed);
+    let change = Change::new(&before, &after);
+    let differences = change.differences();
+    let (was, is) = (Oracle::new(&before), Oracle::new(&after));
+    let ends = ends_of(&[&before, &after], &change.classes);
+    for (from, from_class, from_node) in &ends {
+        for (to, to_class, to_node) in &ends {
+            if from == to || (matches!(from, Peer::Node(_)) && from_node == to_node) {
+                continue;
+            }
+            for packet in packets {
+                let question = question(from.clone(), to.clone(), packet);
+                let verdict = |oracle: &Oracle<'_>| {
+                    let answer = oracle.evaluate(&question).ok()?;
+                    (answer.egress.is_some() || answer.ingress.is_some()).then_some(answer.verdict)
+                };
+                let (Some(one), Some(other)) = (verdict(&was), verdict(&is)) else { continue };
+                let port = change.classes.ports().class_of(&sample(packet));
+                let told: Vec<_> = differences
+                    .iter()
+                    .filter(|difference| {
+                        difference.from.contains(from_class)
+                            && difference.to.contains(to_class)
+                            && difference.ports.contains(&port)
+                    })
+                    .collect();
+                let agree = match told.as_slice() {
+                    [] => one == other,
+                    [told] => {
+                        one != other
+                            && told.after.verdict == other
+                            && told.before.iter().all(|why| why.verdict == one)
+                    }
+                    _ => false,
+                };
+                if !agree {
+                    return Err(format!(
+                        "without {removed} {question:?}: {one:?} → {other:?}, but told {told:#?}\n{}",
+                        manifest(objects)
+                    ));
+                }
+                seen.packets += 1;
+                seen.changed += usize::from(one != other);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Default, Debug)]
+struct Linted {
+    shadowed: usize,
+    matches_nothing: usize,
+    never_matches: usize,
+    selects_nothing: usize,
+}
+
+#[test]
+fn what_lint_calls_idle_can_be_taken_out() {
+    let seen = std::cell::RefCell::new(Linted::default());
+    let strategy = (clusters(), prop::collection::vec(packets(), PACKETS));
+    let result = TestRunner::new(config(150)).run(&strategy, |(objects, packets)| {
+        let objects = grown(objects, &[(0, 0), (1, 3)]);
+        linted(&objects, &packets, &mut seen.borrow_mut()).map_err(TestCaseError::fail)
+    });
+    let seen = seen.into_inner();
+    println!("{seen:?}");
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let fewest = [seen.shadowed, seen.matches_nothing, seen.never_matches, seen.selects_nothing];
+    assert!(fewest.iter().all(|count| *count >= 10), "{seen:?}");
+}
+
+fn linted(objects: &Objects, packets: &[Sent], seen: &mut Linted) -> Result<(), String> {
+    let mut snapshot = Snapshot::new();
+    for (key, value) in objects {
+        snapshot.insert(key.clone(), value.clone(), None);
+    }
+    let classes = Classes::of(&[&snapshot]);
+    let ends = ends(&snapshot, &classes);
+    for finding in lint(&snapshot) {
+        let calico = matches!(finding.object.kind, Kind::NetworkPolicy | Kind::GlobalNetworkPolicy);
+        let idle = match finding.code {
+            Code::Shadowed => &mut seen.shadowed,
+            Code::MatchesNothing if finding.field.ends_with(']') => &mut seen.matches_nothing,
+            // Of the other kinds one peer of several may be meant.
+            Code::NeverMatches if calico => &mut seen.never_matches,
+            Code::SelectsNothing => &mut seen.selects_nothing,
+            _ => continue,
+        };
+        let mut without = snapshot.clone();
+        let mut value = snapshot.get(&finding.object).unwrap().value.clone();
+        match rule_of(&finding.field) {
+            None => drop(without.remove(&finding.object)),
+            Some((direction, index)) => {
+                keep_types(&mut value);
+                value["spec"][direction].as_array_mut().unwrap().remove(index);
+                without.insert(finding.object.clone(), value, None);
+            }
+        }
+        if finding.code == Code::NeverMatches && rule_of(&finding.field).is_none() && finding.field != "spec.selector" {
+            continue;
+        }
+        *idle += 1;
+        same(&snapshot, &without, &ends, packets)
+            .map_err(|question| format!("{finding:#?}\nbut without it changes {question}\n{}", manifest(objects)))?;
+    }
+    Ok(())
+}
+
+/// `spec.ingress[2].source.nets` is about the rule of index 2.
+fn rule_of(field: &str) -> Option<(&str, usize)> {
+    let (direction, rest) = field.strip_prefix("spec.")?.split_once('[')?;
+    let direction = Some(direction).filter(|direction| ["ingress", "egress"].contains(direction))?;
+    Some((direction, rest.split_once(']')?.0.parse().ok()?))
+}
+
+/// A policy that loses its last rule must go on to speak of that direction.
+fn keep_types(value: &mut serde_json::Value) {
+    let has = |direction: &str| value["spec"][direction].as_array().is_some_and(|rules| !rules.is_empty());
+    let types = match (has("ingress"), has("egress")) {
+        (true, true) | (false, false) => vec!["Ingress", "Egress"],
+        (true, false) => vec!["Ingress"],
+        (false, true) => vec!["Egress"],
+    };
+    for name in ["types", "policyTypes"] {
+        let of_kind = (name == "policyTypes") == value["spec"].get("podSelector").is_some();
+        if of_kind && value["spec"].get(name).is_none() && value["spec"].get("subject").is_none() {
+            let kubernetes = name == "policyTypes";
+            // Kubernetes' default always names Ingress.
+            let types = if kubernetes && !has("egress") { vec!["Ingress"] } else if kubernetes { vec!["Ingress", "Egress"] } else { types.clone() };
+            value["spec"][name] = json!(types);
+        }
+    }
+}
+
+/// The first question that the two answer differently.
+fn same(one: &Snapshot, other: &Snapshot, ends: &[(Peer, usize, String)], packets: &[Sent]) -> Result<(), String> {
+    let (one, other) = (Oracle::new(one), Oracle::new(other));
+    for (from, ..) in ends {
+        for (to, ..) in ends {
+            for packet in packets {
+                let question = question(from.clone(), to.clone(), packet);
+                let verdict = |oracle: &Oracle<'_>| oracle.evaluate(&question).map(|answer| answer.verdict).ok();
+                if verdict(&one) != verdict(&other) {
+                    return Err(format!("{question:?}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, max_shrink_iters: 2_000, failure_persistence: None, ..Default::default() }
 }
 
 /// With twins of some pods at addresses of their own, with nodes, and with an overlay.
@@ -136,8 +330,12 @@ fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), S
 
 /// Pods with addresses, nodes and some outsiders, each with its class and node.
 fn ends(snapshot: &Snapshot, classes: &Classes) -> Vec<(Peer, usize, String)> {
+    ends_of(&[snapshot], classes)
+}
+
+fn ends_of(snapshots: &[&Snapshot], classes: &Classes) -> Vec<(Peer, usize, String)> {
     let mut ends = Vec::new();
-    for (key, stored) in snapshot.iter() {
+    for (key, stored) in snapshots[0].iter() {
         let (peer, node) = match &stored.resource {
             Ok(Resource::WorkloadEndpoint(endpoint)) => (
                 Peer::Pod { namespace: key.namespace.clone(), name: endpoint.spec.pod.clone() },
@@ -151,7 +349,7 @@ fn ends(snapshot: &Snapshot, classes: &Classes) -> Vec<(Peer, usize, String)> {
     }
     for address in OUTSIDERS {
         let address: IpAddr = address.parse().unwrap();
-        let class = classes.class_of_outsider(&[snapshot], address);
+        let class = classes.class_of_outsider(snapshots, address);
         // Only where nothing speaks of IPv6 there is no class for it.
         assert!(class.is_some() || address.is_ipv6(), "{address} is in no class");
         ends.extend(class.map(|class| (Peer::Address(address), class, String::new())));

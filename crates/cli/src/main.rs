@@ -10,6 +10,7 @@ mod get;
 mod html;
 #[cfg(feature = "lab")]
 mod lab;
+mod lint;
 mod manifests;
 mod matrix;
 mod output;
@@ -51,6 +52,9 @@ enum Command {
     Matrix(Box<matrix::Matrix>),
     /// Say whose packets would meet another verdict after a change, and by which rule
     Preview(Box<preview::Preview>),
+    /// Look at policies
+    #[command(subcommand)]
+    Policy(lint::PolicyCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
 }
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Command::Explain(explain) => return ask(explain.run()),
         Command::Matrix(matrix) => return ask(matrix.run()),
         Command::Preview(preview) => return ask(preview.run()),
+        Command::Policy(policy) => return ask(policy.run()),
         Command::Agent(agent) => agent.run(),
     };
     finish(result)

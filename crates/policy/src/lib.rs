@@ -10,6 +10,7 @@ mod cluster;
 mod compile;
 mod kubernetes;
 mod labels;
+pub mod lint;
 pub mod oracle;
 pub mod program;
 pub mod reach;

@@ -148,7 +148,7 @@ impl Classes {
     }
 
     /// Whether one of these policies has a say about the class in the world of that number.
-    pub(super) fn has_say(&self, class: &Class, world: usize, policies: &[BTreeSet<usize>], direction: Direction) -> bool {
+    pub(crate) fn has_say(&self, class: &Class, world: usize, policies: &[BTreeSet<usize>], direction: Direction) -> bool {
         let judged = class.sights.get(world).and_then(Option::as_ref).and_then(|sight| sight.judged.as_ref());
         let Some((judged, policies)) = judged.zip(policies.get(world)) else { return false };
         let applying = if direction == Direction::Ingress { &judged.ingress } else { &judged.egress };

@@ -6,7 +6,7 @@ use tortie_api::net::Direction;
 
 use super::classes::{Class, ClassKind, Classes, Sample};
 use super::sight::{AddressSight, EndSight, Holding};
-use crate::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Verdict};
+use crate::oracle::{DecidedBy, Mismatch, Oracle, Peer, PolicyName, Question, Snapshot, Verdict};
 
 /// Verdicts of one cluster between the classes of [`Classes`].
 pub struct Judge<'a> {
@@ -116,6 +116,38 @@ impl<'a> Judge<'a> {
         let said = question.and_then(|question| self.ask(&question, direction));
         *self.views.get_mut(subject)?.get_mut(side)?.as_mut()?.said.get_mut(place)? = Some(said);
         said
+    }
+
+    /// What the policies of a class say of every peer and port that they tell apart: peer, port, and what is said.
+    pub fn everything(&mut self, subject: usize, direction: Direction) -> Vec<(usize, usize, Said)> {
+        let count = self.classes.all().len();
+        // This makes the view.
+        if (0..count).all(|peer| self.said(subject, peer, 0, direction).is_none()) {
+            return Vec::new();
+        }
+        let side = usize::from(direction == Direction::Egress);
+        let view = self.views.get(subject).and_then(|views| views.get(side)?.as_ref());
+        let Some(view) = view else { return Vec::new() };
+        let asked = |group: usize| view.pairs.get(group).is_some_and(Option::is_some);
+        let of = |group: usize| (0..count).find(|peer| view.peers.get(*peer) == Some(&group) && *peer != subject);
+        let groups = (0..view.pairs.len()).filter(|group| asked(*group));
+        let peers: Vec<usize> = groups.map(|group| of(group).unwrap_or(subject)).collect();
+        let ports = view.port_samples.clone();
+        let mut all = Vec::new();
+        for peer in peers {
+            for port in &ports {
+                all.extend(self.said(subject, peer, *port, direction).map(|said| (peer, *port, said)));
+            }
+        }
+        all
+    }
+
+    /// The first criterion that keeps the first rule of the last policy that was asked from matching.
+    pub(crate) fn mismatch(&self, subject: usize, peer: usize, port: usize, direction: Direction) -> Option<Mismatch> {
+        let (from, to) = if direction == Direction::Egress { (subject, peer) } else { (peer, subject) };
+        let trace = self.oracle.one_end(&self.question(from, to, port)?, direction).ok()??;
+        let policies = trace.tiers.into_iter().flat_map(|tier| tier.policies);
+        policies.last()?.rules.into_iter().next()?.mismatch
     }
 
     /// One packet from the first class to the second, as the oracle is asked about it.

@@ -130,6 +130,21 @@ impl Ports {
         self.by_signature.get(&self.signature(sample)).copied().unwrap_or_default()
     }
 
+    /// A packet for a reader: `tcp/80`, `icmp/8`, `protocol 47`.
+    #[must_use]
+    pub fn shown(sample: &Sample) -> String {
+        let name = sample.protocol.to_string().to_lowercase();
+        let from = match sample.source_port {
+            0 | CLIENT_PORT => String::new(),
+            port => format!(" from {port}"),
+        };
+        match sample.icmp {
+            Some((icmp_type, _)) => format!("{name}/{icmp_type}"),
+            None if sample.protocol.has_ports() => format!("{name}/{}{from}", sample.destination_port),
+            None => format!("protocol {name}"),
+        }
+    }
+
     /// The classes that packets of ordinary clients belong to, those from [`CLIENT_PORT`] and without ports.
     #[must_use]
     pub fn of_clients(&self) -> Vec<usize> {

@@ -332,7 +332,7 @@ impl Asked {
 }
 
 /// Whether objects of this kind are policies.
-pub(super) fn is_policy(kind: Kind) -> bool {
+pub(crate) fn is_policy(kind: Kind) -> bool {
     matches!(
         kind,
         Kind::NetworkPolicy
