@@ -132,6 +132,11 @@ impl Findings {
         self.all.push(Finding { place, object, field, level, code, problem, witness, advice });
     }
 
+    /// Whether this has been found of just this field.
+    fn is_known(&self, key: &Key, field: &str, code: Code) -> bool {
+        self.all.iter().any(|found| found.object == *key && found.field == field && found.code == code)
+    }
+
     /// Whether something with one of these codes has been found in or below this field.
     fn has(&self, key: &Key, field: &str, codes: &[Code]) -> bool {
         let below = |of: &str| of.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));

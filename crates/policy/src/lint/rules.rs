@@ -7,7 +7,7 @@ use tortie_api::net::{Action, Direction};
 use tortie_api::{Key, Kind, Resource};
 
 use super::{Code, Findings, Level, Said, policies};
-use crate::oracle::{DecidedBy, Mismatch, Oracle, PolicyName, SeenPod, Snapshot, Stored};
+use crate::oracle::{DecidedBy, Mismatch, Oracle, PolicyName, SeenPod, Snapshot, Stored, TierTrace, Trace};
 use crate::reach::{Classes, Judge, Ports, is_policy};
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -102,22 +102,28 @@ fn by_family(snapshot: &Snapshot) -> Vec<Snapshot> {
 
 type RuleName = (PolicyName, Direction, usize);
 
-/// Every rule that decides about some flow.
+/// Every rule that decides about some flow, or passes it on.
 fn deciding(views: &[View]) -> BTreeSet<RuleName> {
     let mut rules = BTreeSet::new();
     for view in views {
         let mut judge = Judge::new(&view.classes, &view.reduced, 0);
         for subject in 0..view.classes.all().len() {
             for direction in DIRECTIONS {
-                for (_, _, said) in judge.everything(subject, direction) {
-                    if let DecidedBy::Rule { policy, number } = judge.decider(said.by) {
-                        rules.insert((policy.clone(), direction, *number));
-                    }
+                for (_, _, trace) in judge.traces(subject, direction) {
+                    let decided = trace.tiers.iter().filter_map(decided);
+                    rules.extend(decided.map(|(policy, number)| (policy.clone(), direction, number)));
                 }
             }
         }
     }
     rules
+}
+
+/// The rule that decided in a tier, if one did.
+fn decided(tier: &TierTrace) -> Option<(&PolicyName, usize)> {
+    let mut enforced = tier.policies.iter().filter(|policy| !policy.staged && policy.not_understood.is_none());
+    let policy = enforced.find(|policy| policy.decision.is_some())?;
+    Some((&policy.policy, policy.rules.last()?.number))
 }
 
 fn of_rules(
@@ -134,7 +140,7 @@ fn of_rules(
             let name = PolicyName { kind: key.kind.to_string(), namespace: key.namespace.clone(), name: key.name.clone() };
             let decides = decide.contains(&(name, direction, index + 1));
             let explained = [Code::NeverMatches, Code::MatchesNothing, Code::UnknownLabel, Code::ClusterIp];
-            let known = found.has(key, &field, &explained) || found.has(key, &format!("spec.{side}"), &[Code::NeverMatches]);
+            let known = found.has(key, &field, &explained) || found.is_known(key, &format!("spec.{side}"), Code::NeverMatches);
             if decides || action == Action::Log || known {
                 continue;
             }
@@ -197,8 +203,6 @@ enum Alone {
 
 /// How many of the rules that decide instead are named.
 const MOST_DECIDERS: usize = 3;
-/// How many flows are asked why a rule does not match.
-const MOST_ASKED: usize = 5_000;
 
 /// A rule of a policy, the policy by its number in the order of all.
 #[derive(Clone, Copy)]
@@ -215,10 +219,10 @@ fn alone(rule: Rule<'_>, views: &[View]) -> Alone {
     for view in views {
         let single = single(&view.reduced, rule);
         let mut would = Judge::new(&view.classes, &single, 0);
-        let mut judge = Judge::new(&view.classes, &view.reduced, 0);
-        for (subject, peer, port) in matching(&mut would, view, rule) {
-            let Some(instead) = judge.said(subject, peer, port, rule.direction) else { continue };
-            let by = shown(&view.reduced, rule.direction, &judge.decider(instead.by).clone());
+        let judge = Judge::new(&view.classes, &view.reduced, 0);
+        for (subject, peer, port, tier) in matching(&mut would, view, rule) {
+            let Some(trace) = judge.trace(subject, peer, port, rule.direction) else { continue };
+            let by = instead(&view.reduced, &trace, &tier);
             let (from, to) = if rule.direction == Direction::Egress { (subject, peer) } else { (peer, subject) };
             if witness.is_none()
                 && let Some(question) = judge.question(from, to, port)
@@ -237,6 +241,16 @@ fn alone(rule: Rule<'_>, views: &[View]) -> Alone {
     }
 }
 
+/// What comes before the rule: another one of its tier, or what ends the packet's way in an earlier tier.
+fn instead(snapshot: &Snapshot, trace: &Trace, tier: &str) -> String {
+    let own = trace.tiers.iter().find(|known| known.name == tier);
+    let by = match own.and_then(decided) {
+        Some((policy, number)) => DecidedBy::Rule { policy: policy.clone(), number },
+        None => trace.decided_by.clone(),
+    };
+    shown(snapshot, trace.direction, &by)
+}
+
 /// The classes that the rule's policy has a say about.
 fn subjects(view: &View, rule: Rule<'_>) -> Vec<usize> {
     let number = [BTreeSet::from([rule.number])];
@@ -245,17 +259,13 @@ fn subjects(view: &View, rule: Rule<'_>) -> Vec<usize> {
     about.map(|(index, _)| index).collect()
 }
 
-/// The flows that the rule matches where it stands alone: subject, peer, port.
-fn matching(would: &mut Judge<'_>, view: &View, rule: Rule<'_>) -> Vec<(usize, usize, usize)> {
+/// The flows that the rule matches where it stands alone: subject, peer, port, and the rule's tier.
+fn matching(would: &mut Judge<'_>, view: &View, rule: Rule<'_>) -> Vec<(usize, usize, usize, String)> {
     let mut all = Vec::new();
-    let kind = rule.key.kind.to_string();
     for subject in subjects(view, rule) {
-        for (peer, port, said) in would.everything(subject, rule.direction) {
-            if let DecidedBy::Rule { policy, .. } = would.decider(said.by)
-                && (&policy.name, &policy.kind) == (&rule.key.name, &kind)
-            {
-                all.push((subject, peer, port));
-            }
+        for (peer, port, trace) in would.traces(subject, rule.direction) {
+            let tier = trace.tiers.iter().find(|tier| decided(tier).is_some());
+            all.extend(tier.map(|tier| (subject, peer, port, tier.name.clone())));
         }
     }
     all
@@ -268,10 +278,9 @@ fn farthest(rule: Rule<'_>, views: &[View]) -> Option<Mismatch> {
         let single = single(&view.reduced, rule);
         let mut would = Judge::new(&view.classes, &single, 0);
         for subject in subjects(view, rule) {
-            for (peer, port, _) in would.everything(subject, rule.direction) {
-                if found.len() < MOST_ASKED {
-                    found.extend(would.mismatch(subject, peer, port, rule.direction));
-                }
+            for (_, _, trace) in would.traces(subject, rule.direction) {
+                let rules = trace.tiers.into_iter().flat_map(|tier| tier.policies).flat_map(|policy| policy.rules);
+                found.extend(rules.filter_map(|rule| rule.mismatch));
             }
         }
     }

@@ -8,7 +8,7 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
 
 use super::{Code, Findings, Level, Said, policies};
-use crate::oracle::{Oracle, Snapshot, Stored, Subject};
+use crate::oracle::{Oracle, Snapshot, Stored, Subject, shown_labels};
 
 /// A selector, and of whom.
 enum Choice<'a> {
@@ -178,7 +178,8 @@ impl Choice<'_> {
     fn shown(&self) -> String {
         match self {
             Self::Endpoints(selector) | Self::Namespaces(selector) | Self::Accounts(selector) => selector.to_string(),
-            Self::Pods(_) | Self::PodsNamespaces(_) => "the selector".to_owned(),
+            Self::Pods(selector) => format!("{:?}", shown_labels("pods", selector)),
+            Self::PodsNamespaces(selector) => format!("{:?}", shown_labels("namespaces", selector)),
         }
     }
 }

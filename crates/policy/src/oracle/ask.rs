@@ -103,6 +103,11 @@ impl Oracle<'_> {
     }
 }
 
+/// A Kubernetes selector for a reader.
+pub(crate) fn shown_labels(what: &str, selector: &LabelSelector) -> String {
+    kubernetes::shown_selector(what, selector)
+}
+
 /// What a pod's profile comes to.
 pub(crate) enum SeenProfile<'a> {
     Stored(&'a Stored),

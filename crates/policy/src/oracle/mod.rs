@@ -20,7 +20,7 @@ use tortie_api::calico::Rule;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::{Key, Kind, Resource};
 
-pub(crate) use ask::{SeenPod, SeenProfile, Subject};
+pub(crate) use ask::{SeenPod, SeenProfile, Subject, shown_labels};
 use order::{Policy, Rules, Tier};
 use packet::Packet;
 pub use peers::{Peer, QuestionError};

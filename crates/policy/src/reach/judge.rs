@@ -6,7 +6,7 @@ use tortie_api::net::Direction;
 
 use super::classes::{Class, ClassKind, Classes, Sample};
 use super::sight::{AddressSight, EndSight, Holding};
-use crate::oracle::{DecidedBy, Mismatch, Oracle, Peer, PolicyName, Question, Snapshot, Verdict};
+use crate::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Trace, Verdict};
 
 /// Verdicts of one cluster between the classes of [`Classes`].
 pub struct Judge<'a> {
@@ -118,36 +118,32 @@ impl<'a> Judge<'a> {
         said
     }
 
-    /// What the policies of a class say of every peer and port that they tell apart: peer, port, and what is said.
-    pub fn everything(&mut self, subject: usize, direction: Direction) -> Vec<(usize, usize, Said)> {
-        let count = self.classes.all().len();
-        // This makes the view.
-        if (0..count).all(|peer| self.said(subject, peer, 0, direction).is_none()) {
-            return Vec::new();
-        }
-        let side = usize::from(direction == Direction::Egress);
-        let view = self.views.get(subject).and_then(|views| views.get(side)?.as_ref());
-        let Some(view) = view else { return Vec::new() };
-        let asked = |group: usize| view.pairs.get(group).is_some_and(Option::is_some);
-        let of = |group: usize| (0..count).find(|peer| view.peers.get(*peer) == Some(&group) && *peer != subject);
-        let groups = (0..view.pairs.len()).filter(|group| asked(*group));
-        let peers: Vec<usize> = groups.map(|group| of(group).unwrap_or(subject)).collect();
-        let ports = view.port_samples.clone();
-        let mut all = Vec::new();
-        for peer in peers {
-            for port in &ports {
-                all.extend(self.said(subject, peer, *port, direction).map(|said| (peer, *port, said)));
+    /// A packet to or from each peer and port that the policies of a class tell apart, as the oracle judges it at the
+    /// class's end: peer, port, and the oracle's words.
+    pub(crate) fn traces(&mut self, subject: usize, direction: Direction) -> Vec<(usize, usize, Trace)> {
+        let Some(view) = self.view(subject, direction) else { return Vec::new() };
+        let mut asked = vec![false; view.pairs.len()];
+        let mut traces = Vec::new();
+        for (peer, group) in view.peers.iter().enumerate() {
+            for port in &view.port_samples {
+                if asked.get(*group) == Some(&false)
+                    && let Some(trace) = self.trace(subject, peer, *port, direction)
+                {
+                    traces.push((peer, *port, trace));
+                }
+            }
+            let answered = traces.last().is_some_and(|(last, ..)| *last == peer);
+            if let Some(slot) = asked.get_mut(*group).filter(|_| answered) {
+                *slot = true;
             }
         }
-        all
+        traces
     }
 
-    /// The first criterion that keeps the first rule of the last policy that was asked from matching.
-    pub(crate) fn mismatch(&self, subject: usize, peer: usize, port: usize, direction: Direction) -> Option<Mismatch> {
+    /// The oracle's words about one packet between two classes, at the end of `subject`.
+    pub(crate) fn trace(&self, subject: usize, peer: usize, port: usize, direction: Direction) -> Option<Trace> {
         let (from, to) = if direction == Direction::Egress { (subject, peer) } else { (peer, subject) };
-        let trace = self.oracle.one_end(&self.question(from, to, port)?, direction).ok()??;
-        let policies = trace.tiers.into_iter().flat_map(|tier| tier.policies);
-        policies.last()?.rules.into_iter().next()?.mismatch
+        self.oracle.one_end(&self.question(from, to, port)?, direction).ok()?
     }
 
     /// One packet from the first class to the second, as the oracle is asked about it.

@@ -98,6 +98,10 @@ impl Ports {
                 ports.classes.push(PortClass { sample, signature, parts: Vec::new() });
             }
             if let Some(class) = ports.classes.get_mut(class) {
+                // Port 0 is a port, but none that a reader expects.
+                if class.sample.protocol.has_ports() && class.sample.destination_port == 0 {
+                    class.sample = sample;
+                }
                 class.parts.push(part);
             }
         }
