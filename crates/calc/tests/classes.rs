@@ -15,8 +15,8 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::json;
 use tortie_api::{Key, Kind, Resource};
-use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot};
 use tortie_policy::lint::{Code, lint};
+use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot};
 use tortie_policy::reach::{Change, ClassKind, Classes, Judge, Sample};
 
 use random_clusters::{Objects, Sent, clusters, manifest, packets};
@@ -69,7 +69,8 @@ struct Changed {
 fn a_preview_says_what_changes_and_nothing_else() {
     let seen = std::cell::RefCell::new(Changed::default());
     let more = prop::collection::vec((0..6usize, 0..5usize), 0..4);
-    let strategy = (clusters(), more, any::<prop::sample::Index>(), prop::collection::vec(packets(), PACKETS));
+    let strategy =
+        (clusters(), more, any::<prop::sample::Index>(), prop::collection::vec(packets(), PACKETS));
     let result = TestRunner::new(config(100)).run(&strategy, |(objects, more, which, packets)| {
         let objects = grown(objects, &more);
         previewed(&objects, which.index(objects.len()), &packets, &mut seen.borrow_mut())
@@ -192,12 +193,16 @@ fn linted(objects: &Objects, packets: &[Sent], seen: &mut Linted) -> Result<(), 
                 without.insert(finding.object.clone(), value, None);
             }
         }
-        if finding.code == Code::NeverMatches && rule_of(&finding.field).is_none() && finding.field != "spec.selector" {
+        if finding.code == Code::NeverMatches
+            && rule_of(&finding.field).is_none()
+            && finding.field != "spec.selector"
+        {
             continue;
         }
         *idle += 1;
-        same(&snapshot, &without, &ends, packets)
-            .map_err(|question| format!("{finding:#?}\nbut without it changes {question}\n{}", manifest(objects)))?;
+        same(&snapshot, &without, &ends, packets).map_err(|question| {
+            format!("{finding:#?}\nbut without it changes {question}\n{}", manifest(objects))
+        })?;
     }
     Ok(())
 }
@@ -231,13 +236,19 @@ fn keep_types(kind: Kind, value: &mut serde_json::Value) {
 }
 
 /// The first question that the two answer differently.
-fn same(one: &Snapshot, other: &Snapshot, ends: &[(Peer, usize, String)], packets: &[Sent]) -> Result<(), String> {
+fn same(
+    one: &Snapshot,
+    other: &Snapshot,
+    ends: &[(Peer, usize, String)],
+    packets: &[Sent],
+) -> Result<(), String> {
     let (one, other) = (Oracle::new(one), Oracle::new(other));
     for (from, ..) in ends {
         for (to, ..) in ends {
             for packet in packets {
                 let question = question(from.clone(), to.clone(), packet);
-                let verdict = |oracle: &Oracle<'_>| oracle.evaluate(&question).map(|answer| answer.verdict).ok();
+                let verdict =
+                    |oracle: &Oracle<'_>| oracle.evaluate(&question).map(|answer| answer.verdict).ok();
                 if verdict(&one) != verdict(&other) {
                     return Err(format!("{question:?}"));
                 }
@@ -253,7 +264,8 @@ fn config(cases: u32) -> ProptestConfig {
 
 /// With twins of some pods at addresses of their own, with nodes, and with an overlay.
 fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
-    let pods: Objects = objects.iter().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint).cloned().collect();
+    let pods: Objects =
+        objects.iter().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint).cloned().collect();
     for (number, (which, where_)) in twins.iter().enumerate() {
         let (mut key, mut value) = pods[which % pods.len()].clone();
         let name = format!("twin{number}");
@@ -305,9 +317,10 @@ fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), S
             }
             for packet in packets {
                 let question = question(from.clone(), to.clone(), packet);
-                let truth = oracle.evaluate(&question).ok().filter(|answer| {
-                    answer.egress.is_some() || answer.ingress.is_some()
-                });
+                let truth = oracle
+                    .evaluate(&question)
+                    .ok()
+                    .filter(|answer| answer.egress.is_some() || answer.ingress.is_some());
                 let port = classes.ports().class_of(&sample(packet));
                 let said = judge.verdict(*from_class, *to_class, port);
                 let agree = truth.as_ref().map(|answer| answer.verdict) == said.map(|cell| cell.verdict);

@@ -79,7 +79,12 @@ fn add_table(page: &mut String, classes: &Classes, table: &Table, reasons: &Reas
             };
             let _ = write!(page, "<td class=\"{class}\" tabindex=\"0\">{}", escaped(&text));
             if *content != Content::Nothing {
-                let _ = write!(page, "<div class=\"why\"><b>{} → {}</b>", escaped(&row.name), escaped(&column.name));
+                let _ = write!(
+                    page,
+                    "<div class=\"why\"><b>{} → {}</b>",
+                    escaped(&row.name),
+                    escaped(&column.name)
+                );
                 add_reasons(page, reasons);
                 page.push_str("</div>");
             }
@@ -96,10 +101,14 @@ const MOST_REASONS: usize = 6;
 fn add_reasons(page: &mut String, reasons: &[Reason]) {
     for reason in reasons.iter().take(MOST_REASONS) {
         let word = if reason.verdict == Verdict::Allow { "passes" } else { "dropped" };
-        let by: Vec<String> = reason.by.iter().map(|(direction, by)| {
-            let side = if *direction == Direction::Egress { "out" } else { "in" };
-            format!("{side}: {}", escaped(by))
-        }).collect();
+        let by: Vec<String> = reason
+            .by
+            .iter()
+            .map(|(direction, by)| {
+                let side = if *direction == Direction::Egress { "out" } else { "in" };
+                format!("{side}: {}", escaped(by))
+            })
+            .collect();
         let _ = write!(page, "<div>{} <b>{word}</b> – {}</div>", escaped(&reason.ports), by.join("; "));
     }
     if reasons.len() > MOST_REASONS {

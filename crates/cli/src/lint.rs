@@ -70,7 +70,10 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
             Level::Warning => coloured(WARNING, "warning"),
             Level::Note => coloured(FAINT, "note"),
         };
-        output::line(&format!("{place}{level}[{}]: {}{field}: {}", finding.code, finding.object, finding.problem));
+        output::line(&format!(
+            "{place}{level}[{}]: {}{field}: {}",
+            finding.code, finding.object, finding.problem
+        ));
         output::line(&format!("    {} {}", coloured(FAINT, "because:"), finding.witness));
         output::line(&format!("    {} {}", coloured(FAINT, "to do:  "), finding.advice));
     }

@@ -82,7 +82,12 @@ impl Matrix {
         Ok(ports.into_iter().collect())
     }
 
-    fn tables(&self, classes: &Classes, judge: &mut Judge<'_>, ports: &[usize]) -> anyhow::Result<Vec<Table>> {
+    fn tables(
+        &self,
+        classes: &Classes,
+        judge: &mut Judge<'_>,
+        ports: &[usize],
+    ) -> anyhow::Result<Vec<Table>> {
         let all: Vec<usize> = (0..classes.all().len()).collect();
         let mut of = |title: String, rows: &[usize], columns: &[usize]| {
             let matrix = tortie_policy::reach::Matrix::of(classes, judge, ports, rows, columns);
@@ -119,7 +124,9 @@ pub(crate) fn sample(protocol: Protocol, number: u16) -> Sample {
 pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
     match content {
         Content::Nothing => "-".to_owned(),
-        Content::Passes(ports) if table.matrix.ports.len() == ports.len() && !ports.is_empty() => "all".to_owned(),
+        Content::Passes(ports) if table.matrix.ports.len() == ports.len() && !ports.is_empty() => {
+            "all".to_owned()
+        }
         Content::Passes(ports) => classes.ports().named(ports, &table.matrix.ports),
         Content::Partly(ports) => format!("partly {}", classes.ports().named(ports, &table.matrix.ports)),
     }
@@ -139,10 +146,16 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
     }
     notes.push("-: there are no such flows (a pod to itself), or no policy of pods is concerned.".to_owned());
     if classes.all().iter().any(|class| class.kind == tortie_policy::reach::ClassKind::Nodes) {
-        notes.push("A node always reaches its own pods; what is said of nodes is about pods of other nodes.".to_owned());
+        notes.push(
+            "A node always reaches its own pods; what is said of nodes is about pods of other nodes."
+                .to_owned(),
+        );
     }
     if clients.len() < classes.ports().len() {
         notes.push(format!("Some rules ask for source ports: packets come from port {CLIENT_PORT} here."));
+    }
+    if classes.dual_stack() {
+        notes.push("Pods with addresses of both families are asked about by IPv4.".to_owned());
     }
     if classes.left_out() > 0 {
         notes.push(format!("{} pods have no address yet, and are left out.", classes.left_out()));
@@ -159,12 +172,21 @@ fn text(classes: &Classes, tables: &[Table]) {
         let by_namespace = Table { title: String::new(), matrix: table.matrix.by_namespace(classes) };
         let table = if many { &by_namespace } else { table };
         let mut long: BTreeMap<String, usize> = BTreeMap::new();
-        let cells: Vec<Vec<String>> = table.matrix.cells.iter().map(|row| {
-            row.iter().map(|content| short(shown(classes, table, content), &mut long)).collect()
-        }).collect();
+        let cells: Vec<Vec<String>> = table
+            .matrix
+            .cells
+            .iter()
+            .map(|row| row.iter().map(|content| short(shown(classes, table, content), &mut long)).collect())
+            .collect();
         let rows = grid(table, &cells);
         let width: usize = (0..=table.matrix.columns.len())
-            .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count() + 3).max().unwrap_or(0))
+            .map(|column| {
+                rows.iter()
+                    .filter_map(|row| row.get(column))
+                    .map(|cell| cell.chars().count() + 3)
+                    .max()
+                    .unwrap_or(0)
+            })
             .sum();
         if width <= WIDEST {
             output::columns(&rows);
@@ -179,7 +201,9 @@ fn text(classes: &Classes, tables: &[Table]) {
         output::line("");
     }
     if coarse {
-        output::line("There are too many workloads to read, so these are namespaces: -n NAMESPACE shows the workloads of one.");
+        output::line(
+            "There are too many workloads to read, so these are namespaces: -n NAMESPACE shows the workloads of one.",
+        );
         output::line("partly: these ports pass between some of the workloads.");
     }
     for note in notes(classes, tables) {
@@ -223,10 +247,14 @@ fn list(classes: &Classes, table: &Table) {
                 by_content.entry(shown(classes, table, content)).or_default().push(&column.name);
             }
         }
-        let common = by_content.iter().max_by_key(|(_, columns)| columns.len()).map(|(content, _)| content.clone());
+        let common =
+            by_content.iter().max_by_key(|(_, columns)| columns.len()).map(|(content, _)| content.clone());
         let single = by_content.len() == 1;
-        let rest = common.filter(|content| by_content.get(content).is_some_and(|columns| columns.len() > 3) || single);
-        for (content, columns) in &by_content {
+        let rest = common
+            .filter(|content| by_content.get(content).is_some_and(|columns| columns.len() > 3) || single);
+        let mut by_content: Vec<(&String, &Vec<&str>)> = by_content.iter().collect();
+        by_content.sort_by_key(|(content, _)| (*content == "none", *content != "all"));
+        for (content, columns) in by_content {
             if rest.as_ref() != Some(content) {
                 output::line(&format!("    {content} → {}", columns.join(", ")));
             }
@@ -288,7 +316,8 @@ fn of_pair(
         let ends = [(Direction::Egress, cell.egress), (Direction::Ingress, cell.ingress)];
         let ends = ends.into_iter().filter_map(|(direction, said)| Some((direction, said?)));
         let ends = ends.filter(|(_, said)| said.verdict == cell.verdict);
-        let by = ends.map(|(direction, said)| (direction, decided::by(snapshot, direction, judge.decider(said.by))));
+        let by = ends
+            .map(|(direction, said)| (direction, decided::by(snapshot, direction, judge.decider(said.by))));
         let whole = ports.len() == table.matrix.ports.len();
         Reason {
             ports: if whole { "all".to_owned() } else { classes.ports().named(&ports, &table.matrix.ports) },
@@ -307,7 +336,8 @@ fn json_document(
 ) -> anyhow::Result<()> {
     let name = |class: &usize| classes.all().get(*class).map(|class| class.name.clone());
     let names = |of: &[usize]| of.iter().filter_map(name).collect::<Vec<_>>();
-    let group = |group: &tortie_policy::reach::Group| json!({"name": group.name, "classes": names(&group.classes)});
+    let group =
+        |group: &tortie_policy::reach::Group| json!({"name": group.name, "classes": names(&group.classes)});
     let mut documents = Vec::new();
     for table in tables {
         let reasons = reasons(table, classes, judge, snapshot);
@@ -341,7 +371,8 @@ fn json_document(
 }
 
 fn reason_json(reason: &Reason) -> Value {
-    let of = |wanted: Direction| reason.by.iter().find(|(direction, _)| *direction == wanted).map(|(_, by)| by);
+    let of =
+        |wanted: Direction| reason.by.iter().find(|(direction, _)| *direction == wanted).map(|(_, by)| by);
     json!({
         "ports": reason.ports, "verdict": reason.verdict,
         "egress": of(Direction::Egress), "ingress": of(Direction::Ingress),

@@ -64,12 +64,15 @@ fn endpoints(snapshot: &Snapshot, pod: &Key) -> Vec<(Key, Stored)> {
 fn key(text: &str) -> anyhow::Result<Key> {
     let parts: Vec<&str> = text.split('/').collect();
     let word = parts.first().copied().unwrap_or_default();
-    let kind = Kind::from_word(word).with_context(|| format!("--delete {text:?}: {word:?} is no kind of object"))?;
+    let kind =
+        Kind::from_word(word).with_context(|| format!("--delete {text:?}: {word:?} is no kind of object"))?;
     match (kind.namespaced(), parts.as_slice()) {
         (true, [_, namespace, name]) => Ok(Key::namespaced(kind, *namespace, *name)),
         (false, [_, name]) => Ok(Key::global(kind, *name)),
         (true, _) => bail!("--delete {text:?}: a {kind} is named as {word}/NAMESPACE/NAME"),
-        (false, _) => bail!("--delete {text:?}: a {kind} belongs to no namespace; it is named as {word}/NAME"),
+        (false, _) => {
+            bail!("--delete {text:?}: a {kind} belongs to no namespace; it is named as {word}/NAME")
+        }
     }
 }
 

@@ -123,7 +123,8 @@ impl Preview {
         }
         match self.output {
             Format::Json => {
-                let document = json!({"flows": count, "changed": changed, "leftOut": left_out, "changes": documents});
+                let document =
+                    json!({"flows": count, "changed": changed, "leftOut": left_out, "changes": documents});
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
             Format::Text => {
@@ -195,9 +196,9 @@ fn read_flows(
 fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Answer>> {
     match oracle.evaluate(question) {
         Ok(answer) => Ok(Some(answer)),
-        Err(QuestionError::UnknownPod { .. } | QuestionError::UnknownNode(_) | QuestionError::NoAddress(_)) => {
-            Ok(None)
-        }
+        Err(
+            QuestionError::UnknownPod { .. } | QuestionError::UnknownNode(_) | QuestionError::NoAddress(_),
+        ) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -235,7 +236,9 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
         let pairs = match (difference.pairs, difference.parts) {
             (1, 1) => "1 pair".to_owned(),
             (pairs, 1) => format!("{pairs} pairs"),
-            (pairs, parts) => format!("in {parts} parts, {pairs} pairs; not all of these ends on all of these ports"),
+            (pairs, parts) => {
+                format!("in {parts} parts, {pairs} pairs; not all of these ends on all of these ports")
+            }
         };
         output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
         show_why(&difference.before, &difference.after, before, after);
@@ -254,7 +257,9 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 of(Verdict::Deny)
             ));
             if short.len() < differences.len() {
-                output::line("They are too many to read, so they stand together by rule; -o json tells each.");
+                output::line(
+                    "They are too many to read, so they stand together by rule; -o json tells each.",
+                );
             }
         }
     }
@@ -266,14 +271,19 @@ fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
         output::line(&format!("    {} {}", coloured(FAINT, "before:"), reason(why, before)));
     }
     if one.len() > MOST_REASONS {
-        output::line(&format!("    {} and {} other reasons", coloured(FAINT, "before:"), one.len() - MOST_REASONS));
+        output::line(&format!(
+            "    {} and {} other reasons",
+            coloured(FAINT, "before:"),
+            one.len() - MOST_REASONS
+        ));
     }
 }
 
 /// What decided, at which end.
 fn reason(why: &Why, snapshot: &Snapshot) -> String {
     // Beside a rule it says nothing that no policy had anything against it at the other end.
-    let by_policy = |by: &DecidedBy| !matches!(by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
+    let by_policy =
+        |by: &DecidedBy| !matches!(by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
     let any = why.by.iter().any(|(_, by)| by_policy(by));
     let ends: Vec<String> = why
         .by
@@ -290,7 +300,10 @@ fn reason(why: &Why, snapshot: &Snapshot) -> String {
 fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot, after: &Snapshot) -> Value {
     let every: Vec<usize> = (0..change.classes.ports().len()).collect();
     let names = |of: &[usize]| -> Vec<String> {
-        of.iter().filter_map(|class| change.classes.all().get(*class)).map(|class| class.name.clone()).collect()
+        of.iter()
+            .filter_map(|class| change.classes.all().get(*class))
+            .map(|class| class.name.clone())
+            .collect()
     };
     json!({
         "from": names(&difference.from), "to": names(&difference.to), "pairs": difference.pairs,

@@ -98,7 +98,12 @@ fn cluster() -> Snapshot {
         let namespace = format!("ns{n}");
         let labels = json!({"team": format!("t{}", n % 7)});
         add(Kind::Namespace, "", namespace.clone(), json!({"metadata": {"labels": labels}}));
-        add(Kind::KubernetesNetworkPolicy, &namespace, "deny".to_owned(), json!({"metadata": {}, "spec": {}}));
+        add(
+            Kind::KubernetesNetworkPolicy,
+            &namespace,
+            "deny".to_owned(),
+            json!({"metadata": {}, "spec": {}}),
+        );
         for w in 0..WORKLOADS {
             add(Kind::KubernetesNetworkPolicy, &namespace, format!("app{w}"), policy(w, n));
             for p in 0..PODS {
@@ -133,7 +138,8 @@ fn policy(w: usize, n: usize) -> Value {
 }
 
 fn pod(w: usize, p: usize, address: &str) -> Value {
-    let env: Vec<Value> = (0..12).map(|e| json!({"name": format!("VAR_{e}"), "value": "something to carry"})).collect();
+    let env: Vec<Value> =
+        (0..12).map(|e| json!({"name": format!("VAR_{e}"), "value": "something to carry"})).collect();
     json!({
         "metadata": {
             "labels": {"app": format!("app{w}"), "pod-template-hash": "6d4cf56db6", "tier": format!("tier{}", w % 3)},

@@ -245,10 +245,7 @@ impl Node {
     fn labels<'a>(&'a self, names: &mut BTreeSet<&'a str>) {
         match self {
             Node::All | Node::Global => {}
-            Node::Has(label)
-            | Node::Compare(label, ..)
-            | Node::In(label, _)
-            | Node::NotIn(label, _) => {
+            Node::Has(label) | Node::Compare(label, ..) | Node::In(label, _) | Node::NotIn(label, _) => {
                 names.insert(label);
             }
             Node::Not(inner) => inner.labels(names),

@@ -17,7 +17,12 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
     for (field, problem) in of_policy(resource) {
         let witness = "this holds whatever the cluster".to_owned();
         let advice = "take out one of the criteria, or the rule";
-        found.add((key, stored), &field, (Level::Error, Code::NeverMatches), Said::new(problem, witness, advice));
+        found.add(
+            (key, stored),
+            &field,
+            (Level::Error, Code::NeverMatches),
+            Said::new(problem, witness, advice),
+        );
     }
 }
 
@@ -49,7 +54,10 @@ fn spoken(spec: &tortie_api::calico::PolicySpec, all: &mut Vec<Contradiction>) {
         [(&spec.ingress, PolicyType::Ingress, "ingress"), (&spec.egress, PolicyType::Egress, "egress")]
     {
         if !rules.is_empty() && !types.contains(&of) {
-            all.push((format!("spec.{name}"), format!("types leaves {of:?} out, so these rules are never asked")));
+            all.push((
+                format!("spec.{name}"),
+                format!("types leaves {of:?} out, so these rules are never asked"),
+            ));
         }
     }
     for (selector, field) in [
@@ -96,7 +104,8 @@ fn of_rule(rule: &Rule, path: &str, all: &mut Vec<Contradiction>) {
         ("source.nets", family(&rule.source.nets)),
         ("destination.nets", family(&rule.destination.nets)),
     ];
-    let asked: Vec<(&str, u8)> = asked.iter().filter_map(|(field, version)| Some((*field, (*version)?))).collect();
+    let asked: Vec<(&str, u8)> =
+        asked.iter().filter_map(|(field, version)| Some((*field, (*version)?))).collect();
     if let Some((first, version)) = asked.first()
         && let Some((field, other)) = asked.iter().find(|(_, other)| other != version)
     {
@@ -127,14 +136,18 @@ fn of_side(side: &EntityRule, protocol: Option<Protocol>, path: &str, all: &mut 
     for (selector, field) in [
         (&side.selector, "selector"),
         (&side.namespace_selector, "namespaceSelector"),
-        (&side.service_accounts.as_ref().and_then(|accounts| accounts.selector.clone()), "serviceAccounts.selector"),
+        (
+            &side.service_accounts.as_ref().and_then(|accounts| accounts.selector.clone()),
+            "serviceAccounts.selector",
+        ),
     ] {
         if let Some(problem) = selector.as_ref().and_then(of_selector) {
             wrong(field, problem);
         }
     }
     if let Some(not) = &side.not_selector
-        && (not.is_all() || side.selector.as_ref().is_some_and(|selector| selector.canonical() == not.canonical()))
+        && (not.is_all()
+            || side.selector.as_ref().is_some_and(|selector| selector.canonical() == not.canonical()))
     {
         let problem = match &side.selector {
             Some(selector) => format!("notSelector excludes everything that selector ({selector}) means"),
@@ -246,7 +259,8 @@ pub(super) fn of_labels(selector: &LabelSelector) -> Option<String> {
                 "In" => {
                     present = true;
                     let known = values.take().unwrap_or_else(|| requirement.values.iter().collect());
-                    values = Some(known.into_iter().filter(|value| requirement.values.contains(value)).collect());
+                    values =
+                        Some(known.into_iter().filter(|value| requirement.values.contains(value)).collect());
                 }
                 "NotIn" => {
                     if let Some(known) = &mut values {

@@ -22,8 +22,12 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
     }
     for Feature { field, what, action } in features {
         let witness = match action {
-            Some(Action::Deny) => "there the rule is left out: what it denies goes on to later rules, and may pass",
-            Some(Action::Pass) if what.starts_with("Pass") => "there it denies, where here the profiles are asked",
+            Some(Action::Deny) => {
+                "there the rule is left out: what it denies goes on to later rules, and may pass"
+            }
+            Some(Action::Pass) if what.starts_with("Pass") => {
+                "there it denies, where here the profiles are asked"
+            }
             Some(Action::Pass) => "there the rule is left out, and later rules of the policy are asked",
             Some(Action::Log) => "there nothing is logged",
             Some(Action::Allow) => "there the rule is left out: what it allows is denied",
@@ -49,7 +53,11 @@ fn calico(spec: &PolicySpec, features: &mut Vec<Feature>) {
         (spec.apply_on_forward, "spec.applyOnForward"),
     ] {
         if set {
-            features.push(Feature { field: field.to_owned(), what: "policy for host endpoints", action: None });
+            features.push(Feature {
+                field: field.to_owned(),
+                what: "policy for host endpoints",
+                action: None,
+            });
         }
     }
     // The profiles come after this tier, and only there Pass is taken for Deny.

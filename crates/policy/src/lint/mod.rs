@@ -139,8 +139,12 @@ impl Findings {
 
     /// Whether something with one of these codes has been found in or below this field.
     fn has(&self, key: &Key, field: &str, codes: &[Code]) -> bool {
-        let below = |of: &str| of.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']));
-        self.all.iter().any(|found| found.object == *key && codes.contains(&found.code) && below(&found.field))
+        let below = |of: &str| {
+            of.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        self.all
+            .iter()
+            .any(|found| found.object == *key && codes.contains(&found.code) && below(&found.field))
     }
 }
 

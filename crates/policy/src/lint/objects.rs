@@ -130,7 +130,9 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
                 continue;
             }
             let said = Said::new(
-                format!("{net} holds {address}, which is {service}'s own address: packets never bear it where policy is asked"),
+                format!(
+                    "{net} holds {address}, which is {service}'s own address: packets never bear it where policy is asked"
+                ),
                 format!("policy sees the backends of {service}; no pod and no node lies in {net}"),
                 "name the Service (services) or select its pods",
             );

@@ -39,7 +39,8 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
         oracle.policies().enumerate().map(|(number, policy)| (policy.name.to_string(), number)).collect();
     for (key, stored, resource) in policies(snapshot) {
         let Some(number) = numbers.get(&key.to_string()) else { continue };
-        let about_hosts = stored.value["spec"]["doNotTrack"] == true || stored.value["spec"]["preDNAT"] == true;
+        let about_hosts =
+            stored.value["spec"]["doNotTrack"] == true || stored.value["spec"]["preDNAT"] == true;
         if !about_hosts && !applying.contains(number) {
             about_nobody(key, stored, resource, found);
         } else if !about_hosts && !is_staged(key.kind) {
@@ -57,7 +58,9 @@ fn is_staged(kind: Kind) -> bool {
 
 fn about_nobody(key: &Key, stored: &Stored, resource: &Resource, found: &mut Findings) {
     let field = match resource {
-        Resource::KubernetesNetworkPolicy(_) | Resource::StagedKubernetesNetworkPolicy(_) => "spec.podSelector",
+        Resource::KubernetesNetworkPolicy(_) | Resource::StagedKubernetesNetworkPolicy(_) => {
+            "spec.podSelector"
+        }
         Resource::ClusterPolicy(policy) if policy.ingress.is_empty() && policy.egress.is_empty() => "spec",
         Resource::ClusterPolicy(_) => "spec.subject",
         _ => "spec.selector",
@@ -73,7 +76,12 @@ fn about_nobody(key: &Key, stored: &Stored, resource: &Resource, found: &mut Fin
         "" => "none of the cluster's pods is selected".to_owned(),
         namespace => format!("none of the pods of namespace {namespace} is selected"),
     };
-    found.add((key, stored), field, (Level::Warning, Code::SelectsNothing), Said::new(problem, witness, advice));
+    found.add(
+        (key, stored),
+        field,
+        (Level::Warning, Code::SelectsNothing),
+        Said::new(problem, witness, advice),
+    );
 }
 
 /// The cluster, or where pods have addresses of both families, the cluster as IPv4 and as IPv6 know it.
@@ -85,8 +93,11 @@ fn by_family(snapshot: &Snapshot) -> Vec<Snapshot> {
         }
         _ => false,
     };
-    let dual: Vec<(Key, Stored)> =
-        snapshot.iter().filter(|(_, stored)| both(stored)).map(|(key, stored)| (key.clone(), stored.clone())).collect();
+    let dual: Vec<(Key, Stored)> = snapshot
+        .iter()
+        .filter(|(_, stored)| both(stored))
+        .map(|(key, stored)| (key.clone(), stored.clone()))
+        .collect();
     if dual.is_empty() {
         return vec![snapshot.clone()];
     }
@@ -121,7 +132,8 @@ fn deciding(views: &[View]) -> BTreeSet<RuleName> {
 
 /// The rule that decided in a tier, if one did.
 fn decided(tier: &TierTrace) -> Option<(&PolicyName, usize)> {
-    let mut enforced = tier.policies.iter().filter(|policy| !policy.staged && policy.not_understood.is_none());
+    let mut enforced =
+        tier.policies.iter().filter(|policy| !policy.staged && policy.not_understood.is_none());
     let policy = enforced.find(|policy| policy.decision.is_some())?;
     Some((&policy.policy, policy.rules.last()?.number))
 }
@@ -137,10 +149,15 @@ fn of_rules(
         let side = if direction == Direction::Ingress { "ingress" } else { "egress" };
         for (index, action) in actions(resource, direction).into_iter().enumerate() {
             let field = format!("spec.{side}[{index}]");
-            let name = PolicyName { kind: key.kind.to_string(), namespace: key.namespace.clone(), name: key.name.clone() };
+            let name = PolicyName {
+                kind: key.kind.to_string(),
+                namespace: key.namespace.clone(),
+                name: key.name.clone(),
+            };
             let decides = decide.contains(&(name, direction, index + 1));
             let explained = [Code::NeverMatches, Code::MatchesNothing, Code::UnknownLabel, Code::ClusterIp];
-            let known = found.has(key, &field, &explained) || found.is_known(key, &format!("spec.{side}"), Code::NeverMatches);
+            let known = found.has(key, &field, &explained)
+                || found.is_known(key, &format!("spec.{side}"), Code::NeverMatches);
             if decides || action == Action::Log || known {
                 continue;
             }
@@ -156,7 +173,9 @@ fn of_rules(
                 }
                 Alone::Nothing(mismatch) => {
                     let witness = match mismatch {
-                        Some(Mismatch { field, wanted, .. }) => format!("nobody here gets past {field}: {wanted}"),
+                        Some(Mismatch { field, wanted, .. }) => {
+                            format!("nobody here gets past {field}: {wanted}")
+                        }
                         None => "no flow of this cluster reaches it".to_owned(),
                     };
                     let said = Said::new(
@@ -223,7 +242,8 @@ fn alone(rule: Rule<'_>, views: &[View]) -> Alone {
         for (subject, peer, port, tier) in matching(&mut would, view, rule) {
             let Some(trace) = judge.trace(subject, peer, port, rule.direction) else { continue };
             let by = instead(&view.reduced, &trace, &tier);
-            let (from, to) = if rule.direction == Direction::Egress { (subject, peer) } else { (peer, subject) };
+            let (from, to) =
+                if rule.direction == Direction::Egress { (subject, peer) } else { (peer, subject) };
             if witness.is_none()
                 && let Some(question) = judge.question(from, to, port)
             {
@@ -279,7 +299,8 @@ fn farthest(rule: Rule<'_>, views: &[View]) -> Option<Mismatch> {
         let mut would = Judge::new(&view.classes, &single, 0);
         for subject in subjects(view, rule) {
             for (_, _, trace) in would.traces(subject, rule.direction) {
-                let rules = trace.tiers.into_iter().flat_map(|tier| tier.policies).flat_map(|policy| policy.rules);
+                let rules =
+                    trace.tiers.into_iter().flat_map(|tier| tier.policies).flat_map(|policy| policy.rules);
                 found.extend(rules.filter_map(|rule| rule.mismatch));
             }
         }
@@ -289,7 +310,19 @@ fn farthest(rule: Rule<'_>, views: &[View]) -> Option<Mismatch> {
 
 /// The order in which criteria are looked at: what fails late has passed the others.
 fn rank(field: &str) -> usize {
-    let order = ["ipVersion", "protocol", "notProtocol", "icmp", "notICMP", "source", "destination", "http", "from", "to", "ports"];
+    let order = [
+        "ipVersion",
+        "protocol",
+        "notProtocol",
+        "icmp",
+        "notICMP",
+        "source",
+        "destination",
+        "http",
+        "from",
+        "to",
+        "ports",
+    ];
     order.iter().position(|known| field.starts_with(known)).unwrap_or(0)
 }
 
@@ -307,7 +340,9 @@ fn single(snapshot: &Snapshot, rule: Rule<'_>) -> Snapshot {
         spec.remove(other);
         spec.insert(side.to_owned(), json!([rule]));
         match key.kind {
-            Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => drop(spec.insert("types".to_owned(), json!([word]))),
+            Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => {
+                drop(spec.insert("types".to_owned(), json!([word])))
+            }
             Kind::KubernetesNetworkPolicy => drop(spec.insert("policyTypes".to_owned(), json!([word]))),
             _ => {}
         }

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use tortie_api::calico::{EntityRule, PolicySpec};
-use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, LabelSelector, NetworkPolicyPeer, NetworkPolicySpec};
+use tortie_api::kubernetes::{
+    ClusterPeer, ClusterPolicy, LabelSelector, NetworkPolicyPeer, NetworkPolicySpec,
+};
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
 
@@ -50,8 +52,14 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
             if !pods.iter().chain(&sets).any(|subject| choice.means(*subject)) {
                 let problem = format!("{} matches nothing in this cluster", choice.shown());
                 let witness = format!("none of {} pods and {} network sets", pods.len(), sets.len());
-                let advice = "check the spelling of its values, or take the rule out if nothing like that will come";
-                found.add((key, stored), &field, (Level::Warning, Code::MatchesNothing), Said::new(problem, witness, advice));
+                let advice =
+                    "check the spelling of its values, or take the rule out if nothing like that will come";
+                found.add(
+                    (key, stored),
+                    &field,
+                    (Level::Warning, Code::MatchesNothing),
+                    Said::new(problem, witness, advice),
+                );
             }
         }
     }
@@ -72,7 +80,12 @@ fn of_unknown(
             None => "check its spelling, or give the label to those who are meant".to_owned(),
         };
         let witness = format!("no {} of this cluster bears it", choice.whom());
-        found.add((key, stored), field, (Level::Warning, Code::UnknownLabel), Said::new(problem, witness, advice));
+        found.add(
+            (key, stored),
+            field,
+            (Level::Warning, Code::UnknownLabel),
+            Said::new(problem, witness, advice),
+        );
     }
 }
 
@@ -150,7 +163,8 @@ impl Choice<'_> {
             }
             Self::Pods(selector) | Self::PodsNamespaces(selector) => {
                 let expressions = selector.match_expressions.iter().map(|one| one.key.clone());
-                let labels: BTreeSet<String> = selector.match_labels.keys().cloned().chain(expressions).collect();
+                let labels: BTreeSet<String> =
+                    selector.match_labels.keys().cloned().chain(expressions).collect();
                 labels.into_iter().collect()
             }
         }
@@ -177,7 +191,9 @@ impl Choice<'_> {
 
     fn shown(&self) -> String {
         match self {
-            Self::Endpoints(selector) | Self::Namespaces(selector) | Self::Accounts(selector) => selector.to_string(),
+            Self::Endpoints(selector) | Self::Namespaces(selector) | Self::Accounts(selector) => {
+                selector.to_string()
+            }
             Self::Pods(selector) => format!("{:?}", shown_labels("pods", selector)),
             Self::PodsNamespaces(selector) => format!("{:?}", shown_labels("namespaces", selector)),
         }
@@ -188,7 +204,9 @@ impl Choice<'_> {
 fn choices(resource: &Resource) -> Vec<(String, Choice<'_>)> {
     let mut all = Vec::new();
     match resource {
-        Resource::NetworkPolicy(policy) | Resource::StagedNetworkPolicy(policy) => calico(&policy.spec, &mut all),
+        Resource::NetworkPolicy(policy) | Resource::StagedNetworkPolicy(policy) => {
+            calico(&policy.spec, &mut all)
+        }
         Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy) => {
             calico(&policy.spec, &mut all);
         }
@@ -229,10 +247,14 @@ fn kubernetes<'a>(spec: &'a NetworkPolicySpec, all: &mut Vec<(String, Choice<'a>
     all.push(("spec.podSelector".to_owned(), Choice::Pods(&spec.pod_selector)));
     for (rules, direction, side) in [(&spec.ingress, "ingress", "from"), (&spec.egress, "egress", "to")] {
         for (index, rule) in rules.iter().enumerate() {
-            for (number, NetworkPolicyPeer { namespace_selector, pod_selector, .. }) in rule.peers.iter().enumerate() {
+            for (number, NetworkPolicyPeer { namespace_selector, pod_selector, .. }) in
+                rule.peers.iter().enumerate()
+            {
                 let path = format!("spec.{direction}[{index}].{side}[{number}]");
                 let namespaces = namespace_selector.as_ref();
-                all.extend(namespaces.map(|it| (format!("{path}.namespaceSelector"), Choice::PodsNamespaces(it))));
+                all.extend(
+                    namespaces.map(|it| (format!("{path}.namespaceSelector"), Choice::PodsNamespaces(it))),
+                );
                 all.extend(pod_selector.as_ref().map(|it| (format!("{path}.podSelector"), Choice::Pods(it))));
             }
         }

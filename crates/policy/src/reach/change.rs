@@ -31,7 +31,7 @@ pub struct Difference {
     pub from: Vec<usize>,
     /// To whom.
     pub to: Vec<usize>,
-    /// How many pairs of pods that is; pairs with nodes or outsiders count one for each pod.
+    /// How many pairs of one sender and one receiver that is; the outsiders of a class count as one.
     pub pairs: usize,
     /// How many differences this stands for; where it is more than one, not every sender, receiver and port of it changes.
     pub parts: usize,
@@ -48,7 +48,12 @@ pub fn summary(differences: &[Difference]) -> Vec<Difference> {
         parts.iter().flat_map(|part| of(part)).copied().collect::<BTreeSet<_>>().into_iter().collect()
     };
     let one = |(after, parts): (&Why, Vec<&Difference>)| Difference {
-        before: parts.iter().flat_map(|part| part.before.clone()).collect::<BTreeSet<_>>().into_iter().collect(),
+        before: parts
+            .iter()
+            .flat_map(|part| part.before.clone())
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect(),
         after: after.clone(),
         ports: joined(&parts, |part| &part.ports),
         from: joined(&parts, |part| &part.from),
@@ -108,7 +113,7 @@ impl<'a> Change<'a> {
                 let before = both().filter_map(|pair| pairs.get(&pair)).flat_map(|(_, before)| before);
                 let before: BTreeSet<&Plain> = before.collect();
                 let before = before.into_iter().map(|one| why(&was, one)).collect();
-                let count = both().map(|(from, to)| self.pairs(from, to)).sum();
+                let count = both().map(|(from, to)| self.classes.pairs(from, to)).sum();
                 let after = why(&is, &other);
                 all.push(Difference { before, after, ports, from, to, pairs: count, parts: 1 });
             }
@@ -118,7 +123,13 @@ impl<'a> Change<'a> {
     }
 
     /// What comes after, the class of ports, and what was before, where the two differ.
-    fn changes_of_pair(&self, was: &mut Judge<'_>, is: &mut Judge<'_>, from: usize, to: usize) -> Vec<(Plain, usize, Plain)> {
+    fn changes_of_pair(
+        &self,
+        was: &mut Judge<'_>,
+        is: &mut Judge<'_>,
+        from: usize,
+        to: usize,
+    ) -> Vec<(Plain, usize, Plain)> {
         let mut changes = Vec::new();
         for port in 0..self.classes.ports().len() {
             let Some(one) = was.verdict(from, to, port) else { break };
@@ -139,7 +150,8 @@ impl<'a> Change<'a> {
         let everything = !changed.iter().all(|key| is_policy(key.kind));
         let numbers = [self.before, self.after].map(|snapshot| numbers(snapshot, &changed));
         let mut pairs = BTreeSet::new();
-        for (index, class) in self.classes.all().iter().enumerate().filter(|(_, c)| c.kind == ClassKind::Pods) {
+        for (index, class) in self.classes.all().iter().enumerate().filter(|(_, c)| c.kind == ClassKind::Pods)
+        {
             for direction in [Direction::Ingress, Direction::Egress] {
                 let has_say = |world| self.classes.has_say(class, world, &numbers, direction);
                 if everything || has_say(0) || has_say(1) {
@@ -151,14 +163,6 @@ impl<'a> Change<'a> {
             }
         }
         pairs
-    }
-
-    fn pairs(&self, from: usize, to: usize) -> usize {
-        let count = |class: usize| self.classes.all().get(class).map_or(0, |class| class.count());
-        match from == to {
-            true => count(from) * count(from).saturating_sub(1),
-            false => count(from) * count(to),
-        }
     }
 }
 
@@ -217,7 +221,8 @@ fn rectangles(pairs: &Pairs) -> Vec<Rectangle> {
     for ((ports, from), to) in by_sender {
         rectangles.entry((ports, to)).or_default().push(from);
     }
-    let mut all: Vec<Rectangle> = rectangles.into_iter().map(|((ports, to), from)| (ports, from, to)).collect();
+    let mut all: Vec<Rectangle> =
+        rectangles.into_iter().map(|((ports, to), from)| (ports, from, to)).collect();
     // Where a class reaches all but itself, senders differ in that one receiver only: turn such rectangles round.
     if all.len() > 1 {
         let mut by_receiver: BTreeMap<(Vec<usize>, Vec<usize>), Vec<usize>> = BTreeMap::new();

@@ -9,10 +9,10 @@ use tortie_api::net::Direction;
 use tortie_api::{Kind, Resource};
 
 use super::atoms::{Atom, Vocabulary};
-use super::nets::regions;
+use super::names::{self, PodName};
+use super::nets::{self, regions};
 use super::ports::Ports;
 use super::sight::{Asked, EndSight, Sight, is_policy};
-use super::{names, nets};
 use crate::oracle::{Oracle, Peer, Snapshot};
 
 /// Ends of flows that no policy of the clusters can tell apart.
@@ -24,8 +24,10 @@ pub struct Class {
     pub kind: ClassKind,
     /// The pods or nodes, or one address for all outsiders.
     pub members: Vec<Peer>,
-    /// The workload that each member belongs to, where it is a pod.
-    pub(super) workloads: Vec<(String, String)>,
+    /// The names of those that are pods, with the workload that they belong to.
+    pub(super) pods: Vec<PodName>,
+    /// The node of each member; empty for outsiders.
+    pub(super) nodes: Vec<String>,
     /// Those that stand for the others: two where there are two, on different nodes where there are such.
     pub(super) samples: Vec<Sample>,
     /// What each cluster sees of them; `None` where they are not in it.
@@ -70,7 +72,7 @@ impl Class {
     /// The namespaces of its pods; for others what they are.
     pub(super) fn place(&self) -> BTreeSet<String> {
         match self.kind {
-            ClassKind::Pods => self.workloads.iter().map(|(namespace, _)| namespace.clone()).collect(),
+            ClassKind::Pods => self.pods.iter().map(|(namespace, ..)| namespace.clone()).collect(),
             // Neither can be a namespace's name.
             ClassKind::Nodes => BTreeSet::from(["~nodes".to_owned()]),
             ClassKind::Outside => BTreeSet::from([format!("~{}", self.name)]),
@@ -80,7 +82,7 @@ impl Class {
     /// Whether a pod of the namespace is in it.
     #[must_use]
     pub fn is_in(&self, namespace: &str) -> bool {
-        self.workloads.iter().any(|(of, _)| of == namespace)
+        self.pods.iter().any(|(of, ..)| of == namespace)
     }
 }
 
@@ -135,6 +137,27 @@ impl Classes {
         &self.ports
     }
 
+    /// Whether some pods have addresses of both families; between such pods IPv4 is asked about.
+    #[must_use]
+    pub fn dual_stack(&self) -> bool {
+        let sights = self.classes.iter().flat_map(|class| &class.sights).flatten();
+        sights.into_iter().any(|sight| sight.v4.is_some() && sight.v6.is_some())
+    }
+
+    /// How many pairs there are of one of the first class and another of the second; a node and a pod of its own are
+    /// none where the node sends.
+    pub(super) fn pairs(&self, from: usize, to: usize) -> usize {
+        let (Some(sender), Some(receiver)) = (self.classes.get(from), self.classes.get(to)) else { return 0 };
+        let all = sender.count() * receiver.count();
+        match (sender.kind, receiver.kind) {
+            _ if from == to => all - sender.count(),
+            (ClassKind::Nodes, ClassKind::Pods) => {
+                all - receiver.nodes.iter().filter(|node| sender.nodes.contains(node)).count()
+            }
+            _ => all,
+        }
+    }
+
     /// How many pods have no address yet, and are in no class.
     #[must_use]
     pub fn left_out(&self) -> usize {
@@ -148,7 +171,13 @@ impl Classes {
     }
 
     /// Whether one of these policies has a say about the class in the world of that number.
-    pub(crate) fn has_say(&self, class: &Class, world: usize, policies: &[BTreeSet<usize>], direction: Direction) -> bool {
+    pub(crate) fn has_say(
+        &self,
+        class: &Class,
+        world: usize,
+        policies: &[BTreeSet<usize>],
+        direction: Direction,
+    ) -> bool {
         let judged = class.sights.get(world).and_then(Option::as_ref).and_then(|sight| sight.judged.as_ref());
         let Some((judged, policies)) = judged.zip(policies.get(world)) else { return false };
         let applying = if direction == Direction::Ingress { &judged.ingress } else { &judged.egress };
@@ -203,7 +232,10 @@ fn sharing(snapshot: &Snapshot, pods: &BTreeSet<(String, String)>) -> BTreeSet<(
             _ => {}
         }
     }
-    at.into_values().filter(|there| there.len() > 1 && there.iter().any(|pod| pods.contains(pod))).flatten().collect()
+    at.into_values()
+        .filter(|there| there.len() > 1 && there.iter().any(|pod| pods.contains(pod)))
+        .flatten()
+        .collect()
 }
 
 /// The classes of pods, and how many pods have no address.
@@ -241,7 +273,7 @@ fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<Class>, usi
     for (sights, pods) in by_sight {
         classes.push(class_of_pods(sights, pods, &labels));
     }
-    classes.sort_by(|a, b| a.workloads.cmp(&b.workloads));
+    classes.sort_by(|a, b| a.pods.cmp(&b.pods));
     (classes, left_out)
 }
 
@@ -250,18 +282,20 @@ fn class_of_pods(
     pods: Vec<((String, String), String)>,
     labels: &HashMap<(String, String), BTreeMap<String, String>>,
 ) -> Class {
-    let peer = |(namespace, name): &(String, String)| Peer::Pod { namespace: namespace.clone(), name: name.clone() };
+    let peer =
+        |(namespace, name): &(String, String)| Peer::Pod { namespace: namespace.clone(), name: name.clone() };
     let sample = |(pod, node): &((String, String), String)| Sample { peer: peer(pod), node: node.clone() };
     let first = pods.first();
     let other = pods.iter().skip(1).find(|(_, node)| first.is_some_and(|(_, known)| known != node));
     let samples = first.into_iter().chain(other.or(pods.get(1))).map(sample).collect();
-    let workload = |(pod, _): &((String, String), String)| {
-        (pod.0.clone(), names::workload(&pod.1, labels.get(pod)))
+    let name = |(pod, _): &((String, String), String)| {
+        (pod.0.clone(), names::workload(&pod.1, labels.get(pod)), pod.1.clone())
     };
     Class {
         name: names::such_as(&pods.iter().map(|(pod, _)| labels.get(pod)).collect::<Vec<_>>()),
         kind: ClassKind::Pods,
-        workloads: pods.iter().map(workload).collect(),
+        pods: pods.iter().map(name).collect(),
+        nodes: pods.iter().map(|(_, node)| node.clone()).collect(),
         members: pods.iter().map(|(pod, _)| peer(pod)).collect(),
         samples,
         sights,
@@ -288,7 +322,8 @@ fn of_nodes(oracles: &[Oracle<'_>], sights: &[Sight<'_>]) -> Vec<Class> {
         Class {
             name: String::new(),
             kind: ClassKind::Nodes,
-            workloads: Vec::new(),
+            pods: Vec::new(),
+            nodes: names.iter().map(|name| (*name).to_owned()).collect(),
             members: names.iter().map(peer).collect(),
             samples: names.iter().take(2).map(sample).collect(),
             sights,
@@ -307,7 +342,8 @@ fn of_outsiders(oracles: &[Oracle<'_>], vocabulary: &Vocabulary, sights: &[Sight
     let class = |(sights, (address, nets)): (_, (IpAddr, Vec<IpNet>))| Class {
         name: names::of_nets(&nets),
         kind: ClassKind::Outside,
-        workloads: Vec::new(),
+        pods: Vec::new(),
+        nodes: Vec::new(),
         members: vec![Peer::Address(address)],
         samples: vec![Sample { peer: Peer::Address(address), node: String::new() }],
         sights,

@@ -141,7 +141,13 @@ impl<'a> Judge<'a> {
     }
 
     /// The oracle's words about one packet between two classes, at the end of `subject`.
-    pub(crate) fn trace(&self, subject: usize, peer: usize, port: usize, direction: Direction) -> Option<Trace> {
+    pub(crate) fn trace(
+        &self,
+        subject: usize,
+        peer: usize,
+        port: usize,
+        direction: Direction,
+    ) -> Option<Trace> {
         let (from, to) = if direction == Direction::Egress { (subject, peer) } else { (peer, subject) };
         self.oracle.one_end(&self.question(from, to, port)?, direction).ok()?
     }
@@ -153,7 +159,14 @@ impl<'a> Judge<'a> {
         let (from, to) = pair(source, destination, from == to, source.kind == ClassKind::Nodes)?;
         let sample = self.classes.ports().sample(port);
         let (source_port, destination_port) = (sample.source_port, sample.destination_port);
-        Some(Question { from, to, protocol: sample.protocol, source_port, destination_port, icmp: sample.icmp })
+        Some(Question {
+            from,
+            to,
+            protocol: sample.protocol,
+            source_port,
+            destination_port,
+            icmp: sample.icmp,
+        })
     }
 
     fn ask(&mut self, question: &Question, direction: Direction) -> Option<Said> {
@@ -194,7 +207,9 @@ impl<'a> Judge<'a> {
         let mut pairs: Vec<Option<(Peer, Peer)>> = Vec::new();
         for (index, class) in self.classes.all().iter().enumerate() {
             let key = match self.sight(index) {
-                Some(sight) if class.kind != ClassKind::Nodes => Group::Alike(Restricted::new(sight, &uses.atoms)),
+                Some(sight) if class.kind != ClassKind::Nodes => {
+                    Group::Alike(Restricted::new(sight, &uses.atoms))
+                }
                 Some(_) => Group::Node(index),
                 None => Group::Absent,
             };

@@ -41,7 +41,13 @@ pub enum Content {
 
 impl Matrix {
     /// Asks about every class of `rows` towards every class of `columns`.
-    pub fn of(classes: &Classes, judge: &mut Judge<'_>, ports: &[usize], rows: &[usize], columns: &[usize]) -> Self {
+    pub fn of(
+        classes: &Classes,
+        judge: &mut Judge<'_>,
+        ports: &[usize],
+        rows: &[usize],
+        columns: &[usize],
+    ) -> Self {
         let mut content = |row: &usize, column: &usize| {
             let cells = ports.iter().map(|port| Some((*port, judge.verdict(*row, *column, *port)?)));
             match cells.collect::<Option<Vec<(usize, Cell)>>>() {
@@ -133,7 +139,8 @@ fn passing(cells: &[(usize, Cell)]) -> Vec<usize> {
 fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize>>, Vec<Vec<Content>>) {
     let mut groups: Vec<(Vec<usize>, Vec<Content>)> = Vec::new();
     for (index, row) in rows.into_iter().enumerate() {
-        let of_kind = |members: &[usize]| members.first().is_some_and(|first| kinds.get(*first) == kinds.get(index));
+        let of_kind =
+            |members: &[usize]| members.first().is_some_and(|first| kinds.get(*first) == kinds.get(index));
         let alike = |known: &[Content]| {
             let mut asked = false;
             let same = known.iter().zip(&row).all(|pair| match pair {
@@ -162,7 +169,8 @@ fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize
 }
 
 fn transposed(rows: &[Vec<Content>], width: usize) -> Vec<Vec<Content>> {
-    let column = |index: usize| rows.iter().map(|row| row.get(index).cloned().unwrap_or(Content::Nothing)).collect();
+    let column =
+        |index: usize| rows.iter().map(|row| row.get(index).cloned().unwrap_or(Content::Nothing)).collect();
     (0..width).map(column).collect()
 }
 
@@ -197,15 +205,16 @@ pub fn group_name(classes: &Classes, members: &[usize]) -> String {
 
 /// By workload; where the workload tells them from others only together with a label, by their classes' names.
 fn of_pods(every: &[&Class], chosen: &[&Class], count: usize) -> String {
-    let workloads = |class: &Class| class.workloads.clone();
     let mut sizes = BTreeMap::new();
-    for (namespace, _) in every.iter().flat_map(|class| &class.workloads) {
+    for (namespace, ..) in every.iter().flat_map(|class| &class.pods) {
         *sizes.entry(namespace.clone()).or_insert(0) += 1;
     }
     let of_pods = || chosen.iter().filter(|class| class.kind == ClassKind::Pods);
-    let inside: Vec<(String, String)> = of_pods().flat_map(|class| workloads(class)).collect();
+    let inside: Vec<names::PodName> = of_pods().flat_map(|class| class.pods.clone()).collect();
+    let workload = |(namespace, workload, _): &names::PodName| (namespace.clone(), workload.clone());
+    let workloads: BTreeSet<(String, String)> = inside.iter().map(workload).collect();
     let split = every.iter().filter(|class| !chosen.iter().any(|of| of.name == class.name));
-    let ambiguous = split.flat_map(|class| &class.workloads).any(|workload| inside.contains(workload));
+    let ambiguous = split.flat_map(|class| &class.pods).any(|pod| workloads.contains(&workload(pod)));
     let classes: Vec<&str> = of_pods().map(|class| class.name.as_str()).collect();
     match (classes.as_slice(), ambiguous) {
         ([only], _) => (*only).to_owned(),

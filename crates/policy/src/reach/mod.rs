@@ -19,5 +19,5 @@ pub use change::{Change, Difference, Why, changed, summary};
 pub use classes::{Class, ClassKind, Classes};
 pub use judge::{Cell, Judge, Said};
 pub use matrix::{Content, Group, Matrix, group_name};
-pub(crate) use sight::is_policy;
 pub use ports::{CLIENT_PORT, Ports, Sample};
+pub(crate) use sight::is_policy;

@@ -64,7 +64,7 @@ pub(super) fn of_nets(nets: &[IpNet]) -> String {
 pub(super) fn give(classes: &mut [Class]) {
     let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
     for class in classes.iter() {
-        for (namespace, _) in &class.workloads {
+        for (namespace, ..) in &class.pods {
             *sizes.entry(namespace.clone()).or_default() += 1;
         }
     }
@@ -101,12 +101,16 @@ pub(super) fn give(classes: &mut [Class]) {
 fn telling(index: usize, others: &[usize], labels: &[BTreeSet<String>]) -> String {
     let Some(own) = labels.get(index) else { return String::new() };
     let rarely = |label: &&String| {
-        let with = others.iter().filter(|other| labels.get(**other).is_some_and(|labels| labels.contains(*label)));
+        let with =
+            others.iter().filter(|other| labels.get(**other).is_some_and(|labels| labels.contains(*label)));
         with.count()
     };
     // Hashes and names that Kubernetes makes up tell nothing to a reader.
-    let made_up = |label: &&String| ["pod-template-hash=", "controller-revision-hash="].iter().any(|hash| label.starts_with(hash));
-    let mut candidates: Vec<&String> = own.iter().filter(|label| !made_up(label) && rarely(label) < others.len()).collect();
+    let made_up = |label: &&String| {
+        ["pod-template-hash=", "controller-revision-hash="].iter().any(|hash| label.starts_with(hash))
+    };
+    let mut candidates: Vec<&String> =
+        own.iter().filter(|label| !made_up(label) && rarely(label) < others.len()).collect();
     candidates.sort_by_key(rarely);
     match candidates.first() {
         Some(label) if rarely(label) == 1 => format!("[{label}]"),
@@ -130,23 +134,29 @@ fn bare(class: &Class, sizes: &BTreeMap<String, usize>) -> String {
         (ClassKind::Outside, _) => class.name.clone(),
         (_, [only]) => only.to_string(),
         (ClassKind::Nodes, _) => "nodes".to_owned(),
-        (ClassKind::Pods, _) => of_workloads(&class.workloads, sizes),
+        (ClassKind::Pods, _) => of_workloads(&class.pods, sizes),
     }
 }
 
-/// `web/*` for all pods of a namespace, `web/{a-*, b-*}`, `web/*, shop/*`.
-pub(super) fn of_workloads(workloads: &[(String, String)], sizes: &BTreeMap<String, usize>) -> String {
-    let mut namespaces: BTreeMap<&str, (usize, BTreeSet<&str>)> = BTreeMap::new();
-    for (namespace, workload) in workloads {
-        let entry = namespaces.entry(namespace).or_default();
-        entry.0 += 1;
-        entry.1.insert(workload);
+/// A pod, by its namespace, the workload that it belongs to, and its own name.
+pub(super) type PodName = (String, String, String);
+
+/// `web/*` for all pods of a namespace, `web/{a-*, b-0}`, `web/*, shop/*`.
+pub(super) fn of_workloads(pods: &[PodName], sizes: &BTreeMap<String, usize>) -> String {
+    let mut namespaces: BTreeMap<&str, BTreeMap<&str, Vec<&str>>> = BTreeMap::new();
+    for (namespace, workload, name) in pods {
+        namespaces.entry(namespace).or_default().entry(workload).or_default().push(name);
     }
-    let one = |(namespace, (count, workloads)): (&&str, &(usize, BTreeSet<&str>))| {
-        if sizes.get(*namespace) == Some(count) && workloads.len() > 1 {
+    let one = |(namespace, workloads): (&&str, &BTreeMap<&str, Vec<&str>>)| {
+        let count: usize = workloads.values().map(Vec::len).sum();
+        if sizes.get(*namespace) == Some(&count) && workloads.len() > 1 {
             return format!("{namespace}/*");
         }
-        let shown: Vec<&str> = workloads.iter().take(SPELLED_OUT).copied().collect();
+        let name = |(workload, pods): (&&str, &Vec<&str>)| match pods.as_slice() {
+            [only] => (*only).to_owned(),
+            _ => (*workload).to_owned(),
+        };
+        let shown: Vec<String> = workloads.iter().take(SPELLED_OUT).map(name).collect();
         match (shown.as_slice(), workloads.len() - shown.len()) {
             ([only], 0) => format!("{namespace}/{only}"),
             (_, 0) => format!("{namespace}/{{{}}}", shown.join(", ")),

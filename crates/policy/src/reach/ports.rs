@@ -190,8 +190,11 @@ impl Ports {
         for protocol in PORTED {
             for source in self.cut(protocol, true) {
                 for destination in self.cut(protocol, false) {
-                    let source_port =
-                        if source.contains(CLIENT_PORT) { CLIENT_PORT } else { source.first.max(1).min(source.last) };
+                    let source_port = if source.contains(CLIENT_PORT) {
+                        CLIENT_PORT
+                    } else {
+                        source.first.max(1).min(source.last)
+                    };
                     let destination_port = destination.first.max(1).min(destination.last);
                     let sample = Sample { protocol, source_port, destination_port, icmp: None };
                     samples.push((sample, Part::Ports { protocol, destination, source }));
@@ -289,8 +292,11 @@ impl Ports {
     }
 
     fn list(&self, classes: &[usize]) -> String {
-        let mut parts: Vec<Part> =
-            classes.iter().filter_map(|class| self.classes.get(*class)).flat_map(|class| class.parts.clone()).collect();
+        let mut parts: Vec<Part> = classes
+            .iter()
+            .filter_map(|class| self.classes.get(*class))
+            .flat_map(|class| class.parts.clone())
+            .collect();
         parts.sort();
         let mut words: Vec<String> = PORTED.iter().flat_map(|protocol| ported(*protocol, &parts)).collect();
         for protocol in ICMPS {
@@ -361,7 +367,9 @@ fn joined(mut ranges: Vec<PortRange>) -> Vec<PortRange> {
     let mut all: Vec<PortRange> = Vec::new();
     for range in ranges {
         match all.last_mut() {
-            Some(last) if u32::from(last.last) + 1 >= u32::from(range.first) => last.last = last.last.max(range.last),
+            Some(last) if u32::from(last.last) + 1 >= u32::from(range.first) => {
+                last.last = last.last.max(range.last)
+            }
             _ => all.push(range),
         }
     }

@@ -268,7 +268,8 @@ impl Mentioned {
             kept.map(|(name, value)| (name.clone(), value.clone())).collect()
         };
         let ports = subject.ports().filter(|(name, ..)| self.ports.contains(*name));
-        let mut ports: Vec<_> = ports.map(|(name, protocol, port)| (name.to_owned(), protocol.0, port)).collect();
+        let mut ports: Vec<_> =
+            ports.map(|(name, protocol, port)| (name.to_owned(), protocol.0, port)).collect();
         ports.sort();
         (
             subject.namespace().to_owned(),
@@ -298,9 +299,9 @@ impl Asked {
             })
         };
         let resource = |stored: &'_ crate::oracle::Stored| stored.resource.as_ref().ok().cloned();
-        let policies = oracle
-            .policies()
-            .map(|policy| of(&policy.name.namespace, resource(policy.stored).filter(|_| !policy.staged).as_ref()));
+        let policies = oracle.policies().map(|policy| {
+            of(&policy.name.namespace, resource(policy.stored).filter(|_| !policy.staged).as_ref())
+        });
         let policies = policies.collect();
         let mut profiles = BTreeMap::new();
         let stored = oracle.pods().flat_map(|pod| pod.profiles().iter().cloned()).collect::<BTreeSet<_>>();
