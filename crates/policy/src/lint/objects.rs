@@ -159,12 +159,12 @@ fn nets(resource: &Resource) -> Vec<(String, IpNet)> {
             calico(&policy.spec.ingress, "ingress");
             calico(&policy.spec.egress, "egress");
         }
-        Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy) => {
-            // Before DNAT packets do bear it.
-            if !policy.spec.pre_dnat {
-                calico(&policy.spec.ingress, "ingress");
-                calico(&policy.spec.egress, "egress");
-            }
+        // Before DNAT packets do bear it.
+        Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)
+            if !policy.spec.pre_dnat =>
+        {
+            calico(&policy.spec.ingress, "ingress");
+            calico(&policy.spec.egress, "egress");
         }
         Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy) => {
             let sides = [(&policy.spec.ingress, "ingress", "from"), (&policy.spec.egress, "egress", "to")];

@@ -1,12 +1,12 @@
 //! What a change changes: which classes of pairs and ports meet another verdict.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use tortie_api::Key;
 use tortie_api::net::Direction;
 
 use super::classes::{ClassKind, Classes};
-use super::judge::{Cell, Judge, Said};
+use super::judge::{Cell, Flow, Judge, Said};
 use super::sight::is_policy;
 use crate::oracle::{DecidedBy, Oracle, PolicyName, Snapshot, Verdict};
 
@@ -96,49 +96,39 @@ impl<'a> Change<'a> {
         let (before, after) = (self.classes.reduced(self.before), self.classes.reduced(self.after));
         let mut was = Judge::new(&self.classes, &before, 0);
         let mut is = Judge::new(&self.classes, &after, 1);
+        let mut shapes = Shapes::default();
+        let mut known: HashMap<(Flow, Flow), Vec<(Plain, usize)>> = HashMap::new();
         let mut found: BTreeMap<Plain, Pairs> = BTreeMap::new();
         for (from, to) in self.concerned() {
-            for (other, port, one) in self.changes_of_pair(&mut was, &mut is, from, to) {
-                let (ports, before) = found.entry(other).or_default().entry((from, to)).or_default();
-                ports.push(port);
-                if !before.contains(&one) {
-                    before.push(one);
-                }
+            let (Some(one), Some(other)) = (was.flow(from, to), is.flow(from, to)) else { continue };
+            let changes = known.entry((one, other)).or_insert_with(|| {
+                let ports = 0..self.classes.ports().len();
+                shapes.of(ports.map(|port| (port, was.cell(one, port), is.cell(other, port))))
+            });
+            for (after, shape) in changes {
+                found.entry(*after).or_default().push((from, to, *shape));
             }
         }
         let mut all = Vec::new();
-        for (other, pairs) in found {
-            for (ports, from, to) in rectangles(&pairs) {
+        for (after, pairs) in found {
+            let shape_of: HashMap<(usize, usize), usize> =
+                pairs.iter().map(|(from, to, shape)| ((*from, *to), *shape)).collect();
+            for (ports, from, to) in rectangles(&pairs, &shapes) {
                 let both = || from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
-                let before = both().filter_map(|pair| pairs.get(&pair)).flat_map(|(_, before)| before);
-                let before: BTreeSet<&Plain> = before.collect();
+                let inside: BTreeSet<usize> =
+                    both().filter_map(|pair| shape_of.get(&pair)).copied().collect();
+                let before: BTreeSet<&Plain> =
+                    inside.iter().flat_map(|shape| shapes.before(*shape)).collect();
                 let before = before.into_iter().map(|one| why(&was, one)).collect();
                 let count = both().map(|(from, to)| self.classes.pairs(from, to)).sum();
-                let after = why(&is, &other);
+                let (ports, after) = (shapes.ports(ports).to_vec(), why(&is, &after));
                 all.push(Difference { before, after, ports, from, to, pairs: count, parts: 1 });
             }
         }
-        all.sort_by(|a, b| (&a.after, b.pairs, &a.from).cmp(&(&b.after, a.pairs, &b.from)));
+        all.sort_by(|a, b| {
+            (&a.after, b.pairs, &a.from, &a.ports).cmp(&(&b.after, a.pairs, &b.from, &b.ports))
+        });
         all
-    }
-
-    /// What comes after, the class of ports, and what was before, where the two differ.
-    fn changes_of_pair(
-        &self,
-        was: &mut Judge<'_>,
-        is: &mut Judge<'_>,
-        from: usize,
-        to: usize,
-    ) -> Vec<(Plain, usize, Plain)> {
-        let mut changes = Vec::new();
-        for port in 0..self.classes.ports().len() {
-            let Some(one) = was.verdict(from, to, port) else { break };
-            let Some(other) = is.verdict(from, to, port) else { break };
-            if one.verdict != other.verdict {
-                changes.push((plain(&other), port, plain(&one)));
-            }
-        }
-        changes
     }
 
     /// The pairs whose verdict can have changed. Where only policies changed: those at one end of which a policy that
@@ -195,8 +185,52 @@ pub fn changed(before: &Snapshot, after: &Snapshot) -> BTreeSet<Key> {
 /// A cell without what does not matter: where it drops, the end that lets through.
 type Plain = (Verdict, [Option<usize>; 2]);
 
-/// For pairs of classes the ports that change, and what was before.
-type Pairs = BTreeMap<(usize, usize), (Vec<usize>, Vec<Plain>)>;
+/// Sender, receiver, and which of the [`Shapes`] their change has.
+type Pairs = Vec<(usize, usize, usize)>;
+
+/// The ports that change together, and what was before; each once.
+#[derive(Default)]
+struct Shapes {
+    ports: Vec<Vec<usize>>,
+    /// The number of the ports, and what was before.
+    shapes: Vec<(usize, Vec<Plain>)>,
+}
+
+impl Shapes {
+    /// What changes, by what comes after.
+    fn of(&mut self, cells: impl Iterator<Item = (usize, Cell, Cell)>) -> Vec<(Plain, usize)> {
+        let mut changes: BTreeMap<Plain, (Vec<usize>, Vec<Plain>)> = BTreeMap::new();
+        for (port, one, other) in cells.filter(|(_, one, other)| one.verdict != other.verdict) {
+            let (ports, before) = changes.entry(plain(&other)).or_default();
+            ports.push(port);
+            if !before.contains(&plain(&one)) {
+                before.push(plain(&one));
+            }
+        }
+        let mut shape = |(ports, before): (Vec<usize>, Vec<Plain>)| {
+            let known = self.ports.iter().position(|known| *known == ports);
+            let number = known.unwrap_or(self.ports.len());
+            if known.is_none() {
+                self.ports.push(ports);
+            }
+            self.shapes.push((number, before));
+            self.shapes.len() - 1
+        };
+        changes.into_iter().map(|(after, change)| (after, shape(change))).collect()
+    }
+
+    fn ports(&self, number: usize) -> &[usize] {
+        self.ports.get(number).map_or(&[], Vec::as_slice)
+    }
+
+    fn ports_of(&self, shape: usize) -> usize {
+        self.shapes.get(shape).map_or(0, |(ports, _)| *ports)
+    }
+
+    fn before(&self, shape: usize) -> &[Plain] {
+        self.shapes.get(shape).map_or(&[], |(_, before)| before)
+    }
+}
 
 fn plain(cell: &Cell) -> Plain {
     let counts = |said: Option<Said>| said.filter(|said| said.verdict == cell.verdict).map(|said| said.by);
@@ -209,36 +243,30 @@ fn why(judge: &Judge<'_>, (verdict, [egress, ingress]): &Plain) -> Why {
     Why { verdict: *verdict, by: by.collect() }
 }
 
-type Rectangle = (Vec<usize>, Vec<usize>, Vec<usize>);
+/// The number of the ports, who sends, to whom.
+type Rectangle = (usize, Vec<usize>, Vec<usize>);
 
-/// Pairs as rectangles: senders that have the same receivers on the same ports stand together.
-fn rectangles(pairs: &Pairs) -> Vec<Rectangle> {
-    let mut by_sender: BTreeMap<(Vec<usize>, usize), Vec<usize>> = BTreeMap::new();
-    for ((from, to), (ports, _)) in pairs {
-        by_sender.entry((ports.clone(), *from)).or_default().push(*to);
+/// Pairs as rectangles: senders that have the same receivers on the same ports stand together, or receivers that have
+/// the same senders, whichever is less to read.
+fn rectangles(pairs: &Pairs, shapes: &Shapes) -> Vec<Rectangle> {
+    let ports = |shape: &usize| shapes.ports_of(*shape);
+    let by_sender = together(pairs.iter().map(|(from, to, shape)| (ports(shape), *from, *to)));
+    let by_receiver = together(pairs.iter().map(|(from, to, shape)| (ports(shape), *to, *from)));
+    match by_receiver.len() < by_sender.len() {
+        true => by_receiver.into_iter().map(|(ports, to, from)| (ports, from, to)).collect(),
+        false => by_sender,
     }
-    let mut rectangles: BTreeMap<(Vec<usize>, Vec<usize>), Vec<usize>> = BTreeMap::new();
-    for ((ports, from), to) in by_sender {
-        rectangles.entry((ports, to)).or_default().push(from);
+}
+
+/// Those with the same others.
+fn together(pairs: impl Iterator<Item = (usize, usize, usize)>) -> Vec<Rectangle> {
+    let mut others: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
+    for (ports, one, other) in pairs {
+        others.entry((ports, one)).or_default().push(other);
     }
-    let mut all: Vec<Rectangle> =
-        rectangles.into_iter().map(|((ports, to), from)| (ports, from, to)).collect();
-    // Where a class reaches all but itself, senders differ in that one receiver only: turn such rectangles round.
-    if all.len() > 1 {
-        let mut by_receiver: BTreeMap<(Vec<usize>, Vec<usize>), Vec<usize>> = BTreeMap::new();
-        let mut single: BTreeMap<(Vec<usize>, usize), Vec<usize>> = BTreeMap::new();
-        for (ports, from, to) in &all {
-            for to in to {
-                single.entry((ports.clone(), *to)).or_default().extend(from);
-            }
-        }
-        for ((ports, to), mut from) in single {
-            from.sort_unstable();
-            by_receiver.entry((ports, from)).or_default().push(to);
-        }
-        if by_receiver.len() < all.len() {
-            all = by_receiver.into_iter().map(|((ports, from), to)| (ports, from, to)).collect();
-        }
+    let mut alike: BTreeMap<(usize, Vec<usize>), Vec<usize>> = BTreeMap::new();
+    for ((ports, one), others) in others {
+        alike.entry((ports, others)).or_default().push(one);
     }
-    all
+    alike.into_iter().map(|((ports, others), ones)| (ports, ones, others)).collect()
 }

@@ -238,6 +238,9 @@ fn sharing(snapshot: &Snapshot, pods: &BTreeSet<(String, String)>) -> BTreeSet<(
         .collect()
 }
 
+/// A pod's namespace and name, and its node.
+type Found = ((String, String), String);
+
 /// The classes of pods, and how many pods have no address.
 fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<Class>, usize) {
     type Place = (Vec<Option<EndSight>>, String);
@@ -260,7 +263,7 @@ fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<Class>, usi
             }
         }
     }
-    let mut by_sight: HashMap<Vec<Option<EndSight>>, Vec<((String, String), String)>> = HashMap::new();
+    let mut by_sight: HashMap<Vec<Option<EndSight>>, Vec<Found>> = HashMap::new();
     let mut left_out = 0;
     for (pod, (sights, node)) in pods {
         match sights.iter().all(Option::is_none) {
@@ -279,18 +282,16 @@ fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<Class>, usi
 
 fn class_of_pods(
     sights: Vec<Option<EndSight>>,
-    pods: Vec<((String, String), String)>,
+    pods: Vec<Found>,
     labels: &HashMap<(String, String), BTreeMap<String, String>>,
 ) -> Class {
     let peer =
         |(namespace, name): &(String, String)| Peer::Pod { namespace: namespace.clone(), name: name.clone() };
-    let sample = |(pod, node): &((String, String), String)| Sample { peer: peer(pod), node: node.clone() };
+    let sample = |(pod, node): &Found| Sample { peer: peer(pod), node: node.clone() };
     let first = pods.first();
     let other = pods.iter().skip(1).find(|(_, node)| first.is_some_and(|(_, known)| known != node));
     let samples = first.into_iter().chain(other.or(pods.get(1))).map(sample).collect();
-    let name = |(pod, _): &((String, String), String)| {
-        (pod.0.clone(), names::workload(&pod.1, labels.get(pod)), pod.1.clone())
-    };
+    let name = |(pod, _): &Found| (pod.0.clone(), names::workload(&pod.1, labels.get(pod)), pod.1.clone());
     Class {
         name: names::such_as(&pods.iter().map(|(pod, _)| labels.get(pod)).collect::<Vec<_>>()),
         kind: ClassKind::Pods,

@@ -1,6 +1,7 @@
 //! Verdicts between classes, each asked of the oracle once.
 
 use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
 
 use tortie_api::net::Direction;
 
@@ -16,18 +17,32 @@ pub struct Judge<'a> {
     oracle: Oracle<'a>,
     /// By class; ingress, then egress.
     views: Vec<[Option<View>; 2]>,
+    /// Which classes belong together for some questions.
+    groups: HashMap<BTreeSet<u32>, Rc<Vec<usize>>>,
+    /// What ends have been found to say on all ports, each once.
+    rows: Vec<Vec<Option<Said>>>,
+    row_numbers: HashMap<Vec<Option<Said>>, usize>,
     deciders: Vec<DecidedBy>,
     decider_numbers: HashMap<DecidedBy, usize>,
 }
 
 /// What one class's policies say in one direction. Peers and ports that these policies do not tell apart are one group.
 struct View {
-    peers: Vec<usize>,
+    peers: Rc<Vec<usize>>,
     /// For each group of peers who is asked about: own sample and theirs; `None` where there is no such flow.
     pairs: Vec<Option<(Peer, Peer)>>,
     ports: Vec<usize>,
     port_samples: Vec<usize>,
     said: Vec<Option<Option<Said>>>,
+    /// For each group of peers what is said of it on all ports.
+    rows: Vec<Option<usize>>,
+}
+
+/// What both ends say of packets from one class to another, by the numbers of [`Judge::rows`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Flow {
+    egress: Option<usize>,
+    ingress: Option<usize>,
 }
 
 /// What the policies at one end say.
@@ -59,6 +74,9 @@ impl<'a> Judge<'a> {
             world,
             oracle: Oracle::new(reduced),
             views: classes.all().iter().map(|_| [None, None]).collect(),
+            groups: HashMap::new(),
+            rows: Vec::new(),
+            row_numbers: HashMap::new(),
             deciders: Vec::new(),
             decider_numbers: HashMap::new(),
         }
@@ -73,6 +91,13 @@ impl<'a> Judge<'a> {
     /// The verdict; `None` where no such packet leaves a pod or where no policy of pods is concerned: of a pod to itself,
     /// without a common family of addresses, between nodes and outsiders.
     pub fn verdict(&mut self, from: usize, to: usize, port: usize) -> Option<Cell> {
+        let flow = self.flow(from, to)?;
+        Some(self.cell(flow, port))
+    }
+
+    /// What is said of all packets from one class to another, to be looked at with [`Self::cell`]. Equal flows meet equal
+    /// fates.
+    pub(super) fn flow(&mut self, from: usize, to: usize) -> Option<Flow> {
         let (source, destination) = (self.sight(from)?, self.sight(to)?);
         let (sends, receives) = (source.judged.is_some(), destination.judged.is_some());
         if !(sends || receives) || !in_touch(source, destination) {
@@ -82,19 +107,51 @@ impl<'a> Judge<'a> {
         if from == to && single(from) {
             return None;
         }
-        let egress = if sends { self.said(from, to, port, Direction::Egress) } else { None };
-        let ingress = if receives { self.said(to, from, port, Direction::Ingress) } else { None };
+        let egress = if sends { self.row(from, to, Direction::Egress) } else { None };
+        let ingress = if receives { self.row(to, from, Direction::Ingress) } else { None };
+        Some(Flow { egress, ingress })
+    }
+
+    /// The verdict on packets of a class of ports.
+    pub(super) fn cell(&self, flow: Flow, port: usize) -> Cell {
+        let said = |row: Option<usize>| self.rows.get(row?)?.get(port).copied().flatten();
+        let (egress, ingress) = (said(flow.egress), said(flow.ingress));
         let allows = |said: Option<Said>| said.is_none_or(|said| said.verdict == Verdict::Allow);
-        Some(Cell { verdict: Verdict::from(allows(egress) && allows(ingress)), egress, ingress })
+        Cell { verdict: Verdict::from(allows(egress) && allows(ingress)), egress, ingress }
+    }
+
+    /// The number of what `subject` says of `peer` on all ports.
+    fn row(&mut self, subject: usize, peer: usize, direction: Direction) -> Option<usize> {
+        let side = usize::from(direction == Direction::Egress);
+        self.ensure_view(subject, side, direction)?;
+        let view = self.views.get(subject)?.get(side)?.as_ref()?;
+        let group = *view.peers.get(peer)?;
+        if let Some(row) = view.rows.get(group)? {
+            return Some(*row);
+        }
+        let ports = 0..self.classes.ports().len();
+        let said: Vec<Option<Said>> = ports.map(|port| self.said(subject, peer, port, direction)).collect();
+        let next = self.rows.len();
+        let row = *self.row_numbers.entry(said.clone()).or_insert(next);
+        if row == next {
+            self.rows.push(said);
+        }
+        *self.views.get_mut(subject)?.get_mut(side)?.as_mut()?.rows.get_mut(group)? = Some(row);
+        Some(row)
+    }
+
+    fn ensure_view(&mut self, subject: usize, side: usize, direction: Direction) -> Option<()> {
+        if self.views.get(subject)?.get(side)?.is_none() {
+            let view = self.view(subject, direction)?;
+            *self.views.get_mut(subject)?.get_mut(side)? = Some(view);
+        }
+        Some(())
     }
 
     /// What the policies of class `subject` say of packets from or to class `peer`.
     pub fn said(&mut self, subject: usize, peer: usize, port: usize, direction: Direction) -> Option<Said> {
         let side = usize::from(direction == Direction::Egress);
-        if self.views.get(subject)?.get(side)?.is_none() {
-            let view = self.view(subject, direction)?;
-            *self.views.get_mut(subject)?.get_mut(side)? = Some(view);
-        }
+        self.ensure_view(subject, side, direction)?;
         let view = self.views.get(subject)?.get(side)?.as_ref()?;
         let (peers, ports) = (*view.peers.get(peer)?, *view.ports.get(port)?);
         let place = peers * view.port_samples.len() + ports;
@@ -198,35 +255,45 @@ impl<'a> Judge<'a> {
         self.class(class)?.sights.get(self.world)?.as_ref()
     }
 
-    fn view(&self, subject: usize, direction: Direction) -> Option<View> {
+    fn view(&mut self, subject: usize, direction: Direction) -> Option<View> {
         let uses = self.classes.asked.get(self.world)?.of(self.sight(subject)?.judged.as_ref()?, direction);
         let (ports, port_samples) = self.classes.ports().groups(&uses.matchers);
         let own = self.class(subject)?;
+        let peers = self.groups(uses.atoms);
+        let mut pairs: Vec<Option<(Peer, Peer)>> = vec![None; peers.iter().max().map_or(0, |last| last + 1)];
+        for (index, (class, group)) in self.classes.all().iter().zip(peers.iter()).enumerate() {
+            // A pod on its own is no peer of itself; another class of the group stands for it.
+            if let Some(slot) = pairs.get_mut(*group).filter(|slot| slot.is_none())
+                && self.sight(index).is_some()
+            {
+                let probed = direction == Direction::Ingress && class.kind == ClassKind::Nodes;
+                *slot = pair(own, class, index == subject, probed);
+            }
+        }
+        let said = vec![None; pairs.len() * port_samples.len()];
+        let rows = vec![None; pairs.len()];
+        Some(View { peers, pairs, ports, port_samples, said, rows })
+    }
+
+    /// For each class the number of its group among those that these questions tell apart.
+    fn groups(&mut self, atoms: BTreeSet<u32>) -> Rc<Vec<usize>> {
+        if let Some(known) = self.groups.get(&atoms) {
+            return known.clone();
+        }
         let mut numbers: HashMap<Group, usize> = HashMap::new();
-        let mut peers = Vec::with_capacity(self.classes.all().len());
-        let mut pairs: Vec<Option<(Peer, Peer)>> = Vec::new();
-        for (index, class) in self.classes.all().iter().enumerate() {
+        let classes = self.classes.all().iter().enumerate();
+        let groups = classes.map(|(index, class)| {
             let key = match self.sight(index) {
-                Some(sight) if class.kind != ClassKind::Nodes => {
-                    Group::Alike(Restricted::new(sight, &uses.atoms))
-                }
+                Some(sight) if class.kind != ClassKind::Nodes => Group::Alike(Restricted::new(sight, &atoms)),
                 Some(_) => Group::Node(index),
                 None => Group::Absent,
             };
-            let next = pairs.len();
-            let group = *numbers.entry(key).or_insert(next);
-            let probed = direction == Direction::Ingress && class.kind == ClassKind::Nodes;
-            let found = pair(own, class, index == subject, probed).filter(|_| self.sight(index).is_some());
-            match pairs.get_mut(group) {
-                None => pairs.push(found),
-                // A pod on its own is no peer of itself; another class of the group stands for it.
-                Some(slot) if slot.is_none() => *slot = found,
-                Some(_) => {}
-            }
-            peers.push(group);
-        }
-        let said = vec![None; pairs.len() * port_samples.len()];
-        Some(View { peers, pairs, ports, port_samples, said })
+            let next = numbers.len();
+            *numbers.entry(key).or_insert(next)
+        });
+        let groups = Rc::new(groups.collect::<Vec<usize>>());
+        self.groups.insert(atoms, groups.clone());
+        groups
     }
 }
 
