@@ -77,11 +77,15 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
         output::line(&format!("    {} {}", coloured(FAINT, "because:"), finding.witness));
         output::line(&format!("    {} {}", coloured(FAINT, "to do:  "), finding.advice));
     }
-    let of = |level| findings.iter().filter(|finding| finding.level == level).count();
+    let of = |level| findings.iter().filter(|finding| finding.level == level).count() as u64;
     let (errors, warnings, notes) = (of(Level::Error), of(Level::Warning), of(Level::Note));
     match findings {
         [] => output::line("nothing found"),
-        _ => output::line(&format!("{errors} errors, {warnings} warnings, {notes} notes")),
+        _ => {
+            let counts = [(errors, "error"), (warnings, "warning"), (notes, "note")];
+            let counts = counts.map(|(count, what)| output::count(count, what));
+            output::line(&counts.join(", "));
+        }
     }
     if !snapshot.iter().any(|(key, _)| matches!(key.kind, Kind::Pod | Kind::WorkloadEndpoint)) {
         output::line("There are no pods, so only what holds whatever the cluster was looked at.");

@@ -114,8 +114,11 @@ impl Preview {
                 Format::Text => {
                     let verdicts = format!("{} → {}", word(one.verdict), word(other.verdict));
                     output::line(&format!(
-                        "{} → {} {}: {verdicts}, {} flows",
-                        flow.from, flow.to, flow.port, flow.count
+                        "{} → {} {}: {verdicts}, {}",
+                        flow.from,
+                        flow.to,
+                        flow.port,
+                        output::count(flow.count, "flow")
                     ));
                     show_why(&[one], &other, before, after);
                 }
@@ -128,10 +131,11 @@ impl Preview {
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
             Format::Text => {
-                output::line(&format!("{changed} of {count} flows meet another verdict"));
+                output::line(&format!("{changed} of {} meet another verdict", output::count(count, "flow")));
                 if left_out > 0 {
                     output::line(&format!(
-                        "{left_out} flows have an end that is not there both before and after, and are left out"
+                        "left out, as an end is not there both before and after: {}",
+                        output::count(left_out, "flow")
                     ));
                 }
             }
@@ -251,8 +255,8 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 of.count()
             };
             output::line(&format!(
-                "{} changes: {} to allowed, {} to denied",
-                differences.len(),
+                "{}: {} to allowed, {} to denied",
+                output::count(differences.len() as u64, "change"),
                 of(Verdict::Allow),
                 of(Verdict::Deny)
             ));
@@ -267,15 +271,18 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
 
 fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
     output::line(&format!("    {} {}", coloured(FAINT, "now:   "), reason(other, after)));
-    for why in one.iter().take(MOST_REASONS) {
-        output::line(&format!("    {} {}", coloured(FAINT, "before:"), reason(why, before)));
+    let mut reasons: Vec<String> = Vec::new();
+    for reason in one.iter().map(|why| reason(why, before)) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
     }
-    if one.len() > MOST_REASONS {
-        output::line(&format!(
-            "    {} and {} other reasons",
-            coloured(FAINT, "before:"),
-            one.len() - MOST_REASONS
-        ));
+    for reason in reasons.iter().take(MOST_REASONS) {
+        output::line(&format!("    {} {reason}", coloured(FAINT, "before:")));
+    }
+    if reasons.len() > MOST_REASONS {
+        let more = output::count((reasons.len() - MOST_REASONS) as u64, "other reason");
+        output::line(&format!("    {} and {more}", coloured(FAINT, "before:")));
     }
 }
 
@@ -285,6 +292,9 @@ fn reason(why: &Why, snapshot: &Snapshot) -> String {
     let by_policy =
         |by: &DecidedBy| !matches!(by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
     let any = why.by.iter().any(|(_, by)| by_policy(by));
+    if !any && why.verdict == Verdict::Allow && !why.by.is_empty() {
+        return "no policy: the profiles of the namespaces allow".to_owned();
+    }
     let ends: Vec<String> = why
         .by
         .iter()

@@ -45,7 +45,7 @@ p.yml:12: warning[shadowed]: NetworkPolicy shop/p: spec.ingress[2]: it never dec
     assert!(out.starts_with("c.yml:59: note[elsewhere]") && out.contains(expected), "{out}{err}");
     // The policy that was there before comes too late for TCP now.
     assert!(out.contains("c.yml:67: warning[shadowed]: NetworkPolicy shop/front: spec.ingress[0]"), "{out}");
-    assert!(out.ends_with("\n0 errors, 3 warnings, 1 notes\n"), "{out}");
+    assert!(out.ends_with("\n0 errors, 3 warnings, 1 note\n"), "{out}");
     assert_eq!(code, 1);
 }
 
@@ -56,7 +56,7 @@ fn a_cluster_without_faults_is_clean() {
 c.yml:59: note[elsewhere]: KubernetesNetworkPolicy shop/back: spec.ingress[0].ports[0].port: a named port does not work on Calico for Windows
     because: there the rule is left out: what it allows is denied
     to do:   nothing here: it works on Linux and Windows nodes alike
-0 errors, 0 warnings, 1 notes
+0 errors, 0 warnings, 1 note
 ";
     // Notes are no faults.
     assert_eq!((code, out.as_str()), (0, expected));

@@ -32,7 +32,7 @@ jobs/nightly-x9s2b → shop/back-0: tcp/8443,9090
   denied → allowed, 1 pair
     now:    in: KubernetesNetworkPolicy shop/back, rule 2 (change.yml:9)
     before: in: the end of tier default: no rule matches
-1 changes: 1 to allowed, 0 to denied
+1 change: 1 to allowed, 0 to denied
 ";
     assert_eq!(
         preview(&[("change.yml", CHANGE)], &["-f", "change.yml"]),
@@ -144,7 +144,7 @@ jobs/nightly-x9s2b → shop/back-0 tcp/9090: denied → allowed, 8 flows
     now:    in: KubernetesNetworkPolicy shop/back, rule 2 (change.yml:9)
     before: in: the end of tier default: no rule matches
 8 of 11 flows meet another verdict
-2 flows have an end that is not there both before and after, and are left out
+left out, as an end is not there both before and after: 2 flows
 ";
     let files = [("change.yml", CHANGE), ("flows.jsonl", flows)];
     assert_eq!(preview(&files, &arguments), (1, expected.to_owned(), String::new()));
@@ -157,7 +157,7 @@ jobs/nightly-x9s2b → shop/back-0 tcp/9090: denied → allowed, 8 flows
     );
     let quiet = flows.lines().nth(3).unwrap();
     let (code, out, _) = preview(&[("change.yml", CHANGE), ("flows.jsonl", quiet)], &arguments);
-    assert_eq!((code, out.as_str()), (0, "0 of 1 flows meet another verdict\n"));
+    assert_eq!((code, out.as_str()), (0, "0 of 1 flow meet another verdict\n"));
     for (line, said) in [
         ("{\"from\": 3}", "flows.jsonl:7: "),
         ("{\"from\": \"a/b/c/d\", \"to\": \"shop/back-0\", \"port\": \"tcp/1\"}", "flows.jsonl:7"),

@@ -169,3 +169,49 @@ pub(super) fn of_workloads(pods: &[PodName], sizes: &BTreeMap<String, usize>) ->
         more => format!("{} and {more} more namespaces", shown.join(", ")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workloads() {
+        let hash = |hash: &str| BTreeMap::from([("pod-template-hash".to_owned(), hash.to_owned())]);
+        for (pod, labels, expected) in [
+            ("front-5d8f6c7b9-x2x4k", None, "front-*"),
+            ("front-5d8f6c7b9-x2x4k", Some(hash("5d8f6c7b9")), "front-*"),
+            ("front-5d8f6c7b9-x2x4k", Some(hash("other")), "front-5d8f6c7b9-*"),
+            ("node-agent-x9s2b", None, "node-agent-*"),
+            ("db-0", None, "db-*"),
+            ("db-main-12", None, "db-main-*"),
+            ("front", None, "front"),
+            ("front-aeiou", None, "front-aeiou"),
+            ("linux-client", None, "linux-client"),
+        ] {
+            assert_eq!(workload(pod, labels.as_ref()), expected, "{pod}");
+        }
+    }
+
+    #[test]
+    fn several_workloads_and_namespaces() {
+        let pod = |namespace: &str, workload: &str, name: &str| {
+            (namespace.to_owned(), workload.to_owned(), name.to_owned())
+        };
+        let sizes = BTreeMap::from([("a".to_owned(), 3), ("b".to_owned(), 9)]);
+        let (one, two) = (pod("a", "x-*", "x-1"), pod("a", "x-*", "x-2"));
+        let three = pod("a", "y-*", "y-1");
+        for (pods, expected) in [
+            (vec![one.clone()], "a/x-1"),
+            (vec![one.clone(), two.clone()], "a/x-*"),
+            (vec![one.clone(), three.clone()], "a/{x-1, y-1}"),
+            (vec![one.clone(), two, three], "a/*"),
+            (vec![one, pod("b", "z", "z")], "a/x-1, b/z"),
+            (
+                (0..5).map(|n| pod("b", &format!("w{n}"), &format!("w{n}"))).collect(),
+                "b/{w0, w1, w2 and 2 more}",
+            ),
+        ] {
+            assert_eq!(of_workloads(&pods, &sizes), expected);
+        }
+    }
+}

@@ -383,3 +383,79 @@ fn listed(ranges: &[PortRange]) -> String {
     };
     ranges.iter().map(one).collect::<Vec<_>>().join(",")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(protocol: Protocol, first: u16, last: u16) -> Matcher {
+        Matcher::Port { source: false, protocol: Some(protocol), range: PortRange { first, last } }
+    }
+
+    fn sample(text: &str) -> Sample {
+        let (protocol, port) = text.split_once('/').unwrap();
+        let (port, source) = port.split_once(" from ").unwrap_or((port, "40000"));
+        let protocol = Protocol::from_name(protocol).unwrap_or_else(|| Protocol(protocol.parse().unwrap()));
+        let ported = protocol.has_ports();
+        Sample {
+            protocol,
+            source_port: if ported { source.parse().unwrap() } else { 0 },
+            destination_port: if ported { port.parse().unwrap() } else { 0 },
+            icmp: ICMPS.contains(&protocol).then(|| (port.parse().unwrap(), 0)),
+        }
+    }
+
+    /// Which packets belong together, and how all of the rest is called.
+    #[test]
+    fn classes_and_their_names() {
+        let source = Matcher::Port {
+            source: true,
+            protocol: Some(Protocol::TCP),
+            range: PortRange { first: 1000, last: 1999 },
+        };
+        for (matchers, chosen, name, rest) in [
+            (vec![], &["tcp/80"][..], "all", "none"),
+            (vec![port(Protocol::TCP, 80, 80)], &["tcp/80"], "tcp/80", "all but tcp/80"),
+            (vec![port(Protocol::TCP, 80, 80)], &["tcp/81"], "all but tcp/80", "tcp/80"),
+            (
+                vec![port(Protocol::TCP, 80, 90), port(Protocol::TCP, 85, 95)],
+                &["tcp/80", "tcp/85"],
+                "tcp/80-90",
+                "all but tcp/80-90",
+            ),
+            (vec![port(Protocol::TCP, 0, 65535)], &["tcp/1"], "tcp", "all but tcp"),
+            (
+                vec![port(Protocol::UDP, 53, 53), port(Protocol::TCP, 53, 53)],
+                &["tcp/53", "udp/53"],
+                "tcp/53 udp/53",
+                "all but tcp/53 udp/53",
+            ),
+            (vec![Matcher::Protocol(Protocol(47))], &["47/0"], "47", "all but 47"),
+            (
+                vec![Matcher::Icmp(Some(8), None), Matcher::Protocol(Protocol::ICMP)],
+                &["icmp/8"],
+                "icmp/8",
+                "all but icmp/8",
+            ),
+            (
+                vec![Matcher::Icmp(Some(8), None), Matcher::Protocol(Protocol::ICMP)],
+                &["icmp/8", "icmp/9"],
+                "icmp",
+                "all but icmp",
+            ),
+            (vec![source], &["tcp/1 from 1500"], "tcp from 1000-1999", "all but tcp from 1000-1999"),
+        ] {
+            let ports = Ports::new(matchers.clone());
+            let all: Vec<usize> = (0..ports.len()).collect();
+            let mut classes: Vec<usize> = chosen.iter().map(|text| ports.class_of(&sample(text))).collect();
+            classes.sort_unstable();
+            classes.dedup();
+            let others: Vec<usize> = all.iter().filter(|class| !classes.contains(class)).copied().collect();
+            assert_eq!(ports.named(&classes, &all), name, "{matchers:?}");
+            assert_eq!(ports.named(&others, &all), rest, "{matchers:?}");
+            for class in &all {
+                assert_eq!(ports.class_of(&ports.sample(*class)), *class, "{matchers:?}");
+            }
+        }
+    }
+}
