@@ -14,9 +14,10 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::json;
+use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::lint::{Code, lint};
-use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot};
+use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 use tortie_policy::reach::{Change, ClassKind, Classes, Judge, Sample};
 
 use random_clusters::{Objects, Sent, clusters, manifest, packets};
@@ -57,6 +58,87 @@ fn every_packet_gets_the_verdict_of_its_classes() {
     assert!(seen.for_others > 50 * cases, "{seen:?}");
     assert!(seen.clusters_with_less > cases / 3, "{seen:?}");
     assert!(seen.largest >= 4, "{seen:?}");
+}
+
+/// For a moment two pods may have one address, and rules mean both: those who stand for a class keep such company, also
+/// where the company does not stand for its own class.
+#[test]
+fn who_shares_an_address_comes_along() {
+    let mut snapshot = Snapshot::new();
+    let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
+    add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));
+    let pods = [
+        ("back", "back", 9),
+        ("a1", "front", 1),
+        ("a2", "front", 2),
+        ("a3", "front", 3),
+        ("a4", "front", 4),
+        ("z1", "old", 3),
+        ("z2", "old", 4),
+        ("z3", "old", 1),
+        ("z4", "old", 2),
+    ];
+    for (name, app, address) in pods {
+        let value = json!({
+            "metadata": {"name": name, "namespace": "red", "labels": {"app": app}},
+            "spec": {"nodeName": "n1", "containers": []}, "status": {"podIP": format!("10.0.0.{address}")},
+        });
+        add(Key::namespaced(Kind::Pod, "red", name), value);
+    }
+    let spec = json!({"selector": "app == 'back'", "ingress": [{"action": "Allow", "source": {"selector": "app == 'old'"}}]});
+    let policy = json!({"metadata": {"name": "p", "namespace": "red"}, "spec": spec});
+    add(Key::namespaced(Kind::NetworkPolicy, "red", "p"), policy);
+    let classes = Classes::of(&[&snapshot]);
+    let reduced = classes.reduced(&snapshot);
+    let class = |name: &str| {
+        classes.class_of(&Peer::Pod { namespace: "red".to_owned(), name: name.to_owned() }).unwrap()
+    };
+    assert!(class("a1") == class("a4") && classes.all()[class("a1")].count() >= 4);
+    let cell = Judge::new(&classes, &reduced, 0).verdict(class("a1"), class("back"), 0).unwrap();
+    assert_eq!(cell.verdict, Verdict::Allow);
+}
+
+/// A node reaches pods of an overlay from its tunnel's address, and others from its own (semantics 2).
+#[test]
+fn overlays_and_tunnels_tell_classes_apart() {
+    let mut snapshot = Snapshot::new();
+    let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
+    add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));
+    for (name, address) in [("inside", "10.0.0.1"), ("outside", "10.9.0.1")] {
+        let value = json!({
+            "metadata": {"name": name, "namespace": "red", "labels": {"app": "x"}},
+            "spec": {"nodeName": "n1", "containers": []}, "status": {"podIP": address},
+        });
+        add(Key::namespaced(Kind::Pod, "red", name), value);
+    }
+    for (name, own, tunnel) in [("n2", "203.0.113.9", "172.16.0.2"), ("n3", "203.0.113.10", "172.17.0.2")] {
+        let annotations = json!({
+            "projectcalico.org/IPv4Address": format!("{own}/24"),
+            "projectcalico.org/IPv4VXLANTunnelAddr": tunnel,
+        });
+        add(Key::global(Kind::Node, name), json!({"metadata": {"name": name, "annotations": annotations}}));
+    }
+    let spec = json!({"cidr": "10.0.0.0/29", "vxlanMode": "Always", "ipipMode": "Never"});
+    add(Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": spec}));
+    let spec = json!({"ingress": [{"action": "Allow", "source": {"nets": ["172.16.0.0/16"]}}]});
+    add(
+        Key::namespaced(Kind::NetworkPolicy, "red", "p"),
+        json!({"metadata": {"name": "p", "namespace": "red"}, "spec": spec}),
+    );
+    let classes = Classes::of(&[&snapshot]);
+    let reduced = classes.reduced(&snapshot);
+    let mut judge = Judge::new(&classes, &reduced, 0);
+    let pod = |name: &str| Peer::Pod { namespace: "red".to_owned(), name: name.to_owned() };
+    for (from, to, verdict) in [
+        ("n2", "inside", Verdict::Allow),
+        ("n2", "outside", Verdict::Deny),
+        ("n3", "inside", Verdict::Deny),
+        ("n3", "outside", Verdict::Deny),
+    ] {
+        let (from, to) = (Peer::Node(from.to_owned()), pod(to));
+        let cell = judge.verdict(classes.class_of(&from).unwrap(), classes.class_of(&to).unwrap(), 0);
+        assert_eq!(cell.unwrap().verdict, verdict, "{from} → {to}");
+    }
 }
 
 #[derive(Default, Debug)]
@@ -273,6 +355,20 @@ fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
         value["metadata"]["name"] = json!(key.name);
         value["spec"]["pod"] = json!(name);
         value["spec"]["node"] = json!(if number % 2 == 0 { "n1" } else { "n2" });
+        // Every other one next door: nothing but its namespace tells it from its twin.
+        if number % 2 == 1 {
+            let other = if key.namespace == "red" { "blue" } else { "red" };
+            let account = value["spec"]["serviceAccountName"].as_str().unwrap_or_default();
+            value["spec"]["profiles"] = json!(WorkloadEndpoint::profiles_for(other, account));
+            value["metadata"]["namespace"] = json!(other);
+            key.namespace = other.to_owned();
+        }
+        // And some run as somebody else.
+        if number % 3 == 2 {
+            let account = if value["spec"]["serviceAccountName"] == "runner" { "default" } else { "runner" };
+            value["spec"]["profiles"] = json!(WorkloadEndpoint::profiles_for(&key.namespace, account));
+            value["spec"]["serviceAccountName"] = json!(account);
+        }
         let net = ["10.0.0.6", "10.0.0.2", "10.0.0.3", "10.9.0.1", "10.9.0.2"][*where_];
         value["spec"]["ipNetworks"] = json!([format!("{net}/32")]);
         objects.push((key, value));
