@@ -118,7 +118,7 @@ fn overlays_and_tunnels_tell_classes_apart() {
         });
         add(Key::global(Kind::Node, name), json!({"metadata": {"name": name, "annotations": annotations}}));
     }
-    let spec = json!({"cidr": "10.0.0.0/29", "vxlanMode": "Always", "ipipMode": "Never"});
+    let spec = json!({"cidr": "10.0.0.0/24", "vxlanMode": "Always", "ipipMode": "Never"});
     add(Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": spec}));
     let spec = json!({"ingress": [{"action": "Allow", "source": {"nets": ["172.16.0.0/16"]}}]});
     add(
@@ -384,7 +384,7 @@ fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
     node("n1", "10.0.0.8", "10.0.1.0");
     node("n2", "203.0.113.9", "10.0.0.9");
     node("n3", "203.0.113.10", "10.0.0.10");
-    let spec = json!({"cidr": "10.0.0.0/29", "vxlanMode": "Always", "ipipMode": "Never"});
+    let spec = json!({"cidr": "10.0.0.0/24", "vxlanMode": "Always", "ipipMode": "Never"});
     let pool = json!({"metadata": {"name": "pool"}, "spec": spec});
     objects.push((Key::global(Kind::IpPool, "pool"), pool));
     objects
