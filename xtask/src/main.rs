@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
+cargo xtask soak            what takes too long for every change: a million verdicts of random clusters
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask bench [NAME]    measurements beside named peers: cni, demo; all without NAME
 cargo xtask vectors FILE… [--on program|oracle]
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     let result = match words.as_slice() {
         ["setup"] => setup::everything(),
         ["test", rest @ ..] => test(rest),
+        ["soak"] => soak(),
         ["ci"] => ci(),
         ["bench", rest @ ..] => bench::run(rest),
         ["vectors", rest @ ..] => vectors::run(rest),
@@ -50,6 +52,16 @@ fn test(arguments: &[&str]) -> Result<()> {
     let mut all = vec!["test", "--workspace"];
     all.extend(arguments);
     cargo(&all)
+}
+
+/// The random tests with many more cases.
+fn soak() -> Result<()> {
+    let test =
+        ["test", "--release", "--package", "tortie-calc", "--test", "differential", "--", "--nocapture"];
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    step("oracle and programs, a million verdicts", || {
+        run(Command::new(cargo).args(test).env("PROPTEST_CASES", "10000"))
+    })
 }
 
 fn ci() -> Result<()> {

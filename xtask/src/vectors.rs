@@ -185,6 +185,7 @@ impl Judge {
             source_port: flow.source_port,
             destination_port: flow.destination_port,
             icmp: flow.icmp,
+            via: None,
         };
         let answer = oracle::evaluate(&self.snapshot, &question)?;
         let allows = |trace: Option<oracle::Trace>| trace.is_none_or(|trace| trace.verdict == Verdict::Allow);

@@ -4,6 +4,7 @@
 //! makes the typed view of one; [`manifest::read`] reads files of them and says what is wrong with file and line.
 
 pub mod calico;
+mod defaults;
 mod fields;
 mod key;
 pub mod kubernetes;

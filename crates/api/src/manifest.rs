@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
-use crate::{FieldError, Key, Kind, Resource, strict};
+use crate::{FieldError, Key, Kind, Resource, defaults, strict};
 
 /// An object of a manifest, valid.
 #[derive(Debug, Clone, PartialEq)]
@@ -152,6 +152,7 @@ impl Read {
 
 fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
     let origin = Origin { file: file.to_owned(), line: document.lines.first };
+    drop_nulls(&mut document.value);
     let key = key(&mut document.value)
         .map_err(|error| vec![problem(file, &document, &describe(&document.value), error)])?;
     let mut errors = strict::check(&key, &document.value);
@@ -168,6 +169,7 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
     };
     match resource {
         Some(resource) if errors.is_empty() => {
+            defaults::fill(&key, &mut document.value, &resource);
             Ok(Object { key, value: document.value, resource, origin, lines: document.lines })
         }
         _ => {
@@ -180,6 +182,22 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
 fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> Problem {
     let origin = Origin { file: file.to_owned(), line: document.lines.of(&error.path) };
     Problem { origin, object: object.to_owned(), field: error.path, problem: error.problem }
+}
+
+/// Takes out fields without a value, which are as good as absent. Not in maps of labels, where `app:` is a mistake.
+fn drop_nulls(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|_, value| !value.is_null());
+            let maps = ["labels", "annotations", "matchLabels", "labelsToApply", "nodeSelector"];
+            fields
+                .iter_mut()
+                .filter(|(name, _)| !maps.contains(&name.as_str()))
+                .for_each(|(_, value)| drop_nulls(value));
+        }
+        Value::Array(items) => items.iter_mut().for_each(drop_nulls),
+        _ => {}
+    }
 }
 
 /// The object's key; a missing namespace becomes `default`, in the value too.

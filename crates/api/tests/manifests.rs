@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use proptest::prelude::*;
+use serde_json::json;
 use tortie_api::manifest::{Object, read};
 use tortie_api::{Kind, Resource};
 
@@ -250,6 +251,37 @@ fn every_problem_of_a_file_is_said_at_once() {
     let found = problems(&text);
     assert_eq!(found.len(), 2, "{found:#?}");
     assert!(found[1].starts_with("m.yml:13: "), "{found:#?}");
+}
+
+#[test]
+fn what_is_not_said_is_written_down() {
+    let calico = |kind: &str, name: &str, spec: &str| {
+        format!("apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
+    };
+    let kubernetes = |spec: &str| {
+        format!(
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: p}}\nspec: {spec}\n"
+        )
+    };
+    for (text, field, expected) in [
+        (calico("Tier", "t", "{}"), "/spec/order", json!(1_000_000.0)),
+        (calico("Tier", "t", "{order: 5}"), "/spec/order", json!(5)),
+        (calico("Tier", "t", "null"), "/spec/defaultAction", json!("Deny")),
+        (calico("Tier", "kube-baseline", "{defaultAction: Pass}"), "/spec/order", json!(10_000_000.0)),
+        (calico("NetworkPolicy", "p", "{}"), "/spec/types", json!(["Ingress"])),
+        (calico("NetworkPolicy", "p", "{egress: [{action: Deny}]}"), "/spec/types", json!(["Egress"])),
+        (calico("GlobalNetworkPolicy", "p", "{types: [Egress]}"), "/spec/types", json!(["Egress"])),
+        (kubernetes("{podSelector: null, ingress: null}"), "/spec/policyTypes", json!(["Ingress"])),
+        (kubernetes("{podSelector: {}}"), "/spec/policyTypes", json!(["Ingress"])),
+        (
+            kubernetes("{podSelector: {}, policyTypes: [], egress: [{}]}"),
+            "/spec/policyTypes",
+            json!(["Ingress", "Egress"]),
+        ),
+    ] {
+        let objects = read("m.yml", &text).unwrap();
+        assert_eq!(objects[0].value.pointer(field), Some(&expected), "{text}");
+    }
 }
 
 #[test]

@@ -485,5 +485,6 @@ fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
         source_port: packet.source_port,
         destination_port: packet.destination_port,
         icmp: packet.icmp,
+        via: None,
     }
 }

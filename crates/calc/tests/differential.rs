@@ -59,6 +59,7 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
             source_port: packet.source_port,
             destination_port: packet.destination_port,
             icmp: packet.icmp,
+            via: None,
         };
         let answer = oracle.evaluate(&question).map_err(|error| error.to_string())?;
         let flow = Flow {
@@ -139,6 +140,9 @@ impl Coverage {
             DecidedBy::NotUnderstood { policy } => decided(format!("{} not understood", policy.kind)),
             DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
             DecidedBy::NoProfile => decided("no profile".into()),
+            DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => {
+                unreachable!("only host endpoints have these")
+            }
         }
         for tier in &trace.tiers {
             decided(format!("tier: {:?}", tier.outcome));

@@ -18,6 +18,8 @@ pub(crate) fn by(snapshot: &Snapshot, direction: Direction, decided: &DecidedBy)
         }
         DecidedBy::EndOfTier { tier } => format!("the end of tier {tier}: no rule matches"),
         DecidedBy::NoProfile => "no policy and no profile".to_owned(),
+        // Of host endpoints and nodes.
+        DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => "no policy".to_owned(),
     }
 }
 

@@ -11,7 +11,8 @@ use tortie_api::kubernetes::EndpointSlice;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{
-    Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, TierOutcome, TierTrace, Trace, Verdict,
+    Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
+    Verdict,
 };
 
 use crate::output;
@@ -52,12 +53,14 @@ impl Explain {
         let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::FAILURE) };
         let from = snapshot::peer(&snapshot, &self.from)?;
         let asked = port(&self.port)?;
+        let asked_port = asked.1;
         let questions = match (&self.to, &self.service) {
             (Some(to), _) => vec![question(from, snapshot::peer(&snapshot, to)?, asked, self.source_port)],
             (None, Some(service)) => {
-                let backends = backends(&snapshot, service, asked)?;
-                let question = |(address, asked)| {
-                    question(from.clone(), Peer::Address(address), asked, self.source_port)
+                let (via, backends) = backends(&snapshot, service, asked)?;
+                let question = |(address, asked)| Question {
+                    via: via.map(|via| (via, asked_port)),
+                    ..question(from.clone(), Peer::Address(address), asked, self.source_port)
                 };
                 backends.into_iter().map(question).collect()
             }
@@ -120,16 +123,20 @@ pub(crate) fn question(from: Peer, to: Peer, (protocol, number): Asked, source_p
         protocol,
         source_port: if ported { source_port } else { 0 },
         destination_port: if ported { number } else { 0 },
+        via: None,
         icmp: is_icmp(protocol).then(|| (u8::try_from(number).unwrap_or(u8::MAX), 0)),
     }
 }
 
 /// The backends that the Service's port leads to, each with its own port.
+type Backends = Vec<(IpAddr, Asked)>;
+
+/// The Service's own address, if it has one, and its backends.
 fn backends(
     snapshot: &Snapshot,
     service: &str,
     (protocol, number): Asked,
-) -> anyhow::Result<Vec<(IpAddr, Asked)>> {
+) -> anyhow::Result<(Option<IpAddr>, Backends)> {
     let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
     let key = Key::namespaced(Kind::Service, namespace, name);
     let Some(Ok(Resource::Service(found))) = snapshot.get(&key).map(|stored| &stored.resource) else {
@@ -150,7 +157,7 @@ fn backends(
     if backends.is_empty() {
         bail!("{key} has no backends for port {number}");
     }
-    Ok(backends)
+    Ok((found.spec.cluster_ips.iter().find_map(|address| address.parse().ok()), backends))
 }
 
 fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(IpAddr, Asked)> {
@@ -186,7 +193,7 @@ fn show(question: &Question, answer: &Answer) {
     for note in &answer.notes {
         output::line(&format!("  {note}"));
     }
-    for trace in [&answer.egress, &answer.ingress].into_iter().flatten() {
+    for trace in answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress) {
         show_trace(trace);
     }
 }
@@ -211,8 +218,19 @@ fn show_trace(trace: &Trace) {
         DecidedBy::NotUnderstood { policy } => format!("by {policy}, which cannot be understood"),
         DecidedBy::EndOfTier { tier } => format!("at the end of tier {tier}: no rule matches"),
         DecidedBy::NoProfile => "as no policy decides and no profile allows".to_owned(),
+        DecidedBy::Nobody if trace.reply => "as no rule allows it".to_owned(),
+        DecidedBy::Nobody => "as no rule decides".to_owned(),
+        DecidedBy::EndpointToHost { action } => format!("as defaultEndpointToHostAction is {action}"),
     };
-    output::line(&format!("\n{direction} {}: {} {by}", trace.endpoint, verdict(trace.verdict)));
+    let table = match trace.table {
+        Table::Normal => "",
+        Table::Untracked => ", untracked",
+        Table::PreDnat => ", before DNAT",
+        Table::Forward => ", forwarded",
+    };
+    let reply = if trace.reply { ", the reply" } else { "" };
+    let verdict = verdict(trace.verdict);
+    output::line(&format!("\n{direction} {}{table}{reply}: {verdict} {by}", trace.endpoint));
     for tier in &trace.tiers {
         show_tier(tier);
     }

@@ -154,6 +154,11 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
     if clients.len() < classes.ports().len() {
         notes.push(format!("Some rules ask for source ports: packets come from port {CLIENT_PORT} here."));
     }
+    if classes.with_hosts() {
+        notes.push(
+            "Host endpoints have a say of their own, which is not shown here: ask tortie explain.".to_owned(),
+        );
+    }
     if classes.dual_stack() {
         notes.push("Pods with addresses of both families are asked about by IPv4.".to_owned());
     }

@@ -7,7 +7,8 @@ mod wiring;
 use std::collections::BTreeMap;
 
 pub use state::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, Route, RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalNode, MacAddress, NodeState, Route,
+    RouteTarget, Vtep,
 };
 pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 
@@ -66,9 +67,11 @@ pub struct Condition {
 
 /// The reasons that inform only. Policy is in force, if narrower than it was asked for; or there is something of
 /// somebody else's, or about a single destination, that the operator should see to.
-const INFORMATION: [&str; 11] = [
+const INFORMATION: [&str; 13] = [
     "AddressNotServed",
     "ForeignAcl",
+    "ForeignVxlanLink",
+    HOST_ENDPOINT_NOT_ENFORCED,
     "MoreThanOneBlock",
     "NotUnderstood",
     "OverlayRemade",
@@ -79,6 +82,19 @@ const INFORMATION: [&str; 11] = [
     "TooManyRules",
     "VxlanPortNotSupported",
 ];
+
+/// The reason of [`not_enforced`].
+const HOST_ENDPOINT_NOT_ENFORCED: &str = "HostEndpointNotEnforced";
+
+/// What an operating system says of host endpoints where it cannot put them into force yet (semantics 27).
+pub fn not_enforced(state: &NodeState) -> impl Iterator<Item = Condition> {
+    state.host_endpoints.keys().map(|name| Condition {
+        reason: HOST_ENDPOINT_NOT_ENFORCED,
+        message: format!(
+            "HostEndpoint {name} is not enforced on this node: what passes its interface is not policed, pods are"
+        ),
+    })
+}
 
 /// Whether a condition with this reason says that something is not in force. A reason that is not known does.
 #[must_use]

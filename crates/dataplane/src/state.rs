@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
-use tortie_policy::program::{EndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind};
+use tortie_policy::program::{
+    EndpointProgram, HostEndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind,
+};
 
 /// A 48-bit MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -92,6 +94,18 @@ pub struct Endpoint {
     pub program: EndpointProgram,
 }
 
+/// Interfaces of this node that are under policy themselves (semantics 16).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostEndpoint {
+    /// The interface's name; `*` is every interface that is not a pod's and has no host endpoint of its own. Absent where
+    /// the interface is the one that has one of the addresses.
+    pub interface: Option<String>,
+    /// Addresses that the interface is expected to have.
+    pub addresses: Vec<IpAddr>,
+    /// What is asked about packets there.
+    pub program: HostEndpointProgram,
+}
+
 /// A node's end of the VXLAN overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vtep {
@@ -168,6 +182,8 @@ pub struct NodeState {
     pub policies: BTreeMap<PolicyId, Arc<PolicyRules>>,
     /// The pods of this node.
     pub endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
+    /// The host endpoints of this node, by name.
+    pub host_endpoints: BTreeMap<String, Arc<HostEndpoint>>,
     /// The other nodes' ends of the overlay, by node name.
     pub vteps: BTreeMap<String, Vtep>,
     /// The destinations of the overlay.
@@ -201,6 +217,10 @@ pub enum Delta {
     Endpoint(EndpointId, Arc<Endpoint>),
     /// A pod that is gone.
     EndpointRemoved(EndpointId),
+    /// A host endpoint that is new or has changed.
+    HostEndpoint(String, Arc<HostEndpoint>),
+    /// A host endpoint that is gone, by name.
+    HostEndpointRemoved(String),
     /// Another node's end of the overlay, new or changed.
     Vtep(Vtep),
     /// A node that has no end of the overlay any more, by name.
@@ -230,6 +250,8 @@ impl NodeState {
             Delta::PolicyRemoved(id) => drop(self.policies.remove(&id)),
             Delta::Endpoint(id, endpoint) => drop(self.endpoints.insert(id, endpoint)),
             Delta::EndpointRemoved(id) => drop(self.endpoints.remove(&id)),
+            Delta::HostEndpoint(name, endpoint) => drop(self.host_endpoints.insert(name, endpoint)),
+            Delta::HostEndpointRemoved(name) => drop(self.host_endpoints.remove(&name)),
             Delta::Vtep(vtep) => drop(self.vteps.insert(vtep.node.clone(), vtep)),
             Delta::VtepRemoved(node) => drop(self.vteps.remove(&node)),
             Delta::Route(Route { destination, target }) => drop(self.routes.insert(destination, target)),

@@ -79,6 +79,7 @@ fn explain(cluster: &Snapshot) {
         source_port: 40_000,
         destination_port: 8080,
         icmp: None,
+        via: None,
     };
     let answer = oracle.evaluate(&question).unwrap();
     println!("{:9.1?} explain, {loaded:.1?} of it for who is there: {:?}", begin.elapsed(), answer.verdict);

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tortie_api::is_reserved_label;
 use tortie_selector::{Labels, NAMESPACE_LABEL};
 
 use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule};
@@ -29,7 +28,8 @@ const METADATA_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 pub type OwnLabels = BTreeMap<String, String>;
 
 /// What selectors see on a pod or a network set (`calico.md` 1.5). Its own labels win over a profile's, but neither can
-/// claim another namespace or service account: labels that only the cluster gives are not looked for there.
+/// claim another namespace or service account: labels that only the cluster gives ([`tortie_api::is_reserved_label`]) are
+/// not looked for there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SubjectLabels {
     /// Whether it is a pod.
@@ -72,7 +72,6 @@ impl Labels for SubjectLabels {
             NAMESPACE_LABEL => Some(&*self.namespace).filter(|namespace| !namespace.is_empty()),
             SERVICE_ACCOUNT_LABEL => Some(&*self.service_account).filter(|account| !account.is_empty()),
             ORCHESTRATOR_LABEL => self.is_pod.then_some("k8s"),
-            _ if is_reserved_label(name) => None,
             _ => {
                 let given = self.profiles.iter().find_map(|profile| profile.get(name));
                 self.own.get(name).or(given).map(String::as_str)

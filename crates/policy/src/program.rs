@@ -257,6 +257,29 @@ impl EndpointProgram {
     }
 }
 
+/// What is asked at a host endpoint: a table for each place on a packet's way (semantics 16).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HostEndpointProgram {
+    /// Before connections are tracked: what the host sends, receives and, on the way in, forwards. No profiles; where no
+    /// rule decides, the packet goes on.
+    pub untracked: EndpointProgram,
+    /// On the way in, before Services' addresses are translated. As `untracked`.
+    pub pre_dnat: EndpointProgram,
+    /// What the host forwards. No profiles; where no rule decides, the packet goes on.
+    pub forward: EndpointProgram,
+    /// What the host itself sends and receives; asked like a pod's.
+    pub normal: EndpointProgram,
+}
+
+impl HostEndpointProgram {
+    /// Every policy and profile that the program names.
+    pub fn policy_ids(&self) -> impl Iterator<Item = &PolicyId> {
+        [&self.untracked, &self.pre_dnat, &self.forward, &self.normal]
+            .into_iter()
+            .flat_map(EndpointProgram::policy_ids)
+    }
+}
+
 /// One packet that begins a flow, as seen at the hook that judges it (semantics 5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Flow {
@@ -285,16 +308,29 @@ pub trait Lookup {
 /// Whether the program lets the packet pass: the meaning that every rendering is tested against.
 #[must_use]
 pub fn evaluate(program: &EndpointProgram, direction: Direction, flow: &Flow, lookup: &impl Lookup) -> bool {
+    let profiles = || first_match(&program.profiles, direction, flow, lookup) == Some(Action::Allow);
+    evaluate_tiers(program, direction, flow, lookup).unwrap_or_else(profiles)
+}
+
+/// Whether the program's tiers let the packet pass; `None` where none of them decides. For the tables of host endpoints,
+/// which end with their tiers.
+#[must_use]
+pub fn evaluate_tiers(
+    program: &EndpointProgram,
+    direction: Direction,
+    flow: &Flow,
+    lookup: &impl Lookup,
+) -> Option<bool> {
     for tier in program.tiers(direction) {
         match first_match(&tier.policies, direction, flow, lookup) {
-            Some(Action::Allow) => return true,
-            Some(Action::Deny | Action::Log) => return false,
+            Some(Action::Allow) => return Some(true),
+            Some(Action::Deny | Action::Log) => return Some(false),
             Some(Action::Pass) => {}
-            None if tier.end == EndOfTier::Deny => return false,
+            None if tier.end == EndOfTier::Deny => return Some(false),
             None => {}
         }
     }
-    first_match(&program.profiles, direction, flow, lookup) == Some(Action::Allow)
+    None
 }
 
 /// The action of the first rule that decides; a policy that is not known denies.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget,
+    not_enforced,
 };
 use tortie_hcn::Hcn;
 use tortie_policy::program::{PolicyId, SetId};
@@ -108,6 +109,7 @@ impl WindowsDataplane {
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
                 self.touch_users_of_policies(&BTreeSet::from([id]))
             }
+            Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             Delta::Endpoint(id, _) => drop(self.endpoints_due.insert(id.clone())),
             Delta::EndpointRemoved(id) => {
                 // The HNS endpoint goes with the CNI DEL.
@@ -134,6 +136,7 @@ impl WindowsDataplane {
 
     fn reconcile(&mut self) -> Report {
         let (mut report, now) = (Report::default(), (self.clock)());
+        report.node.extend(not_enforced(&self.state));
         self.routes_due |= self.routes_wait.due(now).next().is_some();
         self.endpoints_due.extend(self.endpoints_wait.due(now));
         let mut away = None;

@@ -481,16 +481,26 @@ fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
     of(select(&NAMESPACES[..])).prop_flat_map(|namespace| {
         let whole = namespace.is_none();
         let staged = prop::bool::weighted(0.05);
-        let order = of(prop_oneof![8 => select(vec![json!(1), json!(2.5), json!(1000)]), 1 => Just(json!("soon"))]);
+        let order =
+            of(prop_oneof![8 => select(vec![json!(1), json!(2.5), json!(1000)]), 1 => Just(json!("soon"))]);
         let tier = prop_oneof![2 => Just(None), 3 => select(&TIERS[..]).prop_map(Some)];
         (
             (tier, order, staged),
-            (of(selector()), prop::option::weighted(0.2, selector()), prop::option::weighted(0.2, selector())),
+            (
+                of(selector()),
+                prop::option::weighted(0.2, selector()),
+                prop::option::weighted(0.2, selector()),
+            ),
             of(subsequence(vec!["Ingress", "Egress"], 1..=2)),
             rules("ingress", whole, 3),
             rules("egress", whole, 3),
+            select(vec!["", "", "", "", "", "", "applyOnForward", "doNotTrack", "preDNAT"]),
         )
-            .prop_map(move |((tier, order, staged), (selector, namespaces, accounts), types, ingress, egress)| {
+            .prop_map(move |((tier, order, staged), selectors, types, ingress, egress, hook)| {
+                let (selector, namespaces, accounts) = selectors;
+                let hook = if whole { hook } else { "" };
+                // Before DNAT there is no egress.
+                let (types, egress) = if hook == "preDNAT" { (None, vec![]) } else { (types, egress) };
                 let spec = maybe(vec![
                     ("tier", tier.map(Value::from)),
                     ("order", order),
@@ -500,6 +510,9 @@ fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
                     ("types", types.map(Value::from)),
                     ("ingress", Some(json!(ingress))),
                     ("egress", Some(json!(egress))),
+                    ("applyOnForward", (!hook.is_empty()).then_some(json!(true))),
+                    ("doNotTrack", (hook == "doNotTrack").then_some(json!(true))),
+                    ("preDNAT", (hook == "preDNAT").then_some(json!(true))),
                 ]);
                 let kind = match (whole, staged) {
                     (true, false) => Kind::GlobalNetworkPolicy,
@@ -507,8 +520,12 @@ fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
                     (false, false) => Kind::NetworkPolicy,
                     (false, true) => Kind::StagedNetworkPolicy,
                 };
-                let key = Key { kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
-                (key, json!({"metadata": maybe(vec![("namespace", namespace.map(Value::from))]), "spec": spec}))
+                let key =
+                    Key { kind, namespace: namespace.unwrap_or_default().to_owned(), name: String::new() };
+                (
+                    key,
+                    json!({"metadata": maybe(vec![("namespace", namespace.map(Value::from))]), "spec": spec}),
+                )
             })
     })
 }

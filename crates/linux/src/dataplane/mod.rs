@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget};
+use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget, not_enforced};
 
 pub(crate) use self::network::link_parameters;
 
@@ -188,6 +188,7 @@ impl Dataplane {
     fn report(&self, policy: Result<()>, network: Result<()>) -> Report {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
         self.network.report(&mut report);
+        report.node.extend(not_enforced(&self.state));
         if let Err(error) = policy {
             let reason = "PolicyNotInForce";
             report.retry = true;

@@ -72,7 +72,10 @@ impl Dirty {
             }
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => drop(self.policies.insert(id.clone())),
             Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) => drop(self.endpoints.insert(id.clone())),
-            Delta::Route(_) | Delta::RouteRemoved(_) => {}
+            Delta::HostEndpoint(..)
+            | Delta::HostEndpointRemoved(_)
+            | Delta::Route(_)
+            | Delta::RouteRemoved(_) => {}
         }
     }
 

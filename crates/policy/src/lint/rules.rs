@@ -41,6 +41,9 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
         let Some(number) = numbers.get(&key.to_string()) else { continue };
         let about_hosts =
             stored.value["spec"]["doNotTrack"] == true || stored.value["spec"]["preDNAT"] == true;
+        // Whom else a policy of the whole cluster is about cannot be said by pods.
+        let about_hosts = about_hosts
+            || (key.namespace.is_empty() && oracle.hosts().next().is_some() && !applying.contains(number));
         if !about_hosts && !applying.contains(number) {
             about_nobody(key, stored, resource, found);
         } else if !about_hosts && !is_staged(key.kind) {
@@ -367,6 +370,8 @@ fn shown(snapshot: &Snapshot, direction: Direction, by: &DecidedBy) -> String {
             format!("{policy}, which cannot be understood{}", place(policy, "").unwrap_or_default())
         }
         DecidedBy::EndOfTier { tier } => format!("the end of tier {tier}"),
-        DecidedBy::NoProfile => "the end of all policy".to_owned(),
+        DecidedBy::NoProfile | DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => {
+            "the end of all policy".to_owned()
+        }
     }
 }

@@ -35,7 +35,8 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     if pods.is_empty() {
         return;
     }
-    let sets: Vec<Subject<'_>> = oracle.network_sets().map(|(set, _)| set).collect();
+    let hosts = oracle.hosts().map(|(host, _)| host);
+    let sets: Vec<Subject<'_>> = oracle.network_sets().map(|(set, _)| set).chain(hosts).collect();
     let known = Known::of(snapshot, &pods, &sets);
     for (key, stored, resource) in policies(snapshot) {
         for (field, choice) in choices(resource) {
@@ -51,7 +52,8 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
             }
             if !pods.iter().chain(&sets).any(|subject| choice.means(*subject)) {
                 let problem = format!("{} matches nothing in this cluster", choice.shown());
-                let witness = format!("none of {} pods and {} network sets", pods.len(), sets.len());
+                let witness =
+                    format!("none of {} pods and {} network sets and host endpoints", pods.len(), sets.len());
                 let advice =
                     "check the spelling of its values, or take the rule out if nothing like that will come";
                 found.add(

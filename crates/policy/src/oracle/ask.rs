@@ -10,6 +10,8 @@ use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_selector::Selector;
 
+use super::judge::Asked;
+use super::peers::Hop;
 use super::world::{Identity, Workload};
 use super::{Oracle, PolicyName, Question, QuestionError, Stored, Trace, calico, kubernetes, peers};
 use crate::oracle::packet::Packet;
@@ -36,6 +38,11 @@ impl Oracle<'_> {
 
     pub(crate) fn network_sets(&self) -> impl Iterator<Item = (Subject<'_>, &[IpNet])> {
         self.world.network_sets.iter().map(|set| (Subject(&set.identity), set.nets.as_slice()))
+    }
+
+    /// The host endpoints, with the addresses that rules know them by.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = (Subject<'_>, &[IpAddr])> {
+        self.world.hosts.iter().map(|host| (Subject(&host.identity), host.addresses.as_slice()))
     }
 
     /// Name, own address and tunnel address of each node.
@@ -73,7 +80,10 @@ impl Oracle<'_> {
     /// Which of [`Self::policies`] speak about packets of this direction at this pod, by index.
     pub(crate) fn applying(&self, pod: &SeenPod<'_>, direction: Direction) -> Vec<usize> {
         let policies = self.tiers.iter().flat_map(|tier| &tier.policies).enumerate();
-        policies.filter(|(_, policy)| policy.applies(pod.0, direction)).map(|(index, _)| index).collect()
+        policies
+            .filter(|(_, policy)| policy.applies(&Asked::pod(pod.0), direction))
+            .map(|(index, _)| index)
+            .collect()
     }
 
     /// What the profile says: its stored rules, those of a namespace that exists, or nothing.
@@ -95,11 +105,11 @@ impl Oracle<'_> {
     ) -> Result<Option<Trace>, QuestionError> {
         let way = peers::resolve(&self.world, question)?;
         let packet = Packet::new(&self.world, way.source, way.destination, question);
-        let pod = match direction {
-            Direction::Egress => way.judged_egress,
-            Direction::Ingress => way.judged_ingress,
-        };
-        Ok(pod.map(|pod| self.judge(pod, direction, &packet)))
+        let pod = way.hops.iter().find_map(|hop| match hop {
+            Hop::Pod(pod, of) if *of == direction => Some(*pod),
+            _ => None,
+        });
+        Ok(pod.map(|pod| self.judge(&Asked::pod(pod), direction, &packet)))
     }
 }
 
@@ -135,7 +145,7 @@ impl<'a> SeenPod<'a> {
 
 impl<'a> Subject<'a> {
     pub(crate) fn is_pod(&self) -> bool {
-        self.0.is_pod
+        self.0.is_pod()
     }
 
     pub(crate) fn namespace(&self) -> &'a str {

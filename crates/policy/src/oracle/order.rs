@@ -9,9 +9,10 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
 
+use super::judge::Asked;
 use super::snapshot::{Snapshot, Stored};
-use super::trace::PolicyName;
-use super::world::{Identity, Workload};
+use super::trace::{PolicyName, Table};
+use super::world::Identity;
 use super::{calico, cluster, kubernetes};
 
 /// Where Kubernetes policies stand among Calico's (`calico.md` 4).
@@ -29,9 +30,20 @@ pub(super) struct Policy<'a> {
     pub(super) stored: &'a Stored,
     pub(super) staged: bool,
     pub(super) rules: Rules<'a>,
+    hook: Hook,
     order: Option<f64>,
     types: Vec<PolicyType>,
     subject: Subject<'a>,
+}
+
+/// Where on a packet's way a policy is asked (semantics 16).
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Hook {
+    Normal,
+    /// Also about what a host forwards.
+    AlsoForwarded,
+    Untracked,
+    PreDnat,
 }
 
 pub(super) enum Rules<'a> {
@@ -181,7 +193,22 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
         // The tier without a name stands before all others.
         _ => "",
     };
-    Some((tier.to_owned(), Policy { name, stored, staged, rules, order, types, subject }))
+    Some((tier.to_owned(), Policy { name, stored, staged, hook: hook(stored), rules, order, types, subject }))
+}
+
+fn hook(stored: &Stored) -> Hook {
+    let Ok(Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)) =
+        &stored.resource
+    else {
+        return Hook::Normal;
+    };
+    let spec = &policy.spec;
+    match (spec.do_not_track, spec.pre_dnat) {
+        (true, _) => Hook::Untracked,
+        (_, true) => Hook::PreDnat,
+        _ if spec.apply_on_forward => Hook::AlsoForwarded,
+        _ => Hook::Normal,
+    }
 }
 
 /// In whose words a policy is written.
@@ -266,21 +293,27 @@ fn readable_subject(spec: &Value) -> Option<Subject<'static>> {
 }
 
 impl Policy<'_> {
-    /// Whether the policy speaks about packets of this direction at this pod.
-    pub(super) fn applies(&self, pod: &Workload, direction: Direction) -> bool {
+    /// Whether the policy speaks about packets of this direction at this endpoint, in this table.
+    pub(super) fn applies(&self, asked: &Asked<'_>, direction: Direction) -> bool {
         let speaks = self.types.contains(&match direction {
             Direction::Ingress => PolicyType::Ingress,
             Direction::Egress => PolicyType::Egress,
         });
+        let in_table = match asked.table {
+            Table::Normal => matches!(self.hook, Hook::Normal | Hook::AlsoForwarded),
+            Table::Forward => self.hook == Hook::AlsoForwarded,
+            Table::Untracked => self.hook == Hook::Untracked,
+            Table::PreDnat => self.hook == Hook::PreDnat,
+        };
         let global = self.name.namespace.is_empty();
-        let here = global || self.name.namespace == pod.identity.namespace;
-        speaks && here && self.selects(&pod.identity, global)
+        let here = global || self.name.namespace == asked.identity.namespace;
+        speaks && in_table && here && self.selects(asked.identity, global)
     }
 
     fn selects(&self, pod: &Identity, global: bool) -> bool {
         match &self.subject {
             Subject::All => true,
-            Subject::Cluster(subject) => cluster::is_pod(subject, pod),
+            Subject::Cluster(subject) => pod.is_pod() && cluster::is_pod(subject, pod),
             Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::Calico { namespaces, accounts, selector } => {

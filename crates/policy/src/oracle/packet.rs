@@ -6,9 +6,11 @@ use std::net::IpAddr;
 use tortie_api::net::Protocol;
 
 use super::Question;
+use super::hosts::HostHop;
 use super::world::{Identity, NamedPort, World};
 
 /// A packet as policy sees it.
+#[derive(Clone)]
 pub(super) struct Packet<'a> {
     world: &'a World,
     pub(super) source: Side<'a>,
@@ -18,28 +20,51 @@ pub(super) struct Packet<'a> {
 }
 
 /// One end of a packet.
+#[derive(Clone)]
 pub(super) struct Side<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
-    /// The pods that have the address (one, none, or for a moment two), and the network sets that hold it.
+    /// The pods and host endpoints that have the address (of pods one, none, or for a moment two), and the network sets
+    /// that hold it.
     pub(super) present: Vec<&'a Identity>,
 }
 
 impl<'a> Packet<'a> {
     pub(super) fn new(world: &'a World, source: IpAddr, destination: IpAddr, question: &Question) -> Self {
-        let side = |address: IpAddr, port| {
-            let pods = world.workloads.iter().filter(|pod| pod.addresses.contains(&address));
-            let sets =
-                world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));
-            let present = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity)).collect();
-            Side { address, port, present }
-        };
         Self {
             world,
-            source: side(source, question.source_port),
-            destination: side(destination, question.destination_port),
+            source: Side::new(world, source, question.source_port),
+            destination: Side::new(world, destination, question.destination_port),
             protocol: question.protocol,
             icmp: question.icmp,
+        }
+    }
+
+    /// The packet as it is at a node's interface.
+    pub(super) fn at(&self, hop: &HostHop<'_>) -> Self {
+        let source = hop
+            .source
+            .map_or_else(|| self.source.clone(), |address| Side::new(self.world, address, self.source.port));
+        Self { source, ..self.clone() }
+    }
+
+    /// The packet with another destination.
+    pub(super) fn towards(&self, address: IpAddr, port: u16) -> Self {
+        Self { destination: Side::new(self.world, address, port), ..self.clone() }
+    }
+
+    /// The packet that answers this one.
+    pub(super) fn reply(&self) -> Self {
+        let answer = |(icmp_type, code)| match (self.protocol, icmp_type) {
+            (Protocol::ICMP, 8) => (0, code),
+            (Protocol::ICMPV6, 128) => (129, code),
+            (_, other) => (other, code),
+        };
+        Self {
+            source: self.destination.clone(),
+            destination: self.source.clone(),
+            icmp: self.icmp.map(answer),
+            ..self.clone()
         }
     }
 
@@ -69,10 +94,18 @@ impl<'a> Packet<'a> {
     }
 }
 
-impl Side<'_> {
+impl<'a> Side<'a> {
+    fn new(world: &'a World, address: IpAddr, port: u16) -> Self {
+        let pods = world.workloads.iter().filter(|pod| pod.addresses.contains(&address));
+        let sets = world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));
+        let hosts = world.hosts.iter().filter(|host| host.addresses.contains(&address));
+        let identities = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity));
+        Self { address, port, present: identities.chain(hosts.map(|host| &host.identity)).collect() }
+    }
+
     /// Whether any of the pods here fulfils the condition.
     pub(super) fn any_pod(&self, condition: impl Fn(&Identity) -> bool) -> bool {
-        self.present.iter().any(|present| present.is_pod && condition(present))
+        self.present.iter().any(|present| present.is_pod() && condition(present))
     }
 
     /// Who is here, with its own labels.

@@ -5,8 +5,10 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tortie_api::net::Direction;
 
 use super::Question;
+use super::hosts::HostHop;
 use super::world::{NodeAddresses, Workload, World};
 
 /// One end of a flow.
@@ -67,9 +69,19 @@ pub enum QuestionError {
 pub(super) struct Way<'a> {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    pub(super) judged_egress: Option<&'a Workload>,
-    pub(super) judged_ingress: Option<&'a Workload>,
+    /// Who is asked, in order.
+    pub(super) hops: Vec<Hop<'a>>,
     pub(super) notes: Vec<String>,
+}
+
+/// Somebody on the way whose policies have a say.
+pub(super) enum Hop<'a> {
+    /// A pod, as the sender (egress) or the receiver (ingress).
+    Pod(&'a Workload, Direction),
+    /// An interface of a node that has a host endpoint.
+    Host(HostHop<'a>),
+    /// The node of a pod that sends to it.
+    OwnNode(&'a str),
 }
 
 /// What an end of a flow is.
@@ -95,8 +107,15 @@ pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'
     let pairs = sources.iter().flat_map(|source| destinations.iter().map(move |to| (*source, *to)));
     let (source, destination) =
         pairs.filter(|(source, to)| source.is_ipv4() == to.is_ipv4()).min().ok_or_else(no_common)?;
-    let (judged_egress, judged_ingress) = judged(&from, &to, source, &mut notes);
-    Ok(Way { source, destination, judged_egress, judged_ingress, notes })
+    remark(&from, &to, source, &mut notes);
+    let translated = translated(world, &from, source, destination);
+    if let Some(address) = translated {
+        notes.push(format!(
+            "outside of all pools the packet bears the address of its node, {address} (natOutgoing)"
+        ));
+    }
+    let hops = hops(world, &from, &to, destination, (translated, question.via));
+    Ok(Way { source, destination, hops, notes })
 }
 
 fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End<'a>, QuestionError> {
@@ -153,37 +172,90 @@ fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpA
     }
 }
 
-/// Whose policies have a say, and why not where they have not.
-fn judged<'a>(
+/// Whose policies have a say, in the order of the packet's way (semantics 2–5, 16).
+fn hops<'a>(
+    world: &'a World,
     from: &End<'a>,
     to: &End<'a>,
-    source: IpAddr,
-    notes: &mut Vec<String>,
-) -> (Option<&'a Workload>, Option<&'a Workload>) {
-    match (from, to) {
-        (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {
-            notes.push(format!("{from} reaches itself: the packet never leaves the pod, no policy is asked"));
-            (None, None)
+    destination: IpAddr,
+    (translated, via): (Option<IpAddr>, Option<(IpAddr, u16)>),
+) -> Vec<Hop<'a>> {
+    let (near, far) = (from.node(), to.node());
+    let pod = |end: &End<'a>, direction| match end {
+        End::Pod(pod, _) => Some(Hop::Pod(pod, direction)),
+        _ => None,
+    };
+    if matches!((from, to), (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to)) {
+        return vec![];
+    }
+    if near.is_some() && near == far {
+        // Inside one node no packet passes an interface that could have a host endpoint.
+        return match (from, to) {
+            (End::Pod(sender, _), End::Pod(receiver, _)) => {
+                vec![Hop::Pod(sender, Direction::Egress), Hop::Pod(receiver, Direction::Ingress)]
+            }
+            (End::Pod(sender, _), End::Node(node, _) | End::NodeAt(node, _)) => {
+                vec![Hop::Pod(sender, Direction::Egress), Hop::OwnNode(node)]
+            }
+            _ => vec![],
+        };
+    }
+    // Nodes put what goes to another node's pods, or to its end of the overlay, into the overlay.
+    let overlaid = near.is_some() && far.is_some() && world.is_overlaid(destination);
+    let host = |end: &End<'a>, direction| {
+        let interface = world.interface(end.node()?, overlaid)?;
+        // The first node on the way translates a Service's address; the sender's node has put its own address there when
+        // the packet comes to the receiver's.
+        let first = direction == Direction::Egress || near.is_none();
+        let source = translated.filter(|_| direction == Direction::Ingress);
+        let forwarded = matches!(end, End::Pod(..));
+        Some(Hop::Host(HostHop { interface, direction, forwarded, source, before: via.filter(|_| first) }))
+    };
+    let way = [
+        pod(from, Direction::Egress),
+        host(from, Direction::Egress),
+        host(to, Direction::Ingress),
+        pod(to, Direction::Ingress),
+    ];
+    way.into_iter().flatten().collect()
+}
+
+/// The address of the sender's node, where a pool with natOutgoing has the packet leave with it.
+fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
+    let End::Pod(pod, _) = from else { return None };
+    let leaves = world.leaves_translated(source) && !world.is_pooled(destination);
+    world.nodes.get(&pod.node)?.address.filter(|address| leaves && address.is_ipv4() == source.is_ipv4())
+}
+
+impl<'a> End<'a> {
+    /// The node that it is on, or is.
+    fn node(&self) -> Option<&'a str> {
+        match self {
+            End::Pod(pod, _) => Some(&pod.node).filter(|node| !node.is_empty()).map(String::as_str),
+            End::Node(node, _) | End::NodeAt(node, _) => Some(node),
+            End::Outside(_) => None,
         }
-        (End::Pod(from, _), End::Pod(to, _)) => (Some(from), Some(to)),
+    }
+}
+
+/// What the reader should know of the way.
+fn remark(from: &End<'_>, to: &End<'_>, source: IpAddr, notes: &mut Vec<String>) {
+    let remark = match (from, to) {
+        (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {
+            format!("{from} reaches itself: the packet never leaves the pod, no policy is asked")
+        }
         (End::Node(node, _) | End::NodeAt(node, _), End::Pod(pod, _)) if pod.node == *node => {
-            notes.push(format!("{pod} runs on node {node}: a node always reaches its own pods (probes)"));
-            (None, None)
+            format!("{pod} runs on node {node}: a node always reaches its own pods (probes)")
         }
         (End::Node(node, _) | End::NodeAt(node, _), End::Pod(pod, _)) => {
-            notes.push(format!("{pod} does not run on node {node}, whose packets come from {source}"));
-            (None, Some(pod))
+            format!("{pod} does not run on node {node}, whose packets come from {source}")
         }
         (End::Pod(pod, _), End::Node(node, _) | End::NodeAt(node, _)) => {
             let own = if pod.node == **node { "its own node" } else { "node" };
-            notes.push(format!("{own} {node} is under no policy of pods: only what leaves {pod} is judged"));
-            (Some(pod), None)
+            format!("{own} {node} is under no policy of pods: of pods, only what leaves {pod} is judged")
         }
-        (End::Outside(_), End::Pod(pod, _)) => (None, Some(pod)),
-        (End::Pod(pod, _), End::Outside(_)) => (Some(pod), None),
-        _ => {
-            notes.push("neither end is a pod with a network of its own: no policy is asked".to_owned());
-            (None, None)
-        }
-    }
+        (End::Pod(..), _) | (_, End::Pod(..)) => return,
+        _ => "neither end is a pod with a network of its own: no policy of pods is asked".to_owned(),
+    };
+    notes.push(remark);
 }

@@ -16,6 +16,13 @@ pub enum Verdict {
     Deny,
 }
 
+impl Verdict {
+    /// Passes where both do.
+    pub(super) fn and(self, other: Self) -> Self {
+        if self == Self::Allow { other } else { self }
+    }
+}
+
 impl From<bool> for Verdict {
     fn from(passes: bool) -> Self {
         if passes { Self::Allow } else { Self::Deny }
@@ -38,6 +45,29 @@ pub struct Answer {
     pub egress: Option<Trace>,
     /// What the receiver's policies say of packets into it; absent where the receiver is under none.
     pub ingress: Option<Trace>,
+    /// What is said on the way at nodes' interfaces, by host endpoints; in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<Trace>,
+}
+
+/// Which of an endpoint's policies are asked (semantics 16).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Table {
+    /// All but those of the others: at a pod, or at a host endpoint for packets from and to the host itself.
+    #[default]
+    Normal,
+    /// Those with doNotTrack, before connections are tracked.
+    Untracked,
+    /// Those with preDNAT, before Services' addresses are translated.
+    PreDnat,
+    /// Those with applyOnForward, for packets that the host forwards.
+    Forward,
+}
+
+impl Table {
+    fn is_normal(&self) -> bool {
+        *self == Self::Normal
+    }
 }
 
 /// What the policies of one endpoint say, in one direction.
@@ -48,6 +78,12 @@ pub struct Trace {
     pub endpoint: String,
     /// Into it or out of it.
     pub direction: Direction,
+    /// Which of its policies were asked.
+    #[serde(default, skip_serializing_if = "Table::is_normal")]
+    pub table: Table,
+    /// Whether this is about the reply, of a packet that is not tracked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reply: bool,
     /// What comes of it.
     pub verdict: Verdict,
     /// What decided.
@@ -81,6 +117,13 @@ pub enum DecidedBy {
     },
     /// No tier decided, and no profile allows.
     NoProfile,
+    /// No rule of the table decided: the next one is asked, and after the last the packet passes.
+    Nobody,
+    /// What FelixConfiguration says of packets from pods to their own node (semantics 3).
+    EndpointToHost {
+        /// `Accept`, `Drop` or `Return`.
+        action: String,
+    },
 }
 
 /// A policy or profile, by name.
@@ -191,10 +234,12 @@ impl Mismatch {
 }
 
 impl Trace {
-    pub(super) fn begin(endpoint: String, direction: Direction) -> Self {
+    pub(super) fn begin(endpoint: String, direction: Direction, table: Table) -> Self {
         Self {
             endpoint,
             direction,
+            table,
+            reply: false,
             verdict: Verdict::Deny,
             decided_by: DecidedBy::NoProfile,
             tiers: Vec::new(),

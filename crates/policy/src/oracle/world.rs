@@ -5,7 +5,10 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_api::calico::{EncapsulationMode, NetworkSet, WorkloadEndpoint};
+use tortie_api::calico::{
+    EncapsulationMode, EndpointToHostAction, FelixConfigurationSpec, HostEndpoint, NetworkSet,
+    WorkloadEndpoint,
+};
 use tortie_api::kubernetes::{EndpointSlice, Pod};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Network, Resource};
@@ -15,10 +18,19 @@ use super::snapshot::Snapshot;
 
 pub(super) type Labels = BTreeMap<String, String>;
 
-/// What selectors see of a pod or a network set.
+/// What somebody is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum What {
+    Pod,
+    #[default]
+    NetworkSet,
+    HostEndpoint,
+}
+
+/// What selectors see of a pod, a network set or a host endpoint.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Identity {
-    pub(super) is_pod: bool,
+    pub(super) what: What,
     /// Empty for a network set of no namespace.
     pub(super) namespace: String,
     pub(super) name: String,
@@ -51,6 +63,16 @@ pub(super) struct Networks {
     pub(super) nets: Vec<IpNet>,
 }
 
+/// An interface of a node, or all of a node's that have no host endpoint of their own.
+#[derive(Debug, Clone)]
+pub(super) struct HostInterface {
+    pub(super) identity: Identity,
+    pub(super) node: String,
+    pub(super) all_interfaces: bool,
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) profiles: Vec<String>,
+}
+
 /// One port of one backend of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Backend {
@@ -74,17 +96,24 @@ pub(super) struct NodeAddresses {
     pub(super) tunnel: Option<IpAddr>,
 }
 
+struct Pool {
+    cidr: IpNet,
+    overlaid: bool,
+    nat_outgoing: bool,
+}
+
 pub(super) struct World {
     pub(super) workloads: Vec<Workload>,
     pub(super) network_sets: Vec<Networks>,
+    pub(super) hosts: Vec<HostInterface>,
+    pub(super) felix: FelixConfigurationSpec,
     /// The backends of each Service, by namespace and name.
     pub(super) backends: BTreeMap<(String, String), Vec<Backend>>,
     /// The nodes of pods that use their node's network, by namespace and name.
     pub(super) on_the_host: BTreeMap<(String, String), String>,
     pub(super) nodes: BTreeMap<String, NodeAddresses>,
     namespaces: BTreeMap<String, Labels>,
-    /// The pools that are carried by VXLAN.
-    overlaid: Vec<IpNet>,
+    pools: Vec<Pool>,
 }
 
 impl World {
@@ -92,11 +121,13 @@ impl World {
         let mut world = Self {
             workloads: Vec::new(),
             network_sets: Vec::new(),
+            hosts: Vec::new(),
+            felix: felix(snapshot),
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
             namespaces: BTreeMap::new(),
-            overlaid: Vec::new(),
+            pools: Vec::new(),
         };
         for (key, resource) in snapshot.resources() {
             match resource {
@@ -112,9 +143,11 @@ impl World {
                     let tunnel = node.vxlan_address().map(IpAddr::V4);
                     world.nodes.insert(key.name.clone(), NodeAddresses { address, tunnel });
                 }
-                Resource::IpPool(pool) if pool.spec.vxlan_mode != EncapsulationMode::Never => {
-                    world.overlaid.push(pool.spec.cidr);
-                }
+                Resource::IpPool(pool) => world.pools.push(Pool {
+                    cidr: pool.spec.cidr,
+                    overlaid: pool.spec.vxlan_mode != EncapsulationMode::Never,
+                    nat_outgoing: pool.spec.nat_outgoing,
+                }),
                 _ => {}
             }
         }
@@ -123,6 +156,7 @@ impl World {
                 Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set) => {
                     world.network_sets.push(world.of_network_set(key, set));
                 }
+                Resource::HostEndpoint(host) => world.hosts.push(of_host(key, host)),
                 Resource::EndpointSlice(slice) => world.add_backends(slice),
                 _ => {}
             }
@@ -133,14 +167,13 @@ impl World {
                 world.workloads.push(world.of_endpoint(snapshot, key, endpoint));
             }
         }
-        let name = |pod: &Workload| (pod.identity.namespace.clone(), pod.identity.name.clone());
-        let noted: BTreeSet<_> = world.workloads.iter().map(name).collect();
+        let noted = |pod: &Workload| (pod.identity.namespace.clone(), pod.identity.name.clone());
+        let noted: BTreeSet<(String, String)> = world.workloads.iter().map(noted).collect();
         for (key, resource) in snapshot.resources() {
-            match resource {
-                Resource::Pod(pod) if !noted.contains(&(key.namespace.clone(), key.name.clone())) => {
-                    world.add_pod(snapshot, key, pod);
-                }
-                _ => {}
+            if let Resource::Pod(pod) = resource
+                && !noted.contains(&(key.namespace.clone(), key.name.clone()))
+            {
+                world.add_pod(snapshot, key, pod);
             }
         }
         world
@@ -150,8 +183,31 @@ impl World {
         self.namespaces.contains_key(name)
     }
 
+    /// The host endpoint of the interface by which the node's packets to others come and go: that of the VXLAN device
+    /// where they are overlaid, or else of the one with the node's address, as far as can be told.
+    pub(super) fn interface(&self, node: &str, overlaid: bool) -> Option<&HostInterface> {
+        let address = self.nodes.get(node).and_then(|node| node.address);
+        let of_node = || self.hosts.iter().filter(|host| host.node == node);
+        let is_it = |host: &&HostInterface| {
+            host.addresses.is_empty() || address.is_none_or(|address| host.addresses.contains(&address))
+        };
+        let named = of_node().filter(|host| !host.all_interfaces && !overlaid).find(is_it);
+        named.or_else(|| of_node().find(|host| host.all_interfaces))
+    }
+
+    /// Whether the address lies in a pool that is carried by VXLAN.
     pub(super) fn is_overlaid(&self, address: IpAddr) -> bool {
-        self.overlaid.iter().any(|pool| pool.contains(&address))
+        self.pools.iter().any(|pool| pool.overlaid && pool.cidr.contains(&address))
+    }
+
+    /// Whether packets from the address leave the pools with their node's address.
+    pub(super) fn leaves_translated(&self, address: IpAddr) -> bool {
+        self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address))
+    }
+
+    /// Whether the address lies in any pool.
+    pub(super) fn is_pooled(&self, address: IpAddr) -> bool {
+        self.pools.iter().any(|pool| pool.cidr.contains(&address))
     }
 
     fn of_network_set(&self, key: &Key, set: &NetworkSet) -> Networks {
@@ -183,7 +239,7 @@ impl World {
             Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
         });
         let identity = Identity {
-            is_pod: true,
+            what: What::Pod,
             namespace: key.namespace.clone(),
             name: spec.pod.clone(),
             own_labels: endpoint.metadata.labels.clone(),
@@ -215,7 +271,7 @@ impl World {
             Some(NamedPort { name: port.name.clone()?, protocol, port: port.container_port })
         });
         let identity = Identity {
-            is_pod: true,
+            what: What::Pod,
             namespace: key.namespace.clone(),
             name: key.name.clone(),
             own_labels: pod.metadata.labels.clone(),
@@ -251,7 +307,46 @@ impl World {
     }
 }
 
+fn of_host(key: &Key, host: &HostEndpoint) -> HostInterface {
+    let named = host.spec.ports.iter().filter(|port| !port.name.is_empty());
+    let ports = named.filter_map(|port| {
+        let protocol = Protocol::from_name(&port.protocol)?;
+        Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
+    });
+    let mut identity = Identity {
+        what: What::HostEndpoint,
+        name: key.name.clone(),
+        own_labels: host.metadata.labels.clone(),
+        ports: ports.collect(),
+        ..Identity::default()
+    };
+    identity.see(&[]);
+    HostInterface {
+        identity,
+        node: host.spec.node.clone(),
+        all_interfaces: host.is_for_all_interfaces(),
+        addresses: host.spec.expected_ips.clone(),
+        profiles: host.spec.profiles.clone(),
+    }
+}
+
+/// The settings that everybody has; of settings that cannot be read, those that close.
+fn felix(snapshot: &Snapshot) -> FelixConfigurationSpec {
+    match snapshot.get(&Key::global(Kind::FelixConfiguration, "default")).map(|stored| &stored.resource) {
+        None => FelixConfigurationSpec::default(),
+        Some(Ok(Resource::FelixConfiguration(felix))) => felix.spec.clone(),
+        Some(_) => FelixConfigurationSpec {
+            default_endpoint_to_host_action: EndpointToHostAction::Drop,
+            ..FelixConfigurationSpec::default()
+        },
+    }
+}
+
 impl Identity {
+    pub(super) fn is_pod(&self) -> bool {
+        self.what == What::Pod
+    }
+
     /// Its own labels, and where it has none of a name, the first that a profile gives; less those by which it would
     /// claim to be of another namespace or service account; the labels of its namespace as `pcns.…` and of its service
     /// account as `pcsa.…`; and what Calico adds (`calico.md` 1.5).
@@ -278,7 +373,7 @@ impl Identity {
         if !self.namespace.is_empty() {
             seen.insert(NAMESPACE_LABEL.into(), self.namespace.clone());
         }
-        if self.is_pod {
+        if self.is_pod() {
             seen.insert("projectcalico.org/orchestrator".into(), "k8s".into());
         }
         if !self.account.is_empty() {
@@ -290,10 +385,11 @@ impl Identity {
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.is_pod, self.namespace.as_str()) {
-            (true, namespace) => write!(f, "{namespace}/{}", self.name),
-            (false, "") => write!(f, "network set {}", self.name),
-            (false, namespace) => write!(f, "network set {namespace}/{}", self.name),
+        match (self.what, self.namespace.as_str()) {
+            (What::Pod, namespace) => write!(f, "{namespace}/{}", self.name),
+            (What::HostEndpoint, _) => write!(f, "host endpoint {}", self.name),
+            (What::NetworkSet, "") => write!(f, "network set {}", self.name),
+            (What::NetworkSet, namespace) => write!(f, "network set {namespace}/{}", self.name),
         }
     }
 }

@@ -60,6 +60,7 @@ pub struct Classes {
     pub(super) asked: Vec<Asked>,
     vocabulary: Vocabulary,
     left_out: usize,
+    with_hosts: bool,
 }
 
 impl Class {
@@ -109,7 +110,8 @@ impl Classes {
         names::give(&mut classes);
         classes.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
         let ports = Ports::new(vocabulary.matchers.clone());
-        Self { classes, ports, asked, vocabulary, left_out }
+        let with_hosts = oracles.iter().any(|oracle| oracle.hosts().next().is_some());
+        Self { classes, ports, asked, vocabulary, left_out, with_hosts }
     }
 
     /// The class of outsiders that an address belongs to, if no pod and no node has it; `snapshots` are those that the
@@ -135,6 +137,12 @@ impl Classes {
     #[must_use]
     pub fn ports(&self) -> &Ports {
         &self.ports
+    }
+
+    /// Whether there are host endpoints. What they say on the way of a packet is not part of verdicts between classes.
+    #[must_use]
+    pub fn with_hosts(&self) -> bool {
+        self.with_hosts
     }
 
     /// Whether some pods have addresses of both families; between such pods IPv4 is asked about.
@@ -190,12 +198,9 @@ impl Classes {
     pub fn reduced(&self, snapshot: &Snapshot) -> Snapshot {
         let samples = self.classes.iter().flat_map(|class| &class.samples);
         let mut pods: BTreeSet<(String, String)> = BTreeSet::new();
-        let mut nodes: BTreeSet<&str> = BTreeSet::new();
         for sample in samples {
-            match &sample.peer {
-                Peer::Pod { namespace, name } => drop(pods.insert((namespace.clone(), name.clone()))),
-                Peer::Node(name) => drop(nodes.insert(name)),
-                Peer::Address(_) => {}
+            if let Peer::Pod { namespace, name } = &sample.peer {
+                pods.insert((namespace.clone(), name.clone()));
             }
         }
         pods.extend(sharing(snapshot, &pods));
@@ -207,7 +212,6 @@ impl Classes {
                 }
                 _ => false,
             },
-            Kind::Node => nodes.contains(key.name.as_str()),
             kind => is_policy(kind) || !matches!(kind, Kind::NodeReport | Kind::IpamBlock | Kind::IpamHandle),
         })
     }
@@ -380,6 +384,7 @@ fn taken(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
     let mut taken = BTreeSet::new();
     for oracle in oracles {
         taken.extend(oracle.pods().flat_map(|pod| pod.addresses().to_vec()));
+        taken.extend(oracle.hosts().flat_map(|(_, addresses)| addresses.to_vec()));
         taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| [own, tunnel]).flatten());
     }
     taken

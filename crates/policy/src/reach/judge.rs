@@ -168,6 +168,7 @@ impl<'a> Judge<'a> {
                 source_port: sample.source_port,
                 destination_port: sample.destination_port,
                 icmp: sample.icmp,
+                via: None,
             }
         });
         let said = question.and_then(|question| self.ask(&question, direction));
@@ -223,6 +224,7 @@ impl<'a> Judge<'a> {
             source_port,
             destination_port,
             icmp: sample.icmp,
+            via: None,
         })
     }
 

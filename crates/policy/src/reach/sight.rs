@@ -63,6 +63,7 @@ pub(super) struct Sight<'a> {
     backends: BTreeMap<IpAddr, Vec<u32>>,
     sets: NetIndex<usize>,
     set_sights: Vec<Holding>,
+    /// What pods and host endpoints with the address are.
     pods_at: HashMap<IpAddr, Vec<Holding>>,
     seen: HashMap<Appearance, Seen>,
 }
@@ -102,6 +103,11 @@ impl<'a> Sight<'a> {
             let seen = sight.look(&pod).holding;
             for address in pod.addresses() {
                 sight.pods_at.entry(*address).or_default().push(seen.clone());
+            }
+        }
+        for (host, addresses) in oracle.hosts() {
+            for address in addresses {
+                sight.pods_at.entry(*address).or_default().push(holding(vocabulary, host));
             }
         }
         sight

@@ -1,0 +1,187 @@
+//! What policies come to, from their manifests to a verdict. Numbers in brackets are the points of the project's
+//! semantics that a case belongs to.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod cases;
+mod support;
+mod traps;
+
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+
+use cases::cases;
+use support::{OUTSIDE, calc_of, calico, objects, oracle_says, passes};
+
+#[test]
+fn policies_come_to_what_they_say() {
+    for case in cases() {
+        let objects = objects(&case.policies);
+        let calc = calc_of(&case.policies);
+        let unexpected = calc.findings().into_iter().filter(|finding| finding.key.name != "impostor");
+        let unexpected: Vec<_> = unexpected.filter(|finding| !finding.problem.contains("tier x ")).collect();
+        assert_eq!(unexpected, vec![], "{}", case.what);
+        let flows =
+            case.allowed.iter().map(|flow| (flow, true)).chain(case.denied.iter().map(|flow| (flow, false)));
+        for (flow, expected) in flows {
+            let (from, rest) = flow.split_once(" > ").unwrap();
+            let (to, port) = rest.split_once(' ').unwrap();
+            assert_eq!(passes(&calc, from, to, port), expected, "{}: {flow}", case.what);
+            assert_eq!(
+                oracle_says(&objects, from, to, port),
+                expected,
+                "the oracle on {}: {flow}",
+                case.what
+            );
+        }
+    }
+}
+
+/// A policy that is stored and cannot be understood denies, in the directions that it names, where it stands in the
+/// order, to what it selects (18).
+#[test]
+fn what_cannot_be_understood_denies() {
+    let policy = |spec: Value| json!({"metadata": {"name": "p", "namespace": "db"}, "spec": spec});
+    let allow_first = json!({"order": 1, "ingress": [{"action": "Allow", "protocol": "TCP", "destination": {"ports": [1]}}]});
+    for (spec, allowed, denied) in [
+        // An unknown field; the selector is readable.
+        (
+            json!({"selector": "tier == 'main'", "ingress": [{"action": "Allow", "notSelektor": "x"}], "types": ["Ingress"]}),
+            vec!["web/front > db/copy tcp/2", "db/main > web/front tcp/2"],
+            vec!["web/front > db/main tcp/2"],
+        ),
+        // An unknown action, directions not named: both.
+        (
+            json!({"selector": "tier == 'main'", "ingress": [{"action": "Permit"}]}),
+            vec!["web/front > db/copy tcp/2"],
+            vec!["web/front > db/main tcp/2", "db/main > web/front tcp/2"],
+        ),
+        // An unreadable selector: the whole namespace, and no other.
+        (
+            json!({"selector": "tier = 'main'", "types": ["Ingress"]}),
+            vec!["db/main > web/front tcp/2"],
+            vec!["web/front > db/main tcp/2", "web/front > db/copy tcp/2"],
+        ),
+        // An Allow by HTTP request allows nothing, as nothing looks into packets (15); a policy before it keeps its say.
+        (
+            json!({"order": 2, "selector": "tier == 'main'", "ingress": [{"action": "Allow", "http": {"methods": ["GET"]}}], "types": ["Ingress"]}),
+            vec!["web/front > db/main tcp/1", "web/front > db/copy tcp/1"],
+            vec!["web/front > db/main tcp/2"],
+        ),
+    ] {
+        let mut calc = calc_of("");
+        calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&policy(spec.clone())));
+        if spec.get("order").is_some() {
+            calc.update(
+                &Key::namespaced(Kind::NetworkPolicy, "db", "first"),
+                Some(&policy(allow_first.clone())),
+            );
+        }
+        calc.flush();
+        let findings = calc.findings();
+        let names: Vec<&str> = findings.iter().map(|finding| finding.key.name.as_str()).collect();
+        assert_eq!(names, ["impostor", "p"], "{spec}: {findings:?}");
+        for (flows, expected) in [(&allowed, true), (&denied, false)] {
+            for flow in flows {
+                let (from, rest) = flow.split_once(" > ").unwrap();
+                let (to, port) = rest.split_once(' ').unwrap();
+                assert_eq!(passes(&calc, from, to, port), expected, "{spec}: {flow}");
+            }
+        }
+    }
+}
+
+/// One part of an object that cannot be read does not hide the rest of it from a Deny rule.
+#[test]
+fn damaged_objects_count_as_far_as_they_can_be_read() {
+    let mut calc = calc_of(
+        &(calico(
+            "db",
+            "p",
+            "{order: 1, ingress: [{action: Deny, source: {namespaceSelector: all(), selector: bad == 'yes'}}]}",
+        ) + &calico(
+            "db",
+            "q",
+            "{order: 2, ingress: [{action: Deny, source: {namespaceSelector: team == 'c'}}, {action: Allow}]}",
+        )),
+    );
+    for (key, value) in [
+        (
+            Key::namespaced(Kind::NetworkSet, "web", "s"),
+            json!({"metadata": {"name": "s", "namespace": "web", "labels": {"bad": "yes", "n": 5}}, "spec": {"nets": ["x", OUTSIDE]}}),
+        ),
+        (
+            Key::global(Kind::Namespace, "lost"),
+            json!({"metadata": {"name": "lost", "labels": {"team": "c", "projectcalico.org/odd.name": []}}}),
+        ),
+    ] {
+        assert!(passes(&calc, "outside", "db/main", "tcp/1") || key.kind == Kind::Namespace);
+        calc.update(&key, Some(&value));
+        calc.flush();
+    }
+    assert!(!passes(&calc, "outside", "db/main", "tcp/1"));
+    assert!(!passes(&calc, "lost/pod", "db/main", "tcp/1"));
+    let findings: Vec<String> = calc.findings().into_iter().map(|finding| finding.problem).collect();
+    for said in ["spec.nets[0]", "metadata.labels.n", "metadata.labels.projectcalico.org/odd.name"] {
+        assert!(findings.iter().any(|finding| finding.contains(said)), "{said}: {findings:?}");
+    }
+}
+
+/// A policy of a tier whose place cannot be read stands before all that could allow.
+#[test]
+fn an_unreadable_place_comes_first() {
+    let allow = calico("db", "a", "{order: -5, ingress: [{action: Allow}]}");
+    let policy =
+        json!({"metadata": {"name": "p", "namespace": "db"}, "spec": {"tier": 5, "types": ["Ingress"]}});
+    let mut calc = calc_of(&allow);
+    calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&policy));
+    calc.flush();
+    assert!(!passes(&calc, "web/front", "db/main", "tcp/1"));
+
+    let late = calico("db", "late.p", "{tier: late, selector: app == 'db', ingress: [{action: Deny}]}");
+    let mut calc = calc_of(&(allow + &late));
+    assert!(passes(&calc, "web/front", "db/main", "tcp/1"));
+    let tier = json!({"metadata": {"name": "late"}, "spec": {"order": "last", "defaultAction": "Pass"}});
+    calc.update(&Key::global(Kind::Tier, "late"), Some(&tier));
+    calc.flush();
+    assert!(!passes(&calc, "web/front", "db/main", "tcp/1"));
+}
+
+/// A peer of a kind that is not known closes its rule: an Accept matches nothing, a Deny and a Pass deny everything (9).
+#[test]
+fn rules_that_are_not_understood_close() {
+    for (action, passes_it) in [("Accept", true), ("Deny", false), ("Pass", false)] {
+        let mut calc = calc_of("");
+        let rule = json!({"action": action, "from": [{"namespaces": {}}, {"galaxies": {}}]});
+        let value = json!({"metadata": {"name": "c"}, "spec": {
+            "tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "ingress": [rule, {"action": "Accept", "from": [{"namespaces": {}}]}],
+        }});
+        calc.update(&Key::global(Kind::ClusterNetworkPolicy, "c"), Some(&value));
+        calc.flush();
+        assert_eq!(passes(&calc, "web/front", "db/main", "tcp/1"), passes_it, "{action}");
+        let said = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
+        assert!(said, "{action}: {:?}", calc.findings());
+    }
+}
+
+/// A policy of any shape, even no policy at all, does not open anything or panic.
+#[test]
+fn garbage_is_closed() {
+    for value in [
+        json!(null),
+        json!([]),
+        json!("x"),
+        json!({"spec": []}),
+        json!({"spec": {"types": "all"}}),
+        json!({"metadata": {}, "spec": {"order": "first"}}),
+    ] {
+        let mut calc = calc_of("");
+        calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&value));
+        calc.update(&Key::namespaced(Kind::KubernetesNetworkPolicy, "web", "p"), Some(&value));
+        calc.flush();
+        assert_eq!(calc.findings().len(), 3, "{value}");
+        for flow in ["web/front", "web/back"] {
+            assert!(!passes(&calc, flow, "db/main", "tcp/1"), "{value}");
+            assert!(!passes(&calc, "db/main", flow, "tcp/1"), "{value}");
+        }
+    }
+}

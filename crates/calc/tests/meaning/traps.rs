@@ -1,0 +1,176 @@
+//! What goes wrong elsewhere (`calico.md` 4, 6, 7, 13): stored as somebody else may have stored it, judged both ways.
+
+use serde_json::{Value, json};
+use tortie_api::{Key, Kind};
+
+use crate::support::{both_say, objects};
+
+struct Trap {
+    what: &'static str,
+    stored: Vec<(Key, Value)>,
+    allowed: &'static [&'static str],
+    denied: &'static [&'static str],
+}
+
+fn calico(namespace: &str, name: &str, spec: Value) -> (Key, Value) {
+    let kind = if namespace.is_empty() { Kind::GlobalNetworkPolicy } else { Kind::NetworkPolicy };
+    (
+        Key { kind, namespace: namespace.into(), name: name.into() },
+        json!({"metadata": {"name": name}, "spec": spec}),
+    )
+}
+
+fn kubernetes(spec: Value) -> (Key, Value) {
+    let key = Key::namespaced(Kind::KubernetesNetworkPolicy, "db", "k");
+    (key, json!({"metadata": {"name": "k", "namespace": "db"}, "spec": spec}))
+}
+
+fn tier(name: &str, spec: Value) -> (Key, Value) {
+    (Key::global(Kind::Tier, name), json!({"metadata": {"name": name}, "spec": spec}))
+}
+
+fn traps() -> Vec<Trap> {
+    vec![
+        Trap {
+            what: "an ipBlock that cannot be read would become everybody (calico.md 4)",
+            stored: vec![kubernetes(
+                json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/33"}}]}]}),
+            )],
+            allowed: &["db/main > web/front tcp/1"],
+            denied: &["web/front > db/main tcp/1", "outside > db/main tcp/1"],
+        },
+        Trap {
+            what: "an exception that cannot be read would lose those after it (calico.md 4)",
+            stored: vec![kubernetes(
+                json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.x", "10.0.0.1/32"]}}]}]}),
+            )],
+            allowed: &["db/main > outside tcp/1"],
+            denied: &["web/front > db/main tcp/1", "web/back > db/main tcp/1"],
+        },
+        Trap {
+            what: "a namespaceSelector that cannot be read would be dropped, and the policy select everything or its rule match \
+                   everybody (calico.md 1.5)",
+            stored: vec![calico(
+                "",
+                "g",
+                json!({"order": 1, "namespaceSelector": "team = 'a'", "types": ["Ingress"], "ingress": [{"action": "Allow"}]}),
+            )],
+            allowed: &[],
+            denied: &["web/front > db/main tcp/1", "outside > web/front tcp/1"],
+        },
+        Trap {
+            what: "networks that cannot be read would be skipped (calico.md 1.5)",
+            stored: vec![calico(
+                "db",
+                "p",
+                json!({"types": ["Ingress"], "ingress": [{"action": "Deny", "source": {"nets": ["10.0.0.0/8", "10.0.0.500/32"]}}, {"action": "Allow"}]}),
+            )],
+            allowed: &["db/main > outside tcp/1"],
+            denied: &["web/front > db/main tcp/1", "outside > db/main tcp/1"],
+        },
+        Trap {
+            what: "a protocol that is not known would be any (T25)",
+            stored: vec![calico(
+                "db",
+                "p",
+                json!({"ingress": [{"action": "Allow", "protocol": "TCQ"}], "types": ["Ingress"]}),
+            )],
+            allowed: &[],
+            denied: &["web/front > db/main tcp/1", "web/front > db/main icmp/8"],
+        },
+        Trap {
+            what: "ports of two tiers meet only where both have them; lists that do not meet allow nothing (T22)",
+            stored: vec![
+                tier("first", json!({"order": 1, "defaultAction": "Deny"})),
+                calico(
+                    "db",
+                    "first.a",
+                    json!({"tier": "first", "selector": "tier == 'main'", "ingress": [{"action": "Pass", "protocol": "TCP", "destination": {"ports": [80, "90:100"]}}]}),
+                ),
+                calico(
+                    "db",
+                    "b",
+                    json!({"selector": "tier == 'main'", "ingress": [{"action": "Allow", "protocol": "TCP", "destination": {"ports": ["95:110", 443]}}]}),
+                ),
+            ],
+            allowed: &["web/front > db/main tcp/95", "web/front > db/main tcp/100"],
+            denied: &[
+                "web/front > db/main tcp/80",
+                "web/front > db/main tcp/94",
+                "web/front > db/main tcp/101",
+                "web/front > db/main tcp/443",
+            ],
+        },
+        Trap {
+            what: "criteria of one side are an intersection, not a union: selector and nets, account and namespace (14)",
+            stored: vec![calico(
+                "db",
+                "p",
+                json!({"ingress": [{"action": "Allow", "source": {"nets": ["10.0.0.2/31"], "namespaceSelector": "all()", "selector": "app == 'db' || app == 'back'", "serviceAccounts": {"names": ["runner"]}}}]}),
+            )],
+            allowed: &["web/back > db/main tcp/1"],
+            denied: &["db/copy > db/main tcp/1", "web/front > db/main tcp/1", "outside > db/main tcp/1"],
+        },
+        Trap {
+            what: "a set without members is nobody, and not everybody (14)",
+            stored: vec![calico(
+                "db",
+                "p",
+                json!({"ingress": [{"action": "Allow", "source": {"selector": "app == 'nobody'"}}, {"action": "Allow", "protocol": "TCP", "destination": {"ports": ["nothing"]}}]}),
+            )],
+            allowed: &[],
+            denied: &["web/front > db/main tcp/5432", "db/copy > db/main tcp/1"],
+        },
+        Trap {
+            what: "a label that is not there: != and not in hold, the other comparisons do not (calico.md 3)",
+            stored: vec![
+                calico(
+                    "db",
+                    "p",
+                    json!({"selector": "tier == 'main'", "ingress": [{"action": "Allow", "protocol": "TCP", "source": {"selector": "tier != 'main'"}}, {"action": "Allow", "protocol": "UDP", "source": {"selector": "tier not in {'x'}"}}]}),
+                ),
+                calico(
+                    "db",
+                    "q",
+                    json!({"selector": "!has(tier)", "ingress": [{"action": "Allow", "source": {"namespaceSelector": "all()", "selector": "tier contains 'ma' || tier in {'main'}"}}]}),
+                ),
+            ],
+            allowed: &["db/copy > db/main tcp/1", "db/copy > db/main udp/1", "db/main > db/copy tcp/1"],
+            denied: &["web/front > db/main tcp/1", "web/front > db/copy tcp/1"],
+        },
+        Trap {
+            what: "Pass in the last tier reaches the profiles (T21)",
+            stored: vec![calico("db", "p", json!({"ingress": [{"action": "Pass"}]}))],
+            allowed: &["outside > db/main tcp/1"],
+            denied: &[],
+        },
+        Trap {
+            what: "a Deny stays where the rest of its policy cannot be enforced (T20)",
+            stored: vec![calico(
+                "db",
+                "p",
+                json!({"ingress": [{"action": "Deny", "protocol": "ICMP", "icmp": {"type": 8, "code": 0}}, {"action": "Deny", "notProtocol": "TCP"}, {"action": "Allow", "http": {"methods": ["GET"]}}, {"action": "Allow", "destination": {"notPorts": [22]}, "protocol": "TCP"}]}),
+            )],
+            allowed: &["web/front > db/main tcp/80"],
+            denied: &[
+                "web/front > db/main icmp/8",
+                "web/front > db/main icmp/3",
+                "web/front > db/main udp/1",
+                "web/front > db/main tcp/22",
+            ],
+        },
+    ]
+}
+
+#[test]
+fn nobody_falls_into_the_known_traps() {
+    for trap in traps() {
+        let mut all = objects("");
+        all.extend(trap.stored);
+        for (flows, expected) in [(trap.allowed, true), (trap.denied, false)] {
+            for flow in flows {
+                assert_eq!(both_say(&all, flow), expected, "{}: {flow}", trap.what);
+            }
+        }
+    }
+}

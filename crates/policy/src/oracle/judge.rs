@@ -1,0 +1,156 @@
+//! What the policies of one endpoint say of a packet.
+
+use tortie_api::calico::{HostEndpoint, Rule, TierDefault};
+use tortie_api::net::{Action, Direction};
+use tortie_api::{Key, Kind, Resource};
+
+use super::order::{Policy, Rules};
+use super::packet::Packet;
+use super::trace::{DecidedBy, PolicyName, PolicyTrace, Table, TierTrace, Trace, Verdict};
+use super::world::{Identity, Workload};
+use super::{Oracle, Stored, calico, cluster, kubernetes};
+
+/// Whose policies are asked, and which of them.
+pub(super) struct Asked<'a> {
+    pub(super) identity: &'a Identity,
+    pub(super) profiles: &'a [String],
+    pub(super) table: Table,
+}
+
+impl<'a> Asked<'a> {
+    pub(super) fn pod(pod: &'a Workload) -> Self {
+        Self { identity: &pod.identity, profiles: &pod.profiles, table: Table::Normal }
+    }
+}
+
+impl Table {
+    /// The end of a tier. Before connections are tracked, and before addresses are translated, nothing is denied for want
+    /// of a rule (semantics 16).
+    fn end_of(self, end: TierDefault) -> TierDefault {
+        match self {
+            Table::Untracked | Table::PreDnat => TierDefault::Pass,
+            Table::Normal | Table::Forward => end,
+        }
+    }
+}
+
+impl Oracle<'_> {
+    /// What the policies of one endpoint say: tiers, then profiles, then no (semantics 7, 8); of a host endpoint's other
+    /// tables, tiers only (semantics 16).
+    pub(super) fn judge(&self, asked: &Asked<'_>, direction: Direction, packet: &Packet<'_>) -> Trace {
+        let mut trace = Trace::begin(asked.identity.to_string(), direction, asked.table);
+        for tier in &self.tiers {
+            let mut said = TierTrace::begin(&tier.name);
+            for policy in tier.policies.iter().filter(|policy| policy.applies(asked, direction)) {
+                let policy = visit(policy, direction, packet);
+                let decided = policy.decision.is_some() && !policy.staged;
+                said.policies.push(policy);
+                if decided {
+                    break;
+                }
+            }
+            // A tier counts only where a policy of it applies.
+            if said.policies.is_empty() {
+                continue;
+            }
+            if let Some(decided) = trace.close_tier(said, asked.table.end_of(tier.end)) {
+                return decided;
+            }
+        }
+        if asked.table != Table::Normal {
+            return trace.decided(Verdict::Allow, DecidedBy::Nobody);
+        }
+        for profile in asked.profiles {
+            trace.profiles.push(self.profile(profile, direction, packet));
+            if let Some(decided) = trace.decided_by_profile() {
+                return decided;
+            }
+        }
+        trace.decided(Verdict::Deny, DecidedBy::NoProfile)
+    }
+
+    /// What is stored says its rules, and where it cannot be understood, no. The profile of a namespace that exists
+    /// allows everything; any other has no rules.
+    fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
+        let stored = self.snapshot.get(&Key::global(Kind::Profile, name));
+        let origin = stored.and_then(|stored| stored.place(""));
+        let mut trace = PolicyTrace::begin(PolicyName::profile(name), origin);
+        match stored.map(|stored| (&stored.resource, stored)) {
+            Some((Ok(Resource::Profile(profile)), stored)) => {
+                let rules = match direction {
+                    Direction::Ingress => &profile.spec.ingress,
+                    Direction::Egress => &profile.spec.egress,
+                };
+                visit_rules("", rules, direction, packet, stored, &mut trace);
+            }
+            Some((Ok(_), _)) => trace.not_understood("it is no profile".to_owned()),
+            Some((Err(problem), _)) => trace.not_understood(problem.clone()),
+            None => {
+                let namespace = name.strip_prefix("kns.");
+                let allows = namespace.is_some_and(|namespace| self.world.namespace_exists(namespace))
+                    || name == HostEndpoint::DEFAULT_ALLOW;
+                if allows {
+                    trace.visit(Action::Allow, Ok(()), None);
+                }
+            }
+        }
+        trace
+    }
+}
+
+/// Asks one policy: its rules in order, until one decides.
+fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
+    let mut trace = PolicyTrace::begin(policy.name.clone(), policy.stored.place(""));
+    trace.staged = policy.staged;
+    match &policy.rules {
+        // It denies where it stands, to what it selects (semantics 18).
+        Rules::NotUnderstood(problem) => trace.not_understood(problem.clone()),
+        Rules::Calico(spec) => {
+            let rules = calico::rules(spec, direction);
+            visit_rules(&policy.name.namespace, rules, direction, packet, policy.stored, &mut trace);
+        }
+        Rules::Cluster(spec) => {
+            for (index, rule) in cluster::rules(spec, direction).iter().enumerate() {
+                let outcome = cluster::matches(spec, rule, direction, packet);
+                if trace.visit(cluster::action(rule), outcome, place(policy.stored, direction, index)) {
+                    break;
+                }
+            }
+        }
+        Rules::Kubernetes(spec) => {
+            for (index, rule) in kubernetes::rules(spec, direction).iter().enumerate() {
+                let outcome = kubernetes::matches(&policy.name.namespace, spec, rule, direction, packet);
+                if trace.visit(Action::Allow, outcome, place(policy.stored, direction, index)) {
+                    break;
+                }
+            }
+        }
+    }
+    trace
+}
+
+/// Asks Calico's rules in order, until one decides.
+fn visit_rules(
+    namespace: &str,
+    rules: &[Rule],
+    direction: Direction,
+    packet: &Packet<'_>,
+    stored: &Stored,
+    trace: &mut PolicyTrace,
+) {
+    for (index, rule) in rules.iter().enumerate() {
+        let outcome = calico::matches(namespace, rule, packet);
+        if trace.visit(rule.action, outcome, place(stored, direction, index)) {
+            break;
+        }
+    }
+}
+
+/// Where a rule was written.
+fn place(stored: &Stored, direction: Direction, index: usize) -> Option<String> {
+    let direction = match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    };
+    stored.place(&format!("spec.{direction}[{index}]"))
+}
