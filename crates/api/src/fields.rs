@@ -132,6 +132,29 @@ impl Visitor<'_> for ProtocolVisitor {
     }
 }
 
+/// Whether Kubernetes takes this for the name of a label: `[prefix/]name`.
+pub(crate) fn is_label_name(name: &str) -> bool {
+    let local = name.rsplit('/').next().unwrap_or(name);
+    let prefix = name.strip_suffix(local).unwrap_or_default().trim_end_matches('/');
+    let of_prefix = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    !local.is_empty()
+        && is_label_value(local)
+        && name.split('/').count() <= 2
+        && prefix.len() <= 253
+        && prefix.bytes().all(of_prefix)
+        && !name.starts_with('/')
+}
+
+/// Whether Kubernetes takes this for the value of a label: at most 63 letters, digits, `-`, `_` and `.`, beginning and
+/// ending with a letter or digit; or nothing.
+pub(crate) fn is_label_value(value: &str) -> bool {
+    let outer = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
+    value.len() <= 63
+        && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && outer(value.bytes().next())
+        && outer(value.bytes().last())
+}
+
 /// Whether only the cluster may give this label: which namespace, service account or orchestrator an endpoint belongs
 /// to, and the labels of those (`calico.md` 1.5).
 #[must_use]

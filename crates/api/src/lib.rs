@@ -13,6 +13,7 @@ pub mod net;
 pub mod report;
 mod resource;
 mod strict;
+mod value;
 mod yaml;
 
 pub use fields::{Cidr, Network, Port, ProtocolName, is_reserved_label};

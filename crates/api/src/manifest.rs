@@ -1,6 +1,8 @@
 //! Manifests: files of YAML or JSON documents, each an object. Everything that is wrong is said at once, with file,
 //! line, object and field; where anything is wrong, nothing may be applied.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use serde_json::{Map, Value};
@@ -108,10 +110,14 @@ pub fn read_among_others(file: &str, text: &str) -> Result<(Vec<Object>, Vec<For
     read.finish()
 }
 
-/// Whether Tortie has nothing to do with a kind. One that only has another version, or another group, is not foreign:
-/// somebody means it.
+/// Whether Tortie has nothing to do with a kind. One of a group of Tortie's kinds that only has another version is not
+/// foreign: somebody means it.
 fn is_foreign(api_version: &str, name: &str) -> bool {
-    Kind::of(api_version, name).is_none() && !Kind::all().any(|kind| kind.name().eq_ignore_ascii_case(name))
+    let group = |version: &str| version.split_once('/').map_or("", |(group, _)| group).to_owned();
+    let meant = |kind: Kind| {
+        group(kind.api_version()) == group(api_version) && kind.name().eq_ignore_ascii_case(name)
+    };
+    !Kind::all().any(meant)
 }
 
 fn documents(file: &str, text: &str) -> Result<impl Iterator<Item = Document>, Vec<Problem>> {
@@ -125,6 +131,7 @@ fn documents(file: &str, text: &str) -> Result<impl Iterator<Item = Document>, V
 #[derive(Default)]
 struct Read {
     objects: Vec<Object>,
+    seen: BTreeMap<Key, Origin>,
     foreign: Vec<Foreign>,
     problems: Vec<Problem>,
 }
@@ -132,10 +139,13 @@ struct Read {
 impl Read {
     fn add(&mut self, file: &str, document: Document) {
         match object(file, document) {
-            Ok(object) => match self.objects.iter().find(|earlier| earlier.key == object.key) {
-                None => self.objects.push(object),
-                Some(earlier) => self.problems.push(Problem {
-                    problem: format!("the object was given before, at {}", earlier.origin),
+            Ok(object) => match self.seen.entry(object.key.clone()) {
+                Entry::Vacant(first) => {
+                    first.insert(object.origin.clone());
+                    self.objects.push(object);
+                }
+                Entry::Occupied(earlier) => self.problems.push(Problem {
+                    problem: format!("the object was given before, at {}", earlier.get()),
                     object: object.key.to_string(),
                     field: String::new(),
                     origin: object.origin,

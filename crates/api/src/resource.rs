@@ -16,7 +16,8 @@ use crate::kubernetes::{
     ServiceAccount,
 };
 use crate::report::NodeReport;
-use crate::{Key, Kind};
+use crate::value::Strict;
+use crate::{Key, Kind, Network};
 
 /// What is wrong with one field of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -94,22 +95,30 @@ impl Resource {
                 | Kind::WorkloadEndpoint
                 | Kind::HostEndpoint
         );
-        let mut wrong = Vec::new();
-        let mut left = std::borrow::Cow::Borrowed(value);
-        loop {
+        let (mut left, mut wrong) = (std::borrow::Cow::Borrowed(value), Vec::new());
+        let problems = match Self::read(key, value) {
+            Ok(resource) => return (Some(resource), wrong),
+            Err(problems) => problems,
+        };
+        if !in_parts {
+            return (None, problems);
+        }
+        drop_what_cannot_be_read(key.kind, left.to_mut(), &mut wrong);
+        // What is left is single fields; an object has few.
+        for _ in 0..MOST_FIELDS {
             match Self::read(key, &left) {
                 Ok(resource) => return (Some(resource), wrong),
                 Err(problems) => {
                     let removed =
-                        problems.iter().filter(|problem| in_parts && remove(left.to_mut(), &problem.path));
-                    let progress = removed.count() > 0;
+                        problems.iter().filter(|problem| remove(left.to_mut(), &problem.path)).count();
                     wrong.extend(problems);
-                    if !progress {
-                        return (None, wrong);
+                    if removed == 0 {
+                        break;
                     }
                 }
             }
         }
+        (None, wrong)
     }
 
     /// Makes the typed view of an object and validates it. Policies with a field that is not known are refused; other
@@ -206,9 +215,41 @@ impl Resource {
     }
 }
 
+/// How many fields of an object are tried without.
+const MOST_FIELDS: usize = 32;
+
+/// Takes out, in one pass, the labels that are no text and the networks that are none.
+fn drop_what_cannot_be_read(kind: Kind, value: &mut Value, wrong: &mut Vec<FieldError>) {
+    for field in ["labels", "annotations"] {
+        let Some(labels) = value.pointer_mut(&format!("/metadata/{field}")).and_then(Value::as_object_mut)
+        else {
+            continue;
+        };
+        labels.retain(|name, value| {
+            if !value.is_string() {
+                wrong.push(FieldError::new(format!("metadata.{field}.{name}"), "must be text"));
+            }
+            value.is_string()
+        });
+    }
+    if !matches!(kind, Kind::NetworkSet | Kind::GlobalNetworkSet) {
+        return;
+    }
+    let Some(nets) = value.pointer_mut("/spec/nets").and_then(Value::as_array_mut) else { return };
+    let mut index = 0;
+    nets.retain(|net| {
+        let read = typed::<Network>(net);
+        if let Err(error) = &read {
+            wrong.push(FieldError::new(format!("spec.nets[{index}]"), &error.problem));
+        }
+        index += 1;
+        read.is_ok()
+    });
+}
+
 /// Reads a value as `T`; an error names the field by its path.
 pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, FieldError> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
+    serde_path_to_error::deserialize(Strict(value)).map_err(|error| {
         let path = error.path().to_string();
         let path = if path == "." { String::new() } else { path };
         with_unknown_field(FieldError { path, problem: error.into_inner().to_string() })

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::fields::{is_label_name, is_label_value};
 use crate::{FieldError, Key, Kind, Resource, is_reserved_label};
 
 const METADATA: &[&str] = &[
@@ -233,23 +234,15 @@ fn dns_label(text: &str) -> bool {
 
 /// Label names and values as Kubernetes has them: `[prefix/]name`, values of at most 63 characters.
 fn labels(metadata: &Value, problems: &mut Vec<FieldError>) {
-    let word = |text: &str| {
-        let outer = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
-        text.len() <= 63
-            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-            && outer(text.bytes().next())
-            && outer(text.bytes().last())
-    };
     let none = Map::new();
     let labels = metadata.get("labels").and_then(Value::as_object).unwrap_or(&none);
     for (name, value) in labels {
         let path = format!("metadata.labels.{name}");
-        let local = name.rsplit('/').next().unwrap_or(name);
-        if !word(local) || name.split('/').count() > 2 {
+        if !is_label_name(name) {
             problems.push(FieldError::new(&path, format!("{name:?} is no label name")));
         }
         match value.as_str() {
-            Some(value) if value.is_empty() || word(value) => {}
+            Some(value) if is_label_value(value) => {}
             Some(value) => problems.push(FieldError::new(&path, format!("{value:?} is no label value"))),
             None => problems.push(FieldError::new(&path, "must be text; put the value in quotes")),
         }

@@ -8,7 +8,9 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 use serde_json::{Map, Number, Value};
 
 const MAX_DEPTH: usize = 64;
-const MAX_NODES: usize = 2_000_000;
+/// The most values that aliases may stand for, each with up to 64 bytes of text; without aliases a document is as large
+/// as its file.
+const MAX_ALIASED: usize = 1_000_000;
 
 /// One document of a stream.
 #[derive(Debug)]
@@ -76,7 +78,7 @@ pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
         parser: Parser::new_from_str(text),
         anchors: HashMap::new(),
         lines: BTreeMap::new(),
-        nodes: 0,
+        aliased: 0,
     };
     let mut documents = Vec::new();
     loop {
@@ -104,7 +106,7 @@ struct Reader<'a> {
     parser: Parser<'a, StrInput<'a>>,
     anchors: HashMap<usize, Value>,
     lines: BTreeMap<String, usize>,
-    nodes: usize,
+    aliased: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -123,7 +125,6 @@ impl<'a> Reader<'a> {
     }
 
     fn node(&mut self, event: Event<'a>, span: Span, path: &str, depth: usize) -> Result<Value, YamlError> {
-        self.count(1, span, path)?;
         if depth > MAX_DEPTH {
             return Err(error_at(span, path, &format!("values are nested more than {MAX_DEPTH} deep")));
         }
@@ -183,9 +184,13 @@ impl<'a> Reader<'a> {
     }
 
     fn count(&mut self, nodes: usize, span: Span, path: &str) -> Result<(), YamlError> {
-        self.nodes += nodes;
-        if self.nodes > MAX_NODES {
-            return Err(error_at(span, path, &format!("there are more than {MAX_NODES} values")));
+        self.aliased += nodes;
+        if self.aliased > MAX_ALIASED {
+            return Err(error_at(
+                span,
+                path,
+                &format!("there are more than {MAX_ALIASED} values behind aliases"),
+            ));
         }
         Ok(())
     }
@@ -198,7 +203,8 @@ fn error_at(span: Span, path: &str, problem: &str) -> YamlError {
 fn size(value: &Value) -> usize {
     1 + match value {
         Value::Array(items) => items.iter().map(size).sum(),
-        Value::Object(fields) => fields.values().map(size).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() / 64 + size(value)).sum(),
+        Value::String(text) => text.len() / 64,
         _ => 0,
     }
 }

@@ -43,6 +43,7 @@ impl KnownNetworkSet {
 pub(crate) struct Backends {
     pub(crate) namespace: String,
     pub(crate) service: String,
+    pub(crate) addresses: Vec<IpAddr>,
     pub(crate) backends: Vec<(IpAddr, Protocol, u16)>,
 }
 
@@ -130,6 +131,7 @@ impl Cluster {
                         let backends = Backends {
                             namespace: key.namespace.clone(),
                             service: slice.service().unwrap_or_default().to_owned(),
+                            addresses: slice.addresses().collect(),
                             backends: slice.backends().collect(),
                         };
                         self.backends.insert(key.clone(), backends);

@@ -154,7 +154,8 @@ impl Policies {
         let known = self.tiers.get(name).map(|(order, _)| *order);
         let well_known =
             || WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, order, _)| Some(*order));
-        let order = known.or_else(well_known);
+        // Where the tiers that every cluster has stand is not for anybody to say.
+        let order = well_known().or(known);
         (order.is_none(), TierPlace(order.flatten().unwrap_or(f64::INFINITY)), name)
     }
 

@@ -5,7 +5,6 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_api::Key;
-use tortie_api::net::Protocol;
 use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::SetSource;
 use tortie_policy::program::{Member, SetId};
@@ -115,12 +114,17 @@ impl ActiveSet {
             }
             (SetSource::Service { namespace, name, with_ports }, Subject::Backends(backends)) => {
                 let meant = backends.namespace == *namespace && backends.service == *name;
-                let backends = backends.backends.iter().filter(|_| meant);
-                let member = |(address, protocol, port): &(IpAddr, Protocol, u16)| match with_ports {
-                    true => Member::AddressPort { address: *address, protocol: *protocol, port: *port },
-                    false => Member::Net(IpNet::from(*address)),
-                };
-                backends.map(member).collect()
+                match (meant, with_ports) {
+                    (false, _) => BTreeSet::new(),
+                    (true, false) => {
+                        backends.addresses.iter().map(|address| Member::Net((*address).into())).collect()
+                    }
+                    (true, true) => {
+                        let member =
+                            |&(address, protocol, port)| Member::AddressPort { address, protocol, port };
+                        backends.backends.iter().map(member).collect()
+                    }
+                }
             }
             // A network declares no ports, selectors do not find backends, and a Service has nothing else.
             (SetSource::Selector(_), Subject::Backends(_))

@@ -50,7 +50,7 @@ enum Format {
 impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::FAILURE) };
+        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
         let from = snapshot::peer(&snapshot, &self.from)?;
         let asked = port(&self.port)?;
         let asked_port = asked.1;
@@ -100,6 +100,9 @@ pub(crate) fn port(text: &str) -> anyhow::Result<Asked> {
     let protocol = protocol.with_context(|| format!("--port {text:?}: {name:?} is no protocol"))?;
     let number = match number {
         None if protocol.has_ports() => bail!("--port {text:?}: a port is missing, as in {name}/80"),
+        // An echo request.
+        None if protocol == Protocol::ICMP => 8,
+        None if protocol == Protocol::ICMPV6 => 128,
         None => 0,
         Some(number) => {
             number.parse().with_context(|| format!("--port {text:?}: {number:?} is no number"))?

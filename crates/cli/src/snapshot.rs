@@ -111,8 +111,8 @@ fn add_namespaces(snapshot: &mut Snapshot) {
     }
 }
 
-/// Addresses for pods and nodes that have none yet: from 240.0.0.0/4, where nobody has one, so that no network in a rule
-/// but 0.0.0.0/0 holds them.
+/// Addresses for pods and nodes that have none yet: from 240.0.0.0/4, where nobody has one. Rules by network miss them, but
+/// for those of 0.0.0.0/0 and of networks that nobody should have.
 fn add_addresses(snapshot: &mut Snapshot) {
     let without = |(key, stored): (&Key, &Stored)| match &stored.resource {
         Ok(Resource::Pod(pod)) if pod.status.pod_ip.is_none() => {
@@ -124,8 +124,15 @@ fn add_addresses(snapshot: &mut Snapshot) {
         _ => None,
     };
     let without: Vec<(Key, &str, Stored)> = snapshot.iter().filter_map(without).collect();
+    if !without.is_empty() {
+        output::error_line(&format!(
+            "note: {} pods and nodes have no address yet: each is asked with one from 240.0.0.0/4",
+            without.len()
+        ));
+    }
     for (number, (key, place, mut stored)) in (1u32..).zip(without) {
         let address = Ipv4Addr::from(0xf000_0000 + number).to_string();
+        // What was read is a mapping with mappings in it.
         let Some(fields) = stored.value.as_object_mut() else { continue };
         let fields = fields.entry(&place[1..]).or_insert_with(|| json!({}));
         match key.kind {

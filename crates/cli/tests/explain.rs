@@ -24,7 +24,7 @@ status: {podIP: 10.0.0.2}
 ---
 apiVersion: v1
 kind: Node
-metadata: {name: n2}
+metadata: {name: n2, annotations: {projectcalico.org/IPv4Address: 192.0.2.2/24}}
 ---
 apiVersion: projectcalico.org/v3
 kind: GlobalNetworkSet
@@ -108,6 +108,7 @@ fn ends_ports_and_answers() {
         (&["globalnetworkset/partner", "web/back"], 0, "allowed by NetworkPolicy web/back, rule 3"),
         (&["203.0.113.7", "10.0.0.2", "--port", "icmp/8"], 1, "ICMP type 8"),
         (&["web/back", "web/front", "--port", "47"], 0, "protocol 47: allowed"),
+        (&["web/back", "web/front", "--port", "icmp"], 0, "ICMP type 8"),
         (&["web/back", "web/back"], 0, "never leaves the pod"),
         (&["web/nobody", "web/back"], 2, "error: pod web/nobody does not exist"),
         (&["node/n3", "web/back"], 2, "error: node n3 does not exist"),
@@ -145,7 +146,7 @@ fn manifests_with_problems_are_not_explained() {
         .args(["explain", "-f", "c.yml", "web/front", "web/back"])
         .output()
         .unwrap();
-    assert!(!output.status.success() && output.stdout.is_empty());
+    assert!(output.status.code() == Some(2) && output.stdout.is_empty());
     assert!(
         String::from_utf8(output.stderr)
             .unwrap()
@@ -163,7 +164,7 @@ fn manifests_are_completed_to_a_cluster() {
         )
     };
     let policy = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: p, namespace: shop}\nspec: {podSelector: {matchLabels: {app: db}}, ingress: [{from: [{podSelector: {matchLabels: {app: api}}}, {ipBlock: {cidr: 10.0.0.0/8}}]}]}\n";
-    let others = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n";
+    let others = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n---\napiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: s}\n";
     let text = workload("Deployment", "api")
         + &workload("StatefulSet", "db")
         + &workload("Deployment", "web")

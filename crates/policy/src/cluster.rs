@@ -65,7 +65,7 @@ pub(crate) fn readable(
         _ => None,
     };
     let priority = match (spec.get("priority"), tier) {
-        (None, Some("kube-baseline")) => None,
+        (None | Some(Value::Null), Some("kube-baseline")) => None,
         (priority, _) => Some(priority.and_then(Value::as_f64).unwrap_or(f64::NEG_INFINITY)),
     };
     // Read with this subject alone, to see whether that much is understood.
@@ -93,7 +93,8 @@ pub(crate) fn readable(
         _ => None,
     };
     let has = |direction: &str| {
-        spec.get(direction).is_some_and(|rules| !rules.as_array().is_some_and(Vec::is_empty))
+        spec.get(direction)
+            .is_some_and(|rules| !rules.is_null() && !rules.as_array().is_some_and(Vec::is_empty))
     };
     let directions = match (has("ingress"), has("egress")) {
         (false, false) => (true, true),

@@ -52,13 +52,15 @@ pub enum Hook {
     Untracked,
     /// At host endpoints only, before Services' addresses are translated.
     PreDnat,
+    /// Everywhere: a policy that is not understood, and does not say where.
+    Everywhere,
 }
 
 impl Hook {
     /// Whether policies of this hook are asked about packets from and to pods.
     #[must_use]
     pub fn is_for_pods(self) -> bool {
-        matches!(self, Self::Normal | Self::AlsoForwarded)
+        matches!(self, Self::Normal | Self::AlsoForwarded | Self::Everywhere)
     }
 }
 
@@ -107,7 +109,11 @@ pub struct Order {
 
 impl Order {
     pub(crate) fn new(order: Option<f64>, id: &PolicyId) -> Self {
-        Self { order, tie: format!("{}/{}/{}", id.name, id.namespace, id.kind.kind()) }
+        // -0 is 0.
+        Self {
+            order: order.map(|order| order + 0.0),
+            tie: format!("{}/{}/{}", id.name, id.namespace, id.kind.kind()),
+        }
     }
 }
 
@@ -172,20 +178,23 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
         PolicyKind::KubernetesNetworkPolicy => {
             let pods =
                 kubernetes::readable_selector(&id.namespace, spec.get("podSelector").unwrap_or(&Value::Null));
-            ("default".to_owned(), Some(kubernetes::ORDER), pods, named_directions(spec))
+            ("default".to_owned(), Some(kubernetes::ORDER), pods, named_directions(spec.get("policyTypes")))
         }
         PolicyKind::ClusterNetworkPolicy => cluster::readable(&id, spec, None),
         PolicyKind::AdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-admin")),
         PolicyKind::BaselineAdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-baseline")),
-        _ => {
-            (readable_tier(spec), readable_order(spec), readable_selector(&id, spec), named_directions(spec))
-        }
+        _ => (
+            readable_tier(spec),
+            readable_order(spec),
+            readable_selector(&id, spec),
+            named_directions(spec.get("types")),
+        ),
     };
     let deny = |named: bool| if named { vec![Rule::all(Action::Deny)] } else { Vec::new() };
     Compiled {
         tier,
         order: Order::new(order, &id),
-        hook: Hook::default(),
+        hook: readable_hook(id.kind, spec),
         selector,
         ingress,
         egress,
@@ -194,6 +203,24 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
         left_out: Vec::new(),
         not_understood: Some(problem),
         id,
+    }
+}
+
+/// Where a policy that is not understood is asked: everywhere, if that cannot be read.
+fn readable_hook(kind: PolicyKind, spec: &Value) -> Hook {
+    if kind != PolicyKind::GlobalNetworkPolicy {
+        return Hook::Normal;
+    }
+    let read = |field: &str| match spec.get(field) {
+        None | Some(Value::Null) => Some(false),
+        Some(given) => given.as_bool(),
+    };
+    match (read("doNotTrack"), read("preDNAT"), read("applyOnForward")) {
+        (Some(true), Some(false), Some(_)) => Hook::Untracked,
+        (Some(false), Some(true), Some(_)) => Hook::PreDnat,
+        (Some(false), Some(false), Some(true)) => Hook::AlsoForwarded,
+        (Some(false), Some(false), Some(false)) => Hook::Normal,
+        _ => Hook::Everywhere,
     }
 }
 
@@ -227,8 +254,8 @@ pub fn in_words(problems: &[FieldError]) -> String {
     problems.join("; ")
 }
 
-fn named_directions(spec: &Value) -> (bool, bool) {
-    let Some(types) = spec.get("types").or_else(|| spec.get("policyTypes")).and_then(Value::as_array) else {
+fn named_directions(types: Option<&Value>) -> (bool, bool) {
+    let Some(types) = types.and_then(Value::as_array) else {
         return (true, true);
     };
     let types: Option<Vec<PolicyType>> = types
@@ -258,6 +285,8 @@ fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
     for field in narrowing {
         match spec.get(field) {
             None | Some(Value::Null) => selectors.push(None),
+            // As in policies that are understood, blank is as good as absent.
+            Some(Value::String(text)) if text.trim().is_empty() => selectors.push(None),
             Some(text) => match text.as_str().map(Selector::parse) {
                 Some(Ok(selector)) => selectors.push(Some(selector)),
                 _ => return everything(),

@@ -76,7 +76,7 @@ fn compile_rule(
     rule: &NetworkPolicyRule,
     sets: &mut Sets,
 ) -> Vec<Rule> {
-    let everyone = || vec![(EntityMatch::default(), Selector::all())];
+    let everyone = || vec![(EntityMatch::default(), all_pods())];
     let peers: Vec<(EntityMatch, Selector)> = match rule.peers.as_slice() {
         [] => everyone(),
         peers => peers.iter().map(|peer| compile_peer(namespace, peer, sets)).collect(),
@@ -145,7 +145,7 @@ fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (
             not_nets: block.except.iter().map(|Cidr(net)| *net).collect(),
             ..EntityMatch::default()
         };
-        return (addresses, Selector::all());
+        return (addresses, all_pods());
     }
     let namespaces = match &peer.namespace_selector {
         None => Selector::equal(NAMESPACE_LABEL, namespace),
@@ -156,6 +156,11 @@ fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (
     terms.extend(of_kubernetes(&pods));
     let pods = Selector::all_of(terms);
     (EntityMatch { sets: vec![named(pods.clone(), sets)], ..EntityMatch::default() }, pods)
+}
+
+/// All pods: only they declare ports that Kubernetes' policies may mean.
+fn all_pods() -> Selector {
+    Selector::equal(ORCHESTRATOR_LABEL, "k8s")
 }
 
 fn pods_of(namespace: &str, pods: &LabelSelector) -> Selector {

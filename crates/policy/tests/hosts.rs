@@ -1,8 +1,10 @@
 //! Host endpoints and nodes, as the oracle judges them. Numbers in brackets are the points of the project's semantics.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+use serde_json::json;
 use tortie_api::manifest;
 use tortie_api::net::Protocol;
+use tortie_api::{Key, Kind};
 use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 
 /// Two nodes with a pod each, in an overlay; `outside` is 203.0.113.9.
@@ -71,11 +73,20 @@ fn peer(name: &str) -> Peer {
 }
 
 fn passes(objects: &str, flow: &str) -> bool {
+    let snapshot = snapshot(objects);
+    verdict(&snapshot, flow)
+}
+
+fn snapshot(objects: &str) -> Snapshot {
     let mut snapshot = Snapshot::new();
     let read = manifest::read("m.yml", &format!("{CLUSTER}{objects}"));
     for object in read.unwrap_or_else(|problems| panic!("{problems:?}")) {
         snapshot.insert(object.key, object.value, None);
     }
+    snapshot
+}
+
+fn verdict(snapshot: &Snapshot, flow: &str) -> bool {
     let (from, rest) = flow.split_once(" > ").unwrap();
     let (to, port) = rest.split_once(' ').unwrap();
     let (port, via) = match port.split_once(" via ") {
@@ -92,7 +103,7 @@ fn passes(objects: &str, flow: &str) -> bool {
         icmp: None,
         via: via.map(|via| (via.ip(), via.port())),
     };
-    Oracle::new(&snapshot).evaluate(&question).unwrap().verdict == Verdict::Allow
+    Oracle::new(snapshot).evaluate(&question).unwrap().verdict == Verdict::Allow
 }
 
 struct Case {
@@ -125,6 +136,14 @@ fn cases() -> Vec<Case> {
             ],
         },
         Case {
+            what: "the same in IPv6 (2)",
+            objects: "---\napiVersion: v1\nkind: Node\nmetadata: {name: n6, annotations: {projectcalico.org/IPv6Address: fd00::6/64}}\n".to_owned()
+                + "---\napiVersion: v1\nkind: Pod\nmetadata: {name: d, namespace: web, labels: {app: d}}\nspec: {nodeName: n6, containers: [{name: c}]}\nstatus: {podIP: 10.7.0.1, podIPs: [{ip: 10.7.0.1}, {ip: 'fd00:7::1'}]}\n"
+                + &policy("p", "{selector: app == 'd', ingress: [{action: Allow, protocol: UDP, source: {nets: ['fd00::/16']}}]}"),
+            allowed: &["node/n6 > web/d tcp/1", "fd00::6 > fd00:7::1 tcp/1", "fd00::5 > web/d udp/1"],
+            denied: &["fd00::5 > web/d tcp/1", "2001:db8::1 > web/d udp/1", "node/n1 > web/d udp/1"],
+        },
+        Case {
             what: "from a pod to its own node: the pod's egress, then Accept (3)",
             objects: policy("p", "{selector: app == 'b', egress: [{action: Allow, protocol: TCP}]}"),
             allowed: &["web/b > node/n2 tcp/1", "web/a > node/n1 udp/1"],
@@ -135,6 +154,12 @@ fn cases() -> Vec<Case> {
             objects: felix("{defaultEndpointToHostAction: Drop}"),
             allowed: &["web/b > node/n1 tcp/1", "web/b > web/a tcp/1"],
             denied: &["web/b > node/n2 tcp/1", "web/b > web/host tcp/1"],
+        },
+        Case {
+            what: "and of one node what is said of it alone (3)",
+            objects: felix("{defaultEndpointToHostAction: Drop}").replace("name: default", "name: node.n2"),
+            allowed: &["web/a > node/n1 tcp/1", "web/b > node/n1 tcp/1"],
+            denied: &["web/b > node/n2 tcp/1"],
         },
         Case {
             what: "a pod reaches itself (4)",
@@ -315,6 +340,16 @@ fn cases() -> Vec<Case> {
             denied: &["web/c > node/n2 udp/1", "web/a > node/n2 tcp/1", "node/n1 > web/b tcp/1"],
         },
         Case {
+            what: "beside a choice of namespaces, all() means all that have one, and a host endpoint has none (13)",
+            objects: host("h", "interfaceName: eth0, profiles: [projectcalico-default-allow]")
+                + &policy(
+                    "g",
+                    "{selector: all(), namespaceSelector: '!has(team)', ingress: [{action: Deny}]}",
+                ),
+            allowed: &["outside > node/n2 tcp/1"],
+            denied: &["outside > web/b tcp/1"],
+        },
+        Case {
             what: "policies of Kubernetes and of administrators are about pods only (9, 13)",
             objects: host("h", "interfaceName: eth0, profiles: [projectcalico-default-allow]")
                 + "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: c}\nspec: {tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}], egress: [{action: Deny, to: [{networks: [0.0.0.0/0]}]}]}\n",
@@ -332,5 +367,31 @@ fn host_endpoints_come_to_what_they_say() {
                 assert_eq!(passes(&case.objects, flow), expected, "{}: {flow}", case.what);
             }
         }
+    }
+}
+
+/// A policy that is not understood denies where it would have been asked; everywhere, if it does not say where (18).
+#[test]
+fn what_is_not_understood_denies_where_it_would_have_been_asked() {
+    let host = host("h", "interfaceName: eth0, profiles: [projectcalico-default-allow]");
+    let later = policy(
+        "z",
+        "{selector: on == 'n2', order: 5, doNotTrack: true, applyOnForward: true, ingress: [{action: Allow}], egress: [{action: Allow}]}",
+    );
+    for (hook, forwarded, own) in [
+        (json!({}), true, false),
+        (json!({"applyOnForward": true}), false, false),
+        (json!({"doNotTrack": true, "applyOnForward": true}), false, false),
+        (json!({"preDNAT": true, "applyOnForward": true}), false, false),
+        (json!({"doNotTrack": "perhaps"}), false, false),
+    ] {
+        let mut spec = json!({"selector": "on == 'n2'", "order": 1, "types": ["Ingress"], "colour": "blue"});
+        spec.as_object_mut().unwrap().extend(hook.as_object().unwrap().clone());
+        let later = if hook.get("doNotTrack").is_some() { later.as_str() } else { "" };
+        let mut snapshot = snapshot(&format!("{host}{later}"));
+        let value = json!({"metadata": {"name": "p"}, "spec": spec});
+        snapshot.insert(Key::global(Kind::GlobalNetworkPolicy, "p"), value, None);
+        assert_eq!(verdict(&snapshot, "outside > web/b tcp/1"), forwarded, "{hook}");
+        assert_eq!(verdict(&snapshot, "outside > node/n2 tcp/1"), own, "{hook}");
     }
 }

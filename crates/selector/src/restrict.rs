@@ -54,15 +54,20 @@ fn both(mut left: Restrictions, right: Restrictions) -> Restrictions {
     left
 }
 
-fn either(left: Restrictions, mut right: Restrictions) -> Restrictions {
-    let merge = |(label, a): (String, Restriction)| {
-        let b = right.remove(&label)?;
-        let merged = Restriction {
-            present: a.present && b.present,
-            absent: a.absent && b.absent,
-            values: a.values.zip(b.values).map(|(a, b)| &a | &b),
+/// What holds whichever of the two holds. The sets of values grow in place: a chain of `||` may be long.
+fn either(mut left: Restrictions, mut right: Restrictions) -> Restrictions {
+    left.retain(|label, restriction| {
+        let Some(other) = right.remove(label) else { return false };
+        restriction.present &= other.present;
+        restriction.absent &= other.absent;
+        restriction.values = match (restriction.values.take(), other.values) {
+            (Some(mut values), Some(more)) => {
+                values.extend(more);
+                Some(values)
+            }
+            _ => None,
         };
-        (merged != Restriction::default()).then_some((label, merged))
-    };
-    left.into_iter().filter_map(merge).collect()
+        *restriction != Restriction::default()
+    });
+    left
 }

@@ -75,7 +75,7 @@ impl HostEndpoint {
     }
 }
 
-/// The settings of nodes, as far as they change what policy means. Only the object `default` counts.
+/// The settings of nodes, as far as they change what policy means: of all in the object `default`, of one in `node.<name>`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct FelixConfiguration {
     /// Its name.
@@ -94,7 +94,7 @@ pub struct FelixConfigurationSpec {
     /// Ports elsewhere that no policy of host endpoints closes for packets out of the host.
     pub failsafe_outbound_host_ports: Option<Vec<FailsafePort>>,
     /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3).
-    pub default_endpoint_to_host_action: EndpointToHostAction,
+    pub default_endpoint_to_host_action: Option<EndpointToHostAction>,
 }
 
 /// What becomes of packets from pods to their own node.
@@ -162,6 +162,21 @@ impl FailsafePort {
 }
 
 impl FelixConfigurationSpec {
+    /// What one node has: what is said of it alone (`node.<name>`) goes before what is said of all.
+    #[must_use]
+    pub fn or(self, all: &Self) -> Self {
+        let all = all.clone();
+        Self {
+            failsafe_inbound_host_ports: self.failsafe_inbound_host_ports.or(all.failsafe_inbound_host_ports),
+            failsafe_outbound_host_ports: self
+                .failsafe_outbound_host_ports
+                .or(all.failsafe_outbound_host_ports),
+            default_endpoint_to_host_action: self
+                .default_endpoint_to_host_action
+                .or(all.default_endpoint_to_host_action),
+        }
+    }
+
     /// The ports that stay open into a host.
     #[must_use]
     pub fn failsafe_inbound(&self) -> Vec<FailsafePort> {

@@ -106,10 +106,10 @@ pub struct Rule {
     #[serde(default)]
     pub not_protocol: Option<ProtocolName>,
     /// The ICMP message that packets must be.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "icmp")]
     pub icmp: Option<Icmp>,
     /// The ICMP message that packets must not be.
-    #[serde(default, rename = "notICMP")]
+    #[serde(default, rename = "notICMP", deserialize_with = "icmp")]
     pub not_icmp: Option<Icmp>,
     /// What must hold of the source.
     #[serde(default, deserialize_with = "or_default")]
@@ -199,7 +199,7 @@ pub struct ServiceMatch {
     /// Its name.
     pub name: String,
     /// Its namespace; absent is the policy's.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "filled")]
     pub namespace: Option<String>,
 }
 
@@ -213,6 +213,17 @@ pub struct ServiceAccountMatch {
     /// Labels of the service account.
     #[serde(default, deserialize_with = "selector")]
     pub selector: Option<Selector>,
+}
+
+/// Text that may be absent, null or empty.
+fn filled<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
+}
+
+/// An ICMP criterion; one without a type says nothing, but a code without a type is wrong and stays to be refused.
+fn icmp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Icmp>, D::Error> {
+    let icmp = Option::<Icmp>::deserialize(deserializer)?;
+    Ok(icmp.filter(|icmp| icmp.icmp_type.is_some() || icmp.code.is_some()))
 }
 
 fn accounts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ServiceAccountMatch>, D::Error> {
@@ -339,6 +350,7 @@ impl Rule {
         for (entity, side) in [(&self.source, "source"), (&self.destination, "destination")] {
             entity.validate(&format!("{path}.{side}"), self.protocol, problems);
         }
+        self.validate_families(path, problems);
         let (other, field) = match path.starts_with("spec.egress") {
             true => (&self.source, "source.services"),
             false => (&self.destination, "destination.services"),
@@ -346,6 +358,26 @@ impl Rule {
         if other.services.is_some() {
             let problem = "a Service may be an egress rule's destination or an ingress rule's source only";
             problems.push(FieldError::new(format!("{path}.{field}"), problem));
+        }
+    }
+}
+
+impl Rule {
+    /// One rule speaks of one family, which is that of its `ipVersion`.
+    fn validate_families(&self, path: &str, problems: &mut Vec<FieldError>) {
+        let mut wrong =
+            |field: &str, problem: &str| problems.push(FieldError::new(format!("{path}.{field}"), problem));
+        let mut first = None;
+        for (entity, side) in [(&self.source, "source.nets"), (&self.destination, "destination.nets")] {
+            for Cidr(net) in entity.nets.iter().chain(&entity.not_nets) {
+                let version = if net.addr().is_ipv4() { 4 } else { 6 };
+                if *first.get_or_insert(version) != version {
+                    return wrong(side, "one rule cannot mix IPv4 and IPv6 networks");
+                }
+                if self.ip_version.is_some_and(|wanted| wanted != version) {
+                    return wrong(side, "the networks are not of the rule's ipVersion");
+                }
+            }
         }
     }
 }
@@ -400,12 +432,12 @@ impl EntityRule {
                 wrong("services", format!("may not stand beside {field}"));
             }
         }
+        let accounts = self.service_accounts.as_ref().and_then(|accounts| accounts.selector.as_ref());
+        if accounts.is_some_and(Selector::mentions_global) {
+            wrong("serviceAccounts.selector", "global() may stand only in namespaceSelector".into());
+        }
         if self.not_nets.iter().any(|Cidr(net)| net.prefix_len() == 0) {
             wrong("notNets", "a network that holds every address would match nothing".into());
-        }
-        let families = self.nets.iter().chain(&self.not_nets).map(|Cidr(net)| net.addr().is_ipv4());
-        if families.clone().any(|v4| v4) && families.clone().any(|v4| !v4) {
-            wrong("nets", "one rule cannot mix IPv4 and IPv6 networks".into());
         }
         let global_beside_others = |selector: &Option<Selector>| {
             selector.as_ref().is_some_and(|selector| selector.mentions_global() && !selector.is_global())

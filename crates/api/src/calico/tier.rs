@@ -102,7 +102,16 @@ impl Profile {
         let mut problems = Vec::new();
         for (rules, direction) in [(&self.spec.ingress, "ingress"), (&self.spec.egress, "egress")] {
             for (index, rule) in rules.iter().enumerate() {
-                rule.validate(&format!("spec.{direction}[{index}]"), &mut problems);
+                let path = format!("spec.{direction}[{index}]");
+                rule.validate(&path, &mut problems);
+                for (service, side) in
+                    [(&rule.source.services, "source"), (&rule.destination.services, "destination")]
+                {
+                    if service.as_ref().is_some_and(|service| service.namespace.is_none()) {
+                        let problem = "is missing: a profile has no namespace of its own";
+                        problems.push(FieldError::new(format!("{path}.{side}.services.namespace"), problem));
+                    }
+                }
             }
         }
         if problems.is_empty() { Ok(()) } else { Err(problems) }

@@ -276,6 +276,10 @@ fn part<T: DeserializeOwned>(name: &str, value: &Value) -> Result<T, String> {
     typed(value).map_err(|error| format!("{name}: {error}"))
 }
 
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Nets(Vec<Cidr>);
+
 fn peer(given: &Map<String, Value>, networks: bool) -> ClusterPeer {
     let read = || match only(given)? {
         ("namespaces", value) => Ok(ClusterPeer::Namespaces(part("namespaces", value)?)),
@@ -283,7 +287,10 @@ fn peer(given: &Map<String, Value>, networks: bool) -> ClusterPeer {
             let pods: NamespacedPods = part("pods", value)?;
             Ok(ClusterPeer::Pods { namespaces: pods.namespace_selector, pods: pods.pod_selector })
         }
-        ("networks", value) if networks => Ok(ClusterPeer::Networks(part("networks", value)?)),
+        ("networks", value) if networks => match part("networks", value)? {
+            Nets(nets) if nets.is_empty() => Err("networks: needs at least one".to_owned()),
+            Nets(nets) => Ok(ClusterPeer::Networks(nets)),
+        },
         (other, _) => Err(format!("a peer by {other:?} is not known")),
     };
     read().unwrap_or_else(ClusterPeer::Unknown)

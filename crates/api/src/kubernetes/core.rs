@@ -1,7 +1,7 @@
 //! `v1`: Namespace, Node, ServiceAccount, Pod.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::Deserialize;
 
@@ -44,6 +44,8 @@ pub struct NodeSpec {
 impl Node {
     /// The annotation with the node's own address and prefix length.
     pub const ADDRESS: &str = "projectcalico.org/IPv4Address";
+    /// The annotation with the node's own IPv6 address and prefix length.
+    pub const ADDRESS_V6: &str = "projectcalico.org/IPv6Address";
     /// The annotation with the address of the node's VXLAN device.
     pub const VXLAN_ADDRESS: &str = "projectcalico.org/IPv4VXLANTunnelAddr";
     /// The annotation with the MAC address of the node's VXLAN device.
@@ -55,6 +57,15 @@ impl Node {
     #[must_use]
     pub fn address(&self) -> Option<Ipv4Addr> {
         self.ipv4(Self::ADDRESS)
+    }
+
+    /// The node's own IPv6 address.
+    #[must_use]
+    pub fn address_v6(&self) -> Option<Ipv6Addr> {
+        match address_of(self.metadata.annotations.get(Self::ADDRESS_V6)?)? {
+            IpAddr::V6(address) => Some(address),
+            IpAddr::V4(_) => None,
+        }
     }
 
     /// The address of the node's VXLAN device.
@@ -138,8 +149,27 @@ pub struct PodStatus {
     /// Its address, once it has one.
     #[serde(rename = "podIP")]
     pub pod_ip: Option<IpAddr>,
+    /// Its addresses of both families, that one among them.
+    #[serde(rename = "podIPs", deserialize_with = "list")]
+    pub pod_ips: Vec<PodIp>,
     /// `Pending`, `Running`, `Succeeded`, `Failed`.
     pub phase: Option<String>,
+}
+
+/// One of a pod's addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PodIp {
+    /// The address.
+    pub ip: IpAddr,
+}
+
+impl PodStatus {
+    /// Every address that it has.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let others = self.pod_ips.iter().map(|each| each.ip).filter(|ip| Some(*ip) != self.pod_ip);
+        self.pod_ip.into_iter().chain(others).collect()
+    }
 }
 
 impl Pod {

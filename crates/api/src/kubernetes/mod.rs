@@ -7,7 +7,7 @@ mod service;
 
 pub use cluster_policy::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, ClusterTier};
 pub use core::{
-    Container, ContainerPort, Namespace, Node, NodeSpec, Pod, PodSpec, PodStatus, ServiceAccount,
+    Container, ContainerPort, Namespace, Node, NodeSpec, Pod, PodIp, PodSpec, PodStatus, ServiceAccount,
 };
 pub use network_policy::{
     IntOrString, IpBlock, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 
 use crate::calico::PolicyType;
-use crate::fields::{Cidr, list};
+use crate::fields::{Cidr, is_label_name, is_label_value, list};
 use crate::{FieldError, Metadata};
 
 /// A policy for the pods of one namespace.
@@ -118,13 +118,27 @@ pub struct NetworkPolicyPort {
 }
 
 /// A number or a name.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IntOrString {
     /// A number.
     Number(u16),
     /// A name.
     Name(String),
+}
+
+impl<'de> Deserialize<'de> for IntOrString {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wrong = |given: &serde_json::Value| {
+            serde::de::Error::custom(format!("{given} is no port: a number from 1 to 65535, or a name"))
+        };
+        match serde_json::Value::deserialize(deserializer)? {
+            serde_json::Value::String(name) => Ok(Self::Name(name)),
+            given => match given.as_u64().map(u16::try_from) {
+                Some(Ok(number)) => Ok(Self::Number(number)),
+                _ => Err(wrong(&given)),
+            },
+        }
+    }
 }
 
 /// A selector in Kubernetes' form.
@@ -192,8 +206,9 @@ impl NetworkPolicyPeer {
             }
             Some(block) => {
                 for (index, Cidr(except)) in block.except.iter().enumerate() {
-                    if !block.cidr.0.contains(except) {
-                        let problem = format!("{except} does not lie inside {}", block.cidr.0);
+                    if !block.cidr.0.contains(except) || block.cidr.0 == *except {
+                        let problem =
+                            format!("{except} does not lie inside {}, as a part of it", block.cidr.0);
                         problems.push(FieldError::new(format!("{path}.ipBlock.except[{index}]"), problem));
                     }
                 }
@@ -246,8 +261,27 @@ fn is_port_name(name: &str) -> bool {
 
 impl LabelSelector {
     fn validate(&self, path: &str, problems: &mut Vec<FieldError>) {
+        for (name, value) in &self.match_labels {
+            let path = format!("{path}.matchLabels.{name}");
+            if !is_label_name(name) {
+                problems.push(FieldError::new(&path, format!("{name:?} is no label name")));
+            }
+            if !is_label_value(value) {
+                problems.push(FieldError::new(&path, format!("{value:?} is no label value")));
+            }
+        }
         for (index, requirement) in self.match_expressions.iter().enumerate() {
             let path = format!("{path}.matchExpressions[{index}]");
+            if !is_label_name(&requirement.key) {
+                problems.push(FieldError::new(
+                    format!("{path}.key"),
+                    format!("{:?} is no label name", requirement.key),
+                ));
+            }
+            if let Some(value) = requirement.values.iter().find(|value| !is_label_value(value)) {
+                problems
+                    .push(FieldError::new(format!("{path}.values"), format!("{value:?} is no label value")));
+            }
             match (requirement.operator.as_str(), requirement.values.is_empty()) {
                 ("In" | "NotIn", true) => {
                     problems.push(FieldError::new(format!("{path}.values"), "needs at least one value"));

@@ -88,11 +88,18 @@ impl EndpointSlice {
         self.metadata.labels.get(Self::SERVICE).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// Address, protocol and port of each backend. Whether it is ready does not matter, as in Calico: a policy does not
-    /// change when a probe fails.
+    /// The addresses of the backends. Whether one is ready does not matter, as in Calico: a policy does not change when a
+    /// probe fails.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.endpoints
+            .iter()
+            .flat_map(|endpoint| &endpoint.addresses)
+            .filter_map(|address| address.parse().ok())
+    }
+
+    /// Address, protocol and port of each backend, as far as it has a port.
     pub fn backends(&self) -> impl Iterator<Item = (IpAddr, Protocol, u16)> {
-        let addresses = self.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
-        addresses.filter_map(|address| address.parse().ok()).flat_map(|address| {
+        self.addresses().flat_map(|address| {
             self.ports.iter().filter_map(move |port| {
                 let protocol = Protocol::from_name(port.protocol.as_deref().unwrap_or("TCP"))?;
                 Some((address, protocol, port.port?))

@@ -170,9 +170,10 @@ fn garbage_is_closed() {
         json!(null),
         json!([]),
         json!("x"),
-        json!({"spec": []}),
-        json!({"spec": {"types": "all"}}),
-        json!({"metadata": {}, "spec": {"order": "first"}}),
+        json!({"metadata": {"name": "p"}, "spec": []}),
+        json!({"metadata": {"name": "p"}, "spec": {"types": "all", "policyTypes": "all"}}),
+        json!({"metadata": {"name": "p"}, "spec": {"order": "first", "ingress": [[]]}}),
+        json!({"metadata": {"name": "p"}, "spec": {"ingress": [{"from": [{"podSelector": []}], "source": []}]}}),
     ] {
         let mut calc = calc_of("");
         calc.update(&Key::namespaced(Kind::NetworkPolicy, "db", "p"), Some(&value));

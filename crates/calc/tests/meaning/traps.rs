@@ -145,6 +145,100 @@ fn traps() -> Vec<Trap> {
             denied: &[],
         },
         Trap {
+            what: "a list where a mapping belongs would be a mapping of defaults: everybody",
+            stored: vec![
+                calico(
+                    "db",
+                    "p",
+                    json!({"order": 1, "types": ["Ingress"], "ingress": [{"action": "Allow", "source": []}]}),
+                ),
+                kubernetes(
+                    json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"to": [{"namespaceSelector": []}]}]}),
+                ),
+            ],
+            allowed: &["web/front > outside tcp/1"],
+            denied: &["web/front > db/main tcp/1", "db/main > web/front tcp/1"],
+        },
+        Trap {
+            what: "fields of the other API do not say in which directions a policy that is not understood denies (18)",
+            stored: vec![calico(
+                "db",
+                "p",
+                json!({"policyTypes": ["Egress"], "ingress": [{"action": "Deny"}]}),
+            )],
+            allowed: &[],
+            denied: &["web/front > db/main tcp/1", "db/main > web/front tcp/1"],
+        },
+        Trap {
+            what: "blank selectors are none, also in a policy that is not understood (18)",
+            stored: vec![calico(
+                "",
+                "g",
+                json!({"types": ["Ingress"], "selector": " ", "namespaceSelector": "", "serviceAccountSelector": "", "colour": "blue"}),
+            )],
+            allowed: &[],
+            denied: &["web/front > db/main tcp/1", "db/main > web/back tcp/1"],
+        },
+        Trap {
+            what: "a label name that is none could pass for two criteria, and one set for another",
+            stored: vec![kubernetes(
+                json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": {"matchExpressions": [{"key": "a) && has(pod:b", "operator": "DoesNotExist"}]}}]}]}),
+            )],
+            allowed: &["db/main > outside tcp/1"],
+            denied: &["db/copy > db/main tcp/1"],
+        },
+        Trap {
+            what: "where the tiers that every cluster has stand is not for anybody to say (7)",
+            stored: vec![
+                tier("default", json!({"order": 1e9})),
+                (
+                    Key::global(Kind::ClusterNetworkPolicy, "c"),
+                    json!({"metadata": {"name": "c"}, "spec": {"tier": "Baseline", "priority": 1, "subject": {"namespaces": {}}, "ingress": [{"action": "Accept", "from": [{"namespaces": {}}]}]}}),
+                ),
+                calico("db", "p", json!({"ingress": [{"action": "Deny"}]})),
+            ],
+            allowed: &["db/main > web/front tcp/1"],
+            denied: &["web/front > db/main tcp/1"],
+        },
+        Trap {
+            what: "no networks are nobody, and not everybody",
+            stored: vec![
+                (
+                    Key::global(Kind::ClusterNetworkPolicy, "c"),
+                    json!({"metadata": {"name": "c"}, "spec": {"tier": "Admin", "priority": 1, "subject": {"namespaces": {}}, "egress": [{"action": "Accept", "to": [{"networks": []}]}]}}),
+                ),
+                calico("web", "p", json!({"egress": [{"action": "Deny"}]})),
+            ],
+            allowed: &["db/main > outside tcp/1"],
+            denied: &["web/front > outside tcp/1"],
+        },
+        Trap {
+            what: "a Service without ports has backends all the same; an empty namespace is the policy's",
+            stored: vec![
+                (
+                    Key::namespaced(Kind::EndpointSlice, "db", "s1"),
+                    json!({"metadata": {"name": "s1", "labels": {"kubernetes.io/service-name": "s"}}, "endpoints": [{"addresses": ["10.0.0.1"]}], "ports": []}),
+                ),
+                calico(
+                    "db",
+                    "p",
+                    json!({"ingress": [{"action": "Deny", "source": {"services": {"name": "s", "namespace": ""}}}, {"action": "Allow"}]}),
+                ),
+            ],
+            allowed: &["web/back > db/main tcp/1"],
+            denied: &["web/front > db/main tcp/1"],
+        },
+        Trap {
+            what: "an ICMP criterion without a type is none (calico.md 2.4)",
+            stored: vec![calico(
+                "db",
+                "p",
+                json!({"ingress": [{"action": "Deny", "protocol": "ICMP", "notICMP": {}}, {"action": "Allow"}]}),
+            )],
+            allowed: &["web/front > db/main tcp/1"],
+            denied: &["web/front > db/main icmp/8"],
+        },
+        Trap {
             what: "a Deny stays where the rest of its policy cannot be enforced (T20)",
             stored: vec![calico(
                 "db",

@@ -434,11 +434,14 @@ fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
                 });
             let rules = |direction: &'static str| {
                 let side = if direction == "ingress" { "from" } else { "to" };
-                let networks = prop::sample::select(vec!["10.0.0.0/29", "0.0.0.0/0", "fd00::/64"]).prop_map(
-                    move |net| {
-                        if side == "to" { json!({"networks": [net]}) } else { json!({"namespaces": {}}) }
-                    },
-                );
+                let networks = prop::sample::select(vec!["10.0.0.0/29", "0.0.0.0/0", "fd00::/64", ""])
+                    .prop_map(move |net| {
+                        if side == "to" {
+                            json!({"networks": if net.is_empty() { vec![] } else { vec![net] }})
+                        } else {
+                            json!({"namespaces": {}})
+                        }
+                    });
                 let unknown = Just(json!({"nodes": {}}));
                 let peer = prop_oneof![12 => pods(), 3 => networks, 1 => unknown];
                 let action =
@@ -581,10 +584,13 @@ fn kubernetes_policy() -> impl Strategy<Value = (Key, Value)> {
         )
     };
     let types = of(subsequence(vec!["Ingress", "Egress"], 1..=2));
-    (select(&NAMESPACES[..]), kubernetes_selector(), rules("from"), rules("to"), types).prop_map(
-        |(namespace, selector, ingress, egress, types)| {
+    let odd = select(vec!["", "", "", "", "", "", "", "", "", "", "colour", "types", "podSelector"]);
+    (select(&NAMESPACES[..]), kubernetes_selector(), rules("from"), rules("to"), types, odd).prop_map(
+        |(namespace, selector, ingress, egress, types, odd)| {
             let spec = maybe(vec![
-                ("podSelector", Some(selector)),
+                ("colour", (odd == "colour").then_some(json!("blue"))),
+                ("types", (odd == "types").then_some(json!(["Egress"]))),
+                ("podSelector", Some(if odd == "podSelector" { json!([]) } else { selector })),
                 ("ingress", Some(json!(ingress))),
                 ("egress", Some(json!(egress))),
                 ("policyTypes", types.map(Value::from)),

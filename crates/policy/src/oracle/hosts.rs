@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use tortie_api::Cidr;
-use tortie_api::calico::{EndpointToHostAction, FailsafePort};
+use tortie_api::calico::{EndpointToHostAction, FailsafePort, FelixConfigurationSpec};
 use tortie_api::net::{Direction, Protocol};
 
 use super::Oracle;
@@ -42,7 +42,8 @@ impl Oracle<'_> {
                 packet,
             )
         };
-        let failsafe = self.is_failsafe(*direction, &early);
+        let felix = self.world.felix(&interface.node);
+        let failsafe = is_failsafe(felix, *direction, &early);
         if failsafe {
             notes.push(format!("{}: a failsafe port, which its policies do not close", interface.identity));
         }
@@ -82,7 +83,7 @@ impl Oracle<'_> {
         let asked =
             Asked { identity: &interface.identity, profiles: &interface.profiles, table: Table::Untracked };
         let mut trace = self.judge(&asked, back, &packet);
-        if self.is_failsafe_reply(direction, &packet) {
+        if is_failsafe_reply(self.world.felix(&interface.node), direction, &packet) {
             return None;
         }
         trace.reply = true;
@@ -94,28 +95,28 @@ impl Oracle<'_> {
 
     /// From a pod to its own node: what the node is told to do with such packets.
     pub(super) fn to_own_node(&self, node: &str) -> Trace {
-        let action = self.world.felix.default_endpoint_to_host_action;
+        let action = self.world.felix(node).default_endpoint_to_host_action.unwrap_or_default();
         let verdict = Verdict::from(action != EndpointToHostAction::Drop);
         Trace::begin(format!("node {node}"), Direction::Ingress, Table::Normal)
             .decided(verdict, DecidedBy::EndpointToHost { action: format!("{action:?}") })
     }
+}
 
-    fn is_failsafe(&self, direction: Direction, packet: &Packet<'_>) -> bool {
-        let (ports, other) = match direction {
-            Direction::Ingress => (self.world.felix.failsafe_inbound(), packet.source.address),
-            Direction::Egress => (self.world.felix.failsafe_outbound(), packet.destination.address),
-        };
-        holds(&ports, packet.protocol, packet.destination.port, other)
-    }
+fn is_failsafe(felix: &FelixConfigurationSpec, direction: Direction, packet: &Packet<'_>) -> bool {
+    let (ports, other) = match direction {
+        Direction::Ingress => (felix.failsafe_inbound(), packet.source.address),
+        Direction::Egress => (felix.failsafe_outbound(), packet.destination.address),
+    };
+    holds(&ports, packet.protocol, packet.destination.port, other)
+}
 
-    /// Whether the reply belongs to a failsafe port: its source is the port that stays open.
-    fn is_failsafe_reply(&self, direction: Direction, reply: &Packet<'_>) -> bool {
-        let (ports, other) = match direction {
-            Direction::Ingress => (self.world.felix.failsafe_inbound(), reply.destination.address),
-            Direction::Egress => (self.world.felix.failsafe_outbound(), reply.source.address),
-        };
-        holds(&ports, reply.protocol, reply.source.port, other)
-    }
+/// Whether the reply belongs to a failsafe port: its source is the port that stays open.
+fn is_failsafe_reply(felix: &FelixConfigurationSpec, direction: Direction, reply: &Packet<'_>) -> bool {
+    let (ports, other) = match direction {
+        Direction::Ingress => (felix.failsafe_inbound(), reply.destination.address),
+        Direction::Egress => (felix.failsafe_outbound(), reply.source.address),
+    };
+    holds(&ports, reply.protocol, reply.source.port, other)
 }
 
 fn holds(ports: &[FailsafePort], protocol: Protocol, number: u16, other: IpAddr) -> bool {

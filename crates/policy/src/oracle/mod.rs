@@ -1,8 +1,9 @@
 //! The oracle: whether a packet may pass, and why, straight from the resources.
 //!
 //! [`evaluate`] is what compiled programs are tested against, and what `tortie explain` prints. It is naive on purpose:
-//! no index, no set, no conversion of one kind of policy into another, and nothing shared with the compiled path but
-//! the reading of resources and the selector evaluator.
+//! no index, no set, no conversion of one kind of policy into another. It shares with the compiled path the reading of
+//! resources (with the API's own defaults: which directions a policy has, what makes a rule not understood, a slice's
+//! backends) and the selector evaluator, each of which has tests of its own.
 
 mod ask;
 mod calico;

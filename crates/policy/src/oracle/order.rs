@@ -7,7 +7,7 @@ use tortie_api::calico::{PolicySpec, PolicyType, TierDefault, WELL_KNOWN_TIERS};
 use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, LabelSelector, NetworkPolicySpec};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
-use tortie_selector::Selector;
+use tortie_selector::{NAMESPACE_LABEL, Selector};
 
 use super::judge::Asked;
 use super::snapshot::{Snapshot, Stored};
@@ -44,6 +44,8 @@ enum Hook {
     AlsoForwarded,
     Untracked,
     PreDnat,
+    /// In every table: it is not understood, and does not say where.
+    Everywhere,
 }
 
 pub(super) enum Rules<'a> {
@@ -101,6 +103,15 @@ fn described(snapshot: &Snapshot, name: &str) -> (TierPlace, TierDefault) {
     if name.is_empty() {
         return (place(Some(f64::NEG_INFINITY)), TierDefault::Deny);
     }
+    // Where the tiers that every cluster has stand is not for anybody to say.
+    let well_known = WELL_KNOWN_TIERS.iter().find(|(known, ..)| *known == name);
+    if let Some((_, order, end)) = well_known {
+        let end = match snapshot.get(&Key::global(Kind::Tier, name)).map(|stored| &stored.resource) {
+            None | Some(Ok(_)) => *end,
+            Some(Err(_)) => TierDefault::Deny,
+        };
+        return (place(Some(*order)), end);
+    }
     if let Some(stored) = snapshot.get(&Key::global(Kind::Tier, name)) {
         return match &stored.resource {
             Ok(Resource::Tier(tier)) => {
@@ -109,10 +120,7 @@ fn described(snapshot: &Snapshot, name: &str) -> (TierPlace, TierDefault) {
             _ => (place(readable_order(&stored.value["spec"])), TierDefault::Deny),
         };
     }
-    match WELL_KNOWN_TIERS.iter().find(|(known, ..)| *known == name) {
-        Some((_, order, end)) => (place(Some(*order)), *end),
-        None => (TierPlace { unknown: true, order: None }, TierDefault::Deny),
-    }
+    (TierPlace { unknown: true, order: None }, TierDefault::Deny)
 }
 
 fn readable_order(spec: &Value) -> Option<f64> {
@@ -193,14 +201,35 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
         // The tier without a name stands before all others.
         _ => "",
     };
-    Some((tier.to_owned(), Policy { name, stored, staged, hook: hook(stored), rules, order, types, subject }))
+    Some((
+        tier.to_owned(),
+        Policy { name, stored, staged, hook: hook(key, stored), rules, order, types, subject },
+    ))
 }
 
-fn hook(stored: &Stored) -> Hook {
+/// Of a policy that is not understood, what of this can be read; if not all of it can, it is asked everywhere.
+fn readable_hook(spec: &Value) -> Hook {
+    let fields = ["doNotTrack", "preDNAT", "applyOnForward"].map(|field| match &spec[field] {
+        Value::Null => Some(false),
+        given => given.as_bool(),
+    });
+    match fields {
+        [Some(true), Some(false), Some(_)] => Hook::Untracked,
+        [Some(false), Some(true), Some(_)] => Hook::PreDnat,
+        [Some(false), Some(false), Some(true)] => Hook::AlsoForwarded,
+        [Some(false), Some(false), Some(false)] => Hook::Normal,
+        _ => Hook::Everywhere,
+    }
+}
+
+fn hook(key: &Key, stored: &Stored) -> Hook {
+    if !matches!(key.kind, Kind::GlobalNetworkPolicy | Kind::StagedGlobalNetworkPolicy) {
+        return Hook::Normal;
+    }
     let Ok(Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)) =
         &stored.resource
     else {
-        return Hook::Normal;
+        return readable_hook(&stored.value["spec"]);
     };
     let spec = &policy.spec;
     match (spec.do_not_track, spec.pre_dnat) {
@@ -299,12 +328,13 @@ impl Policy<'_> {
             Direction::Ingress => PolicyType::Ingress,
             Direction::Egress => PolicyType::Egress,
         });
-        let in_table = match asked.table {
-            Table::Normal => matches!(self.hook, Hook::Normal | Hook::AlsoForwarded),
-            Table::Forward => self.hook == Hook::AlsoForwarded,
-            Table::Untracked => self.hook == Hook::Untracked,
-            Table::PreDnat => self.hook == Hook::PreDnat,
-        };
+        let in_table = self.hook == Hook::Everywhere
+            || match asked.table {
+                Table::Normal => matches!(self.hook, Hook::Normal | Hook::AlsoForwarded),
+                Table::Forward => self.hook == Hook::AlsoForwarded,
+                Table::Untracked => self.hook == Hook::Untracked,
+                Table::PreDnat => self.hook == Hook::PreDnat,
+            };
         let global = self.name.namespace.is_empty();
         let here = global || self.name.namespace == asked.identity.namespace;
         speaks && in_table && here && self.selects(asked.identity, global)
@@ -319,7 +349,12 @@ impl Policy<'_> {
             Subject::Calico { namespaces, accounts, selector } => {
                 // Only a policy for the whole cluster chooses among namespaces.
                 let namespaces = namespaces.as_ref().filter(|_| global);
-                selector.as_ref().is_none_or(|selector| selector.matches(&pod.labels))
+                // Beside a choice of namespaces, "all" means all that have one (`calico.md` 1.5).
+                let whole = |selector: &Selector| match namespaces {
+                    Some(_) => selector.all_means_has(NAMESPACE_LABEL).matches(&pod.labels),
+                    None => selector.matches(&pod.labels),
+                };
+                selector.as_ref().is_none_or(whole)
                     && namespaces.is_none_or(|selector| calico::of_namespace(selector, pod))
                     && accounts.as_ref().is_none_or(|selector| calico::of_account(selector, pod))
             }

@@ -79,11 +79,13 @@ impl<'a> Packet<'a> {
     /// Whether the Service has a backend with this side's address, and with the packet's protocol and this side's port
     /// too where `with_port`.
     pub(super) fn is_backend(&self, side: &Side<'_>, namespace: &str, name: &str, with_port: bool) -> bool {
-        let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));
-        backends.into_iter().flatten().any(|backend| {
-            backend.address == side.address
-                && (!with_port || backend.protocol == self.protocol && backend.port == side.port)
-        })
+        let Some(backends) = self.world.backends.get(&(namespace.to_owned(), name.to_owned())) else {
+            return false;
+        };
+        match with_port {
+            true => backends.ports.contains(&(side.address, self.protocol, side.port)),
+            false => backends.addresses.contains(&side.address),
+        }
     }
 
     /// Whether the pod declares this name for the packet's protocol and port (semantics 12).

@@ -138,7 +138,7 @@ fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End
             if let Some(pod) = world.workloads.iter().find(|pod| pod.addresses.contains(address)) {
                 return Ok(End::Pod(pod, vec![*address]));
             }
-            let has = |node: &NodeAddresses| [node.address, node.tunnel].contains(&Some(*address));
+            let has = |node: &NodeAddresses| node.own.contains(address) || node.tunnel == Some(*address);
             match world.nodes.iter().find(|(_, node)| has(node)) {
                 Some((name, _)) => Ok(End::NodeAt(name, *address)),
                 None => Ok(End::Outside(*address)),
@@ -167,7 +167,9 @@ fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpA
                 _ => false,
             };
             let tunnel = node.tunnel.filter(|_| overlaid);
-            tunnel.or(node.address).into_iter().collect()
+            // The tunnel is IPv4's.
+            let own = node.own.iter().filter(|own| tunnel.is_none() || !own.is_ipv4());
+            tunnel.iter().chain(own).copied().collect()
         }
     }
 }
@@ -224,7 +226,8 @@ fn hops<'a>(
 fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
     let End::Pod(pod, _) = from else { return None };
     let leaves = world.leaves_translated(source) && !world.is_pooled(destination);
-    world.nodes.get(&pod.node)?.address.filter(|address| leaves && address.is_ipv4() == source.is_ipv4())
+    let own = world.nodes.get(&pod.node)?.own.iter().copied();
+    own.filter(|_| leaves).find(|own| own.is_ipv4() == source.is_ipv4())
 }
 
 impl<'a> End<'a> {

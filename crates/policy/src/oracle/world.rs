@@ -73,15 +73,14 @@ pub(super) struct HostInterface {
     pub(super) profiles: Vec<String>,
 }
 
-/// One port of one backend of a Service.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Backend {
-    pub(super) address: IpAddr,
-    pub(super) protocol: Protocol,
-    pub(super) port: u16,
+/// The backends of a Service.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Backends {
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) ports: Vec<(IpAddr, Protocol, u16)>,
 }
 
-/// A port that a pod declares by name.
+/// A port that somebody declares by name.
 #[derive(Debug, Clone)]
 pub(super) struct NamedPort {
     pub(super) name: String,
@@ -92,7 +91,8 @@ pub(super) struct NamedPort {
 /// A node, as far as packets come from it.
 #[derive(Debug, Clone)]
 pub(super) struct NodeAddresses {
-    pub(super) address: Option<IpAddr>,
+    /// Its own, of each family.
+    pub(super) own: Vec<IpAddr>,
     pub(super) tunnel: Option<IpAddr>,
 }
 
@@ -106,9 +106,12 @@ pub(super) struct World {
     pub(super) workloads: Vec<Workload>,
     pub(super) network_sets: Vec<Networks>,
     pub(super) hosts: Vec<HostInterface>,
-    pub(super) felix: FelixConfigurationSpec,
+    /// The settings of each node that has some of its own.
+    felix: BTreeMap<String, FelixConfigurationSpec>,
+    /// The settings of all others.
+    felix_of_all: FelixConfigurationSpec,
     /// The backends of each Service, by namespace and name.
-    pub(super) backends: BTreeMap<(String, String), Vec<Backend>>,
+    pub(super) backends: BTreeMap<(String, String), Backends>,
     /// The nodes of pods that use their node's network, by namespace and name.
     pub(super) on_the_host: BTreeMap<(String, String), String>,
     pub(super) nodes: BTreeMap<String, NodeAddresses>,
@@ -122,7 +125,8 @@ impl World {
             workloads: Vec::new(),
             network_sets: Vec::new(),
             hosts: Vec::new(),
-            felix: felix(snapshot),
+            felix: BTreeMap::new(),
+            felix_of_all: felix(snapshot, "default").unwrap_or_default(),
             backends: BTreeMap::new(),
             on_the_host: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -139,9 +143,10 @@ impl World {
                     world.namespaces.insert(key.name.clone(), labels);
                 }
                 Resource::Node(node) => {
-                    let address = node.address().map(IpAddr::V4);
+                    let v4 = node.address().map(IpAddr::V4);
+                    let own = v4.into_iter().chain(node.address_v6().map(IpAddr::V6)).collect();
                     let tunnel = node.vxlan_address().map(IpAddr::V4);
-                    world.nodes.insert(key.name.clone(), NodeAddresses { address, tunnel });
+                    world.nodes.insert(key.name.clone(), NodeAddresses { own, tunnel });
                 }
                 Resource::IpPool(pool) => world.pools.push(Pool {
                     cidr: pool.spec.cidr,
@@ -156,8 +161,14 @@ impl World {
                 Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set) => {
                     world.network_sets.push(world.of_network_set(key, set));
                 }
+                Resource::Node(_) => {
+                    if let Some(own) = felix(snapshot, &format!("node.{}", key.name)) {
+                        let settings = own.or(&world.felix_of_all);
+                        world.felix.insert(key.name.clone(), settings);
+                    }
+                }
                 Resource::HostEndpoint(host) => world.hosts.push(of_host(key, host)),
-                Resource::EndpointSlice(slice) => world.add_backends(slice),
+                Resource::EndpointSlice(slice) => world.add_backends(key, slice),
                 _ => {}
             }
         }
@@ -183,13 +194,18 @@ impl World {
         self.namespaces.contains_key(name)
     }
 
+    /// What is configured for a node.
+    pub(super) fn felix(&self, node: &str) -> &FelixConfigurationSpec {
+        self.felix.get(node).unwrap_or(&self.felix_of_all)
+    }
+
     /// The host endpoint of the interface by which the node's packets to others come and go: that of the VXLAN device
     /// where they are overlaid, or else of the one with the node's address, as far as can be told.
     pub(super) fn interface(&self, node: &str, overlaid: bool) -> Option<&HostInterface> {
-        let address = self.nodes.get(node).and_then(|node| node.address);
+        let own = self.nodes.get(node).map_or(&[][..], |node| &node.own);
         let of_node = || self.hosts.iter().filter(|host| host.node == node);
         let is_it = |host: &&HostInterface| {
-            host.addresses.is_empty() || address.is_none_or(|address| host.addresses.contains(&address))
+            host.addresses.is_empty() || own.is_empty() || own.iter().any(|own| host.addresses.contains(own))
         };
         let named = of_node().filter(|host| !host.all_interfaces && !overlaid).find(is_it);
         named.or_else(|| of_node().find(|host| host.all_interfaces))
@@ -222,13 +238,12 @@ impl World {
         Networks { identity, nets: set.spec.nets.iter().map(|Network(net)| *net).collect() }
     }
 
-    fn add_backends(&mut self, slice: &EndpointSlice) {
+    fn add_backends(&mut self, key: &Key, slice: &EndpointSlice) {
         let Some(service) = slice.service() else { return };
-        let service = (slice.metadata.namespace.clone(), service.to_owned());
+        let service = (key.namespace.clone(), service.to_owned());
         let backends = self.backends.entry(service).or_default();
-        for (address, protocol, port) in slice.backends() {
-            backends.push(Backend { address, protocol, port });
-        }
+        backends.addresses.extend(slice.addresses());
+        backends.ports.extend(slice.backends());
     }
 
     fn of_endpoint(&self, snapshot: &Snapshot, key: &Key, endpoint: &WorkloadEndpoint) -> Workload {
@@ -283,7 +298,7 @@ impl World {
         self.workloads.push(Workload {
             identity: self.labelled(snapshot, identity, &profiles),
             node,
-            addresses: pod.status.pod_ip.into_iter().collect(),
+            addresses: pod.status.addresses(),
             profiles,
         });
     }
@@ -330,15 +345,14 @@ fn of_host(key: &Key, host: &HostEndpoint) -> HostInterface {
     }
 }
 
-/// The settings that everybody has; of settings that cannot be read, those that close.
-fn felix(snapshot: &Snapshot) -> FelixConfigurationSpec {
-    match snapshot.get(&Key::global(Kind::FelixConfiguration, "default")).map(|stored| &stored.resource) {
-        None => FelixConfigurationSpec::default(),
-        Some(Ok(Resource::FelixConfiguration(felix))) => felix.spec.clone(),
-        Some(_) => FelixConfigurationSpec {
-            default_endpoint_to_host_action: EndpointToHostAction::Drop,
+/// The settings of this name; of settings that cannot be read, those that close.
+fn felix(snapshot: &Snapshot, name: &str) -> Option<FelixConfigurationSpec> {
+    match &snapshot.get(&Key::global(Kind::FelixConfiguration, name))?.resource {
+        Ok(Resource::FelixConfiguration(felix)) => Some(felix.spec.clone()),
+        _ => Some(FelixConfigurationSpec {
+            default_endpoint_to_host_action: Some(EndpointToHostAction::Drop),
             ..FelixConfigurationSpec::default()
-        },
+        }),
     }
 }
 
