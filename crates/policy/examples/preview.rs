@@ -38,6 +38,9 @@ fn main() {
     measure("labels of a namespace", &cluster, (Key::global(Kind::Namespace, "ns3"), labels));
     matrix(&cluster);
     explain(&cluster);
+    let begin = Instant::now();
+    let findings = tortie_policy::lint::lint(&cluster).len();
+    println!("{:9.1?} lint: {findings} findings", begin.elapsed());
 }
 
 fn measure(what: &str, before: &Snapshot, (key, value): (Key, Value)) {

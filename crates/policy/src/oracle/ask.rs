@@ -23,6 +23,9 @@ pub(crate) struct Subject<'a>(&'a Identity);
 /// A pod with a network of its own.
 pub(crate) struct SeenPod<'a>(&'a Workload);
 
+/// The addresses of a Service's backends, and their ports.
+pub(crate) type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
+
 /// A policy, in the order in which all are asked.
 pub(crate) struct SeenPolicy<'a> {
     pub(crate) name: &'a PolicyName,
@@ -45,19 +48,15 @@ impl Oracle<'_> {
         self.world.hosts.iter().map(|host| (Subject(&host.identity), host.addresses.as_slice()))
     }
 
-    /// Name, own address and tunnel address of each node.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, Option<IpAddr>, Option<IpAddr>)> {
-        self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.address, node.tunnel))
+    /// Name, own addresses and tunnel address of each node.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &[IpAddr], Option<IpAddr>)> {
+        self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnel))
     }
 
-    /// The backends of a Service.
-    pub(crate) fn backends(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> impl Iterator<Item = (IpAddr, Protocol, u16)> {
+    /// The backends of a Service: their addresses, and their ports.
+    pub(crate) fn backends(&self, namespace: &str, name: &str) -> SeenBackends<'_> {
         let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));
-        backends.into_iter().flatten().map(|backend| (backend.address, backend.protocol, backend.port))
+        backends.map_or((&[], &[]), |backends| (backends.addresses.as_slice(), backends.ports.as_slice()))
     }
 
     /// Whether packets to this address are carried by VXLAN.

@@ -30,6 +30,7 @@ pub(super) enum Atom {
     Declares(String, Protocol, u16),
     Net(IpNet),
     Backend { namespace: String, name: String, protocol: Protocol, port: u16 },
+    BackendAddress { namespace: String, name: String },
 }
 
 /// Everything that is asked, each question with a number.
@@ -292,9 +293,11 @@ impl Vocabulary {
     fn service(&mut self, oracles: &[Oracle<'_>], namespace: &str, name: &str, uses: &mut Uses) {
         let key = (namespace.to_owned(), name.to_owned());
         if !self.backends.contains_key(&key) {
-            let all = oracles.iter().flat_map(|oracle| oracle.backends(namespace, name));
-            self.backends.insert(key.clone(), all.map(|(_, protocol, port)| (protocol, port)).collect());
+            let all = oracles.iter().flat_map(|oracle| oracle.backends(namespace, name).1);
+            self.backends.insert(key.clone(), all.map(|(_, protocol, port)| (*protocol, *port)).collect());
         }
+        let (namespace, name) = key.clone();
+        self.use_atom(format!("backend {key:?}"), || Atom::BackendAddress { namespace, name }, uses);
         for (protocol, port) in self.backends.get(&key).cloned().unwrap_or_default() {
             let (namespace, name) = key.clone();
             let atom = || Atom::Backend { namespace, name, protocol, port };
@@ -351,7 +354,7 @@ impl Atom {
             Self::Declares(name, protocol, port) => {
                 subject.ports().any(|declared| declared == (name, *protocol, *port))
             }
-            Self::Net(_) | Self::Backend { .. } => return None,
+            Self::Net(_) | Self::Backend { .. } | Self::BackendAddress { .. } => return None,
         })
     }
 }

@@ -310,7 +310,7 @@ fn class_of_pods(
 fn of_nodes(oracles: &[Oracle<'_>], sights: &[Sight<'_>]) -> Vec<Class> {
     let mut nodes: BTreeMap<&str, Vec<Option<EndSight>>> = BTreeMap::new();
     for (world, (oracle, sight)) in oracles.iter().zip(sights).enumerate() {
-        for (name, own, tunnel) in oracle.nodes().filter(|(_, own, _)| own.is_some()) {
+        for (name, own, tunnel) in oracle.nodes().filter(|(_, own, _)| !own.is_empty()) {
             let slots = nodes.entry(name).or_insert_with(|| vec![None; oracles.len()]);
             if let Some(slot) = slots.get_mut(world) {
                 *slot = Some(sight.node(own, tunnel));
@@ -370,7 +370,7 @@ fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
     for oracle in oracles {
         cuts.extend(oracle.network_sets().flat_map(|(_, nets)| nets));
         for (namespace, name) in vocabulary.services() {
-            cuts.extend(oracle.backends(namespace, name).map(|(address, ..)| IpNet::from(address)));
+            cuts.extend(oracle.backends(namespace, name).0.iter().copied().map(IpNet::from));
         }
         v6 |= oracle.pods().any(|pod| pod.addresses().iter().any(IpAddr::is_ipv6));
     }
@@ -385,7 +385,7 @@ fn taken(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
     for oracle in oracles {
         taken.extend(oracle.pods().flat_map(|pod| pod.addresses().to_vec()));
         taken.extend(oracle.hosts().flat_map(|(_, addresses)| addresses.to_vec()));
-        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| [own, tunnel]).flatten());
+        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().copied().chain(tunnel)));
     }
     taken
 }

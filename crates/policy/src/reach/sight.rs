@@ -130,9 +130,14 @@ impl<'a> Sight<'a> {
         }
     }
 
-    pub(super) fn node(&self, own: Option<IpAddr>, tunnel: Option<IpAddr>) -> EndSight {
-        let tunnel = tunnel.map(|address| self.address(address));
-        EndSight { tunnel, ..own.map(|address| self.outside(address)).unwrap_or_default() }
+    pub(super) fn node(&self, own: &[IpAddr], tunnel: Option<IpAddr>) -> EndSight {
+        let lowest = |v4: bool| own.iter().filter(|address| address.is_ipv4() == v4).min();
+        EndSight {
+            v4: lowest(true).map(|address| self.address(*address)),
+            v6: lowest(false).map(|address| self.address(*address)),
+            tunnel: tunnel.map(|address| self.address(address)),
+            ..EndSight::default()
+        }
     }
 
     pub(super) fn outside(&self, address: IpAddr) -> EndSight {
@@ -181,8 +186,15 @@ fn holding(vocabulary: &Vocabulary, subject: Subject<'_>) -> Holding {
 fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Vec<u32>> {
     let mut at: BTreeMap<IpAddr, Vec<u32>> = BTreeMap::new();
     for (atom, number) in vocabulary.atoms.iter().zip(0u32..) {
-        let Atom::Backend { namespace, name, protocol, port } = atom else { continue };
-        for (address, ..) in oracle.backends(namespace, name).filter(|(_, p, n)| (p, n) == (protocol, port)) {
+        let found: Vec<IpAddr> = match atom {
+            Atom::BackendAddress { namespace, name } => oracle.backends(namespace, name).0.to_vec(),
+            Atom::Backend { namespace, name, protocol, port } => {
+                let ports = oracle.backends(namespace, name).1.iter();
+                ports.filter(|(_, p, n)| (p, n) == (protocol, port)).map(|(address, ..)| *address).collect()
+            }
+            _ => continue,
+        };
+        for address in found {
             at.entry(address).or_default().push(number);
         }
     }
