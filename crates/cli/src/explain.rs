@@ -170,11 +170,11 @@ fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(IpAddr
     backends.map(|(address, protocol, port)| (address, (protocol, port))).collect()
 }
 
-const ALLOWED: Style = AnsiColor::Green.on_default();
-const DENIED: Style = AnsiColor::Red.on_default().bold();
-const FAINT: Style = Style::new().dimmed();
+pub(crate) const ALLOWED: Style = AnsiColor::Green.on_default();
+pub(crate) const DENIED: Style = AnsiColor::Red.on_default().bold();
+pub(crate) const FAINT: Style = Style::new().dimmed();
 
-fn coloured(style: Style, text: &str) -> String {
+pub(crate) fn coloured(style: Style, text: &str) -> String {
     format!("{style}{text}{style:#}")
 }
 

@@ -4,12 +4,18 @@
 //! (`tortie-hns`) and what runs in a lab's pods (`tortie-pod`): one build makes everything that a lab needs.
 
 mod agent;
+mod decided;
 mod explain;
 mod get;
+mod html;
 #[cfg(feature = "lab")]
 mod lab;
+mod lint;
 mod manifests;
+mod matrix;
 mod output;
+mod planned;
+mod preview;
 mod snapshot;
 mod store;
 mod wait;
@@ -42,6 +48,13 @@ enum Command {
     Get(get::Get),
     /// Say whether a packet would pass, and why: in a cluster, or in manifests
     Explain(Box<explain::Explain>),
+    /// Show who reaches whom, and by which rule: in a cluster, or in manifests
+    Matrix(Box<matrix::Matrix>),
+    /// Say whose packets would meet another verdict after a change, and by which rule
+    Preview(Box<preview::Preview>),
+    /// Look at policies
+    #[command(subcommand)]
+    Policy(lint::PolicyCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
 }
@@ -69,6 +82,9 @@ fn main() -> ExitCode {
         Command::Delete(delete) => delete.run(),
         Command::Get(get) => get.run(),
         Command::Explain(explain) => return ask(explain.run()),
+        Command::Matrix(matrix) => return ask(matrix.run()),
+        Command::Preview(preview) => return ask(preview.run()),
+        Command::Policy(policy) => return ask(policy.run()),
         Command::Agent(agent) => agent.run(),
     };
     finish(result)

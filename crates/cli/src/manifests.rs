@@ -160,7 +160,7 @@ async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Resul
 }
 
 /// Refuses objects that people neither apply nor delete.
-fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> anyhow::Result<()> {
+pub(crate) fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> anyhow::Result<()> {
     match keys.find_map(|key| Some((key, key.kind.written_by()?))) {
         Some((key, who)) => bail!("{key} is written by {who}; nothing was changed"),
         None => Ok(()),
@@ -170,6 +170,14 @@ fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> anyhow::Result
 /// Refuses policies of tiers that neither are there nor come with them: nobody could say where such a policy stands.
 async fn without_tier(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
     let stored = store.list(Kind::Tier).await?.items.into_iter().map(|stored| stored.key.name);
+    refuse_unknown_tiers(stored, objects)
+}
+
+/// The same, with the names of the tiers that are there.
+pub(crate) fn refuse_unknown_tiers(
+    stored: impl Iterator<Item = String>,
+    objects: &[Object],
+) -> anyhow::Result<()> {
     let given =
         objects.iter().filter(|object| object.key.kind == Kind::Tier).map(|object| object.key.name.clone());
     let known: BTreeSet<String> =
@@ -207,7 +215,7 @@ async fn with_policies(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
 }
 
 /// The tier of a policy that names one.
-fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
+pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
     let of_calico = [
         Kind::NetworkPolicy,
         Kind::GlobalNetworkPolicy,
@@ -231,7 +239,7 @@ async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> 
 }
 
 /// Reads all manifests. `None` if anything is wrong with any of them: every problem has then been printed.
-fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
+pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
     let read = |file: &str, text: &str| manifest::read(file, text).map(|objects| (objects, Vec::new()));
     let Some((objects, _)) = read_with(paths, read, "nothing was changed")? else { return Ok(None) };
     if objects.is_empty() {
@@ -279,7 +287,7 @@ fn read_with(
     Ok(Some((objects, foreign)))
 }
 
-fn read(file: &Path) -> anyhow::Result<String> {
+pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
     if file == Path::new("-") {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).context("standard input")?;

@@ -35,3 +35,11 @@ pub(crate) fn columns(rows: &[Vec<String>]) {
         line(cells.collect::<Vec<_>>().join("   ").trim_end());
     }
 }
+
+/// `1 change`, `2 changes`.
+pub(crate) fn count(count: impl Into<u64>, what: &str) -> String {
+    match count.into() {
+        1 => format!("1 {what}"),
+        count => format!("{count} {what}s"),
+    }
+}

@@ -29,17 +29,22 @@ impl Source {
         if !self.files.is_empty() {
             return of_files(&self.files);
         }
-        let mut snapshot = Snapshot::new();
-        crate::runtime()?.block_on(async {
-            let store = self.store.open()?;
-            for kind in Kind::all().filter(|kind| matters(*kind)) {
-                for stored in store.list(kind).await?.items {
-                    snapshot.insert(stored.key, stored.value, None);
-                }
-            }
-            Ok(Some(snapshot))
-        })
+        of_store(&self.store).map(Some)
     }
+}
+
+/// The resources of a datastore.
+pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Snapshot> {
+    let mut snapshot = Snapshot::new();
+    crate::runtime()?.block_on(async {
+        let store = store.open()?;
+        for kind in Kind::all().filter(|kind| matters(*kind)) {
+            for stored in store.list(kind).await?.items {
+                snapshot.insert(stored.key, stored.value, None);
+            }
+        }
+        Ok(snapshot)
+    })
 }
 
 /// The resources of manifests, completed to what they would be in a cluster: workloads have a pod, pods have an address,

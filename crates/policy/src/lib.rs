@@ -3,15 +3,17 @@
 //!
 //! [`compile`] turns one policy, of whatever kind, into a [`Compiled`] one: selectors become sets with ids. A policy
 //! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18). [`oracle`] says
-//! the same without compiling anything, and why.
+//! the same without compiling anything, and why; [`reach`] asks it about whole clusters.
 
 mod calico;
 mod cluster;
 mod compile;
 mod kubernetes;
 mod labels;
+pub mod lint;
 pub mod oracle;
 pub mod program;
+pub mod reach;
 
 pub use compile::{
     Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, in_words, policy_id,

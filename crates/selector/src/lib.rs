@@ -168,6 +168,14 @@ impl Selector {
         self.node == Node::Global
     }
 
+    /// The names of all labels that it asks for.
+    #[must_use]
+    pub fn labels(&self) -> BTreeSet<&str> {
+        let mut names = BTreeSet::new();
+        self.node.labels(&mut names);
+        names
+    }
+
     /// What must hold of single labels for the selector to match; labels that do not matter are left out. Everything
     /// that matches satisfies the restrictions, so an index may look for candidates by them.
     #[must_use]
@@ -233,6 +241,17 @@ impl Node {
             Node::Not(inner) => Node::Not(Box::new(inner.over_prefixed(prefix, presence))),
             Node::And(parts) => Node::And(each(parts)),
             Node::Or(parts) => Node::Or(each(parts)),
+        }
+    }
+
+    fn labels<'a>(&'a self, names: &mut BTreeSet<&'a str>) {
+        match self {
+            Node::All | Node::Global => {}
+            Node::Has(label) | Node::Compare(label, ..) | Node::In(label, _) | Node::NotIn(label, _) => {
+                names.insert(label);
+            }
+            Node::Not(inner) => inner.labels(names),
+            Node::And(parts) | Node::Or(parts) => parts.iter().for_each(|part| part.labels(names)),
         }
     }
 

@@ -65,7 +65,9 @@ fn identify(value: &mut Value) {
     }
 }
 
-fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
+/// What is stored once `new` is applied over `current`: what the cluster added stays.
+#[must_use]
+pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
     let mut value = new.clone();
     keep(&mut value, current, &["status"]);
     for field in ["uid", "creationTimestamp"] {

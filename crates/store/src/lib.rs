@@ -18,7 +18,7 @@ use serde_json::Value;
 use thiserror::Error;
 use tortie_api::{Key, Kind};
 
-pub use apply::{Applied, apply};
+pub use apply::{Applied, apply, merged};
 pub use embedded::Embedded;
 pub use in_force::{NotInForce, wait_for_labels, wait_for_reports, wait_in_force};
 pub use pod::{POD_UID, is_of, pod_of};

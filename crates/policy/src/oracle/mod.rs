@@ -5,6 +5,7 @@
 //! resources (with the API's own defaults: which directions a policy has, what makes a rule not understood, a slice's
 //! backends) and the selector evaluator, each of which has tests of its own.
 
+mod ask;
 mod calico;
 mod cluster;
 mod hosts;
@@ -22,6 +23,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use tortie_api::net::{Direction, Protocol};
 
+pub(crate) use ask::{SeenPod, SeenProfile, Subject, shown_labels};
 use judge::Asked;
 use order::Tier;
 use packet::Packet;

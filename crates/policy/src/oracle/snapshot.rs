@@ -1,6 +1,7 @@
 //! The resources of a cluster, each with the place that it was written at.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::Value;
 use tortie_api::manifest::{Lines, Origin};
@@ -9,7 +10,8 @@ use tortie_api::{Key, Resource};
 /// The resources that a verdict follows from.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
-    stored: BTreeMap<Key, Stored>,
+    /// Shared, as one question may be asked of many snapshots that differ in a few resources.
+    stored: BTreeMap<Key, Arc<Stored>>,
 }
 
 /// One resource, as far as it can be understood.
@@ -25,7 +27,8 @@ pub struct Stored {
 
 impl Stored {
     /// Where a field was written, as `file:line`.
-    pub(super) fn place(&self, path: &str) -> Option<String> {
+    #[must_use]
+    pub fn place(&self, path: &str) -> Option<String> {
         let (origin, lines) = self.written.as_ref()?;
         Some(format!("{}:{}", origin.file, lines.of(path)))
     }
@@ -42,7 +45,7 @@ impl Snapshot {
     pub fn insert(&mut self, key: Key, value: Value, written: Option<(Origin, Lines)>) {
         let (resource, problems) = Resource::read_what_can_be(&key, &value);
         let resource = resource.ok_or_else(|| crate::in_words(&problems));
-        self.stored.insert(key, Stored { value, resource, written });
+        self.stored.insert(key, Arc::new(Stored { value, resource, written }));
     }
 
     /// Takes an object out; says whether it was there.
@@ -53,12 +56,19 @@ impl Snapshot {
     /// The resource under this key.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<&Stored> {
-        self.stored.get(key)
+        self.stored.get(key).map(Arc::as_ref)
     }
 
     /// Every resource.
     pub fn iter(&self) -> impl Iterator<Item = (&Key, &Stored)> {
-        self.stored.iter()
+        self.stored.iter().map(|(key, stored)| (key, stored.as_ref()))
+    }
+
+    /// A snapshot of those resources only that are wanted.
+    #[must_use]
+    pub fn only(&self, wanted: impl Fn(&Key, &Stored) -> bool) -> Self {
+        let kept = self.stored.iter().filter(|(key, stored)| wanted(key, stored));
+        Self { stored: kept.map(|(key, stored)| (key.clone(), stored.clone())).collect() }
     }
 
     /// Every resource that can be understood.

@@ -8,7 +8,7 @@ use tortie_api::calico::TierDefault;
 use tortie_api::net::{Action, Direction};
 
 /// Whether a packet passes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Verdict {
     /// It passes.
     Allow,
@@ -95,7 +95,7 @@ pub struct Trace {
 }
 
 /// What decided.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DecidedBy {
     /// A rule of a policy or profile.

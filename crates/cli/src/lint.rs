@@ -1,0 +1,104 @@
+//! `tortie policy lint`: what in the policies of a cluster, or of manifests, is probably not meant.
+
+use std::process::ExitCode;
+
+use anstyle::{AnsiColor, Style};
+use clap::{Subcommand, ValueEnum};
+use serde_json::json;
+use tortie_api::Kind;
+use tortie_policy::lint::{Finding, Level, lint};
+use tortie_policy::oracle::Snapshot;
+
+use crate::explain::{DENIED, FAINT, coloured};
+use crate::output;
+use crate::snapshot::Source;
+
+const WARNING: Style = AnsiColor::Yellow.on_default();
+
+#[derive(Subcommand)]
+pub(crate) enum PolicyCommand {
+    /// Find rules that never match or never decide, policies about nobody, and what else is probably not meant
+    Lint(Box<Lint>),
+}
+
+#[derive(clap::Args)]
+pub(crate) struct Lint {
+    /// How to show it
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    output: Format,
+    #[command(flatten)]
+    source: Source,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl PolicyCommand {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let Self::Lint(lint) = self;
+        lint.run()
+    }
+}
+
+impl Lint {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let findings = lint(&snapshot);
+        let bad = findings.iter().filter(|finding| finding.level != Level::Note).count();
+        match self.output {
+            Format::Text => text(&snapshot, &findings),
+            Format::Json => {
+                let findings: Vec<_> = findings.iter().map(of_finding).collect();
+                output::line(&serde_json::to_string_pretty(&json!({"findings": findings}))?);
+            }
+        }
+        // Notes are about other products, so they are no fault.
+        Ok(if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+}
+
+fn text(snapshot: &Snapshot, findings: &[Finding]) {
+    for finding in findings {
+        let place = place(finding).map_or_else(String::new, |place| format!("{place}: "));
+        let field = if finding.field.is_empty() { String::new() } else { format!(": {}", finding.field) };
+        let level = match finding.level {
+            Level::Error => coloured(DENIED, "error"),
+            Level::Warning => coloured(WARNING, "warning"),
+            Level::Note => coloured(FAINT, "note"),
+        };
+        output::line(&format!(
+            "{place}{level}[{}]: {}{field}: {}",
+            finding.code, finding.object, finding.problem
+        ));
+        output::line(&format!("    {} {}", coloured(FAINT, "because:"), finding.witness));
+        output::line(&format!("    {} {}", coloured(FAINT, "to do:  "), finding.advice));
+    }
+    let of = |level| findings.iter().filter(|finding| finding.level == level).count() as u64;
+    let (errors, warnings, notes) = (of(Level::Error), of(Level::Warning), of(Level::Note));
+    match findings {
+        [] => output::line("nothing found"),
+        _ => {
+            let counts = [(errors, "error"), (warnings, "warning"), (notes, "note")];
+            let counts = counts.map(|(count, what)| output::count(count, what));
+            output::line(&counts.join(", "));
+        }
+    }
+    if !snapshot.iter().any(|(key, _)| matches!(key.kind, Kind::Pod | Kind::WorkloadEndpoint)) {
+        output::line("There are no pods, so only what holds whatever the cluster was looked at.");
+    }
+}
+
+fn place(finding: &Finding) -> Option<String> {
+    finding.place.as_ref().map(|(file, line)| format!("{file}:{line}"))
+}
+
+fn of_finding(finding: &Finding) -> serde_json::Value {
+    json!({
+        "level": finding.level, "code": finding.code, "object": finding.object.to_string(), "field": finding.field,
+        "place": place(finding), "problem": finding.problem, "witness": finding.witness, "advice": finding.advice,
+    })
+}

@@ -1,0 +1,385 @@
+//! `tortie matrix`: who reaches whom, by classes of pods that no policy tells apart.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use tortie_api::net::{Direction, Protocol};
+use tortie_policy::oracle::{Snapshot, Verdict};
+use tortie_policy::reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Sample};
+
+use crate::snapshot::Source;
+use crate::{decided, explain, html, output};
+
+/// Tables wider than this are printed as lists.
+const WIDEST: usize = 110;
+/// Of more senders or receivers than these only namespaces are printed.
+const MOST_GROUPS: usize = 60;
+/// Cells that are longer get names of their own.
+const LONGEST_CELL: usize = 24;
+
+#[derive(clap::Args)]
+pub(crate) struct Matrix {
+    /// Only flows out of and into the pods of this namespace
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Only these protocols and ports: tcp/80, udp/53, icmp/8, or a protocol's number
+    #[arg(long, value_name = "PORT")]
+    port: Vec<String>,
+    /// How to show it; html is one file for a browser, on standard output
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    output: Format,
+    #[command(flatten)]
+    source: Source,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+    Html,
+}
+
+/// One table, and what it is of.
+pub(crate) struct Table {
+    pub(crate) title: String,
+    pub(crate) matrix: tortie_policy::reach::Matrix,
+}
+
+impl Matrix {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let classes = Classes::of(&[&snapshot]);
+        let reduced = classes.reduced(&snapshot);
+        let mut judge = Judge::new(&classes, &reduced, 0);
+        let ports = self.ports(&classes)?;
+        let tables = self.tables(&classes, &mut judge, &ports)?;
+        match self.output {
+            Format::Text => text(&classes, &tables),
+            Format::Json => json_document(&classes, &mut judge, &snapshot, &tables)?,
+            Format::Html => {
+                let reasons = tables.iter().map(|table| reasons(table, &classes, &mut judge, &snapshot));
+                let reasons: Vec<_> = reasons.collect();
+                output::line(html::page(&classes, &tables, &reasons, &notes(&classes, &tables)).trim_end());
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The classes of ports that are asked about.
+    fn ports(&self, classes: &Classes) -> anyhow::Result<Vec<usize>> {
+        if self.port.is_empty() {
+            return Ok(classes.ports().of_clients());
+        }
+        let mut ports = BTreeSet::new();
+        for text in &self.port {
+            let (protocol, number) = explain::port(text)?;
+            ports.insert(classes.ports().class_of(&sample(protocol, number)));
+        }
+        Ok(ports.into_iter().collect())
+    }
+
+    fn tables(
+        &self,
+        classes: &Classes,
+        judge: &mut Judge<'_>,
+        ports: &[usize],
+    ) -> anyhow::Result<Vec<Table>> {
+        let all: Vec<usize> = (0..classes.all().len()).collect();
+        let mut of = |title: String, rows: &[usize], columns: &[usize]| {
+            let matrix = tortie_policy::reach::Matrix::of(classes, judge, ports, rows, columns);
+            Table { title, matrix }
+        };
+        let Some(namespace) = &self.namespace else {
+            return Ok(vec![of("who reaches whom".to_owned(), &all, &all)]);
+        };
+        let inside = |index: &usize| classes.all().get(*index).is_some_and(|class| class.is_in(namespace));
+        let inside: Vec<usize> = all.iter().filter(|index| inside(index)).copied().collect();
+        if inside.is_empty() {
+            bail!("namespace {namespace} has no pods with addresses");
+        }
+        Ok(vec![
+            of(format!("out of namespace {namespace}"), &inside, &all),
+            of(format!("into namespace {namespace}"), &all, &inside),
+        ])
+    }
+}
+
+/// A packet from an ordinary client.
+pub(crate) fn sample(protocol: Protocol, number: u16) -> Sample {
+    let ported = protocol.has_ports();
+    let is_icmp = [Protocol::ICMP, Protocol::ICMPV6].contains(&protocol);
+    Sample {
+        protocol,
+        source_port: if ported { CLIENT_PORT } else { 0 },
+        destination_port: if ported { number } else { 0 },
+        icmp: is_icmp.then(|| (u8::try_from(number).unwrap_or(u8::MAX), 0)),
+    }
+}
+
+/// What a cell says: `all`, `none`, ports; `-` where there are no such flows.
+pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
+    match content {
+        Content::Nothing => "-".to_owned(),
+        Content::Passes(ports) if table.matrix.ports.len() == ports.len() && !ports.is_empty() => {
+            "all".to_owned()
+        }
+        Content::Passes(ports) => classes.ports().named(ports, &table.matrix.ports),
+        Content::Partly(ports) => format!("partly {}", classes.ports().named(ports, &table.matrix.ports)),
+    }
+}
+
+/// What a reader has to know of the tables.
+fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let clients = classes.ports().of_clients();
+    let ports = tables.first().map_or(&[][..], |table| table.matrix.ports.as_slice());
+    match clients.iter().all(|class| ports.contains(class)) {
+        true => notes.push("Rows send, columns receive. all, none: of all protocols and ports.".to_owned()),
+        false => {
+            let asked = classes.ports().named(ports, &clients);
+            notes.push(format!("Rows send, columns receive. all, none: of {asked}, which no rule tells apart from what was asked."));
+        }
+    }
+    notes.push("-: there are no such flows (a pod to itself), or no policy of pods is concerned.".to_owned());
+    if classes.all().iter().any(|class| class.kind == tortie_policy::reach::ClassKind::Nodes) {
+        notes.push(
+            "A node always reaches its own pods; what is said of nodes is about pods of other nodes."
+                .to_owned(),
+        );
+    }
+    if clients.len() < classes.ports().len() {
+        notes.push(format!("Some rules ask for source ports: packets come from port {CLIENT_PORT} here."));
+    }
+    if classes.with_hosts() {
+        notes.push(
+            "Host endpoints have a say of their own, which is not shown here: ask tortie explain.".to_owned(),
+        );
+    }
+    if classes.dual_stack() {
+        notes.push("Pods with addresses of both families are asked about by IPv4.".to_owned());
+    }
+    if classes.left_out() > 0 {
+        notes.push(format!("{} pods have no address yet, and are left out.", classes.left_out()));
+    }
+    notes
+}
+
+fn text(classes: &Classes, tables: &[Table]) {
+    let mut coarse = false;
+    for table in tables {
+        output::line(&format!("{}:", table.title));
+        let many = table.matrix.rows.len().min(table.matrix.columns.len()) > MOST_GROUPS;
+        coarse |= many;
+        let by_namespace = Table { title: String::new(), matrix: table.matrix.by_namespace(classes) };
+        let table = if many { &by_namespace } else { table };
+        let mut long: BTreeMap<String, usize> = BTreeMap::new();
+        let cells: Vec<Vec<String>> = table
+            .matrix
+            .cells
+            .iter()
+            .map(|row| row.iter().map(|content| short(shown(classes, table, content), &mut long)).collect())
+            .collect();
+        let rows = grid(table, &cells);
+        let width: usize = (0..=table.matrix.columns.len())
+            .map(|column| {
+                rows.iter()
+                    .filter_map(|row| row.get(column))
+                    .map(|cell| cell.chars().count() + 3)
+                    .max()
+                    .unwrap_or(0)
+            })
+            .sum();
+        if width <= WIDEST {
+            output::columns(&rows);
+            let mut letters: Vec<(&String, &usize)> = long.iter().collect();
+            letters.sort_by_key(|(_, number)| **number);
+            for (ports, number) in letters {
+                output::line(&format!("  {}: {ports}", letter(*number)));
+            }
+        } else {
+            list(classes, table);
+        }
+        output::line("");
+    }
+    if coarse {
+        output::line(
+            "There are too many workloads to read, so these are namespaces: -n NAMESPACE shows the workloads of one.",
+        );
+        output::line("partly: these ports pass between some of the workloads.");
+    }
+    for note in notes(classes, tables) {
+        output::line(&note);
+    }
+}
+
+fn grid(table: &Table, cells: &[Vec<String>]) -> Vec<Vec<String>> {
+    let header = table.matrix.columns.iter().map(|group| group.name.clone());
+    let mut rows = vec![std::iter::once("from \\ to".to_owned()).chain(header).collect::<Vec<_>>()];
+    for (group, row) in table.matrix.rows.iter().zip(cells) {
+        rows.push(std::iter::once(group.name.clone()).chain(row.iter().cloned()).collect());
+    }
+    rows
+}
+
+/// Long lists of ports get a letter, which is explained below the table.
+fn short(cell: String, long: &mut BTreeMap<String, usize>) -> String {
+    if cell.chars().count() <= LONGEST_CELL {
+        return cell;
+    }
+    let next = long.len();
+    letter(*long.entry(cell).or_insert(next))
+}
+
+fn letter(number: usize) -> String {
+    let letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    match letters.chars().nth(number) {
+        Some(letter) => format!("<{letter}>"),
+        None => format!("<{number}>"),
+    }
+}
+
+/// One paragraph for each sender; what most receivers have in common comes last.
+fn list(classes: &Classes, table: &Table) {
+    for (group, row) in table.matrix.rows.iter().zip(&table.matrix.cells) {
+        output::line(&format!("  {}", group.name));
+        let mut by_content: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for (column, content) in table.matrix.columns.iter().zip(row) {
+            if *content != Content::Nothing {
+                by_content.entry(shown(classes, table, content)).or_default().push(&column.name);
+            }
+        }
+        let common =
+            by_content.iter().max_by_key(|(_, columns)| columns.len()).map(|(content, _)| content.clone());
+        let single = by_content.len() == 1;
+        let rest = common
+            .filter(|content| by_content.get(content).is_some_and(|columns| columns.len() > 3) || single);
+        let mut by_content: Vec<(&String, &Vec<&str>)> = by_content.iter().collect();
+        by_content.sort_by_key(|(content, _)| (*content == "none", *content != "all"));
+        for (content, columns) in by_content {
+            if rest.as_ref() != Some(content) {
+                output::line(&format!("    {content} → {}", columns.join(", ")));
+            }
+        }
+        match (rest, single) {
+            (None, _) => {}
+            (Some(content), true) => output::line(&format!("    {content} → everyone")),
+            (Some(content), false) => output::line(&format!("    {content} → everyone else")),
+        }
+    }
+}
+
+/// For each cell of a table why it is so: ports, verdict, and what decided.
+pub(crate) type Reasons = Vec<Vec<Vec<Reason>>>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reason {
+    pub(crate) ports: String,
+    pub(crate) verdict: Verdict,
+    pub(crate) by: Vec<(Direction, String)>,
+}
+
+fn reasons(table: &Table, classes: &Classes, judge: &mut Judge<'_>, snapshot: &Snapshot) -> Reasons {
+    let mut all = Vec::new();
+    for (row, contents) in table.matrix.rows.iter().zip(&table.matrix.cells) {
+        let mut of_row = Vec::new();
+        for (column, content) in table.matrix.columns.iter().zip(contents) {
+            let pairs = row.classes.iter().flat_map(|from| column.classes.iter().map(move |to| (*from, *to)));
+            let mut found: Vec<Reason> = Vec::new();
+            for (from, to) in pairs.filter(|_| *content != Content::Nothing) {
+                for reason in of_pair(table, classes, judge, snapshot, from, to) {
+                    if !found.contains(&reason) {
+                        found.push(reason);
+                    }
+                }
+            }
+            of_row.push(found);
+        }
+        all.push(of_row);
+    }
+    all
+}
+
+fn of_pair(
+    table: &Table,
+    classes: &Classes,
+    judge: &mut Judge<'_>,
+    snapshot: &Snapshot,
+    from: usize,
+    to: usize,
+) -> Vec<Reason> {
+    let mut by_cell: BTreeMap<Cell, Vec<usize>> = BTreeMap::new();
+    for port in &table.matrix.ports {
+        if let Some(cell) = judge.verdict(from, to, *port) {
+            by_cell.entry(cell).or_default().push(*port);
+        }
+    }
+    let reason = |(cell, ports): (Cell, Vec<usize>)| {
+        let ends = [(Direction::Egress, cell.egress), (Direction::Ingress, cell.ingress)];
+        let ends = ends.into_iter().filter_map(|(direction, said)| Some((direction, said?)));
+        let ends = ends.filter(|(_, said)| said.verdict == cell.verdict);
+        let by = ends
+            .map(|(direction, said)| (direction, decided::by(snapshot, direction, judge.decider(said.by))));
+        let whole = ports.len() == table.matrix.ports.len();
+        Reason {
+            ports: if whole { "all".to_owned() } else { classes.ports().named(&ports, &table.matrix.ports) },
+            verdict: cell.verdict,
+            by: by.collect(),
+        }
+    };
+    by_cell.into_iter().map(reason).collect()
+}
+
+fn json_document(
+    classes: &Classes,
+    judge: &mut Judge<'_>,
+    snapshot: &Snapshot,
+    tables: &[Table],
+) -> anyhow::Result<()> {
+    let name = |class: &usize| classes.all().get(*class).map(|class| class.name.clone());
+    let names = |of: &[usize]| of.iter().filter_map(name).collect::<Vec<_>>();
+    let group =
+        |group: &tortie_policy::reach::Group| json!({"name": group.name, "classes": names(&group.classes)});
+    let mut documents = Vec::new();
+    for table in tables {
+        let reasons = reasons(table, classes, judge, snapshot);
+        let cell = |(content, reasons): (&Content, &Vec<Reason>)| match content {
+            Content::Nothing => Value::Null,
+            Content::Passes(_) | Content::Partly(_) => {
+                json!({"passes": shown(classes, table, content), "because": reasons.iter().map(reason_json).collect::<Vec<_>>()})
+            }
+        };
+        let row = |(row, reasons): (&Vec<Content>, &Vec<Vec<Reason>>)| {
+            row.iter().zip(reasons).map(cell).collect::<Vec<_>>()
+        };
+        documents.push(json!({
+            "title": table.title,
+            "rows": table.matrix.rows.iter().map(group).collect::<Vec<_>>(),
+            "columns": table.matrix.columns.iter().map(group).collect::<Vec<_>>(),
+            "cells": table.matrix.cells.iter().zip(&reasons).map(row).collect::<Vec<_>>(),
+        }));
+    }
+    let class = |class: &tortie_policy::reach::Class| {
+        let members: Vec<String> = class.members.iter().map(ToString::to_string).collect();
+        json!({"name": class.name, "kind": class.kind, "count": class.count(), "members": members})
+    };
+    let document = json!({
+        "classes": classes.all().iter().map(class).collect::<Vec<_>>(),
+        "withoutAddress": classes.left_out(),
+        "tables": documents,
+    });
+    output::line(&serde_json::to_string_pretty(&document)?);
+    Ok(())
+}
+
+fn reason_json(reason: &Reason) -> Value {
+    let of =
+        |wanted: Direction| reason.by.iter().find(|(direction, _)| *direction == wanted).map(|(_, by)| by);
+    json!({
+        "ports": reason.ports, "verdict": reason.verdict,
+        "egress": of(Direction::Egress), "ingress": of(Direction::Ingress),
+    })
+}

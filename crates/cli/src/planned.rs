@@ -1,0 +1,137 @@
+//! A cluster as it would be after a change: as `tortie apply` and `tortie delete` would leave it.
+
+use anyhow::{Context, bail};
+use serde_json::{Value, json};
+use tortie_api::manifest::Object;
+use tortie_api::{Key, Kind};
+use tortie_policy::oracle::{Snapshot, Stored};
+
+use crate::manifests;
+
+/// The cluster with these objects applied, those deleted, and what is staged enforced.
+pub(crate) fn after(
+    before: &Snapshot,
+    objects: Vec<Object>,
+    deleted: &[String],
+    staged: bool,
+) -> anyhow::Result<Snapshot> {
+    manifests::refuse_managed(objects.iter().map(|object| &object.key))?;
+    let tiers = before.iter().filter(|(key, _)| key.kind == Kind::Tier).map(|(key, _)| key.name.clone());
+    manifests::refuse_unknown_tiers(tiers, &objects)?;
+    let mut after = before.clone();
+    for object in objects {
+        apply(&mut after, object);
+    }
+    for text in deleted {
+        delete(&mut after, &key(text)?)?;
+    }
+    if staged {
+        enforce_staged(&mut after);
+    }
+    Ok(after)
+}
+
+/// As `apply` stores it: what the cluster added stays, and a pod's endpoints take its labels over.
+fn apply(after: &mut Snapshot, object: Object) {
+    let current = after.get(&object.key).map(|stored| stored.value.clone());
+    let value = match current {
+        Some(current) => tortie_store::merged(&object.value, &current, object.key.kind),
+        None => object.value,
+    };
+    if object.key.kind == Kind::Pod {
+        let labels = match &value["metadata"]["labels"] {
+            Value::Null => json!({}),
+            labels => labels.clone(),
+        };
+        for (key, mut endpoint) in endpoints(after, &object.key) {
+            endpoint.value["metadata"]["labels"] = labels.clone();
+            after.insert(key, endpoint.value, endpoint.written);
+        }
+    }
+    after.insert(object.key, value, Some((object.origin, object.lines)));
+}
+
+fn endpoints(snapshot: &Snapshot, pod: &Key) -> Vec<(Key, Stored)> {
+    let is = |(key, stored): &(&Key, &Stored)| {
+        key.kind == Kind::WorkloadEndpoint
+            && key.namespace == pod.namespace
+            && stored.value["spec"]["pod"] == pod.name.as_str()
+    };
+    snapshot.iter().filter(is).map(|(key, stored)| (key.clone(), stored.clone())).collect()
+}
+
+/// Reads `KIND/NAMESPACE/NAME` or `KIND/NAME`.
+fn key(text: &str) -> anyhow::Result<Key> {
+    let parts: Vec<&str> = text.split('/').collect();
+    let word = parts.first().copied().unwrap_or_default();
+    let kind =
+        Kind::from_word(word).with_context(|| format!("--delete {text:?}: {word:?} is no kind of object"))?;
+    match (kind.namespaced(), parts.as_slice()) {
+        (true, [_, namespace, name]) => Ok(Key::namespaced(kind, *namespace, *name)),
+        (false, [_, name]) => Ok(Key::global(kind, *name)),
+        (true, _) => bail!("--delete {text:?}: a {kind} is named as {word}/NAMESPACE/NAME"),
+        (false, _) => {
+            bail!("--delete {text:?}: a {kind} belongs to no namespace; it is named as {word}/NAME")
+        }
+    }
+}
+
+fn delete(after: &mut Snapshot, key: &Key) -> anyhow::Result<()> {
+    manifests::refuse_managed(std::iter::once(key))?;
+    if key.kind == Kind::Tier {
+        let of_it = |(policy, stored): &(&Key, &Stored)| {
+            manifests::tier_of(policy.kind, &stored.value) == Some(key.name.as_str())
+        };
+        if let Some((policy, _)) = after.iter().find(of_it) {
+            bail!("Tier {} still has {policy}; it cannot be deleted", key.name);
+        }
+    }
+    if key.kind == Kind::Pod {
+        for (endpoint, _) in endpoints(after, key) {
+            after.remove(&endpoint);
+        }
+    }
+    if key.kind == Kind::Namespace {
+        let inside = after.iter().filter(|(of, _)| of.namespace == key.name).map(|(of, _)| of.clone());
+        for inside in inside.collect::<Vec<_>>() {
+            after.remove(&inside);
+        }
+    }
+    if !after.remove(key) {
+        let hint = if key.kind == Kind::NetworkPolicy { " (a Kubernetes policy is a knp)" } else { "" };
+        bail!("{key} does not exist{hint}");
+    }
+    Ok(())
+}
+
+/// Set enforces what is staged, Delete removes the policy of that name, Learn and Ignore do nothing.
+fn enforce_staged(after: &mut Snapshot) {
+    let staged: Vec<(Key, Kind, Stored)> = after
+        .iter()
+        .filter_map(|(key, stored)| Some((key.clone(), enforced_kind(key.kind)?, stored.clone())))
+        .collect();
+    for (key, kind, mut stored) in staged {
+        let enforced = Key { kind, namespace: key.namespace.clone(), name: key.name.clone() };
+        let action = stored.value.get_mut("spec").and_then(Value::as_object_mut);
+        let action = action.and_then(|spec| spec.remove("stagedAction"));
+        match action.as_ref().and_then(Value::as_str) {
+            None | Some("Set") => {
+                stored.value["kind"] = json!(kind.name());
+                stored.value["apiVersion"] = json!(kind.api_version());
+                after.insert(enforced, stored.value, stored.written);
+            }
+            Some("Delete") => drop(after.remove(&enforced)),
+            Some(_) => continue,
+        }
+        after.remove(&key);
+    }
+}
+
+fn enforced_kind(staged: Kind) -> Option<Kind> {
+    match staged {
+        Kind::StagedNetworkPolicy => Some(Kind::NetworkPolicy),
+        Kind::StagedGlobalNetworkPolicy => Some(Kind::GlobalNetworkPolicy),
+        Kind::StagedKubernetesNetworkPolicy => Some(Kind::KubernetesNetworkPolicy),
+        _ => None,
+    }
+}

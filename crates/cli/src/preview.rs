@@ -1,0 +1,340 @@
+//! `tortie preview`: whose packets meet another verdict once a change is made.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tortie_api::net::Direction;
+use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Trace, Verdict};
+use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Why, group_name, summary};
+
+use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
+use crate::store::StoreArguments;
+use crate::{decided, manifests, output, planned, snapshot};
+
+#[derive(clap::Args)]
+pub(crate) struct Preview {
+    /// The change: manifests as for apply, files, folders of them, or - for standard input
+    #[arg(short, long = "filename", value_name = "FILE", required_unless_present_any = ["delete", "staged"])]
+    files: Vec<PathBuf>,
+    /// The cluster that is changed: manifests, or the word cluster for a datastore, which is the default
+    #[arg(long = "in", value_name = "DIR")]
+    within: Vec<PathBuf>,
+    /// An object that is deleted: KIND/NAMESPACE/NAME, or KIND/NAME for kinds without namespaces
+    #[arg(long, value_name = "OBJECT")]
+    delete: Vec<String>,
+    /// Every staged policy does what it is staged for
+    #[arg(long)]
+    staged: bool,
+    /// Only these flows: one JSON object a line, as {"from": "web/a", "to": "10.0.0.7", "port": "tcp/80", "count": 3}
+    #[arg(long, value_name = "FILE")]
+    flows: Option<PathBuf>,
+    /// How to show it
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    output: Format,
+    #[command(flatten)]
+    store: StoreArguments,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+impl Preview {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let wrong = Ok(ExitCode::from(2));
+        let Some(before) = self.before()? else { return wrong };
+        let objects = match self.files.as_slice() {
+            [] => Vec::new(),
+            files => match manifests::read_all(files)? {
+                Some(objects) => objects,
+                None => return wrong,
+            },
+        };
+        let after = planned::after(&before, objects, &self.delete, self.staged)?;
+        let changes = match &self.flows {
+            Some(file) => self.flows(file, &before, &after)?,
+            None => self.everything(&before, &after)?,
+        };
+        // Like diff: 0 where nothing changes, 1 where something does, 2 where that cannot be said.
+        Ok(if changes { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+
+    fn before(&self) -> anyhow::Result<Option<Snapshot>> {
+        match self.within.as_slice() {
+            [] => snapshot::of_store(&self.store).map(Some),
+            [only] if only == Path::new("cluster") => snapshot::of_store(&self.store).map(Some),
+            files => snapshot::of_files(files),
+        }
+    }
+
+    /// Says every change; whether there is any.
+    fn everything(&self, before: &Snapshot, after: &Snapshot) -> anyhow::Result<bool> {
+        let change = Change::new(before, after);
+        let differences = change.differences();
+        match self.output {
+            Format::Text => show(&change, &differences, before, after),
+            Format::Json => {
+                let one = |difference| of_difference(&change, difference, before, after);
+                let document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
+                output::line(&serde_json::to_string_pretty(&document)?);
+            }
+        }
+        Ok(!differences.is_empty())
+    }
+
+    fn flows(&self, file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<bool> {
+        let (flows, mut left_out) = read_flows(file, before, after)?;
+        let (was, is) = (Oracle::new(before), Oracle::new(after));
+        let mut documents = Vec::new();
+        let (mut changed, mut count) = (0, 0);
+        for (question, flow) in &flows {
+            count += flow.count;
+            let (Some(one), Some(other)) = (judged(&was, question)?, judged(&is, question)?) else {
+                left_out += flow.count;
+                continue;
+            };
+            if one.verdict == other.verdict {
+                continue;
+            }
+            changed += flow.count;
+            let (one, other) = (why(&one), why(&other));
+            match self.output {
+                Format::Json => documents.push(json!({
+                    "from": flow.from, "to": flow.to, "port": flow.port, "count": flow.count,
+                    "before": of_why(&one, before), "after": of_why(&other, after),
+                })),
+                Format::Text => {
+                    let verdicts = format!("{} → {}", word(one.verdict), word(other.verdict));
+                    output::line(&format!(
+                        "{} → {} {}: {verdicts}, {}",
+                        flow.from,
+                        flow.to,
+                        flow.port,
+                        output::count(flow.count, "flow")
+                    ));
+                    show_why(&[one], &other, before, after);
+                }
+            }
+        }
+        match self.output {
+            Format::Json => {
+                let document =
+                    json!({"flows": count, "changed": changed, "leftOut": left_out, "changes": documents});
+                output::line(&serde_json::to_string_pretty(&document)?);
+            }
+            Format::Text => {
+                output::line(&format!("{changed} of {} meet another verdict", output::count(count, "flow")));
+                if left_out > 0 {
+                    output::line(&format!(
+                        "left out, as an end is not there both before and after: {}",
+                        output::count(left_out, "flow")
+                    ));
+                }
+            }
+        }
+        Ok(changed > 0)
+    }
+}
+
+/// One line of a file of flows.
+#[derive(Deserialize, Clone)]
+#[serde(deny_unknown_fields)]
+struct Flow {
+    from: String,
+    to: String,
+    port: String,
+    #[serde(default = "once")]
+    count: u64,
+}
+
+fn once() -> u64 {
+    1
+}
+
+/// The flows, equal ones counted together, and how many have an end that is not there.
+fn read_flows(
+    file: &Path,
+    before: &Snapshot,
+    after: &Snapshot,
+) -> anyhow::Result<(Vec<(Question, Flow)>, u64)> {
+    let text = manifests::read(file)?;
+    let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
+    let mut read = Vec::new();
+    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
+        let place = || format!("{}:{number}", file.display());
+        let flow: Flow = serde_json::from_str(line).with_context(|| format!("{}: {line}", place()))?;
+        let port = explain::port(&flow.port).with_context(place)?;
+        let peer = |text: &str| {
+            let found = snapshot::peer(before, text);
+            found.or_else(|_| snapshot::peer(after, text)).with_context(place)
+        };
+        let question = explain::question(peer(&flow.from)?, peer(&flow.to)?, port, CLIENT_PORT);
+        let key = (flow.from.clone(), flow.to.clone(), flow.port.clone());
+        match flows.get_mut(&key) {
+            Some(count) => *count += flow.count,
+            None => {
+                flows.insert(key, flow.count);
+                read.push((question, flow));
+            }
+        }
+    }
+    if read.is_empty() {
+        bail!("{}: there are no flows", file.display());
+    }
+    for (_, flow) in &mut read {
+        let key = (flow.from.clone(), flow.to.clone(), flow.port.clone());
+        flow.count = flows.get(&key).copied().unwrap_or(flow.count);
+    }
+    Ok((read, 0))
+}
+
+/// The answer; `None` where an end is not there.
+fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Answer>> {
+    match oracle.evaluate(question) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(
+            QuestionError::UnknownPod { .. } | QuestionError::UnknownNode(_) | QuestionError::NoAddress(_),
+        ) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn why(answer: &Answer) -> Why {
+    let ends = [&answer.egress, &answer.ingress].into_iter().flatten();
+    let counts = ends.filter(|trace| trace.verdict == answer.verdict);
+    let by = counts.map(|Trace { direction, decided_by, .. }| (*direction, decided_by.clone()));
+    Why { verdict: answer.verdict, by: by.collect() }
+}
+
+fn word(verdict: Verdict) -> String {
+    match verdict {
+        Verdict::Allow => coloured(ALLOWED, "allowed"),
+        Verdict::Deny => coloured(DENIED, "denied"),
+    }
+}
+
+/// More changes than these are printed by rule only.
+const MOST_CHANGES: usize = 40;
+/// How many of several reasons are spelled out.
+const MOST_REASONS: usize = 3;
+
+fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, after: &Snapshot) {
+    let every: Vec<usize> = (0..change.classes.ports().len()).collect();
+    let short = if differences.len() > MOST_CHANGES { summary(differences) } else { differences.to_vec() };
+    for difference in &short {
+        let one = difference.before.first().map_or(Verdict::Deny, |why| why.verdict);
+        output::line(&format!(
+            "{} → {}: {}",
+            group_name(&change.classes, &difference.from),
+            group_name(&change.classes, &difference.to),
+            change.classes.ports().named(&difference.ports, &every),
+        ));
+        let pairs = match (difference.pairs, difference.parts) {
+            (1, 1) => "1 pair".to_owned(),
+            (pairs, 1) => format!("{pairs} pairs"),
+            (pairs, parts) => {
+                format!("in {parts} parts, {pairs} pairs; not all of these ends on all of these ports")
+            }
+        };
+        output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
+        show_why(&difference.before, &difference.after, before, after);
+    }
+    if change.classes.with_hosts() {
+        output::line(
+            "Host endpoints have a say of their own, which is not looked at here: ask tortie explain.",
+        );
+    }
+    if change.classes.dual_stack() {
+        output::line("Pods with addresses of both families are asked about by IPv4.");
+    }
+    match differences {
+        [] => output::line("nothing changes: every flow keeps its verdict"),
+        _ => {
+            let of = |verdict| {
+                let of = differences.iter().filter(|difference| difference.after.verdict == verdict);
+                of.count()
+            };
+            output::line(&format!(
+                "{}: {} to allowed, {} to denied",
+                output::count(differences.len() as u64, "change"),
+                of(Verdict::Allow),
+                of(Verdict::Deny)
+            ));
+            if short.len() < differences.len() {
+                output::line(
+                    "They are too many to read, so they stand together by rule; -o json tells each.",
+                );
+            }
+        }
+    }
+}
+
+fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
+    output::line(&format!("    {} {}", coloured(FAINT, "now:   "), reason(other, after)));
+    let mut reasons: Vec<String> = Vec::new();
+    for reason in one.iter().map(|why| reason(why, before)) {
+        if !reasons.contains(&reason) {
+            reasons.push(reason);
+        }
+    }
+    for reason in reasons.iter().take(MOST_REASONS) {
+        output::line(&format!("    {} {reason}", coloured(FAINT, "before:")));
+    }
+    if reasons.len() > MOST_REASONS {
+        let more = output::count((reasons.len() - MOST_REASONS) as u64, "other reason");
+        output::line(&format!("    {} and {more}", coloured(FAINT, "before:")));
+    }
+}
+
+/// What decided, at which end.
+fn reason(why: &Why, snapshot: &Snapshot) -> String {
+    // Beside a rule it says nothing that no policy had anything against it at the other end.
+    let by_policy =
+        |by: &DecidedBy| !matches!(by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
+    let any = why.by.iter().any(|(_, by)| by_policy(by));
+    if !any && why.verdict == Verdict::Allow && !why.by.is_empty() {
+        return "no policy: the profiles of the namespaces allow".to_owned();
+    }
+    let ends: Vec<String> = why
+        .by
+        .iter()
+        .filter(|(_, by)| !any || by_policy(by))
+        .map(|(direction, by)| {
+            let side = if *direction == Direction::Egress { "out" } else { "in" };
+            format!("{side}: {}", decided::by(snapshot, *direction, by))
+        })
+        .collect();
+    if ends.is_empty() { "no policy is asked".to_owned() } else { ends.join("; ") }
+}
+
+fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot, after: &Snapshot) -> Value {
+    let every: Vec<usize> = (0..change.classes.ports().len()).collect();
+    let names = |of: &[usize]| -> Vec<String> {
+        of.iter()
+            .filter_map(|class| change.classes.all().get(*class))
+            .map(|class| class.name.clone())
+            .collect()
+    };
+    json!({
+        "from": names(&difference.from), "to": names(&difference.to), "pairs": difference.pairs,
+        "ports": change.classes.ports().named(&difference.ports, &every),
+        "before": difference.before.iter().map(|why| of_why(why, before)).collect::<Vec<_>>(),
+        "after": of_why(&difference.after, after),
+    })
+}
+
+fn of_why(why: &Why, snapshot: &Snapshot) -> Value {
+    let of = |wanted: Direction| {
+        let by = why.by.iter().find(|(direction, _)| *direction == wanted);
+        by.map(|(direction, by)| decided::by(snapshot, *direction, by))
+    };
+    json!({"verdict": why.verdict, "egress": of(Direction::Egress), "ingress": of(Direction::Ingress)})
+}

@@ -1,0 +1,191 @@
+//! What [`crate::reach`] asks beyond verdicts: who is there, and what single criteria say of them. Every answer comes
+//! from the same functions that verdicts come from.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tortie_api::kubernetes::LabelSelector;
+use tortie_api::net::{Direction, Protocol};
+use tortie_api::{Key, Kind};
+use tortie_selector::Selector;
+
+use super::judge::Asked;
+use super::peers::Hop;
+use super::world::{Identity, Workload};
+use super::{Oracle, PolicyName, Question, QuestionError, Stored, Trace, calico, kubernetes, peers};
+use crate::oracle::packet::Packet;
+
+/// What selectors see: a pod or a network set.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a>(&'a Identity);
+
+/// A pod with a network of its own.
+pub(crate) struct SeenPod<'a>(&'a Workload);
+
+/// The addresses of a Service's backends, and their ports.
+pub(crate) type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
+
+/// A policy, in the order in which all are asked.
+pub(crate) struct SeenPolicy<'a> {
+    pub(crate) name: &'a PolicyName,
+    pub(crate) tier: &'a str,
+    pub(crate) staged: bool,
+    pub(crate) stored: &'a Stored,
+}
+
+impl Oracle<'_> {
+    pub(crate) fn pods(&self) -> impl Iterator<Item = SeenPod<'_>> {
+        self.world.workloads.iter().map(SeenPod)
+    }
+
+    pub(crate) fn network_sets(&self) -> impl Iterator<Item = (Subject<'_>, &[IpNet])> {
+        self.world.network_sets.iter().map(|set| (Subject(&set.identity), set.nets.as_slice()))
+    }
+
+    /// The host endpoints, with the addresses that rules know them by.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = (Subject<'_>, &[IpAddr])> {
+        self.world.hosts.iter().map(|host| (Subject(&host.identity), host.addresses.as_slice()))
+    }
+
+    /// Name, own addresses and tunnel address of each node.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&str, &[IpAddr], Option<IpAddr>)> {
+        self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnel))
+    }
+
+    /// The backends of a Service: their addresses, and their ports.
+    pub(crate) fn backends(&self, namespace: &str, name: &str) -> SeenBackends<'_> {
+        let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));
+        backends.map_or((&[], &[]), |backends| (backends.addresses.as_slice(), backends.ports.as_slice()))
+    }
+
+    /// Whether packets to this address are carried by VXLAN.
+    pub(crate) fn is_overlaid(&self, address: IpAddr) -> bool {
+        self.world.is_overlaid(address)
+    }
+
+    /// Every policy, staged ones too, in the order in which all are asked.
+    pub(crate) fn policies(&self) -> impl Iterator<Item = SeenPolicy<'_>> {
+        self.tiers.iter().flat_map(|tier| {
+            tier.policies.iter().map(|policy| SeenPolicy {
+                name: &policy.name,
+                tier: &tier.name,
+                staged: policy.staged,
+                stored: policy.stored,
+            })
+        })
+    }
+
+    /// Which of [`Self::policies`] speak about packets of this direction at this pod, by index.
+    pub(crate) fn applying(&self, pod: &SeenPod<'_>, direction: Direction) -> Vec<usize> {
+        let policies = self.tiers.iter().flat_map(|tier| &tier.policies).enumerate();
+        policies
+            .filter(|(_, policy)| policy.applies(&Asked::pod(pod.0), direction))
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// What the profile says: its stored rules, those of a namespace that exists, or nothing.
+    pub(crate) fn profile_of(&self, name: &str) -> SeenProfile<'_> {
+        match self.snapshot.get(&Key::global(Kind::Profile, name)) {
+            Some(stored) => SeenProfile::Stored(stored),
+            None => match name.strip_prefix("kns.") {
+                Some(namespace) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
+                _ => SeenProfile::Nothing,
+            },
+        }
+    }
+
+    /// What one end's policies say of a packet; `None` where that end is under none.
+    pub(crate) fn one_end(
+        &self,
+        question: &Question,
+        direction: Direction,
+    ) -> Result<Option<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question)?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let pod = way.hops.iter().find_map(|hop| match hop {
+            Hop::Pod(pod, of) if *of == direction => Some(*pod),
+            _ => None,
+        });
+        Ok(pod.map(|pod| self.judge(&Asked::pod(pod), direction, &packet)))
+    }
+}
+
+/// A Kubernetes selector for a reader.
+pub(crate) fn shown_labels(what: &str, selector: &LabelSelector) -> String {
+    kubernetes::shown_selector(what, selector)
+}
+
+/// What a pod's profile comes to.
+pub(crate) enum SeenProfile<'a> {
+    Stored(&'a Stored),
+    AllowsAll,
+    Nothing,
+}
+
+impl<'a> SeenPod<'a> {
+    pub(crate) fn subject(&self) -> Subject<'a> {
+        Subject(&self.0.identity)
+    }
+
+    pub(crate) fn node(&self) -> &'a str {
+        &self.0.node
+    }
+
+    pub(crate) fn addresses(&self) -> &'a [IpAddr] {
+        &self.0.addresses
+    }
+
+    pub(crate) fn profiles(&self) -> &'a [String] {
+        &self.0.profiles
+    }
+}
+
+impl<'a> Subject<'a> {
+    pub(crate) fn is_pod(&self) -> bool {
+        self.0.is_pod()
+    }
+
+    pub(crate) fn namespace(&self) -> &'a str {
+        &self.0.namespace
+    }
+
+    pub(crate) fn name(&self) -> &'a str {
+        &self.0.name
+    }
+
+    pub(crate) fn account(&self) -> &'a str {
+        &self.0.account
+    }
+
+    pub(crate) fn own_labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.own_labels
+    }
+
+    /// What Calico's selectors see.
+    pub(crate) fn labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.labels
+    }
+
+    /// The ports that it declares by name.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (&'a str, Protocol, u16)> {
+        self.0.ports.iter().map(|port| (port.name.as_str(), port.protocol, port.port))
+    }
+
+    pub(crate) fn is_in_namespaces(&self, selector: &Selector) -> bool {
+        calico::of_namespace(selector, self.0)
+    }
+
+    pub(crate) fn has_account(&self, selector: &Selector) -> bool {
+        calico::of_account(selector, self.0)
+    }
+
+    pub(crate) fn bears(&self, selector: &LabelSelector) -> bool {
+        kubernetes::selects(selector, &self.0.own_labels)
+    }
+
+    pub(crate) fn namespace_bears(&self, selector: &LabelSelector) -> bool {
+        kubernetes::selects(selector, &self.0.namespace_labels)
+    }
+}
