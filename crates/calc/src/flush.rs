@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tortie_dataplane::{Delta, Endpoint, EndpointId};
+use tortie_dataplane::Delta;
 use tortie_policy::SetSource;
 use tortie_policy::program::{PolicyId, SetId};
 
-use crate::{Calc, endpoints};
+use crate::Calc;
+use crate::endpoints::Given;
 
 /// The policies and profiles that programs name which have been given out.
 #[derive(Default)]
@@ -46,10 +47,7 @@ impl Calc {
         self.network_deltas(&mut deltas);
         deltas.extend(sets);
         deltas.extend(policies);
-        deltas.extend(endpoints.into_iter().map(|(id, endpoint)| match endpoint {
-            Some(endpoint) => Delta::Endpoint(id, endpoint),
-            None => Delta::EndpointRemoved(id),
-        }));
+        deltas.extend(endpoints.into_iter().map(Given::into_delta));
         deltas.extend(removed_policies);
         deltas.extend(removed_sets);
         deltas.iter().for_each(|delta| self.state.apply(delta));
@@ -57,35 +55,28 @@ impl Calc {
     }
 
     /// This node's endpoints that are not what was given out: new value, or gone.
-    fn changed_endpoints(&mut self) -> Vec<(EndpointId, Option<Arc<Endpoint>>)> {
+    fn changed_endpoints(&mut self) -> Vec<Given> {
         let touched = std::mem::take(&mut self.touched_endpoints).into_iter();
-        let now = touched.map(|id| {
-            let endpoint = endpoints::endpoint(&id, &self.subjects, &self.policies);
-            (EndpointId::clone(&id), endpoint)
-        });
-        now.filter(|(id, endpoint)| self.state.endpoints.get(id) != endpoint.as_ref()).collect()
+        let now = touched.map(|id| Given::new(&id, &self.subjects, &self.policies));
+        now.filter(|given| given.is_change(&self.state)).collect()
     }
 
     /// Counts how often programs will name each policy; those that nothing named before, or will name, are touched.
-    fn count_names(&mut self, endpoints: &[(EndpointId, Option<Arc<Endpoint>>)]) {
-        for endpoint in endpoints.iter().filter_map(|(_, endpoint)| endpoint.as_ref()) {
-            for id in endpoint.program.policy_ids() {
-                if let Some(used) = self.in_use.0.get_mut(id) {
-                    used.named += 1;
-                } else {
-                    let id = self.policies.shared_id(id);
-                    self.in_use.0.insert(id.clone(), Use { named: 1, ..Use::default() });
-                    self.touched_policies.insert(id);
-                }
+    fn count_names(&mut self, endpoints: &[Given]) {
+        for id in endpoints.iter().flat_map(Given::policy_ids) {
+            if let Some(used) = self.in_use.0.get_mut(id) {
+                used.named += 1;
+            } else {
+                let id = self.policies.shared_id(id);
+                self.in_use.0.insert(id.clone(), Use { named: 1, ..Use::default() });
+                self.touched_policies.insert(id);
             }
         }
-        for endpoint in endpoints.iter().filter_map(|(id, _)| self.state.endpoints.get(id)) {
-            for id in endpoint.program.policy_ids() {
-                let Some(used) = self.in_use.0.get_mut(id) else { continue };
-                used.named -= 1;
-                if used.named == 0 {
-                    self.touched_policies.insert(self.policies.shared_id(id));
-                }
+        for id in endpoints.iter().flat_map(|given| given.policy_ids_before(&self.state)) {
+            let Some(used) = self.in_use.0.get_mut(id) else { continue };
+            used.named -= 1;
+            if used.named == 0 {
+                self.touched_policies.insert(self.policies.shared_id(id));
             }
         }
     }

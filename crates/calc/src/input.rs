@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 use serde_json::Value;
-use tortie_api::calico::{IpPool, TierDefault, WorkloadEndpointSpec};
+use tortie_api::calico::{HostEndpointSpec, IpPool, TierDefault, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::Action;
 use tortie_api::{FieldError, Key, Kind, Network, Resource};
@@ -30,6 +30,7 @@ pub(crate) enum Input {
     NetworkSet(OwnLabels, Box<[IpNet]>),
     Backends(Backends),
     Endpoint(OwnLabels, Box<WorkloadEndpointSpec>),
+    Host(OwnLabels, Box<HostEndpointSpec>),
     Node(Node),
     Pool(IpPool),
     /// The node of a block.
@@ -95,6 +96,9 @@ pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
         }),
         (Kind::WorkloadEndpoint, Resource::WorkloadEndpoint(endpoint)) => {
             Input::Endpoint(endpoint.metadata.labels.into(), Box::new(endpoint.spec))
+        }
+        (Kind::HostEndpoint, Resource::HostEndpoint(host)) => {
+            Input::Host(host.metadata.labels.into(), Box::new(host.spec))
         }
         (Kind::Node, Resource::Node(node)) => Input::Node(node),
         (Kind::IpPool, Resource::IpPool(pool)) => Input::Pool(pool),

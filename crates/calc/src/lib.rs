@@ -23,9 +23,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tortie_api::{Key, Kind, Resource};
-use tortie_dataplane::{EndpointId, NodeState};
+use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
 
+use endpoints::LocalId;
 use flush::InUse;
 use input::Input;
 use network::Network;
@@ -36,7 +37,7 @@ use subjects::Subjects;
 pub use network::vtep_mac;
 
 /// The kinds of object that a node's state depends on.
-pub const KINDS: [Kind; 17] = [
+pub const KINDS: [Kind; 18] = [
     Kind::Namespace,
     Kind::ServiceAccount,
     Kind::Node,
@@ -54,6 +55,7 @@ pub const KINDS: [Kind; 17] = [
     Kind::NetworkPolicy,
     Kind::GlobalNetworkPolicy,
     Kind::WorkloadEndpoint,
+    Kind::HostEndpoint,
 ];
 
 /// The computation for one node.
@@ -69,7 +71,7 @@ pub struct Calc {
     state: NodeState,
     in_use: InUse,
     /// Endpoints of this node whose program or addresses may have changed.
-    touched_endpoints: BTreeSet<Arc<EndpointId>>,
+    touched_endpoints: BTreeSet<LocalId>,
     /// Policies and profiles whose rules, or whether they are in use, may have changed.
     touched_policies: BTreeSet<Arc<PolicyId>>,
 }
@@ -143,6 +145,7 @@ impl Calc {
             Some(Input::Labels(labels)) => self.update_labels(key, Some(labels)),
             Some(Input::NetworkSet(own, nets)) => self.update_network_set(key, Some((own, nets))),
             Some(Input::Endpoint(own, spec)) => self.update_endpoint(key, Some((own, *spec))),
+            Some(Input::Host(own, spec)) => self.update_host(key, Some((own, *spec))),
             Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends)),
             Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
@@ -159,6 +162,7 @@ impl Calc {
             Kind::Namespace | Kind::ServiceAccount => self.update_labels(key, None),
             Kind::NetworkSet | Kind::GlobalNetworkSet => self.update_network_set(key, None),
             Kind::WorkloadEndpoint => self.update_endpoint(key, None),
+            Kind::HostEndpoint => self.update_host(key, None),
             Kind::EndpointSlice => self.sets.update_backends(key, None),
             Kind::Node => self.network.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),

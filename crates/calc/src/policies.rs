@@ -88,9 +88,9 @@ impl Default for Policies {
 }
 
 impl Head {
-    /// Whether the policy is asked about the packets of this pod.
+    /// Whether the policy is asked about the packets of this endpoint.
     pub(crate) fn is_about(&self, labels: &SubjectLabels) -> bool {
-        self.hook.is_for_pods() && self.selector.matches(labels)
+        (self.hook.is_for_pods() || !labels.is_pod) && self.selector.matches(labels)
     }
 }
 
@@ -216,9 +216,14 @@ impl Policies {
         self.profiles.contains_key(name)
     }
 
-    /// What these policies come to for packets into an endpoint, and out of it.
-    pub(crate) fn tiers_of(&self, policies: &Numbers) -> (Vec<TierProgram>, Vec<TierProgram>) {
-        let mut selected: Vec<&Policy> = policies.iter().filter_map(|no| self.table.get(no)).collect();
+    /// What these policies, as far as they are asked there, come to for packets into an endpoint, and out of it.
+    pub(crate) fn tiers_of(
+        &self,
+        policies: &Numbers,
+        asked: impl Fn(Hook) -> bool,
+    ) -> (Vec<TierProgram>, Vec<TierProgram>) {
+        let selected = policies.iter().filter_map(|no| self.table.get(no));
+        let mut selected: Vec<&Policy> = selected.filter(|policy| asked(policy.head.hook)).collect();
         selected.sort_by(|a, b| {
             let tiers = || self.tiers.place(&a.head.tier).cmp(&self.tiers.place(&b.head.tier));
             let same = a.head.tier == b.head.tier;

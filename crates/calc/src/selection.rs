@@ -1,6 +1,6 @@
 //! Who is selected by what: the links between subjects, policies and sets, kept as each comes, changes and goes.
 
-use tortie_api::calico::WorkloadEndpointSpec;
+use tortie_api::calico::{HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::{Key, Kind};
 use tortie_policy::program::{PolicyId, PolicyKind};
 use tortie_policy::{Compiled, OwnLabels, policy_id};
@@ -93,6 +93,14 @@ impl Calc {
         self.remove_subject(key);
         if let Some((own, spec)) = endpoint {
             let no = self.subjects.insert_endpoint(key, own, spec, &self.node);
+            self.enter(no);
+        }
+    }
+
+    pub(crate) fn update_host(&mut self, key: &Key, host: Option<(OwnLabels, HostEndpointSpec)>) {
+        self.remove_subject(key);
+        if let Some((own, spec)) = host {
+            let no = self.subjects.insert_host(key, own, spec, &self.node);
             self.enter(no);
         }
     }

@@ -1,4 +1,4 @@
-//! Whatever selectors may match: pods' interfaces and network sets, with the labels that selectors see, and where those
+//! Whatever selectors may match: pods' interfaces, host endpoints and network sets, with the labels that selectors see, and where those
 //! labels come from.
 
 use std::collections::{BTreeSet, HashMap};
@@ -6,18 +6,17 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use tortie_api::calico::WorkloadEndpointSpec;
+use tortie_api::calico::{EndpointPort, HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
-use tortie_dataplane::EndpointId;
 use tortie_policy::{OwnLabels, SubjectLabels};
 use tortie_selector::Restrictions;
 
-use crate::endpoints::Here;
+use crate::endpoints::{Here, LocalId};
 use crate::index::LabelIndex;
 use crate::slab::{No, Numbers, Slab};
 
-/// A pod's interface or a network set.
+/// A pod's interface, a host endpoint or a network set.
 pub(crate) struct Subject {
     pub(crate) labels: SubjectLabels,
     pub(crate) what: What,
@@ -33,6 +32,19 @@ pub(crate) struct Subject {
 pub(crate) enum What {
     Endpoint { addresses: Box<[IpAddr]>, ports: Box<[NamedPort]> },
     NetworkSet(Box<[IpNet]>),
+}
+
+impl What {
+    fn endpoint(addresses: impl Iterator<Item = IpAddr>, ports: &[EndpointPort]) -> Self {
+        let mut addresses: Vec<IpAddr> = addresses.collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let named = ports.iter().filter(|port| !port.name.is_empty()).filter_map(|port| {
+            let protocol = Protocol::from_name(&port.protocol)?;
+            Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
+        });
+        Self::Endpoint { addresses: addresses.into(), ports: named.collect() }
+    }
 }
 
 /// A port that an endpoint declares by name.
@@ -71,7 +83,7 @@ pub(crate) struct Subjects {
     /// Which groups give which labels.
     by_group: LabelIndex,
     /// The subjects that are endpoints of this node. Two of one id are possible only where an object has another's name.
-    here: HashMap<Arc<EndpointId>, Numbers>,
+    here: HashMap<LocalId, Numbers>,
 }
 
 impl Subjects {
@@ -104,15 +116,22 @@ impl Subjects {
             service_account: spec.service_account_name.clone(),
             ..SubjectLabels::default()
         };
-        let mut addresses: Vec<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
-        addresses.sort_unstable();
-        addresses.dedup();
-        let ports = spec.ports.iter().filter(|port| !port.name.is_empty()).filter_map(|port| {
-            let protocol = Protocol::from_name(&port.protocol)?;
-            Some(NamedPort { name: port.name.clone(), protocol, port: port.port })
-        });
-        let what = What::Endpoint { addresses: addresses.into(), ports: ports.collect() };
-        let here = (spec.node == node).then(|| Box::new(Here::new(key, spec)));
+        let what = What::endpoint(spec.ip_networks.iter().map(IpNet::addr), &spec.ports);
+        let here = (spec.node == node).then(|| Box::new(Here::pod(key, spec)));
+        self.insert(key, labels, what, groups, here)
+    }
+
+    pub(crate) fn insert_host(
+        &mut self,
+        key: &Key,
+        own: OwnLabels,
+        spec: HostEndpointSpec,
+        node: &str,
+    ) -> No {
+        let groups = spec.profiles.iter().map(|profile| Key::global(Kind::Profile, profile)).collect();
+        let labels = SubjectLabels { own, ..SubjectLabels::default() };
+        let what = What::endpoint(spec.expected_ips.iter().copied(), &spec.ports);
+        let here = (spec.node == node).then(|| Box::new(Here::host(key, spec)));
         self.insert(key, labels, what, groups, here)
     }
 
@@ -172,7 +191,7 @@ impl Subjects {
     }
 
     /// The endpoint of this node with this id.
-    pub(crate) fn endpoint_here(&self, id: &EndpointId) -> Option<No> {
+    pub(crate) fn endpoint_here(&self, id: &LocalId) -> Option<No> {
         let name = |no: &No| self.get(*no).and_then(|subject| Some(subject.here.as_ref()?.name.as_str()));
         self.here.get(id)?.iter().max_by_key(name)
     }

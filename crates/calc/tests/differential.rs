@@ -14,13 +14,13 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use tortie_api::Key;
-use tortie_api::net::Direction;
+use tortie_api::net::{Direction, Protocol};
 use tortie_calc::Calc;
 use tortie_dataplane::EndpointId;
-use tortie_policy::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Trace, Verdict};
-use tortie_policy::program::{Flow, evaluate};
+use tortie_policy::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Table, Trace, Verdict};
+use tortie_policy::program::{Flow, evaluate, evaluate_tiers};
 
-use random_clusters::{NODES, Objects, Sent, clusters, manifest, packets};
+use random_clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets};
 
 const CLUSTERS: u32 = 1_000;
 const PACKETS: usize = 200;
@@ -31,7 +31,7 @@ fn oracle_and_programs_agree() {
     let config =
         ProptestConfig { cases, max_shrink_iters: 20_000, failure_persistence: None, ..Default::default() };
     let seen = std::cell::RefCell::new(Coverage::default());
-    let strategy = (clusters(), prop::collection::vec(packets(), PACKETS));
+    let strategy = (clusters_with_hosts(), prop::collection::vec(packets(), PACKETS));
     let result = TestRunner::new(config).run(&strategy, |(objects, packets)| {
         compare(&objects, &packets, &mut seen.borrow_mut()).map_err(TestCaseError::fail)
     });
@@ -70,17 +70,12 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
             destination_port: packet.destination_port,
             icmp: packet.icmp,
         };
-        for trace in [&answer.egress, &answer.ingress].into_iter().flatten() {
-            let (program, state) = program(&nodes, trace);
-            let passes = evaluate(program, trace.direction, &flow, state);
-            if passes != (trace.verdict == Verdict::Allow) {
-                let says = |passes| if passes { "allow" } else { "deny" };
+        let traces = answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress);
+        for trace in traces.filter(|trace| !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. })) {
+            let (program, oracle) = (program_says(&nodes, trace, &flow), oracle_says(trace));
+            if program != oracle {
                 return Err(format!(
-                    "{} of {}: the oracle says {}, the program {}\n{trace:#?}\ncluster.yml:\n{}\ntortie explain -f cluster.yml {} {} --port {}",
-                    if trace.direction == Direction::Egress { "egress" } else { "ingress" },
-                    trace.endpoint,
-                    says(!passes),
-                    says(passes),
+                    "the oracle says {oracle:?}, the program {program:?}\n{trace:#?}\ncluster.yml:\n{}\ntortie explain -f cluster.yml {} {} --port {}",
                     manifest(objects),
                     packet.source,
                     packet.destination,
@@ -93,6 +88,48 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
     Ok(())
 }
 
+/// Whether the packet passes; `None` where the table does not say.
+fn oracle_says(trace: &Trace) -> Option<bool> {
+    (trace.decided_by != DecidedBy::Nobody).then_some(trace.verdict == Verdict::Allow)
+}
+
+fn program_says(nodes: &[Calc], trace: &Trace, flow: &Flow) -> Option<bool> {
+    let flow = if trace.reply { reply(flow) } else { *flow };
+    if let Some(name) = trace.endpoint.strip_prefix("host endpoint ") {
+        let found =
+            nodes.iter().find_map(|calc| Some((calc.state().host_endpoints.get(name)?, calc.state())));
+        let (endpoint, state) = found.expect("the host endpoint has a program");
+        let program = &endpoint.program;
+        return match trace.table {
+            Table::Untracked => evaluate_tiers(&program.untracked, trace.direction, &flow, state),
+            Table::PreDnat => evaluate_tiers(&program.pre_dnat, trace.direction, &flow, state),
+            Table::Forward => evaluate_tiers(&program.forward, trace.direction, &flow, state),
+            Table::Normal => Some(evaluate(&program.normal, trace.direction, &flow, state)),
+        };
+    }
+    let (namespace, pod) = trace.endpoint.split_once('/').unwrap();
+    let id = EndpointId { namespace: namespace.into(), pod: pod.into(), interface: "eth0".into() };
+    let found = nodes.iter().find_map(|calc| Some((calc.state().endpoints.get(&id)?, calc.state())));
+    let (endpoint, state) = found.expect("the pod has a program");
+    Some(evaluate(&endpoint.program, trace.direction, &flow, state))
+}
+
+fn reply(flow: &Flow) -> Flow {
+    let icmp = flow.icmp.map(|(icmp_type, code)| match icmp_type {
+        8 if flow.protocol == Protocol::ICMP => (0, code),
+        128 if flow.protocol == Protocol::ICMPV6 => (129, code),
+        other => (other, code),
+    });
+    Flow {
+        source: flow.destination,
+        destination: flow.source,
+        source_port: flow.destination_port,
+        destination_port: flow.source_port,
+        icmp,
+        ..*flow
+    }
+}
+
 fn calc(node: &str, objects: &Objects) -> Calc {
     let mut calc = Calc::new(node);
     for (key, value) in objects {
@@ -100,16 +137,6 @@ fn calc(node: &str, objects: &Objects) -> Calc {
     }
     calc.flush();
     calc
-}
-
-fn program<'a>(
-    nodes: &'a [Calc],
-    trace: &Trace,
-) -> (&'a tortie_policy::program::EndpointProgram, &'a tortie_dataplane::NodeState) {
-    let (namespace, pod) = trace.endpoint.split_once('/').unwrap();
-    let id = EndpointId { namespace: namespace.into(), pod: pod.into(), interface: "eth0".into() };
-    let found = nodes.iter().find_map(|calc| Some((&calc.state().endpoints.get(&id)?.program, calc.state())));
-    found.unwrap_or_else(|| panic!("{} has no program", trace.endpoint))
 }
 
 fn shown_port(packet: &Sent) -> String {
@@ -140,9 +167,12 @@ impl Coverage {
             DecidedBy::NotUnderstood { policy } => decided(format!("{} not understood", policy.kind)),
             DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
             DecidedBy::NoProfile => decided("no profile".into()),
-            DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => {
-                unreachable!("only host endpoints have these")
-            }
+            DecidedBy::Nobody => decided(format!("nobody in table {:?}", trace.table)),
+            DecidedBy::EndpointToHost { .. } => {}
+        }
+        if trace.endpoint.starts_with("host endpoint") {
+            let reply = if trace.reply { " (reply)" } else { "" };
+            decided(format!("host endpoint: {:?}{reply}", trace.table));
         }
         for tier in &trace.tiers {
             decided(format!("tier: {:?}", tier.outcome));
@@ -206,6 +236,11 @@ impl Coverage {
                 "ClusterNetworkPolicy not understood",
                 "KubernetesNetworkPolicy not understood",
                 "protocols",
+                "host endpoint: Normal",
+                "host endpoint: Untracked",
+                "host endpoint: Untracked (reply)",
+                "host endpoint: PreDnat",
+                "host endpoint: Forward",
                 "NetworkPolicy not understood",
                 "GlobalNetworkPolicy not understood",
             ]

@@ -17,7 +17,7 @@ const ACCOUNTS: [&str; 3] = ["default", "runner", ""];
 const TIERS: [&str; 5] = ["default", "first", "second", "kube-baseline", "undescribed"];
 const PORT_NAMES: [&str; 3] = ["web", "dns", "none"];
 const PORTS: [u16; 5] = [53, 80, 81, 443, 65535];
-const ADDRESSES: [&str; 12] = [
+const ADDRESSES: [&str; 14] = [
     "10.0.0.1",
     "10.0.0.2",
     "10.0.0.3",
@@ -26,6 +26,8 @@ const ADDRESSES: [&str; 12] = [
     "10.0.0.8",
     "10.0.1.0",
     "203.0.113.9",
+    "192.0.2.1",
+    "192.0.2.2",
     "fd00::1",
     "fd00::2",
     "fd00::9",
@@ -75,6 +77,41 @@ pub fn clusters() -> impl Strategy<Value = Objects> {
     )
 }
 
+/// The same with nodes that have addresses, and host endpoints on them.
+#[allow(dead_code, reason = "not every test that has this module asks about hosts")]
+pub fn clusters_with_hosts() -> impl Strategy<Value = Objects> {
+    let interface = select(vec![None, Some("eth0"), Some("*")]);
+    let profiles = subsequence(vec!["projectcalico-default-allow", "kns.red", "ksa.red.runner"], 0..2);
+    let port = (select(&PORT_NAMES[..2]), select(vec!["TCP", "UDP"]), select(&PORTS[..]));
+    let host = (select(&NODES[..]), interface, any::<bool>(), profiles, labels(), of(port));
+    (clusters(), prop::collection::vec(host, 0..4)).prop_map(|(mut objects, hosts)| {
+        for (node, address) in NODES.iter().zip(["192.0.2.1", "192.0.2.2"]) {
+            let annotations = json!({"projectcalico.org/IPv4Address": format!("{address}/24")});
+            let value = json!({"metadata": {"name": node, "annotations": annotations}});
+            objects.push((Key::global(Kind::Node, *node), value));
+        }
+        for (index, (node, interface, addressed, profiles, labels, port)) in hosts.into_iter().enumerate() {
+            let address = if node == NODES[0] { "192.0.2.1" } else { "192.0.2.2" };
+            let addressed = addressed || interface.is_none();
+            let spec = maybe(vec![
+                ("node", Some(json!(node))),
+                ("interfaceName", interface.map(Value::from)),
+                ("expectedIPs", addressed.then(|| json!([address]))),
+                ("profiles", Some(json!(profiles))),
+                (
+                    "ports",
+                    port.map(
+                        |(name, protocol, port)| json!([{"name": name, "protocol": protocol, "port": port}]),
+                    ),
+                ),
+            ]);
+            let value = json!({"metadata": {"labels": labels}, "spec": spec});
+            objects.push(renamed(Key::global(Kind::HostEndpoint, ""), value, index));
+        }
+        objects
+    })
+}
+
 /// Packets between addresses that somebody has or nearly has, to ports that somebody speaks of or nearly.
 pub fn packets() -> impl Strategy<Value = Sent> {
     let of_family = |first: usize, pods: usize, all: usize| {
@@ -82,7 +119,7 @@ pub fn packets() -> impl Strategy<Value = Sent> {
         let parsed = |index: usize| ADDRESSES[index].parse::<IpAddr>().unwrap();
         (address(), address()).prop_map(move |(source, destination)| (parsed(source), parsed(destination)))
     };
-    let pair = prop_oneof![4 => of_family(0, 5, 8), 1 => of_family(8, 10, 12)];
+    let pair = prop_oneof![4 => of_family(0, 5, 10), 1 => of_family(10, 12, 14)];
     let port = || prop_oneof![4 => select(&PORTS[..]), 1 => select(vec![0, 52, 82, 8080, 40_000])];
     let protocol = select(vec![6, 6, 6, 6, 17, 17, 132, 1, 1, 58, 47]).prop_map(Protocol);
     (pair, protocol, port(), port(), select(vec![0u8, 3, 8, 13, 128]), 0..2u8).prop_map(
@@ -221,7 +258,7 @@ fn pod() -> impl Strategy<Value = Pod> {
     (
         (select(&NODES[..]), select(&NAMESPACES[..]), select(&ACCOUNTS[..])),
         labels(),
-        (select(&ADDRESSES[..5]), of(select(&ADDRESSES[8..10]))),
+        (select(&ADDRESSES[..5]), of(select(&ADDRESSES[10..12]))),
         prop::collection::vec(port, 0..3),
     )
         .prop_map(|((node, namespace, account), labels, (v4, v6), ports)| {

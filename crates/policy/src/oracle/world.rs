@@ -167,7 +167,7 @@ impl World {
                         world.felix.insert(key.name.clone(), settings);
                     }
                 }
-                Resource::HostEndpoint(host) => world.hosts.push(of_host(key, host)),
+                Resource::HostEndpoint(host) => world.hosts.push(of_host(snapshot, key, host)),
                 Resource::EndpointSlice(slice) => world.add_backends(key, slice),
                 _ => {}
             }
@@ -311,18 +311,21 @@ impl World {
             identity.account_labels = account.metadata.labels.clone();
             identity.account_labels.insert("projectcalico.org/name".into(), identity.account.clone());
         }
-        let profile = |name: &String| match snapshot.get(&Key::global(Kind::Profile, name))?.resource.as_ref()
-        {
-            Ok(Resource::Profile(profile)) => Some(&profile.spec.labels_to_apply),
-            _ => None,
-        };
-        let given: Vec<&Labels> = profiles.iter().filter_map(profile).collect();
-        identity.see(&given);
+        identity.see(&given_by(snapshot, profiles));
         identity
     }
 }
 
-fn of_host(key: &Key, host: &HostEndpoint) -> HostInterface {
+/// The labels that profiles give, in their order.
+fn given_by<'a>(snapshot: &'a Snapshot, profiles: &[String]) -> Vec<&'a Labels> {
+    let profile = |name: &String| match snapshot.get(&Key::global(Kind::Profile, name))?.resource.as_ref() {
+        Ok(Resource::Profile(profile)) => Some(&profile.spec.labels_to_apply),
+        _ => None,
+    };
+    profiles.iter().filter_map(profile).collect()
+}
+
+fn of_host(snapshot: &Snapshot, key: &Key, host: &HostEndpoint) -> HostInterface {
     let named = host.spec.ports.iter().filter(|port| !port.name.is_empty());
     let ports = named.filter_map(|port| {
         let protocol = Protocol::from_name(&port.protocol)?;
@@ -335,7 +338,7 @@ fn of_host(key: &Key, host: &HostEndpoint) -> HostInterface {
         ports: ports.collect(),
         ..Identity::default()
     };
-    identity.see(&[]);
+    identity.see(&given_by(snapshot, &host.spec.profiles));
     HostInterface {
         identity,
         node: host.spec.node.clone(),
