@@ -22,6 +22,7 @@ pub fn object() -> impl Strategy<Value = Object> {
         1 => tier(),
         2 => profile(),
         2 => network_set(),
+        2 => host_endpoint(),
         2 => slice(),
         2 => node(),
         2 => block(),
@@ -274,6 +275,23 @@ fn network_set() -> impl Strategy<Value = Object> {
                 false => Key::namespaced(Kind::NetworkSet, ns, name),
             };
             (key, value)
+        },
+    )
+}
+
+fn host_endpoint() -> impl Strategy<Value = Object> {
+    let profiles = subsequence(vec!["projectcalico-default-allow", "prof0", "kns.ns0"], 0..3);
+    let addresses = subsequence(vec!["192.0.2.1", "192.0.2.2", "10.0.0.1"], 0..3);
+    let port = of(select(vec!["http", "dns"]));
+    (name("n", 2), name("host", 2), labels(), profiles, addresses, port).prop_map(
+        |(node, name, labels, profiles, addresses, port)| {
+            let ports: Vec<Value> =
+                port.iter().map(|port| json!({"name": port, "protocol": "TCP", "port": 80})).collect();
+            let spec = json!({
+                "node": node, "interfaceName": "eth0", "expectedIPs": addresses, "profiles": profiles, "ports": ports,
+            });
+            let value = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
+            (Key::global(Kind::HostEndpoint, name), value)
         },
     )
 }

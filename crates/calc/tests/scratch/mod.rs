@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::Value;
-use tortie_api::calico::{TierDefault, WorkloadEndpointSpec};
+use tortie_api::calico::{HostEndpointSpec, TierDefault, WorkloadEndpointSpec};
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
-use tortie_dataplane::{Delta, Endpoint, EndpointId, NodeState, RouteTarget};
+use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, NodeState, RouteTarget};
 use tortie_policy::program::{
-    EndOfTier, EndpointProgram, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId, TierProgram,
+    EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId,
+    TierProgram,
 };
 use tortie_policy::{
-    Compiled, OwnLabels, SetSource, SubjectLabels, compile, compile_profile, namespace_profile,
+    Compiled, Hook, OwnLabels, SetSource, SubjectLabels, compile, compile_profile, namespace_profile,
     readable_order,
 };
 
@@ -27,6 +28,7 @@ type Backends = Vec<(IpAddr, Protocol, u16)>;
 /// Whoever selectors may match, and the backends of Services.
 struct Subjects {
     pods: Vec<(Key, WorkloadEndpointSpec, SubjectLabels)>,
+    hosts: Vec<(Key, HostEndpointSpec, SubjectLabels)>,
     network_sets: Vec<(SubjectLabels, Vec<IpNet>)>,
     /// Namespace and name of a Service, and some of its backends: addresses, and addresses with ports.
     backends: Vec<(String, String, Vec<IpAddr>, Backends)>,
@@ -38,25 +40,10 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
     let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
     let subjects = subjects(objects);
     for (_, spec, labels) in subjects.pods.iter().filter(|(_, spec, _)| spec.node == NODE) {
-        let mut profiles = Vec::new();
-        for name in &spec.profiles {
-            let id = PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: name.clone() };
-            let namespace =
-                name.strip_prefix("kns.").map(|namespace| Key::global(Kind::Namespace, namespace));
-            if let Some((_, rules, sets)) = profile(objects, name) {
-                state.policies.insert(id.clone(), Arc::new(rules));
-                name_sets(&sets, &subjects, &mut state);
-            } else if namespace.is_some_and(|namespace| given(objects, &namespace).is_some()) {
-                state.policies.insert(id.clone(), Arc::new(namespace_profile("").1));
-            } else {
-                continue;
-            }
-            profiles.push(id);
-        }
         let program = EndpointProgram {
-            ingress: tiers(objects, &policies, labels, |policy| policy.ingress),
-            egress: tiers(objects, &policies, labels, |policy| policy.egress),
-            profiles,
+            ingress: tiers(objects, &policies, labels, |policy| policy.hook.is_for_pods() && policy.ingress),
+            egress: tiers(objects, &policies, labels, |policy| policy.hook.is_for_pods() && policy.egress),
+            profiles: profiles(objects, &spec.profiles, &subjects, &mut state),
         };
         let id = EndpointId {
             namespace: labels.namespace.clone(),
@@ -74,9 +61,14 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
         // Of two objects that mean one endpoint the last counts.
         state.endpoints.insert(id, Arc::new(endpoint));
     }
-    let programs: Vec<EndpointProgram> =
-        state.endpoints.values().map(|endpoint| endpoint.program.clone()).collect();
-    let named = |id: &PolicyId| programs.iter().any(|program| program.policy_ids().any(|named| named == id));
+    for (key, spec, labels) in subjects.hosts.iter().filter(|(_, spec, _)| spec.node == NODE) {
+        let endpoint = host(objects, &policies, spec, labels, &subjects, &mut state);
+        state.host_endpoints.insert(key.name.clone(), Arc::new(endpoint));
+    }
+    let of_pods = state.endpoints.values().flat_map(|endpoint| endpoint.program.policy_ids());
+    let of_hosts = state.host_endpoints.values().flat_map(|endpoint| endpoint.program.policy_ids());
+    let all_named: BTreeSet<PolicyId> = of_pods.chain(of_hosts).cloned().collect();
+    let named = |id: &PolicyId| all_named.contains(id);
     for policy in policies.iter().filter(|policy| named(&policy.id)) {
         state.policies.insert(policy.id.clone(), policy.rules.clone());
         name_sets(&policy.sets, &subjects, &mut state);
@@ -86,6 +78,68 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
     state.sets.retain(|id, _| sets.contains(id));
     network_from_scratch(objects, &mut state);
     state
+}
+
+/// The profiles that exist; what they say is noted.
+fn profiles(
+    objects: &Objects,
+    names: &[String],
+    subjects: &Subjects,
+    state: &mut NodeState,
+) -> Vec<PolicyId> {
+    let mut profiles = Vec::new();
+    for name in names {
+        let id = PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: name.clone() };
+        let namespace = name.strip_prefix("kns.").map(|namespace| Key::global(Kind::Namespace, namespace));
+        if let Some((_, rules, sets)) = profile(objects, name) {
+            state.policies.insert(id.clone(), Arc::new(rules));
+            name_sets(&sets, subjects, state);
+        } else if name == "projectcalico-default-allow"
+            || namespace.is_some_and(|namespace| given(objects, &namespace).is_some())
+        {
+            state.policies.insert(id.clone(), Arc::new(namespace_profile("").1));
+        } else {
+            continue;
+        }
+        profiles.push(id);
+    }
+    profiles
+}
+
+fn host(
+    objects: &Objects,
+    policies: &[Compiled],
+    spec: &HostEndpointSpec,
+    labels: &SubjectLabels,
+    subjects: &Subjects,
+    state: &mut NodeState,
+) -> HostEndpoint {
+    let table = |hooks: &[Hook], ends: bool| {
+        let asked = |policy: &Compiled| policy.hook == Hook::Everywhere || hooks.contains(&policy.hook);
+        let mut table = EndpointProgram {
+            ingress: tiers(objects, policies, labels, |policy| asked(policy) && policy.ingress),
+            egress: tiers(objects, policies, labels, |policy| asked(policy) && policy.egress),
+            profiles: vec![],
+        };
+        for tier in table.ingress.iter_mut().chain(&mut table.egress).filter(|_| !ends) {
+            tier.end = EndOfTier::Pass;
+        }
+        table
+    };
+    let mut normal = table(&[Hook::Normal, Hook::AlsoForwarded], true);
+    normal.profiles = profiles(objects, &spec.profiles, subjects, state);
+    let program = HostEndpointProgram {
+        untracked: table(&[Hook::Untracked], false),
+        pre_dnat: table(&[Hook::PreDnat], false),
+        forward: table(&[Hook::AlsoForwarded], true),
+        normal,
+    };
+    let addresses: BTreeSet<IpAddr> = spec.expected_ips.iter().copied().collect();
+    HostEndpoint {
+        interface: spec.interface_name.clone(),
+        addresses: addresses.into_iter().collect(),
+        program,
+    }
 }
 
 /// What a profile gives and says, if it is stored. One that cannot be understood gives nothing and denies everything.
@@ -113,7 +167,7 @@ fn given(objects: &Objects, key: &Key) -> Option<OwnLabels> {
 }
 
 fn subjects(objects: &Objects) -> Subjects {
-    let mut subjects = Subjects { pods: vec![], network_sets: vec![], backends: vec![] };
+    let mut subjects = Subjects { pods: vec![], hosts: vec![], network_sets: vec![], backends: vec![] };
     for (key, value) in objects {
         let namespace_labels = given(objects, &Key::global(Kind::Namespace, &key.namespace));
         let namespaced =
@@ -134,6 +188,15 @@ fn subjects(objects: &Objects) -> Subjects {
                     ..namespaced
                 };
                 subjects.pods.push((key.clone(), endpoint.spec, labels));
+            }
+            Some(Resource::HostEndpoint(host)) => {
+                let profiles = host.spec.profiles.iter().filter_map(|name| profile(objects, name));
+                let labels = SubjectLabels {
+                    own: host.metadata.labels.into(),
+                    profiles: profiles.map(|(labels, ..)| labels.into()).collect(),
+                    ..SubjectLabels::default()
+                };
+                subjects.hosts.push((key.clone(), host.spec, labels));
             }
             Some(Resource::NetworkSet(set) | Resource::GlobalNetworkSet(set)) => {
                 let labels = SubjectLabels { own: set.metadata.labels.into(), ..namespaced };
@@ -169,19 +232,28 @@ fn members(source: &SetSource, subjects: &Subjects) -> BTreeSet<Member> {
             let addresses =
                 pods.flat_map(|(_, spec, _)| spec.ip_networks.iter().map(|net| IpNet::from(net.addr())));
             let nets = subjects.network_sets.iter().filter(|(labels, _)| selector.matches(labels));
-            addresses.chain(nets.flat_map(|(_, nets)| nets.iter().copied())).map(Member::Net).collect()
+            let hosts = subjects.hosts.iter().filter(|(_, _, labels)| selector.matches(labels));
+            let of_hosts = hosts.flat_map(|(_, spec, _)| spec.expected_ips.iter().map(|ip| IpNet::from(*ip)));
+            let nets = nets.flat_map(|(_, nets)| nets.iter().copied());
+            addresses.chain(of_hosts).chain(nets).map(Member::Net).collect()
         }
         SetSource::NamedPort { selector, protocol, name } => {
             let mut members = BTreeSet::new();
-            for (_, spec, _) in subjects.pods.iter().filter(|(_, _, labels)| selector.matches(labels)) {
-                for port in spec.ports.iter().filter(|port| port.name == *name) {
+            let pods = subjects.pods.iter().filter(|(_, _, labels)| selector.matches(labels));
+            let pods =
+                pods.map(|(_, spec, _)| (spec.ip_networks.iter().map(IpNet::addr).collect(), &spec.ports));
+            let hosts = subjects.hosts.iter().filter(|(_, _, labels)| selector.matches(labels));
+            let hosts = hosts.map(|(_, spec, _)| (spec.expected_ips.clone(), &spec.ports));
+            for (addresses, ports) in pods.chain(hosts) {
+                let addresses: Vec<IpAddr> = addresses;
+                for port in ports.iter().filter(|port| port.name == *name) {
                     let declared = Protocol::from_name(&port.protocol);
                     let Some(declared) = declared.filter(|it| protocol.is_none_or(|wanted| wanted == *it))
                     else {
                         continue;
                     };
-                    members.extend(spec.ip_networks.iter().map(|net| Member::AddressPort {
-                        address: net.addr(),
+                    members.extend(addresses.iter().map(|address| Member::AddressPort {
+                        address: *address,
                         protocol: declared,
                         port: port.port,
                     }));
@@ -240,12 +312,8 @@ fn tiers(
     // NaN sorts after infinity: unknown tiers come last.
     names.sort_by(|a, b| place(a).total_cmp(&place(b)).then(a.cmp(b)));
     let tier = |name: &str| {
-        let applies = |policy: &&Compiled| {
-            policy.tier == name
-                && speaks(policy)
-                && policy.hook.is_for_pods()
-                && policy.selector.matches(labels)
-        };
+        let applies =
+            |policy: &&Compiled| policy.tier == name && speaks(policy) && policy.selector.matches(labels);
         let mut selected: Vec<&Compiled> = policies.iter().filter(applies).collect();
         selected.sort_by(|a, b| a.order.cmp(&b.order));
         let end =
@@ -314,6 +382,9 @@ pub fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
                 );
             }
         }
+        for policy in state.host_endpoints.values().flat_map(|endpoint| endpoint.program.policy_ids()) {
+            assert!(state.policies.contains_key(policy), "after {delta:?}, a host endpoint names {policy}");
+        }
         for target in state.routes.values() {
             if let RouteTarget::Vxlan { node } = target {
                 assert!(
@@ -343,6 +414,9 @@ pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
     }
     changed(&before.policies, &after.policies, |id, rules| deltas.push(Delta::Policy(id, rules)));
     changed(&before.endpoints, &after.endpoints, |id, endpoint| deltas.push(Delta::Endpoint(id, endpoint)));
+    changed(&before.host_endpoints, &after.host_endpoints, |name, endpoint| {
+        deltas.push(Delta::HostEndpoint(name, endpoint));
+    });
     changed(&before.vteps, &after.vteps, |_, vtep| deltas.push(Delta::Vtep(vtep)));
     changed(&before.routes, &after.routes, |destination, target| {
         deltas.push(Delta::Route(tortie_dataplane::Route { destination, target }));
@@ -350,6 +424,7 @@ pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
     deltas.extend(gone(&before.sets, &after.sets).map(Delta::SetRemoved));
     deltas.extend(gone(&before.policies, &after.policies).map(Delta::PolicyRemoved));
     deltas.extend(gone(&before.endpoints, &after.endpoints).map(Delta::EndpointRemoved));
+    deltas.extend(gone(&before.host_endpoints, &after.host_endpoints).map(Delta::HostEndpointRemoved));
     deltas.extend(gone(&before.vteps, &after.vteps).map(Delta::VtepRemoved));
     deltas.extend(gone(&before.routes, &after.routes).map(Delta::RouteRemoved));
     shown(&deltas)
@@ -384,6 +459,7 @@ pub fn assert_order(deltas: &[Delta]) {
         Delta::SetCreated(..) | Delta::SetChanged { .. } => Some(0),
         Delta::Policy(..) => Some(1),
         Delta::Endpoint(..) | Delta::EndpointRemoved(_) => Some(2),
+        Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => Some(2),
         Delta::PolicyRemoved(_) => Some(3),
         Delta::SetRemoved(_) => Some(4),
         _ => None,
