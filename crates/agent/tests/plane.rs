@@ -160,7 +160,7 @@ async fn the_first_batch_is_one_moment_of_the_cluster() {
     until("the first batch is given", || async { !bed.os.lock().batches.is_empty() }).await;
     let first = bed.os.lock().batches[0].clone();
     let pod = first.iter().any(|delta| matches!(delta, Delta::Endpoint(id, _) if *id == endpoint_id("p")));
-    let policy = first.iter().any(|delta| matches!(delta, Delta::Policy(id, _) if id.name == "deny"));
+    let policy = first.iter().any(|delta| matches!(delta, Delta::Policy(id, _) if *id.name == *"deny"));
     assert!(pod && policy, "the pod comes with the policy that was there before it: {first:?}");
 }
 

@@ -6,7 +6,7 @@ use tortie_api::calico::{HostEndpoint as HostEndpointObject, HostEndpointSpec, W
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, MacAddress, NodeState};
 use tortie_policy::Hook;
-use tortie_policy::program::{EndOfTier, EndpointProgram, HostEndpointProgram, PolicyId, PolicyKind};
+use tortie_policy::program::{EndOfTier, EndpointProgram, HostEndpointProgram, PolicyId};
 
 use crate::policies::Policies;
 use crate::slab::Numbers;
@@ -159,17 +159,14 @@ fn host_endpoint(subject: &Subject, subjects: &Subjects, policies: &Policies) ->
 
 /// The profiles that exist; one that does not allows nothing.
 fn profiles(subject: &Subject, subjects: &Subjects, policies: &Policies) -> Vec<PolicyId> {
-    let exists = |profile: &&str| {
+    let exists = |profile: &&Arc<str>| {
         let namespace = profile.strip_prefix("kns.");
         policies.has_profile(profile)
-            || *profile == HostEndpointObject::DEFAULT_ALLOW
+            || ***profile == *HostEndpointObject::DEFAULT_ALLOW
             || namespace.is_some_and(|namespace| subjects.exists(&Key::global(Kind::Namespace, namespace)))
     };
-    let existing = subjects.profiles(subject).filter(exists).map(|profile| PolicyId {
-        kind: PolicyKind::Profile,
-        namespace: String::new(),
-        name: profile.to_owned(),
-    });
+    let existing =
+        subjects.profiles(subject).filter(exists).map(|profile| PolicyId::profile(profile.clone()));
     let mut profiles: Vec<PolicyId> = existing.collect();
     profiles.shrink_to_fit();
     profiles

@@ -256,7 +256,7 @@ impl Policies {
     /// What a policy or profile says. A profile that is not stored is a namespace's.
     pub(crate) fn body(&self, id: &PolicyId) -> Body {
         let stored = match id.kind {
-            PolicyKind::Profile => self.profiles.get(&id.name).or(Some(&self.allow_everything)),
+            PolicyKind::Profile => self.profiles.get(&*id.name).or(Some(&self.allow_everything)),
             _ => self.known(id).map(|policy| &policy.body),
         };
         stored.cloned().unwrap_or_else(|| Body::new(Arc::default(), BTreeMap::new()))
@@ -282,5 +282,5 @@ impl Policies {
 }
 
 fn key(id: &PolicyId) -> Key {
-    Key { kind: id.kind.kind(), namespace: id.namespace.clone(), name: id.name.clone() }
+    Key { kind: id.kind.kind(), namespace: id.namespace.to_string(), name: id.name.to_string() }
 }

@@ -2,7 +2,7 @@
 
 use tortie_api::calico::{HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::{Key, Kind};
-use tortie_policy::program::{PolicyId, PolicyKind};
+use tortie_policy::program::PolicyId;
 use tortie_policy::{Compiled, OwnLabels, policy_id};
 
 use crate::Calc;
@@ -63,11 +63,7 @@ impl Calc {
     pub(crate) fn update_profile(&mut self, key: &Key, profile: Option<(OwnLabels, Body)>) {
         let (labels, body) = profile.unzip();
         if self.policies.update_profile(&key.name, body) {
-            self.touch_policy(&PolicyId {
-                kind: PolicyKind::Profile,
-                namespace: String::new(),
-                name: key.name.clone(),
-            });
+            self.touch_policy(&PolicyId::profile(key.name.as_str()));
         }
         self.update_labels(key, labels);
     }

@@ -67,6 +67,8 @@ pub(crate) struct Backends {
 /// A namespace, service account or profile, if anything is known of it or belongs to it.
 struct Group {
     key: Arc<Key>,
+    /// The name, as programs share it.
+    name: Arc<str>,
     /// What it gives; `None` where it does not exist.
     labels: Option<OwnLabels>,
     members: Numbers,
@@ -240,9 +242,9 @@ impl Subjects {
     }
 
     /// The profiles of an endpoint, by name.
-    pub(crate) fn profiles<'a>(&'a self, subject: &'a Subject) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn profiles<'a>(&'a self, subject: &'a Subject) -> impl Iterator<Item = &'a Arc<str>> {
         let groups = subject.groups.iter().filter_map(|group| self.groups.get(*group));
-        groups.filter(|group| group.key.kind == Kind::Profile).map(|group| group.key.name.as_str())
+        groups.filter(|group| group.key.kind == Kind::Profile).map(|group| &group.name)
     }
 
     #[cfg(test)]
@@ -295,7 +297,12 @@ impl Subjects {
             return *no;
         }
         let key = Arc::new(key);
-        let group = Group { key: key.clone(), labels: None, members: Numbers::default() };
+        let group = Group {
+            key: key.clone(),
+            name: key.name.as_str().into(),
+            labels: None,
+            members: Numbers::default(),
+        };
         let given = given_labels(&group);
         let no = self.groups.insert(group);
         self.by_group.insert(no, &given);

@@ -100,8 +100,8 @@ mod linux {
             };
             let id = PolicyId {
                 kind: PolicyKind::NetworkPolicy,
-                namespace: "bench".to_owned(),
-                name: format!("p{pod}"),
+                namespace: "bench".into(),
+                name: format!("p{pod}").into(),
             };
             let rules = PolicyRules { ingress: (0..RULES_OF_A_POD).map(rule).collect(), egress: vec![] };
             let policies = vec![id.clone()];

@@ -86,7 +86,7 @@ pub(crate) fn readable(
         } else {
             kind
         },
-        &id.name,
+        &*id.name,
     );
     let subject = match Resource::read(&key, &alone) {
         Ok(Resource::ClusterPolicy(policy)) => pods(&policy.subject),

@@ -144,7 +144,7 @@ pub fn policy_id(key: &Key) -> Option<PolicyId> {
         Kind::BaselineAdminNetworkPolicy => PolicyKind::BaselineAdminNetworkPolicy,
         _ => return None,
     };
-    Some(PolicyId { kind, namespace: key.namespace.clone(), name: key.name.clone() })
+    Some(PolicyId { kind, namespace: key.namespace.as_str().into(), name: key.name.as_str().into() })
 }
 
 /// Compiles the policy that is stored under this key; `None` where the kind is no policy's.
@@ -288,7 +288,7 @@ fn named_directions(types: Option<&Value>) -> (bool, bool) {
 
 /// The endpoints that the policy selects, if all that narrows them can be read; otherwise all that it could select.
 fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
-    let everything = || match id.namespace.as_str() {
+    let everything = || match &*id.namespace {
         "" => Selector::all(),
         namespace => Selector::equal(NAMESPACE_LABEL, namespace),
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tortie_selector::{Labels, NAMESPACE_LABEL};
 
-use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule};
+use crate::program::{PolicyId, PolicyRules, Rule};
 
 /// The prefix of a namespace's labels.
 pub(crate) const NAMESPACE_PREFIX: &str = "pcns.";
@@ -134,8 +134,7 @@ impl SubjectLabels {
 /// The profile that a namespace brings along: it allows everything, for pods that no policy selects.
 #[must_use]
 pub fn namespace_profile(namespace: &str) -> (PolicyId, PolicyRules) {
-    let id =
-        PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: format!("kns.{namespace}") };
+    let id = PolicyId::profile(format!("kns.{namespace}"));
     let allow = vec![Rule::all(tortie_api::net::Action::Allow)];
     (id, PolicyRules { ingress: allow.clone(), egress: allow })
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -52,10 +53,18 @@ impl PolicyKind {
 pub struct PolicyId {
     /// Its kind.
     pub kind: PolicyKind,
-    /// Its namespace; empty for cluster-wide kinds.
-    pub namespace: String,
+    /// Its namespace; empty for cluster-wide kinds. Shared, as programs name policies over and over.
+    pub namespace: Arc<str>,
     /// Its name.
-    pub name: String,
+    pub name: Arc<str>,
+}
+
+impl PolicyId {
+    /// The id of a profile.
+    #[must_use]
+    pub fn profile(name: impl Into<Arc<str>>) -> Self {
+        Self { kind: PolicyKind::Profile, namespace: Arc::default(), name: name.into() }
+    }
 }
 
 impl fmt::Display for PolicyId {

@@ -11,8 +11,7 @@ use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, NodeState, RouteTarget};
 use tortie_policy::program::{
-    EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId,
-    TierProgram,
+    EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyRules, Rule, SetId, TierProgram,
 };
 use tortie_policy::{
     Compiled, Hook, OwnLabels, SetSource, SubjectLabels, compile, compile_profile, namespace_profile,
@@ -89,7 +88,7 @@ fn profiles(
 ) -> Vec<PolicyId> {
     let mut profiles = Vec::new();
     for name in names {
-        let id = PolicyId { kind: PolicyKind::Profile, namespace: String::new(), name: name.clone() };
+        let id = PolicyId::profile(name.as_str());
         let namespace = name.strip_prefix("kns.").map(|namespace| Key::global(Kind::Namespace, namespace));
         if let Some((_, rules, sets)) = profile(objects, name) {
             state.policies.insert(id.clone(), Arc::new(rules));

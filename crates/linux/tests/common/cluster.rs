@@ -234,7 +234,7 @@ pub fn answers(mut stream: &TcpStream) -> bool {
 }
 
 pub fn policy_id(name: &str) -> PolicyId {
-    PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".to_owned(), name: name.to_owned() }
+    PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: name.into() }
 }
 
 /// The program of a pod that no policy selects, in a namespace whose profile allows everything.

@@ -99,7 +99,7 @@ fn set_id(n: u8) -> SetId {
 }
 
 fn policy_id(n: u8) -> PolicyId {
-    PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".to_owned(), name: format!("policy-{n}") }
+    PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: format!("policy-{n}").into() }
 }
 
 fn set() -> impl Strategy<Value = (SetKind, std::collections::BTreeSet<Member>)> {
