@@ -37,7 +37,7 @@ impl Body {
 /// Where a policy stands in programs, and in which.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Head {
-    tier: Box<str>,
+    tier: Arc<str>,
     order: Order,
     hook: Hook,
     pub(crate) selector: Selector,
@@ -64,7 +64,7 @@ pub(crate) struct Policies {
     numbers: HashMap<Arc<PolicyId>, No>,
     table: Slab<Policy>,
     by_selector: SelectorIndex,
-    by_tier: BTreeMap<Box<str>, BTreeSet<No>>,
+    by_tier: BTreeMap<Arc<str>, BTreeSet<No>>,
     tiers: Tiers,
     profiles: BTreeMap<String, Body>,
     /// Of every namespace's profile.
@@ -111,7 +111,9 @@ impl Policies {
         };
         self.notes.extend(note.map(|note| (policy.id.clone(), note)));
         let Compiled { id, tier, order, hook, selector, ingress, egress, rules, sets, .. } = policy;
-        let head = Arc::new(Head { tier: tier.into(), order, hook, selector, ingress, egress });
+        let shared = self.by_tier.get_key_value(tier.as_str()).map(|(tier, _)| tier.clone());
+        let tier = shared.unwrap_or_else(|| tier.into());
+        let head = Arc::new(Head { tier, order, hook, selector, ingress, egress });
         Some(Policy { id: Arc::new(id), head, body: Body::new(rules, sets), endpoints: Numbers::default() })
     }
 
@@ -243,7 +245,7 @@ impl Policies {
         let tier = |policies: &[&Policy]| {
             let name = &policies.first()?.head.tier;
             Some(TierProgram {
-                name: name.to_string(),
+                name: name.clone(),
                 policies: policies.iter().map(|policy| PolicyId::clone(&policy.id)).collect(),
                 end: self.tiers.end_of(name),
             })

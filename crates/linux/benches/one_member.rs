@@ -105,7 +105,7 @@ mod linux {
             };
             let rules = PolicyRules { ingress: (0..RULES_OF_A_POD).map(rule).collect(), egress: vec![] };
             let policies = vec![id.clone()];
-            let tier = TierProgram { name: "default".to_owned(), policies, end: EndOfTier::Deny };
+            let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
             let endpoint = Endpoint {
                 container_id: format!("container-{pod}"),
                 host_interface: format!("cali{pod}"),

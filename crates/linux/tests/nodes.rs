@@ -102,7 +102,7 @@ fn from_a_pod_to_its_own_node() {
         state.policies.insert(policy_id("closed"), Arc::new(rules));
     });
     let policies = vec![policy_id("closed")];
-    let tier = TierProgram { name: "default".to_owned(), policies, end: EndOfTier::Deny };
+    let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
     node.program(&pod, EndpointProgram { egress: vec![tier], ..open() });
     assert!(pod.connect(node_address(1), 8080).is_none(), "its own egress policy comes first");
     drop(listener);
@@ -323,7 +323,7 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
     node.add(&server, open());
     node.change(|state| ingress_policy(state, "pass", vec![Rule::all(Action::Pass)]));
     let tier = |n| TierProgram {
-        name: format!("tier-{n}"),
+        name: format!("tier-{n}").into(),
         policies: vec![policy_id("pass")],
         end: EndOfTier::Pass,
     };

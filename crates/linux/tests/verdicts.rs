@@ -316,7 +316,7 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
         let members = members.into_iter().map(|address| Member::Net(address.into()));
         state.sets.insert(set.clone(), (SetKind::Nets, members.collect()));
         let tier = TierProgram {
-            name: "default".to_owned(),
+            name: "default".into(),
             policies: vec![policy.clone()],
             end: tortie_policy::program::EndOfTier::Deny,
         };

@@ -231,7 +231,7 @@ pub enum EndOfTier {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TierProgram {
     /// The tier's name.
-    pub name: String,
+    pub name: Arc<str>,
     /// Its policies for this endpoint and direction, in order of evaluation.
     pub policies: Vec<PolicyId>,
     /// What happens when none of their rules decides.

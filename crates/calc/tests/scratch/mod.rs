@@ -318,7 +318,7 @@ fn tiers(
         let end =
             if described(name).is_some_and(|(_, pass)| pass) { EndOfTier::Pass } else { EndOfTier::Deny };
         let policies: Vec<PolicyId> = selected.iter().map(|policy| policy.id.clone()).collect();
-        (!policies.is_empty()).then(|| TierProgram { name: name.to_owned(), policies, end })
+        (!policies.is_empty()).then(|| TierProgram { name: name.into(), policies, end })
     };
     names.into_iter().filter_map(tier).collect()
 }

@@ -251,7 +251,7 @@ pub fn open_profile(state: &mut NodeState) {
 /// A program with one tier of these policies for packets into the pod.
 pub fn ingress(policies: &[&str], end: EndOfTier) -> EndpointProgram {
     let policies = policies.iter().map(|name| policy_id(name)).collect();
-    EndpointProgram { ingress: vec![TierProgram { name: "default".to_owned(), policies, end }], ..open() }
+    EndpointProgram { ingress: vec![TierProgram { name: "default".into(), policies, end }], ..open() }
 }
 
 /// How many connections the node knows.

@@ -121,7 +121,7 @@ fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
     let tier = (vec(prop_oneof![20 => 0u8..4, 1 => Just(4)], 1..3), prop::bool::weighted(0.8));
     vec(tier, 0..3).prop_map(|tiers| {
         let tier = |(n, (policies, pass)): (usize, (Vec<u8>, bool))| TierProgram {
-            name: format!("tier-{n}"),
+            name: format!("tier-{n}").into(),
             policies: policies.into_iter().map(policy_id).collect(),
             end: if pass { EndOfTier::Pass } else { EndOfTier::Deny },
         };
