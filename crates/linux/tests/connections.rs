@@ -52,6 +52,7 @@ fn with_a_connection_that_is_over() -> (Node, Pod, Arc<Endpoint>) {
     (node, server, endpoint)
 }
 
+/// Nobody inherits the flows of a released address (semantics 21).
 #[test]
 fn connections_of_a_released_address_are_forgotten_in_a_while() {
     let (node, ..) = with_a_connection_that_is_over();

@@ -89,6 +89,7 @@ fn policy_between_two_pods_of_a_node() {
     assert!(!client.reaches(&server, 80));
 }
 
+/// The pod's egress first, then what is configured (semantics 3).
 #[test]
 fn from_a_pod_to_its_own_node() {
     let mut node = Node::new(&Underlay::new(), 1);
@@ -241,6 +242,7 @@ fn unguarded() -> Config {
     Config { guard_table: false, ..Config::default() }
 }
 
+/// Beside others (semantics 28).
 #[test]
 fn what_others_break_is_mended_and_what_they_made_stays() {
     let (mut nodes, pods) = two_nodes_with(&unguarded());
