@@ -1,5 +1,6 @@
 //! `tortie explain`: whether a packet would pass, and why.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
@@ -9,6 +10,7 @@ use clap::ValueEnum;
 use serde_json::json;
 use tortie_api::kubernetes::EndpointSlice;
 use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{
     Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
@@ -67,14 +69,23 @@ impl Explain {
             (None, None) => bail!("say to whom"),
         };
         let oracle = Oracle::new(&snapshot);
+        let reports = self.source.reports()?;
         let mut denied = false;
         let mut documents = Vec::new();
         for question in questions {
             let answer = oracle.evaluate(&question)?;
             denied |= answer.verdict == Verdict::Deny;
             match self.output {
-                Format::Text => show(&question, &answer),
-                Format::Json => documents.push(json!({"question": question, "answer": answer})),
+                Format::Text => {
+                    show(&question, &answer);
+                    about(&answer, &reports).for_each(|(node, told)| show_condition(node, told));
+                }
+                Format::Json => {
+                    let told = about(&answer, &reports);
+                    let reported: Vec<_> =
+                        told.map(|(node, told)| json!({"node": node, "condition": told})).collect();
+                    documents.push(json!({"question": question, "answer": answer, "reported": reported}));
+                }
             }
         }
         if self.output == Format::Json {
@@ -199,6 +210,27 @@ fn show(question: &Question, answer: &Answer) {
     for trace in answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress) {
         show_trace(trace);
     }
+}
+
+/// What nodes report of the pods and policies that the answer names: there a node does otherwise than is said here, or
+/// knows more (semantics 29).
+fn about<'a>(
+    answer: &Answer,
+    reports: &'a [(String, ReportedCondition)],
+) -> impl Iterator<Item = (&'a str, &'a ReportedCondition)> {
+    let mut named = BTreeSet::new();
+    for trace in answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress) {
+        named.insert(trace.endpoint.clone());
+        let asked = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
+        named.extend(asked.map(|policy| policy.policy.to_string()));
+    }
+    let told = reports.iter().filter(move |(_, condition)| named.contains(&condition.object));
+    told.map(|(node, condition)| (node.as_str(), condition))
+}
+
+fn show_condition(node: &str, condition: &ReportedCondition) {
+    let ReportedCondition { object, reason, message } = condition;
+    output::line(&format!("\nnode {node} reports of {object}: {reason}: {message}"));
 }
 
 fn shown_port(question: &Question) -> String {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use tortie_api::kubernetes::Node;
+use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{Peer, Snapshot, Stored};
 
@@ -45,6 +46,31 @@ pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Snapshot> {
         }
         Ok(snapshot)
     })
+}
+
+impl Source {
+    /// What the nodes of a running cluster report: node, and condition.
+    pub(crate) fn reports(&self) -> anyhow::Result<Vec<(String, ReportedCondition)>> {
+        if !self.files.is_empty() {
+            return Ok(Vec::new());
+        }
+        let listed = crate::runtime()?.block_on(async {
+            self.store.open()?.list(Kind::NodeReport).await.map_err(anyhow::Error::from)
+        })?;
+        let mut told = Vec::new();
+        for stored in listed.items {
+            if let Ok(Resource::NodeReport(report)) = Resource::read(&stored.key, &stored.value) {
+                told.extend(
+                    report
+                        .status
+                        .conditions
+                        .into_iter()
+                        .map(|condition| (stored.key.name.clone(), condition)),
+                );
+            }
+        }
+        Ok(told)
+    }
 }
 
 /// The resources of manifests, completed to what they would be in a cluster: workloads have a pod, pods have an address,

@@ -147,3 +147,30 @@ fn a_namespace_is_not_opened_on_its_way_out() {
     });
     assert!(datastore.names(Kind::NetworkPolicy).is_empty() && datastore.names(Kind::Namespace).is_empty());
 }
+
+/// What a node reports of a pod or policy stands beside the verdict (semantics 29).
+#[test]
+fn explain_says_what_nodes_report() {
+    let datastore = Datastore::new();
+    let pod = |name: &str, address: &str| {
+        let value = json!({
+            "metadata": {"name": name, "namespace": "d"}, "spec": {"containers": [], "nodeName": "n"}, "status": {"podIP": address},
+        });
+        (Key::namespaced(Kind::Pod, "d", name), value)
+    };
+    let condition =
+        |object: &str| json!({"object": object, "reason": "RuleNotExpressible", "message": "it is narrowed"});
+    let report = json!({
+        "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"},
+        "status": {"os": "windows", "revision": 1, "endpoints": 2, "conditions": [condition("d/b"), condition("d/other")]},
+    });
+    let namespace = (Key::global(Kind::Namespace, "d"), json!({"metadata": {"name": "d"}}));
+    let report = (Key::global(Kind::NodeReport, "n"), report);
+    for (key, value) in [pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), namespace, report] {
+        datastore.runtime.block_on(datastore.store.create(&key, value)).unwrap();
+    }
+    let said = datastore.run(&["explain", "d/a", "d/b"], "");
+    assert!(said.ok, "{}{}", said.out, said.err);
+    assert!(said.out.contains("node n reports of d/b: RuleNotExpressible: it is narrowed"), "{}", said.out);
+    assert!(!said.out.contains("d/other"), "{}", said.out);
+}
