@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use node::*;
 use serde_json::Value;
-use tortie_dataplane::{Dataplane, PodWiring};
+use tortie_dataplane::{Dataplane, Delta, HostEndpoint, PodWiring};
 use tortie_hcn::schema::{Acl, Modify, Policy, RequestType};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
 use tortie_policy::program::EndpointProgram;
@@ -136,4 +136,20 @@ fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
     node.wait(60);
     assert!(node.dataplane.resync().node.iter().all(|it| it.reason != "HnsRefused"));
     assert!(node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().is_some());
+}
+
+/// Host endpoints are about the node's own adapter, which HNS does not police: the node says so (semantics 27).
+#[test]
+fn a_host_endpoint_that_is_not_enforced_is_told_of() {
+    let mut node = Node::usual();
+    let endpoint =
+        HostEndpoint { interface: Some("*".into()), addresses: vec![], program: Default::default() };
+    let report = node.apply(&[Delta::HostEndpoint("h".into(), endpoint.into())]);
+    let told = report.node.iter().find(|told| told.reason == "HostEndpointNotEnforced");
+    assert!(
+        told.is_some_and(|told| told.message.contains("HostEndpoint h is not enforced")),
+        "{:?}",
+        report.node
+    );
+    assert_eq!(report.node_failures().count(), 0, "{:?}", report.node);
 }
