@@ -75,7 +75,10 @@ pub fn clusters() -> impl Strategy<Value = Objects> {
             let mut all: Objects = [namespaces, tiers, profiles, slices].concat();
             all.extend(pods.into_iter().enumerate().map(|(index, pod)| endpoint(pod, index)));
             all.extend(numbered(sets));
-            all.extend(numbered(policies));
+            // Few names, so that policies of several namespaces and kinds share one.
+            all.extend(
+                policies.into_iter().enumerate().map(|(index, (key, value))| renamed(key, value, index % 3)),
+            );
             all
         },
     )
@@ -192,7 +195,13 @@ fn tiers() -> impl Strategy<Value = Objects> {
             (Key::global(Kind::Tier, name), json!({"metadata": {"name": name}, "spec": spec}))
         })
     };
-    (of(tier("first")), of(tier("second"))).prop_map(|(a, b)| a.into_iter().chain(b).collect())
+    // Also where every cluster has one, and nobody may say something else of it.
+    let known = (select(vec!["default", "kube-baseline"]), tier("")).prop_map(|(name, (_, mut value))| {
+        value["metadata"]["name"] = json!(name);
+        (Key::global(Kind::Tier, name), value)
+    });
+    (of(tier("first")), of(tier("second")), prop::option::weighted(0.2, known))
+        .prop_map(|(a, b, c)| a.into_iter().chain(b).chain(c).collect())
 }
 
 fn profiles() -> impl Strategy<Value = Objects> {
