@@ -98,7 +98,7 @@ impl<'a> Packet<'a> {
 
 impl<'a> Side<'a> {
     fn new(world: &'a World, address: IpAddr, port: u16) -> Self {
-        let pods = world.workloads.iter().filter(|pod| pod.addresses.contains(&address));
+        let pods = world.at(address);
         let sets = world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));
         let hosts = world.hosts.iter().filter(|host| host.addresses.contains(&address));
         let identities = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity));

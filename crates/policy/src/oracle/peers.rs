@@ -121,8 +121,7 @@ pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'
 fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End<'a>, QuestionError> {
     match peer {
         Peer::Pod { namespace, name } => {
-            let is = |pod: &&Workload| pod.identity.namespace == *namespace && pod.identity.name == *name;
-            if let Some(pod) = world.workloads.iter().find(is) {
+            if let Some(pod) = world.pod(namespace, name) {
                 return Ok(End::Pod(pod, pod.addresses.clone()));
             }
             if let Some(node) = world.on_the_host.get(&(namespace.clone(), name.clone())) {
@@ -135,7 +134,7 @@ fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End
         }
         Peer::Node(name) => node_of(world, name),
         Peer::Address(address) => {
-            if let Some(pod) = world.workloads.iter().find(|pod| pod.addresses.contains(address)) {
+            if let Some(pod) = world.at(*address).next() {
                 return Ok(End::Pod(pod, vec![*address]));
             }
             let has = |node: &NodeAddresses| node.own.contains(address) || node.tunnel == Some(*address);

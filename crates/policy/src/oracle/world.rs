@@ -1,6 +1,6 @@
 //! Who is there: pods, network sets, nodes, namespaces, service accounts, backends of Services, pools.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 
@@ -104,6 +104,9 @@ struct Pool {
 
 pub(super) struct World {
     pub(super) workloads: Vec<Workload>,
+    /// Which of them have an address, and which one is meant by namespace and name: whole clusters are asked about at once.
+    addressed: HashMap<IpAddr, Vec<usize>>,
+    named: HashMap<(String, String), usize>,
     pub(super) network_sets: Vec<Networks>,
     pub(super) hosts: Vec<HostInterface>,
     /// The settings of each node that has some of its own.
@@ -123,6 +126,8 @@ impl World {
     pub(super) fn new(snapshot: &Snapshot) -> Self {
         let mut world = Self {
             workloads: Vec::new(),
+            addressed: HashMap::new(),
+            named: HashMap::new(),
             network_sets: Vec::new(),
             hosts: Vec::new(),
             felix: BTreeMap::new(),
@@ -187,11 +192,33 @@ impl World {
                 world.add_pod(snapshot, key, pod);
             }
         }
+        for (number, pod) in world.workloads.iter().enumerate() {
+            let name = (pod.identity.namespace.clone(), pod.identity.name.clone());
+            world.named.entry(name).or_insert(number);
+            for address in &pod.addresses {
+                let numbers = world.addressed.entry(*address).or_default();
+                if numbers.last() != Some(&number) {
+                    numbers.push(number);
+                }
+            }
+        }
         world
     }
 
     pub(super) fn namespace_exists(&self, name: &str) -> bool {
         self.namespaces.contains_key(name)
+    }
+
+    /// The pods that have the address.
+    pub(super) fn at(&self, address: IpAddr) -> impl Iterator<Item = &Workload> {
+        let numbers = self.addressed.get(&address).into_iter().flatten();
+        numbers.filter_map(|number| self.workloads.get(*number))
+    }
+
+    /// The pod of this name.
+    pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<&Workload> {
+        let number = self.named.get(&(namespace.to_owned(), name.to_owned()))?;
+        self.workloads.get(*number)
     }
 
     /// What is configured for a node.
