@@ -8,9 +8,8 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tortie_api::net::Direction;
-use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Trace, Verdict};
-use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Why, group_name, summary};
+use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Verdict};
+use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::store::StoreArguments;
@@ -105,7 +104,7 @@ impl Preview {
                 continue;
             }
             changed += flow.count;
-            let (one, other) = (why(&one), why(&other));
+            let (one, other) = (Why::of(&one), Why::of(&other));
             match self.output {
                 Format::Json => documents.push(json!({
                     "from": flow.from, "to": flow.to, "port": flow.port, "count": flow.count,
@@ -207,13 +206,6 @@ fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Ans
     }
 }
 
-fn why(answer: &Answer) -> Why {
-    let ends = [&answer.egress, &answer.ingress].into_iter().flatten();
-    let counts = ends.filter(|trace| trace.verdict == answer.verdict);
-    let by = counts.map(|Trace { direction, decided_by, .. }| (*direction, decided_by.clone()));
-    Why { verdict: answer.verdict, by: by.collect() }
-}
-
 fn word(verdict: Verdict) -> String {
     match verdict {
         Verdict::Allow => coloured(ALLOWED, "allowed"),
@@ -232,9 +224,14 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
     for difference in &short {
         let one = difference.before.first().map_or(Verdict::Deny, |why| why.verdict);
         output::line(&format!(
-            "{} → {}: {}",
+            "{} → {}{}: {}",
             group_name(&change.classes, &difference.from),
             group_name(&change.classes, &difference.to),
+            if difference.scope == Scope::default() {
+                String::new()
+            } else {
+                format!(", {}", difference.scope)
+            },
             change.classes.ports().named(&difference.ports, &every),
         ));
         let pairs = match (difference.pairs, difference.parts) {
@@ -247,13 +244,8 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
         output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
         show_why(&difference.before, &difference.after, before, after);
     }
-    if change.classes.with_hosts() {
-        output::line(
-            "Host endpoints have a say of their own, which is not looked at here: ask tortie explain.",
-        );
-    }
-    if change.classes.dual_stack() {
-        output::line("Pods with addresses of both families are asked about by IPv4.");
+    if change.classes.with_hosts() && !differences.is_empty() {
+        output::line("What host endpoints say is not enforced yet.");
     }
     match differences {
         [] => output::line("nothing changes: every flow keeps its verdict"),
@@ -297,20 +289,20 @@ fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
 /// What decided, at which end.
 fn reason(why: &Why, snapshot: &Snapshot) -> String {
     // Beside a rule it says nothing that no policy had anything against it at the other end.
-    let by_policy =
-        |by: &DecidedBy| !matches!(by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
-    let any = why.by.iter().any(|(_, by)| by_policy(by));
+    let by_policy = |reason: &Reason| {
+        let of_profile =
+            matches!(&reason.decider.by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
+        reason.stop.is_host() || !of_profile
+    };
+    let any = why.by.iter().any(by_policy);
     if !any && why.verdict == Verdict::Allow && !why.by.is_empty() {
         return "no policy: the profiles of the namespaces allow".to_owned();
     }
     let ends: Vec<String> = why
         .by
         .iter()
-        .filter(|(_, by)| !any || by_policy(by))
-        .map(|(direction, by)| {
-            let side = if *direction == Direction::Egress { "out" } else { "in" };
-            format!("{side}: {}", decided::by(snapshot, *direction, by))
-        })
+        .filter(|reason| !any || by_policy(reason))
+        .map(|reason| format!("{}: {}", decided::place(reason.stop), decided::by(snapshot, reason)))
         .collect();
     if ends.is_empty() { "no policy is asked".to_owned() } else { ends.join("; ") }
 }
@@ -325,6 +317,7 @@ fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot
     };
     json!({
         "from": names(&difference.from), "to": names(&difference.to), "pairs": difference.pairs,
+        "ways": difference.scope.to_string(),
         "ports": change.classes.ports().named(&difference.ports, &every),
         "before": difference.before.iter().map(|why| of_why(why, before)).collect::<Vec<_>>(),
         "after": of_why(&difference.after, after),
@@ -332,9 +325,8 @@ fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot
 }
 
 fn of_why(why: &Why, snapshot: &Snapshot) -> Value {
-    let of = |wanted: Direction| {
-        let by = why.by.iter().find(|(direction, _)| *direction == wanted);
-        by.map(|(direction, by)| decided::by(snapshot, *direction, by))
-    };
-    json!({"verdict": why.verdict, "egress": of(Direction::Egress), "ingress": of(Direction::Ingress)})
+    let by = why.by.iter().map(|reason| (reason.stop, decided::by(snapshot, reason)));
+    let mut document = decided::by_stop(by);
+    document["verdict"] = json!(why.verdict);
+    document
 }

@@ -243,9 +243,11 @@ impl World {
         self.pools.iter().any(|pool| pool.overlaid && pool.cidr.contains(&address))
     }
 
-    /// Whether packets from the address leave the pools with their node's address.
-    pub(super) fn leaves_translated(&self, address: IpAddr) -> bool {
-        self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address))
+    /// The address of its node with which a packet from this address leaves the pools, if it does.
+    pub(super) fn translated(&self, node: &str, address: IpAddr) -> Option<IpAddr> {
+        let leaves = self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address));
+        let own = self.nodes.get(node).filter(|_| leaves)?.own.iter().copied();
+        own.into_iter().find(|own| own.is_ipv4() == address.is_ipv4())
     }
 
     /// Whether the address lies in any pool.

@@ -5,19 +5,28 @@
 //! a cluster of thousands of pods becomes one of some dozens, with the same verdicts. Random clusters hold this to
 //! account (`crates/calc/tests/classes.rs`): each pair of pods gets the verdict of its classes.
 
+mod asked;
 mod atoms;
 mod change;
 mod classes;
+mod hosts;
 mod judge;
 mod matrix;
+mod members;
 mod names;
 mod nets;
+mod placement;
 mod ports;
+mod rectangles;
 mod sight;
+mod way;
+mod why;
 
-pub use change::{Change, Difference, Why, changed, summary};
+pub(crate) use asked::is_policy;
+pub use change::{Change, Difference, changed, summary};
 pub use classes::{Class, ClassKind, Classes};
 pub use judge::{Cell, Judge, Said};
 pub use matrix::{Content, Group, Matrix, group_name};
 pub use ports::{CLIENT_PORT, Ports, Sample};
-pub(crate) use sight::is_policy;
+pub use way::{Placement, Scope, Stop, Way};
+pub use why::{Decider, Reason, Why};
