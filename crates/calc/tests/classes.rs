@@ -16,7 +16,7 @@ use tortie_api::{Key, Kind};
 use tortie_policy::oracle::{Oracle, Peer, Snapshot, Verdict};
 use tortie_policy::reach::{Cell, ClassKind, Classes, Judge, Placement, Stop, Way};
 
-use asked::{End, ends, is_asked, question, sample, way, whole_clusters};
+use asked::{End, config, ends, is_asked, question, sample, way, whole_clusters};
 use random_clusters::{Objects, Sent, manifest};
 
 const CLUSTERS: u32 = 300;
@@ -39,9 +39,8 @@ struct Seen {
 
 #[test]
 fn every_packet_gets_the_verdict_of_its_classes() {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CLUSTERS);
-    let config =
-        ProptestConfig { cases, max_shrink_iters: 5_000, failure_persistence: None, ..Default::default() };
+    let config = config(CLUSTERS);
+    let cases = config.cases;
     let seen = std::cell::RefCell::new(Seen::default());
     let result = TestRunner::new(config).run(&whole_clusters(6), |(objects, packets)| {
         compare(&objects, &packets, &mut seen.borrow_mut()).map_err(TestCaseError::fail)

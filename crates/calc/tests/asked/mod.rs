@@ -38,7 +38,9 @@ pub fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
     all.prop_map(whole).boxed()
 }
 
+/// So many cases, if `PROPTEST_CASES` does not say otherwise.
 pub fn config(cases: u32) -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
     ProptestConfig { cases, max_shrink_iters: 60, failure_persistence: None, ..Default::default() }
 }
 

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use tortie_api::Key;
+use tortie_api::net::IpVersion;
 
-use super::asked::is_policy;
 use super::classes::Classes;
-use super::judge::{Flow, Judge, flow_of};
+use super::concern::Concern;
+use super::judge::{Flow, Judge, Row, flow_of};
 use super::rectangles::{Pairs, Plain, Shapes, rectangles};
-use super::way::{ByWay, Scope, Stop, Way, scopes};
+use super::way::{ByWay, FAMILIES, Scope, Stop, Way, scopes};
 use super::why::Why;
 use crate::oracle::{Oracle, PolicyName, Snapshot};
 
@@ -96,46 +97,27 @@ impl<'a> Change<'a> {
             was: Judge::new(&self.classes, &before, 0),
             is: Judge::new(&self.classes, &after, 1),
             shapes: Shapes::default(),
+            rows_differ: HashMap::new(),
             known: HashMap::new(),
+            found: Vec::new(),
         };
-        let mut found: BTreeMap<(Plain, Scope), Pairs> = BTreeMap::new();
-        let concerned = self.concerned();
-        for (from, to) in (0..concerned.len()).flat_map(|from| (0..concerned.len()).map(move |to| (from, to)))
-        {
-            let is_concerned = concerned.get(from).is_some_and(|[sends, _]| *sends)
-                || concerned.get(to).is_some_and(|[_, receives]| *receives);
-            if is_concerned {
-                for (what, shape) in comparison.of_pair(from, to).iter() {
-                    found.entry(*what).or_default().push((from, to, *shape));
-                }
+        let concern = Concern::new(&self.classes, self.before, self.after);
+        let classes = 0..self.classes.all().len();
+        for (from, to) in classes.clone().flat_map(|from| classes.clone().map(move |to| (from, to))) {
+            let concerned = |stop: &Stop| concern.concerns(from, to, *stop);
+            if Stop::ALL.iter().filter(|stop| concerned(stop)).any(|stop| comparison.differs(from, to, *stop))
+            {
+                comparison.look_at(from, to);
             }
         }
+        let Comparison { found, .. } = &comparison;
         let mut all: Vec<Difference> =
-            found.into_iter().flat_map(|(what, pairs)| comparison.differences(what, &pairs)).collect();
+            found.iter().flat_map(|(what, pairs)| comparison.differences(*what, pairs)).collect();
         all.sort_by(|a, b| {
             (&a.after, b.pairs, &a.from, &a.ports, a.scope)
                 .cmp(&(&b.after, a.pairs, &b.from, &b.ports, b.scope))
         });
         all
-    }
-
-    /// For each class whether the verdict on what it sends can have changed, and on what it receives. Where only policies
-    /// changed: where one that changed has, or had, a say; else everywhere.
-    fn concerned(&self) -> Vec<[bool; 2]> {
-        let changed = changed(self.before, self.after);
-        let everything = !changed.iter().all(|key| is_policy(key.kind));
-        let [was, is] = [self.before, self.after].map(|snapshot| numbers(snapshot, &changed));
-        let classes = &self.classes;
-        let at = |class, stop| {
-            (everything && classes.is_judged(class, stop))
-                || classes.has_say(class, stop, 0, &was)
-                || classes.has_say(class, stop, 1, &is)
-        };
-        let of = |class| {
-            [[Stop::Sender, Stop::SenderNode], [Stop::ReceiverNode, Stop::Receiver]]
-                .map(|stops| stops.into_iter().any(|stop| at(class, stop)))
-        };
-        (0..classes.all().len()).map(of).collect()
     }
 }
 
@@ -145,26 +127,54 @@ struct Comparison<'a> {
     was: Judge<'a>,
     is: Judge<'a>,
     shapes: Shapes,
+    /// Whether verdicts at one stop differ, for rows before and after.
+    rows_differ: HashMap<(Option<Row>, Option<Row>), bool>,
     /// What changes, for flows before and after.
     known: HashMap<(ByWay<Flow>, ByWay<Flow>), Changes>,
+    /// What comes after, and in which scope; and the pairs where it does.
+    found: Vec<((Plain, Scope), Pairs)>,
 }
 
-/// What comes after, in which scope, and the number of the shape.
-type Changes = Rc<[((Plain, Scope), usize)]>;
+/// The number of what is found, and that of the shape.
+type Changes = Rc<[(usize, usize)]>;
 
 impl Comparison<'_> {
-    /// What changes between two classes.
-    fn of_pair(&mut self, from: usize, to: usize) -> Changes {
-        let flows = (self.was.flows(from, to), self.is.flows(from, to));
-        if let Some(known) = self.known.get(&flows) {
-            return known.clone();
+    /// Whether what is said at one stop of packets from one class to another differs; then their verdict may.
+    fn differs(&mut self, from: usize, to: usize, stop: Stop) -> bool {
+        let Self { classes, was, is, rows_differ, .. } = self;
+        if stop == Stop::ReceiverNode && was.is_closed(to) != is.is_closed(to) {
+            return true;
         }
-        let changes: Changes = self.of_flows(&flows.0, &flows.1).into();
-        self.known.insert(flows, changes.clone());
-        changes
+        let differ = |family: &IpVersion| {
+            let rows = (was.row_at(from, to, stop, *family)?, is.row_at(from, to, stop, *family)?);
+            let compare = || {
+                let mut ports = 0..classes.ports().len();
+                ports.any(|port| was.allows(rows.0, port) != is.allows(rows.1, port))
+            };
+            Some(*rows_differ.entry(rows).or_insert_with(compare))
+        };
+        FAMILIES.iter().filter_map(differ).any(|differ| differ)
     }
 
-    fn of_flows(&mut self, one: &ByWay<Flow>, other: &ByWay<Flow>) -> Vec<((Plain, Scope), usize)> {
+    /// Finds what changes between two classes.
+    fn look_at(&mut self, from: usize, to: usize) {
+        let flows = (self.was.flows(from, to), self.is.flows(from, to));
+        let changes = match self.known.get(&flows) {
+            Some(known) => known.clone(),
+            None => {
+                let changes = self.of_flows(&flows.0, &flows.1);
+                self.known.insert(flows, changes.clone());
+                changes
+            }
+        };
+        for (number, shape) in changes.iter() {
+            if let Some((_, pairs)) = self.found.get_mut(*number) {
+                pairs.push((from, to, *shape));
+            }
+        }
+    }
+
+    fn of_flows(&mut self, one: &ByWay<Flow>, other: &ByWay<Flow>) -> Changes {
         let there_is = |flows: &ByWay<Flow>, way: &Way| flows.get(way.number()).is_some_and(Option::is_some);
         let ways: Vec<Way> =
             Way::ALL.into_iter().filter(|way| there_is(one, way) || there_is(other, way)).collect();
@@ -182,9 +192,19 @@ impl Comparison<'_> {
         let mut all = Vec::new();
         for ((after, _), (changing, shapes)) in changes {
             let shape = self.shapes.joined(&shapes);
-            all.extend(scopes(&changing, &ways).into_iter().map(|scope| ((after, scope), shape)));
+            for scope in scopes(&changing, &ways) {
+                all.push((self.number((after, scope)), shape));
+            }
         }
-        all
+        all.into()
+    }
+
+    fn number(&mut self, what: (Plain, Scope)) -> usize {
+        let known = self.found.iter().position(|(known, _)| *known == what);
+        known.unwrap_or_else(|| {
+            self.found.push((what, Pairs::new()));
+            self.found.len() - 1
+        })
     }
 
     /// The same change of many pairs.
@@ -206,7 +226,7 @@ impl Comparison<'_> {
 }
 
 /// The numbers of these policies in the order in which all are asked.
-fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
+pub(super) fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
     let oracle = Oracle::new(snapshot);
     let of = |name: &PolicyName| {
         let is = |key: &Key| {

@@ -177,10 +177,7 @@ impl Classes {
 
     /// Where pairs of the two classes are.
     pub(super) fn ends(&self, from: usize, to: usize) -> Ends {
-        match (self.classes.get(from), self.classes.get(to)) {
-            (Some(sender), Some(receiver)) => self.places.ends((from, sender), (to, receiver)),
-            _ => Ends::default(),
-        }
+        self.classes.get(from).map(|sender| self.places.ends((from, sender), to)).unwrap_or_default()
     }
 
     /// One of each of the two classes: not the same one, and on different nodes if they are to be `apart`.
@@ -214,13 +211,20 @@ impl Classes {
         self.classes.iter().position(|class| class.members.contains(peer))
     }
 
-    /// Whether the class is under any policy at that stop, at any time.
-    pub(super) fn is_judged(&self, class: usize, stop: Stop) -> bool {
-        let sights = self.classes.get(class).into_iter().flat_map(|class| &class.sights).flatten();
-        sights.into_iter().any(|sight| match stop.is_host() {
-            true => sight.interfaces.iter().any(Option::is_some),
-            false => sight.judged.is_some(),
-        })
+    /// Whether other policies are asked about the class at that stop before and after, where the policies themselves are
+    /// the same.
+    pub(super) fn asks_others(&self, class: usize, stop: Stop) -> bool {
+        let Some([Some(was), Some(is)]) = self.classes.get(class).map(|class| class.sights.as_slice()) else {
+            return false;
+        };
+        if !stop.is_host() {
+            return was.judged != is.judged;
+        }
+        let hosts = |sight: &EndSight, world: usize| {
+            let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
+            sight.interfaces.map(|number| hosts.get(number?).cloned())
+        };
+        was.closed != is.closed || hosts(was, 0) != hosts(is, 1)
     }
 
     /// Whether one of these policies has a say about the class at that stop, in the world of that number.

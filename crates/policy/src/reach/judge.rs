@@ -9,7 +9,7 @@ use tortie_api::net::IpVersion;
 use super::atoms::Uses;
 use super::classes::{Class, Classes};
 use super::hosts::Interfaces;
-use super::sight::{AddressSight, EndSight, Holding};
+use super::sight::{AddressSight, EndSight, Holding, Profile};
 use super::way::{ByStop, ByWay, FAMILIES, Placement, Scope, Stop, Way, family_number, scopes};
 use super::why::{Decider, Reason, Why};
 use crate::oracle::{DecidedBy, Oracle, PolicyName, PolicyTrace, Question, Snapshot, Table, Trace, Verdict};
@@ -23,8 +23,7 @@ pub struct Judge<'a> {
     views: Vec<View>,
     /// The view of each class, by stop and family.
     view_of: Vec<[[Option<usize>; 2]; 4]>,
-    /// The views of host endpoints, which classes share.
-    seats: HashMap<Seat, usize>,
+    seats: HashMap<Seat<'a>, usize>,
     /// Which classes belong together for some questions, by family.
     groups: HashMap<(IpVersion, BTreeSet<u32>), Rc<Vec<usize>>>,
     /// What has been found to be said of all ports, each once.
@@ -45,7 +44,7 @@ struct View {
 
 /// The number of what is said of all ports, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Row(NonZeroU32);
+pub(super) struct Row(NonZeroU32);
 
 /// What is said on the way of all packets from one class to another. Equal flows meet equal fates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -194,6 +193,25 @@ impl<'a> Judge<'a> {
         Why { verdict, by: Stop::ALL.into_iter().zip(by).filter_map(reason).collect() }
     }
 
+    /// The number of what is said at one stop of packets from one class to another between nodes, or if there are only
+    /// such, on one; `None` where there are no such packets.
+    pub(super) fn row_at(
+        &mut self,
+        from: usize,
+        to: usize,
+        stop: Stop,
+        family: IpVersion,
+    ) -> Option<Option<Row>> {
+        let (subject, peer) = stop.subject_and_peer(from, to);
+        self.is_asked(from, to, stop, family).then(|| self.row(subject, peer, stop, family))
+    }
+
+    /// Whether packets of a class of ports pass a stop of which this is said.
+    pub(super) fn allows(&self, row: Option<Row>, port: usize) -> bool {
+        let said = row.and_then(|row| self.rows.get(row.index())?.get(port).copied().flatten());
+        said.is_none_or(|said| said.verdict == Verdict::Allow)
+    }
+
     /// The verdict on packets of a class of ports.
     pub(super) fn cell(&self, flow: Flow, port: usize) -> Cell {
         let said = flow.0.map(|row| self.rows.get(row?.index())?.get(port).copied().flatten());
@@ -201,10 +219,15 @@ impl<'a> Judge<'a> {
         Cell { verdict: Verdict::from(said.iter().all(allows)), said }
     }
 
+    /// Whether it is a node that drops what its own pods send to it.
+    pub(super) fn is_closed(&self, class: usize) -> bool {
+        self.sight(class).is_some_and(|sight| sight.closed)
+    }
+
     /// What a node says of what its own pods send to it.
     fn own_node(&mut self, from: usize, to: usize, stop: Stop) -> Option<Row> {
         let to_node = stop == Stop::ReceiverNode && self.sight(from)?.judged.is_some();
-        if !to_node || !self.sight(to)?.closed {
+        if !to_node || !self.is_closed(to) {
             return None;
         }
         let by = DecidedBy::EndpointToHost { action: "Drop".to_owned() };
@@ -357,25 +380,28 @@ impl<'a> Judge<'a> {
             return Some(known);
         }
         let sight = self.sight(subject)?;
-        let number = match stop.is_host() {
-            false => {
-                let uses =
-                    self.classes.asked.get(self.world)?.of_pod(sight.judged.as_ref()?, stop.direction());
-                self.new_view(uses, family)
-            }
+        let asked = self.classes.asked.get(self.world)?;
+        let (whose, uses) = match stop.is_host() {
             true => {
                 let uses = self.classes.uses_of_hosts(sight, self.world, stop.direction())?;
-                let own = Restricted::new(sight, family, &uses.atoms);
                 let forwarded = sight.judged.is_some();
-                let seat = Seat { stop, family, forwarded, interfaces: sight.interfaces, own };
-                match self.seats.get(&seat) {
-                    Some(known) => *known,
-                    None => {
-                        let number = self.new_view(uses, family);
-                        self.seats.insert(seat, number);
-                        number
-                    }
-                }
+                (Whose::Hosts { interfaces: sight.interfaces, forwarded }, uses)
+            }
+            false => {
+                let judged = sight.judged.as_ref()?;
+                let policies = judged.of(stop.direction());
+                let uses = asked.of_pod(judged, stop.direction());
+                (Whose::Pods { policies, profiles: &judged.profiles }, uses)
+            }
+        };
+        let own = Restricted::new(sight, family, &uses.atoms);
+        let seat = Seat { stop, family, whose, own };
+        let number = match self.seats.get(&seat) {
+            Some(known) => *known,
+            None => {
+                let number = self.new_view(uses, family);
+                self.seats.insert(seat, number);
+                number
             }
         };
         *self.view_of.get_mut(subject)?.get_mut(stop.number())?.get_mut(family_number(family))? =
@@ -425,14 +451,27 @@ impl Row {
     }
 }
 
-/// Everything that a host endpoint may know of those behind it, or of its own node: classes with equal seats share a view.
+/// Everything that decides what is said of whom at a stop: classes with equal seats share a view.
 #[derive(PartialEq, Eq, Hash)]
-struct Seat {
+struct Seat<'a> {
     stop: Stop,
     family: IpVersion,
-    forwarded: bool,
-    interfaces: Interfaces,
+    whose: Whose<'a>,
     own: Restricted,
+}
+
+/// Whose policies are asked.
+#[derive(PartialEq, Eq, Hash)]
+enum Whose<'a> {
+    Pods {
+        policies: &'a [usize],
+        profiles: &'a [Profile],
+    },
+    /// Those of host endpoints, about what their node forwards or about its own packets.
+    Hosts {
+        interfaces: Interfaces,
+        forwarded: bool,
+    },
 }
 
 /// What of a sight some policies ask about.

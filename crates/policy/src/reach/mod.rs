@@ -9,6 +9,7 @@ mod asked;
 mod atoms;
 mod change;
 mod classes;
+mod concern;
 mod hosts;
 mod judge;
 mod matrix;

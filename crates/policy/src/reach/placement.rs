@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::classes::{Class, ClassKind, Sample};
+use super::classes::{Class, ClassKind};
 use crate::oracle::Peer;
 
 /// Which pairs of two classes there are.
@@ -16,41 +16,52 @@ pub(super) struct Ends {
 
 /// The nodes of each class.
 pub(super) struct Places {
-    /// By class; empty where the nodes do not matter, as there are no host endpoints.
     nodes: Vec<NodeSet>,
+    /// Whether they matter: only where there are host endpoints, or nodes that drop what their own pods send to them.
+    matter: bool,
 }
 
-/// Some nodes, by number, and whether two members are on one.
+/// Some nodes, by number.
 #[derive(Default)]
 struct NodeSet {
     bits: Vec<u64>,
+    count: usize,
+    /// Whether two members are on one.
     twice: bool,
+    /// Whether a member is on none.
+    elsewhere: bool,
 }
 
 impl Places {
     pub(super) fn new(classes: &[Class], matter: bool) -> Self {
         let mut numbers: HashMap<&str, usize> = HashMap::new();
         let mut set = |class| {
-            let mut set = NodeSet::default();
+            let mut set = NodeSet { elsewhere: has_others(class), ..NodeSet::default() };
             for node in nodes_of(class) {
                 let next = numbers.len();
                 set.insert(*numbers.entry(node).or_insert(next));
             }
             set
         };
-        let classes = classes.iter().filter(|_| matter);
-        Self { nodes: classes.map(&mut set).collect() }
+        Self { nodes: classes.iter().map(&mut set).collect(), matter }
     }
 
-    pub(super) fn ends(&self, (from, sender): (usize, &Class), (to, receiver): (usize, &Class)) -> Ends {
-        let is_pair = |apart| pairs(sender, receiver, from == to, apart).next().is_some();
+    pub(super) fn ends(&self, (from, sender): (usize, &Class), to: usize) -> Ends {
         let (Some(near), Some(far)) = (self.nodes.get(from), self.nodes.get(to)) else {
-            return Ends { apart: is_pair(false), together: false };
+            return Ends::default();
+        };
+        let same = from == to;
+        let apart = match same {
+            true => near.count > 1 || (near.elsewhere && sender.count() > 1),
+            false => near.elsewhere || far.elsewhere || near.count > 1 || far.count > 1 || !near.meets(far),
         };
         // A node always reaches its own pods, and itself.
-        let together =
-            sender.kind != ClassKind::Nodes && if from == to { near.twice } else { near.meets(far) };
-        Ends { apart: is_pair(true), together }
+        let probes = sender.kind == ClassKind::Nodes;
+        let together = !probes && if same { near.twice } else { near.meets(far) };
+        match self.matter {
+            true => Ends { apart, together },
+            false => Ends { apart: apart || together, together: false },
+        }
     }
 
     /// How many pairs are on one node.
@@ -62,6 +73,11 @@ impl Places {
         let others = |node| there.get(node).map_or(0, |count| count - usize::from(same));
         nodes_of(sender).map(others).sum()
     }
+}
+
+/// Whether some of a class are on no node: outsiders, and pods that have none yet.
+fn has_others(class: &Class) -> bool {
+    class.nodes.is_empty() || class.nodes.iter().any(String::is_empty)
 }
 
 fn nodes_of(class: &Class) -> impl Iterator<Item = &str> {
@@ -76,6 +92,7 @@ impl NodeSet {
         }
         if let Some(bits) = self.bits.get_mut(word) {
             self.twice |= *bits & bit != 0;
+            self.count += usize::from(*bits & bit == 0);
             *bits |= bit;
         }
     }
@@ -85,23 +102,15 @@ impl NodeSet {
     }
 }
 
-/// One of each of the two classes: not the same one, and on different nodes if they are to be `apart`.
+/// One of each of the two classes, of those that stand for them: not the same one, and on different nodes if they are to
+/// be `apart`; a node and its own pods are no pair where the node sends.
 pub(super) fn pair(sender: &Class, receiver: &Class, same: bool, apart: bool) -> Option<(Peer, Peer)> {
-    let (one, other) = pairs(sender, receiver, same, apart).next()?;
-    Some((one.peer.clone(), other.peer.clone()))
-}
-
-/// Of those that stand for their classes; a node and its own pods are no pair where the node sends.
-fn pairs<'a>(
-    sender: &'a Class,
-    receiver: &'a Class,
-    same: bool,
-    apart: bool,
-) -> impl Iterator<Item = (&'a Sample, &'a Sample)> {
     let apart = apart || (sender.kind == ClassKind::Nodes && receiver.kind == ClassKind::Pods);
-    let all = sender.samples.iter().flat_map(|one| receiver.samples.iter().map(move |other| (one, other)));
-    all.filter(move |(one, other)| {
-        let are_apart = one.node.is_empty() || one.node != other.node;
-        (!same || one.peer != other.peer) && (!apart || are_apart)
-    })
+    let mut pairs =
+        sender.samples.iter().flat_map(|one| receiver.samples.iter().map(move |other| (one, other)));
+    let (one, other) = pairs.find(|(one, other)| {
+        let are_apart = || one.node.is_empty() || one.node != other.node;
+        (!same || one.peer != other.peer) && (!apart || are_apart())
+    })?;
+    Some((one.peer.clone(), other.peer.clone()))
 }

@@ -34,7 +34,7 @@ pub(super) struct EndSight {
     /// Whose say counts; `None` where nobody is judged.
     pub(super) judged: Option<Judged>,
     /// Its address of each family.
-    addresses: [Option<Routed>; 2],
+    pub(super) addresses: [Option<Routed>; 2],
     /// A node's second address, from which it reaches pods by VXLAN.
     pub(super) tunnel: Option<AddressSight>,
     /// Whether nodes reach it from that address.
