@@ -39,7 +39,7 @@ struct Seen {
 
 #[test]
 fn every_packet_gets_the_verdict_of_its_classes() {
-    let config = config(CLUSTERS);
+    let config = ProptestConfig { max_shrink_iters: 5_000, ..config(CLUSTERS) };
     let cases = config.cases;
     let seen = std::cell::RefCell::new(Seen::default());
     let result = TestRunner::new(config).run(&whole_clusters(6), |(objects, packets)| {

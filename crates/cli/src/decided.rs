@@ -24,12 +24,12 @@ pub(crate) fn by(snapshot: &Snapshot, reason: &Reason) -> String {
     format!("{}{table}{reply}", decision(snapshot, reason.stop, direction, by))
 }
 
-/// Where it decided: `in`, `out of the node`.
+/// Where it decided: at the receiver, at the sender's node.
 pub(crate) fn place(stop: Stop) -> &'static str {
     match stop {
         Stop::Sender => "out",
-        Stop::SenderNode => "out of its node",
-        Stop::ReceiverNode => "into its node",
+        Stop::SenderNode => "out of the node",
+        Stop::ReceiverNode => "into the node",
         Stop::Receiver => "in",
     }
 }

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tortie_api::net::IpVersion;
 use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Verdict};
 use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
@@ -96,30 +97,24 @@ impl Preview {
         let (mut changed, mut count) = (0, 0);
         for (question, flow) in &flows {
             count += flow.count;
-            let (Some(one), Some(other)) = (judged(&was, question)?, judged(&is, question)?) else {
-                left_out += flow.count;
-                continue;
-            };
-            if one.verdict == other.verdict {
-                continue;
-            }
-            changed += flow.count;
-            let (one, other) = (Why::of(&one), Why::of(&other));
-            match self.output {
-                Format::Json => documents.push(json!({
-                    "from": flow.from, "to": flow.to, "port": flow.port, "count": flow.count,
-                    "before": of_why(&one, before), "after": of_why(&other, after),
-                })),
-                Format::Text => {
-                    let verdicts = format!("{} → {}", word(one.verdict), word(other.verdict));
-                    output::line(&format!(
-                        "{} → {} {}: {verdicts}, {}",
-                        flow.from,
-                        flow.to,
-                        flow.port,
-                        output::count(flow.count, "flow")
-                    ));
-                    show_why(&[one], &other, before, after);
+            let changes = of_question((&was, &is), question)?;
+            left_out += if changes.is_none() { flow.count } else { 0 };
+            let changes = changes.unwrap_or_default();
+            changed += if changes.is_empty() { 0 } else { flow.count };
+            for (scope, one, other) in changes {
+                match self.output {
+                    Format::Json => documents.push(json!({
+                        "from": flow.from, "to": flow.to, "port": flow.port, "count": flow.count,
+                        "ways": scope.to_string(),
+                        "before": of_why(&one, before), "after": of_why(&other, after),
+                    })),
+                    Format::Text => {
+                        let Flow { from, to, port, .. } = flow;
+                        let flows = output::count(flow.count, "flow");
+                        let verdicts = format!("{} → {}", word(one.verdict), word(other.verdict));
+                        output::line(&format!("{from} → {to}{} {port}: {verdicts}, {flows}", shown(scope)));
+                        show_why(&[one], &other, before, after);
+                    }
                 }
             }
         }
@@ -195,6 +190,31 @@ fn read_flows(
     Ok((read, 0))
 }
 
+/// What changes for a flow, by one family or by both; `None` where an end is not there both before and after.
+fn of_question(
+    (was, is): (&Oracle<'_>, &Oracle<'_>),
+    question: &Question,
+) -> anyhow::Result<Option<Vec<(Scope, Why, Why)>>> {
+    let mut answers = Vec::new();
+    for family in [IpVersion::V4, IpVersion::V6] {
+        if let (Ok(one), Ok(other)) = (was.evaluate_by(question, family), is.evaluate_by(question, family)) {
+            answers.push((family, Why::of(&one), Why::of(&other)));
+        }
+    }
+    if answers.is_empty() {
+        // By no family of which both know an address: is that a mistake?
+        return Ok(judged(was, question)?.and(judged(is, question)?).map(|_| Vec::new()));
+    }
+    let alike =
+        answers.iter().all(|(_, one, other)| Some((one, other)) == answers.first().map(|(_, a, b)| (a, b)));
+    let of = |(family, one, other): (IpVersion, Why, Why)| {
+        (Scope { family: Some(family).filter(|_| !alike), placement: None }, one, other)
+    };
+    let kept = if alike { 1 } else { answers.len() };
+    let changes = answers.into_iter().take(kept).map(of);
+    Ok(Some(changes.filter(|(_, one, other)| one.verdict != other.verdict).collect()))
+}
+
 /// The answer; `None` where an end is not there.
 fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Answer>> {
     match oracle.evaluate(question) {
@@ -227,11 +247,7 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
             "{} → {}{}: {}",
             group_name(&change.classes, &difference.from),
             group_name(&change.classes, &difference.to),
-            if difference.scope == Scope::default() {
-                String::new()
-            } else {
-                format!(", {}", difference.scope)
-            },
+            shown(difference.scope),
             change.classes.ports().named(&difference.ports, &every),
         ));
         let pairs = match (difference.pairs, difference.parts) {
@@ -244,9 +260,6 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
         output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
         show_why(&difference.before, &difference.after, before, after);
     }
-    if change.classes.with_hosts() && !differences.is_empty() {
-        output::line("What host endpoints say is not enforced yet.");
-    }
     match differences {
         [] => output::line("nothing changes: every flow keeps its verdict"),
         _ => {
@@ -254,6 +267,9 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 let of = differences.iter().filter(|difference| difference.after.verdict == verdict);
                 of.count()
             };
+            if differences.iter().any(by_hosts) {
+                output::line("Nodes do not enforce yet what host endpoints say.");
+            }
             output::line(&format!(
                 "{}: {} to allowed, {} to denied",
                 output::count(differences.len() as u64, "change"),
@@ -267,6 +283,18 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
             }
         }
     }
+}
+
+/// `, IPv6 between nodes`; nothing where it is every way.
+fn shown(scope: Scope) -> String {
+    if scope == Scope::default() { String::new() } else { format!(", {scope}") }
+}
+
+fn by_hosts(difference: &Difference) -> bool {
+    let by_host = |Reason { stop, decider }: &Reason| {
+        stop.is_host() && !matches!(decider.by, DecidedBy::EndpointToHost { .. })
+    };
+    difference.before.iter().chain([&difference.after]).flat_map(|why| &why.by).any(by_host)
 }
 
 fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {

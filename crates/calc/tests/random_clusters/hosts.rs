@@ -12,7 +12,7 @@ use super::{Objects, PORT_NAMES, PORTS, labels, renamed};
 /// Nodes as whole clusters have them, with their own addresses.
 pub const NODES: [(&str, &str); 3] = [("n1", "10.0.0.8"), ("n2", "203.0.113.9"), ("n3", "203.0.113.10")];
 
-/// Up to four host endpoints and four policies of them, settings of nodes, and a pool whose packets are translated.
+/// Up to four host endpoints and four policies of them, settings of nodes, and the pool's packets translated or not.
 pub fn hosts() -> impl Strategy<Value = Objects> {
     let hosts = prop::collection::vec(host(), 1..5);
     let policies = prop::collection::vec(policy(), 0..5);
@@ -22,9 +22,9 @@ pub fn hosts() -> impl Strategy<Value = Objects> {
         all.extend(policies.into_iter().enumerate().map(|(index, policy)| numbered((index + 10, policy))));
         all.extend(settings);
         if translated {
-            let spec = json!({"cidr": "10.9.0.1/32", "natOutgoing": true, "vxlanMode": "Never", "ipipMode": "Never"});
-            let pool = json!({"metadata": {"name": "translated"}, "spec": spec});
-            all.push((Key::global(Kind::IpPool, "translated"), pool));
+            let spec = json!({"cidr": "10.0.0.0/24", "natOutgoing": true, "vxlanMode": "Always", "ipipMode": "Never"});
+            let pool = json!({"metadata": {"name": "pool"}, "spec": spec});
+            all.push((Key::global(Kind::IpPool, "pool"), pool));
         }
         all
     })
