@@ -81,19 +81,22 @@ pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
         value["spec"]["ipNetworks"] = json!([format!("{net}/32")]);
         objects.push((key, value));
     }
-    let mut node = |(name, own): (&str, &str), v6: &str, tunnel: &str| {
-        let annotations = json!({
+    let mut node = |(name, own): (&str, &str), v6: &str, tunnel: Option<&str>| {
+        let mut annotations = json!({
             "projectcalico.org/IPv4Address": format!("{own}/24"),
             "projectcalico.org/IPv6Address": format!("{v6}/64"),
-            "projectcalico.org/IPv4VXLANTunnelAddr": tunnel,
         });
+        if let Some(tunnel) = tunnel {
+            annotations["projectcalico.org/IPv4VXLANTunnelAddr"] = json!(tunnel);
+        }
         let value = json!({"metadata": {"name": name, "annotations": annotations}});
         objects.push((Key::global(Kind::Node, name), value));
     };
     let [n1, n2, n3] = NODES;
-    node(n1, "fd00::8", "10.0.1.0");
-    node(n2, "2001:db8::9", "10.0.0.9");
-    node(n3, "2001:db8::a", "10.0.0.10");
+    node(n1, "fd00::8", Some("10.0.1.0"));
+    node(n2, "2001:db8::9", Some("10.0.0.9"));
+    // The third has no end of the overlay: nothing but being a node tells it from outsiders.
+    node(n3, "2001:db8::a", None);
     let spec = json!({"cidr": "10.0.0.0/24", "vxlanMode": "Always", "ipipMode": "Never"});
     let pool = json!({"metadata": {"name": "pool"}, "spec": spec});
     objects.push((Key::global(Kind::IpPool, "pool"), pool));
