@@ -5,11 +5,13 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
 
 use common::cluster::*;
+use tortie_api::calico::{EndpointToHostAction, FilterDenyAction};
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
 use tortie_linux::dataplane::Config;
@@ -85,7 +87,11 @@ fn policy_between_two_pods_of_a_node() {
     // A pod whose policy is not known is closed.
     node.program(&server, open());
     assert!(client.reaches(&server, 80));
-    node.program(&server, ingress(&["nowhere"], EndOfTier::Pass));
+    let report = node.change(|state| {
+        let endpoint = Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap());
+        endpoint.program = ingress(&["nowhere"], EndOfTier::Pass);
+    });
+    assert!(report.endpoints[&server.id()][0].message.contains("nowhere is not known"), "{report:?}");
     assert!(!client.reaches(&server, 80));
 }
 
@@ -106,7 +112,52 @@ fn from_a_pod_to_its_own_node() {
     let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
     node.program(&pod, EndpointProgram { egress: vec![tier], ..open() });
     assert!(pod.connect(node_address(1), 8080).is_none(), "its own egress policy comes first");
-    drop(listener);
+
+    let established = {
+        node.program(&pod, open());
+        pod.connect(node_address(1), 8080).unwrap()
+    };
+    let (accepted, _) = listener.accept().unwrap();
+    let report = node.change(|state| {
+        Arc::make_mut(&mut state.settings).endpoint_to_host = EndpointToHostAction::Drop;
+    });
+    assert_eq!(report, Report::default());
+    assert!(pod.connect(node_address(1), 8080).is_none(), "DefaultEndpointToHostAction");
+    drop(accepted);
+    drop(established);
+}
+
+/// What policy denies is dropped, or refused aloud: by a reset for TCP, by an ICMP message otherwise.
+#[test]
+fn what_is_denied_is_dropped_or_rejected() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    node.change(open_profile);
+    node.add(&client, open());
+    node.change(|state| ingress_policy(state, "closed", vec![Rule::all(Action::Deny)]));
+    node.change(|state| ingress_policy(state, "nothing", vec![]));
+    node.add(&server, open());
+    for policy in ["closed", "nothing"] {
+        node.program(&server, ingress(&[policy], EndOfTier::Deny));
+        for (deny, refused) in [(FilterDenyAction::Drop, false), (FilterDenyAction::Reject, true)] {
+            node.change(|state| Arc::make_mut(&mut state.settings).deny = deny);
+            let to = SocketAddr::from((server.address, 80));
+            let error =
+                client.namespace.run(|| TcpStream::connect_timeout(&to, UNREACHED).unwrap_err().kind());
+            let expected = if refused { ErrorKind::ConnectionRefused } else { ErrorKind::TimedOut };
+            assert_eq!(error.unwrap(), expected, "{policy} {deny:?}");
+            let datagram = || {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                socket.set_read_timeout(Some(UNREACHED)).unwrap();
+                socket.connect(to).unwrap();
+                socket.send(b"meow").unwrap();
+                socket.recv(&mut [0; 8]).unwrap_err().kind()
+            };
+            // An ICMP message that something is prohibited is a host that cannot be reached to a socket.
+            let expected = if refused { ErrorKind::HostUnreachable } else { ErrorKind::WouldBlock };
+            assert_eq!(client.namespace.run(datagram).unwrap(), expected, "{policy} {deny:?}");
+        }
+    }
 }
 
 /// Two nodes with the overlay between them, and a pod on each.
@@ -298,7 +349,7 @@ fn a_table_that_vanished_is_made_by_the_next_change() {
     assert_eq!(report, Report::default());
     node.program(&pod, ingress(&["closed"], EndOfTier::Deny));
     let table = node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
-    assert!(table.unwrap().sets["to-workload-map"].elements.len() == 1);
+    assert!(table.unwrap().sets["to-workload-program"].elements.len() == 1);
 }
 
 #[test]
@@ -361,7 +412,13 @@ fn a_huge_policy_closes_its_pod_and_no_other() {
         let nets = nets.into_iter().map(|address| IpAddr::from(address).into()).collect();
         Rule { source: EntityMatch { nets, ..EntityMatch::default() }, ..Rule::all(Action::Allow) }
     };
-    let many_rules = (0..20_001u32).map(|n| from(vec![(n * 2).into()])).collect();
+    // Each asks for another pair of source and destination: no two are one.
+    let pair = |n: u32| {
+        let mut rule = from(vec![(n * 2).into()]);
+        rule.destination.nets = vec![IpAddr::from((n * 2).to_be_bytes()).into()];
+        rule
+    };
+    let many_rules = (0..20_001u32).map(pair).collect();
     // Single addresses that do not touch: one rule with a large set inside.
     let large_rule = vec![from((0..250_000u32).map(|n| (n * 2).into()).collect())];
     for huge in [many_rules, large_rule] {
