@@ -50,7 +50,7 @@ fn a_preview_says_what_changes_and_nothing_else() {
 /// Any object, or one of those that are about host endpoints, if there are any.
 fn chosen(objects: &Objects, which: prop::sample::Index, of_hosts: bool) -> usize {
     let about_hosts = |(_, (key, value)): &(usize, &(Key, serde_json::Value))| {
-        matches!(key.kind, Kind::HostEndpoint | Kind::FelixConfiguration)
+        matches!(key.kind, Kind::HostEndpoint | Kind::FelixConfiguration | Kind::IpPool | Kind::Node)
             || value["spec"]["applyOnForward"] == true
     };
     let about_hosts: Vec<usize> =

@@ -62,7 +62,7 @@ pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
         key.name = format!("n1-k8s-{name}-eth0");
         value["metadata"]["name"] = json!(key.name);
         value["spec"]["pod"] = json!(name);
-        value["spec"]["node"] = json!(if number % 2 == 0 { "n1" } else { "n2" });
+        value["spec"]["node"] = json!(NODES[number % 3].0);
         // Every other one next door: nothing but its namespace tells it from its twin.
         if number % 2 == 1 {
             let other = if key.namespace == "red" { "blue" } else { "red" };

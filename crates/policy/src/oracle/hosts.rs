@@ -45,7 +45,10 @@ impl Oracle<'_> {
         let felix = self.world.felix(&interface.node);
         let failsafe = is_failsafe(felix, *direction, &early);
         if failsafe && *forwarded {
-            notes.push(format!("{}: a failsafe port, asked only what is forwarded", interface.identity));
+            notes.push(format!(
+                "{}: a failsafe port: only its policies for what is forwarded are asked",
+                interface.identity
+            ));
         }
         let mut traces = Vec::new();
         // The host's own packets pass the raw table; what it forwards passes it on the way in only.
