@@ -52,8 +52,17 @@ fn host() -> impl Strategy<Value = (Key, Value)> {
 fn policy() -> impl Strategy<Value = (Key, Value)> {
     let hook = select(vec!["", "applyOnForward", "applyOnForward", "doNotTrack", "doNotTrack", "preDNAT"]);
     let selector = prop_oneof![2 => Just("all()".to_owned()), 1 => selector()];
-    (hook, selector, of(select(vec![1, 2])), rules("ingress", true, 3), rules("egress", true, 3)).prop_map(
-        |(hook, selector, order, ingress, egress)| {
+    let rules = (rules("ingress", true, 3), rules("egress", true, 3), of(select(&PORTS[..4])));
+    (hook, selector, of(select(vec![1, 2])), rules).prop_map(
+        |(hook, selector, order, (mut ingress, mut egress, reply))| {
+            // What is let in without a connection, and replies to some ports only: else both are rare.
+            if let Some(port) = reply.filter(|_| hook == "doNotTrack") {
+                ingress.push(json!({"action": "Allow"}));
+                egress.insert(
+                    0,
+                    json!({"action": "Allow", "protocol": "TCP", "destination": {"ports": [port]}}),
+                );
+            }
             let set = |of: &str| (hook == of).then_some(json!(true));
             let spec = maybe(vec![
                 ("selector", Some(json!(selector))),
