@@ -69,11 +69,12 @@ pub struct Condition {
 
 /// The reasons that inform only. Policy is in force, if narrower than it was asked for; or there is something of
 /// somebody else's, or about a single destination, that the operator should see to.
-const INFORMATION: [&str; 13] = [
+const INFORMATION: [&str; 14] = [
     "AddressNotServed",
     "ForeignAcl",
     "ForeignVxlanLink",
     HOST_ENDPOINT_NOT_ENFORCED,
+    "HostEndpointWithoutInterface",
     "MoreThanOneBlock",
     "NotUnderstood",
     "OverlayRemade",

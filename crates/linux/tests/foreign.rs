@@ -147,17 +147,3 @@ fn a_table_is_listed_while_others_change_theirs() {
         assert!(listed.iter().all(|listed| matches!(listed, Ok(true))), "{listed:?}");
     });
 }
-
-/// Host endpoints are not enforced yet, and each node says so, without holding anything else up (semantics 16, 27).
-#[test]
-fn a_host_endpoint_that_is_not_enforced_is_told_of() {
-    let mut node = Node::new(&Underlay::new(), 1);
-    let endpoint =
-        HostEndpoint { interface: Some("eth0".into()), addresses: vec![], program: Default::default() };
-    let report = node.apply(&[Delta::HostEndpoint("h".into(), endpoint.into())]);
-    assert_eq!(report.node.len(), 1);
-    assert_eq!(report.node[0].reason, "HostEndpointNotEnforced");
-    assert!(report.node[0].message.contains("HostEndpoint h is not enforced"), "{:?}", report.node);
-    assert_eq!(report.node_failures().count(), 0);
-    assert_eq!(node.apply(&[Delta::HostEndpointRemoved("h".into())]).node, vec![]);
-}

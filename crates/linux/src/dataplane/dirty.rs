@@ -11,6 +11,8 @@ pub struct Dirty {
     pub sets: BTreeMap<SetId, Touched>,
     pub policies: BTreeSet<PolicyId>,
     pub endpoints: BTreeSet<EndpointId>,
+    /// Host endpoints, by name.
+    pub hosts: BTreeSet<String>,
     /// Whether the node itself has, or who its peers are.
     pub frame: bool,
     /// Whether what the operator has set has, which every part may depend on.
@@ -42,10 +44,11 @@ impl Dirty {
             }
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => drop(self.policies.insert(id.clone())),
             Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) => drop(self.endpoints.insert(id.clone())),
-            Delta::HostEndpoint(..)
-            | Delta::HostEndpointRemoved(_)
-            | Delta::Route(_)
-            | Delta::RouteRemoved(_) => {}
+            Delta::HostEndpoint(name, _) | Delta::HostEndpointRemoved(name) => {
+                self.hosts.insert(name.clone());
+                self.frame = true;
+            }
+            Delta::Route(_) | Delta::RouteRemoved(_) => {}
         }
     }
 
@@ -55,6 +58,7 @@ impl Dirty {
             sets: state.sets.keys().map(|id| (id.clone(), Touched::Whole)).collect(),
             policies: BTreeSet::new(),
             endpoints: state.endpoints.keys().cloned().collect(),
+            hosts: state.host_endpoints.keys().cloned().collect(),
             frame: true,
             settings: true,
         }
@@ -64,6 +68,7 @@ impl Dirty {
         self.sets.is_empty()
             && self.policies.is_empty()
             && self.endpoints.is_empty()
+            && self.hosts.is_empty()
             && !self.frame
             && !self.settings
     }

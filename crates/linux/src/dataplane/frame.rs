@@ -6,6 +6,8 @@
 //! input-from ─── from a pod ─▶ from-workload …
 //! input ──────── from a pod ─▶ what becomes of packets to the node itself
 //! ```
+//! What the node's other interfaces go through, where there are host endpoints, is in [`host_frame`](super::host_frame).
+//!
 //! Each side judges in a base chain of its own: so "accept", wherever it stands, means that this side allows the packet,
 //! and the next one is asked.
 //!
@@ -17,7 +19,9 @@ use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::NodeState;
 
 use super::Config;
+use super::host_frame::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::sets::{Family, set};
+use super::slots::Slot;
 use super::test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
 use crate::nftables::expr::state;
 use crate::nftables::{
@@ -31,12 +35,6 @@ const INPUT_FROM: &str = "input-from";
 const INPUT: &str = "input";
 const FROM_WORKLOAD: &str = "from-workload";
 const TO_WORKLOAD: &str = "to-workload";
-/// The maps from a pod's interface to the number of its program.
-pub const FROM_PROGRAM: &str = "from-workload-program";
-pub const TO_PROGRAM: &str = "to-workload-program";
-/// The maps from the number of a program to its first chain.
-pub const FROM_CHAIN: &str = "from-workload-chain";
-pub const TO_CHAIN: &str = "to-workload-chain";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";
@@ -45,43 +43,58 @@ pub const ODD_INTERFACES: &str = "odd-interfaces";
 /// The nodes that VXLAN packets are taken from.
 pub const VXLAN_PEERS: &str = "vxlan-peers";
 
+/// The number that leads to a chain that denies everything.
+pub const CLOSED: u32 = 0;
+const CLOSED_CHAIN: &str = "closed";
+
 /// Where the side that packets come from is asked: before the other one.
 const FROM_PRIORITY: i32 = -10;
 const TO_PRIORITY: i32 = 0;
 
-/// What is there whatever pods there are: the base chains and what they lead to at once, and sets, of which those of
-/// pods are empty.
+/// What is there whatever endpoints there are: the base chains and what they lead to at once, and sets, without
+/// endpoints in them.
 pub fn frame(config: &Config, node: &NodeState) -> Table {
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
+    let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
+    let hosts = |chain| (!node.host_endpoints.is_empty()).then(|| Rule::new(vec![goto(chain)], ""));
+    let forward_from = of_pods(config, input, FROM_WORKLOAD).into_iter().chain(hosts(HOST_FORWARD_IN));
+    let forward_to = of_pods(config, output, TO_WORKLOAD).into_iter().chain(hosts(HOST_FORWARD_OUT));
     let chains = [
-        (
-            FORWARD_FROM,
-            base(Hook::Forward, FROM_PRIORITY),
-            of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD),
-        ),
-        (
-            FORWARD_TO,
-            base(Hook::Forward, TO_PRIORITY),
-            of_pods(config, MetaKey::OutputInterface, TO_WORKLOAD),
-        ),
+        (FORWARD_FROM, base(Hook::Forward, FROM_PRIORITY), forward_from.collect()),
+        (FORWARD_TO, base(Hook::Forward, TO_PRIORITY), forward_to.collect()),
         (INPUT_FROM, base(Hook::Input, FROM_PRIORITY), input_from(config, node)),
-        (INPUT, base(Hook::Input, TO_PRIORITY), input(config, node)),
+        (
+            INPUT,
+            base(Hook::Input, TO_PRIORITY),
+            from_pods_to_node(config, node).into_iter().chain(hosts(HOST_IN)).collect(),
+        ),
         (FROM_WORKLOAD, None, from_workload(node)),
         (TO_WORKLOAD, None, to_workload()),
+        (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
     let named = |(name, base, rules): (&str, _, _)| (name.to_owned(), Chain { base, rules });
-    let empty = [
-        (FROM_PROGRAM, SetSpec::number_map(&[Field::Interface])),
-        (TO_PROGRAM, SetSpec::number_map(&[Field::Interface])),
-        (FROM_CHAIN, program_chains()),
-        (TO_CHAIN, program_chains()),
-        own_addresses(Family::V4),
-        own_addresses(Family::V6),
-        (ODD_INTERFACES, SetSpec::hash(&[Field::Interface])),
-    ];
-    let empty = empty.into_iter().map(|(name, spec)| (name.to_owned(), set(spec, [])));
+    let chains = chains.map(named).into_iter().chain(host_frame::chains(config, node));
+    let slots_of_hosts = if node.host_endpoints.is_empty() { &[][..] } else { &Slot::OF_HOSTS };
+    let slots = || Slot::OF_PODS.iter().chain(slots_of_hosts);
+    let programs = slots().map(|slot| (slot.maps().0, SetSpec::number_map(&[Field::Interface])));
+    let odd = (ODD_INTERFACES, SetSpec::hash(&[Field::Interface]));
+    let empty = programs.chain([own_addresses(Family::V4), own_addresses(Family::V6), odd]);
+    let empty = empty.map(|(name, spec)| (name.to_owned(), set(spec, [])));
+    let closed = Element::verdict(program_key(CLOSED), Verdict::Goto(CLOSED_CHAIN.to_owned()));
+    let leads = slots().map(|slot| (slot.maps().1.to_owned(), set(program_chains(), [closed.clone()])));
     let peers = (VXLAN_PEERS.to_owned(), vxlan_peers(node));
-    Table { flags: 0, chains: chains.map(named).into(), sets: empty.chain([peers]).collect() }
+    Table { flags: 0, chains: chains.collect(), sets: empty.chain(leads).chain([peers]).collect() }
+}
+
+/// Whether a chain or a set may be there whatever endpoints there are.
+pub fn is_of_frame(name: &str) -> bool {
+    let chains = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT, FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
+    let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS];
+    let is_map = |slot: &Slot| slot.maps().0 == name || slot.maps().1 == name;
+    chains.contains(&name)
+        || sets.contains(&name)
+        || host_frame::is_chain(name)
+        || Slot::OF_PODS.iter().chain(&Slot::OF_HOSTS).any(is_map)
 }
 
 /// What the maps from numbers to chains are.
@@ -92,22 +105,6 @@ pub fn program_chains() -> SetSpec {
 /// The key of a program's number there.
 pub fn program_key(number: u32) -> Key {
     Key::numbers(0, number)
-}
-
-/// Whether a chain or a set is there whatever pods there are.
-pub fn is_of_frame(name: &str) -> bool {
-    let chains = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT, FROM_WORKLOAD, TO_WORKLOAD];
-    let sets = [
-        FROM_PROGRAM,
-        TO_PROGRAM,
-        FROM_CHAIN,
-        TO_CHAIN,
-        OWN_ADDRESSES_4,
-        OWN_ADDRESSES_6,
-        ODD_INTERFACES,
-        VXLAN_PEERS,
-    ];
-    chains.contains(&name) || sets.contains(&name)
 }
 
 /// The set of a family's addresses that may come from a pod's interface, and what its keys are.
@@ -121,12 +118,11 @@ pub fn own_addresses(family: Family) -> (&'static str, SetSpec) {
 
 /// Packets of pods' interfaces go to a chain: of all with the prefix, and of those that are pods' without it.
 fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
-    let go = [Expr::Verdict(Verdict::Goto(chain.to_owned()))];
-    are_pods(config, interface).map(|exprs| Rule::new([&exprs, &go[..]].concat(), "")).into()
+    are_pods(config, interface).map(|exprs| Rule::new([exprs, vec![goto(chain)]].concat(), "")).into()
 }
 
 /// Tests of which one holds for interfaces of pods.
-fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
+pub fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
     let load = Expr::Meta { register: 0, key: interface };
     let prefix = config.workload_prefix.as_bytes().to_vec();
     [
@@ -138,32 +134,42 @@ fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
 /// Packets to the node itself: from pods they are under the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     let has_overlay = node.node.as_ref().is_some_and(|node| node.vtep.is_some());
-    let guard = has_overlay.then(|| vxlan_guard(vxlan_port(node)));
-    let mut rules = Vec::from_iter(guard);
-    for pod in are_pods(config, MetaKey::InputInterface) {
-        let found = [&pod[..], &neighbour_discovery()].concat();
-        rules.push(Rule::new(found, "a pod and its gateway find each other"));
-    }
+    let mut rules = Vec::from_iter(has_overlay.then(|| vxlan_guard(vxlan_port(node))));
+    rules.extend(are_pods(config, MetaKey::InputInterface).map(find_gateway));
     rules.extend(of_pods(config, MetaKey::InputInterface, FROM_WORKLOAD));
     rules
 }
 
 /// What pods' policy allows to the node itself.
-fn input(config: &Config, node: &NodeState) -> Vec<Rule> {
-    if node.settings.endpoint_to_host != EndpointToHostAction::Drop {
-        return Vec::new();
-    }
+fn from_pods_to_node(config: &Config, node: &NodeState) -> Vec<Rule> {
     let mut rules = Vec::new();
     for pod in are_pods(config, MetaKey::InputInterface) {
-        let with = |exprs: &[Expr], comment| Rule::new([&pod[..], exprs].concat(), comment);
-        rules.push(with(&neighbour_discovery(), ""));
-        rules.push(with(
-            &[in_state(state::ESTABLISHED | state::RELATED), vec![Expr::Verdict(Verdict::Accept)]].concat(),
-            "",
-        ));
-        rules.push(with(&[Expr::Verdict(Verdict::Drop)], "DefaultEndpointToHostAction"));
+        let with = |exprs: Vec<Expr>, verdict: Verdict, comment| {
+            Rule::new([pod.clone(), exprs, vec![Expr::Verdict(verdict)]].concat(), comment)
+        };
+        let comment = "DefaultEndpointToHostAction";
+        if node.settings.endpoint_to_host == EndpointToHostAction::Drop {
+            rules.push(find_gateway(pod.clone()));
+            rules.push(with(in_state(state::ESTABLISHED | state::RELATED), Verdict::Accept, ""));
+            rules.push(with(Vec::new(), Verdict::Drop, comment));
+        } else if !node.host_endpoints.is_empty() {
+            rules.push(with(Vec::new(), Verdict::Accept, comment));
+        }
     }
     rules
+}
+
+/// A pod and its gateway find each other.
+fn find_gateway(pod: Vec<Expr>) -> Rule {
+    let found = neighbour_discovery(&[133, 135, 136]);
+    Rule::new(
+        [pod, found, vec![Expr::Verdict(Verdict::Accept)]].concat(),
+        "a pod and its gateway find each other",
+    )
+}
+
+fn goto(chain: &str) -> Expr {
+    Expr::Verdict(Verdict::Goto(chain.to_owned()))
 }
 
 /// Packets from pods: none of them are tunnels, as another node would take what is in them for packets of ours
@@ -187,23 +193,23 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
         rules.push(Rule::new(foreign, "not from an address of its own"));
     }
     rules.extend(by_flow());
-    rules.extend(by_interface(MetaKey::InputInterface, FROM_PROGRAM, FROM_CHAIN));
+    rules.extend(by_interface(Slot::FromWorkload));
     rules
 }
 
 /// Packets to pods of established flows pass, those of none do not, and the rest is asked of the pod's program.
 fn to_workload() -> Vec<Rule> {
-    by_flow().into_iter().chain(by_interface(MetaKey::OutputInterface, TO_PROGRAM, TO_CHAIN)).collect()
+    by_flow().into_iter().chain(by_interface(Slot::ToWorkload)).collect()
 }
 
 /// Packets of established flows pass, and those of none do not.
-fn by_flow() -> [Rule; 2] {
+pub fn by_flow() -> [Rule; 2] {
     let rule = |bits, verdict| Rule::new([in_state(bits), vec![Expr::Verdict(verdict)]].concat(), "");
     [rule(state::ESTABLISHED | state::RELATED, Verdict::Accept), rule(state::INVALID, Verdict::Drop)]
 }
 
 /// The connection is in one of these states.
-fn in_state(bits: u32) -> Vec<Expr> {
+pub fn in_state(bits: u32) -> Vec<Expr> {
     vec![
         Expr::CtState { register: 0 },
         Expr::Bitwise { source: 0, destination: 0, mask: bits.to_ne_bytes().to_vec(), xor: vec![0; 4] },
@@ -212,33 +218,25 @@ fn in_state(bits: u32) -> Vec<Expr> {
 }
 
 /// The program of the pod; an interface that is no pod's (yet, or any more) is closed.
-fn by_interface(interface: MetaKey, programs: &str, chains: &str) -> [Rule; 2] {
-    let to_program = vec![
-        Expr::Meta { register: 0, key: interface },
-        // The key is eight zeroes, of which the number takes the last four. `nft` has no word for a map behind a map, and
-        // ends with a failed assertion where it finds one; it takes this for a constant.
-        Expr::Immediate { register: 4, value: vec![0; 8] },
-        Expr::Map { register: 0, set: SetRef::named(programs), destination: 5 },
-        Expr::VerdictMap { register: 4, set: SetRef::named(chains) },
-    ];
+fn by_interface(slot: Slot) -> [Rule; 2] {
+    let interface = Expr::Meta { register: 0, key: slot.interface() };
     let closed = Rule::new(vec![Expr::Verdict(Verdict::Drop)], "no pod's interface");
-    [Rule::new(to_program, &format!("the interface's number in {programs}")), closed]
+    [to_program(interface, slot, "the interface's number"), closed]
 }
 
-/// Neighbour solicitations and advertisements, and router solicitations (semantics 22).
-fn neighbour_discovery() -> Vec<Expr> {
-    let types = [133, 135, 136].map(|icmp_type| Element::key(Key::byte(icmp_type)));
+/// The packet is a message of these types by which IPv6 finds neighbours and routers (RFC 4861, semantics 22).
+pub fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
+    let types = types.iter().map(|icmp_type| Element::key(Key::byte(*icmp_type)));
     let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Icmpv6Type]), types)));
     let mut found = exprs(&[Test::Family(Family::V6), Test::Protocol { numbers: vec![58], invert: false }]);
     found.extend([
         Expr::Payload { register: 0, header: Header::Transport, offset: 0, length: 1 },
         Expr::Lookup { register: 0, set: types, invert: false },
-        Expr::Verdict(Verdict::Accept),
     ]);
     found
 }
 
-fn vxlan_port(node: &NodeState) -> u16 {
+pub fn vxlan_port(node: &NodeState) -> u16 {
     node.node.as_ref().map(|node| node.network.clone()).unwrap_or_default().port
 }
 
@@ -260,7 +258,7 @@ fn vxlan_guard(port: u16) -> Rule {
     Rule::new(guard, "VXLAN only from nodes")
 }
 
-fn udp_to(port: u16) -> [Test; 2] {
+pub fn udp_to(port: u16) -> [Test; 2] {
     let ranges = port_ranges([(port, port)].into_iter());
     [
         Test::Protocol { numbers: vec![17], invert: false },

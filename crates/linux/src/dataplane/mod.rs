@@ -5,6 +5,7 @@ mod dirty;
 mod fold;
 mod forget;
 mod frame;
+mod host_frame;
 mod literals;
 mod lookups;
 mod matches;
@@ -13,6 +14,7 @@ mod network;
 mod policies;
 mod programs;
 mod sets;
+mod slots;
 mod staged;
 mod table;
 mod test;
@@ -23,7 +25,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget, not_enforced};
+use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget};
 
 pub(crate) use self::network::link_parameters;
 
@@ -104,6 +106,12 @@ impl Dataplane {
         let (state, released) = Default::default();
         let (started, network_behind) = (false, false);
         Ok(Self { state, policy, network, forgetter, waiting: None, network_behind, released, started })
+    }
+
+    /// Host endpoints may be known by the node's own addresses.
+    fn find_own_addresses(&mut self) -> Result<()> {
+        self.policy.own_addresses(self.network.own_addresses()?);
+        Ok(())
     }
 
     /// Takes deltas into the desired state, and says what they are about.
@@ -191,7 +199,7 @@ impl Dataplane {
     fn report(&self, policy: Result<()>, network: Result<()>) -> Report {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
         self.network.report(&mut report);
-        report.node.extend(not_enforced(&self.state));
+        report.node.extend(self.policy.host_conditions());
         if let Err(error) = policy {
             let reason = "PolicyNotInForce";
             report.retry = true;
@@ -220,7 +228,11 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let dirty = self.take(deltas);
         let settled = self.settle_given(deltas);
         // Policy first: no route leads to a pod before its policy is there.
-        let policy = self.policy.apply(&self.state, &dirty);
+        let policy = match dirty.hosts.is_empty() {
+            true => Ok(()),
+            false => self.find_own_addresses(),
+        };
+        let policy = policy.and_then(|()| self.policy.apply(&self.state, &dirty));
         let touches_network = |delta: &Delta| {
             !matches!(
                 delta,
@@ -246,7 +258,11 @@ impl tortie_dataplane::Dataplane for Dataplane {
             return self.apply(&[]);
         }
         let started = Instant::now();
-        let policy = self.policy.resync(&self.state);
+        let policy = match self.state.host_endpoints.is_empty() {
+            true => Ok(()),
+            false => self.find_own_addresses(),
+        };
+        let policy = policy.and_then(|()| self.policy.resync(&self.state));
         let network = self.network_if_policed(true, |network, state, _| network.resync(state));
         let report = self.report(policy, network);
         self.waiting = (report.retry && report.node.is_empty()).then_some(started);

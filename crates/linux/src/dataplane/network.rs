@@ -72,6 +72,14 @@ impl Network {
         self.reconcile(state).inspect_err(|_| self.kernel = None)
     }
 
+    /// The interfaces that have the node's own addresses.
+    pub fn own_addresses(&mut self) -> Result<BTreeMap<IpAddr, String>> {
+        let names: BTreeMap<_, _> =
+            self.socket.links()?.into_iter().map(|link| (link.index, link.name)).collect();
+        let addresses = self.socket.addresses()?;
+        Ok(addresses.into_iter().filter_map(|at| Some((at.address, names.get(&at.link)?.clone()))).collect())
+    }
+
     /// Adds what is wrong to a report.
     pub fn report(&self, report: &mut Report) {
         for (id, condition) in &self.endpoints {

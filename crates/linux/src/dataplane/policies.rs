@@ -9,6 +9,7 @@ use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
 use super::fold::fold;
 use super::matches::conjunctions;
 use super::sets::digest;
+use super::slots::Stage;
 use super::test::{Conjunction, exprs};
 use crate::nftables::{Expr, Reject, Rule, Verdict, rule_length};
 
@@ -84,29 +85,29 @@ impl Line {
     }
 
     /// The nftables rules: one, or two where a rejection depends on the protocol.
-    pub fn rules(&self, deny: FilterDenyAction, pass: Option<&Verdict>) -> Vec<Rule> {
+    pub fn rules(&self, stage: Stage, deny: FilterDenyAction, pass: Option<&Verdict>) -> Vec<Rule> {
         let rule = |last: &[Expr]| Rule::new([&exprs(&self.tests), last].concat(), &self.comment);
         let verdict = |verdict: Verdict| vec![rule(&[Expr::Verdict(verdict)])];
         match (self.action, pass) {
-            (Action::Allow, _) => verdict(Verdict::Accept),
+            (Action::Allow, _) => vec![rule(&stage.allow())],
             (Action::Pass, Some(pass)) => verdict(pass.clone()),
             (Action::Log, _) => self.log.iter().map(|log| rule(std::slice::from_ref(log))).collect(),
             // A profile has nowhere to pass to.
             (Action::Deny | Action::Pass, _) => match deny {
-                FilterDenyAction::Drop => verdict(Verdict::Drop),
-                FilterDenyAction::Reject => rejections().map(|last| rule(&last)).into(),
+                FilterDenyAction::Reject if stage.can_reject() => rejections().map(|last| rule(&last)).into(),
+                FilterDenyAction::Drop | FilterDenyAction::Reject => verdict(Verdict::Drop),
             },
         }
     }
 }
 
 /// The chain of one direction of a policy: what is neither allowed nor denied returns from it.
-pub fn chain_name(id: &PolicyId, direction: Direction) -> String {
-    let prefix = match direction {
-        Direction::Ingress => "pi",
-        Direction::Egress => "pe",
+pub fn chain_name(id: &PolicyId, direction: Direction, stage: Stage) -> String {
+    let direction = match direction {
+        Direction::Ingress => "i",
+        Direction::Egress => "e",
     };
-    format!("{prefix}-{}", digest(id.to_string().as_bytes()))
+    format!("p{}{direction}-{}", stage.of_policies().letter(), digest(id.to_string().as_bytes()))
 }
 
 /// A reset for TCP, and the message "prohibited" for what is left.
@@ -174,7 +175,7 @@ fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, St
     let most = MOST_BYTES.min(room);
     // Near enough: a chain that is a little too large after all is refused by the transaction.
     let length = |line: &Line| -> usize {
-        let rules = line.rules(FilterDenyAction::Drop, None);
+        let rules = line.rules(Stage::Normal, FilterDenyAction::Drop, None);
         rules.iter().map(|rule| rule_length("tortie", "pi-0123456789abcdef", rule)).sum()
     };
     if lines.len() <= MOST_RULES && lines.iter().map(length).sum::<usize>() <= most {

@@ -18,6 +18,7 @@ use super::change::Change;
 use super::lookups::{Lookup, address_sets, look_up};
 use super::policies::{Line, Lines, chain_name};
 use super::sets::digest;
+use super::slots::{Slot, Stage};
 use crate::nftables::{Chain, Expr, Rule, Table, Verdict};
 
 /// How deep chains may lead to one another, from the base chain (`NFT_JUMP_STACK_SIZE`). Two lie before a program, and
@@ -28,13 +29,16 @@ const MOST_CHAINS: usize = 12;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     pub direction: Direction,
+    pub stage: Stage,
     pub tiers: Vec<TierProgram>,
     pub profiles: Vec<PolicyId>,
 }
 
 impl Asked {
-    pub fn new(program: &EndpointProgram, direction: Direction) -> Self {
-        Self { direction, tiers: program.tiers(direction).to_vec(), profiles: program.profiles.clone() }
+    pub fn new(program: &EndpointProgram, slot: Slot) -> Self {
+        let direction = slot.direction();
+        let (tiers, profiles) = (program.tiers(direction).to_vec(), program.profiles.clone());
+        Self { direction, stage: slot.stage(), tiers, profiles }
     }
 
     /// The policies and profiles that it names.
@@ -43,14 +47,15 @@ impl Asked {
     }
 }
 
-/// The name that the chains of one direction of a program begin with: the same for all pods with the same policies.
-pub fn program_name(program: &EndpointProgram, direction: Direction) -> String {
+/// The name that the chains of one direction of a program begin with: the same for all endpoints with the same policies.
+pub fn program_name(program: &EndpointProgram, slot: Slot) -> String {
+    let (stage, direction) = (slot.stage().letter(), slot.direction());
     let prefix = match direction {
         Direction::Ingress => "i",
         Direction::Egress => "e",
     };
     let content = format!("{:?} {:?}", program.tiers(direction), program.profiles);
-    format!("{prefix}-{}", digest(content.as_bytes()))
+    format!("{stage}{prefix}-{}", digest(content.as_bytes()))
 }
 
 /// The name of the first chain of a program.
@@ -78,11 +83,11 @@ impl Written {
     }
 
     /// Has it be in the table in the place of an older form.
-    pub fn put(&self, old: Option<&Self>, state: &NodeState, kernel: &Table, change: &mut Change) {
-        for (name, _) in old.into_iter().flat_map(|old| &old.chains) {
+    pub fn put(&self, old: &Self, state: &NodeState, kernel: &Table, change: &mut Change) {
+        for (name, _) in &old.chains {
             change.chain(kernel, name, None);
         }
-        for name in old.into_iter().flat_map(|old| old.lookups.keys()) {
+        for name in old.lookups.keys() {
             change.set(kernel, name, None);
         }
         for (name, chain) in &self.chains {
@@ -117,9 +122,8 @@ pub fn closed(name: &str, problem: String) -> Written {
 /// Writes a program.
 pub fn write(name: &str, asked: &Asked, sources: &Sources<'_>) -> Written {
     let chains = vec![Vec::new()];
-    let mut writer =
-        Writer { name, direction: asked.direction, sources, chains, written: Written::default() };
-    writer.program(asked);
+    let mut writer = Writer { name, asked, sources, chains, written: Written::default() };
+    writer.program();
     if writer.chains.len() > MOST_CHAINS {
         let problem =
             format!("{} tiers with Pass rules are more than the kernel's limit", writer.chains.len());
@@ -132,7 +136,7 @@ pub fn write(name: &str, asked: &Asked, sources: &Sources<'_>) -> Written {
 
 struct Writer<'a, 's> {
     name: &'a str,
-    direction: Direction,
+    asked: &'a Asked,
     sources: &'a Sources<'s>,
     chains: Vec<Vec<Rule>>,
     written: Written,
@@ -140,8 +144,8 @@ struct Writer<'a, 's> {
 
 impl Writer<'_, '_> {
     /// A tier begins a chain of its own only if a Pass rule must get there.
-    fn program(&mut self, asked: &Asked) {
-        for tier in &asked.tiers {
+    fn program(&mut self) {
+        for tier in &self.asked.tiers {
             let next = Verdict::Goto(format!("{}-{}", self.name, self.chains.len()));
             let passes = tier.policies.iter().any(|id| (self.sources.lines)(id).passes());
             self.policies(&tier.policies, Some(&next));
@@ -157,7 +161,10 @@ impl Writer<'_, '_> {
                 return; // nothing comes further
             }
         }
-        self.policies(&asked.profiles, None);
+        if !self.asked.stage.denies_at_end() {
+            return self.rules([Rule::new(vec![Expr::Verdict(Verdict::Accept)], "no tier decides")]);
+        }
+        self.policies(&self.asked.profiles, None);
         self.deny("no profile allows it");
     }
 
@@ -172,7 +179,8 @@ impl Writer<'_, '_> {
             if lines.passes() {
                 self.lines(&lines.lines, pass);
             } else if !lines.lines.is_empty() {
-                let jump = Expr::Verdict(Verdict::Jump(chain_name(id, self.direction)));
+                let jump =
+                    Expr::Verdict(Verdict::Jump(chain_name(id, self.asked.direction, self.asked.stage)));
                 self.rules([Rule::new(vec![jump], &id.to_string())]);
                 self.written.jumps.insert(id.clone());
             }
@@ -193,12 +201,12 @@ impl Writer<'_, '_> {
     }
 
     fn lines(&mut self, lines: &[Line], pass: Option<&Verdict>) {
-        let deny = self.sources.deny;
-        self.rules(lines.iter().flat_map(|line| line.rules(deny, pass)));
+        let (stage, deny) = (self.asked.stage, self.sources.deny);
+        self.rules(lines.iter().flat_map(|line| line.rules(stage, deny, pass)));
     }
 
     fn deny(&mut self, comment: &str) {
-        self.rules(Line::all(Action::Deny, comment).rules(self.sources.deny, None));
+        self.rules(Line::all(Action::Deny, comment).rules(self.asked.stage, self.sources.deny, None));
     }
 
     fn rules(&mut self, rules: impl IntoIterator<Item = Rule>) {

@@ -2,18 +2,21 @@
 //!
 //! Packets meet what is between two transactions, and that must let nothing through that neither the state before nor
 //! the state after does. So first the interfaces of the pods that a change is about are led to no program any more, which
-//! closes them; then all that they need is changed, in whatever order; and at last they are led to their programs again.
-//! At any moment each pod is as before, closed, or as after, and none is as before while another is as after.
+//! closes them, and those of host endpoints to one that denies (failsafe ports and established flows go before); then all
+//! that they need is changed, in whatever order; and at last they are led to their programs again. At any moment each
+//! endpoint is as before, closed, or as after, and none is as before while another is as after. Host endpoints' untracked
+//! policies are the exception: they stay where they are, as without them established flows would be cut, too.
+
+use std::collections::BTreeSet;
 
 use super::change::Change;
 use super::dirty::Dirty;
-use super::frame::{FROM_PROGRAM, TO_PROGRAM, is_of_frame};
+use super::frame::{CLOSED, is_of_frame, program_key};
 use super::literals;
+use super::slots::{Slot, Stage};
 use super::table::PolicyTable;
 use crate::Result;
-use crate::nftables::{Element, Key, Op, Set, Table, Transaction, changeable, changes, created, diff};
-
-const MAPS: [&str; 2] = [FROM_PROGRAM, TO_PROGRAM];
+use crate::nftables::{Element, Key, Op, SetSpec, Table, Transaction, changeable, changes, created, diff};
 
 impl PolicyTable {
     /// Makes the whole table.
@@ -26,14 +29,13 @@ impl PolicyTable {
             Some(actual) if changeable(new, &actual) => {
                 let mut kernel = actual;
                 let adoption = (new.flags != kernel.flags).then_some(Op::AddTable(new.flags));
-                let closing = MAPS.iter().filter_map(|map| removal(map, kernel.sets.get(*map)?, |_| true));
-                let ops: Vec<_> = adoption.into_iter().chain(closing).collect();
+                let ops: Vec<_> = adoption.into_iter().chain(closing(&kernel, |_| true, |_| true)).collect();
                 self.put_in_order(&mut kernel, ops)?;
                 kernel
             }
-            // The frame alone closes every pod.
+            // The frame alone closes every pod, and leaves hosts as they were: without policy.
             actual => {
-                let frame = without_pods(new);
+                let frame = without_endpoints(new);
                 let deletion = actual.map(|_| Op::DeleteTable);
                 self.commit(deletion.into_iter().chain(created(&frame)).collect())?;
                 frame
@@ -57,16 +59,16 @@ impl PolicyTable {
             return self.commit(at_once.ops);
         }
         let interfaces = self.wanted.concerned(dirty, &change);
-        let keys: Vec<_> = interfaces.iter().map(|interface| Key::interface(interface)).collect();
-        let is_closing = |key: &Key| keys.contains(key);
-        let closing =
-            MAPS.iter().filter_map(|map| removal(map, kernel.sets.get(*map)?, is_closing)).collect();
+        let keys =
+            |of: &BTreeSet<String>| of.iter().map(|name| Key::interface(name)).collect::<BTreeSet<_>>();
+        let (pods, hosts) = (keys(&interfaces.of_pods), keys(&interfaces.of_hosts));
+        let closing = closing(kernel, |key| pods.contains(key), |key| hosts.contains(key));
         self.put_in_order(kernel, closing)?;
         self.wanted.open(&interfaces, &self.config, &mut change);
         let transactions = self.put_in_order(kernel, change.ops(kernel))?;
         tracing::warn!(
             transactions,
-            pods = interfaces.len(),
+            pods = pods.len(),
             "the change did not fit in one nftables transaction; the pods that it is about were closed until it was \
              complete. Root, or a larger net.core.wmem_max, makes room for more"
         );
@@ -95,21 +97,44 @@ impl PolicyTable {
     }
 }
 
-/// The change that takes chosen elements out of a map, if there are any.
-fn removal(name: &str, map: &Set, chosen: impl Fn(&Key) -> bool) -> Option<Op> {
-    let elements = map.elements.iter().filter(|(key, _)| chosen(key));
-    let elements: Vec<_> = elements.map(|(key, value)| Element { key: *key, value: value.clone() }).collect();
-    (!elements.is_empty()).then(|| Op::DeleteElements(name.to_owned(), map.spec.clone(), elements))
+/// The changes that close interfaces of pods and of host endpoints.
+fn closing(kernel: &Table, pods: impl Fn(&Key) -> bool, hosts: impl Fn(&Key) -> bool) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for slot in Slot::OF_PODS {
+        ops.extend(led(kernel, slot, &pods).map(|(map, spec, there)| Op::DeleteElements(map, spec, there)));
+    }
+    for slot in Slot::OF_HOSTS.into_iter().filter(|slot| slot.stage() != Stage::Untracked) {
+        let Some((map, spec, there)) = led(kernel, slot, &hosts) else { continue };
+        let denied = there.iter().map(|element| Element::number(element.key, CLOSED)).collect();
+        ops.extend([
+            Op::DeleteElements(map.clone(), spec.clone(), there),
+            Op::AddElements(map, spec, denied),
+        ]);
+    }
+    ops
 }
 
-/// The base chains and what they lead to at once, for no pod.
-fn without_pods(table: &Table) -> Table {
+/// The chosen interfaces that are led to programs, if there are any: the name of the map, what it is, and its elements.
+fn led(
+    kernel: &Table,
+    slot: Slot,
+    chosen: &impl Fn(&Key) -> bool,
+) -> Option<(String, SetSpec, Vec<Element>)> {
+    let name = slot.maps().0;
+    let map = kernel.sets.get(name)?;
+    let elements = map.elements.iter().filter(|(key, _)| chosen(key));
+    let elements: Vec<_> = elements.map(|(key, value)| Element { key: *key, value: value.clone() }).collect();
+    (!elements.is_empty()).then(|| (name.to_owned(), map.spec.clone(), elements))
+}
+
+/// The base chains and what they lead to at once, for no endpoint.
+fn without_endpoints(table: &Table) -> Table {
     let mut frame = table.clone();
     frame.chains.retain(|name, _| is_of_frame(name));
     let spelled_out: Vec<_> = frame.chains.values().flat_map(literals::names).collect();
     frame.sets.retain(|name, _| is_of_frame(name) || spelled_out.contains(name));
     for (_, set) in frame.sets.iter_mut().filter(|(name, _)| is_of_frame(name)) {
-        set.elements.clear();
+        set.elements.retain(|key, _| *key == program_key(CLOSED));
     }
     frame
 }

@@ -1,6 +1,7 @@
 //! The nftables table of policy: what the kernel has is made what it should be.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use tortie_dataplane::{Condition, EndpointId, NodeState};
 
@@ -23,6 +24,8 @@ pub struct PolicyTable {
     /// Chains of policies, and programs, that the kernel has refused, and what it said. They stay closed until
     /// a policy changes, or the next resync.
     refused: BTreeMap<String, String>,
+    /// The interfaces that have the node's own addresses.
+    own_addresses: BTreeMap<IpAddr, String>,
 }
 
 impl PolicyTable {
@@ -31,7 +34,13 @@ impl PolicyTable {
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
-        Ok(Self { nft, config, flags, kernel: None, wanted: Wanted::default(), refused: BTreeMap::new() })
+        let (wanted, refused, own_addresses) = Default::default();
+        Ok(Self { nft, config, flags, kernel: None, wanted, refused, own_addresses })
+    }
+
+    /// Takes in which interfaces have the node's own addresses: host endpoints may be known by them.
+    pub fn own_addresses(&mut self, addresses: BTreeMap<IpAddr, String>) {
+        self.own_addresses = addresses;
     }
 
     /// Makes true what has changed. After a failure everything is looked at again.
@@ -86,6 +95,24 @@ impl PolicyTable {
         conditions
     }
 
+    /// What is to be said of host endpoints.
+    pub fn host_conditions(&self) -> Vec<Condition> {
+        let problems = self.wanted.said_of_hosts().into_iter().flat_map(|(name, problems)| {
+            problems.into_iter().map(move |problem| Condition {
+                reason: "RuleNotExpressible",
+                message: format!("HostEndpoint {name}: {problem}; where it stands everything is denied"),
+            })
+        });
+        let idle = self.wanted.hosts_without_interface().map(|name| Condition {
+            reason: "HostEndpointWithoutInterface",
+            message: format!(
+                "HostEndpoint {name} is in force nowhere: no interface of the node has an address of its expectedIPs, or \
+                 another host endpoint counts for its interface"
+            ),
+        });
+        problems.chain(idle).collect()
+    }
+
     /// Compares the whole table with the kernel's. What the kernel refuses is closed, so that one bad policy does not keep
     /// the others from being enforced.
     fn adopt(&mut self, state: &NodeState) -> Result<()> {
@@ -93,7 +120,12 @@ impl PolicyTable {
         loop {
             self.wanted = Wanted::default();
             let dirty = Dirty::everything(state);
-            let around = Around { config: &self.config, room: self.nft.room(), refused: &self.refused };
+            let around = Around {
+                config: &self.config,
+                room: self.nft.room(),
+                refused: &self.refused,
+                own_addresses: &self.own_addresses,
+            };
             let new = self.wanted.update(state, &dirty, &Table::default(), &around).into_table(self.flags);
             self.nft.check_owner(&self.config.table)?;
             let actual = self.nft.list(&self.config.table)?;
@@ -125,7 +157,12 @@ impl PolicyTable {
     /// Changes only what has changed.
     fn change(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
         let Some(mut kernel) = self.kernel.take() else { return self.adopt(state) };
-        let around = Around { config: &self.config, room: self.nft.room(), refused: &self.refused };
+        let around = Around {
+            config: &self.config,
+            room: self.nft.room(),
+            refused: &self.refused,
+            own_addresses: &self.own_addresses,
+        };
         let change = self.wanted.update(state, dirty, &kernel, &around);
         self.put_part(&mut kernel, change, dirty)?;
         self.kernel = Some(kernel);

@@ -31,7 +31,7 @@ pub fn put_expr(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> u
 fn name(expr: &Expr) -> &str {
     match expr {
         Expr::Payload { .. } => "payload",
-        Expr::Meta { .. } => "meta",
+        Expr::Meta { .. } | Expr::SetMeta { .. } => "meta",
         Expr::CtState { .. } => "ct",
         Expr::Cmp { .. } => "cmp",
         Expr::Range { .. } => "range",
@@ -55,6 +55,7 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
             put_numbers(to, &[(1, number(*register)), (2, *header as u32), (3, *offset), (4, *length)]);
         }
         Expr::Meta { register, key } => put_numbers(to, &[(1, number(*register)), (2, *key as u32)]),
+        Expr::SetMeta { register, key } => put_numbers(to, &[(2, *key as u32), (3, number(*register))]),
         Expr::CtState { register } => put_numbers(to, &[(1, number(*register)), (2, 0)]),
         Expr::Cmp { register, op, value } => {
             put_numbers(to, &[(1, number(*register)), (2, *op as u32)]);
@@ -176,10 +177,13 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
             offset: data.u32_be(3)?,
             length: data.u32_be(4)?,
         },
-        "meta" => Expr::Meta {
-            register: register_at(1)?,
-            key: META_KEYS.into_iter().find(|key| Some(*key as u32) == data.u32_be(2))?,
-        },
+        "meta" => {
+            let key = META_KEYS.into_iter().find(|key| Some(*key as u32) == data.u32_be(2))?;
+            match register_at(1) {
+                Some(register) => Expr::Meta { register, key },
+                None => Expr::SetMeta { register: register_at(3)?, key },
+            }
+        }
         "ct" => (data.u32_be(2)? == 0).then_some(Expr::CtState { register: register_at(1)? })?,
         "cmp" => Expr::Cmp {
             register: register_at(1)?,

@@ -26,6 +26,13 @@ pub enum Expr {
         /// What.
         key: MetaKey,
     },
+    /// Stores the register as something of the packet: its mark only.
+    SetMeta {
+        /// Where it is.
+        register: Register,
+        /// What is set.
+        key: MetaKey,
+    },
     /// Loads the connection's state as a bit of [`state`], in host byte order.
     CtState {
         /// Where it goes.

@@ -4,25 +4,33 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use tortie_api::net::Direction;
-use tortie_dataplane::{Endpoint, EndpointId, NodeState};
-use tortie_policy::program::{Member, PolicyId, SetId};
+use tortie_dataplane::{EndpointId, HostEndpoint, NodeState};
+use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
-use super::Config;
-use super::change::Change;
-use super::dirty::{Dirty, Touched};
-use super::frame::{self, FROM_CHAIN, FROM_PROGRAM, ODD_INTERFACES, TO_CHAIN, TO_PROGRAM};
-use super::literals::Literals;
-use super::policies::{Lines, chain_name};
-use super::programs::{Asked, Sources, Written, closed, first_chain, program_name, write};
-use super::sets::{Family, Part, digest_number, kernel_sets, single};
+mod parts;
+mod said;
+
+use self::parts::{take_frame, take_sets};
+use crate::dataplane::Config;
+use crate::dataplane::change::Change;
+use crate::dataplane::dirty::{Dirty, Touched};
+use crate::dataplane::frame::{self, ODD_INTERFACES};
+use crate::dataplane::literals::Literals;
+use crate::dataplane::policies::{Lines, chain_name};
+use crate::dataplane::programs::{Asked, Sources, Written, closed, first_chain, program_name, write};
+use crate::dataplane::sets::{Family, digest_number};
+use crate::dataplane::slots::{Slot, Stage};
 use crate::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
 
 /// What is in the table.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    endpoints: BTreeMap<EndpointId, Placed>,
+    pods: BTreeMap<EndpointId, Pod>,
     /// Who has an interface. Where it is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
+    hosts: BTreeMap<String, Host>,
+    /// Which host endpoints mean an interface. The first of them counts.
+    host_interfaces: BTreeMap<String, BTreeSet<String>>,
     programs: BTreeMap<String, Program>,
     /// The numbers of the programs.
     numbers: BTreeSet<u32>,
@@ -32,13 +40,22 @@ pub struct Wanted {
     keys: usize,
 }
 
-/// Where an endpoint is in the table.
+/// The names of the programs of an endpoint, by where they are asked.
+type Programs = BTreeMap<Slot, String>;
+
+/// Where a pod is in the table.
 #[derive(Debug)]
-struct Placed {
+struct Pod {
     interface: String,
     addresses: Vec<IpAddr>,
-    /// The names of its programs, by direction.
-    programs: [String; 2],
+    programs: Programs,
+}
+
+/// Where a host endpoint is in the table.
+#[derive(Debug)]
+struct Host {
+    interfaces: BTreeSet<String>,
+    programs: Programs,
 }
 
 /// What is asked about packets of one direction of some endpoints.
@@ -46,8 +63,8 @@ struct Placed {
 struct Program {
     asked: Asked,
     number: u32,
-    /// How many endpoints have it.
-    users: usize,
+    /// How many endpoints have it, by where it is asked.
+    users: BTreeMap<Slot, usize>,
     written: Written,
 }
 
@@ -56,14 +73,17 @@ struct Program {
 struct Policy {
     /// The programs that name it.
     programs: BTreeSet<String>,
-    /// Its lines, and how many programs jump to them, by direction.
-    lines: [(Lines, usize); 2],
+    /// Its lines, by direction.
+    lines: [Lines; 2],
+    /// How many programs jump to a chain of it.
+    jumps: BTreeMap<(Direction, Stage), usize>,
 }
 
 /// The objects that a change is about.
 #[derive(Debug, Default)]
 struct Objects {
     interfaces: BTreeSet<String>,
+    host_interfaces: BTreeSet<String>,
     programs: BTreeSet<String>,
     policies: BTreeSet<PolicyId>,
 }
@@ -75,21 +95,22 @@ pub struct Around<'a> {
     pub room: usize,
     /// Chains that the kernel has refused, and what it said.
     pub refused: &'a BTreeMap<String, String>,
+    /// The interfaces that have the node's own addresses.
+    pub own_addresses: &'a BTreeMap<IpAddr, String>,
 }
 
-/// What is to be said of an endpoint's place in the table.
-pub struct Said<'a> {
-    pub interface: &'a str,
-    /// Whether another endpoint has the interface, too.
-    pub contested: bool,
-    /// What of its policy cannot be written down.
-    pub problems: BTreeSet<&'a str>,
+/// The interfaces that lead to programs, of pods and of host endpoints.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Interfaces {
+    pub of_pods: BTreeSet<String>,
+    pub of_hosts: BTreeSet<String>,
 }
 
 /// The most keys of the sets that all programs look their rules up in: some 50 MB in the kernel.
 const MOST_KEYS: usize = 1 << 19;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+const STAGES_OF_POLICIES: [Stage; 3] = [Stage::Normal, Stage::PreDnat, Stage::Untracked];
 
 impl Wanted {
     /// Takes in what is dirty. Gives what must change in the table, of which `kernel` is what there is.
@@ -105,56 +126,24 @@ impl Wanted {
             take_frame(around.config, state, kernel, &mut change);
         }
         let reshaped = take_sets(state, dirty, kernel, &mut change);
-        let mut touched = self.take_endpoints(state, dirty, &mut change);
+        let mut touched = self.take_pods(state, dirty, &mut change);
+        self.take_hosts(state, dirty, around.own_addresses, &mut touched);
         self.touch_policies(dirty, &reshaped, &mut touched);
         self.write_policies(state, &touched, around, &|name| change.has_set(kernel, name));
         self.touch_programs(dirty, &mut touched);
         self.write_programs(state, kernel, &mut touched, &mut change, around);
         self.put_policies(state, kernel, &touched, &mut change);
         self.touch_lookups(state, dirty, &touched, &mut change);
-        self.open(&touched.interfaces, around.config, &mut change);
+        let interfaces = Interfaces { of_pods: touched.interfaces, of_hosts: touched.host_interfaces };
+        self.open(&interfaces, around.config, &mut change);
         self.literals.take(kernel, &mut change);
         change.programs = touched.programs;
         change.policies = touched.policies;
         change
     }
 
-    /// What is to be said of the endpoints that are not as they were asked for.
-    pub fn said(&self) -> Vec<(&EndpointId, Said<'_>)> {
-        let is_contested =
-            |placed: &Placed| self.interfaces.get(&placed.interface).is_some_and(|ids| ids.len() > 1);
-        let is_bad = |policy: &Policy| policy.lines.iter().any(|(lines, _)| lines.problem.is_some());
-        let bad: BTreeSet<_> =
-            self.policies.iter().filter(|(_, policy)| is_bad(policy)).map(|(id, _)| id).collect();
-        let asks_bad =
-            |program: &Program| !bad.is_empty() && program.asked.policies().any(|id| bad.contains(id));
-        let bad_program = |program: &Program| program.written.problem.is_some() || asks_bad(program);
-        let bad_programs = self.programs.iter().filter(|(_, program)| bad_program(program));
-        let bad_programs: BTreeSet<_> = bad_programs.map(|(name, _)| name).collect();
-        let said = |(id, placed): (_, _)| {
-            let placed: &Placed = placed;
-            let contested = is_contested(placed);
-            let has_problems = placed.programs.iter().any(|name| bad_programs.contains(name));
-            let problems = if has_problems { self.problems(placed) } else { BTreeSet::new() };
-            let is_said = contested || !problems.is_empty();
-            is_said.then_some((id, Said { interface: &placed.interface, contested, problems }))
-        };
-        self.endpoints.iter().filter_map(said).collect()
-    }
-
-    fn problems(&self, placed: &Placed) -> BTreeSet<&str> {
-        let mut problems = BTreeSet::new();
-        for (program, direction) in placed.programs.iter().zip(DIRECTIONS) {
-            let Some(program) = self.programs.get(program) else { continue };
-            problems.extend(program.written.problem.as_deref());
-            let policies = program.asked.policies().filter_map(|id| self.policies.get(id));
-            problems.extend(policies.filter_map(|policy| policy.lines(direction).problem.as_deref()));
-        }
-        problems
-    }
-
     /// The interfaces of the endpoints that a change is about: their place, their programs, or sets of these change.
-    pub fn concerned(&self, dirty: &Dirty, change: &Change) -> BTreeSet<String> {
+    pub fn concerned(&self, dirty: &Dirty, change: &Change) -> Interfaces {
         let policy_changes = |id: &PolicyId| {
             let names = |policy: &Policy| dirty.sets.keys().any(|set| policy.names(set));
             change.policies.contains(id) || self.policies.get(id).is_none_or(names)
@@ -164,94 +153,149 @@ impl Wanted {
         };
         let programs = self.programs.iter().filter(|entry| changes(*entry));
         let programs: BTreeSet<_> = programs.map(|(name, _)| name).collect();
-        let concerned = self.endpoints.iter().filter(|(id, placed)| {
-            dirty.endpoints.contains(*id) || placed.programs.iter().any(|name| programs.contains(name))
-        });
-        concerned.map(|(_, placed)| placed.interface.clone()).collect()
+        let has_one = |of_endpoint: &Programs| of_endpoint.values().any(|name| programs.contains(name));
+        let pods = self.pods.iter();
+        let pods = pods.filter(|(id, pod)| dirty.endpoints.contains(*id) || has_one(&pod.programs));
+        let hosts = self.hosts.iter();
+        let hosts = hosts.filter(|(name, host)| dirty.hosts.contains(*name) || has_one(&host.programs));
+        Interfaces {
+            of_pods: pods.map(|(_, pod)| pod.interface.clone()).collect(),
+            of_hosts: hosts.flat_map(|(_, host)| &host.interfaces).cloned().collect(),
+        }
     }
 
     /// What a chain stands for: a program, or one direction of a policy, by the name of its chain.
     pub fn owner(&self, chain: &str) -> Option<String> {
         let program = self.programs.keys().find(|name| chain.starts_with(name.as_str())).cloned();
-        let mut policies =
-            self.policies.keys().flat_map(|id| DIRECTIONS.map(|direction| chain_name(id, direction)));
-        program.or_else(|| policies.find(|name| name == chain))
+        let chains = |(id, policy): (&PolicyId, &Policy)| {
+            let names = policy.jumps.keys().map(|(direction, stage)| chain_name(id, *direction, *stage));
+            names.collect::<Vec<_>>()
+        };
+        program.or_else(|| self.policies.iter().flat_map(chains).find(|name| name == chain))
     }
 
     /// Has interfaces lead to the programs of the endpoints that have them.
-    pub fn open(&self, interfaces: &BTreeSet<String>, config: &Config, change: &mut Change) {
-        for interface in interfaces {
+    pub fn open(&self, interfaces: &Interfaces, config: &Config, change: &mut Change) {
+        for interface in &interfaces.of_pods {
             let mut owners = self.interfaces.get(interface).into_iter().flatten();
             let owner = match (owners.next(), owners.next()) {
-                (Some(only), None) => self.endpoints.get(only),
+                (Some(only), None) => self.pods.get(only),
                 _ => None,
             };
-            let number = |direction: Direction| {
-                let program = self.programs.get(&owner?.programs[index(direction)])?;
-                Some(Value { end: None, data: Some(Data::Number(program.number)) })
-            };
-            let (key, spec) = (Key::interface(interface), || SetSpec::number_map(&[Field::Interface]));
-            change.element(TO_PROGRAM, spec, key, number(Direction::Ingress));
-            change.element(FROM_PROGRAM, spec, key, number(Direction::Egress));
+            self.lead(interface, &Slot::OF_PODS, owner.map(|pod| &pod.programs), change);
             if !interface.starts_with(&config.workload_prefix) {
                 let there = self.interfaces.contains_key(interface).then(Value::default);
-                change.element(ODD_INTERFACES, || SetSpec::hash(&[Field::Interface]), key, there);
+                let spec = || SetSpec::hash(&[Field::Interface]);
+                change.element(ODD_INTERFACES, spec, Key::interface(interface), there);
             }
             if let Some(owner) = owner {
                 owner.put_addresses(true, change);
             }
         }
+        for interface in &interfaces.of_hosts {
+            let first = self.host_interfaces.get(interface).and_then(BTreeSet::first);
+            let owner = first.and_then(|name| self.hosts.get(name));
+            self.lead(interface, &Slot::OF_HOSTS, owner.map(|host| &host.programs), change);
+        }
     }
 
-    /// Takes the dirty endpoints in: their places, and programs and policies that come and go with them.
-    fn take_endpoints(&mut self, state: &NodeState, dirty: &Dirty, change: &mut Change) -> Objects {
+    /// Has an interface lead to programs, or to none.
+    fn lead(&self, interface: &str, slots: &[Slot], programs: Option<&Programs>, change: &mut Change) {
+        for slot in slots {
+            let program = programs.and_then(|programs| self.programs.get(programs.get(slot)?));
+            let number = program.map(|program| Value { end: None, data: Some(Data::Number(program.number)) });
+            let spec = || SetSpec::number_map(&[Field::Interface]);
+            change.element(slot.maps().0, spec, Key::interface(interface), number);
+        }
+    }
+
+    /// Takes the dirty pods in: their places, and programs and policies that come and go with them.
+    fn take_pods(&mut self, state: &NodeState, dirty: &Dirty, change: &mut Change) -> Objects {
         let mut touched = Objects::default();
         for id in &dirty.endpoints {
-            let old = self.endpoints.remove(id);
+            let old = self.pods.remove(id);
             if let Some(old) = &old {
-                self.leave(id, old, change);
+                remove(&mut self.interfaces, &old.interface, id);
+                old.put_addresses(false, change);
                 touched.interfaces.insert(old.interface.clone());
             }
-            // A program that stays is not given up in between.
             if let Some(endpoint) = state.endpoints.get(id) {
-                let placed = Placed::new(endpoint);
-                for (name, direction) in placed.programs.iter().zip(DIRECTIONS) {
-                    self.enlist(name, endpoint, direction, &mut touched);
-                }
-                touched.interfaces.insert(placed.interface.clone());
-                self.interfaces.entry(placed.interface.clone()).or_default().insert(id.clone());
-                self.endpoints.insert(id.clone(), placed);
+                let programs = Slot::OF_PODS.map(|slot| (slot, &endpoint.program));
+                let (interface, addresses) = (endpoint.host_interface.clone(), endpoint.addresses.clone());
+                let pod = Pod { interface, addresses, programs: self.enlist(&programs, &mut touched) };
+                touched.interfaces.insert(pod.interface.clone());
+                self.interfaces.entry(pod.interface.clone()).or_default().insert(id.clone());
+                self.pods.insert(id.clone(), pod);
             }
-            for name in old.iter().flat_map(|old| &old.programs) {
-                if let Some(program) = self.programs.get_mut(name) {
-                    program.users -= 1;
-                    if program.users == 0 {
-                        touched.programs.insert(name.clone());
-                    }
-                }
-            }
+            self.discharge(old.map(|old| old.programs), &mut touched);
         }
         touched
     }
 
-    /// Gives up an endpoint's interface and addresses.
-    fn leave(&mut self, id: &EndpointId, old: &Placed, change: &mut Change) {
-        if let Some(ids) = self.interfaces.get_mut(&old.interface) {
-            ids.remove(id);
-            if ids.is_empty() {
-                self.interfaces.remove(&old.interface);
+    /// Takes the dirty host endpoints in, in the same way.
+    fn take_hosts(
+        &mut self,
+        state: &NodeState,
+        dirty: &Dirty,
+        own_addresses: &BTreeMap<IpAddr, String>,
+        touched: &mut Objects,
+    ) {
+        for name in &dirty.hosts {
+            let old = self.hosts.remove(name);
+            for interface in old.iter().flat_map(|old| &old.interfaces) {
+                remove(&mut self.host_interfaces, interface, name);
+                touched.host_interfaces.insert(interface.clone());
             }
+            if let Some(endpoint) = state.host_endpoints.get(name) {
+                let programs = Slot::OF_HOSTS.map(|slot| (slot, program_of(endpoint, slot)));
+                let interfaces = interfaces_of(endpoint, own_addresses);
+                for interface in &interfaces {
+                    self.host_interfaces.entry(interface.clone()).or_default().insert(name.clone());
+                    touched.host_interfaces.insert(interface.clone());
+                }
+                let host = Host { interfaces, programs: self.enlist(&programs, touched) };
+                self.hosts.insert(name.clone(), host);
+            }
+            self.discharge(old.map(|old| old.programs), touched);
         }
-        old.put_addresses(false, change);
     }
 
-    /// Counts an endpoint in.
-    fn enlist(&mut self, name: &str, endpoint: &Endpoint, direction: Direction, touched: &mut Objects) {
-        if let Some(program) = self.programs.get_mut(name) {
-            program.users += 1;
-            return;
+    /// Counts an endpoint's programs in, and gives their names. Those of its older form are discharged after that: a
+    /// program that stays is not given up in between.
+    fn enlist(&mut self, programs: &[(Slot, &EndpointProgram)], touched: &mut Objects) -> Programs {
+        let mut names = Programs::new();
+        for (slot, program) in programs {
+            let name = program_name(program, *slot);
+            if !self.programs.contains_key(&name) {
+                self.begin(&name, Asked::new(program, *slot), touched);
+            }
+            if let Some(program) = self.programs.get_mut(&name) {
+                let users = program.users.entry(*slot).or_default();
+                *users += 1;
+                if *users == 1 {
+                    touched.programs.insert(name.clone());
+                }
+            }
+            names.insert(*slot, name);
         }
-        let asked = Asked::new(&endpoint.program, direction);
+        names
+    }
+
+    /// Counts an endpoint's programs out.
+    fn discharge(&mut self, programs: Option<Programs>, touched: &mut Objects) {
+        for (slot, name) in programs.into_iter().flatten() {
+            if let Some(users) = self.programs.get_mut(&name).and_then(|program| program.users.get_mut(&slot))
+            {
+                *users -= 1;
+                if *users == 0 {
+                    touched.programs.insert(name);
+                }
+            }
+        }
+    }
+
+    /// A program that is not there yet.
+    fn begin(&mut self, name: &str, asked: Asked, touched: &mut Objects) {
         for id in asked.policies() {
             let policy = self.policies.entry(id.clone()).or_default();
             if policy.programs.is_empty() {
@@ -260,12 +304,11 @@ impl Wanted {
             policy.programs.insert(name.to_owned());
         }
         let mut number = digest_number(name);
-        while !self.numbers.insert(number) {
+        while number == frame::CLOSED || !self.numbers.insert(number) {
             number = number.wrapping_add(1);
         }
-        let program = Program { asked, number, users: 1, written: Written::default() };
+        let program = Program { asked, number, users: BTreeMap::new(), written: Written::default() };
         self.programs.insert(name.to_owned(), program);
-        touched.programs.insert(name.to_owned());
     }
 
     /// Adds the policies that have changed, and those whose sets have become others.
@@ -290,7 +333,10 @@ impl Wanted {
             let Some(policy) = self.policies.get_mut(id) else { continue };
             let rules = state.policies.get(id).map(AsRef::as_ref);
             for direction in DIRECTIONS {
-                policy.lines[index(direction)].0 = match around.refused.get(&chain_name(id, direction)) {
+                let name = |stage| chain_name(id, direction, stage);
+                let mut refused =
+                    STAGES_OF_POLICIES.iter().filter_map(|stage| around.refused.get(&name(*stage)));
+                policy.lines[index(direction)] = match refused.next() {
                     Some(problem) => Lines::deny(format!("{id}: {problem}")),
                     None => Lines::new(id, rules, direction, exists, around.room),
                 };
@@ -326,21 +372,23 @@ impl Wanted {
     ) {
         for name in &touched.programs {
             let Some(program) = self.programs.get(name) else { continue };
-            let is_used = program.users > 0;
+            let is_used = program.users.values().any(|users| *users > 0);
             let new = if is_used { self.written(name, program, state, around) } else { Written::default() };
             let Some(program) = self.programs.get_mut(name) else { continue };
             let old = std::mem::replace(&mut program.written, new);
             self.keys = self.keys - old.keys() + program.written.keys();
-            let first = Value { end: None, data: Some(Data::Verdict(Verdict::Goto(first_chain(name)))) };
-            let map = if program.asked.direction == Direction::Ingress { TO_CHAIN } else { FROM_CHAIN };
-            let key = frame::program_key(program.number);
-            change.element(map, frame::program_chains, key, is_used.then_some(first));
-            program.written.put(Some(&old), state, kernel, change);
-            let direction = index(program.asked.direction);
+            for (slot, users) in &program.users {
+                let first = Value { end: None, data: Some(Data::Verdict(Verdict::Goto(first_chain(name)))) };
+                let (map, key) = (slot.maps().1, frame::program_key(program.number));
+                change.element(map, frame::program_chains, key, (*users > 0).then_some(first));
+            }
+            program.users.retain(|_, users| *users > 0);
+            program.written.put(&old, state, kernel, change);
+            let place = (program.asked.direction, program.asked.stage.of_policies());
             for (jumps, by) in [(&program.written.jumps, 1), (&old.jumps, -1)] {
                 for id in jumps {
                     if let Some(policy) = self.policies.get_mut(id) {
-                        let count = &mut policy.lines[direction].1;
+                        let count = policy.jumps.entry(place).or_default();
                         *count = count.saturating_add_signed(by);
                         touched.policies.insert(id.clone());
                     }
@@ -381,13 +429,15 @@ impl Wanted {
     /// Has the chains of policies be there where programs jump to them, and gives up policies that no program names.
     fn put_policies(&mut self, state: &NodeState, kernel: &Table, touched: &Objects, change: &mut Change) {
         for id in &touched.policies {
-            let Some(policy) = self.policies.get(id) else { continue };
-            for (direction, (lines, jumps)) in DIRECTIONS.into_iter().zip(&policy.lines) {
-                let rules =
-                    || lines.lines.iter().flat_map(|line| line.rules(state.settings.deny, None)).collect();
+            let Some(policy) = self.policies.get_mut(id) else { continue };
+            for ((direction, stage), jumps) in &policy.jumps {
+                let lines = &policy.lines[index(*direction)].lines;
+                let deny = state.settings.deny;
+                let rules = || lines.iter().flat_map(|line| line.rules(*stage, deny, None)).collect();
                 let chain = (*jumps > 0).then(|| Chain { base: None, rules: rules() });
-                change.chain(kernel, &chain_name(id, direction), chain);
+                change.chain(kernel, &chain_name(id, *direction, *stage), chain);
             }
+            policy.jumps.retain(|_, jumps| *jumps > 0);
             if policy.programs.is_empty() {
                 self.policies.remove(id);
             }
@@ -408,15 +458,7 @@ impl Wanted {
     }
 }
 
-impl Placed {
-    fn new(endpoint: &Endpoint) -> Self {
-        Self {
-            interface: endpoint.host_interface.clone(),
-            addresses: endpoint.addresses.clone(),
-            programs: DIRECTIONS.map(|direction| program_name(&endpoint.program, direction)),
-        }
-    }
-
+impl Pod {
     /// Has packets from its addresses be taken from its interface, or not.
     fn put_addresses(&self, there: bool, change: &mut Change) {
         for address in &self.addresses {
@@ -429,11 +471,39 @@ impl Placed {
 
 impl Policy {
     fn lines(&self, direction: Direction) -> &Lines {
-        &self.lines[index(direction)].0
+        &self.lines[index(direction)]
     }
 
     fn names(&self, set: &SetId) -> bool {
-        self.lines.iter().any(|(lines, _)| lines.sets.contains(set))
+        self.lines.iter().any(|lines| lines.sets.contains(set))
+    }
+}
+
+/// Takes a value out of a set of values; a set without values goes.
+fn remove<T: Ord>(sets: &mut BTreeMap<String, BTreeSet<T>>, key: &str, value: &T) {
+    if let Some(set) = sets.get_mut(key) {
+        set.remove(value);
+        if set.is_empty() {
+            sets.remove(key);
+        }
+    }
+}
+
+/// What is asked at a place on the way of a host's packets.
+fn program_of(endpoint: &HostEndpoint, slot: Slot) -> &EndpointProgram {
+    match slot.stage() {
+        Stage::Untracked => &endpoint.program.untracked,
+        Stage::PreDnat => &endpoint.program.pre_dnat,
+        Stage::Forward => &endpoint.program.forward,
+        Stage::Normal => &endpoint.program.normal,
+    }
+}
+
+/// The interface of the name; without one those that have one of the addresses.
+fn interfaces_of(endpoint: &HostEndpoint, own_addresses: &BTreeMap<IpAddr, String>) -> BTreeSet<String> {
+    match &endpoint.interface {
+        Some(name) => [name.clone()].into(),
+        None => endpoint.addresses.iter().filter_map(|address| own_addresses.get(address)).cloned().collect(),
     }
 }
 
@@ -443,64 +513,4 @@ fn index(direction: Direction) -> usize {
         Direction::Ingress => 0,
         Direction::Egress => 1,
     }
-}
-
-/// Takes the frame in; what is in its sets because of pods stays.
-fn take_frame(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
-    let frame = frame::frame(config, state);
-    for (name, chain) in frame.chains {
-        change.chain(kernel, &name, Some(chain));
-    }
-    for (name, set) in frame.sets {
-        if name == frame::VXLAN_PEERS || !kernel.sets.contains_key(&name) {
-            change.set(kernel, &name, Some(set));
-        }
-    }
-}
-
-/// Takes the dirty sets in, and gives those of which other nftables sets exist now than before.
-fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut Change) -> BTreeSet<SetId> {
-    let mut reshaped = BTreeSet::new();
-    for (id, touched) in &dirty.sets {
-        if let Touched::Members(members) = touched
-            && let Some(members) = single_members(state, id, members, kernel)
-        {
-            for (part, key, wanted) in members {
-                change.element(&part.name(id), || part.spec(), key, wanted.then(Value::default));
-            }
-            continue;
-        }
-        let mut wanted = kernel_sets(state, id);
-        for name in Part::ALL.map(|part| part.name(id)) {
-            let new = wanted.remove(&name);
-            if new.is_some() != kernel.sets.contains_key(&name) {
-                reshaped.insert(id.clone());
-            }
-            change.set(kernel, &name, new);
-        }
-    }
-    reshaped
-}
-
-/// Members that come and go one by one, if that is all there is to do: no networks, and no nftables set that comes or
-/// goes.
-fn single_members(
-    state: &NodeState,
-    id: &SetId,
-    touched: &BTreeSet<Member>,
-    kernel: &Table,
-) -> Option<Vec<(Part, Key, bool)>> {
-    let (kind, desired) = state.sets.get(id)?;
-    let mut members = Vec::new();
-    let mut left: BTreeMap<Part, usize> = BTreeMap::new();
-    for member in touched {
-        let (part, key) = single(member)?;
-        let there = &kernel.sets.get(&part.name(id))?.elements;
-        let (is_there, wanted) = (there.contains_key(&key), desired.contains(member));
-        let left = left.entry(part).or_insert(there.len());
-        *left = *left + usize::from(wanted && !is_there) - usize::from(is_there && !wanted);
-        members.push((part, key, wanted));
-    }
-    let stays = |(part, left): (&Part, &usize)| *left > 0 || part.always(*kind);
-    left.iter().all(stays).then_some(members)
 }

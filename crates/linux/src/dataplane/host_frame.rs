@@ -1,0 +1,178 @@
+//! The chains that packets of the node's own interfaces come through, where there are host endpoints (semantics 16, 17).
+//!
+//! ```text
+//! arrives ─ raw-in ─ (connection) ─ prednat ─┬─ input ─▶ host-in           the node's own
+//!                                            └─ forward-from ─▶ host-forward-in ─ forward-to ─▶ host-forward-out
+//! the node sends ─ raw-out ─ (connection) ─ output ─▶ host-out
+//! ```
+//! Failsafe ports come first everywhere. Loopback, packets of pods, neighbour discovery and the overlay's own packets
+//! between nodes are under no host endpoint's policy. A named interface goes before `*`.
+
+use tortie_api::net::Protocol;
+use tortie_dataplane::{Failsafe, NodeState};
+
+use super::Config;
+use super::fold::fold;
+use super::frame::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, udp_to, vxlan_port};
+use super::sets::{Family, ranges};
+use super::slots::{Slot, is_settled, unsettle};
+use super::test::{Side, Test, exprs, in_set, load_address, port_ranges};
+use crate::nftables::expr::state;
+use crate::nftables::{
+    BaseChain, Chain, ChainKind, CmpOp, Expr, Hook, Key, MetaKey, Register, Rule, SetRef, Verdict,
+};
+
+const RAW_IN: &str = "raw-in";
+const RAW_OUT: &str = "raw-out";
+const PRE_DNAT: &str = "prednat";
+const OUTPUT: &str = "output";
+pub const HOST_IN: &str = "host-in";
+pub const HOST_FORWARD_IN: &str = "host-forward-in";
+pub const HOST_FORWARD_OUT: &str = "host-forward-out";
+
+/// The interface that stands for all that have no host endpoint of their own.
+pub const EVERY_INTERFACE: &str = "*";
+
+/// Before connections are tracked (`NF_IP_PRI_RAW`).
+const RAW: i32 = -300;
+/// After that, and before addresses are translated (`NF_IP_PRI_MANGLE`).
+const MANGLE: i32 = -150;
+
+/// The chains; none where there is no host endpoint.
+pub fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> {
+    if node.host_endpoints.is_empty() {
+        return Vec::new();
+    }
+    let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
+    let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
+    let open = |key| [not_of_hosts(config, key), overlay(node, key), stays_open(node, key)].concat();
+    let untracked = |key, slot| [open(key), replies_stay_open(node, key), ask(slot)].concat();
+    let flow = || Vec::from(by_flow());
+    let settled = || vec![accept(is_settled(), "allowed where it came in")];
+    let established = || vec![accept(in_state(state::ESTABLISHED | state::RELATED), "")];
+    let unsettle = || vec![Rule::new(unsettle(), "")];
+    let all = [
+        (RAW_IN, base(Hook::Prerouting, RAW), [unsettle(), untracked(input, Slot::HostUntrackedIn)].concat()),
+        (RAW_OUT, base(Hook::Output, RAW), [unsettle(), untracked(output, Slot::HostUntrackedOut)].concat()),
+        (
+            PRE_DNAT,
+            base(Hook::Prerouting, MANGLE),
+            [settled(), established(), open(input), ask(Slot::HostPreDnat)].concat(),
+        ),
+        (HOST_IN, None, [settled(), open(input), flow(), ask(Slot::HostIn)].concat()),
+        (OUTPUT, base(Hook::Output, 0), [settled(), open(output), flow(), ask(Slot::HostOut)].concat()),
+        (HOST_FORWARD_IN, None, [settled(), flow(), ask(Slot::HostForwardIn)].concat()),
+        (HOST_FORWARD_OUT, None, [flow(), ask(Slot::HostForwardOut)].concat()),
+    ];
+    all.map(|(name, base, rules)| (name.to_owned(), Chain { base, rules })).into()
+}
+
+/// Whether a chain is one of these.
+pub fn is_chain(name: &str) -> bool {
+    [RAW_IN, RAW_OUT, PRE_DNAT, OUTPUT, HOST_IN, HOST_FORWARD_IN, HOST_FORWARD_OUT].contains(&name)
+}
+
+/// What no host endpoint is about: loopback, pods, and how neighbours find each other.
+fn not_of_hosts(config: &Config, interface: MetaKey) -> Vec<Rule> {
+    let value = Key::interface("lo").bytes().to_vec();
+    let loopback =
+        vec![Expr::Meta { register: 0, key: interface }, Expr::Cmp { register: 0, op: CmpOp::Equal, value }];
+    let mut rules = vec![accept(loopback, "loopback")];
+    rules.extend(are_pods(config, interface).map(|pods| accept(pods, "")));
+    rules.push(accept(neighbour_discovery(&[133, 134, 135, 136]), "neighbours find each other"));
+    rules
+}
+
+/// The overlay's own packets, from and to nodes.
+fn overlay(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
+    if node.node.as_ref().is_none_or(|node| node.vtep.is_none()) {
+        return Vec::new();
+    }
+    let mut between_nodes = exprs(&udp_to(vxlan_port(node)));
+    between_nodes.extend(Test::Family(Family::V4).exprs());
+    between_nodes.extend([load_address(other_side(interface), Family::V4), in_set(VXLAN_PEERS, false)]);
+    vec![accept(between_nodes, "VXLAN between nodes")]
+}
+
+/// Failsafe ports.
+fn stays_open(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
+    let (ports, other) = (failsafe(node, interface), other_side(interface));
+    failsafes(ports, Side::Destination, other, "failsafe port")
+}
+
+/// Packets that answer those of failsafe ports, where there is no connection that they belong to.
+fn replies_stay_open(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
+    let opposite = match interface {
+        MetaKey::InputInterface => MetaKey::OutputInterface,
+        _ => MetaKey::InputInterface,
+    };
+    let (ports, other) = (failsafe(node, opposite), other_side(interface));
+    failsafes(ports, Side::Source, other, "answer of a failsafe port")
+}
+
+fn failsafe(node: &NodeState, interface: MetaKey) -> &[Failsafe] {
+    match interface {
+        MetaKey::InputInterface => &node.settings.failsafe_inbound,
+        _ => &node.settings.failsafe_outbound,
+    }
+}
+
+/// Where the other end of the packets stands.
+fn other_side(interface: MetaKey) -> Side {
+    match interface {
+        MetaKey::InputInterface => Side::Source,
+        _ => Side::Destination,
+    }
+}
+
+/// `port` is where the open port stands, and `other` the side of who may use it.
+fn failsafes(open: &[Failsafe], port: Side, other: Side, comment: &str) -> Vec<Rule> {
+    let with_ports = open.iter().filter(|open| open.protocol.has_ports());
+    let tests = |open: &Failsafe| {
+        let Protocol(number) = open.protocol;
+        let family = open.net.map(|net| Family::of(net.addr()));
+        let mut tests = Vec::from_iter(family.map(Test::Family));
+        tests.push(Test::Protocol { numbers: vec![number], invert: false });
+        if let (Some(net), Some(family)) = (open.net, family) {
+            let ranges = ranges([net]);
+            // All addresses of a family are asked for by the family.
+            let address = Test::Address { side: other, family, ranges, invert: false };
+            tests.extend((net.prefix_len() > 0).then_some(address));
+        }
+        let ranges = port_ranges([(open.port, open.port)].into_iter());
+        tests.push(Test::Port { side: port, ranges, invert: false });
+        (tests, vec![()])
+    };
+    let folded = fold(with_ports.map(tests).collect());
+    folded.into_iter().map(|(tests, _)| accept(exprs(&tests), comment)).collect()
+}
+
+/// The program of the interface, or of all that have none of their own.
+fn ask(slot: Slot) -> Vec<Rule> {
+    let every = Key::interface(EVERY_INTERFACE).bytes().to_vec();
+    let load = [
+        (Expr::Meta { register: 0, key: slot.interface() }, "the interface's number"),
+        (Expr::Immediate { register: 0, value: every }, "of any other interface the number of *"),
+    ];
+    load.map(|(load, comment)| to_program(load, slot, comment)).into()
+}
+
+/// To the chain of the number that a slot has for the key in the first registers.
+///
+/// The key of the second map is eight zeroes, of which the number takes the last four. `nft` has no word for a map behind
+/// a map, and ends with a failed assertion where it finds one; it takes this for a constant.
+pub fn to_program(load: Expr, slot: Slot, comment: &str) -> Rule {
+    const KEY: Register = 4;
+    let (programs, chains) = slot.maps();
+    let exprs = vec![
+        load,
+        Expr::Immediate { register: KEY, value: vec![0; 8] },
+        Expr::Map { register: 0, set: SetRef::named(programs), destination: KEY + 1 },
+        Expr::VerdictMap { register: KEY, set: SetRef::named(chains) },
+    ];
+    Rule::new(exprs, &format!("{comment} in {programs}"))
+}
+
+fn accept(tests: Vec<Expr>, comment: &str) -> Rule {
+    Rule::new([tests, vec![Expr::Verdict(Verdict::Accept)]].concat(), comment)
+}

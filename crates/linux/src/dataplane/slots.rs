@@ -1,0 +1,169 @@
+//! The places on a packet's way where programs are asked.
+
+use tortie_api::net::Direction;
+
+use crate::nftables::{CmpOp, Expr, MetaKey, Verdict};
+
+/// A place where the interface of a packet leads to a program. Each has two maps: from interfaces to the numbers of
+/// programs, and from numbers to chains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Slot {
+    FromWorkload,
+    ToWorkload,
+    HostUntrackedIn,
+    HostUntrackedOut,
+    HostPreDnat,
+    HostIn,
+    HostOut,
+    HostForwardIn,
+    HostForwardOut,
+}
+
+/// What a program's Allow does, and what becomes of a packet at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// It accepts; what nobody allows is denied.
+    Normal,
+    /// It accepts; what no tier denies goes on.
+    Forward,
+    /// It settles the packet for the interface that it came in by (semantics 17); what no tier denies goes on.
+    PreDnat,
+    /// The same, and the packet belongs to no connection.
+    Untracked,
+}
+
+/// The bit of a packet's mark that says that the packet is settled for the interface that it came in by. It is the
+/// lowest of those that Calico keeps for itself (`NftablesMarkMask`, `calico.md` 2.7).
+const SETTLED: u32 = 0x0001_0000;
+
+impl Slot {
+    /// Those of pods.
+    pub const OF_PODS: [Self; 2] = [Self::ToWorkload, Self::FromWorkload];
+    /// Those of host endpoints.
+    pub const OF_HOSTS: [Self; 7] = [
+        Self::HostUntrackedIn,
+        Self::HostUntrackedOut,
+        Self::HostPreDnat,
+        Self::HostIn,
+        Self::HostOut,
+        Self::HostForwardIn,
+        Self::HostForwardOut,
+    ];
+
+    /// The names of its maps: from interfaces to numbers, and from numbers to chains.
+    pub fn maps(self) -> (&'static str, &'static str) {
+        match self {
+            Self::FromWorkload => ("from-workload-program", "from-workload-chain"),
+            Self::ToWorkload => ("to-workload-program", "to-workload-chain"),
+            Self::HostUntrackedIn => ("host-untracked-in-program", "host-untracked-in-chain"),
+            Self::HostUntrackedOut => ("host-untracked-out-program", "host-untracked-out-chain"),
+            Self::HostPreDnat => ("host-prednat-program", "host-prednat-chain"),
+            Self::HostIn => ("host-in-program", "host-in-chain"),
+            Self::HostOut => ("host-out-program", "host-out-chain"),
+            Self::HostForwardIn => ("host-forward-in-program", "host-forward-in-chain"),
+            Self::HostForwardOut => ("host-forward-out-program", "host-forward-out-chain"),
+        }
+    }
+
+    /// Whether packets come in by the interface, or go out.
+    pub fn interface(self) -> MetaKey {
+        match self {
+            Self::FromWorkload
+            | Self::HostUntrackedIn
+            | Self::HostPreDnat
+            | Self::HostIn
+            | Self::HostForwardIn => MetaKey::InputInterface,
+            Self::ToWorkload | Self::HostUntrackedOut | Self::HostOut | Self::HostForwardOut => {
+                MetaKey::OutputInterface
+            }
+        }
+    }
+
+    /// Which rules are asked. What comes from a pod leaves the pod.
+    pub fn direction(self) -> Direction {
+        match self {
+            Self::ToWorkload
+            | Self::HostUntrackedIn
+            | Self::HostPreDnat
+            | Self::HostIn
+            | Self::HostForwardIn => Direction::Ingress,
+            Self::FromWorkload | Self::HostUntrackedOut | Self::HostOut | Self::HostForwardOut => {
+                Direction::Egress
+            }
+        }
+    }
+
+    pub fn stage(self) -> Stage {
+        match self {
+            Self::FromWorkload | Self::ToWorkload | Self::HostIn | Self::HostOut => Stage::Normal,
+            Self::HostForwardIn | Self::HostForwardOut => Stage::Forward,
+            Self::HostPreDnat => Stage::PreDnat,
+            Self::HostUntrackedIn | Self::HostUntrackedOut => Stage::Untracked,
+        }
+    }
+}
+
+impl Stage {
+    /// What tells its programs from others by name.
+    pub fn letter(self) -> &'static str {
+        match self {
+            Self::Normal => "",
+            Self::Forward => "f",
+            Self::PreDnat => "n",
+            Self::Untracked => "t",
+        }
+    }
+
+    /// The stage with whose programs it shares the chains of policies.
+    pub fn of_policies(self) -> Self {
+        if self == Self::Forward { Self::Normal } else { self }
+    }
+
+    /// What an Allow does.
+    pub fn allow(self) -> Vec<Expr> {
+        let accept = Expr::Verdict(Verdict::Accept);
+        match self {
+            Self::Normal | Self::Forward => vec![accept],
+            Self::PreDnat => [mark(SETTLED), vec![accept]].concat(),
+            Self::Untracked => [mark(SETTLED), vec![Expr::Notrack, accept]].concat(),
+        }
+    }
+
+    /// Whether what nobody allows is denied.
+    pub fn denies_at_end(self) -> bool {
+        self == Self::Normal
+    }
+
+    /// Whether the sender can be told of what is denied. Before connections are tracked the kernel cannot do it.
+    pub fn can_reject(self) -> bool {
+        matches!(self, Self::Normal | Self::Forward)
+    }
+}
+
+/// The packet is settled for the interface that it came in by.
+pub fn is_settled() -> Vec<Expr> {
+    vec![
+        Expr::Meta { register: 0, key: MetaKey::Mark },
+        Expr::Bitwise { source: 0, destination: 0, mask: SETTLED.to_ne_bytes().into(), xor: vec![0; 4] },
+        Expr::Cmp { register: 0, op: CmpOp::NotEqual, value: vec![0; 4] },
+    ]
+}
+
+/// Takes the mark off that says so: nobody else may have put it there.
+pub fn unsettle() -> Vec<Expr> {
+    mark(0)
+}
+
+/// Sets our bit of the mark, or clears it, and leaves the others.
+fn mark(bit: u32) -> Vec<Expr> {
+    vec![
+        Expr::Meta { register: 0, key: MetaKey::Mark },
+        Expr::Bitwise {
+            source: 0,
+            destination: 0,
+            mask: (!SETTLED).to_ne_bytes().into(),
+            xor: bit.to_ne_bytes().into(),
+        },
+        Expr::SetMeta { register: 0, key: MetaKey::Mark },
+    ]
+}

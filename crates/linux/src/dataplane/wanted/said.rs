@@ -1,0 +1,72 @@
+//! What is to be said of endpoints that are not as they were asked for.
+
+use std::collections::BTreeSet;
+
+use tortie_dataplane::EndpointId;
+
+use super::{Pod, Policy, Programs, Wanted};
+
+/// What is to be said of an endpoint's place in the table.
+pub struct Said<'a> {
+    pub interface: &'a str,
+    /// Whether another endpoint has the interface, too.
+    pub contested: bool,
+    /// What of its policy cannot be written down.
+    pub problems: BTreeSet<&'a str>,
+}
+
+impl Wanted {
+    /// What is to be said of the pods that are not as they were asked for.
+    pub fn said(&self) -> Vec<(&EndpointId, Said<'_>)> {
+        let bad = self.bad_programs();
+        let said = |(id, pod): (_, _)| {
+            let pod: &Pod = pod;
+            let contested = self.interfaces.get(&pod.interface).is_some_and(|ids| ids.len() > 1);
+            let problems = self.problems(&pod.programs, &bad);
+            let is_said = contested || !problems.is_empty();
+            is_said.then_some((id, Said { interface: &pod.interface, contested, problems }))
+        };
+        self.pods.iter().filter_map(said).collect()
+    }
+
+    /// The host endpoints of which policy cannot be written down, and what of it.
+    pub fn said_of_hosts(&self) -> Vec<(&str, BTreeSet<&str>)> {
+        let bad = self.bad_programs();
+        let hosts =
+            self.hosts.iter().map(|(name, host)| (name.as_str(), self.problems(&host.programs, &bad)));
+        hosts.filter(|(_, problems)| !problems.is_empty()).collect()
+    }
+
+    /// The host endpoints that no interface has, or only interfaces of which another host endpoint counts.
+    pub fn hosts_without_interface(&self) -> impl Iterator<Item = &str> {
+        let counts = |name: &String, interface: &String| {
+            self.host_interfaces.get(interface).and_then(BTreeSet::first) == Some(name)
+        };
+        let idle = self
+            .hosts
+            .iter()
+            .filter(move |(name, host)| !host.interfaces.iter().any(|interface| counts(name, interface)));
+        idle.map(|(name, _)| name.as_str())
+    }
+
+    /// The programs that cannot be written down as they are, or of which a policy cannot.
+    fn bad_programs(&self) -> BTreeSet<&str> {
+        let is_bad = |policy: &Policy| policy.lines.iter().any(|lines| lines.problem.is_some());
+        let by_policy = self.policies.values().filter(|policy| is_bad(policy));
+        let by_policy = by_policy.flat_map(|policy| &policy.programs);
+        let by_itself = self.programs.iter().filter(|(_, program)| program.written.problem.is_some());
+        by_policy.chain(by_itself.map(|(name, _)| name)).map(String::as_str).collect()
+    }
+
+    fn problems(&self, programs: &Programs, bad: &BTreeSet<&str>) -> BTreeSet<&str> {
+        let mut problems = BTreeSet::new();
+        for name in programs.values().filter(|name| bad.contains(name.as_str())) {
+            let Some(program) = self.programs.get(name) else { continue };
+            problems.extend(program.written.problem.as_deref());
+            let policies = program.asked.policies().filter_map(|id| self.policies.get(id));
+            let lines = policies.map(|policy| policy.lines(program.asked.direction));
+            problems.extend(lines.filter_map(|lines| lines.problem.as_deref()));
+        }
+        problems
+    }
+}
