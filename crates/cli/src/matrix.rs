@@ -170,7 +170,9 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
         notes.push(format!("Some rules ask for source ports: packets come from port {CLIENT_PORT} here."));
     }
     if classes.with_hosts() {
-        notes.push("Host endpoints have their say here, although nodes do not enforce it yet.".to_owned());
+        notes.push(
+            "Host endpoints have their say here; whether a node enforces them, its report says.".to_owned(),
+        );
     }
     let scoped = |content: &Content| content.passing().len() > 1;
     if tables.iter().any(|table| table.matrix.cells.iter().flatten().any(scoped)) {

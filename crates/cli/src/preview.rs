@@ -268,7 +268,9 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 of.count()
             };
             if differences.iter().any(by_hosts) {
-                output::line("Nodes do not enforce yet what host endpoints say.");
+                output::line(
+                    "Host endpoints have a say in this; whether a node enforces them, its report says.",
+                );
             }
             output::line(&format!(
                 "{}: {} to allowed, {} to denied",

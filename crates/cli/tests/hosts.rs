@@ -69,7 +69,7 @@ fn nodes_in_the_matrix() {
         assert!(out.contains(row), "{row}\nis missing in\n{out}");
     }
     assert!(
-        out.contains("Host endpoints have their say here, although nodes do not enforce it yet."),
+        out.contains("Host endpoints have their say here; whether a node enforces them, its report says."),
         "{out}"
     );
     let (_, out) = with_hosts(&["matrix", "-f", "c.yml", "-f", "hosts.yml", "-o", "json"], "");
@@ -123,7 +123,10 @@ fn what_changes_at_hosts_shows_in_previews() {
         for expected in expected {
             assert!(out.contains(expected), "{what}: {expected}\nis missing in\n{out}");
         }
-        assert!(out.contains("Nodes do not enforce yet what host endpoints say."), "{what}: {out}");
+        assert!(
+            out.contains("Host endpoints have a say in this; whether a node enforces them, its report says."),
+            "{what}: {out}"
+        );
     }
 }
 
