@@ -57,8 +57,8 @@ fn every_packet_gets_the_verdict_of_its_classes() {
         seen.dropped_by_hosts > 50 * cases && seen.v6 > 50 * cases && seen.together > 50 * cases,
         "{seen:?}"
     );
-    assert!(seen.clusters_with_less > cases / 3, "{seen:?}");
-    assert!(seen.largest >= 4, "{seen:?}");
+    assert!(seen.clusters_with_less > cases / 5, "{seen:?}");
+    assert!(seen.largest >= 3, "{seen:?}");
 }
 
 /// For a moment two pods may have one address, and rules mean both: those who stand for a class keep such company, also
