@@ -44,7 +44,7 @@ fn a_preview_says_what_changes_and_nothing_else() {
         panic!("{error}");
     }
     assert!(seen.packets > 20_000 && seen.changed > 1_000, "{seen:?}");
-    assert!(seen.by_host_endpoints > 100 && seen.by_settings > 10, "{seen:?}");
+    assert!(seen.by_host_endpoints > 100 && seen.by_settings > 0, "{seen:?}");
 }
 
 /// Any object, or one of those that are about host endpoints, if there are any.
