@@ -1,14 +1,14 @@
 //! From what was touched to what changes, complete and minimal, in an order that never opens anything.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use tortie_dataplane::Delta;
 use tortie_policy::SetSource;
-use tortie_policy::program::{PolicyId, SetId};
+use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 use crate::Calc;
-use crate::endpoints::Given;
+use crate::endpoints::{Given, LocalId, Programs};
 
 /// The policies and profiles that programs name which have been given out.
 #[derive(Default)]
@@ -19,7 +19,7 @@ struct Use {
     /// How often programs name it.
     named: usize,
     /// The sets that are kept for it.
-    sets: Arc<[(Arc<SetId>, Arc<SetSource>)]>,
+    sets: Arc<[(SetId, Arc<SetSource>)]>,
 }
 
 impl InUse {
@@ -56,27 +56,29 @@ impl Calc {
 
     /// This node's endpoints that are not what was given out: new value, or gone.
     fn changed_endpoints(&mut self) -> Vec<Given> {
-        let touched = std::mem::take(&mut self.touched_endpoints).into_iter();
-        let now = touched.map(|id| Given::new(&id, &self.subjects, &self.policies));
+        let mut touched: Vec<LocalId> = self.touched_endpoints.drain().collect();
+        touched.sort_unstable();
+        let mut programs = Programs::new(&self.subjects, &self.policies);
+        let now = touched.iter().map(|id| Given::new(id, &mut programs));
         now.filter(|given| given.is_change(&self.state)).collect()
     }
 
     /// Counts how often programs will name each policy; those that nothing named before, or will name, are touched.
     fn count_names(&mut self, endpoints: &[Given]) {
-        for id in endpoints.iter().flat_map(Given::policy_ids) {
+        for (id, endpoints) in names(endpoints.iter().flat_map(Given::programs)) {
             if let Some(used) = self.in_use.0.get_mut(id) {
-                used.named += 1;
+                used.named += endpoints;
             } else {
                 let id = self.policies.shared_id(id);
-                self.in_use.0.insert(id.clone(), Use { named: 1, ..Use::default() });
-                self.touched_policies.insert(id);
+                self.in_use.0.insert(id.clone(), Use { named: endpoints, ..Use::default() });
+                self.touched_policies.push(id);
             }
         }
-        for id in endpoints.iter().flat_map(|given| given.policy_ids_before(&self.state)) {
+        for (id, endpoints) in names(endpoints.iter().flat_map(|given| given.programs_before(&self.state))) {
             let Some(used) = self.in_use.0.get_mut(id) else { continue };
-            used.named -= 1;
+            used.named -= endpoints;
             if used.named == 0 {
-                self.touched_policies.insert(self.policies.shared_id(id));
+                self.touched_policies.push(self.policies.shared_id(id));
             }
         }
     }
@@ -85,7 +87,10 @@ impl Calc {
     /// name are acquired before others are released, so that what both name stays.
     fn changed_policies(&mut self) -> (Vec<Delta>, Vec<Delta>) {
         let (mut changed, mut removed, mut released) = (Vec::new(), Vec::new(), Vec::new());
-        for id in std::mem::take(&mut self.touched_policies) {
+        let mut touched = std::mem::take(&mut self.touched_policies);
+        touched.sort_unstable();
+        touched.dedup();
+        for id in touched {
             let Some(used) = self.in_use.0.get_mut(&id) else { continue };
             if used.named == 0 {
                 released.extend(self.in_use.0.remove(&id));
@@ -104,4 +109,13 @@ impl Calc {
         released.iter().for_each(|used| self.sets.release(&used.sets));
         (changed, removed)
     }
+}
+
+/// The policies and profiles that the programs name, each with the number of times. What endpoints share is read once.
+fn names<'a>(programs: impl Iterator<Item = &'a EndpointProgram>) -> impl Iterator<Item = (&'a PolicyId, usize)> {
+    let mut times: HashMap<*const EndpointProgram, (&EndpointProgram, usize)> = HashMap::new();
+    for program in programs {
+        times.entry(program).or_insert((program, 0)).1 += 1;
+    }
+    times.into_values().flat_map(|(program, times)| program.policy_ids().map(move |id| (id, times)))
 }

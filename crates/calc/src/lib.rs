@@ -8,6 +8,7 @@ mod endpoints;
 mod flush;
 mod index;
 mod input;
+mod keys;
 mod network;
 mod policies;
 mod selection;
@@ -18,9 +19,10 @@ mod subjects;
 mod tests;
 mod tiers;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use hashbrown::HashSet;
 use serde_json::Value;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
@@ -71,9 +73,9 @@ pub struct Calc {
     state: NodeState,
     in_use: InUse,
     /// Endpoints of this node whose program or addresses may have changed.
-    touched_endpoints: BTreeSet<LocalId>,
-    /// Policies and profiles whose rules, or whether they are in use, may have changed.
-    touched_policies: BTreeSet<Arc<PolicyId>>,
+    touched_endpoints: HashSet<LocalId>,
+    /// Policies and profiles whose rules, or whether they are in use, may have changed; one may be named twice.
+    touched_policies: Vec<Arc<PolicyId>>,
 }
 
 /// Something that calc could not use as it is, and what it does instead.
@@ -97,8 +99,8 @@ impl Calc {
             problems: BTreeMap::new(),
             state: NodeState::default(),
             in_use: InUse::default(),
-            touched_endpoints: BTreeSet::new(),
-            touched_policies: BTreeSet::new(),
+            touched_endpoints: HashSet::new(),
+            touched_policies: Vec::new(),
         }
     }
 

@@ -1,8 +1,9 @@
 //! The policies and profiles, and what the policies that select an endpoint come to.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use tortie_api::Key;
 use tortie_api::net::Direction;
 use tortie_policy::program::{PolicyId, PolicyKind, PolicyRules, SetId, TierProgram};
@@ -20,7 +21,7 @@ pub(crate) use crate::tiers::TierSettings;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Body {
     pub(crate) rules: Arc<PolicyRules>,
-    pub(crate) sets: Arc<[(Arc<SetId>, Arc<SetSource>)]>,
+    pub(crate) sets: Arc<[(SetId, Arc<SetSource>)]>,
 }
 
 impl Body {
@@ -30,7 +31,7 @@ impl Body {
             rules.ingress.shrink_to_fit();
             rules.egress.shrink_to_fit();
         }
-        Self { rules, sets: sets.into_iter().map(|(id, source)| (Arc::new(id), Arc::new(source))).collect() }
+        Self { rules, sets: sets.into_iter().map(|(id, source)| (id, Arc::new(source))).collect() }
     }
 }
 

@@ -6,6 +6,7 @@ use tortie_policy::program::PolicyId;
 use tortie_policy::{Compiled, OwnLabels, policy_id};
 
 use crate::Calc;
+use crate::keys::KeyRef;
 use crate::policies::{Body, Policy, TierSettings};
 use crate::slab::No;
 
@@ -70,15 +71,15 @@ impl Calc {
 
     /// Takes in the labels of a namespace, service account or profile.
     pub(crate) fn update_labels(&mut self, key: &Key, labels: Option<OwnLabels>) {
-        let known = self.subjects.exists(key);
+        let known = self.subjects.exists(key.into());
         if key.kind == Kind::Namespace && known != labels.is_some() {
             // A namespace brings a profile along, which a stored one replaces.
-            self.touch_members(&Key::global(Kind::Profile, format!("kns.{}", key.name)));
+            self.touch_members(KeyRef::global(Kind::Profile, &format!("kns.{}", key.name)));
         }
         if !self.subjects.set_labels(key, labels) {
             return;
         }
-        for subject in self.subjects.members(key) {
+        for subject in self.subjects.members(key.into()) {
             self.leave(subject);
             self.subjects.inherit(subject);
             self.enter(subject);
@@ -138,11 +139,11 @@ impl Calc {
     /// Notes that the rules of a policy or profile, if it is in use, may have changed.
     fn touch_policy(&mut self, id: &PolicyId) {
         if let Some(id) = self.in_use.shared_id(id) {
-            self.touched_policies.insert(id);
+            self.touched_policies.push(id);
         }
     }
 
-    fn touch_members(&mut self, group: &Key) {
+    fn touch_members(&mut self, group: KeyRef<'_>) {
         self.subjects.members(group).into_iter().for_each(|no| self.touch(no));
     }
 

@@ -1,9 +1,10 @@
 //! The sets that policies in use name, and their members.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use ipnet::IpNet;
 use tortie_api::Key;
 use tortie_dataplane::{Delta, NodeState};
@@ -16,7 +17,7 @@ use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
 #[derive(Default)]
 pub(crate) struct Sets {
-    numbers: HashMap<Arc<SetId>, No>,
+    numbers: HashMap<SetId, No>,
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
@@ -27,7 +28,7 @@ pub(crate) struct Sets {
 }
 
 struct ActiveSet {
-    id: Arc<SetId>,
+    id: SetId,
     source: Arc<SetSource>,
     /// How many policies in use name it.
     references: usize,
@@ -89,7 +90,7 @@ impl Sets {
     }
 
     /// Notes that one more policy in use names these sets.
-    pub(crate) fn acquire(&mut self, sets: &[(Arc<SetId>, Arc<SetSource>)], subjects: &mut Subjects) {
+    pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
         for (id, source) in sets {
             let no = match self.numbers.get(id) {
                 Some(no) => *no,
@@ -102,7 +103,7 @@ impl Sets {
     }
 
     /// Notes that one policy in use less names these sets.
-    pub(crate) fn release(&mut self, sets: &[(Arc<SetId>, Arc<SetSource>)]) {
+    pub(crate) fn release(&mut self, sets: &[(SetId, Arc<SetSource>)]) {
         for no in sets.iter().filter_map(|(id, _)| self.numbers.get(id)) {
             let Some(set) = self.table.get_mut(*no) else { continue };
             set.references -= 1;
@@ -114,19 +115,20 @@ impl Sets {
 
     /// What has changed since the last flush, by id: sets that are new or have other members, then sets that are gone.
     pub(crate) fn flush(&mut self, subjects: &mut Subjects, state: &NodeState) -> (Vec<Delta>, Vec<Delta>) {
+        let touched = std::mem::take(&mut self.touched).into_iter();
+        let mut touched: Vec<(SetId, No)> =
+            touched.filter_map(|no| Some((self.table.get(no)?.id.clone(), no))).collect();
+        touched.sort_unstable();
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
-        for no in std::mem::take(&mut self.touched) {
+        for (_, no) in touched {
             let Some(set) = self.table.get_mut(no) else { continue };
             if set.references > 0 {
-                changed.extend(set.delta(state).map(|delta| (set.id.clone(), delta)));
+                changed.extend(set.delta(state));
             } else {
-                gone.extend(self.deactivate(no, subjects));
+                gone.extend(self.deactivate(no, subjects).map(Delta::SetRemoved));
             }
         }
-        changed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        gone.sort_unstable();
-        let removed = gone.into_iter().map(|id| Delta::SetRemoved(SetId::clone(&id)));
-        (changed.into_iter().map(|(_, delta)| delta).collect(), removed.collect())
+        (changed, gone)
     }
 
     #[cfg(test)]
@@ -147,7 +149,7 @@ impl Sets {
         self.table.get(no).is_some()
     }
 
-    fn activate(&mut self, id: &Arc<SetId>, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
+    fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
         let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
         self.numbers.insert(id.clone(), no);
         self.touched.insert(no);
@@ -176,7 +178,7 @@ impl Sets {
     }
 
     /// Forgets a set that nothing names; gives its id where it has been given out.
-    fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<Arc<SetId>> {
+    fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<SetId> {
         let set = self.table.remove(no)?;
         self.numbers.remove(&set.id);
         match set.source.as_ref() {
@@ -204,7 +206,7 @@ impl Sets {
 }
 
 impl ActiveSet {
-    fn new(id: Arc<SetId>, source: Arc<SetSource>) -> Self {
+    fn new(id: SetId, source: Arc<SetSource>) -> Self {
         let (counts, touched) = (HashMap::new(), BTreeSet::new());
         Self { id, source, references: 0, counts, given: false, touched }
     }
@@ -244,10 +246,10 @@ impl ActiveSet {
 
     fn delta(&mut self, state: &NodeState) -> Option<Delta> {
         let touched = std::mem::take(&mut self.touched);
-        let Some((_, given)) = state.sets.get(&*self.id) else {
+        let Some((_, given)) = state.sets.get(&self.id) else {
             self.given = true;
             let members = self.counts.keys().copied().collect();
-            return Some(Delta::SetCreated(SetId::clone(&self.id), self.source.kind(), members));
+            return Some(Delta::SetCreated(self.id.clone(), self.source.kind(), members));
         };
         let (mut added, mut removed) = (Vec::new(), Vec::new());
         for member in touched {
@@ -258,7 +260,7 @@ impl ActiveSet {
             }
         }
         let changed = !added.is_empty() || !removed.is_empty();
-        changed.then(|| Delta::SetChanged { id: SetId::clone(&self.id), added, removed })
+        changed.then(|| Delta::SetChanged { id: self.id.clone(), added, removed })
     }
 }
 

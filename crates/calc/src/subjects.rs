@@ -1,10 +1,11 @@
 //! Whatever selectors may match: pods' interfaces, host endpoints and network sets, with the labels that selectors see, and where those
 //! labels come from.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use ipnet::IpNet;
 use tortie_api::calico::{EndpointPort, HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::net::Protocol;
@@ -14,6 +15,7 @@ use tortie_selector::Restrictions;
 
 use crate::endpoints::{Here, LocalId};
 use crate::index::LabelIndex;
+use crate::keys::{KeyRef, SharedKey};
 use crate::slab::{No, Numbers, Slab};
 
 /// A pod's interface, a host endpoint or a network set.
@@ -32,6 +34,21 @@ pub(crate) struct Subject {
 pub(crate) enum What {
     Endpoint { addresses: Box<[IpAddr]>, ports: Box<[NamedPort]> },
     NetworkSet(Box<[IpNet]>),
+}
+
+impl Subject {
+    /// What gives it labels: for a pod, all that its profiles follow from.
+    pub(crate) fn groups(&self) -> &[No] {
+        &self.groups
+    }
+
+    /// What is known of it as an endpoint of this node, and its addresses.
+    pub(crate) fn endpoint_here(&self) -> Option<(&Here, &[IpAddr])> {
+        match (&self.here, &self.what) {
+            (Some(here), What::Endpoint { addresses, .. }) => Some((here, addresses)),
+            _ => None,
+        }
+    }
 }
 
 impl What {
@@ -66,9 +83,7 @@ pub(crate) struct Backends {
 
 /// A namespace, service account or profile, if anything is known of it or belongs to it.
 struct Group {
-    key: Arc<Key>,
-    /// The name, as programs share it.
-    name: Arc<str>,
+    key: SharedKey,
     /// What it gives; `None` where it does not exist.
     labels: Option<OwnLabels>,
     members: Numbers,
@@ -76,11 +91,11 @@ struct Group {
 
 #[derive(Default)]
 pub(crate) struct Subjects {
-    numbers: HashMap<Key, No>,
+    numbers: HashMap<SharedKey, No>,
     table: Slab<Subject>,
     /// Which subjects bear which labels themselves.
     by_own: LabelIndex,
-    group_numbers: HashMap<Arc<Key>, No>,
+    group_numbers: HashMap<SharedKey, No>,
     groups: Slab<Group>,
     /// Which groups give which labels.
     by_group: LabelIndex,
@@ -98,7 +113,7 @@ impl Subjects {
     }
 
     pub(crate) fn number(&self, key: &Key) -> Option<No> {
-        self.numbers.get(key).copied()
+        self.numbers.get(&KeyRef::from(key)).copied()
     }
 
     pub(crate) fn insert_endpoint(
@@ -108,18 +123,21 @@ impl Subjects {
         spec: WorkloadEndpointSpec,
         node: &str,
     ) -> No {
-        let account = Key::namespaced(Kind::ServiceAccount, &key.namespace, &spec.service_account_name);
-        let mut groups = vec![Key::global(Kind::Namespace, &key.namespace), account];
-        groups.extend(spec.profiles.iter().map(|profile| Key::global(Kind::Profile, profile)));
+        let (namespace, key) = self.namespace(key);
+        let name = &spec.service_account_name;
+        let account = self.group(KeyRef { kind: Kind::ServiceAccount, namespace: &key.namespace, name });
+        let mut groups = Vec::with_capacity(2 + spec.profiles.len());
+        groups.extend([namespace, account]);
+        groups.extend(spec.profiles.iter().map(|profile| self.group(KeyRef::global(Kind::Profile, profile))));
         let labels = SubjectLabels {
             is_pod: true,
             own,
             namespace: key.namespace.clone(),
-            service_account: spec.service_account_name.clone(),
+            service_account: self.name(account),
             ..SubjectLabels::default()
         };
         let what = What::endpoint(spec.ip_networks.iter().map(IpNet::addr), &spec.ports);
-        let here = (spec.node == node).then(|| Box::new(Here::pod(key, spec)));
+        let here = (spec.node == node).then(|| Box::new(Here::pod(&key, spec)));
         self.insert(key, labels, what, groups, here)
     }
 
@@ -130,40 +148,42 @@ impl Subjects {
         spec: HostEndpointSpec,
         node: &str,
     ) -> No {
-        let groups = spec.profiles.iter().map(|profile| Key::global(Kind::Profile, profile)).collect();
+        let namespace = key.namespace.as_str().into();
+        let key = SharedKey { kind: key.kind, namespace, name: key.name.as_str().into() };
+        let profiles = spec.profiles.iter();
+        let groups = profiles.map(|profile| self.group(KeyRef::global(Kind::Profile, profile))).collect();
         let labels = SubjectLabels { own, ..SubjectLabels::default() };
         let what = What::endpoint(spec.expected_ips.iter().copied(), &spec.ports);
-        let here = (spec.node == node).then(|| Box::new(Here::host(key, spec)));
+        let here = (spec.node == node).then(|| Box::new(Here::host(&key, spec)));
         self.insert(key, labels, what, groups, here)
     }
 
     pub(crate) fn insert_network_set(&mut self, key: &Key, own: OwnLabels, nets: Box<[IpNet]>) -> No {
+        let (namespace, key) = self.namespace(key);
         let labels = SubjectLabels { own, namespace: key.namespace.clone(), ..SubjectLabels::default() };
-        let groups = vec![Key::global(Kind::Namespace, &key.namespace)];
-        self.insert(key, labels, What::NetworkSet(nets), groups, None)
+        self.insert(key, labels, What::NetworkSet(nets), vec![namespace], None)
     }
 
     /// Puts a subject that is not there yet where everything finds it.
     fn insert(
         &mut self,
-        key: &Key,
+        key: SharedKey,
         labels: SubjectLabels,
         what: What,
-        groups: Vec<Key>,
+        groups: Vec<No>,
         here: Option<Box<Here>>,
     ) -> No {
         let own = own_labels(&labels);
-        let groups: Box<[No]> = groups.into_iter().map(|group| self.group(group)).collect();
         let id = here.as_ref().map(|here| here.id.clone());
-        let subject = Subject { labels, what, groups: groups.clone(), in_sets: Numbers::default(), here };
-        let no = self.table.insert(subject);
-        self.numbers.insert(key.clone(), no);
-        self.by_own.insert(no, &own);
-        for group in groups {
-            if let Some(group) = self.groups.get_mut(group) {
+        let groups = groups.into();
+        let no = self.table.insert(Subject { labels, what, groups, in_sets: Numbers::default(), here });
+        for group in self.table.get(no).into_iter().flat_map(Subject::groups) {
+            if let Some(group) = self.groups.get_mut(*group) {
                 group.members.insert(no);
             }
         }
+        self.numbers.insert(key, no);
+        self.by_own.insert(no, &own);
         if let Some(id) = id {
             self.here.entry(id).or_default().insert(no);
         }
@@ -173,7 +193,7 @@ impl Subjects {
 
     /// Takes a subject away that nothing else knows any more.
     pub(crate) fn remove(&mut self, key: &Key) {
-        let Some(no) = self.numbers.remove(key) else { return };
+        let Some(no) = self.numbers.remove(&KeyRef::from(key)) else { return };
         let Some(subject) = self.table.remove(no) else { return };
         self.by_own.remove(no, &own_labels(&subject.labels));
         for number in subject.groups {
@@ -194,16 +214,16 @@ impl Subjects {
 
     /// The endpoint of this node with this id.
     pub(crate) fn endpoint_here(&self, id: &LocalId) -> Option<No> {
-        let name = |no: &No| self.get(*no).and_then(|subject| Some(subject.here.as_ref()?.name.as_str()));
+        let name = |no: &No| self.get(*no).and_then(|subject| Some(&*subject.here.as_ref()?.name));
         self.here.get(id)?.iter().max_by_key(name)
     }
 
     /// Takes in what a namespace, service account or profile gives now. Says whether that is something else than before.
     pub(crate) fn set_labels(&mut self, key: &Key, labels: Option<OwnLabels>) -> bool {
-        if labels.is_none() && !self.group_numbers.contains_key(key) {
+        if labels.is_none() && !self.group_numbers.contains_key(&KeyRef::from(key)) {
             return false;
         }
-        let no = self.group(key.clone());
+        let no = self.group(key.into());
         let Some(group) = self.groups.get_mut(no).filter(|group| group.labels != labels) else {
             return false;
         };
@@ -216,14 +236,14 @@ impl Subjects {
     }
 
     /// Whether the namespace, service account or profile exists.
-    pub(crate) fn exists(&self, key: &Key) -> bool {
-        let group = self.group_numbers.get(key).and_then(|no| self.groups.get(*no));
+    pub(crate) fn exists(&self, key: KeyRef<'_>) -> bool {
+        let group = self.group_numbers.get(&key).and_then(|no| self.groups.get(*no));
         group.is_some_and(|group| group.labels.is_some())
     }
 
     /// The subjects of a namespace, service account or profile.
-    pub(crate) fn members(&self, key: &Key) -> Vec<No> {
-        let group = self.group_numbers.get(key).and_then(|no| self.groups.get(*no));
+    pub(crate) fn members(&self, key: KeyRef<'_>) -> Vec<No> {
+        let group = self.group_numbers.get(&key).and_then(|no| self.groups.get(*no));
         group.map_or_else(Vec::new, |group| group.members.iter().collect())
     }
 
@@ -244,7 +264,7 @@ impl Subjects {
     /// The profiles of an endpoint, by name.
     pub(crate) fn profiles<'a>(&'a self, subject: &'a Subject) -> impl Iterator<Item = &'a Arc<str>> {
         let groups = subject.groups.iter().filter_map(|group| self.groups.get(*group));
-        groups.filter(|group| group.key.kind == Kind::Profile).map(|group| &group.name)
+        groups.filter(|group| group.key.kind == Kind::Profile).map(|group| &group.key.name)
     }
 
     #[cfg(test)]
@@ -292,17 +312,22 @@ impl Subjects {
         bearers
     }
 
-    fn group(&mut self, key: Key) -> No {
+    /// The number of an object's namespace, and the object's key, which shares the namespace's name.
+    fn namespace(&mut self, key: &Key) -> (No, SharedKey) {
+        let no = self.group(KeyRef::global(Kind::Namespace, &key.namespace));
+        (no, SharedKey { kind: key.kind, namespace: self.name(no), name: key.name.as_str().into() })
+    }
+
+    fn name(&self, group: No) -> Arc<str> {
+        self.groups.get(group).map(|group| group.key.name.clone()).unwrap_or_default()
+    }
+
+    fn group(&mut self, key: KeyRef<'_>) -> No {
         if let Some(no) = self.group_numbers.get(&key) {
             return *no;
         }
-        let key = Arc::new(key);
-        let group = Group {
-            key: key.clone(),
-            name: key.name.as_str().into(),
-            labels: None,
-            members: Numbers::default(),
-        };
+        let key = SharedKey { kind: key.kind, namespace: key.namespace.into(), name: key.name.into() };
+        let group = Group { key: key.clone(), labels: None, members: Numbers::default() };
         let given = given_labels(&group);
         let no = self.groups.insert(group);
         self.by_group.insert(no, &given);

@@ -62,15 +62,15 @@ impl FromStr for MacAddress {
     }
 }
 
-/// Which workload endpoint of this node.
+/// Which workload endpoint of this node. Copies share the names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointId {
     /// The pod's namespace.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// The pod's name.
-    pub pod: String,
+    pub pod: Arc<str>,
     /// The interface inside the pod, such as `eth0`.
-    pub interface: String,
+    pub interface: Arc<str>,
 }
 
 impl fmt::Display for EndpointId {
@@ -83,15 +83,15 @@ impl fmt::Display for EndpointId {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// The sandbox that the runtime made (`CNI_CONTAINERID`); the HNS endpoint is found by it.
-    pub container_id: String,
+    pub container_id: Arc<str>,
     /// The host's end of the pod's link on Linux (`cali…`); on Windows the name of the HNS endpoint.
-    pub host_interface: String,
+    pub host_interface: Arc<str>,
     /// The pod's addresses; anything else that it sends is dropped.
     pub addresses: Vec<IpAddr>,
     /// The pod's MAC address, where it is known.
     pub mac: Option<MacAddress>,
-    /// What is asked about its packets.
-    pub program: EndpointProgram,
+    /// What is asked about its packets. Pods under the same policies and profiles share it.
+    pub program: Arc<EndpointProgram>,
 }
 
 /// Interfaces of this node that are under policy themselves (semantics 16).

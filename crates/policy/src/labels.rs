@@ -2,9 +2,9 @@
 //! prefixes. Nothing is copied: each lookup asks the one that has the label.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use tortie_selector::{Labels, NAMESPACE_LABEL};
+use tortie_selector::{Labels, NAMESPACE_LABEL, Selector};
 
 use crate::program::{PolicyId, PolicyRules, Rule};
 
@@ -23,6 +23,18 @@ pub(crate) const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
 const NAME_LABEL: &str = "projectcalico.org/name";
 /// The label that the API server gives every namespace.
 const METADATA_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// Whatever is of the namespace. Nearly every selector says so, and shares the label's name.
+pub(crate) fn of_namespace(namespace: &Arc<str>) -> Selector {
+    static LABEL: LazyLock<Arc<str>> = LazyLock::new(|| NAMESPACE_LABEL.into());
+    Selector::equal(LABEL.clone(), namespace.clone())
+}
+
+/// All pods: only they declare ports that Kubernetes' policies may mean.
+pub(crate) fn all_pods() -> Selector {
+    static ALL: LazyLock<Selector> = LazyLock::new(|| Selector::equal(ORCHESTRATOR_LABEL, "k8s"));
+    ALL.clone()
+}
 
 /// Labels as an object bears them. Copies share them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,11 +69,11 @@ pub struct SubjectLabels {
     /// Its own labels.
     pub own: OwnLabels,
     /// Its namespace; empty where it has none.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// The namespace's labels, if that namespace is known.
     pub namespace_labels: Option<OwnLabels>,
     /// The pod's service account; may be empty.
-    pub service_account: String,
+    pub service_account: Arc<str>,
     /// The service account's labels, if it is known.
     pub service_account_labels: Option<OwnLabels>,
     /// The labels that the pod's profiles give it; the first profile's win.
