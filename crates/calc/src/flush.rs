@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use tortie_dataplane::Delta;
+use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::SetSource;
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
@@ -43,14 +43,20 @@ impl Calc {
         let (policies, removed_policies) = self.changed_policies();
         let (sets, removed_sets) = self.sets.flush(&mut self.subjects, &self.state);
 
+        let parts = [sets.len(), policies.len(), endpoints.len(), removed_policies.len(), removed_sets.len()];
         let mut deltas = Vec::new();
         self.network_deltas(&mut deltas);
+        deltas.reserve_exact(parts.iter().sum());
         deltas.extend(sets);
         deltas.extend(policies);
         deltas.extend(endpoints.into_iter().map(Given::into_delta));
         deltas.extend(removed_policies);
         deltas.extend(removed_sets);
-        deltas.iter().for_each(|delta| self.state.apply(delta));
+        if self.state == NodeState::default() {
+            self.state = NodeState::from_nothing(&deltas);
+        } else {
+            deltas.iter().for_each(|delta| self.state.apply(delta));
+        }
         deltas
     }
 

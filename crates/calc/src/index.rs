@@ -75,6 +75,9 @@ impl SelectorIndex {
     /// Every selector that may match these labels.
     pub(crate) fn candidates(&self, labels: &SubjectLabels) -> Vec<No> {
         let mut found: Vec<No> = self.others.iter().copied().collect();
+        if self.by_presence.is_empty() && self.by_value.is_empty() {
+            return found;
+        }
         labels.each(|name, value| {
             found.extend(self.by_presence.get(name).into_iter().flatten());
             found.extend(

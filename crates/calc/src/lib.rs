@@ -148,7 +148,7 @@ impl Calc {
             Some(Input::NetworkSet(own, nets)) => self.update_network_set(key, Some((own, nets))),
             Some(Input::Endpoint(own, spec)) => self.update_endpoint(key, Some((own, *spec))),
             Some(Input::Host(own, spec)) => self.update_host(key, Some((own, *spec))),
-            Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends)),
+            Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends), &self.state),
             Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
             Some(Input::Block(cidr, node)) => self.network.update_block(cidr, Some(node)),
@@ -165,7 +165,7 @@ impl Calc {
             Kind::NetworkSet | Kind::GlobalNetworkSet => self.update_network_set(key, None),
             Kind::WorkloadEndpoint => self.update_endpoint(key, None),
             Kind::HostEndpoint => self.update_host(key, None),
-            Kind::EndpointSlice => self.sets.update_backends(key, None),
+            Kind::EndpointSlice => self.sets.update_backends(key, None, &self.state),
             Kind::Node => self.network.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::IpamBlock => {

@@ -120,7 +120,7 @@ impl Calc {
     /// Links a subject to the policies and sets that select it.
     fn enter(&mut self, no: No) {
         let Some(subject) = self.subjects.get_mut(no) else { return };
-        self.sets.enter(subject);
+        self.sets.enter(subject, &self.state);
         let Some(here) = &mut subject.here else { return };
         here.policies = self.policies.selecting(&subject.labels);
         here.policies.iter().for_each(|policy| self.policies.link(policy, no));

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use ipnet::IpNet;
 use tortie_api::Key;
 use tortie_dataplane::{Delta, NodeState};
-use tortie_policy::program::{Member, SetId};
+use tortie_policy::program::{Lookup, Member, SetId};
 use tortie_policy::{SetSource, SubjectLabels};
 
 use crate::index::SelectorIndex;
@@ -32,22 +32,23 @@ struct ActiveSet {
     source: Arc<SetSource>,
     /// How many policies in use name it.
     references: usize,
-    /// How many subjects contribute each member: two pods may have one address for a moment.
-    counts: HashMap<Member, u32>,
-    /// Whether its members have been given out.
-    given: bool,
-    /// If so, members whose count may have become, or ceased to be, zero since the last flush.
-    touched: BTreeSet<Member>,
+    /// What may differ from the members that have been given out: whether it is a member now.
+    changes: BTreeMap<Member, bool>,
+    /// How many subjects contribute a member beside the first: two pods may have one address for a moment.
+    more: BTreeMap<Member, u32>,
 }
+
+/// The members of a set that have been given out, if it has been.
+type GivenOut<'a> = Option<&'a BTreeSet<Member>>;
 
 impl Sets {
     /// Takes in that a subject is there, or has other labels.
-    pub(crate) fn enter(&mut self, subject: &mut Subject) {
+    pub(crate) fn enter(&mut self, subject: &mut Subject, state: &NodeState) {
         for no in self.by_selector.candidates(&subject.labels) {
             let Some(set) = self.table.get_mut(no).filter(|set| set.selects(&subject.labels)) else {
                 continue;
             };
-            set.take_in(subject, no);
+            set.take_in(subject, no, state.set(&set.id));
             self.touched.insert(no);
         }
     }
@@ -62,7 +63,7 @@ impl Sets {
     }
 
     /// Takes in some of the backends of a Service.
-    pub(crate) fn update_backends(&mut self, key: &Key, backends: Option<Backends>) {
+    pub(crate) fn update_backends(&mut self, key: &Key, backends: Option<Backends>, state: &NodeState) {
         let old = match backends.clone() {
             Some(backends) => self.slices.insert(key.clone(), backends),
             None => self.slices.remove(key),
@@ -83,7 +84,8 @@ impl Sets {
         let Some(new) = backends else { return };
         for no in self.by_service.get(&new.service).into_iter().flatten() {
             let Some(set) = self.table.get_mut(*no) else { continue };
-            backends_for(&set.source.clone(), &new, |member| set.count(member));
+            let given = state.set(&set.id);
+            backends_for(&set.source.clone(), &new, |member| set.count(member, given));
             self.touched.insert(*no);
         }
         self.slices_of_service.entry(new.service).or_default().insert(key.clone());
@@ -125,7 +127,8 @@ impl Sets {
             if set.references > 0 {
                 changed.extend(set.delta(state));
             } else {
-                gone.extend(self.deactivate(no, subjects).map(Delta::SetRemoved));
+                let id = self.deactivate(no, subjects).filter(|id| state.sets.contains_key(id));
+                gone.extend(id.map(Delta::SetRemoved));
             }
         }
         (changed, gone)
@@ -161,7 +164,7 @@ impl Sets {
                 for number in subjects.candidates(&demands) {
                     if let Some(subject) = subjects.get_mut(number).filter(|it| selector.matches(&it.labels))
                     {
-                        set.take_in(subject, no);
+                        set.take_in(subject, no, None);
                     }
                 }
             }
@@ -169,7 +172,7 @@ impl Sets {
                 let service = (namespace.clone(), name.clone());
                 let keys = self.slices_of_service.get(&service).into_iter().flatten();
                 for slice in keys.filter_map(|key| self.slices.get(key)) {
-                    backends_for(source, slice, |member| set.count(member));
+                    backends_for(source, slice, |member| set.count(member, None));
                 }
                 self.by_service.entry(service).or_default().insert(no);
             }
@@ -177,7 +180,7 @@ impl Sets {
         no
     }
 
-    /// Forgets a set that nothing names; gives its id where it has been given out.
+    /// Forgets a set that nothing names; gives its id.
     fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<SetId> {
         let set = self.table.remove(no)?;
         self.numbers.remove(&set.id);
@@ -201,14 +204,13 @@ impl Sets {
                 }
             }
         }
-        set.given.then_some(set.id)
+        Some(set.id)
     }
 }
 
 impl ActiveSet {
     fn new(id: SetId, source: Arc<SetSource>) -> Self {
-        let (counts, touched) = (HashMap::new(), BTreeSet::new());
-        Self { id, source, references: 0, counts, given: false, touched }
+        Self { id, source, references: 0, changes: BTreeMap::new(), more: BTreeMap::new() }
     }
 
     /// Whether the set is of what has these labels.
@@ -220,40 +222,37 @@ impl ActiveSet {
     }
 
     /// Takes in what a subject contributes that the set is of.
-    fn take_in(&mut self, subject: &mut Subject, no: No) {
-        contributed(&self.source.clone(), &subject.what, |member| self.count(member));
+    fn take_in(&mut self, subject: &mut Subject, no: No, given: GivenOut<'_>) {
+        contributed(&self.source.clone(), &subject.what, |member| self.count(member, given));
         subject.in_sets.insert(no);
     }
 
-    fn count(&mut self, member: Member) {
-        *self.counts.entry(member).or_default() += 1;
-        if self.given {
-            self.touched.insert(member);
+    fn count(&mut self, member: Member, given: GivenOut<'_>) {
+        let known = self.changes.get(&member).copied();
+        if known.unwrap_or_else(|| given.is_some_and(|given| given.contains(&member))) {
+            *self.more.entry(member).or_default() += 1;
+        } else {
+            self.changes.insert(member, true);
         }
     }
 
     fn discount(&mut self, member: Member) {
-        if let Some(count) = self.counts.get_mut(&member) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&member);
-            }
-        }
-        if self.given {
-            self.touched.insert(member);
+        match self.more.get_mut(&member) {
+            None => drop(self.changes.insert(member, false)),
+            Some(1) => drop(self.more.remove(&member)),
+            Some(more) => *more -= 1,
         }
     }
 
     fn delta(&mut self, state: &NodeState) -> Option<Delta> {
-        let touched = std::mem::take(&mut self.touched);
-        let Some((_, given)) = state.sets.get(&self.id) else {
-            self.given = true;
-            let members = self.counts.keys().copied().collect();
-            return Some(Delta::SetCreated(self.id.clone(), self.source.kind(), members));
+        let changes = std::mem::take(&mut self.changes);
+        let Some(given) = state.set(&self.id) else {
+            let members = changes.into_iter().filter_map(|(member, is_one)| is_one.then_some(member));
+            return Some(Delta::SetCreated(self.id.clone(), self.source.kind(), members.collect()));
         };
         let (mut added, mut removed) = (Vec::new(), Vec::new());
-        for member in touched {
-            match (self.counts.contains_key(&member), given.contains(&member)) {
+        for (member, is_one) in changes {
+            match (is_one, given.contains(&member)) {
                 (true, false) => added.push(member),
                 (false, true) => removed.push(member),
                 _ => {}
