@@ -27,6 +27,8 @@ pub(crate) struct Here {
     pub(crate) id: LocalId,
     /// The name of its object: of two with one id the last counts.
     pub(crate) name: Arc<str>,
+    /// Whether no other has ever had its id as well.
+    pub(crate) is_alone: bool,
     kind: HereKind,
     /// The policies that select it.
     pub(crate) policies: Numbers,
@@ -49,13 +51,16 @@ impl Here {
             host_interface: spec.interface_name.into(),
             mac: spec.mac.parse().ok(),
         };
-        Self { id: LocalId::Pod(Arc::new(id)), name: key.name.clone(), kind, policies: Numbers::default() }
+        Self::new(LocalId::Pod(Arc::new(id)), key, kind)
     }
 
     pub(crate) fn host(key: &SharedKey, spec: HostEndpointSpec) -> Self {
         let kind = HereKind::Host { interface: spec.interface_name };
-        let id = LocalId::Host(key.name.clone());
-        Self { id, name: key.name.clone(), kind, policies: Numbers::default() }
+        Self::new(LocalId::Host(key.name.clone()), key, kind)
+    }
+
+    fn new(id: LocalId, key: &SharedKey, kind: HereKind) -> Self {
+        Self { id, name: key.name.clone(), is_alone: true, kind, policies: Numbers::default() }
     }
 }
 
@@ -66,10 +71,10 @@ pub(crate) enum Given {
 }
 
 impl Given {
-    /// The endpoint of this id with its program, if this node has it.
-    pub(crate) fn new(id: &LocalId, programs: &mut Programs<'_>) -> Self {
+    /// The endpoint of this id with its program, if this node has it; `known` is its number, if that is known.
+    pub(crate) fn new(id: &LocalId, known: Option<No>, programs: &mut Programs<'_>) -> Self {
         let subjects = programs.subjects;
-        let found = subjects.endpoint_here(id).and_then(|no| subjects.get(no));
+        let found = known.or_else(|| subjects.endpoint_here(id)).and_then(|no| subjects.get(no));
         match id {
             LocalId::Pod(id) => {
                 Self::Pod(EndpointId::clone(id), found.and_then(|subject| programs.endpoint(subject)))

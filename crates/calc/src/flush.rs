@@ -9,6 +9,7 @@ use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 use crate::Calc;
 use crate::endpoints::{Given, LocalId, Programs};
+use crate::slab::No;
 
 /// The policies and profiles that programs name which have been given out.
 #[derive(Default)]
@@ -62,10 +63,16 @@ impl Calc {
 
     /// This node's endpoints that are not what was given out: new value, or gone.
     fn changed_endpoints(&mut self) -> Vec<Given> {
-        let mut touched: Vec<LocalId> = self.touched_endpoints.drain().collect();
+        let touched = self.touched_endpoints.drain().filter_map(|no| {
+            let here = self.subjects.get(no)?.here.as_ref()?;
+            Some((here.id.clone(), here.is_alone.then_some(no)))
+        });
+        let mut touched: Vec<(LocalId, Option<No>)> = touched.collect();
+        touched.extend(self.gone_endpoints.drain(..).map(|id| (id, None)));
         touched.sort_unstable();
+        touched.dedup_by(|(a, _), (b, _)| a == b);
         let mut programs = Programs::new(&self.subjects, &self.policies);
-        let now = touched.iter().map(|id| Given::new(id, &mut programs));
+        let now = touched.iter().map(|(id, no)| Given::new(id, *no, &mut programs));
         now.filter(|given| given.is_change(&self.state)).collect()
     }
 

@@ -34,6 +34,7 @@ use input::Input;
 use network::Network;
 use policies::Policies;
 use sets::Sets;
+use slab::No;
 use subjects::Subjects;
 
 pub use network::vtep_mac;
@@ -73,7 +74,9 @@ pub struct Calc {
     state: NodeState,
     in_use: InUse,
     /// Endpoints of this node whose program or addresses may have changed.
-    touched_endpoints: HashSet<LocalId>,
+    touched_endpoints: HashSet<No>,
+    /// Endpoints of this node that another may have taken the place of, or none.
+    gone_endpoints: Vec<LocalId>,
     /// Policies and profiles whose rules, or whether they are in use, may have changed; one may be named twice.
     touched_policies: Vec<Arc<PolicyId>>,
 }
@@ -100,6 +103,7 @@ impl Calc {
             state: NodeState::default(),
             in_use: InUse::default(),
             touched_endpoints: HashSet::new(),
+            gone_endpoints: Vec::new(),
             touched_policies: Vec::new(),
         }
     }

@@ -12,7 +12,7 @@ use crate::slab::No;
 
 impl Calc {
     pub(crate) fn update_policy(&mut self, key: &Key, policy: Option<Compiled>) {
-        let Some(id) = policy_id(key) else { return };
+        let Some(id) = policy.as_ref().map(|policy| policy.id.clone()).or_else(|| policy_id(key)) else { return };
         let new = self.policies.take_note(&id, policy);
         if new.as_ref().is_some_and(|new| self.policies.has_place_of(new)) {
             if new.is_some_and(|new| self.policies.replace_body(new)) {
@@ -34,7 +34,7 @@ impl Calc {
             let subject = self.subjects.get_mut(endpoint);
             if let Some(here) = subject.and_then(|subject| subject.here.as_mut()) {
                 here.policies.remove(no);
-                self.touched_endpoints.insert(here.id.clone());
+                self.touched_endpoints.insert(endpoint);
             }
         }
     }
@@ -51,7 +51,7 @@ impl Calc {
             };
             here.policies.insert(no);
             self.policies.link(no, endpoint);
-            self.touched_endpoints.insert(here.id.clone());
+            self.touched_endpoints.insert(endpoint);
         }
     }
 
@@ -113,7 +113,7 @@ impl Calc {
     fn remove_subject(&mut self, key: &Key) {
         if let Some(no) = self.subjects.number(key) {
             self.leave(no);
-            self.subjects.remove(key);
+            self.gone_endpoints.extend(self.subjects.remove(key));
         }
     }
 
@@ -124,7 +124,7 @@ impl Calc {
         let Some(here) = &mut subject.here else { return };
         here.policies = self.policies.selecting(&subject.labels);
         here.policies.iter().for_each(|policy| self.policies.link(policy, no));
-        self.touched_endpoints.insert(here.id.clone());
+        self.touched_endpoints.insert(no);
     }
 
     /// Takes a subject out of the policies and sets that it is linked to.
@@ -133,7 +133,6 @@ impl Calc {
         self.sets.leave(subject);
         let Some(here) = &mut subject.here else { return };
         std::mem::take(&mut here.policies).iter().for_each(|policy| self.policies.unlink(policy, no));
-        self.touched_endpoints.insert(here.id.clone());
     }
 
     /// Notes that the rules of a policy or profile, if it is in use, may have changed.
@@ -149,8 +148,8 @@ impl Calc {
 
     /// Notes that the program of an endpoint, if it is this node's, may have changed.
     fn touch(&mut self, no: No) {
-        if let Some(here) = self.subjects.get(no).and_then(|subject| subject.here.as_ref()) {
-            self.touched_endpoints.insert(here.id.clone());
+        if self.subjects.get(no).is_some_and(|subject| subject.here.is_some()) {
+            self.touched_endpoints.insert(no);
         }
     }
 }

@@ -94,10 +94,14 @@ impl Sets {
     /// Notes that one more policy in use names these sets.
     pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
         for (id, source) in sets {
-            let no = match self.numbers.get(id) {
-                Some(no) => *no,
-                None => self.activate(id, source, subjects),
-            };
+            let mut is_new = false;
+            let no = *self.numbers.entry(id.clone()).or_insert_with(|| {
+                is_new = true;
+                self.table.insert(ActiveSet::new(id.clone(), source.clone()))
+            });
+            if is_new {
+                self.activate(no, source, subjects);
+            }
             if let Some(set) = self.table.get_mut(no) {
                 set.references += 1;
             }
@@ -152,12 +156,11 @@ impl Sets {
         self.table.get(no).is_some()
     }
 
-    fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
-        let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
-        self.numbers.insert(id.clone(), no);
+    /// Fills a set, and puts it where what may change it finds it.
+    fn activate(&mut self, no: No, source: &SetSource, subjects: &mut Subjects) {
         self.touched.insert(no);
-        let Some(set) = self.table.get_mut(no) else { return no };
-        match source.as_ref() {
+        let Some(set) = self.table.get_mut(no) else { return };
+        match source {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
                 let demands = selector.restrictions();
                 self.by_selector.insert(no, &demands);
@@ -177,7 +180,6 @@ impl Sets {
                 self.by_service.entry(service).or_default().insert(no);
             }
         }
-        no
     }
 
     /// Forgets a set that nothing names; gives its id.

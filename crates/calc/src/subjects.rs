@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 use tortie_api::calico::{EndpointPort, HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::net::Protocol;
@@ -99,6 +99,8 @@ pub(crate) struct Subjects {
     groups: Slab<Group>,
     /// Which groups give which labels.
     by_group: LabelIndex,
+    /// What labels subjects bear themselves.
+    labels: SharedLabels,
     /// The subjects that are endpoints of this node. Two of one id are possible only where an object has another's name.
     here: HashMap<LocalId, Numbers>,
 }
@@ -173,6 +175,7 @@ impl Subjects {
         groups: Vec<No>,
         here: Option<Box<Here>>,
     ) -> No {
+        let labels = SubjectLabels { own: self.labels.share(labels.own), ..labels };
         let own = own_labels(&labels);
         let id = here.as_ref().map(|here| here.id.clone());
         let groups = groups.into();
@@ -185,16 +188,22 @@ impl Subjects {
         self.numbers.insert(key, no);
         self.by_own.insert(no, &own);
         if let Some(id) = id {
-            self.here.entry(id).or_default().insert(no);
+            let bearers = self.here.entry(id).or_default();
+            bearers.insert(no);
+            for bearer in bearers.iter().filter(|_| bearers.len() > 1) {
+                if let Some(here) = self.table.get_mut(bearer).and_then(|subject| subject.here.as_mut()) {
+                    here.is_alone = false;
+                }
+            }
         }
         self.inherit(no);
         no
     }
 
-    /// Takes a subject away that nothing else knows any more.
-    pub(crate) fn remove(&mut self, key: &Key) {
-        let Some(no) = self.numbers.remove(&KeyRef::from(key)) else { return };
-        let Some(subject) = self.table.remove(no) else { return };
+    /// Takes a subject away that nothing else knows any more; says which endpoint of this node it was.
+    pub(crate) fn remove(&mut self, key: &Key) -> Option<LocalId> {
+        let no = self.numbers.remove(&KeyRef::from(key))?;
+        let subject = self.table.remove(no)?;
         self.by_own.remove(no, &own_labels(&subject.labels));
         for number in subject.groups {
             if let Some(group) = self.groups.get_mut(number) {
@@ -202,14 +211,14 @@ impl Subjects {
             }
             self.forget_if_empty(number);
         }
-        if let Some(here) = subject.here
-            && let Some(numbers) = self.here.get_mut(&here.id)
-        {
+        let here = subject.here?;
+        if let Some(numbers) = self.here.get_mut(&here.id) {
             numbers.remove(no);
             if numbers.is_empty() {
                 self.here.remove(&here.id);
             }
         }
+        Some(here.id)
     }
 
     /// The endpoint of this node with this id.
@@ -291,6 +300,9 @@ impl Subjects {
 
     /// Every endpoint of this node that a selector may match which demands this.
     pub(crate) fn candidates_here(&self, demands: &Restrictions<'_>) -> Vec<No> {
+        if self.here.is_empty() {
+            return Vec::new();
+        }
         match self.narrowest(demands) {
             Some(bearers) if size(&bearers) < self.here.len() => united(&bearers),
             _ => self.here.values().flat_map(Numbers::iter).collect(),
@@ -341,6 +353,24 @@ impl Subjects {
         self.by_group.remove(no, &given_labels(group));
         self.group_numbers.remove(&group.key);
         self.groups.remove(no);
+    }
+}
+
+/// Labels, each once: pods of one workload bear the same.
+#[derive(Default)]
+struct SharedLabels {
+    known: HashSet<OwnLabels>,
+    /// With how many it is time to forget those that nobody bears any more.
+    enough: usize,
+}
+
+impl SharedLabels {
+    fn share(&mut self, labels: OwnLabels) -> OwnLabels {
+        if self.known.len() > self.enough {
+            self.known.retain(|labels| labels.is_shared());
+            self.enough = 2 * self.known.len();
+        }
+        self.known.get_or_insert(labels).clone()
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) fn all_pods() -> Selector {
 }
 
 /// Labels as an object bears them. Copies share them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct OwnLabels(Arc<[(Box<str>, Box<str>)]>);
 
 impl From<BTreeMap<String, String>> for OwnLabels {
@@ -52,6 +52,12 @@ impl OwnLabels {
     pub fn get(&self, name: &str) -> Option<&str> {
         let place = self.0.binary_search_by(|(known, _)| (**known).cmp(name)).ok()?;
         Some(&*self.0[place].1)
+    }
+
+    /// Whether there are copies.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {
