@@ -13,7 +13,7 @@ use crate::slab::No;
 
 /// The policies and profiles that programs name which have been given out.
 #[derive(Default)]
-pub(crate) struct InUse(HashMap<Arc<PolicyId>, Use>);
+pub(crate) struct InUse(HashMap<PolicyId, Use>);
 
 #[derive(Default)]
 struct Use {
@@ -29,9 +29,8 @@ impl InUse {
         self.0.is_empty()
     }
 
-    /// The id, if it is in use.
-    pub(crate) fn shared_id(&self, id: &PolicyId) -> Option<Arc<PolicyId>> {
-        self.0.get_key_value(id).map(|(id, _)| id.clone())
+    pub(crate) fn contains(&self, id: &PolicyId) -> bool {
+        self.0.contains_key(id)
     }
 }
 
@@ -63,7 +62,10 @@ impl Calc {
 
     /// This node's endpoints that are not what was given out: new value, or gone.
     fn changed_endpoints(&mut self) -> Vec<Given> {
-        let touched = self.touched_endpoints.drain().filter_map(|no| {
+        // As they came, which is as they lie in memory: everything that follows reads them in about this order.
+        let mut numbers: Vec<No> = self.touched_endpoints.drain().collect();
+        numbers.sort_unstable();
+        let touched = numbers.into_iter().filter_map(|no| {
             let here = self.subjects.get(no)?.here.as_ref()?;
             Some((here.id.clone(), here.is_alone.then_some(no)))
         });
@@ -79,19 +81,17 @@ impl Calc {
     /// Counts how often programs will name each policy; those that nothing named before, or will name, are touched.
     fn count_names(&mut self, endpoints: &[Given]) {
         for (id, endpoints) in names(endpoints.iter().flat_map(Given::programs)) {
-            if let Some(used) = self.in_use.0.get_mut(id) {
-                used.named += endpoints;
-            } else {
-                let id = self.policies.shared_id(id);
-                self.in_use.0.insert(id.clone(), Use { named: endpoints, ..Use::default() });
-                self.touched_policies.push(id);
+            let used = self.in_use.0.entry_ref(id).or_default();
+            if used.named == 0 {
+                self.touched_policies.push(id.clone());
             }
+            used.named += endpoints;
         }
         for (id, endpoints) in names(endpoints.iter().flat_map(|given| given.programs_before(&self.state))) {
             let Some(used) = self.in_use.0.get_mut(id) else { continue };
             used.named -= endpoints;
             if used.named == 0 {
-                self.touched_policies.push(self.policies.shared_id(id));
+                self.touched_policies.push(id.clone());
             }
         }
     }
@@ -108,15 +108,15 @@ impl Calc {
             if used.named == 0 {
                 released.extend(self.in_use.0.remove(&id));
                 let given = self.state.policies.contains_key(&id);
-                removed.extend(given.then(|| Delta::PolicyRemoved(PolicyId::clone(&id))));
+                removed.extend(given.then_some(Delta::PolicyRemoved(id)));
                 continue;
             }
             let body = self.policies.body(&id);
             self.sets.acquire(&body.sets, &mut self.subjects);
             let named = used.named;
             released.push(std::mem::replace(used, Use { named, sets: body.sets }));
-            if self.state.policies.get(&*id) != Some(&body.rules) {
-                changed.push(Delta::Policy(PolicyId::clone(&id), body.rules));
+            if self.state.policies.get(&id) != Some(&body.rules) {
+                changed.push(Delta::Policy(id, body.rules));
             }
         }
         released.iter().for_each(|used| self.sets.release(&used.sets));
@@ -124,11 +124,14 @@ impl Calc {
     }
 }
 
-/// The policies and profiles that the programs name, each with the number of times. What endpoints share is read once.
+/// The policies and profiles that the programs name, each with the number of times. What neighbours share is read once.
 fn names<'a>(programs: impl Iterator<Item = &'a EndpointProgram>) -> impl Iterator<Item = (&'a PolicyId, usize)> {
-    let mut times: HashMap<*const EndpointProgram, (&EndpointProgram, usize)> = HashMap::new();
+    let mut runs: Vec<(&EndpointProgram, usize)> = Vec::new();
     for program in programs {
-        times.entry(program).or_insert((program, 0)).1 += 1;
+        match runs.last_mut() {
+            Some((last, times)) if std::ptr::eq(*last, program) => *times += 1,
+            _ => runs.push((program, 1)),
+        }
     }
-    times.into_values().flat_map(|(program, times)| program.policy_ids().map(move |id| (id, times)))
+    runs.into_iter().flat_map(|(program, times)| program.policy_ids().map(move |id| (id, times)))
 }

@@ -20,7 +20,6 @@ mod tests;
 mod tiers;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use hashbrown::HashSet;
 use serde_json::Value;
@@ -78,7 +77,7 @@ pub struct Calc {
     /// Endpoints of this node that another may have taken the place of, or none.
     gone_endpoints: Vec<LocalId>,
     /// Policies and profiles whose rules, or whether they are in use, may have changed; one may be named twice.
-    touched_policies: Vec<Arc<PolicyId>>,
+    touched_policies: Vec<PolicyId>,
 }
 
 /// Something that calc could not use as it is, and what it does instead.

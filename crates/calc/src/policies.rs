@@ -156,11 +156,6 @@ impl Policies {
         Some((no, policy.endpoints))
     }
 
-    /// The id, shared with whoever has it.
-    pub(crate) fn shared_id(&self, id: &PolicyId) -> Arc<PolicyId> {
-        self.numbers.get_key_value(id).map_or_else(|| Arc::new(id.clone()), |(id, _)| id.clone())
-    }
-
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         let kept = self.numbers.is_empty() && self.table.is_empty() && self.profiles.is_empty();

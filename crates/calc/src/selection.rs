@@ -137,8 +137,8 @@ impl Calc {
 
     /// Notes that the rules of a policy or profile, if it is in use, may have changed.
     fn touch_policy(&mut self, id: &PolicyId) {
-        if let Some(id) = self.in_use.shared_id(id) {
-            self.touched_policies.push(id);
+        if self.in_use.contains(id) {
+            self.touched_policies.push(id.clone());
         }
     }
 

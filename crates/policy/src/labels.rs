@@ -60,8 +60,12 @@ impl OwnLabels {
         Arc::strong_count(&self.0) > 1
     }
 
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
+
     fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(name, _)| &**name)
+        self.pairs().map(|(name, _)| name)
     }
 }
 
@@ -121,30 +125,33 @@ impl Labels for SubjectLabels {
 impl SubjectLabels {
     /// Shows every label that [`Labels::label`] finds; one that is borne twice may be shown twice.
     pub fn each(&self, mut show: impl FnMut(&str, &str)) {
-        let mut name = String::new();
-        let mut under = |prefix: &str, label: &str| {
-            name.clear();
-            name.push_str(prefix);
-            name.push_str(label);
-            if let Some(value) = self.label(&name) {
-                show(&name, value);
+        let of_cluster = [NAMESPACE_LABEL, SERVICE_ACCOUNT_LABEL, ORCHESTRATOR_LABEL].into_iter();
+        let borne = self.own.names().chain(self.profiles.iter().flat_map(OwnLabels::names));
+        for name in of_cluster.chain(borne) {
+            if let Some(value) = self.label(name) {
+                show(name, value);
             }
+        }
+        let mut prefixed = String::new();
+        let mut under = |prefix: &str, name: &str, value: &str| {
+            prefixed.clear();
+            prefixed.push_str(prefix);
+            prefixed.push_str(name);
+            show(&prefixed, value);
         };
-        for label in [NAMESPACE_LABEL, SERVICE_ACCOUNT_LABEL, ORCHESTRATOR_LABEL] {
-            under("", label);
+        if let Some(labels) = &self.namespace_labels {
+            under(NAMESPACE_PREFIX, NAME_LABEL, &self.namespace);
+            under(NAMESPACE_PREFIX, METADATA_NAME_LABEL, labels.get(METADATA_NAME_LABEL).unwrap_or(&self.namespace));
+            let given = labels.pairs().filter(|(name, _)| ![NAME_LABEL, METADATA_NAME_LABEL].contains(name));
+            given.for_each(|(name, value)| under(NAMESPACE_PREFIX, name, value));
         }
-        for label in [NAME_LABEL, METADATA_NAME_LABEL] {
-            under(NAMESPACE_PREFIX, label);
+        if let Some(labels) = &self.service_account_labels {
+            under(SERVICE_ACCOUNT_PREFIX, NAME_LABEL, &self.service_account);
+            let given = labels.pairs().filter(|(name, _)| *name != NAME_LABEL);
+            given.for_each(|(name, value)| under(SERVICE_ACCOUNT_PREFIX, name, value));
         }
-        under(SERVICE_ACCOUNT_PREFIX, NAME_LABEL);
-        let namespace = self.namespace_labels.iter().flat_map(OwnLabels::names);
-        namespace.for_each(|label| under(NAMESPACE_PREFIX, label));
-        let account = self.service_account_labels.iter().flat_map(OwnLabels::names);
-        account.for_each(|label| under(SERVICE_ACCOUNT_PREFIX, label));
-        self.profiles.iter().flat_map(OwnLabels::names).for_each(|label| under("", label));
-        for label in self.own.names() {
-            under("", label);
-            under(POD_PREFIX, label);
+        if self.is_pod {
+            self.own.pairs().for_each(|(name, value)| under(POD_PREFIX, name, value));
         }
     }
 }
