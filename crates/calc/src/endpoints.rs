@@ -102,7 +102,10 @@ impl Given {
     }
 
     /// What is asked there in the state.
-    pub(crate) fn programs_before<'a>(&self, state: &'a NodeState) -> impl Iterator<Item = &'a EndpointProgram> {
+    pub(crate) fn programs_before<'a>(
+        &self,
+        state: &'a NodeState,
+    ) -> impl Iterator<Item = &'a EndpointProgram> {
         match self {
             Self::Pod(id, _) => programs(state.endpoints.get(id).map(Arc::as_ref), None),
             Self::Host(name, _) => programs(None, state.host_endpoints.get(name).map(Arc::as_ref)),
@@ -176,10 +179,7 @@ impl<'a> Programs<'a> {
             untracked: without_end(table(|hook| matches!(hook, Hook::Untracked | Hook::Everywhere))),
             pre_dnat: without_end(table(|hook| matches!(hook, Hook::PreDnat | Hook::Everywhere))),
             forward: table(|hook| matches!(hook, Hook::AlsoForwarded | Hook::Everywhere)),
-            normal: EndpointProgram {
-                profiles: profiles(subject, self.subjects, self.policies),
-                ..normal
-            },
+            normal: EndpointProgram { profiles: profiles(subject, self.subjects, self.policies), ..normal },
         };
         Some(Arc::new(HostEndpoint { interface: interface.clone(), addresses: addresses.to_vec(), program }))
     }

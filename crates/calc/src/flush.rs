@@ -125,7 +125,9 @@ impl Calc {
 }
 
 /// The policies and profiles that the programs name, each with the number of times. What neighbours share is read once.
-fn names<'a>(programs: impl Iterator<Item = &'a EndpointProgram>) -> impl Iterator<Item = (&'a PolicyId, usize)> {
+fn names<'a>(
+    programs: impl Iterator<Item = &'a EndpointProgram>,
+) -> impl Iterator<Item = (&'a PolicyId, usize)> {
     let mut runs: Vec<(&EndpointProgram, usize)> = Vec::new();
     for program in programs {
         match runs.last_mut() {

@@ -12,7 +12,9 @@ use crate::slab::No;
 
 impl Calc {
     pub(crate) fn update_policy(&mut self, key: &Key, policy: Option<Compiled>) {
-        let Some(id) = policy.as_ref().map(|policy| policy.id.clone()).or_else(|| policy_id(key)) else { return };
+        let Some(id) = policy.as_ref().map(|policy| policy.id.clone()).or_else(|| policy_id(key)) else {
+            return;
+        };
         let new = self.policies.take_note(&id, policy);
         if new.as_ref().is_some_and(|new| self.policies.has_place_of(new)) {
             if new.is_some_and(|new| self.policies.replace_body(new)) {

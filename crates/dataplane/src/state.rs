@@ -254,9 +254,8 @@ impl NodeState {
             endpoints: endpoints.collect(),
             ..Self::default()
         };
-        let bulk = |delta: &&Delta| {
-            matches!(delta, Delta::SetCreated(..) | Delta::Policy(..) | Delta::Endpoint(..))
-        };
+        let bulk =
+            |delta: &&Delta| matches!(delta, Delta::SetCreated(..) | Delta::Policy(..) | Delta::Endpoint(..));
         deltas.iter().filter(|delta| !bulk(delta)).for_each(|delta| state.apply(delta));
         state
     }

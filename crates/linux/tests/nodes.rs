@@ -24,7 +24,7 @@ fn member(address: impl Into<IpAddr>) -> Member {
 }
 
 fn from_set(action: Action, set: &str) -> Rule {
-    let source = EntityMatch { sets: vec![SetId(set.to_owned())], ..EntityMatch::default() };
+    let source = EntityMatch { sets: vec![SetId::new(set)], ..EntityMatch::default() };
     Rule { source, ..Rule::all(action) }
 }
 
@@ -44,7 +44,7 @@ fn policy_between_two_pods_of_a_node() {
     assert!(client.reaches(&server, 80), "a profile allows it");
 
     // A set of clients that is empty at first.
-    let set = SetId("s:clients".to_owned());
+    let set = SetId::new("s:clients");
     let report = node.change(|state| {
         state.sets.insert(set.clone(), (SetKind::Nets, BTreeSet::new()));
         ingress_policy(state, "clients", vec![from_set(Action::Allow, "s:clients")]);
@@ -218,7 +218,7 @@ fn a_restart_keeps_what_fits() {
     let (mut nodes, pods) = two_nodes();
     nodes[1].change(|state| {
         let members = [member(pods[0].address), Member::Net("10.77.0.0/16".parse().unwrap())];
-        state.sets.insert(SetId("s:one".to_owned()), (SetKind::Nets, members.into()));
+        state.sets.insert(SetId::new("s:one"), (SetKind::Nets, members.into()));
         ingress_policy(state, "one-only", vec![from_set(Action::Allow, "s:one")]);
     });
     nodes[1].program(&pods[1], ingress(&["one-only"], EndOfTier::Deny));
@@ -231,7 +231,7 @@ fn a_restart_keeps_what_fits() {
     assert!(pods[0].reaches(&pods[1], 80));
 
     // What changed while nobody looked is changed by the restart, and only that.
-    nodes[1].state.sets.insert(SetId("s:one".to_owned()), (SetKind::Nets, BTreeSet::new()));
+    nodes[1].state.sets.insert(SetId::new("s:one"), (SetKind::Nets, BTreeSet::new()));
     nodes[1].restart();
     assert!(!pods[0].reaches(&pods[1], 80));
     assert!(answers(&stream), "an established connection goes on (semantics 20)");
@@ -334,7 +334,7 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
     assert!(client.reaches(&server, 80), "as many tiers as the kernel can follow");
 
     let report = node.change(|state| {
-        Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).program = program(12);
+        Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).program = Arc::new(program(12));
     });
     assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
     assert_eq!(report.endpoints[&server.id()][0].reason, "RuleNotExpressible");
@@ -394,7 +394,7 @@ fn two_pods_with_one_interface_are_both_closed() {
     node.add(&client, open());
     node.add(&server, open());
     assert!(client.reaches(&server, 80));
-    let other = EndpointId { pod: "a-other".to_owned(), ..server.id() };
+    let other = EndpointId { pod: "a-other".into(), ..server.id() };
     let report = node.change(|state| {
         let mut endpoint = (*state.endpoints[&server.id()]).clone();
         endpoint.addresses = vec!["10.65.1.9".parse().unwrap()];
@@ -416,11 +416,11 @@ fn a_missing_interface_is_told_of_and_found_later() {
     node.add(&client, open());
     let host_interface = node.wiring.host_interface(&server.id(), &server.container_id);
     let endpoint = Endpoint {
-        container_id: server.container_id.clone(),
-        host_interface: host_interface.clone(),
+        container_id: server.container_id.as_str().into(),
+        host_interface: host_interface.as_str().into(),
         addresses: vec![server.address.into()],
         mac: None,
-        program: open(),
+        program: Arc::new(open()),
     };
     let report = node.change(|state| drop(state.endpoints.insert(server.id(), Arc::new(endpoint))));
     assert!(report.retry);

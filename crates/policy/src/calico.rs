@@ -9,7 +9,7 @@ use tortie_api::{Cidr, Port, ProtocolName};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
 use crate::compile::{Compiled, Hook, Order, SetSource};
-use crate::labels::{NAMESPACE_PREFIX, of_namespace, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX};
+use crate::labels::{NAMESPACE_PREFIX, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX, of_namespace};
 use crate::program::{EntityMatch, IcmpMatch, PolicyId, PolicyRules, Rule, SetId};
 
 pub(crate) type Sets = BTreeMap<SetId, SetSource>;

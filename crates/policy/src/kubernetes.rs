@@ -173,7 +173,8 @@ pub(crate) fn of_kubernetes(pods: &LabelSelector) -> Vec<Selector> {
 }
 
 pub(crate) fn requirements(labels: &LabelSelector) -> Vec<Selector> {
-    let equal = labels.match_labels.iter().map(|(name, value)| Selector::equal(name.as_str(), value.as_str()));
+    let equal =
+        labels.match_labels.iter().map(|(name, value)| Selector::equal(name.as_str(), value.as_str()));
     let expressions = labels.match_expressions.iter().map(|requirement| {
         let values = requirement.values.iter().cloned();
         match requirement.operator.as_str() {

@@ -141,7 +141,11 @@ impl SubjectLabels {
         };
         if let Some(labels) = &self.namespace_labels {
             under(NAMESPACE_PREFIX, NAME_LABEL, &self.namespace);
-            under(NAMESPACE_PREFIX, METADATA_NAME_LABEL, labels.get(METADATA_NAME_LABEL).unwrap_or(&self.namespace));
+            under(
+                NAMESPACE_PREFIX,
+                METADATA_NAME_LABEL,
+                labels.get(METADATA_NAME_LABEL).unwrap_or(&self.namespace),
+            );
             let given = labels.pairs().filter(|(name, _)| ![NAME_LABEL, METADATA_NAME_LABEL].contains(name));
             given.for_each(|(name, value)| under(NAMESPACE_PREFIX, name, value));
         }

@@ -169,8 +169,11 @@ fn subjects(objects: &Objects) -> Subjects {
     let mut subjects = Subjects { pods: vec![], hosts: vec![], network_sets: vec![], backends: vec![] };
     for (key, value) in objects {
         let namespace_labels = given(objects, &Key::global(Kind::Namespace, &key.namespace));
-        let namespaced =
-            SubjectLabels { namespace: key.namespace.as_str().into(), namespace_labels, ..Default::default() };
+        let namespaced = SubjectLabels {
+            namespace: key.namespace.as_str().into(),
+            namespace_labels,
+            ..Default::default()
+        };
         match Resource::read_what_can_be(key, value).0 {
             Some(Resource::WorkloadEndpoint(endpoint)) => {
                 let account = &endpoint.spec.service_account_name;

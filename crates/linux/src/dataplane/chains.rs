@@ -361,7 +361,7 @@ fn interfaces<'a>(config: &'a Config, state: &'a NodeState) -> Vec<Interface<'a>
     let others: BTreeSet<_> = state
         .endpoints
         .values()
-        .map(|endpoint| endpoint.host_interface.as_str())
+        .map(|endpoint| &*endpoint.host_interface)
         .filter(|name| !name.starts_with(&config.workload_prefix))
         .collect();
     let prefix = std::iter::once(Interface(&config.workload_prefix, false));

@@ -440,7 +440,7 @@ fn flags_unknown(error: &Error) -> bool {
 
 fn place(endpoint: &Endpoint) -> Placed {
     Placed {
-        interface: endpoint.host_interface.clone(),
+        interface: endpoint.host_interface.to_string(),
         ingress: chains::program_name(&endpoint.program, Direction::Ingress),
         egress: chains::program_name(&endpoint.program, Direction::Egress),
     }

@@ -184,7 +184,7 @@ mod tests {
         let ids = ["s:abc", "s.abc", "s.3aabc", "", "a b", "ä", &"x".repeat(300), &"y".repeat(300)];
         let names: BTreeSet<_> = ids.iter().map(|id| printable(id)).collect();
         assert_eq!(names.len(), ids.len(), "{names:?}");
-        assert_eq!(Part::Addresses(Family::V4).name(&SetId("s:a-b_C9".to_owned())), "a4-s.3aa-b_C9");
+        assert_eq!(Part::Addresses(Family::V4).name(&SetId::new("s:a-b_C9")), "a4-s.3aa-b_C9");
     }
 
     proptest! {
