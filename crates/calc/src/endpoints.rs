@@ -25,8 +25,6 @@ pub(crate) enum LocalId {
 /// What is known of an endpoint of this node, beside what selectors see.
 pub(crate) struct Here {
     pub(crate) id: LocalId,
-    /// The name of its object: of two with one id the last counts.
-    pub(crate) name: Arc<str>,
     /// Whether no other has ever had its id as well.
     pub(crate) is_alone: bool,
     kind: HereKind,
@@ -51,16 +49,16 @@ impl Here {
             host_interface: spec.interface_name.into(),
             mac: spec.mac.parse().ok(),
         };
-        Self::new(LocalId::Pod(Arc::new(id)), key, kind)
+        Self::new(LocalId::Pod(Arc::new(id)), kind)
     }
 
     pub(crate) fn host(key: &SharedKey, spec: HostEndpointSpec) -> Self {
         let kind = HereKind::Host { interface: spec.interface_name };
-        Self::new(LocalId::Host(key.name.clone()), key, kind)
+        Self::new(LocalId::Host(key.name.clone()), kind)
     }
 
-    fn new(id: LocalId, key: &SharedKey, kind: HereKind) -> Self {
-        Self { id, name: key.name.clone(), is_alone: true, kind, policies: Numbers::default() }
+    fn new(id: LocalId, kind: HereKind) -> Self {
+        Self { id, is_alone: true, kind, policies: Numbers::default() }
     }
 }
 

@@ -1,20 +1,29 @@
-//! Keys of objects as maps keep them: the names shared with whatever else says them.
+//! Keys, and the numbers of the things that bear them.
 
+use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
-use hashbrown::Equivalent;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use tortie_api::{Key, Kind};
 
-/// The key of an object.
-#[derive(Clone, PartialEq, Eq, Hash)]
+use crate::slab::No;
+
+/// The key of an object, the names shared with whatever else says them.
+#[derive(Clone)]
 pub(crate) struct SharedKey {
     pub(crate) kind: Kind,
     pub(crate) namespace: Arc<str>,
     pub(crate) name: Arc<str>,
 }
 
-/// The same, to look for: it hashes alike.
-#[derive(Clone, Copy, Hash)]
+impl SharedKey {
+    pub(crate) fn borrowed(&self) -> KeyRef<'_> {
+        KeyRef { kind: self.kind, namespace: &self.namespace, name: &self.name }
+    }
+}
+
+/// The same, to look for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct KeyRef<'a> {
     pub(crate) kind: Kind,
     pub(crate) namespace: &'a str,
@@ -34,8 +43,48 @@ impl<'a> From<&'a Key> for KeyRef<'a> {
     }
 }
 
-impl Equivalent<SharedKey> for KeyRef<'_> {
-    fn equivalent(&self, key: &SharedKey) -> bool {
-        self.kind == key.kind && *self.name == *key.name && *self.namespace == *key.namespace
+/// Numbers by key. The things keep their keys themselves, and this the hashes: it takes little room, and reads no key
+/// when it grows.
+#[derive(Default)]
+pub(crate) struct ByKey {
+    hasher: DefaultHashBuilder,
+    table: HashTable<(u64, No)>,
+}
+
+impl ByKey {
+    /// The number under this key; `bears` says whether a thing bears it.
+    pub(crate) fn get(&self, key: impl Hash, bears: impl Fn(No) -> bool) -> Option<No> {
+        let hash = self.hasher.hash_one(key);
+        self.table.find(hash, |(its, no)| *its == hash && bears(*no)).map(|(_, no)| *no)
+    }
+
+    /// All numbers under this key, and perhaps others.
+    pub(crate) fn candidates(&self, key: impl Hash) -> impl Iterator<Item = No> {
+        let hash = self.hasher.hash_one(key);
+        self.table.iter_hash(hash).filter(move |(its, _)| *its == hash).map(|(_, no)| *no)
+    }
+
+    pub(crate) fn insert(&mut self, key: impl Hash, no: No) {
+        let hash = self.hasher.hash_one(key);
+        self.table.insert_unique(hash, (hash, no), |(hash, _)| *hash);
+    }
+
+    pub(crate) fn remove(&mut self, key: impl Hash, no: No) {
+        if let Ok(found) = self.table.find_entry(self.hasher.hash_one(key), |(_, its)| *its == no) {
+            found.remove();
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// All numbers.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = No> {
+        self.table.iter().map(|(_, no)| *no)
     }
 }

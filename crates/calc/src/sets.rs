@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use ipnet::IpNet;
 use tortie_api::Key;
 use tortie_dataplane::{Delta, NodeState};
@@ -12,12 +11,13 @@ use tortie_policy::program::{Lookup, Member, SetId};
 use tortie_policy::{SetSource, SubjectLabels};
 
 use crate::index::SelectorIndex;
+use crate::keys::ByKey;
 use crate::slab::{No, Slab};
 use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
 #[derive(Default)]
 pub(crate) struct Sets {
-    numbers: HashMap<SetId, No>,
+    numbers: ByKey,
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
@@ -94,14 +94,7 @@ impl Sets {
     /// Notes that one more policy in use names these sets.
     pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
         for (id, source) in sets {
-            let mut is_new = false;
-            let no = *self.numbers.entry(id.clone()).or_insert_with(|| {
-                is_new = true;
-                self.table.insert(ActiveSet::new(id.clone(), source.clone()))
-            });
-            if is_new {
-                self.activate(no, source, subjects);
-            }
+            let no = self.number(id).unwrap_or_else(|| self.activate(id, source, subjects));
             if let Some(set) = self.table.get_mut(no) {
                 set.references += 1;
             }
@@ -110,13 +103,18 @@ impl Sets {
 
     /// Notes that one policy in use less names these sets.
     pub(crate) fn release(&mut self, sets: &[(SetId, Arc<SetSource>)]) {
-        for no in sets.iter().filter_map(|(id, _)| self.numbers.get(id)) {
-            let Some(set) = self.table.get_mut(*no) else { continue };
+        for (id, _) in sets {
+            let Some(no) = self.number(id) else { continue };
+            let Some(set) = self.table.get_mut(no) else { continue };
             set.references -= 1;
             if set.references == 0 {
-                self.touched.insert(*no);
+                self.touched.insert(no);
             }
         }
+    }
+
+    fn number(&self, id: &SetId) -> Option<No> {
+        self.numbers.get(id, |no| self.table.get(no).is_some_and(|set| set.id == *id))
     }
 
     /// What has changed since the last flush, by id: sets that are new or have other members, then sets that are gone.
@@ -157,10 +155,12 @@ impl Sets {
     }
 
     /// Fills a set, and puts it where what may change it finds it.
-    fn activate(&mut self, no: No, source: &SetSource, subjects: &mut Subjects) {
+    fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
+        let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
+        self.numbers.insert(id, no);
         self.touched.insert(no);
-        let Some(set) = self.table.get_mut(no) else { return };
-        match source {
+        let Some(set) = self.table.get_mut(no) else { return no };
+        match source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
                 let demands = selector.restrictions();
                 self.by_selector.insert(no, &demands);
@@ -180,12 +180,13 @@ impl Sets {
                 self.by_service.entry(service).or_default().insert(no);
             }
         }
+        no
     }
 
     /// Forgets a set that nothing names; gives its id.
     fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<SetId> {
         let set = self.table.remove(no)?;
-        self.numbers.remove(&set.id);
+        self.numbers.remove(&set.id, no);
         match set.source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
                 let demands = selector.restrictions();

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use ipnet::IpNet;
 use tortie_api::calico::{EndpointPort, HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::net::Protocol;
@@ -15,11 +15,12 @@ use tortie_selector::Restrictions;
 
 use crate::endpoints::{Here, LocalId};
 use crate::index::LabelIndex;
-use crate::keys::{KeyRef, SharedKey};
+use crate::keys::{ByKey, KeyRef, SharedKey};
 use crate::slab::{No, Numbers, Slab};
 
 /// A pod's interface, a host endpoint or a network set.
 pub(crate) struct Subject {
+    key: SharedKey,
     pub(crate) labels: SubjectLabels,
     pub(crate) what: What,
     /// Its namespace, its service account, then its profiles in order: what gives it labels.
@@ -91,18 +92,18 @@ struct Group {
 
 #[derive(Default)]
 pub(crate) struct Subjects {
-    numbers: HashMap<SharedKey, No>,
+    numbers: ByKey,
     table: Slab<Subject>,
     /// Which subjects bear which labels themselves.
     by_own: LabelIndex,
-    group_numbers: HashMap<SharedKey, No>,
+    group_numbers: ByKey,
     groups: Slab<Group>,
     /// Which groups give which labels.
     by_group: LabelIndex,
     /// What labels subjects bear themselves.
     labels: SharedLabels,
     /// The subjects that are endpoints of this node. Two of one id are possible only where an object has another's name.
-    here: HashMap<LocalId, Numbers>,
+    here: ByKey,
 }
 
 impl Subjects {
@@ -115,7 +116,8 @@ impl Subjects {
     }
 
     pub(crate) fn number(&self, key: &Key) -> Option<No> {
-        self.numbers.get(&KeyRef::from(key)).copied()
+        let key = KeyRef::from(key);
+        self.numbers.get(key, |no| self.get(no).is_some_and(|subject| subject.key.borrowed() == key))
     }
 
     pub(crate) fn insert_endpoint(
@@ -178,20 +180,20 @@ impl Subjects {
         let labels = SubjectLabels { own: self.labels.share(labels.own), ..labels };
         let own = own_labels(&labels);
         let id = here.as_ref().map(|here| here.id.clone());
-        let groups = groups.into();
-        let no = self.table.insert(Subject { labels, what, groups, in_sets: Numbers::default(), here });
+        let (hashed, groups) = (key.clone(), groups.into());
+        let no = self.table.insert(Subject { key, labels, what, groups, in_sets: Numbers::default(), here });
         for group in self.table.get(no).into_iter().flat_map(Subject::groups) {
             if let Some(group) = self.groups.get_mut(*group) {
                 group.members.insert(no);
             }
         }
-        self.numbers.insert(key, no);
+        self.numbers.insert(hashed.borrowed(), no);
         self.by_own.insert(no, &own);
         if let Some(id) = id {
-            let bearers = self.here.entry(id).or_default();
-            bearers.insert(no);
-            for bearer in bearers.iter().filter(|_| bearers.len() > 1) {
-                if let Some(here) = self.table.get_mut(bearer).and_then(|subject| subject.here.as_mut()) {
+            let others: Vec<No> = self.bearers_here(&id).collect();
+            self.here.insert(&id, no);
+            for bearer in others.iter().chain(others.first().map(|_| &no)) {
+                if let Some(here) = self.table.get_mut(*bearer).and_then(|subject| subject.here.as_mut()) {
                     here.is_alone = false;
                 }
             }
@@ -202,7 +204,8 @@ impl Subjects {
 
     /// Takes a subject away that nothing else knows any more; says which endpoint of this node it was.
     pub(crate) fn remove(&mut self, key: &Key) -> Option<LocalId> {
-        let no = self.numbers.remove(&KeyRef::from(key))?;
+        let no = self.number(key)?;
+        self.numbers.remove(KeyRef::from(key), no);
         let subject = self.table.remove(no)?;
         self.by_own.remove(no, &own_labels(&subject.labels));
         for number in subject.groups {
@@ -212,24 +215,24 @@ impl Subjects {
             self.forget_if_empty(number);
         }
         let here = subject.here?;
-        if let Some(numbers) = self.here.get_mut(&here.id) {
-            numbers.remove(no);
-            if numbers.is_empty() {
-                self.here.remove(&here.id);
-            }
-        }
+        self.here.remove(&here.id, no);
         Some(here.id)
     }
 
-    /// The endpoint of this node with this id.
+    /// The endpoint of this node with this id: of two objects the one with the last name.
     pub(crate) fn endpoint_here(&self, id: &LocalId) -> Option<No> {
-        let name = |no: &No| self.get(*no).and_then(|subject| Some(&*subject.here.as_ref()?.name));
-        self.here.get(id)?.iter().max_by_key(name)
+        self.bearers_here(id).max_by_key(|no| self.get(*no).map(|subject| &subject.key.name))
+    }
+
+    /// All that are endpoints of this node with this id.
+    fn bearers_here(&self, id: &LocalId) -> impl Iterator<Item = No> {
+        let here = |no: No| self.get(no).and_then(|subject| subject.here.as_ref());
+        self.here.candidates(id).filter(move |no| here(*no).is_some_and(|here| here.id == *id))
     }
 
     /// Takes in what a namespace, service account or profile gives now. Says whether that is something else than before.
     pub(crate) fn set_labels(&mut self, key: &Key, labels: Option<OwnLabels>) -> bool {
-        if labels.is_none() && !self.group_numbers.contains_key(&KeyRef::from(key)) {
+        if labels.is_none() && self.group_number(key.into()).is_none() {
             return false;
         }
         let no = self.group(key.into());
@@ -246,13 +249,13 @@ impl Subjects {
 
     /// Whether the namespace, service account or profile exists.
     pub(crate) fn exists(&self, key: KeyRef<'_>) -> bool {
-        let group = self.group_numbers.get(&key).and_then(|no| self.groups.get(*no));
+        let group = self.group_number(key).and_then(|no| self.groups.get(no));
         group.is_some_and(|group| group.labels.is_some())
     }
 
     /// The subjects of a namespace, service account or profile.
     pub(crate) fn members(&self, key: KeyRef<'_>) -> Vec<No> {
-        let group = self.group_numbers.get(&key).and_then(|no| self.groups.get(*no));
+        let group = self.group_number(key).and_then(|no| self.groups.get(no));
         group.map_or_else(Vec::new, |group| group.members.iter().collect())
     }
 
@@ -305,7 +308,7 @@ impl Subjects {
         }
         match self.narrowest(demands) {
             Some(bearers) if size(&bearers) < self.here.len() => united(&bearers),
-            _ => self.here.values().flat_map(Numbers::iter).collect(),
+            _ => self.here.numbers().collect(),
         }
     }
 
@@ -334,16 +337,21 @@ impl Subjects {
         self.groups.get(group).map(|group| group.key.name.clone()).unwrap_or_default()
     }
 
+    fn group_number(&self, key: KeyRef<'_>) -> Option<No> {
+        self.group_numbers.get(key, |no| self.groups.get(no).is_some_and(|group| group.key.borrowed() == key))
+    }
+
     fn group(&mut self, key: KeyRef<'_>) -> No {
-        if let Some(no) = self.group_numbers.get(&key) {
-            return *no;
+        if let Some(no) = self.group_number(key) {
+            return no;
         }
         let key = SharedKey { kind: key.kind, namespace: key.namespace.into(), name: key.name.into() };
-        let group = Group { key: key.clone(), labels: None, members: Numbers::default() };
+        let hashed = key.clone();
+        let group = Group { key, labels: None, members: Numbers::default() };
         let given = given_labels(&group);
         let no = self.groups.insert(group);
         self.by_group.insert(no, &given);
-        self.group_numbers.insert(key, no);
+        self.group_numbers.insert(hashed.borrowed(), no);
         no
     }
 
@@ -351,7 +359,7 @@ impl Subjects {
         let empty = |group: &&Group| group.labels.is_none() && group.members.is_empty();
         let Some(group) = self.groups.get(no).filter(empty) else { return };
         self.by_group.remove(no, &given_labels(group));
-        self.group_numbers.remove(&group.key);
+        self.group_numbers.remove(group.key.borrowed(), no);
         self.groups.remove(no);
     }
 }
