@@ -80,16 +80,16 @@ impl Calc {
 
     /// Counts how often programs will name each policy; those that nothing named before, or will name, are touched.
     fn count_names(&mut self, endpoints: &[Given]) {
-        for (id, endpoints) in names(endpoints.iter().flat_map(Given::programs)) {
+        for (id, times) in names(endpoints.iter().flat_map(Given::programs)) {
             let used = self.in_use.0.entry_ref(id).or_default();
             if used.named == 0 {
                 self.touched_policies.push(id.clone());
             }
-            used.named += endpoints;
+            used.named += times;
         }
-        for (id, endpoints) in names(endpoints.iter().flat_map(|given| given.programs_before(&self.state))) {
+        for (id, times) in names(endpoints.iter().flat_map(|given| given.programs_before(&self.state))) {
             let Some(used) = self.in_use.0.get_mut(id) else { continue };
-            used.named -= endpoints;
+            used.named -= times;
             if used.named == 0 {
                 self.touched_policies.push(id.clone());
             }
