@@ -16,7 +16,7 @@ mod linux {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    use tortie_api::net::{Action, Protocol};
+    use tortie_api::net::{Action, PortRange, Protocol};
     use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Report};
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
@@ -28,14 +28,18 @@ mod linux {
     const MEMBERS: u32 = 100;
     /// Each pod has its own policies, so that nothing is shared.
     const PODS: u32 = 100;
-    const RULES_OF_A_POD: u32 = 200;
+    const POLICIES_OF_A_POD: u32 = 20;
+    const RULES_OF_A_POLICY: u32 = 10;
 
     pub fn bench() {
-        NetNs::create().unwrap().run(in_namespace).unwrap();
+        for (one_set_each, rows) in [(true, 32), (false, 1000)] {
+            println!("one set each: {one_set_each}, in a row: {rows}");
+            NetNs::create().unwrap().run(move || in_namespace(one_set_each, rows)).unwrap();
+        }
     }
 
-    fn in_namespace() {
-        let mut dataplane = Dataplane::open(Config::default()).unwrap();
+    fn in_namespace(one_set_each: bool, rules_in_a_row: usize) {
+        let mut dataplane = Dataplane::open(Config { rules_in_a_row, ..Config::default() }).unwrap();
         (0..PODS).for_each(|pod| {
             let (name, peer) = (format!("cali{pod}"), format!("peer{pod}"));
             let peer = Peer { name: &peer, mac: None, mtu: None, namespace: None };
@@ -44,7 +48,7 @@ mod linux {
                 .create(&NewLink { up: true, ..NewLink::new(&name, NewLinkKind::Veth(peer)) })
                 .unwrap();
         });
-        let deltas = deltas();
+        let deltas = deltas(one_set_each);
         let mut apply = |deltas: &[Delta]| assert_eq!(dataplane.apply(deltas), Report::default());
         measure("all of it, from nothing", 1, || apply(&deltas));
 
@@ -62,7 +66,7 @@ mod linux {
         let versions =
             [shorter, rules.as_ref().clone()].map(|rules| [Delta::Policy(id.clone(), Arc::new(rules))]);
         let mut turn = versions.iter().cycle();
-        measure("one of 200 rules of a policy goes or comes", 200, || apply(turn.next().unwrap()));
+        measure("one of a policy's 10 rules goes or comes", 200, || apply(turn.next().unwrap()));
         measure("all of it is read back and compared", 10, || {
             assert_eq!(dataplane.resync(), Report::default())
         });
@@ -85,7 +89,7 @@ mod linux {
         SetId::new(format!("s:{n:036}"))
     }
 
-    fn deltas() -> Vec<Delta> {
+    fn deltas(one_set_each: bool) -> Vec<Delta> {
         let members = |set: u32| (0..MEMBERS).map(move |n| 0x0a00_0000 + set * MEMBERS + n);
         let members = |set| {
             members(set).map(|address| Member::Net(IpAddr::from(address.to_be_bytes()).into())).collect()
@@ -93,18 +97,28 @@ mod linux {
         let mut deltas: Vec<_> =
             (0..SETS).map(|n| Delta::SetCreated(set_id(n), SetKind::Nets, members(n))).collect();
         for pod in 0..PODS {
-            let rule = |n| Rule {
-                protocol: Some(Protocol::TCP),
-                source: EntityMatch { sets: vec![set_id((pod * 31 + n) % SETS)], ..EntityMatch::default() },
-                ..Rule::all(Action::Allow)
-            };
-            let id = PolicyId {
-                kind: PolicyKind::NetworkPolicy,
-                namespace: "bench".into(),
-                name: format!("p{pod}").into(),
-            };
-            let rules = PolicyRules { ingress: (0..RULES_OF_A_POD).map(rule).collect(), egress: vec![] };
-            let policies = vec![id.clone()];
+            let mut policies = Vec::new();
+            for policy in 0..POLICIES_OF_A_POD {
+                let number = pod * POLICIES_OF_A_POD + policy;
+                let set = |n: u32| vec![set_id(if one_set_each { number } else { number + n * 101 } % SETS)];
+                let rule = |n: u32| Rule {
+                    protocol: Some(Protocol::TCP),
+                    source: EntityMatch { sets: set(n), ..EntityMatch::default() },
+                    destination: EntityMatch {
+                        ports: vec![PortRange { first: 8000 + n as u16 * 2, last: 8000 + n as u16 * 2 }],
+                        ..EntityMatch::default()
+                    },
+                    ..Rule::all(Action::Allow)
+                };
+                let id = PolicyId {
+                    kind: PolicyKind::NetworkPolicy,
+                    namespace: "bench".into(),
+                    name: format!("p{number}").into(),
+                };
+                let ingress = (0..RULES_OF_A_POLICY).map(rule).collect();
+                policies.push(id.clone());
+                deltas.push(Delta::Policy(id, Arc::new(PolicyRules { ingress, egress: vec![] })));
+            }
             let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
             let endpoint = Endpoint {
                 container_id: format!("container-{pod}").into(),
@@ -115,7 +129,6 @@ mod linux {
             };
             let (namespace, interface) = ("bench".into(), "eth0".into());
             let endpoint_id = EndpointId { namespace, pod: format!("pod-{pod}").into(), interface };
-            deltas.push(Delta::Policy(id, Arc::new(rules)));
             deltas.push(Delta::Endpoint(endpoint_id, Arc::new(endpoint)));
         }
         deltas

@@ -85,7 +85,11 @@ fn policy_between_two_pods_of_a_node() {
     // A pod whose policy is not known is closed.
     node.program(&server, open());
     assert!(client.reaches(&server, 80));
-    node.program(&server, ingress(&["nowhere"], EndOfTier::Pass));
+    let report = node.change(|state| {
+        let endpoint = Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap());
+        endpoint.program = Arc::new(ingress(&["nowhere"], EndOfTier::Pass));
+    });
+    assert!(report.endpoints[&server.id()][0].message.contains("nowhere is not known"), "{report:?}");
     assert!(!client.reaches(&server, 80));
 }
 
@@ -298,7 +302,7 @@ fn a_table_that_vanished_is_made_by_the_next_change() {
     assert_eq!(report, Report::default());
     node.program(&pod, ingress(&["closed"], EndOfTier::Deny));
     let table = node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
-    assert!(table.unwrap().sets["to-workload-map"].elements.len() == 1);
+    assert!(table.unwrap().sets["to-workload-program"].elements.len() == 1);
 }
 
 #[test]
@@ -361,7 +365,13 @@ fn a_huge_policy_closes_its_pod_and_no_other() {
         let nets = nets.into_iter().map(|address| IpAddr::from(address).into()).collect();
         Rule { source: EntityMatch { nets, ..EntityMatch::default() }, ..Rule::all(Action::Allow) }
     };
-    let many_rules = (0..20_001u32).map(|n| from(vec![(n * 2).into()])).collect();
+    // Each asks for another pair of source and destination: no two are one.
+    let pair = |n: u32| {
+        let mut rule = from(vec![(n * 2).into()]);
+        rule.destination.nets = vec![IpAddr::from((n * 2).to_be_bytes()).into()];
+        rule
+    };
+    let many_rules = (0..20_001u32).map(pair).collect();
     // Single addresses that do not touch: one rule with a large set inside.
     let large_rule = vec![from((0..250_000u32).map(|n| (n * 2).into()).collect())];
     for huge in [many_rules, large_rule] {

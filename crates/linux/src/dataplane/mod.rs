@@ -1,12 +1,22 @@
 //! The Linux dataplane: node state as nftables, routes, VXLAN and kernel parameters.
 
-mod chains;
+mod change;
+mod dirty;
+mod fold;
 mod forget;
+mod frame;
+mod literals;
+mod lookups;
 mod matches;
 mod network;
-mod policy;
+
+mod policies;
+mod programs;
 mod sets;
 mod staged;
+mod table;
+mod test;
+mod wanted;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,9 +27,12 @@ use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTar
 
 pub(crate) use self::network::link_parameters;
 
+pub use self::policies::Deny;
+
+use self::dirty::Dirty;
 use self::forget::Forgetter;
 use self::network::Network;
-use self::policy::{Dirty, PolicyTable};
+use self::table::PolicyTable;
 use crate::{Error, Result};
 
 /// How often all is compared with the kernel while single pods wait. For those it is looked each time that the caller
@@ -41,6 +54,11 @@ pub struct Config {
     pub workload_prefix: String,
     /// The name of the VXLAN link.
     pub vxlan_device: String,
+    /// How many rules of a tier are asked one after another. In a tier with more, those that ask for addresses, protocols
+    /// and ports are looked up at once, in sets of their own.
+    pub rules_in_a_row: usize,
+    /// What becomes of packets that policy denies.
+    pub deny: Deny,
     /// What becomes of packets from a pod to its own node that the pod's policy allows.
     pub endpoint_to_host: EndpointToHost,
     /// Whether the VXLAN link may leave checksums and segmentation to those behind it; off where a program, and no
@@ -56,6 +74,8 @@ impl Default for Config {
             transaction_bytes: usize::MAX,
             workload_prefix: "cali".to_owned(),
             vxlan_device: "vxlan.calico".to_owned(),
+            rules_in_a_row: 32,
+            deny: Deny::Drop,
             endpoint_to_host: EndpointToHost::Accept,
             vxlan_offloads: true,
         }

@@ -12,10 +12,11 @@ use sha2::{Digest, Sha256};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::{Member, SetId, SetKind};
 
-use crate::nftables::{Element, Field, Key, Set, SetSpec};
+use super::test::Ranges;
+use crate::nftables::{Element, Field, Key, Register, Set, SetSpec};
 
 /// The family of packets that a set or a rule is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     V4,
     V6,
@@ -31,6 +32,19 @@ impl Family {
             Self::V4 => Field::Ipv4,
             Self::V6 => Field::Ipv6,
         }
+    }
+
+    /// What the kernel knows it by.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::V4 => libc::NFPROTO_IPV4 as u8,
+            Self::V6 => libc::NFPROTO_IPV6 as u8,
+        }
+    }
+
+    /// How many registers an address takes.
+    pub fn registers(self) -> Register {
+        self.field().length() as Register / 4
     }
 }
 
@@ -52,17 +66,24 @@ impl Part {
         Self::AddressPorts(Family::V6),
     ];
 
-    /// The name of the nftables set. `nft` can read it back: letters, digits, `_`, `-` and `.` only.
+    /// The name of the nftables set: short, as the kernel finds a set by going through the names of all.
     pub fn name(self, id: &SetId) -> String {
         let prefix = match self {
-            Self::Addresses(Family::V4) => "a4-",
-            Self::Addresses(Family::V6) => "a6-",
-            Self::Nets(Family::V4) => "n4-",
-            Self::Nets(Family::V6) => "n6-",
-            Self::AddressPorts(Family::V4) => "p4-",
-            Self::AddressPorts(Family::V6) => "p6-",
+            Self::Addresses(Family::V4) => "a4",
+            Self::Addresses(Family::V6) => "a6",
+            Self::Nets(Family::V4) => "n4",
+            Self::Nets(Family::V6) => "n6",
+            Self::AddressPorts(Family::V4) => "p4",
+            Self::AddressPorts(Family::V6) => "p6",
         };
-        format!("{prefix}{}", printable(&id.0))
+        let mut bits =
+            Sha256::digest(id.0.as_bytes()).iter().take(8).fold(0, |bits, byte| bits << 8 | u64::from(*byte));
+        let mut name = prefix.to_owned();
+        for _ in 0..DIGITS {
+            name.push(char::from(ALPHABET[(bits % 32) as usize]));
+            bits /= 32;
+        }
+        name
     }
 
     pub fn spec(self) -> SetSpec {
@@ -128,45 +149,26 @@ fn elements(part: Part, members: &BTreeSet<Member>) -> Vec<Element> {
                 Member::Net(net) => Some(*net),
                 Member::AddressPort { .. } => None,
             });
-            ranges(nets).into_iter().map(|(first, last)| Element::range(first, last)).collect()
+            ranges(nets).iter().map(|(first, last)| Element::range(*first, *last)).collect()
         }
         _ => members.filter_map(single).map(|(_, key)| Element::key(key)).collect(),
     }
 }
 
-/// The fewest ranges, in order, that hold the same addresses as networks of one family.
-pub fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Vec<(Key, Key)> {
+/// The fewest ranges that hold the same addresses as networks of one family.
+pub fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Ranges {
     let ends = |net: IpNet| (Key::address(net.network()), Key::address(net.broadcast()));
-    merge(nets.into_iter().map(ends).collect())
+    Ranges::new(nets.into_iter().map(ends).collect())
 }
 
-/// Joins ranges that overlap or touch.
-pub fn merge(mut ranges: Vec<(Key, Key)>) -> Vec<(Key, Key)> {
-    ranges.sort();
-    let mut merged: Vec<(Key, Key)> = Vec::new();
-    for (first, last) in ranges {
-        match merged.last_mut() {
-            // The last range reaches the next one, or the end of the address space.
-            Some((_, end)) if end.next().is_none_or(|behind| first <= behind) => *end = last.max(*end),
-            _ => merged.push((first, last)),
-        }
-    }
-    merged
-}
+/// How many digits with this alphabet 64 bits take.
+const DIGITS: usize = 13;
+const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
-/// An id as a part of a name: other characters than letters, digits, `_` and `-` become `.` and two digits; an id that
-/// is too long for the kernel becomes its digest.
-fn printable(id: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-    let name: String = id
-        .bytes()
-        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!(".{byte:02x}") })
-        .collect();
-    if name.len() <= LONGEST { name } else { format!("..{}", digest(id.as_bytes())) }
+/// The first 32 bits of the SHA-256.
+pub fn digest_number(text: &str) -> u32 {
+    Sha256::digest(text.as_bytes()).iter().take(4).fold(0, |number, byte| (number << 8) | u32::from(*byte))
 }
-
-/// The kernel's limit is 255 (`NFT_NAME_MAXLEN`).
-const LONGEST: usize = 200;
 
 /// The first 16 hexadecimal digits of the SHA-256.
 pub fn digest(bytes: &[u8]) -> String {
@@ -180,11 +182,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_differ_where_ids_differ() {
-        let ids = ["s:abc", "s.abc", "s.3aabc", "", "a b", "ä", &"x".repeat(300), &"y".repeat(300)];
-        let names: BTreeSet<_> = ids.iter().map(|id| printable(id)).collect();
-        assert_eq!(names.len(), ids.len(), "{names:?}");
-        assert_eq!(Part::Addresses(Family::V4).name(&SetId::new("s:a-b_C9")), "a4-s.3aa-b_C9");
+    fn names_differ_where_ids_or_parts_differ() {
+        let ids = ["s:abc", "s.abc", "", "a b", "ä", &"x".repeat(300), &"y".repeat(300)];
+        let ids = ids.map(|id| SetId::new(id));
+        let names: BTreeSet<_> = ids.iter().flat_map(|id| Part::ALL.map(|part| part.name(id))).collect();
+        assert_eq!(names.len(), ids.len() * Part::ALL.len(), "{names:?}");
+        assert!(names.iter().all(|name| name.len() == 15 && name.is_ascii()), "{names:?}");
     }
 
     proptest! {
@@ -196,7 +199,7 @@ mod tests {
             let nets: Vec<IpNet> = nets.into_iter()
                 .map(|(address, length)| IpNet::new(IpAddr::from(address.to_be_bytes()), length).unwrap().trunc())
                 .collect();
-            let merged = ranges(nets.clone());
+            let merged: Vec<_> = ranges(nets.clone()).iter().copied().collect();
             for pair in merged.windows(2) {
                 prop_assert!(pair[0].1.next().unwrap() < pair[1].0, "apart and not touching: {merged:?}");
             }
@@ -212,10 +215,8 @@ mod tests {
     #[test]
     fn everything_is_one_range() {
         let halves = ["0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8"].map(|net| net.parse().unwrap());
-        let all = |first: &str, last: &str| {
-            vec![(Key::address(first.parse().unwrap()), Key::address(last.parse().unwrap()))]
-        };
-        assert_eq!(ranges(halves), all("0.0.0.0", "255.255.255.255"));
-        assert_eq!(ranges(["::/0".parse().unwrap()]), all("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"));
+        assert_eq!(ranges(halves).always(), Some(true));
+        assert_eq!(ranges(["::/0".parse().unwrap()]).always(), Some(true));
+        assert_eq!(ranges(["::/1".parse().unwrap()]).always(), None);
     }
 }

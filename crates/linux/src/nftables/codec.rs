@@ -36,8 +36,8 @@ fn name(expr: &Expr) -> &str {
         Expr::Cmp { .. } => "cmp",
         Expr::Range { .. } => "range",
         Expr::Bitwise { .. } => "bitwise",
-        Expr::Lookup { .. } | Expr::VerdictMap { .. } => "lookup",
-        Expr::Verdict(_) => "immediate",
+        Expr::Lookup { .. } | Expr::Map { .. } | Expr::VerdictMap { .. } => "lookup",
+        Expr::Immediate { .. } | Expr::Verdict(_) => "immediate",
         Expr::Counter => "counter",
         Expr::Reject(_) => "reject",
         Expr::Log { .. } => "log",
@@ -77,9 +77,17 @@ fn put_expr_data(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> 
                 put_numbers(to, &[(5, LOOKUP_INVERT)]);
             }
         }
+        Expr::Map { register, set, destination } => {
+            put_set_ref(to, set, inline);
+            put_numbers(to, &[(2, number(*register)), (3, number(*destination))]);
+        }
         Expr::VerdictMap { register, set } => {
             put_set_ref(to, set, inline);
             put_numbers(to, &[(2, number(*register)), (3, VERDICT_REGISTER)]);
+        }
+        Expr::Immediate { register, value } => {
+            put_numbers(to, &[(1, number(*register))]);
+            put_value(to, 2, value);
         }
         Expr::Verdict(verdict) => {
             put_numbers(to, &[(1, VERDICT_REGISTER)]);
@@ -196,10 +204,10 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
             }
         }
         "lookup" => lookup(data, inline)?,
-        "immediate" => {
-            (data.u32_be(1)? == VERDICT_REGISTER).then_some(())?;
-            Expr::Verdict(verdict(data.nest(2))?)
-        }
+        "immediate" => match data.u32_be(1)? {
+            VERDICT_REGISTER => Expr::Verdict(verdict(data.nest(2))?),
+            _ => Expr::Immediate { register: register_at(1)?, value: value(data, 2)?.to_vec() },
+        },
         "counter" => Expr::Counter,
         "reject" => match (data.u32_be(1)?, data.get(2)) {
             (REJECT_TCP_RESET, _) => Expr::Reject(Reject::TcpReset),
@@ -229,13 +237,15 @@ fn lookup(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<
         true => SetRef::Inline(Box::new(inline(&name)?)),
         false => SetRef::Named(name),
     };
-    let register = register(data.u32_be(2)?)?;
+    let key = register(data.u32_be(2)?)?;
     match data.u32_be(3) {
-        Some(VERDICT_REGISTER) => Some(Expr::VerdictMap { register, set }),
-        Some(_) => None,
-        None => {
-            Some(Expr::Lookup { register, set, invert: data.u32_be(5).unwrap_or(0) & LOOKUP_INVERT != 0 })
-        }
+        Some(VERDICT_REGISTER) => Some(Expr::VerdictMap { register: key, set }),
+        Some(destination) => Some(Expr::Map { register: key, set, destination: register(destination)? }),
+        None => Some(Expr::Lookup {
+            register: key,
+            set,
+            invert: data.u32_be(5).unwrap_or(0) & LOOKUP_INVERT != 0,
+        }),
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::codec::{LIST_ELEM, expr, value, verdict};
 use super::encode::*;
-use super::model::{BaseChain, Chain, ChainKind, Field, Hook, Key, Rule, Set, SetSpec, Value};
+use super::model::{
+    BaseChain, Chain, ChainKind, Data, DataKind, Field, Hook, Key, Rule, Set, SetSpec, Value,
+};
 use crate::netlink::Reply;
 use crate::netlink::attribute::Attributes;
 
@@ -66,7 +68,11 @@ pub fn set(data: Attributes<'_>) -> Option<(String, Set)> {
     let mut spec = SetSpec {
         key: fields(data.u32_be(NFTA_SET_KEY_TYPE)?).unwrap_or_default(),
         interval: flags & NFT_SET_INTERVAL != 0,
-        verdicts: data.u32_be(NFTA_SET_DATA_TYPE) == Some(NFT_DATA_VERDICT),
+        data: match data.u32_be(NFTA_SET_DATA_TYPE) {
+            Some(NFT_DATA_VERDICT) => Some(DataKind::Verdict),
+            Some(kind) if kind == Field::Mark as u32 => Some(DataKind::Number),
+            _ => None,
+        },
     };
     if flags & !NFT_SET_ANONYMOUS_OR_CONSTANT != set_flags(&spec) {
         spec.key.clear();
@@ -105,8 +111,13 @@ fn listed(data: Attributes<'_>) -> Option<Listed> {
     Some(Listed {
         key: Key::new(value(data, NFTA_SET_ELEM_KEY)?)?,
         closes: data.u32_be(NFTA_SET_ELEM_FLAGS).unwrap_or(0) & NFT_SET_ELEM_INTERVAL_END != 0,
-        value: Value { end, verdict: verdict(data.nest(NFTA_SET_ELEM_DATA)) },
+        value: Value { end, data: element_data(data) },
     })
+}
+
+fn element_data(data: Attributes<'_>) -> Option<Data> {
+    let number = || Some(Data::Number(u32::from_ne_bytes(value(data, NFTA_SET_ELEM_DATA)?.try_into().ok()?)));
+    verdict(data.nest(NFTA_SET_ELEM_DATA)).map(Data::Verdict).or_else(number)
 }
 
 /// The elements of a set from all that was listed, whatever the order, and also where some were listed twice.

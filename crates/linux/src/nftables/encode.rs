@@ -1,7 +1,7 @@
 //! Changes to messages (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`).
 
 use super::codec::{ANONYMOUS, LIST_ELEM, put_expr, put_value, put_verdict};
-use super::model::{BaseChain, ChainKind, Element, Field, Key, Rule, Set, SetSpec};
+use super::model::{BaseChain, ChainKind, Data, DataKind, Element, Field, Key, Rule, Set, SetSpec};
 use super::transaction::{Op, Transaction};
 use crate::netlink::Request;
 use crate::netlink::attribute::{MAX_LENGTH, put, put_nest, put_text, put_u32_be};
@@ -185,8 +185,13 @@ impl Encoder<'_> {
             put_u32_be(to, NFTA_SET_FLAGS, flags | set_flags(spec));
             put_u32_be(to, NFTA_SET_KEY_TYPE, spec.key.iter().fold(0, |id, field| (id << 6) | *field as u32));
             put_u32_be(to, NFTA_SET_KEY_LEN, key_length(spec) as u32);
-            if spec.verdicts {
-                put_u32_be(to, NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT);
+            match spec.data {
+                None => {}
+                Some(DataKind::Verdict) => put_u32_be(to, NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT),
+                Some(DataKind::Number) => {
+                    put_u32_be(to, NFTA_SET_DATA_TYPE, Field::Mark as u32);
+                    put_u32_be(to, NFTA_SET_DATA_LEN, Field::Mark.length() as u32);
+                }
             }
             put_u32_be(to, NFTA_SET_ID, id);
             put(to, NFTA_SET_USERDATA, &byte_order(spec));
@@ -260,7 +265,7 @@ fn byte_order(spec: &SetSpec) -> [u8; 6] {
 pub fn set_flags(spec: &SetSpec) -> u32 {
     let interval = if spec.interval { NFT_SET_INTERVAL } else { 0 };
     let concat = if spec.interval && spec.key.len() > 1 { NFT_SET_CONCAT } else { 0 };
-    let map = if spec.verdicts { NFT_SET_MAP } else { 0 };
+    let map = if spec.data.is_some() { NFT_SET_MAP } else { 0 };
     interval | concat | map
 }
 
@@ -287,8 +292,12 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
             }
             if closes {
                 put_u32_be(to, NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END);
-            } else if let Some(verdict) = &element.value.verdict {
-                put_verdict(to, NFTA_SET_ELEM_DATA, verdict);
+                return;
+            }
+            match &element.value.data {
+                None => {}
+                Some(Data::Verdict(verdict)) => put_verdict(to, NFTA_SET_ELEM_DATA, verdict),
+                Some(Data::Number(number)) => put_value(to, NFTA_SET_ELEM_DATA, &number.to_ne_bytes()),
             }
         });
     };
@@ -323,6 +332,7 @@ pub const NFTA_SET_FLAGS: u16 = 3;
 pub const NFTA_SET_KEY_TYPE: u16 = 4;
 pub const NFTA_SET_KEY_LEN: u16 = 5;
 pub const NFTA_SET_DATA_TYPE: u16 = 6;
+pub const NFTA_SET_DATA_LEN: u16 = 7;
 pub const NFTA_SET_DESC: u16 = 9;
 pub const NFTA_SET_ID: u16 = 10;
 pub const NFTA_SET_USERDATA: u16 = 13;

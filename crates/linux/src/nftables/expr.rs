@@ -78,6 +78,22 @@ pub enum Expr {
         /// The map.
         set: SetRef,
     },
+    /// Loads a value that is always the same.
+    Immediate {
+        /// Where it goes.
+        register: Register,
+        /// The value.
+        value: Vec<u8>,
+    },
+    /// Loads the number that the map has for the register; goes on only if it has one.
+    Map {
+        /// Where the key is.
+        register: Register,
+        /// The map.
+        set: SetRef,
+        /// Where the number goes.
+        destination: Register,
+    },
     /// Takes a verdict.
     Verdict(Verdict),
     /// Counts packets and bytes. The counts are no part of the value.

@@ -14,7 +14,9 @@ mod transaction;
 use std::collections::BTreeMap;
 
 pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
-pub use model::{BaseChain, Chain, ChainKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value};
+pub use model::{
+    BaseChain, Chain, ChainKind, Data, DataKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value,
+};
 pub use transaction::{Op, Transaction, diff, diff_elements};
 pub(crate) use transaction::{changeable, changes, created};
 

@@ -95,7 +95,7 @@ impl Rule {
     }
 }
 
-/// A set, or a map to verdicts.
+/// A set, or a map.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Set {
     /// What its elements are.
@@ -112,15 +112,15 @@ pub struct SetSpec {
     /// Whether the elements are ranges of keys. Ranges of one set must neither overlap nor touch (of a concatenation:
     /// not overlap).
     pub interval: bool,
-    /// Whether the elements lead to verdicts.
-    pub verdicts: bool,
+    /// What the elements lead to, in a map.
+    pub data: Option<DataKind>,
 }
 
 impl SetSpec {
     /// A set of single keys.
     #[must_use]
     pub fn hash(key: &[Field]) -> Self {
-        Self { key: key.to_vec(), interval: false, verdicts: false }
+        Self { key: key.to_vec(), interval: false, data: None }
     }
 
     /// A set of ranges of keys.
@@ -132,7 +132,13 @@ impl SetSpec {
     /// A map of single keys to verdicts.
     #[must_use]
     pub fn verdict_map(key: &[Field]) -> Self {
-        Self { verdicts: true, ..Self::hash(key) }
+        Self { data: Some(DataKind::Verdict), ..Self::hash(key) }
+    }
+
+    /// A map of single keys to numbers.
+    #[must_use]
+    pub fn number_map(key: &[Field]) -> Self {
+        Self { data: Some(DataKind::Number), ..Self::hash(key) }
     }
 }
 
@@ -141,8 +147,26 @@ impl SetSpec {
 pub struct Value {
     /// The last key that is in the range, in an interval set.
     pub end: Option<Key>,
-    /// The verdict, in a map.
-    pub verdict: Option<Verdict>,
+    /// What the key leads to, in a map.
+    pub data: Option<Data>,
+}
+
+/// What the elements of a map lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DataKind {
+    /// Verdicts.
+    Verdict,
+    /// Numbers of 32 bits, in host byte order.
+    Number,
+}
+
+/// What an element of a map leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Data {
+    /// A verdict.
+    Verdict(Verdict),
+    /// A number.
+    Number(u32),
 }
 
 /// One element of a set.
@@ -164,13 +188,19 @@ impl Element {
     /// A range of keys, both ends included.
     #[must_use]
     pub fn range(first: Key, last: Key) -> Self {
-        Self { key: first, value: Value { end: Some(last), verdict: None } }
+        Self { key: first, value: Value { end: Some(last), data: None } }
     }
 
     /// A key that leads to a verdict.
     #[must_use]
     pub fn verdict(key: Key, verdict: Verdict) -> Self {
-        Self { key, value: Value { end: None, verdict: Some(verdict) } }
+        Self { key, value: Value { end: None, data: Some(Data::Verdict(verdict)) } }
+    }
+
+    /// A key that leads to a number.
+    #[must_use]
+    pub fn number(key: Key, number: u32) -> Self {
+        Self { key, value: Value { end: None, data: Some(Data::Number(number)) } }
     }
 }
 
@@ -259,6 +289,22 @@ impl Key {
             *to = from;
         }
         Self::short(&bytes)
+    }
+
+    /// Two packet marks, or other numbers that the kernel keeps in host byte order.
+    #[must_use]
+    pub fn numbers(first: u32, second: u32) -> Self {
+        Self::short(&[first.to_ne_bytes(), second.to_ne_bytes()].concat())
+    }
+
+    /// An interface's name with an address.
+    #[must_use]
+    pub fn interface_address(name: &str, address: IpAddr) -> Self {
+        let name = Self::interface(name);
+        match address {
+            IpAddr::V4(address) => Self::short(&[name.bytes(), &address.octets()].concat()),
+            IpAddr::V6(address) => Self::short(&[name.bytes(), &address.octets()].concat()),
+        }
     }
 
     /// An address with a protocol and a port.

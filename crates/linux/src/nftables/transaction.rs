@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::model::{BaseChain, Chain, Element, Rule, Set, SetSpec, Table};
+use super::model::{BaseChain, Chain, DataKind, Element, Rule, Set, SetSpec, Table};
 
 /// Changes that the kernel makes all at once or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,18 +107,18 @@ pub(crate) fn created(desired: &Table) -> Vec<Op> {
 
 /// The changes that make `actual` like `desired`, where no hook and no type of a set differs: also of a part of a table.
 ///
-/// Everything is there before it is named: sets and chains, then rules, then the elements of maps (which name chains);
-/// and goes in the opposite order.
+/// Everything is there before it is named: sets and chains, then rules, then the elements of maps: those that name chains
+/// before those whose numbers lead to them; and goes in the opposite order.
 pub(crate) fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
     let mut ops = Vec::new();
     for (name, set) in desired.sets.iter().filter(|(name, _)| !actual.sets.contains_key(*name)) {
         ops.push(Op::AddSet(name.clone(), set.spec.clone()));
     }
-    let set_changes = |verdicts: bool| {
-        let chosen = desired.sets.iter().filter(move |(_, set)| set.spec.verdicts == verdicts);
+    let set_changes = |data: Option<DataKind>| {
+        let chosen = desired.sets.iter().filter(move |(_, set)| set.spec.data == data);
         chosen.flat_map(|(name, set)| diff_elements(name, set, actual.sets.get(name)))
     };
-    ops.extend(set_changes(false));
+    ops.extend(set_changes(None));
     for (name, chain) in desired.chains.iter().filter(|(name, _)| !actual.chains.contains_key(*name)) {
         ops.push(Op::AddChain(name.clone(), chain.base));
     }
@@ -133,7 +133,8 @@ pub(crate) fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
             }
         }
     }
-    ops.extend(set_changes(true));
+    ops.extend(set_changes(Some(DataKind::Verdict)));
+    ops.extend(set_changes(Some(DataKind::Number)));
     ops.extend(removals(desired, actual));
     ops
 }
@@ -145,9 +146,8 @@ fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
     let mut ops = Vec::new();
     // Chains that go may lead to one another, and maps that go may lead to them: all are emptied first.
     for (name, set) in &sets {
-        ops.extend(
-            set.spec.verdicts.then(|| Op::DeleteElements((*name).clone(), set.spec.clone(), elements(set))),
-        );
+        let is_map = set.spec.data.is_some();
+        ops.extend(is_map.then(|| Op::DeleteElements((*name).clone(), set.spec.clone(), elements(set))));
     }
     for (name, chain) in &chains {
         ops.extend((!chain.rules.is_empty()).then(|| Op::SetRules((*name).clone(), Vec::new())));

@@ -18,10 +18,14 @@ pub fn table() -> impl Strategy<Value = Table> {
     sets.prop_flat_map(|sets| {
         let sets: BTreeMap<_, _> = sets.into_iter().collect();
         let names: Vec<_> = sets.iter().map(|(name, set)| (name.clone(), set.spec.clone())).collect();
-        (Just(sets), chains(names), special_chains(), maps())
+        (Just(sets), chains(names), special_chains(), maps(), prop::option::of(numbers()))
     })
-    .prop_map(|(sets, regular, special, map)| {
+    .prop_map(|(sets, regular, special, map, numbers)| {
         let mut table = Table { flags: 0, chains: regular, sets };
+        if let Some(numbers) = numbers {
+            table.sets.insert("numbers".to_owned(), numbers);
+            table.chains.insert("by-number".to_owned(), by_number());
+        }
         table.chains.extend(special);
         let targets: Vec<_> = table
             .chains
@@ -46,6 +50,27 @@ pub fn table() -> impl Strategy<Value = Table> {
     })
 }
 
+/// Numbers that links lead to.
+fn numbers() -> impl Strategy<Value = Set> {
+    let elements = prop::collection::btree_map(0u8..6, any::<u32>(), 0..5).prop_map(|numbers| {
+        let element = |(link, number)| Element::number(Key::interface(&format!("cali{link}")), number);
+        numbers.into_iter().map(element).map(|element| (element.key, element.value)).collect()
+    });
+    elements.prop_map(|elements| Set { spec: SetSpec::number_map(&[Field::Interface]), elements })
+}
+
+/// A rule that takes a link's number to its chain.
+fn by_number() -> Chain {
+    let exprs = vec![
+        Expr::Meta { register: 0, key: MetaKey::InputInterface },
+        Expr::Immediate { register: 4, value: vec![1, 2, 3, 4, 5] },
+        Expr::Map { register: 0, set: SetRef::named("numbers"), destination: 4 },
+        Expr::Cmp { register: 4, op: CmpOp::NotEqual, value: vec![0; 4] },
+        Expr::Verdict(Verdict::Drop),
+    ];
+    Chain { base: None, rules: vec![Rule::new(exprs, "by number")] }
+}
+
 fn specs() -> Vec<(&'static str, SetSpec)> {
     use Field::*;
     vec![
@@ -58,6 +83,8 @@ fn specs() -> Vec<(&'static str, SetSpec)> {
         ("address_ports4", SetSpec::hash(&[Ipv4, Protocol, Port])),
         ("address_ports6", SetSpec::hash(&[Ipv6, Protocol, Port])),
         ("net_ports4", SetSpec::interval(&[Ipv4, Port])),
+        ("link_addresses4", SetSpec::hash(&[Interface, Ipv4])),
+        ("link_addresses6", SetSpec::hash(&[Interface, Ipv6])),
     ]
 }
 

@@ -1,0 +1,62 @@
+//! Which objects a change of the node state is about.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tortie_dataplane::{Delta, EndpointId, NodeState};
+use tortie_policy::program::{Member, PolicyId, SetId};
+
+/// What of the state has changed.
+#[derive(Debug, Default)]
+pub struct Dirty {
+    pub sets: BTreeMap<SetId, Touched>,
+    pub policies: BTreeSet<PolicyId>,
+    pub endpoints: BTreeSet<EndpointId>,
+    /// Whether the node itself has, or who its peers are.
+    pub frame: bool,
+}
+
+/// What of a set has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Touched {
+    Members(BTreeSet<Member>),
+    Whole,
+}
+
+impl Dirty {
+    /// Notes what a delta is about.
+    pub fn note(&mut self, delta: &Delta) {
+        match delta {
+            Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.frame = true,
+            Delta::SetCreated(id, ..) | Delta::SetRemoved(id) => {
+                drop(self.sets.insert(id.clone(), Touched::Whole))
+            }
+            Delta::SetChanged { id, added, removed } => {
+                let touched =
+                    self.sets.entry(id.clone()).or_insert_with(|| Touched::Members(BTreeSet::new()));
+                if let Touched::Members(members) = touched {
+                    members.extend(added.iter().chain(removed));
+                }
+            }
+            Delta::Policy(id, _) | Delta::PolicyRemoved(id) => drop(self.policies.insert(id.clone())),
+            Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) => drop(self.endpoints.insert(id.clone())),
+            Delta::HostEndpoint(..)
+            | Delta::HostEndpointRemoved(_)
+            | Delta::Route(_)
+            | Delta::RouteRemoved(_) => {}
+        }
+    }
+
+    /// The whole of a state. Policies are looked at with the endpoints that name them.
+    pub fn everything(state: &NodeState) -> Self {
+        Self {
+            sets: state.sets.keys().map(|id| (id.clone(), Touched::Whole)).collect(),
+            policies: BTreeSet::new(),
+            endpoints: state.endpoints.keys().cloned().collect(),
+            frame: true,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.sets.is_empty() && self.policies.is_empty() && self.endpoints.is_empty() && !self.frame
+    }
+}

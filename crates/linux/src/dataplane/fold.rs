@@ -1,0 +1,104 @@
+//! Fewer conjunctions that match the same packets.
+//!
+//! Of conjunctions with one action it does not matter which one matches a packet. Two that differ in one field only,
+//! which asks for one of some values, are one that asks for the values of both: a policy with a rule for each of a
+//! hundred ports is one nftables rule with a set of ports.
+
+use std::collections::HashMap;
+use std::mem;
+
+use super::test::{Conjunction, Side, Test};
+
+/// A field whose values can be joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Joint {
+    Port(Side),
+    Address(Side),
+    Protocol,
+}
+
+const JOINTS: [Joint; 5] = [
+    Joint::Port(Side::Destination),
+    Joint::Port(Side::Source),
+    Joint::Protocol,
+    Joint::Address(Side::Source),
+    Joint::Address(Side::Destination),
+];
+
+impl Joint {
+    /// Whether the test asks for one of some values of the field.
+    fn is_asked_by(self, test: &Test) -> bool {
+        match test {
+            Test::Protocol { invert: false, .. } => self == Self::Protocol,
+            Test::Address { side, invert: false, .. } => self == Self::Address(*side),
+            Test::Port { side, invert: false, .. } => self == Self::Port(*side),
+            _ => false,
+        }
+    }
+}
+
+/// Joins conjunctions as far as possible. Each brings along where it comes from.
+pub fn fold<T>(mut all: Vec<(Conjunction, Vec<T>)>) -> Vec<(Conjunction, Vec<T>)> {
+    loop {
+        let before = all.len();
+        all = JOINTS.into_iter().fold(all, join);
+        if all.len() == before {
+            return all;
+        }
+    }
+}
+
+/// Joins those that differ in one field only.
+fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, Vec<T>)> {
+    let mut joined: Vec<(Conjunction, Vec<T>)> = Vec::with_capacity(all.len());
+    // By all but the field: which one it is, and where the field's test stands.
+    let mut alike: HashMap<Conjunction, (usize, usize)> = HashMap::new();
+    for (mut tests, origins) in all {
+        let Some(place) = tests.iter().position(|test| joint.is_asked_by(test)) else {
+            joined.push((tests, origins));
+            continue;
+        };
+        let test = tests.remove(place);
+        match alike.get(&tests) {
+            Some((index, place)) => {
+                let (other, its_origins) = &mut joined[*index];
+                other[*place].take_in(test);
+                its_origins.extend(origins);
+            }
+            None => {
+                let rest = tests.clone();
+                tests.insert(place, test);
+                alike.insert(rest, (joined.len(), place));
+                joined.push((tests, origins));
+            }
+        }
+    }
+    // A field that may have any value is not asked for.
+    for (tests, _) in &mut joined {
+        tests.retain(|test| match test {
+            Test::Address { ranges, invert: false, .. } | Test::Port { ranges, invert: false, .. } => {
+                ranges.always() != Some(true)
+            }
+            _ => true,
+        });
+    }
+    joined
+}
+
+impl Test {
+    /// Lets the values of another test of the same field count, too.
+    fn take_in(&mut self, other: Test) {
+        match (self, other) {
+            (Self::Protocol { numbers, .. }, Self::Protocol { numbers: others, .. }) => {
+                numbers.extend(others);
+                numbers.sort_unstable();
+                numbers.dedup();
+            }
+            (Self::Address { ranges, .. }, Self::Address { ranges: others, .. })
+            | (Self::Port { ranges, .. }, Self::Port { ranges: others, .. }) => {
+                *ranges = mem::take(ranges).union(&others);
+            }
+            _ => unreachable!("tests that are not of one field"),
+        }
+    }
+}

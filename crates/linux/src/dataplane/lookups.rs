@@ -1,0 +1,222 @@
+//! Many rules that ask for a peer, with a protocol and a port or without, as a few lookups.
+//!
+//! A lookup in a hash set costs the same for one rule and for ten thousand. The set's keys are what the rules ask for
+//! together: the addresses of their selectors, each with each protocol and port of its rule.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use tortie_dataplane::NodeState;
+use tortie_policy::program::{Member, SetId};
+
+use super::fold::fold;
+use super::policies::Line;
+use super::programs::Sources;
+use super::sets::{Family, Part};
+use super::test::{Conjunction, Keyed, Side, Test, Then};
+use crate::nftables::{Key, Set, SetSpec, Value};
+
+/// The most addresses, and the most ports, of one rule that are written out.
+const MOST_VALUES: usize = 64;
+
+/// A set whose keys follow from others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lookup {
+    key: Keyed,
+    sources: Vec<Source>,
+    /// How many keys it was made for.
+    pub keys: usize,
+}
+
+/// The keys of one rule: each of its addresses with each tail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Source {
+    addresses: Addresses,
+    /// What follows the address in the key: protocol and port, each filled up to four bytes.
+    tails: BTreeSet<Vec<u8>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Addresses {
+    These(Vec<Key>),
+    Of(SetId),
+}
+
+impl Lookup {
+    /// The set that it must be.
+    pub fn set(&self, state: &NodeState) -> Set {
+        let mut elements = BTreeMap::new();
+        for source in &self.sources {
+            for address in source.addresses(state, self.key.family) {
+                elements.extend(source.keys(&address).map(|key| (key, Value::default())));
+            }
+        }
+        Set { spec: self.key.spec(), elements }
+    }
+
+    /// What its elements are.
+    pub fn spec(&self) -> SetSpec {
+        self.key.spec()
+    }
+
+    /// The keys that come or go with a member of a set, and whether each is wanted.
+    pub fn touched(&self, state: &NodeState, id: &SetId, member: &Member) -> BTreeMap<Key, bool> {
+        let Some(address) = single(member, self.key.family) else { return BTreeMap::new() };
+        let from = self.sources.iter().filter(|source| source.addresses == Addresses::Of(id.clone()));
+        let keys: BTreeSet<_> = from.flat_map(|source| source.keys(&address)).collect();
+        let wanted =
+            |key: &Key| self.sources.iter().any(|source| source.yields(key, &address, member, state));
+        keys.into_iter().map(|key| (key, wanted(&key))).collect()
+    }
+}
+
+impl Source {
+    /// How many keys there are.
+    fn count(&self, members: &dyn Fn(&SetId) -> usize) -> usize {
+        let addresses = match &self.addresses {
+            Addresses::These(keys) => keys.len(),
+            Addresses::Of(id) => members(id),
+        };
+        addresses * self.tails.len()
+    }
+
+    fn addresses(&self, state: &NodeState, family: Family) -> Vec<Key> {
+        match &self.addresses {
+            Addresses::These(keys) => keys.clone(),
+            Addresses::Of(id) => {
+                let members = state.sets.get(id).into_iter().flat_map(|(_, members)| members);
+                members.filter_map(|member| single(member, family)).collect()
+            }
+        }
+    }
+
+    /// The keys with this address.
+    fn keys(&self, address: &Key) -> impl Iterator<Item = Key> {
+        self.tails.iter().filter_map(|tail| Key::new(&[address.bytes(), tail].concat()))
+    }
+
+    fn yields(&self, key: &Key, address: &Key, member: &Member, state: &NodeState) -> bool {
+        let has_address = || match &self.addresses {
+            Addresses::These(keys) => keys.contains(address),
+            Addresses::Of(id) => state.sets.get(id).is_some_and(|(_, members)| members.contains(member)),
+        };
+        let tail = key.bytes().get(address.bytes().len()..);
+        tail.is_some_and(|tail| self.tails.contains(tail)) && has_address()
+    }
+}
+
+/// The sets and lines in whose place a run of lines with one action stands, where that is fewer tests. `sets` are those
+/// that the lines name, by their names in nftables, `prefix` is how the names of new ones begin, and there may be `most_keys` in
+/// these.
+pub fn look_up(
+    run: &[Line],
+    sets: &BTreeMap<String, &SetId>,
+    prefix: &str,
+    sources: &Sources<'_>,
+    mut most_keys: usize,
+) -> (Vec<(String, Lookup)>, Vec<Line>) {
+    let Some(first) = run.first() else { return Default::default() };
+    let all = run.iter().map(|line| (line.tests.clone(), vec![line.comment.clone()])).collect();
+    let (mut keyed, mut others) = (BTreeMap::<Keyed, Vec<_>>::new(), Vec::new());
+    for (tests, comments) in fold(all) {
+        match keys(&tests, sets) {
+            Some((key, source)) => keyed.entry(key).or_default().push((source, tests, comments)),
+            None => others.push((tests, comments)),
+        }
+    }
+    let mut lookups = Vec::new();
+    for (number, (key, group)) in keyed.into_iter().enumerate() {
+        let count: usize = group.iter().map(|(source, ..)| source.count(sources.members)).sum();
+        let few = group.len() * 8 < sources.in_a_row;
+        if few || count > most_keys {
+            others.extend(group.into_iter().map(|(_, tests, comments)| (tests, comments)));
+            continue;
+        }
+        most_keys -= count;
+        let set = format!("{prefix}-{number}");
+        let (mut of_all, mut comments) = (Vec::new(), Vec::new());
+        for (source, _, its_comments) in group {
+            of_all.push(source);
+            comments.extend(its_comments);
+        }
+        let found = Test::Member { key, set: set.clone(), invert: false };
+        others.push((vec![Test::Family(key.family), found], comments));
+        lookups.push((set, Lookup { key, sources: of_all, keys: count }));
+    }
+    let line = |(tests, comments): (Conjunction, Vec<String>)| {
+        let comment = joined(&comments);
+        Line { tests, comment, ..first.clone() }
+    };
+    (lookups, others.into_iter().map(line).collect())
+}
+
+fn joined(comments: &[String]) -> String {
+    match comments {
+        [one] => one.clone(),
+        many => format!("{} rules, such as {}", many.len(), many.first().map_or("", String::as_str)),
+    }
+}
+
+/// The keys of a line that asks for single addresses of one side, and of one or several protocols and destination ports
+/// if any.
+fn keys(tests: &[Test], sets: &BTreeMap<String, &SetId>) -> Option<(Keyed, Source)> {
+    let (mut family, mut protocols, mut ports, mut peer) = (None, None, None, None);
+    for test in tests {
+        match test {
+            Test::Family(asked) => family = Some(*asked),
+            Test::Protocol { numbers, invert: false } => protocols = Some(numbers.clone()),
+            Test::Port { side: Side::Destination, ranges, invert: false } => {
+                ports = Some(ranges.keys(MOST_VALUES)?);
+            }
+            Test::Address { side, ranges, invert: false, .. } if peer.is_none() => {
+                peer = Some((*side, Addresses::These(ranges.keys(MOST_VALUES)?)));
+            }
+            Test::Member { key: Keyed { side, then: Then::Nothing, .. }, set, invert: false }
+                if peer.is_none() =>
+            {
+                peer = Some((*side, Addresses::Of((*sets.get(set)?).clone())));
+            }
+            _ => return None,
+        }
+    }
+    let (side, addresses) = peer?;
+    let then = match (&protocols, &ports) {
+        (_, Some(_)) => Then::Port(Side::Destination),
+        (Some(_), None) => Then::Protocol,
+        (None, None) => Then::Nothing,
+    };
+    Some((Keyed { side, family: family?, then }, Source { addresses, tails: tails(protocols, ports)? }))
+}
+
+/// The names by which the sets of single addresses are looked up.
+pub fn address_sets<'a>(ids: impl Iterator<Item = &'a SetId>) -> BTreeMap<String, &'a SetId> {
+    let names = |id| [Family::V4, Family::V6].map(|family| (Part::Addresses(family).name(id), id));
+    ids.flat_map(names).collect()
+}
+
+/// Every protocol with every port.
+fn tails(protocols: Option<Vec<u8>>, ports: Option<Vec<Key>>) -> Option<BTreeSet<Vec<u8>>> {
+    let Some(protocols) = protocols else { return ports.is_none().then(|| BTreeSet::from([Vec::new()])) };
+    let mut tails = BTreeSet::new();
+    for protocol in protocols {
+        let head = [protocol, 0, 0, 0];
+        match &ports {
+            None => drop(tails.insert(head.to_vec())),
+            Some(ports) => tails.extend(ports.iter().map(|port| [&head[..], port.bytes(), &[0, 0]].concat())),
+        }
+    }
+    Some(tails)
+}
+
+/// The address of a member that is a single one of this family.
+fn single(member: &Member, family: Family) -> Option<Key> {
+    match member {
+        Member::Net(IpNet::V4(net)) if family == Family::V4 && net.prefix_len() == 32 => {
+            Some(Key::address(net.addr().into()))
+        }
+        Member::Net(IpNet::V6(net)) if family == Family::V6 && net.prefix_len() == 128 => {
+            Some(Key::address(net.addr().into()))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,206 @@
+//! Policies as lines: each is one nftables rule to be, once it is known where it stands and where it passes to.
+
+use std::collections::BTreeSet;
+
+use tortie_api::net::{Action, Direction};
+use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
+
+use super::fold::fold;
+use super::matches::conjunctions;
+use super::sets::digest;
+use super::test::{Conjunction, exprs};
+use crate::nftables::{Expr, Reject, Rule, Verdict, rule_length};
+
+/// The nflog groups that Log rules send to, as Calico's (`calico.md` 6.5).
+const LOG_GROUP_INGRESS: u16 = 1;
+const LOG_GROUP_EGRESS: u16 = 2;
+
+/// `NF_LOG_PREFIXLEN` without its NUL.
+const LONGEST_PREFIX: usize = 127;
+
+/// The most nftables rules of one direction of a policy. So many, one after another, are milliseconds for each new flow.
+const MOST_RULES: usize = 20_000;
+/// The most bytes of messages of one direction of a policy.
+const MOST_BYTES: usize = 8 << 20;
+
+/// What becomes of a packet that a Deny rule matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deny {
+    /// It is dropped, and nobody is told.
+    Drop,
+    /// Its sender is told: by a reset for TCP, and that it is prohibited otherwise.
+    Reject,
+}
+
+/// A policy's rules of one direction.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lines {
+    /// The lines, in order.
+    pub lines: Vec<Line>,
+    /// The sets that the rules name.
+    pub sets: BTreeSet<SetId>,
+    /// Why the rules cannot be written down; the policy then denies everything.
+    pub problem: Option<String>,
+}
+
+/// One nftables rule to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub action: Action,
+    pub tests: Conjunction,
+    /// Where it comes from, as in `NetworkPolicy demo/web Ingress rule 1, 2`.
+    pub comment: String,
+    /// What it does, if it is a Log.
+    pub log: Option<Expr>,
+}
+
+impl Lines {
+    /// The lines of a policy's rules. `exists` says which nftables sets there are, and `room` how many bytes fit in one
+    /// transaction.
+    pub fn new(
+        id: &PolicyId,
+        rules: Option<&PolicyRules>,
+        direction: Direction,
+        exists: &dyn Fn(&str) -> bool,
+        room: usize,
+    ) -> Self {
+        let Some(rules) = rules else { return Self::deny(format!("{id} is not known")) };
+        let rules = rules.direction(direction);
+        let sets = rules.iter().flat_map(PolicyRule::set_ids).cloned().collect();
+        match lines(id, rules, direction, exists).and_then(|lines| fitting(id, lines, room)) {
+            Ok(lines) => Self { lines, sets, problem: None },
+            Err(problem) => Self { sets, ..Self::deny(problem) },
+        }
+    }
+
+    /// A policy that denies everything, because of a problem.
+    pub fn deny(problem: String) -> Self {
+        let line = Line::all(Action::Deny, "closed: the policy cannot be enforced");
+        Self { lines: vec![line], sets: BTreeSet::new(), problem: Some(problem) }
+    }
+
+    /// Whether one of the lines passes.
+    pub fn passes(&self) -> bool {
+        self.lines.iter().any(|line| line.action == Action::Pass)
+    }
+}
+
+impl Line {
+    /// A line for every packet.
+    pub fn all(action: Action, comment: &str) -> Self {
+        Self { action, tests: Vec::new(), comment: comment.to_owned(), log: None }
+    }
+
+    /// The nftables rules: one, or two where a rejection depends on the protocol.
+    pub fn rules(&self, deny: Deny, pass: Option<&Verdict>) -> Vec<Rule> {
+        let rule = |last: &[Expr]| Rule::new([&exprs(&self.tests), last].concat(), &self.comment);
+        let verdict = |verdict: Verdict| vec![rule(&[Expr::Verdict(verdict)])];
+        match (self.action, pass) {
+            (Action::Allow, _) => verdict(Verdict::Accept),
+            (Action::Pass, Some(pass)) => verdict(pass.clone()),
+            (Action::Log, _) => self.log.iter().map(|log| rule(std::slice::from_ref(log))).collect(),
+            // A profile has nowhere to pass to.
+            (Action::Deny | Action::Pass, _) => match deny {
+                Deny::Drop => verdict(Verdict::Drop),
+                Deny::Reject => rejections().map(|last| rule(&last)).into(),
+            },
+        }
+    }
+}
+
+/// The chain of one direction of a policy: what is neither allowed nor denied returns from it.
+pub fn chain_name(id: &PolicyId, direction: Direction) -> String {
+    let prefix = match direction {
+        Direction::Ingress => "pi",
+        Direction::Egress => "pe",
+    };
+    format!("{prefix}-{}", digest(id.to_string().as_bytes()))
+}
+
+/// A reset for TCP, and the message "prohibited" for what is left.
+fn rejections() -> [Vec<Expr>; 2] {
+    let tcp = super::test::Test::Protocol { numbers: vec![6], invert: false };
+    [[tcp.exprs(), vec![Expr::Reject(Reject::TcpReset)]].concat(), vec![Expr::Reject(Reject::Prohibited)]]
+}
+
+/// Rules of one action that follow one another are folded; what is logged has its place among them.
+fn lines(
+    id: &PolicyId,
+    rules: &[PolicyRule],
+    direction: Direction,
+    exists: &dyn Fn(&str) -> bool,
+) -> Result<Vec<Line>, String> {
+    let name = format!("{id} {direction:?} rule");
+    let mut lines = Vec::new();
+    let numbered: Vec<_> = rules.iter().enumerate().collect();
+    for run in numbered.chunk_by(|(_, one), (_, next)| one.action == next.action && one.action != Action::Log)
+    {
+        let mut all = Vec::new();
+        for (index, rule) in run {
+            let number = index + 1;
+            let tests = conjunctions(rule, exists).map_err(|_| {
+                format!("{name} {number} has more alternatives than can be written as nftables rules")
+            })?;
+            all.extend(tests.into_iter().map(|tests| (tests, vec![number])));
+        }
+        let Some(action) = run.first().map(|(_, rule)| rule.action) else { continue };
+        let log = (action == Action::Log).then(|| log_expr(id, direction));
+        lines.extend(fold(all).into_iter().map(|(tests, numbers)| Line {
+            action,
+            tests,
+            comment: format!("{name} {}", listed(numbers)),
+            log: log.clone(),
+        }));
+    }
+    Ok(lines)
+}
+
+fn log_expr(id: &PolicyId, direction: Direction) -> Expr {
+    let group = match direction {
+        Direction::Ingress => LOG_GROUP_INGRESS,
+        Direction::Egress => LOG_GROUP_EGRESS,
+    };
+    let text = id.to_string();
+    Expr::Log { group, prefix: text[..text.floor_char_boundary(LONGEST_PREFIX)].to_owned() }
+}
+
+/// Numbers as `1, 3-5`.
+fn listed(mut numbers: Vec<usize>) -> String {
+    numbers.sort_unstable();
+    numbers.dedup();
+    let runs = numbers.chunk_by(|one, next| one + 1 == *next);
+    let run = |run: &[usize]| match run {
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+        [] => String::new(),
+    };
+    runs.map(run).collect::<Vec<_>>().join(", ")
+}
+
+/// The lines, if they are not too many or too large; what to do if they are.
+fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, String> {
+    let most = MOST_BYTES.min(room);
+    // Near enough: a chain that is a little too large after all is refused by the transaction.
+    let length = |line: &Line| -> usize {
+        let rules = line.rules(Deny::Drop, None);
+        rules.iter().map(|rule| rule_length("tortie", "pi-0123456789abcdef", rule)).sum()
+    };
+    if lines.len() <= MOST_RULES && lines.iter().map(length).sum::<usize>() <= most {
+        return Ok(lines);
+    }
+    Err(format!(
+        "{id} is more than {MOST_RULES} nftables rules or {} kB: put its addresses into a network set, or join rules",
+        most / 1000
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_listed_as_ranges() {
+        assert_eq!(listed(vec![5, 3, 4, 1, 3, 9]), "1, 3-5, 9");
+        assert_eq!(listed(vec![]), "");
+    }
+}

@@ -1,0 +1,208 @@
+//! Programs as chains: what is asked about packets into, or out of, pods with the same policies.
+//!
+//! A tier with few rules jumps to the chains of its policies, which all programs share. In a tier with many, which would
+//! be many tests for each new flow, rules of all its policies are looked up at once ([`Lookup`]).
+//! A policy that passes is written into its tier's chain, as where it passes to is the program's own.
+//!
+//! Whatever allows a packet accepts it, which ends its way through the base chain of this side; so chains end in a
+//! verdict, or return to where policy goes on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tortie_api::net::{Action, Direction};
+use tortie_dataplane::NodeState;
+use tortie_policy::program::{EndOfTier, EndpointProgram, PolicyId, SetId, TierProgram};
+
+use super::change::Change;
+use super::lookups::{Lookup, address_sets, look_up};
+use super::policies::{Deny, Line, Lines, chain_name};
+use super::sets::digest;
+use crate::nftables::{Chain, Expr, Rule, Table, Verdict};
+
+/// How deep chains may lead to one another, from the base chain (`NFT_JUMP_STACK_SIZE`). Two lie before a program, and
+/// a policy's behind it.
+const MOST_CHAINS: usize = 12;
+
+/// What a program asks, in which direction. Pods for which this is the same share their program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    pub direction: Direction,
+    pub tiers: Vec<TierProgram>,
+    pub profiles: Vec<PolicyId>,
+}
+
+impl Asked {
+    pub fn new(program: &EndpointProgram, direction: Direction) -> Self {
+        Self { direction, tiers: program.tiers(direction).to_vec(), profiles: program.profiles.clone() }
+    }
+
+    /// The policies and profiles that it names.
+    pub fn policies(&self) -> impl Iterator<Item = &PolicyId> {
+        self.tiers.iter().flat_map(|tier| &tier.policies).chain(&self.profiles)
+    }
+}
+
+/// The name that the chains of one direction of a program begin with: the same for all pods with the same policies.
+pub fn program_name(program: &EndpointProgram, direction: Direction) -> String {
+    let prefix = match direction {
+        Direction::Ingress => "i",
+        Direction::Egress => "e",
+    };
+    let content = format!("{:?} {:?}", program.tiers(direction), program.profiles);
+    format!("{prefix}-{}", digest(content.as_bytes()))
+}
+
+/// The name of the first chain of a program.
+pub fn first_chain(program: &str) -> String {
+    format!("{program}-0")
+}
+
+/// A program in nftables.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The chains, by name, the first one first.
+    pub chains: Vec<(String, Chain)>,
+    /// The sets of its own, by name.
+    pub lookups: BTreeMap<String, Lookup>,
+    /// The policies to whose chains it jumps.
+    pub jumps: BTreeSet<PolicyId>,
+    /// Why it cannot be written down; it then drops everything.
+    pub problem: Option<String>,
+}
+
+impl Written {
+    /// How many keys its sets were made for.
+    pub fn keys(&self) -> usize {
+        self.lookups.values().map(|lookup| lookup.keys).sum()
+    }
+
+    /// Has it be in the table in the place of an older form.
+    pub fn put(&self, old: Option<&Self>, state: &NodeState, kernel: &Table, change: &mut Change) {
+        for (name, _) in old.into_iter().flat_map(|old| &old.chains) {
+            change.chain(kernel, name, None);
+        }
+        for name in old.into_iter().flat_map(|old| old.lookups.keys()) {
+            change.set(kernel, name, None);
+        }
+        for (name, chain) in &self.chains {
+            change.chain(kernel, name, Some(chain.clone()));
+        }
+        for (name, lookup) in &self.lookups {
+            change.set(kernel, name, Some(lookup.set(state)));
+        }
+    }
+}
+
+/// Where a program finds what it names.
+pub struct Sources<'a> {
+    /// The lines of a policy in the program's direction.
+    pub lines: &'a dyn Fn(&PolicyId) -> &'a Lines,
+    /// How many members a set has.
+    pub members: &'a dyn Fn(&SetId) -> usize,
+    pub deny: Deny,
+    /// The most rules of a tier that are asked one after another.
+    pub in_a_row: usize,
+    /// The most keys of sets of the program's own. Rules that would need more are asked one after another.
+    pub most_keys: usize,
+}
+
+/// A program that drops everything, because of a problem.
+pub fn closed(name: &str, problem: String) -> Written {
+    let rules = vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "closed: the policy cannot be enforced")];
+    let chains = vec![(first_chain(name), Chain { base: None, rules })];
+    Written { chains, problem: Some(problem), ..Written::default() }
+}
+
+/// Writes a program.
+pub fn write(name: &str, asked: &Asked, sources: &Sources<'_>) -> Written {
+    let chains = vec![Vec::new()];
+    let mut writer =
+        Writer { name, direction: asked.direction, sources, chains, written: Written::default() };
+    writer.program(asked);
+    if writer.chains.len() > MOST_CHAINS {
+        let problem =
+            format!("{} tiers with Pass rules are more than the kernel's limit", writer.chains.len());
+        return closed(name, problem);
+    }
+    let named = |(index, rules)| (format!("{name}-{index}"), Chain { base: None, rules });
+    let chains = writer.chains.into_iter().enumerate().map(named).collect();
+    Written { chains, ..writer.written }
+}
+
+struct Writer<'a, 's> {
+    name: &'a str,
+    direction: Direction,
+    sources: &'a Sources<'s>,
+    chains: Vec<Vec<Rule>>,
+    written: Written,
+}
+
+impl Writer<'_, '_> {
+    /// A tier begins a chain of its own only if a Pass rule must get there.
+    fn program(&mut self, asked: &Asked) {
+        for tier in &asked.tiers {
+            let next = Verdict::Goto(format!("{}-{}", self.name, self.chains.len()));
+            let passes = tier.policies.iter().any(|id| (self.sources.lines)(id).passes());
+            self.policies(&tier.policies, Some(&next));
+            let end = format!("end of tier {}", tier.name);
+            match tier.end {
+                EndOfTier::Deny => self.deny(&end),
+                EndOfTier::Pass if passes => self.rules([Rule::new(vec![Expr::Verdict(next)], &end)]),
+                EndOfTier::Pass => {}
+            }
+            if passes {
+                self.chains.push(Vec::new());
+            } else if tier.end == EndOfTier::Deny {
+                return; // nothing comes further
+            }
+        }
+        self.policies(&asked.profiles, None);
+        self.deny("no profile allows it");
+    }
+
+    /// Writes policies one after another.
+    fn policies(&mut self, ids: &[PolicyId], pass: Option<&Verdict>) {
+        let all: Vec<_> = ids.iter().map(|id| (id, (self.sources.lines)(id))).collect();
+        if all.iter().map(|(_, lines)| lines.lines.len()).sum::<usize>() > self.sources.in_a_row {
+            let lines: Vec<_> = all.iter().flat_map(|(_, lines)| &lines.lines).cloned().collect();
+            return self.many(lines, &all, pass);
+        }
+        for (id, lines) in all {
+            if lines.passes() {
+                self.lines(&lines.lines, pass);
+            } else if !lines.lines.is_empty() {
+                let jump = Expr::Verdict(Verdict::Jump(chain_name(id, self.direction)));
+                self.rules([Rule::new(vec![jump], &id.to_string())]);
+                self.written.jumps.insert(id.clone());
+            }
+        }
+    }
+
+    /// Writes many lines so that few tests are made for a packet.
+    fn many(&mut self, lines: Vec<Line>, policies: &[(&PolicyId, &Lines)], pass: Option<&Verdict>) {
+        let sets = address_sets(policies.iter().flat_map(|(_, lines)| &lines.sets));
+        let runs = lines.chunk_by(|one, next| one.action == next.action && one.action != Action::Log);
+        for run in runs {
+            let most_keys = self.sources.most_keys.saturating_sub(self.written.keys());
+            let prefix = format!("{}-{}-{}", self.name, self.chains.len(), self.written.lookups.len());
+            let (lookups, lines) = look_up(run, &sets, &prefix, self.sources, most_keys);
+            self.written.lookups.extend(lookups);
+            self.lines(&lines, pass);
+        }
+    }
+
+    fn lines(&mut self, lines: &[Line], pass: Option<&Verdict>) {
+        let deny = self.sources.deny;
+        self.rules(lines.iter().flat_map(|line| line.rules(deny, pass)));
+    }
+
+    fn deny(&mut self, comment: &str) {
+        self.rules(Line::all(Action::Deny, comment).rules(self.sources.deny, None));
+    }
+
+    fn rules(&mut self, rules: impl IntoIterator<Item = Rule>) {
+        if let Some(chain) = self.chains.last_mut() {
+            chain.extend(rules);
+        }
+    }
+}

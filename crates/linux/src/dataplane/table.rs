@@ -1,0 +1,141 @@
+//! The nftables table of policy: what the kernel has is made what it should be.
+
+use std::collections::BTreeMap;
+
+use tortie_dataplane::{Condition, EndpointId, NodeState};
+
+use super::Config;
+use super::dirty::Dirty;
+use super::wanted::{Around, Wanted};
+use crate::nftables::{Nft, Op, Table};
+use crate::{Error, Result};
+
+/// The table of policy, and what it is known to hold.
+#[derive(Debug)]
+pub struct PolicyTable {
+    pub(super) nft: Nft,
+    pub(super) config: Config,
+    /// The flags of the table, of which an old kernel knows none.
+    flags: u32,
+    /// What the kernel has, as far as we know; `None` if we do not, and then it is read before it is changed.
+    kernel: Option<Table>,
+    pub(super) wanted: Wanted,
+    /// Chains of policies, and programs, that the kernel has refused, and what it said. They stay closed until
+    /// a policy changes, or the next resync.
+    refused: BTreeMap<String, String>,
+}
+
+impl PolicyTable {
+    /// Opens a connection to the nftables of the calling thread's network namespace. Nothing is changed yet.
+    pub fn open(config: Config) -> Result<Self> {
+        let flags = if config.guard_table { Table::GUARDED } else { 0 };
+        let mut nft = Nft::open()?;
+        nft.limit_transactions(config.transaction_bytes);
+        Ok(Self { nft, config, flags, kernel: None, wanted: Wanted::default(), refused: BTreeMap::new() })
+    }
+
+    /// Makes true what has changed. After a failure everything is looked at again.
+    pub fn apply(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
+        if !dirty.policies.is_empty() && !self.refused.is_empty() {
+            self.refused.clear();
+            return self.adopt(state);
+        }
+        if self.kernel.is_none() {
+            return self.adopt(state);
+        }
+        if dirty.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.change(state, dirty) {
+            // Something is not as we think: look, and try once more with all of it.
+            tracing::warn!(%error, "the change was refused; the whole table is compared with the kernel's");
+            return self.adopt(state);
+        }
+        Ok(())
+    }
+
+    /// Reads the kernel's table and makes it what it should be.
+    pub fn resync(&mut self, state: &NodeState) -> Result<()> {
+        self.refused.clear();
+        self.adopt(state)
+    }
+
+    /// Whether the table is known to be in the kernel.
+    pub fn is_in_kernel(&self) -> bool {
+        self.kernel.is_some()
+    }
+
+    /// What is wrong with each endpoint's policy.
+    pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
+        let mut conditions = BTreeMap::new();
+        for (id, said) in self.wanted.said() {
+            let problem = |problem| Condition {
+                reason: "RuleNotExpressible",
+                message: format!("{id}: {problem}; where it stands everything is denied"),
+            };
+            let mut all: Vec<_> = said.problems.into_iter().map(problem).collect();
+            all.extend(said.contested.then(|| Condition {
+                reason: "InterfaceContested",
+                message: format!(
+                    "{id}: another pod has its interface {} too; both are closed",
+                    said.interface
+                ),
+            }));
+            conditions.insert(id.clone(), all);
+        }
+        conditions
+    }
+
+    /// Compares the whole table with the kernel's. What the kernel refuses is closed, so that one bad policy does not keep
+    /// the others from being enforced.
+    fn adopt(&mut self, state: &NodeState) -> Result<()> {
+        self.kernel = None;
+        loop {
+            self.wanted = Wanted::default();
+            let dirty = Dirty::everything(state);
+            let around = Around { config: &self.config, room: self.nft.room(), refused: &self.refused };
+            let new = self.wanted.update(state, &dirty, &Table::default(), &around).into_table(self.flags);
+            self.nft.check_owner(&self.config.table)?;
+            let actual = self.nft.list(&self.config.table)?;
+            let committed = self.put_whole(&new, actual);
+            if self.flags != 0 && matches!(&committed, Err(error) if flags_unknown(error)) {
+                tracing::warn!(
+                    table = self.config.table,
+                    "this kernel cannot guard the table (Linux 6.9 can): others may change it, for instance by \
+                     `nft flush ruleset`, and it is mended at the next resync"
+                );
+                self.flags = 0;
+                continue;
+            }
+            if let Err(Error::Transaction { op, refusal, .. }) = &committed
+                && let Op::SetRules(chain, _) = op.as_ref()
+                && let Some(name) = self.wanted.owner(chain)
+                && !self.refused.contains_key(&name)
+            {
+                tracing::error!(chain, %refusal, "the kernel refused a chain; what it stands for is denied");
+                self.refused.insert(name, format!("the kernel refused its chain {chain}: {refusal}"));
+                continue;
+            }
+            committed?;
+            self.kernel = Some(new);
+            return Ok(());
+        }
+    }
+
+    /// Changes only what has changed.
+    fn change(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
+        let Some(mut kernel) = self.kernel.take() else { return self.adopt(state) };
+        let around = Around { config: &self.config, room: self.nft.room(), refused: &self.refused };
+        let change = self.wanted.update(state, dirty, &kernel, &around);
+        self.put_part(&mut kernel, change, dirty)?;
+        self.kernel = Some(kernel);
+        Ok(())
+    }
+}
+
+/// Whether the kernel does not know the table's flags. Linux says EINVAL or EOPNOTSUPP, by version.
+fn flags_unknown(error: &Error) -> bool {
+    let Error::Transaction { op, .. } = error else { return false };
+    matches!(op.as_ref(), Op::AddTable(flags) if *flags != 0)
+        && matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}

@@ -1,0 +1,251 @@
+//! Tests of a packet, and how each is made in nftables.
+
+use tortie_policy::program::IcmpMatch;
+
+use super::sets::{Family, set};
+use crate::nftables::{CmpOp, Element, Expr, Field, Header, Key, MetaKey, Register, SetRef, SetSpec};
+
+/// Tests that must all hold.
+pub type Conjunction = Vec<Test>;
+
+/// One test of a packet. What is asked of a header must be asked after the family or the protocol that has it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Test {
+    /// The packet is of this family.
+    Family(Family),
+    /// The protocol is one of these numbers, which are in order (none of them, when `invert`).
+    Protocol { numbers: Vec<u8>, invert: bool },
+    /// It is such an ICMP message, of a type, a code, or both (it is not, when `invert`).
+    Icmp { icmp: IcmpMatch, invert: bool },
+    /// The address lies in one of the ranges (in none, when `invert`).
+    Address { side: Side, family: Family, ranges: Ranges, invert: bool },
+    /// The nftables set of this name has a key like that (has not, when `invert`).
+    Member { key: Keyed, set: String, invert: bool },
+    /// The port lies in one of the ranges (in none, when `invert`).
+    Port { side: Side, ranges: Ranges, invert: bool },
+}
+
+/// What of a packet the keys of a set are made of: the address of one side, and what follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Keyed {
+    pub side: Side,
+    pub family: Family,
+    pub then: Then,
+}
+
+/// What follows an address in a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Then {
+    Nothing,
+    Protocol,
+    /// The protocol, and the port of this side.
+    Port(Side),
+}
+
+/// Which end of the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    Source,
+    Destination,
+}
+
+/// Ranges of keys of one length in order, both ends included, that neither overlap nor touch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Ranges(Vec<(Key, Key)>);
+
+impl Ranges {
+    /// Joins ranges that overlap or touch.
+    pub fn new(mut ranges: Vec<(Key, Key)>) -> Self {
+        ranges.sort_unstable();
+        let mut joined: Vec<(Key, Key)> = Vec::new();
+        for (first, last) in ranges {
+            match joined.last_mut() {
+                // The last range reaches the next one, or the end of all keys.
+                Some((_, end)) if end.next().is_none_or(|behind| first <= behind) => *end = last.max(*end),
+                _ => joined.push((first, last)),
+            }
+        }
+        Self(joined)
+    }
+
+    /// What lies in either.
+    pub fn union(&self, other: &Self) -> Self {
+        Self::new([&self.0[..], &other.0].concat())
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &(Key, Key)> {
+        self.0.iter()
+    }
+
+    /// The keys one by one, if they are no more than so many.
+    pub fn keys(&self, most: usize) -> Option<Vec<Key>> {
+        let mut keys = Vec::new();
+        for (first, last) in &self.0 {
+            let mut next = Some(*first);
+            while let Some(key) = next.filter(|key| key <= last) {
+                if keys.len() == most {
+                    return None;
+                }
+                keys.push(key);
+                next = key.next();
+            }
+        }
+        Some(keys)
+    }
+
+    /// Whether everything or nothing lies in them, if it is one of the two.
+    pub fn always(&self) -> Option<bool> {
+        match self.0.as_slice() {
+            [] => Some(false),
+            [(first, last)] if first.previous().is_none() && last.next().is_none() => Some(true),
+            _ => None,
+        }
+    }
+}
+
+/// Ranges of port numbers.
+pub fn port_ranges(ports: impl Iterator<Item = (u16, u16)>) -> Ranges {
+    Ranges::new(ports.map(|(first, last)| (Key::port(first), Key::port(last))).collect())
+}
+
+/// The expressions that go on only where all tests hold.
+pub fn exprs(tests: &[Test]) -> Vec<Expr> {
+    tests.iter().flat_map(Test::exprs).collect()
+}
+
+impl Test {
+    /// The expressions that go on only where it holds.
+    pub fn exprs(&self) -> Vec<Expr> {
+        match self {
+            Self::Family(family) => {
+                let load = Expr::Meta { register: 0, key: MetaKey::NfProto };
+                vec![load, is(vec![family.number()], false)]
+            }
+            Self::Protocol { numbers, invert } => {
+                let keys: Vec<_> = numbers.iter().map(|number| Key::byte(*number)).collect();
+                vec![
+                    Expr::Meta { register: 0, key: MetaKey::L4Proto },
+                    one_of(Field::Protocol, &keys, *invert),
+                ]
+            }
+            Self::Icmp { icmp, invert } => icmp_is(icmp, *invert),
+            Self::Address { side, family, ranges, invert } => {
+                vec![load_address(*side, *family), in_ranges(family.field(), ranges, *invert)]
+            }
+            Self::Member { key, set, invert } => {
+                let mut exprs = key.load();
+                exprs.push(in_set(set, *invert));
+                exprs
+            }
+            Self::Port { side, ranges, invert } => {
+                vec![load_port(*side, 0), in_ranges(Field::Port, ranges, *invert)]
+            }
+        }
+    }
+}
+
+impl Keyed {
+    /// The address of one side.
+    pub fn address(side: Side, family: Family) -> Self {
+        Self { side, family, then: Then::Nothing }
+    }
+
+    /// Address, protocol and port of one side.
+    pub fn address_port(side: Side, family: Family) -> Self {
+        Self { side, family, then: Then::Port(side) }
+    }
+
+    /// The sets that have such keys.
+    pub fn spec(self) -> SetSpec {
+        let further: &[Field] = match self.then {
+            Then::Nothing => &[],
+            Then::Protocol => &[Field::Protocol],
+            Then::Port(_) => &[Field::Protocol, Field::Port],
+        };
+        SetSpec::hash(&[&[self.family.field()], further].concat())
+    }
+
+    /// Loads the key.
+    fn load(self) -> Vec<Expr> {
+        let behind = self.family.registers();
+        let mut exprs = vec![load_address(self.side, self.family)];
+        if self.then != Then::Nothing {
+            exprs.push(Expr::Meta { register: behind, key: MetaKey::L4Proto });
+        }
+        if let Then::Port(side) = self.then {
+            exprs.push(load_port(side, behind + 1));
+        }
+        exprs
+    }
+}
+
+/// Type and code are the first two bytes of ICMP and ICMPv6 alike.
+fn icmp_is(icmp: &IcmpMatch, invert: bool) -> Vec<Expr> {
+    let (offset, value) = match (icmp.icmp_type, icmp.icmp_code) {
+        (None, None) => return Vec::new(),
+        (Some(icmp_type), None) => (0, vec![icmp_type]),
+        (None, Some(icmp_code)) => (1, vec![icmp_code]),
+        (Some(icmp_type), Some(icmp_code)) => (0, vec![icmp_type, icmp_code]),
+    };
+    let length = value.len() as u32;
+    vec![Expr::Payload { register: 0, header: Header::Transport, offset, length }, is(value, invert)]
+}
+
+/// Loads the address of one side into the first registers.
+pub fn load_address(side: Side, family: Family) -> Expr {
+    load_address_to(side, family, 0)
+}
+
+/// Loads the address of one side into this register and those behind it.
+pub fn load_address_to(side: Side, family: Family, register: Register) -> Expr {
+    let offset = match (family, side) {
+        (Family::V4, Side::Source) => 12,
+        (Family::V4, Side::Destination) => 16,
+        (Family::V6, Side::Source) => 8,
+        (Family::V6, Side::Destination) => 24,
+    };
+    Expr::Payload { register, header: Header::Network, offset, length: family.field().length() as u32 }
+}
+
+fn load_port(side: Side, register: Register) -> Expr {
+    let offset = match side {
+        Side::Source => 0,
+        Side::Destination => 2,
+    };
+    Expr::Payload { register, header: Header::Transport, offset, length: 2 }
+}
+
+/// The first registers hold a key of the set (hold none, when `invert`).
+pub fn in_set(name: &str, invert: bool) -> Expr {
+    Expr::Lookup { register: 0, set: SetRef::named(name), invert }
+}
+
+fn is(value: Vec<u8>, invert: bool) -> Expr {
+    Expr::Cmp { register: 0, op: if invert { CmpOp::NotEqual } else { CmpOp::Equal }, value }
+}
+
+/// The first registers hold one of the keys.
+fn one_of(field: Field, keys: &[Key], invert: bool) -> Expr {
+    match keys {
+        [one] => is(one.bytes().to_vec(), invert),
+        many => {
+            let elements = many.iter().copied().map(Element::key);
+            let set = SetRef::Inline(Box::new(set(SetSpec::hash(&[field]), elements)));
+            Expr::Lookup { register: 0, set, invert }
+        }
+    }
+}
+
+fn in_ranges(field: Field, ranges: &Ranges, invert: bool) -> Expr {
+    match ranges.0.as_slice() {
+        [(first, last)] if first == last => is(first.bytes().to_vec(), invert),
+        [(first, last)] => {
+            Expr::Range { register: 0, invert, first: first.bytes().to_vec(), last: last.bytes().to_vec() }
+        }
+        many => {
+            let elements = many.iter().map(|(first, last)| Element::range(*first, *last));
+            let set = SetRef::Inline(Box::new(set(SetSpec::interval(&[field]), elements)));
+            Expr::Lookup { register: 0, set, invert }
+        }
+    }
+}
