@@ -286,6 +286,12 @@ impl Subjects {
         subjects && groups && self.by_own.is_empty() && self.by_group.is_empty()
     }
 
+    /// How many sets of labels are kept for subjects.
+    #[cfg(test)]
+    pub(crate) fn labels_kept(&self) -> usize {
+        self.labels.known.len()
+    }
+
     /// Which sets a subject is noted to contribute to.
     #[cfg(test)]
     pub(crate) fn memberships(&self) -> impl Iterator<Item = No> {

@@ -320,3 +320,29 @@ fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
         _ => everything(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As texts, in which a name that begins another may come after it: `/` is after `-` and `.`.
+    #[test]
+    fn policies_of_one_order_come_by_name_namespace_and_kind() {
+        let kinds = [PolicyKind::KubernetesNetworkPolicy, PolicyKind::NetworkPolicy];
+        let ids = ["a", "a-b", "a.b", "a0", "b"].into_iter().flat_map(|name| {
+            let named = move |namespace: &'static str, kind| PolicyId {
+                kind,
+                namespace: namespace.into(),
+                name: name.into(),
+            };
+            ["", "n", "n-m"].into_iter().flat_map(move |space| kinds.map(|kind| named(space, kind)))
+        });
+        let mut orders: Vec<Order> = ids.map(|id| Order::new(Some(1000.0), &id)).collect();
+        orders.sort();
+        let texts: Vec<String> = orders
+            .iter()
+            .map(|Order { id, .. }| format!("{}/{}/{}", id.name, id.namespace, id.kind.kind()))
+            .collect();
+        assert!(texts.is_sorted(), "{texts:?}");
+    }
+}
