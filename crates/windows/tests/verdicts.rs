@@ -63,7 +63,7 @@ fn seldom<T: Clone + std::fmt::Debug + 'static>(
 }
 
 fn ids(names: &'static [&'static str]) -> BoxedStrategy<Vec<SetId>> {
-    seldom(select(names.to_vec()).prop_map(|name| SetId::new(name)))
+    seldom(select(names.to_vec()).prop_map(SetId::new))
 }
 
 fn entity() -> impl Strategy<Value = EntityMatch> {
