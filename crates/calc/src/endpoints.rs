@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use tortie_api::Kind;
 use tortie_api::calico::{HostEndpoint as HostEndpointObject, HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, MacAddress, NodeState};
 use tortie_policy::Hook;
 use tortie_policy::program::{EndOfTier, EndpointProgram, HostEndpointProgram, PolicyId};
 
-use crate::keys::{KeyRef, SharedKey};
+use crate::keys::{KeyRef, Map, SharedKey};
 use crate::policies::Policies;
 use crate::slab::{No, Numbers};
 use crate::subjects::{Subject, Subjects};
@@ -133,12 +132,12 @@ pub(crate) struct Programs<'a> {
     subjects: &'a Subjects,
     policies: &'a Policies,
     /// Those of pods, by the policies that select them and the groups that they belong to.
-    made: HashMap<(&'a [No], &'a [No]), Arc<EndpointProgram>>,
+    made: Map<(&'a [No], &'a [No]), Arc<EndpointProgram>>,
 }
 
 impl<'a> Programs<'a> {
     pub(crate) fn new(subjects: &'a Subjects, policies: &'a Policies) -> Self {
-        Self { subjects, policies, made: HashMap::new() }
+        Self { subjects, policies, made: Map::default() }
     }
 
     fn endpoint(&mut self, subject: &'a Subject) -> Option<Arc<Endpoint>> {

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::SetSource;
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 use crate::Calc;
 use crate::endpoints::{Given, LocalId, Programs};
+use crate::keys::Map;
 use crate::slab::No;
 
 /// The policies and profiles that programs name which have been given out.
 #[derive(Default)]
-pub(crate) struct InUse(HashMap<PolicyId, Use>);
+pub(crate) struct InUse(Map<PolicyId, Use>);
 
 #[derive(Default)]
 struct Use {

@@ -3,19 +3,19 @@
 
 use std::collections::BTreeSet;
 
-use hashbrown::HashMap;
 use tortie_policy::SubjectLabels;
 use tortie_selector::{Restriction, Restrictions};
 
+use crate::keys::Map;
 use crate::slab::{No, Numbers};
 
 /// Selectors, each filed under one demand that whatever it matches fulfils.
 #[derive(Default)]
 pub(crate) struct SelectorIndex {
     /// Those that demand one of some values of a label, under each of them.
-    by_value: HashMap<String, HashMap<String, Vec<No>>>,
+    by_value: Map<String, Map<String, Vec<No>>>,
     /// Those that demand a label.
-    by_presence: HashMap<String, Vec<No>>,
+    by_presence: Map<String, Vec<No>>,
     /// Those that demand neither.
     others: BTreeSet<No>,
 }
@@ -118,7 +118,7 @@ impl SelectorIndex {
 
 /// What bears which labels, by name and value.
 #[derive(Default)]
-pub(crate) struct LabelIndex(HashMap<String, HashMap<String, Numbers>>);
+pub(crate) struct LabelIndex(Map<String, Map<String, Numbers>>);
 
 impl LabelIndex {
     pub(crate) fn insert(&mut self, no: No, labels: &SubjectLabels) {

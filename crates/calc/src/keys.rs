@@ -1,12 +1,16 @@
 //! Keys, and the numbers of the things that bear them.
 
-use std::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::HashTable;
 use tortie_api::{Key, Kind};
 
 use crate::slab::No;
+
+/// A map that a borrowed key finds its way in, and that makes an own one only to keep it. Others choose what is hashed here,
+/// so the hash is the standard library's.
+pub(crate) type Map<K, V> = hashbrown::HashMap<K, V, RandomState>;
 
 /// The key of an object, the names shared with whatever else says them.
 #[derive(Clone)]
@@ -47,7 +51,7 @@ impl<'a> From<&'a Key> for KeyRef<'a> {
 /// when it grows.
 #[derive(Default)]
 pub(crate) struct ByKey {
-    hasher: DefaultHashBuilder,
+    hasher: RandomState,
     table: HashTable<(u64, No)>,
 }
 

@@ -21,8 +21,8 @@ mod tiers;
 
 use std::collections::BTreeMap;
 
-use hashbrown::HashSet;
 use serde_json::Value;
+use std::collections::HashSet;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;

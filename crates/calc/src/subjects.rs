@@ -1,11 +1,10 @@
 //! Whatever selectors may match: pods' interfaces, host endpoints and network sets, with the labels that selectors see, and where those
 //! labels come from.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
 use ipnet::IpNet;
 use tortie_api::calico::{EndpointPort, HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::net::Protocol;
@@ -384,7 +383,11 @@ impl SharedLabels {
             self.known.retain(|labels| labels.is_shared());
             self.enough = 2 * self.known.len();
         }
-        self.known.get_or_insert(labels).clone()
+        if let Some(known) = self.known.get(&labels) {
+            return known.clone();
+        }
+        self.known.insert(labels.clone());
+        labels
     }
 }
 
