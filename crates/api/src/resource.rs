@@ -197,7 +197,11 @@ impl Resource {
                 endpoint.validate()?;
                 Self::HostEndpoint(endpoint)
             }
-            Kind::FelixConfiguration => Self::FelixConfiguration(typed(value).map_err(one)?),
+            Kind::FelixConfiguration => {
+                let mut felix: FelixConfiguration = typed(value).map_err(one)?;
+                felix.read_annotations().map_err(one)?;
+                Self::FelixConfiguration(felix)
+            }
             Kind::IpPool => {
                 let pool: IpPool = typed(value).map_err(one)?;
                 pool.validate()?;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 use serde_json::Value;
-use tortie_api::calico::{HostEndpointSpec, IpPool, TierDefault, WorkloadEndpointSpec};
+use tortie_api::calico::{
+    EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, IpPool, TierDefault, WorkloadEndpointSpec,
+};
 use tortie_api::kubernetes::Node;
 use tortie_api::net::Action;
 use tortie_api::{FieldError, Key, Kind, Network, Resource};
@@ -33,6 +35,7 @@ pub(crate) enum Input {
     Host(OwnLabels, Box<HostEndpointSpec>),
     Node(Node),
     Pool(IpPool),
+    Felix(Box<FelixConfigurationSpec>),
     /// The node of a block.
     Block(Ipv4Net, String),
 }
@@ -47,6 +50,18 @@ pub(crate) fn read(key: &Key, value: Option<&Value>) -> (Option<Input>, Option<S
             Err(problems) => {
                 let (input, problem) = closed(key, value, &problems);
                 (Some(input), Some(problem))
+            }
+        },
+        Kind::FelixConfiguration => match Resource::read(key, value) {
+            Ok(resource) => (typed(key, resource), None),
+            Err(problems) => {
+                let closing = FelixConfigurationSpec {
+                    default_endpoint_to_host_action: Some(EndpointToHostAction::Drop),
+                    ..FelixConfigurationSpec::default()
+                };
+                let instead =
+                    "packets from pods to their own node are dropped, and all else is as if it were absent";
+                (Some(Input::Felix(Box::new(closing))), Some(format!("{}; {instead}", in_words(&problems))))
             }
         },
         _ if policy_id(key).is_some() => {
@@ -102,6 +117,7 @@ pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
         }
         (Kind::Node, Resource::Node(node)) => Input::Node(node),
         (Kind::IpPool, Resource::IpPool(pool)) => Input::Pool(pool),
+        (Kind::FelixConfiguration, Resource::FelixConfiguration(felix)) => Input::Felix(Box::new(felix.spec)),
         (_, policy) => Input::Policy(Box::new(compile_read(key, &policy)?)),
     })
 }

@@ -39,7 +39,7 @@ use subjects::Subjects;
 pub use network::vtep_mac;
 
 /// The kinds of object that a node's state depends on.
-pub const KINDS: [Kind; 18] = [
+pub const KINDS: [Kind; 19] = [
     Kind::Namespace,
     Kind::ServiceAccount,
     Kind::Node,
@@ -58,6 +58,7 @@ pub const KINDS: [Kind; 18] = [
     Kind::GlobalNetworkPolicy,
     Kind::WorkloadEndpoint,
     Kind::HostEndpoint,
+    Kind::FelixConfiguration,
 ];
 
 /// The computation for one node.
@@ -153,6 +154,7 @@ impl Calc {
             Some(Input::Host(own, spec)) => self.update_host(key, Some((own, *spec))),
             Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends), &self.state),
             Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
+            Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
             Some(Input::Block(cidr, node)) => self.network.update_block(cidr, Some(node)),
             None => self.forget(key),
@@ -171,6 +173,7 @@ impl Calc {
             Kind::EndpointSlice => self.sets.update_backends(key, None, &self.state),
             Kind::Node => self.network.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),
+            Kind::FelixConfiguration => self.network.update_felix(&key.name, None),
             Kind::IpamBlock => {
                 key.name.parse().into_iter().for_each(|cidr| self.network.update_block(cidr, None))
             }

@@ -1,12 +1,13 @@
 //! The overlay: this node, the other nodes' ends of it, and where each block is.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv4Net};
 use sha1::{Digest, Sha1};
-use tortie_api::calico::{EncapsulationMode, IpPool};
+use tortie_api::calico::{EncapsulationMode, FelixConfigurationSpec, IpPool};
 use tortie_api::kubernetes::Node;
-use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Route, RouteTarget, Vtep};
+use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Route, RouteTarget, Settings, Vtep};
 
 use crate::Calc;
 
@@ -15,6 +16,8 @@ use crate::Calc;
 pub(crate) struct Network {
     nodes: BTreeMap<String, Node>,
     pools: BTreeMap<String, IpPool>,
+    /// FelixConfigurations by name: `default`, and `node.<name>`.
+    felix: BTreeMap<String, FelixConfigurationSpec>,
     /// The node of each block.
     blocks: BTreeMap<Ipv4Net, String>,
     /// Whether anything has changed since the last flush.
@@ -29,6 +32,10 @@ impl Calc {
         let node = self.network.local_node(&self.node);
         if let Some(node) = node.filter(|node| self.state.node.as_ref() != Some(node)) {
             deltas.push(Delta::Node(node));
+        }
+        let settings = self.network.settings(&self.node);
+        if settings != *self.state.settings {
+            deltas.push(Delta::Settings(Arc::new(settings)));
         }
         let vteps = self.network.vteps(&self.node);
         let routes = self.network.routes(&self.node, &vteps);
@@ -60,6 +67,10 @@ impl Network {
         self.touched |= put(&mut self.pools, name.to_owned(), pool);
     }
 
+    pub(crate) fn update_felix(&mut self, name: &str, spec: Option<FelixConfigurationSpec>) {
+        self.touched |= put(&mut self.felix, name.to_owned(), spec);
+    }
+
     /// Takes in the node that a block belongs to, if it belongs to one.
     pub(crate) fn update_block(&mut self, cidr: Ipv4Net, node: Option<String>) {
         self.touched |= put(&mut self.blocks, cidr, node);
@@ -73,6 +84,13 @@ impl Network {
             vtep: vtep(name, node),
             network: ClusterNetwork::default(),
         })
+    }
+
+    /// What is set for the node: for it alone, and else for all.
+    fn settings(&self, name: &str) -> Settings {
+        let felix = |name: &str| self.felix.get(name).cloned().unwrap_or_default();
+        let pools = self.pools.values().map(|pool| (pool.spec.cidr, pool.spec.nat_outgoing));
+        Settings::new(&felix(&format!("node.{name}")).or(&felix("default")), pools.collect())
     }
 
     fn vteps(&self, local: &str) -> BTreeMap<String, Vtep> {

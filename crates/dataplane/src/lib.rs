@@ -1,11 +1,13 @@
 //! What a node must be ([`NodeState`]), how it changes ([`Delta`]), and the two traits that an operating system
 //! implements: [`Dataplane`] makes the state true, [`PodWiring`] connects one pod.
 
+mod settings;
 mod state;
 mod wiring;
 
 use std::collections::BTreeMap;
 
+pub use settings::{Failsafe, Settings};
 pub use state::{
     ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalNode, MacAddress, NodeState, Route,
     RouteTarget, Vtep,

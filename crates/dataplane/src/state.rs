@@ -12,6 +12,8 @@ use tortie_policy::program::{
     EndpointProgram, HostEndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind,
 };
 
+use crate::Settings;
+
 /// A 48-bit MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -176,6 +178,8 @@ pub struct LocalNode {
 pub struct NodeState {
     /// This node; `None` until it is known, and then there is no overlay.
     pub node: Option<LocalNode>,
+    /// What the operator has set.
+    pub settings: Arc<Settings>,
     /// The sets that policies name.
     pub sets: BTreeMap<SetId, (SetKind, BTreeSet<Member>)>,
     /// The policies and profiles that endpoints name.
@@ -196,6 +200,8 @@ pub struct NodeState {
 pub enum Delta {
     /// The node itself became known or changed.
     Node(LocalNode),
+    /// What the operator has set has changed.
+    Settings(Arc<Settings>),
     /// A set that did not exist, with all its members.
     SetCreated(SetId, SetKind, BTreeSet<Member>),
     /// Members of a set that exists.
@@ -264,6 +270,7 @@ impl NodeState {
     pub fn apply(&mut self, delta: &Delta) {
         match delta.clone() {
             Delta::Node(node) => self.node = Some(node),
+            Delta::Settings(settings) => self.settings = settings,
             Delta::SetCreated(id, kind, members) => drop(self.sets.insert(id, (kind, members))),
             Delta::SetChanged { id, added, removed } => {
                 if let Some((_, members)) = self.sets.get_mut(&id) {

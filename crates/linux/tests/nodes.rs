@@ -5,11 +5,13 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
 
 use common::cluster::*;
+use tortie_api::calico::{EndpointToHostAction, FilterDenyAction};
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
 use tortie_linux::dataplane::Config;
@@ -110,7 +112,52 @@ fn from_a_pod_to_its_own_node() {
     let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
     node.program(&pod, EndpointProgram { egress: vec![tier], ..open() });
     assert!(pod.connect(node_address(1), 8080).is_none(), "its own egress policy comes first");
-    drop(listener);
+
+    let established = {
+        node.program(&pod, open());
+        pod.connect(node_address(1), 8080).unwrap()
+    };
+    let (accepted, _) = listener.accept().unwrap();
+    let report = node.change(|state| {
+        Arc::make_mut(&mut state.settings).endpoint_to_host = EndpointToHostAction::Drop;
+    });
+    assert_eq!(report, Report::default());
+    assert!(pod.connect(node_address(1), 8080).is_none(), "DefaultEndpointToHostAction");
+    drop(accepted);
+    drop(established);
+}
+
+/// What policy denies is dropped, or refused aloud: by a reset for TCP, by an ICMP message otherwise.
+#[test]
+fn what_is_denied_is_dropped_or_rejected() {
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    node.change(open_profile);
+    node.add(&client, open());
+    node.change(|state| ingress_policy(state, "closed", vec![Rule::all(Action::Deny)]));
+    node.change(|state| ingress_policy(state, "nothing", vec![]));
+    node.add(&server, open());
+    for policy in ["closed", "nothing"] {
+        node.program(&server, ingress(&[policy], EndOfTier::Deny));
+        for (deny, refused) in [(FilterDenyAction::Drop, false), (FilterDenyAction::Reject, true)] {
+            node.change(|state| Arc::make_mut(&mut state.settings).deny = deny);
+            let to = SocketAddr::from((server.address, 80));
+            let error =
+                client.namespace.run(|| TcpStream::connect_timeout(&to, UNREACHED).unwrap_err().kind());
+            let expected = if refused { ErrorKind::ConnectionRefused } else { ErrorKind::TimedOut };
+            assert_eq!(error.unwrap(), expected, "{policy} {deny:?}");
+            let datagram = || {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                socket.set_read_timeout(Some(UNREACHED)).unwrap();
+                socket.connect(to).unwrap();
+                socket.send(b"meow").unwrap();
+                socket.recv(&mut [0; 8]).unwrap_err().kind()
+            };
+            // An ICMP message that something is prohibited is a host that cannot be reached to a socket.
+            let expected = if refused { ErrorKind::HostUnreachable } else { ErrorKind::WouldBlock };
+            assert_eq!(client.namespace.run(datagram).unwrap(), expected, "{policy} {deny:?}");
+        }
+    }
 }
 
 /// Two nodes with the overlay between them, and a pod on each.

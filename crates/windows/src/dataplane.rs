@@ -109,7 +109,8 @@ impl WindowsDataplane {
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
                 self.touch_users_of_policies(&BTreeSet::from([id]))
             }
-            Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
+            // None of it concerns what HNS has: failsafe ports are host endpoints', and what HNS denies it drops.
+            Delta::Settings(_) | Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             Delta::Endpoint(id, _) => drop(self.endpoints_due.insert(id.clone())),
             Delta::EndpointRemoved(id) => {
                 // The HNS endpoint goes with the CNI DEL.

@@ -95,6 +95,55 @@ pub struct FelixConfigurationSpec {
     pub failsafe_outbound_host_ports: Option<Vec<FailsafePort>>,
     /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3).
     pub default_endpoint_to_host_action: Option<EndpointToHostAction>,
+    /// What becomes of packets that policy denies, on Linux.
+    pub nftables_filter_deny_action: Option<FilterDenyAction>,
+    /// The same under its older name, where the newer one is absent.
+    pub iptables_filter_deny_action: Option<FilterDenyAction>,
+    /// What becomes of established flows that a changed policy denies (semantics 20). It is no field of Calico's; the
+    /// annotation [`FelixConfiguration::ESTABLISHED_FLOWS`] says it.
+    #[serde(skip)]
+    pub established_flows: Option<EstablishedFlows>,
+}
+
+/// What becomes of a packet that policy denies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum FilterDenyAction {
+    /// It is dropped, and nobody is told.
+    #[default]
+    #[serde(alias = "DROP")]
+    Drop,
+    /// Its sender is told: by a reset for TCP, and that it is prohibited otherwise.
+    #[serde(alias = "REJECT")]
+    Reject,
+}
+
+/// What becomes of established flows that a changed policy denies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum EstablishedFlows {
+    /// They go on.
+    #[default]
+    Keep,
+    /// They are cut.
+    Cut,
+}
+
+impl FelixConfiguration {
+    /// The annotation that says what becomes of established flows: `Keep` or `Cut`.
+    pub const ESTABLISHED_FLOWS: &str = "tortie.io/establishedFlows";
+
+    /// Takes in what annotations say.
+    pub(crate) fn read_annotations(&mut self) -> Result<(), FieldError> {
+        let Some(text) = self.metadata.annotations.get(Self::ESTABLISHED_FLOWS) else { return Ok(()) };
+        self.spec.established_flows = match text.as_str() {
+            "Keep" => Some(EstablishedFlows::Keep),
+            "Cut" => Some(EstablishedFlows::Cut),
+            _ => {
+                let path = format!("metadata.annotations.{}", Self::ESTABLISHED_FLOWS);
+                return Err(FieldError::new(&path, format!("{text:?} is neither Keep nor Cut")));
+            }
+        };
+        Ok(())
+    }
 }
 
 /// What becomes of packets from pods to their own node.
@@ -174,7 +223,16 @@ impl FelixConfigurationSpec {
             default_endpoint_to_host_action: self
                 .default_endpoint_to_host_action
                 .or(all.default_endpoint_to_host_action),
+            nftables_filter_deny_action: self.nftables_filter_deny_action.or(all.nftables_filter_deny_action),
+            iptables_filter_deny_action: self.iptables_filter_deny_action.or(all.iptables_filter_deny_action),
+            established_flows: self.established_flows.or(all.established_flows),
         }
+    }
+
+    /// What becomes of packets that policy denies, on Linux.
+    #[must_use]
+    pub fn deny_action(&self) -> FilterDenyAction {
+        self.nftables_filter_deny_action.or(self.iptables_filter_deny_action).unwrap_or_default()
     }
 
     /// The ports that stay open into a host.

@@ -9,8 +9,8 @@ mod tier;
 
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use host::{
-    EndpointToHostAction, FailsafePort, FelixConfiguration, FelixConfigurationSpec, HostEndpoint,
-    HostEndpointSpec,
+    EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration, FelixConfigurationSpec,
+    FilterDenyAction, HostEndpoint, HostEndpointSpec,
 };
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,

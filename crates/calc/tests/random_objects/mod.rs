@@ -27,6 +27,7 @@ pub fn object() -> impl Strategy<Value = Object> {
         2 => node(),
         2 => block(),
         1 => pool(),
+        1 => felix(),
     ];
     (whole, weighted(0.1, 0..6_u8)).prop_map(|((key, value), damage)| {
         let of_the_overlay = matches!(key.kind, Kind::Node | Kind::IpamBlock | Kind::IpPool);
@@ -338,6 +339,34 @@ fn block() -> impl Strategy<Value = Object> {
 }
 
 fn pool() -> impl Strategy<Value = Object> {
-    let value = json!({"metadata": {"name": "pool"}, "spec": {"cidr": "10.0.0.0/16", "vxlanMode": "Always"}});
-    Just((Key::global(Kind::IpPool, "pool"), value))
+    any::<bool>().prop_map(|nat| {
+        let spec = json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "natOutgoing": nat});
+        (Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": spec}))
+    })
+}
+
+/// What is set for all nodes, for this one, or for another.
+fn felix() -> impl Strategy<Value = Object> {
+    let name = select(vec!["default", "node.n0", "node.n1"]);
+    let action = || weighted(0.4, select(vec!["Accept", "Drop", "Return", "Bogus"]).prop_map(Value::from));
+    let deny = || weighted(0.4, select(vec!["Drop", "Reject"]).prop_map(Value::from));
+    let port = json!([{"protocol": "TCP", "port": 22, "net": "10.0.0.0/8"}]);
+    let ports = || weighted(0.4, select(vec![json!([]), port.clone()]));
+    let flows = weighted(0.3, select(vec!["Keep", "Cut", "Bogus"]));
+    (name, action(), (deny(), deny()), ports(), ports(), flows).prop_map(
+        |(name, action, (deny, old_deny), inbound, outbound, flows)| {
+            let spec = fields(vec![
+                ("defaultEndpointToHostAction", action),
+                ("nftablesFilterDenyAction", deny),
+                ("iptablesFilterDenyAction", old_deny),
+                ("failsafeInboundHostPorts", inbound),
+                ("failsafeOutboundHostPorts", outbound),
+            ]);
+            let mut value = json!({"metadata": {"name": name}, "spec": spec});
+            if let Some(flows) = flows {
+                value["metadata"]["annotations"] = json!({"tortie.io/establishedFlows": flows});
+            }
+            (Key::global(Kind::FelixConfiguration, name), value)
+        },
+    )
 }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::Value;
-use tortie_api::calico::{HostEndpointSpec, TierDefault, WorkloadEndpointSpec};
+use tortie_api::calico::{
+    EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, TierDefault, WorkloadEndpointSpec,
+};
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{Key, Kind, Resource};
-use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, NodeState, RouteTarget};
+use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, NodeState, RouteTarget, Settings};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, HostEndpointProgram, Member, PolicyId, PolicyRules, Rule, SetId, TierProgram,
 };
@@ -76,7 +78,28 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
     let sets: BTreeSet<&SetId> = state.policies.values().flat_map(|rules| rules.set_ids()).collect();
     state.sets.retain(|id, _| sets.contains(id));
     network_from_scratch(objects, &mut state);
+    state.settings = Arc::new(settings(objects));
     state
+}
+
+/// What is said of the node alone goes before what is said of all; what cannot be read closes the node itself.
+fn settings(objects: &Objects) -> Settings {
+    let felix = |name: &str| {
+        let key = Key::global(Kind::FelixConfiguration, name);
+        match objects.get(&key).map(|value| Resource::read(&key, value)) {
+            Some(Ok(Resource::FelixConfiguration(felix))) => felix.spec,
+            Some(_) => FelixConfigurationSpec {
+                default_endpoint_to_host_action: Some(EndpointToHostAction::Drop),
+                ..FelixConfigurationSpec::default()
+            },
+            None => FelixConfigurationSpec::default(),
+        }
+    };
+    let pools = objects.iter().filter_map(|(key, value)| match Resource::read(key, value) {
+        Ok(Resource::IpPool(pool)) => Some((pool.spec.cidr, pool.spec.nat_outgoing)),
+        _ => None,
+    });
+    Settings::new(&felix(&format!("node.{NODE}")).or(&felix("default")), pools.collect())
 }
 
 /// The profiles that exist; what they say is noted.
@@ -403,6 +426,9 @@ pub fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
 pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
     let mut deltas = Vec::new();
     deltas.extend(after.node.clone().filter(|node| before.node.as_ref() != Some(node)).map(Delta::Node));
+    if before.settings != after.settings {
+        deltas.push(Delta::Settings(after.settings.clone()));
+    }
     for (id, (kind, members)) in &after.sets {
         match before.sets.get(id) {
             None => deltas.push(Delta::SetCreated(id.clone(), *kind, members.clone())),

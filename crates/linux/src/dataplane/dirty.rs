@@ -13,6 +13,8 @@ pub struct Dirty {
     pub endpoints: BTreeSet<EndpointId>,
     /// Whether the node itself has, or who its peers are.
     pub frame: bool,
+    /// Whether what the operator has set has, which every part may depend on.
+    pub settings: bool,
 }
 
 /// What of a set has changed.
@@ -27,6 +29,7 @@ impl Dirty {
     pub fn note(&mut self, delta: &Delta) {
         match delta {
             Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.frame = true,
+            Delta::Settings(_) => self.settings = true,
             Delta::SetCreated(id, ..) | Delta::SetRemoved(id) => {
                 drop(self.sets.insert(id.clone(), Touched::Whole))
             }
@@ -53,10 +56,15 @@ impl Dirty {
             policies: BTreeSet::new(),
             endpoints: state.endpoints.keys().cloned().collect(),
             frame: true,
+            settings: true,
         }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.sets.is_empty() && self.policies.is_empty() && self.endpoints.is_empty() && !self.frame
+        self.sets.is_empty()
+            && self.policies.is_empty()
+            && self.endpoints.is_empty()
+            && !self.frame
+            && !self.settings
     }
 }

@@ -13,11 +13,12 @@
 //! more than elements of sets; and the kernel, which goes through all chains by all ways when a rule changes, has one way
 //! to each program, however many pods it has.
 
+use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::NodeState;
 
+use super::Config;
 use super::sets::{Family, set};
 use super::test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
-use super::{Config, EndpointToHost};
 use crate::nftables::expr::state;
 use crate::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Register, Rule,
@@ -64,7 +65,7 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
             of_pods(config, MetaKey::OutputInterface, TO_WORKLOAD),
         ),
         (INPUT_FROM, base(Hook::Input, FROM_PRIORITY), input_from(config, node)),
-        (INPUT, base(Hook::Input, TO_PRIORITY), input(config)),
+        (INPUT, base(Hook::Input, TO_PRIORITY), input(config, node)),
         (FROM_WORKLOAD, None, from_workload(node)),
         (TO_WORKLOAD, None, to_workload()),
     ];
@@ -148,8 +149,8 @@ fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
 }
 
 /// What pods' policy allows to the node itself.
-fn input(config: &Config) -> Vec<Rule> {
-    if config.endpoint_to_host == EndpointToHost::Accept {
+fn input(config: &Config, node: &NodeState) -> Vec<Rule> {
+    if node.settings.endpoint_to_host != EndpointToHostAction::Drop {
         return Vec::new();
     }
     let mut rules = Vec::new();

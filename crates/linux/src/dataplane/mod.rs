@@ -27,8 +27,6 @@ use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTar
 
 pub(crate) use self::network::link_parameters;
 
-pub use self::policies::Deny;
-
 use self::dirty::Dirty;
 use self::forget::Forgetter;
 use self::network::Network;
@@ -57,10 +55,6 @@ pub struct Config {
     /// How many rules of a tier are asked one after another. In a tier with more, those that ask for addresses, protocols
     /// and ports are looked up at once, in sets of their own.
     pub rules_in_a_row: usize,
-    /// What becomes of packets that policy denies.
-    pub deny: Deny,
-    /// What becomes of packets from a pod to its own node that the pod's policy allows.
-    pub endpoint_to_host: EndpointToHost,
     /// Whether the VXLAN link may leave checksums and segmentation to those behind it; off where a program, and no
     /// kernel, receives the packets.
     pub vxlan_offloads: bool,
@@ -75,20 +69,9 @@ impl Default for Config {
             workload_prefix: "cali".to_owned(),
             vxlan_device: "vxlan.calico".to_owned(),
             rules_in_a_row: 32,
-            deny: Deny::Drop,
-            endpoint_to_host: EndpointToHost::Accept,
             vxlan_offloads: true,
         }
     }
-}
-
-/// `FelixConfiguration.defaultEndpointToHostAction`. Return is Accept here: other tables are asked in any case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndpointToHost {
-    /// They reach the node.
-    Accept,
-    /// They are dropped.
-    Drop,
 }
 
 /// Makes the network namespace that it was opened in what the node state says. Call it from threads in that namespace.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use tortie_api::calico::FilterDenyAction;
 use tortie_api::net::{Action, Direction};
 use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
 
@@ -22,15 +23,6 @@ const LONGEST_PREFIX: usize = 127;
 const MOST_RULES: usize = 20_000;
 /// The most bytes of messages of one direction of a policy.
 const MOST_BYTES: usize = 8 << 20;
-
-/// What becomes of a packet that a Deny rule matches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deny {
-    /// It is dropped, and nobody is told.
-    Drop,
-    /// Its sender is told: by a reset for TCP, and that it is prohibited otherwise.
-    Reject,
-}
 
 /// A policy's rules of one direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -92,7 +84,7 @@ impl Line {
     }
 
     /// The nftables rules: one, or two where a rejection depends on the protocol.
-    pub fn rules(&self, deny: Deny, pass: Option<&Verdict>) -> Vec<Rule> {
+    pub fn rules(&self, deny: FilterDenyAction, pass: Option<&Verdict>) -> Vec<Rule> {
         let rule = |last: &[Expr]| Rule::new([&exprs(&self.tests), last].concat(), &self.comment);
         let verdict = |verdict: Verdict| vec![rule(&[Expr::Verdict(verdict)])];
         match (self.action, pass) {
@@ -101,8 +93,8 @@ impl Line {
             (Action::Log, _) => self.log.iter().map(|log| rule(std::slice::from_ref(log))).collect(),
             // A profile has nowhere to pass to.
             (Action::Deny | Action::Pass, _) => match deny {
-                Deny::Drop => verdict(Verdict::Drop),
-                Deny::Reject => rejections().map(|last| rule(&last)).into(),
+                FilterDenyAction::Drop => verdict(Verdict::Drop),
+                FilterDenyAction::Reject => rejections().map(|last| rule(&last)).into(),
             },
         }
     }
@@ -182,7 +174,7 @@ fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, St
     let most = MOST_BYTES.min(room);
     // Near enough: a chain that is a little too large after all is refused by the transaction.
     let length = |line: &Line| -> usize {
-        let rules = line.rules(Deny::Drop, None);
+        let rules = line.rules(FilterDenyAction::Drop, None);
         rules.iter().map(|rule| rule_length("tortie", "pi-0123456789abcdef", rule)).sum()
     };
     if lines.len() <= MOST_RULES && lines.iter().map(length).sum::<usize>() <= most {

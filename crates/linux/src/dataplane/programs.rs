@@ -9,13 +9,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tortie_api::calico::FilterDenyAction;
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::{EndOfTier, EndpointProgram, PolicyId, SetId, TierProgram};
 
 use super::change::Change;
 use super::lookups::{Lookup, address_sets, look_up};
-use super::policies::{Deny, Line, Lines, chain_name};
+use super::policies::{Line, Lines, chain_name};
 use super::sets::digest;
 use crate::nftables::{Chain, Expr, Rule, Table, Verdict};
 
@@ -99,7 +100,7 @@ pub struct Sources<'a> {
     pub lines: &'a dyn Fn(&PolicyId) -> &'a Lines,
     /// How many members a set has.
     pub members: &'a dyn Fn(&SetId) -> usize,
-    pub deny: Deny,
+    pub deny: FilterDenyAction,
     /// The most rules of a tier that are asked one after another.
     pub in_a_row: usize,
     /// The most keys of sets of the program's own. Rules that would need more are asked one after another.

@@ -40,7 +40,7 @@ impl PolicyTable {
             self.refused.clear();
             return self.adopt(state);
         }
-        if self.kernel.is_none() {
+        if self.kernel.is_none() || dirty.settings {
             return self.adopt(state);
         }
         if dirty.is_empty() {

@@ -110,7 +110,7 @@ impl Wanted {
         self.write_policies(state, &touched, around, &|name| change.has_set(kernel, name));
         self.touch_programs(dirty, &mut touched);
         self.write_programs(state, kernel, &mut touched, &mut change, around);
-        self.put_policies(kernel, &touched, &mut change, around.config);
+        self.put_policies(state, kernel, &touched, &mut change);
         self.touch_lookups(state, dirty, &touched, &mut change);
         self.open(&touched.interfaces, around.config, &mut change);
         self.literals.take(kernel, &mut change);
@@ -371,7 +371,7 @@ impl Wanted {
                 None => &unknown,
             },
             members: &|id| state.sets.get(id).map_or(0, |(_, members)| members.len()),
-            deny: around.config.deny,
+            deny: state.settings.deny,
             in_a_row: around.config.rules_in_a_row,
             most_keys: MOST_KEYS.saturating_sub(self.keys - program.written.keys()),
         };
@@ -379,11 +379,12 @@ impl Wanted {
     }
 
     /// Has the chains of policies be there where programs jump to them, and gives up policies that no program names.
-    fn put_policies(&mut self, kernel: &Table, touched: &Objects, change: &mut Change, config: &Config) {
+    fn put_policies(&mut self, state: &NodeState, kernel: &Table, touched: &Objects, change: &mut Change) {
         for id in &touched.policies {
             let Some(policy) = self.policies.get(id) else { continue };
             for (direction, (lines, jumps)) in DIRECTIONS.into_iter().zip(&policy.lines) {
-                let rules = || lines.lines.iter().flat_map(|line| line.rules(config.deny, None)).collect();
+                let rules =
+                    || lines.lines.iter().flat_map(|line| line.rules(state.settings.deny, None)).collect();
                 let chain = (*jumps > 0).then(|| Chain { base: None, rules: rules() });
                 change.chain(kernel, &chain_name(id, direction), chain);
             }

@@ -210,7 +210,7 @@ impl Pod {
 
 /// What is dropped is told by nobody: only time tells. A first packet may be lost while the kernel brings a new link's
 /// queue up (a kworker does it, which waits for the lock of all links); TCP sends it again after a second.
-const UNREACHED: Duration = Duration::from_millis(1_800);
+pub const UNREACHED: Duration = Duration::from_millis(1_800);
 
 pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).ok()?;

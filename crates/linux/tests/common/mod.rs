@@ -35,6 +35,9 @@ pub fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
     if old.node != new.node {
         deltas.extend(new.node.clone().map(Delta::Node));
     }
+    if old.settings != new.settings {
+        deltas.push(Delta::Settings(new.settings.clone()));
+    }
     for (id, (kind, members)) in &new.sets {
         match old.sets.get(id) {
             Some((old_kind, before)) if old_kind == kind => {

@@ -1,0 +1,63 @@
+//! What the operator has set for a node (FelixConfiguration, IPPools).
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use tortie_api::calico::{EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec, FilterDenyAction};
+use tortie_api::net::Protocol;
+
+/// What the operator has set for a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// What no policy of host endpoints closes for packets into the node (semantics 16).
+    pub failsafe_inbound: Vec<Failsafe>,
+    /// What no policy of host endpoints closes for packets out of the node.
+    pub failsafe_outbound: Vec<Failsafe>,
+    /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3). Return is Accept where
+    /// other tables are asked in any case.
+    pub endpoint_to_host: EndpointToHostAction,
+    /// What becomes of packets that policy denies.
+    pub deny: FilterDenyAction,
+    /// What becomes of established flows that a changed policy denies (semantics 20).
+    pub established_flows: EstablishedFlows,
+    /// The networks of pods, and whether packets from there to outside of all of them get their node's address.
+    pub pools: BTreeMap<IpNet, bool>,
+}
+
+/// A port that stays open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failsafe {
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The destination port.
+    pub port: u16,
+    /// The other side's addresses; absent is all.
+    pub net: Option<IpNet>,
+}
+
+impl Settings {
+    /// The settings as FelixConfiguration and IPPools have them.
+    #[must_use]
+    pub fn new(felix: &FelixConfigurationSpec, pools: BTreeMap<IpNet, bool>) -> Self {
+        let failsafe = |port: &tortie_api::calico::FailsafePort| Failsafe {
+            protocol: port.protocol.0,
+            port: port.port,
+            net: port.net.map(|net| net.0.trunc()),
+        };
+        Self {
+            failsafe_inbound: felix.failsafe_inbound().iter().map(failsafe).collect(),
+            failsafe_outbound: felix.failsafe_outbound().iter().map(failsafe).collect(),
+            endpoint_to_host: felix.default_endpoint_to_host_action.unwrap_or_default(),
+            deny: felix.deny_action(),
+            established_flows: felix.established_flows.unwrap_or_default(),
+            pools,
+        }
+    }
+}
+
+impl Default for Settings {
+    /// What holds where nothing is set.
+    fn default() -> Self {
+        Self::new(&FelixConfigurationSpec::default(), BTreeMap::new())
+    }
+}
