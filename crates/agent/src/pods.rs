@@ -210,7 +210,7 @@ impl Pods {
 
     /// The Pod, which must be this node's, and the one that the sandbox was made for.
     async fn pod(&self, call: &Invocation, id: &EndpointId) -> Result<(Stored, Pod), Failure> {
-        let key = Key::namespaced(Kind::Pod, &id.namespace, &id.pod);
+        let key = Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod);
         let again = "it is asked for again when the runtime tries again";
         let later = |msg: String| Failure::new(Code::TRY_AGAIN_LATER, msg, again);
         let stored = self.store.get(&key).await.map_err(store_failure)?;
@@ -346,7 +346,7 @@ impl Pods {
 
     pub(crate) fn key(&self, id: &EndpointId) -> Key {
         let name = WorkloadEndpoint::name_for(&self.node, &id.pod, &id.interface);
-        Key::namespaced(Kind::WorkloadEndpoint, &id.namespace, name)
+        Key::namespaced(Kind::WorkloadEndpoint, &*id.namespace, name)
     }
 
     /// What stands beside the address in its block (`calico.md` 5.2); the time in Go's text form.
@@ -354,8 +354,8 @@ impl Pods {
         let now = Timestamp::now().strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC").to_string();
         let pairs = [
             ("node", self.node.clone()),
-            ("namespace", id.namespace.clone()),
-            ("pod", id.pod.clone()),
+            ("namespace", id.namespace.to_string()),
+            ("pod", id.pod.to_string()),
             ("timestamp", now),
         ];
         pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
@@ -373,9 +373,9 @@ fn endpoint_id(call: &Invocation) -> Result<EndpointId, Failure> {
         value.ok_or_else(|| Failure::new(Code::INVALID_ENVIRONMENT, format!("CNI_ARGS has no {name}"), ""))
     };
     Ok(EndpointId {
-        namespace: arg("K8S_POD_NAMESPACE")?,
-        pod: arg("K8S_POD_NAME")?,
-        interface: call.interface.clone(),
+        namespace: arg("K8S_POD_NAMESPACE")?.into(),
+        pod: arg("K8S_POD_NAME")?.into(),
+        interface: call.interface.as_str().into(),
     })
 }
 

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
+use tortie_api::Kind;
 use tortie_api::calico::{HostEndpoint as HostEndpointObject, HostEndpointSpec, WorkloadEndpointSpec};
-use tortie_api::{Key, Kind};
 use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, MacAddress, NodeState};
 use tortie_policy::Hook;
 use tortie_policy::program::{EndOfTier, EndpointProgram, HostEndpointProgram, PolicyId};
 
+use crate::keys::{KeyRef, Map, SharedKey};
 use crate::policies::Policies;
-use crate::slab::Numbers;
-use crate::subjects::{Subject, Subjects, What};
+use crate::slab::{No, Numbers};
+use crate::subjects::{Subject, Subjects};
 
 /// Which endpoint of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,33 +24,40 @@ pub(crate) enum LocalId {
 /// What is known of an endpoint of this node, beside what selectors see.
 pub(crate) struct Here {
     pub(crate) id: LocalId,
-    /// The name of its object: of two with one id the last counts.
-    pub(crate) name: String,
+    /// Whether no other has ever had its id as well.
+    pub(crate) is_alone: bool,
     kind: HereKind,
     /// The policies that select it.
     pub(crate) policies: Numbers,
 }
 
 enum HereKind {
-    Pod { container_id: String, host_interface: String, mac: Option<MacAddress> },
+    Pod { container_id: Arc<str>, host_interface: Arc<str>, mac: Option<MacAddress> },
     Host { interface: Option<String> },
 }
 
 impl Here {
-    pub(crate) fn pod(key: &Key, spec: WorkloadEndpointSpec) -> Self {
-        let id = EndpointId { namespace: key.namespace.clone(), pod: spec.pod, interface: spec.endpoint };
+    pub(crate) fn pod(key: &SharedKey, spec: WorkloadEndpointSpec) -> Self {
+        let id = EndpointId {
+            namespace: key.namespace.clone(),
+            pod: spec.pod.into(),
+            interface: spec.endpoint.into(),
+        };
         let kind = HereKind::Pod {
-            container_id: spec.container_id,
-            host_interface: spec.interface_name,
+            container_id: spec.container_id.into(),
+            host_interface: spec.interface_name.into(),
             mac: spec.mac.parse().ok(),
         };
-        Self { id: LocalId::Pod(Arc::new(id)), name: key.name.clone(), kind, policies: Numbers::default() }
+        Self::new(LocalId::Pod(Arc::new(id)), kind)
     }
 
-    pub(crate) fn host(key: &Key, spec: HostEndpointSpec) -> Self {
+    pub(crate) fn host(key: &SharedKey, spec: HostEndpointSpec) -> Self {
         let kind = HereKind::Host { interface: spec.interface_name };
-        let id = LocalId::Host(key.name.as_str().into());
-        Self { id, name: key.name.clone(), kind, policies: Numbers::default() }
+        Self::new(LocalId::Host(key.name.clone()), kind)
+    }
+
+    fn new(id: LocalId, kind: HereKind) -> Self {
+        Self { id, is_alone: true, kind, policies: Numbers::default() }
     }
 }
 
@@ -60,18 +68,17 @@ pub(crate) enum Given {
 }
 
 impl Given {
-    /// The endpoint of this id with its program, if this node has it.
-    pub(crate) fn new(id: &LocalId, subjects: &Subjects, policies: &Policies) -> Self {
-        let found = subjects.endpoint_here(id).and_then(|no| subjects.get(no));
+    /// The endpoint of this id with its program, if this node has it; `known` is its number, if that is known.
+    pub(crate) fn new(id: &LocalId, known: Option<No>, programs: &mut Programs<'_>) -> Self {
+        let subjects = programs.subjects;
+        let found = known.or_else(|| subjects.endpoint_here(id)).and_then(|no| subjects.get(no));
         match id {
-            LocalId::Pod(id) => Self::Pod(
-                EndpointId::clone(id),
-                found.and_then(|subject| endpoint(subject, subjects, policies)),
-            ),
-            LocalId::Host(name) => Self::Host(
-                name.to_string(),
-                found.and_then(|subject| host_endpoint(subject, subjects, policies)),
-            ),
+            LocalId::Pod(id) => {
+                Self::Pod(EndpointId::clone(id), found.and_then(|subject| programs.endpoint(subject)))
+            }
+            LocalId::Host(name) => {
+                Self::Host(name.to_string(), found.and_then(|subject| programs.host_endpoint(subject)))
+            }
         }
     }
 
@@ -83,31 +90,22 @@ impl Given {
         }
     }
 
-    /// Every policy and profile that it names.
-    pub(crate) fn policy_ids(&self) -> Vec<&PolicyId> {
+    /// What is asked there.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = &EndpointProgram> {
         match self {
-            Self::Pod(_, endpoint) => {
-                endpoint.iter().flat_map(|endpoint| endpoint.program.policy_ids()).collect()
-            }
-            Self::Host(_, endpoint) => {
-                endpoint.iter().flat_map(|endpoint| endpoint.program.policy_ids()).collect()
-            }
+            Self::Pod(_, endpoint) => programs(endpoint.as_deref(), None),
+            Self::Host(_, endpoint) => programs(None, endpoint.as_deref()),
         }
     }
 
-    /// Every policy and profile that it names in the state.
-    pub(crate) fn policy_ids_before<'a>(&self, state: &'a NodeState) -> Vec<&'a PolicyId> {
+    /// What is asked there in the state.
+    pub(crate) fn programs_before<'a>(
+        &self,
+        state: &'a NodeState,
+    ) -> impl Iterator<Item = &'a EndpointProgram> {
         match self {
-            Self::Pod(id, _) => state
-                .endpoints
-                .get(id)
-                .into_iter()
-                .flat_map(|endpoint| endpoint.program.policy_ids())
-                .collect(),
-            Self::Host(name, _) => {
-                let before = state.host_endpoints.get(name).into_iter();
-                before.flat_map(|endpoint| endpoint.program.policy_ids()).collect()
-            }
+            Self::Pod(id, _) => programs(state.endpoints.get(id).map(Arc::as_ref), None),
+            Self::Host(name, _) => programs(None, state.host_endpoints.get(name).map(Arc::as_ref)),
         }
     }
 
@@ -121,40 +119,67 @@ impl Given {
     }
 }
 
-fn endpoint(subject: &Subject, subjects: &Subjects, policies: &Policies) -> Option<Arc<Endpoint>> {
-    let (Some(here), What::Endpoint { addresses, .. }) = (&subject.here, &subject.what) else { return None };
-    let HereKind::Pod { container_id, host_interface, mac } = &here.kind else { return None };
-    let (ingress, egress) = policies.tiers_of(&here.policies, Hook::is_for_pods);
-    Some(Arc::new(Endpoint {
-        container_id: container_id.clone(),
-        host_interface: host_interface.clone(),
-        addresses: addresses.to_vec(),
-        mac: *mac,
-        program: EndpointProgram { ingress, egress, profiles: profiles(subject, subjects, policies) },
-    }))
+fn programs<'a>(
+    pod: Option<&'a Endpoint>,
+    host: Option<&'a HostEndpoint>,
+) -> impl Iterator<Item = &'a EndpointProgram> {
+    let host = host.map(|endpoint| endpoint.program.tables()).into_iter().flatten();
+    pod.map(|endpoint| &*endpoint.program).into_iter().chain(host)
 }
 
-/// A host endpoint's tables (semantics 16).
-fn host_endpoint(subject: &Subject, subjects: &Subjects, policies: &Policies) -> Option<Arc<HostEndpoint>> {
-    let (Some(here), What::Endpoint { addresses, .. }) = (&subject.here, &subject.what) else { return None };
-    let HereKind::Host { interface } = &here.kind else { return None };
-    let table = |asked: fn(Hook) -> bool| {
-        let (ingress, egress) = policies.tiers_of(&here.policies, asked);
-        EndpointProgram { ingress, egress, profiles: Vec::new() }
-    };
-    // Before connections are tracked and addresses translated nothing is denied for want of a rule.
-    let without_end = |mut table: EndpointProgram| {
-        table.ingress.iter_mut().chain(&mut table.egress).for_each(|tier| tier.end = EndOfTier::Pass);
-        table
-    };
-    let normal = table(|hook| matches!(hook, Hook::Normal | Hook::AlsoForwarded | Hook::Everywhere));
-    let program = HostEndpointProgram {
-        untracked: without_end(table(|hook| matches!(hook, Hook::Untracked | Hook::Everywhere))),
-        pre_dnat: without_end(table(|hook| matches!(hook, Hook::PreDnat | Hook::Everywhere))),
-        forward: table(|hook| matches!(hook, Hook::AlsoForwarded | Hook::Everywhere)),
-        normal: EndpointProgram { profiles: profiles(subject, subjects, policies), ..normal },
-    };
-    Some(Arc::new(HostEndpoint { interface: interface.clone(), addresses: addresses.to_vec(), program }))
+/// Makes programs. Pods under the same policies and profiles get one and the same.
+pub(crate) struct Programs<'a> {
+    subjects: &'a Subjects,
+    policies: &'a Policies,
+    /// Those of pods, by the policies that select them and the groups that they belong to.
+    made: Map<(&'a [No], &'a [No]), Arc<EndpointProgram>>,
+}
+
+impl<'a> Programs<'a> {
+    pub(crate) fn new(subjects: &'a Subjects, policies: &'a Policies) -> Self {
+        Self { subjects, policies, made: Map::default() }
+    }
+
+    fn endpoint(&mut self, subject: &'a Subject) -> Option<Arc<Endpoint>> {
+        let (here, addresses) = subject.endpoint_here()?;
+        let HereKind::Pod { container_id, host_interface, mac } = &here.kind else { return None };
+        let Self { subjects, policies, made } = self;
+        let kind = (here.policies.as_slice(), subject.groups());
+        let program = made.entry(kind).or_insert_with(|| {
+            let (ingress, egress) = policies.tiers_of(&here.policies, Hook::is_for_pods);
+            Arc::new(EndpointProgram { ingress, egress, profiles: profiles(subject, subjects, policies) })
+        });
+        Some(Arc::new(Endpoint {
+            container_id: container_id.clone(),
+            host_interface: host_interface.clone(),
+            addresses: addresses.to_vec(),
+            mac: *mac,
+            program: program.clone(),
+        }))
+    }
+
+    /// A host endpoint's tables (semantics 16).
+    fn host_endpoint(&self, subject: &Subject) -> Option<Arc<HostEndpoint>> {
+        let (here, addresses) = subject.endpoint_here()?;
+        let HereKind::Host { interface } = &here.kind else { return None };
+        let table = |asked: fn(Hook) -> bool| {
+            let (ingress, egress) = self.policies.tiers_of(&here.policies, asked);
+            EndpointProgram { ingress, egress, profiles: Vec::new() }
+        };
+        // Before connections are tracked and addresses translated nothing is denied for want of a rule.
+        let without_end = |mut table: EndpointProgram| {
+            table.ingress.iter_mut().chain(&mut table.egress).for_each(|tier| tier.end = EndOfTier::Pass);
+            table
+        };
+        let normal = table(|hook| matches!(hook, Hook::Normal | Hook::AlsoForwarded | Hook::Everywhere));
+        let program = HostEndpointProgram {
+            untracked: without_end(table(|hook| matches!(hook, Hook::Untracked | Hook::Everywhere))),
+            pre_dnat: without_end(table(|hook| matches!(hook, Hook::PreDnat | Hook::Everywhere))),
+            forward: table(|hook| matches!(hook, Hook::AlsoForwarded | Hook::Everywhere)),
+            normal: EndpointProgram { profiles: profiles(subject, self.subjects, self.policies), ..normal },
+        };
+        Some(Arc::new(HostEndpoint { interface: interface.clone(), addresses: addresses.to_vec(), program }))
+    }
 }
 
 /// The profiles that exist; one that does not allows nothing.
@@ -163,7 +188,7 @@ fn profiles(subject: &Subject, subjects: &Subjects, policies: &Policies) -> Vec<
         let namespace = profile.strip_prefix("kns.");
         policies.has_profile(profile)
             || ***profile == *HostEndpointObject::DEFAULT_ALLOW
-            || namespace.is_some_and(|namespace| subjects.exists(&Key::global(Kind::Namespace, namespace)))
+            || namespace.is_some_and(|namespace| subjects.exists(KeyRef::global(Kind::Namespace, namespace)))
     };
     let existing =
         subjects.profiles(subject).filter(exists).map(|profile| PolicyId::profile(profile.clone()));

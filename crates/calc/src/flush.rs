@@ -1,25 +1,26 @@
 //! From what was touched to what changes, complete and minimal, in an order that never opens anything.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use tortie_dataplane::Delta;
+use tortie_dataplane::{Delta, NodeState};
 use tortie_policy::SetSource;
-use tortie_policy::program::{PolicyId, SetId};
+use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 use crate::Calc;
-use crate::endpoints::Given;
+use crate::endpoints::{Given, LocalId, Programs};
+use crate::keys::Map;
+use crate::slab::No;
 
 /// The policies and profiles that programs name which have been given out.
 #[derive(Default)]
-pub(crate) struct InUse(HashMap<Arc<PolicyId>, Use>);
+pub(crate) struct InUse(Map<PolicyId, Use>);
 
 #[derive(Default)]
 struct Use {
     /// How often programs name it.
     named: usize,
     /// The sets that are kept for it.
-    sets: Arc<[(Arc<SetId>, Arc<SetSource>)]>,
+    sets: Arc<[(SetId, Arc<SetSource>)]>,
 }
 
 impl InUse {
@@ -28,9 +29,8 @@ impl InUse {
         self.0.is_empty()
     }
 
-    /// The id, if it is in use.
-    pub(crate) fn shared_id(&self, id: &PolicyId) -> Option<Arc<PolicyId>> {
-        self.0.get_key_value(id).map(|(id, _)| id.clone())
+    pub(crate) fn contains(&self, id: &PolicyId) -> bool {
+        self.0.contains_key(id)
     }
 }
 
@@ -43,40 +43,55 @@ impl Calc {
         let (policies, removed_policies) = self.changed_policies();
         let (sets, removed_sets) = self.sets.flush(&mut self.subjects, &self.state);
 
+        let parts = [sets.len(), policies.len(), endpoints.len(), removed_policies.len(), removed_sets.len()];
         let mut deltas = Vec::new();
         self.network_deltas(&mut deltas);
+        deltas.reserve_exact(parts.iter().sum());
         deltas.extend(sets);
         deltas.extend(policies);
         deltas.extend(endpoints.into_iter().map(Given::into_delta));
         deltas.extend(removed_policies);
         deltas.extend(removed_sets);
-        deltas.iter().for_each(|delta| self.state.apply(delta));
+        if self.state == NodeState::default() {
+            self.state = NodeState::from_nothing(&deltas);
+        } else {
+            deltas.iter().for_each(|delta| self.state.apply(delta));
+        }
         deltas
     }
 
     /// This node's endpoints that are not what was given out: new value, or gone.
     fn changed_endpoints(&mut self) -> Vec<Given> {
-        let touched = std::mem::take(&mut self.touched_endpoints).into_iter();
-        let now = touched.map(|id| Given::new(&id, &self.subjects, &self.policies));
+        // As they came, which is as they lie in memory: everything that follows reads them in about this order.
+        let mut numbers: Vec<No> = self.touched_endpoints.drain().collect();
+        numbers.sort_unstable();
+        let touched = numbers.into_iter().filter_map(|no| {
+            let here = self.subjects.get(no)?.here.as_ref()?;
+            Some((here.id.clone(), here.is_alone.then_some(no)))
+        });
+        let mut touched: Vec<(LocalId, Option<No>)> = touched.collect();
+        touched.extend(self.gone_endpoints.drain(..).map(|id| (id, None)));
+        touched.sort_unstable();
+        touched.dedup_by(|(a, _), (b, _)| a == b);
+        let mut programs = Programs::new(&self.subjects, &self.policies);
+        let now = touched.iter().map(|(id, no)| Given::new(id, *no, &mut programs));
         now.filter(|given| given.is_change(&self.state)).collect()
     }
 
     /// Counts how often programs will name each policy; those that nothing named before, or will name, are touched.
     fn count_names(&mut self, endpoints: &[Given]) {
-        for id in endpoints.iter().flat_map(Given::policy_ids) {
-            if let Some(used) = self.in_use.0.get_mut(id) {
-                used.named += 1;
-            } else {
-                let id = self.policies.shared_id(id);
-                self.in_use.0.insert(id.clone(), Use { named: 1, ..Use::default() });
-                self.touched_policies.insert(id);
-            }
-        }
-        for id in endpoints.iter().flat_map(|given| given.policy_ids_before(&self.state)) {
-            let Some(used) = self.in_use.0.get_mut(id) else { continue };
-            used.named -= 1;
+        for (id, times) in names(endpoints.iter().flat_map(Given::programs)) {
+            let used = self.in_use.0.entry_ref(id).or_default();
             if used.named == 0 {
-                self.touched_policies.insert(self.policies.shared_id(id));
+                self.touched_policies.push(id.clone());
+            }
+            used.named += times;
+        }
+        for (id, times) in names(endpoints.iter().flat_map(|given| given.programs_before(&self.state))) {
+            let Some(used) = self.in_use.0.get_mut(id) else { continue };
+            used.named -= times;
+            if used.named == 0 {
+                self.touched_policies.push(id.clone());
             }
         }
     }
@@ -85,23 +100,40 @@ impl Calc {
     /// name are acquired before others are released, so that what both name stays.
     fn changed_policies(&mut self) -> (Vec<Delta>, Vec<Delta>) {
         let (mut changed, mut removed, mut released) = (Vec::new(), Vec::new(), Vec::new());
-        for id in std::mem::take(&mut self.touched_policies) {
+        let mut touched = std::mem::take(&mut self.touched_policies);
+        touched.sort_unstable();
+        touched.dedup();
+        for id in touched {
             let Some(used) = self.in_use.0.get_mut(&id) else { continue };
             if used.named == 0 {
                 released.extend(self.in_use.0.remove(&id));
                 let given = self.state.policies.contains_key(&id);
-                removed.extend(given.then(|| Delta::PolicyRemoved(PolicyId::clone(&id))));
+                removed.extend(given.then_some(Delta::PolicyRemoved(id)));
                 continue;
             }
             let body = self.policies.body(&id);
             self.sets.acquire(&body.sets, &mut self.subjects);
             let named = used.named;
             released.push(std::mem::replace(used, Use { named, sets: body.sets }));
-            if self.state.policies.get(&*id) != Some(&body.rules) {
-                changed.push(Delta::Policy(PolicyId::clone(&id), body.rules));
+            if self.state.policies.get(&id) != Some(&body.rules) {
+                changed.push(Delta::Policy(id, body.rules));
             }
         }
         released.iter().for_each(|used| self.sets.release(&used.sets));
         (changed, removed)
     }
+}
+
+/// The policies and profiles that the programs name, each with the number of times. What neighbours share is read once.
+fn names<'a>(
+    programs: impl Iterator<Item = &'a EndpointProgram>,
+) -> impl Iterator<Item = (&'a PolicyId, usize)> {
+    let mut runs: Vec<(&EndpointProgram, usize)> = Vec::new();
+    for program in programs {
+        match runs.last_mut() {
+            Some((last, times)) if std::ptr::eq(*last, program) => *times += 1,
+            _ => runs.push((program, 1)),
+        }
+    }
+    runs.into_iter().flat_map(|(program, times)| program.policy_ids().map(move |id| (id, times)))
 }

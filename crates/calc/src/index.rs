@@ -1,20 +1,21 @@
 //! Indexes by label: which selectors may match these labels, and which labels a selector may match. They give
 //! candidates, never fewer than there are; whoever asks evaluates the selector.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use tortie_policy::SubjectLabels;
 use tortie_selector::{Restriction, Restrictions};
 
+use crate::keys::Map;
 use crate::slab::{No, Numbers};
 
 /// Selectors, each filed under one demand that whatever it matches fulfils.
 #[derive(Default)]
 pub(crate) struct SelectorIndex {
     /// Those that demand one of some values of a label, under each of them.
-    by_value: HashMap<Box<str>, HashMap<Box<str>, Vec<No>>>,
+    by_value: Map<String, Map<String, Vec<No>>>,
     /// Those that demand a label.
-    by_presence: HashMap<Box<str>, Vec<No>>,
+    by_presence: Map<String, Vec<No>>,
     /// Those that demand neither.
     others: BTreeSet<No>,
 }
@@ -33,10 +34,10 @@ impl SelectorIndex {
     pub(crate) fn insert(&mut self, no: No, demands: &Restrictions<'_>) {
         match self.place(demands) {
             Place::Values(label, values) => {
-                let by_value = self.by_value.entry(label.into()).or_default();
-                values.iter().for_each(|value| by_value.entry((*value).into()).or_default().push(no));
+                let by_value = self.by_value.entry_ref(label).or_default();
+                values.iter().for_each(|value| by_value.entry_ref(*value).or_default().push(no));
             }
-            Place::Presence(label) => self.by_presence.entry(label.into()).or_default().push(no),
+            Place::Presence(label) => self.by_presence.entry_ref(label).or_default().push(no),
             Place::Others => drop(self.others.insert(no)),
             Place::Nowhere => {}
         }
@@ -74,6 +75,9 @@ impl SelectorIndex {
     /// Every selector that may match these labels.
     pub(crate) fn candidates(&self, labels: &SubjectLabels) -> Vec<No> {
         let mut found: Vec<No> = self.others.iter().copied().collect();
+        if self.by_presence.is_empty() && self.by_value.is_empty() {
+            return found;
+        }
         labels.each(|name, value| {
             found.extend(self.by_presence.get(name).into_iter().flatten());
             found.extend(
@@ -114,19 +118,12 @@ impl SelectorIndex {
 
 /// What bears which labels, by name and value.
 #[derive(Default)]
-pub(crate) struct LabelIndex(HashMap<Box<str>, HashMap<Box<str>, Numbers>>);
+pub(crate) struct LabelIndex(Map<String, Map<String, Numbers>>);
 
 impl LabelIndex {
     pub(crate) fn insert(&mut self, no: No, labels: &SubjectLabels) {
         labels.each(|name, value| {
-            if !self.0.contains_key(name) {
-                self.0.insert(name.into(), HashMap::new());
-            }
-            let Some(by_value) = self.0.get_mut(name) else { return };
-            match by_value.get_mut(value) {
-                Some(bearers) => bearers.insert(no),
-                None => drop(by_value.insert(value.into(), Numbers::from_iter([no]))),
-            }
+            self.0.entry_ref(name).or_default().entry_ref(value).or_default().insert(no);
         });
     }
 

@@ -8,6 +8,7 @@ mod endpoints;
 mod flush;
 mod index;
 mod input;
+mod keys;
 mod network;
 mod policies;
 mod selection;
@@ -18,10 +19,10 @@ mod subjects;
 mod tests;
 mod tiers;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use serde_json::Value;
+use std::collections::HashSet;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
@@ -32,6 +33,7 @@ use input::Input;
 use network::Network;
 use policies::Policies;
 use sets::Sets;
+use slab::No;
 use subjects::Subjects;
 
 pub use network::vtep_mac;
@@ -72,9 +74,11 @@ pub struct Calc {
     state: NodeState,
     in_use: InUse,
     /// Endpoints of this node whose program or addresses may have changed.
-    touched_endpoints: BTreeSet<LocalId>,
-    /// Policies and profiles whose rules, or whether they are in use, may have changed.
-    touched_policies: BTreeSet<Arc<PolicyId>>,
+    touched_endpoints: HashSet<No>,
+    /// Endpoints of this node that another may have taken the place of, or none.
+    gone_endpoints: Vec<LocalId>,
+    /// Policies and profiles whose rules, or whether they are in use, may have changed; one may be named twice.
+    touched_policies: Vec<PolicyId>,
 }
 
 /// Something that calc could not use as it is, and what it does instead.
@@ -98,8 +102,9 @@ impl Calc {
             problems: BTreeMap::new(),
             state: NodeState::default(),
             in_use: InUse::default(),
-            touched_endpoints: BTreeSet::new(),
-            touched_policies: BTreeSet::new(),
+            touched_endpoints: HashSet::new(),
+            gone_endpoints: Vec::new(),
+            touched_policies: Vec::new(),
         }
     }
 
@@ -147,7 +152,7 @@ impl Calc {
             Some(Input::NetworkSet(own, nets)) => self.update_network_set(key, Some((own, nets))),
             Some(Input::Endpoint(own, spec)) => self.update_endpoint(key, Some((own, *spec))),
             Some(Input::Host(own, spec)) => self.update_host(key, Some((own, *spec))),
-            Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends)),
+            Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends), &self.state),
             Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
             Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
@@ -165,7 +170,7 @@ impl Calc {
             Kind::NetworkSet | Kind::GlobalNetworkSet => self.update_network_set(key, None),
             Kind::WorkloadEndpoint => self.update_endpoint(key, None),
             Kind::HostEndpoint => self.update_host(key, None),
-            Kind::EndpointSlice => self.sets.update_backends(key, None),
+            Kind::EndpointSlice => self.sets.update_backends(key, None, &self.state),
             Kind::Node => self.network.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::FelixConfiguration => self.network.update_felix(&key.name, None),

@@ -1,6 +1,6 @@
 //! The policies and profiles, and what the policies that select an endpoint come to.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tortie_api::Key;
@@ -11,6 +11,7 @@ use tortie_selector::{Restrictions, Selector};
 
 use crate::Finding;
 use crate::index::SelectorIndex;
+use crate::keys::ByKey;
 use crate::slab::{No, Numbers, Slab};
 use crate::tiers::Tiers;
 
@@ -20,7 +21,7 @@ pub(crate) use crate::tiers::TierSettings;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Body {
     pub(crate) rules: Arc<PolicyRules>,
-    pub(crate) sets: Arc<[(Arc<SetId>, Arc<SetSource>)]>,
+    pub(crate) sets: Arc<[(SetId, Arc<SetSource>)]>,
 }
 
 impl Body {
@@ -30,7 +31,7 @@ impl Body {
             rules.ingress.shrink_to_fit();
             rules.egress.shrink_to_fit();
         }
-        Self { rules, sets: sets.into_iter().map(|(id, source)| (Arc::new(id), Arc::new(source))).collect() }
+        Self { rules, sets: sets.into_iter().map(|(id, source)| (id, Arc::new(source))).collect() }
     }
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct Head {
 }
 
 pub(crate) struct Policy {
-    pub(crate) id: Arc<PolicyId>,
+    pub(crate) id: PolicyId,
     pub(crate) head: Arc<Head>,
     body: Body,
     /// The endpoints of this node that it selects.
@@ -61,7 +62,7 @@ struct Note {
 }
 
 pub(crate) struct Policies {
-    numbers: HashMap<Arc<PolicyId>, No>,
+    numbers: ByKey,
     table: Slab<Policy>,
     by_selector: SelectorIndex,
     by_tier: BTreeMap<Arc<str>, BTreeSet<No>>,
@@ -75,7 +76,7 @@ pub(crate) struct Policies {
 impl Default for Policies {
     fn default() -> Self {
         Self {
-            numbers: HashMap::new(),
+            numbers: ByKey::default(),
             table: Slab::default(),
             by_selector: SelectorIndex::default(),
             by_tier: BTreeMap::new(),
@@ -114,7 +115,7 @@ impl Policies {
         let shared = self.by_tier.get_key_value(tier.as_str()).map(|(tier, _)| tier.clone());
         let tier = shared.unwrap_or_else(|| tier.into());
         let head = Arc::new(Head { tier, order, hook, selector, ingress, egress });
-        Some(Policy { id: Arc::new(id), head, body: Body::new(rules, sets), endpoints: Numbers::default() })
+        Some(Policy { id, head, body: Body::new(rules, sets), endpoints: Numbers::default() })
     }
 
     /// Whether a policy of the same id has the same place and selects the same.
@@ -124,8 +125,8 @@ impl Policies {
 
     /// Gives a policy another body; says whether it is another one.
     pub(crate) fn replace_body(&mut self, new: Policy) -> bool {
-        let no = self.numbers.get(&new.id);
-        let Some(old) = no.and_then(|no| self.table.get_mut(*no)) else { return false };
+        let no = self.number(&new.id);
+        let Some(old) = no.and_then(|no| self.table.get_mut(no)) else { return false };
         let changed = old.body != new.body;
         old.body = new.body;
         changed
@@ -135,7 +136,7 @@ impl Policies {
     pub(crate) fn insert(&mut self, policy: Policy, demands: &Restrictions<'_>) -> No {
         let (id, tier) = (policy.id.clone(), policy.head.tier.clone());
         let no = self.table.insert(policy);
-        self.numbers.insert(id, no);
+        self.numbers.insert(&id, no);
         self.by_selector.insert(no, demands);
         self.by_tier.entry(tier).or_default().insert(no);
         no
@@ -143,7 +144,8 @@ impl Policies {
 
     /// Takes a policy away; gives its number, and the endpoints of this node that it selected.
     pub(crate) fn remove(&mut self, id: &PolicyId) -> Option<(No, Numbers)> {
-        let no = self.numbers.remove(id)?;
+        let no = self.number(id)?;
+        self.numbers.remove(id, no);
         let policy = self.table.remove(no)?;
         self.by_selector.remove(no, &policy.head.selector.restrictions());
         if let Some(others) = self.by_tier.get_mut(&policy.head.tier) {
@@ -153,11 +155,6 @@ impl Policies {
             }
         }
         Some((no, policy.endpoints))
-    }
-
-    /// The id, shared with whoever has it.
-    pub(crate) fn shared_id(&self, id: &PolicyId) -> Arc<PolicyId> {
-        self.numbers.get_key_value(id).map_or_else(|| Arc::new(id.clone()), |(id, _)| id.clone())
     }
 
     #[cfg(test)]
@@ -173,7 +170,11 @@ impl Policies {
     }
 
     fn known(&self, id: &PolicyId) -> Option<&Policy> {
-        self.numbers.get(id).and_then(|no| self.table.get(*no))
+        self.number(id).and_then(|no| self.table.get(no))
+    }
+
+    fn number(&self, id: &PolicyId) -> Option<No> {
+        self.numbers.get(id, |no| self.table.get(no).is_some_and(|policy| policy.id == *id))
     }
 
     /// The policies that select what has these labels.
@@ -246,7 +247,7 @@ impl Policies {
             let name = &policies.first()?.head.tier;
             Some(TierProgram {
                 name: name.clone(),
-                policies: policies.iter().map(|policy| PolicyId::clone(&policy.id)).collect(),
+                policies: policies.iter().map(|policy| policy.id.clone()).collect(),
                 end: self.tiers.end_of(name),
             })
         };
@@ -268,7 +269,7 @@ impl Policies {
         let lost = self.by_tier.iter().filter(|(tier, _)| !self.tiers.is_known(tier));
         let lost = lost.flat_map(|(_, policies)| policies).filter_map(|no| self.table.get(*no));
         let understood =
-            lost.filter(|policy| !self.notes.get(&*policy.id).is_some_and(|note| note.not_understood));
+            lost.filter(|policy| !self.notes.get(&policy.id).is_some_and(|note| note.not_understood));
         let lost = understood.map(|policy| Finding {
             key: key(&policy.id),
             problem: format!(

@@ -6,12 +6,15 @@ use tortie_policy::program::PolicyId;
 use tortie_policy::{Compiled, OwnLabels, policy_id};
 
 use crate::Calc;
+use crate::keys::KeyRef;
 use crate::policies::{Body, Policy, TierSettings};
 use crate::slab::No;
 
 impl Calc {
     pub(crate) fn update_policy(&mut self, key: &Key, policy: Option<Compiled>) {
-        let Some(id) = policy_id(key) else { return };
+        let Some(id) = policy.as_ref().map(|policy| policy.id.clone()).or_else(|| policy_id(key)) else {
+            return;
+        };
         let new = self.policies.take_note(&id, policy);
         if new.as_ref().is_some_and(|new| self.policies.has_place_of(new)) {
             if new.is_some_and(|new| self.policies.replace_body(new)) {
@@ -33,7 +36,7 @@ impl Calc {
             let subject = self.subjects.get_mut(endpoint);
             if let Some(here) = subject.and_then(|subject| subject.here.as_mut()) {
                 here.policies.remove(no);
-                self.touched_endpoints.insert(here.id.clone());
+                self.touched_endpoints.insert(endpoint);
             }
         }
     }
@@ -50,7 +53,7 @@ impl Calc {
             };
             here.policies.insert(no);
             self.policies.link(no, endpoint);
-            self.touched_endpoints.insert(here.id.clone());
+            self.touched_endpoints.insert(endpoint);
         }
     }
 
@@ -70,15 +73,15 @@ impl Calc {
 
     /// Takes in the labels of a namespace, service account or profile.
     pub(crate) fn update_labels(&mut self, key: &Key, labels: Option<OwnLabels>) {
-        let known = self.subjects.exists(key);
+        let known = self.subjects.exists(key.into());
         if key.kind == Kind::Namespace && known != labels.is_some() {
             // A namespace brings a profile along, which a stored one replaces.
-            self.touch_members(&Key::global(Kind::Profile, format!("kns.{}", key.name)));
+            self.touch_members(KeyRef::global(Kind::Profile, &format!("kns.{}", key.name)));
         }
         if !self.subjects.set_labels(key, labels) {
             return;
         }
-        for subject in self.subjects.members(key) {
+        for subject in self.subjects.members(key.into()) {
             self.leave(subject);
             self.subjects.inherit(subject);
             self.enter(subject);
@@ -112,18 +115,18 @@ impl Calc {
     fn remove_subject(&mut self, key: &Key) {
         if let Some(no) = self.subjects.number(key) {
             self.leave(no);
-            self.subjects.remove(key);
+            self.gone_endpoints.extend(self.subjects.remove(key));
         }
     }
 
     /// Links a subject to the policies and sets that select it.
     fn enter(&mut self, no: No) {
         let Some(subject) = self.subjects.get_mut(no) else { return };
-        self.sets.enter(subject);
+        self.sets.enter(subject, &self.state);
         let Some(here) = &mut subject.here else { return };
         here.policies = self.policies.selecting(&subject.labels);
         here.policies.iter().for_each(|policy| self.policies.link(policy, no));
-        self.touched_endpoints.insert(here.id.clone());
+        self.touched_endpoints.insert(no);
     }
 
     /// Takes a subject out of the policies and sets that it is linked to.
@@ -132,24 +135,23 @@ impl Calc {
         self.sets.leave(subject);
         let Some(here) = &mut subject.here else { return };
         std::mem::take(&mut here.policies).iter().for_each(|policy| self.policies.unlink(policy, no));
-        self.touched_endpoints.insert(here.id.clone());
     }
 
     /// Notes that the rules of a policy or profile, if it is in use, may have changed.
     fn touch_policy(&mut self, id: &PolicyId) {
-        if let Some(id) = self.in_use.shared_id(id) {
-            self.touched_policies.insert(id);
+        if self.in_use.contains(id) {
+            self.touched_policies.push(id.clone());
         }
     }
 
-    fn touch_members(&mut self, group: &Key) {
+    fn touch_members(&mut self, group: KeyRef<'_>) {
         self.subjects.members(group).into_iter().for_each(|no| self.touch(no));
     }
 
     /// Notes that the program of an endpoint, if it is this node's, may have changed.
     fn touch(&mut self, no: No) {
-        if let Some(here) = self.subjects.get(no).and_then(|subject| subject.here.as_ref()) {
-            self.touched_endpoints.insert(here.id.clone());
+        if self.subjects.get(no).is_some_and(|subject| subject.here.is_some()) {
+            self.touched_endpoints.insert(no);
         }
     }
 }

@@ -1,22 +1,23 @@
 //! The sets that policies in use name, and their members.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_api::Key;
 use tortie_dataplane::{Delta, NodeState};
-use tortie_policy::program::{Member, SetId};
+use tortie_policy::program::{Lookup, Member, SetId};
 use tortie_policy::{SetSource, SubjectLabels};
 
 use crate::index::SelectorIndex;
+use crate::keys::ByKey;
 use crate::slab::{No, Slab};
 use crate::subjects::{Backends, NamedPort, Subject, Subjects, What};
 
 #[derive(Default)]
 pub(crate) struct Sets {
-    numbers: HashMap<Arc<SetId>, No>,
+    numbers: ByKey,
     table: Slab<ActiveSet>,
     by_selector: SelectorIndex,
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
@@ -27,26 +28,27 @@ pub(crate) struct Sets {
 }
 
 struct ActiveSet {
-    id: Arc<SetId>,
+    id: SetId,
     source: Arc<SetSource>,
     /// How many policies in use name it.
     references: usize,
-    /// How many subjects contribute each member: two pods may have one address for a moment.
-    counts: HashMap<Member, u32>,
-    /// Whether its members have been given out.
-    given: bool,
-    /// If so, members whose count may have become, or ceased to be, zero since the last flush.
-    touched: BTreeSet<Member>,
+    /// What may differ from the members that have been given out: whether it is a member now.
+    changes: BTreeMap<Member, bool>,
+    /// How many subjects contribute a member beside the first: two pods may have one address for a moment.
+    more: BTreeMap<Member, u32>,
 }
+
+/// The members of a set that have been given out, if it has been.
+type GivenOut<'a> = Option<&'a BTreeSet<Member>>;
 
 impl Sets {
     /// Takes in that a subject is there, or has other labels.
-    pub(crate) fn enter(&mut self, subject: &mut Subject) {
+    pub(crate) fn enter(&mut self, subject: &mut Subject, state: &NodeState) {
         for no in self.by_selector.candidates(&subject.labels) {
             let Some(set) = self.table.get_mut(no).filter(|set| set.selects(&subject.labels)) else {
                 continue;
             };
-            set.take_in(subject, no);
+            set.take_in(subject, no, state.set(&set.id));
             self.touched.insert(no);
         }
     }
@@ -61,7 +63,7 @@ impl Sets {
     }
 
     /// Takes in some of the backends of a Service.
-    pub(crate) fn update_backends(&mut self, key: &Key, backends: Option<Backends>) {
+    pub(crate) fn update_backends(&mut self, key: &Key, backends: Option<Backends>, state: &NodeState) {
         let old = match backends.clone() {
             Some(backends) => self.slices.insert(key.clone(), backends),
             None => self.slices.remove(key),
@@ -82,19 +84,17 @@ impl Sets {
         let Some(new) = backends else { return };
         for no in self.by_service.get(&new.service).into_iter().flatten() {
             let Some(set) = self.table.get_mut(*no) else { continue };
-            backends_for(&set.source.clone(), &new, |member| set.count(member));
+            let given = state.set(&set.id);
+            backends_for(&set.source.clone(), &new, |member| set.count(member, given));
             self.touched.insert(*no);
         }
         self.slices_of_service.entry(new.service).or_default().insert(key.clone());
     }
 
     /// Notes that one more policy in use names these sets.
-    pub(crate) fn acquire(&mut self, sets: &[(Arc<SetId>, Arc<SetSource>)], subjects: &mut Subjects) {
+    pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
         for (id, source) in sets {
-            let no = match self.numbers.get(id) {
-                Some(no) => *no,
-                None => self.activate(id, source, subjects),
-            };
+            let no = self.number(id).unwrap_or_else(|| self.activate(id, source, subjects));
             if let Some(set) = self.table.get_mut(no) {
                 set.references += 1;
             }
@@ -102,31 +102,38 @@ impl Sets {
     }
 
     /// Notes that one policy in use less names these sets.
-    pub(crate) fn release(&mut self, sets: &[(Arc<SetId>, Arc<SetSource>)]) {
-        for no in sets.iter().filter_map(|(id, _)| self.numbers.get(id)) {
-            let Some(set) = self.table.get_mut(*no) else { continue };
+    pub(crate) fn release(&mut self, sets: &[(SetId, Arc<SetSource>)]) {
+        for (id, _) in sets {
+            let Some(no) = self.number(id) else { continue };
+            let Some(set) = self.table.get_mut(no) else { continue };
             set.references -= 1;
             if set.references == 0 {
-                self.touched.insert(*no);
+                self.touched.insert(no);
             }
         }
     }
 
+    fn number(&self, id: &SetId) -> Option<No> {
+        self.numbers.get(id, |no| self.table.get(no).is_some_and(|set| set.id == *id))
+    }
+
     /// What has changed since the last flush, by id: sets that are new or have other members, then sets that are gone.
     pub(crate) fn flush(&mut self, subjects: &mut Subjects, state: &NodeState) -> (Vec<Delta>, Vec<Delta>) {
+        let touched = std::mem::take(&mut self.touched).into_iter();
+        let mut touched: Vec<(SetId, No)> =
+            touched.filter_map(|no| Some((self.table.get(no)?.id.clone(), no))).collect();
+        touched.sort_unstable();
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
-        for no in std::mem::take(&mut self.touched) {
+        for (_, no) in touched {
             let Some(set) = self.table.get_mut(no) else { continue };
             if set.references > 0 {
-                changed.extend(set.delta(state).map(|delta| (set.id.clone(), delta)));
+                changed.extend(set.delta(state));
             } else {
-                gone.extend(self.deactivate(no, subjects));
+                let id = self.deactivate(no, subjects).filter(|id| state.sets.contains_key(id));
+                gone.extend(id.map(Delta::SetRemoved));
             }
         }
-        changed.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        gone.sort_unstable();
-        let removed = gone.into_iter().map(|id| Delta::SetRemoved(SetId::clone(&id)));
-        (changed.into_iter().map(|(_, delta)| delta).collect(), removed.collect())
+        (changed, gone)
     }
 
     #[cfg(test)]
@@ -147,9 +154,10 @@ impl Sets {
         self.table.get(no).is_some()
     }
 
-    fn activate(&mut self, id: &Arc<SetId>, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
+    /// Fills a set, and puts it where what may change it finds it.
+    fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
         let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
-        self.numbers.insert(id.clone(), no);
+        self.numbers.insert(id, no);
         self.touched.insert(no);
         let Some(set) = self.table.get_mut(no) else { return no };
         match source.as_ref() {
@@ -159,7 +167,7 @@ impl Sets {
                 for number in subjects.candidates(&demands) {
                     if let Some(subject) = subjects.get_mut(number).filter(|it| selector.matches(&it.labels))
                     {
-                        set.take_in(subject, no);
+                        set.take_in(subject, no, None);
                     }
                 }
             }
@@ -167,7 +175,7 @@ impl Sets {
                 let service = (namespace.clone(), name.clone());
                 let keys = self.slices_of_service.get(&service).into_iter().flatten();
                 for slice in keys.filter_map(|key| self.slices.get(key)) {
-                    backends_for(source, slice, |member| set.count(member));
+                    backends_for(source, slice, |member| set.count(member, None));
                 }
                 self.by_service.entry(service).or_default().insert(no);
             }
@@ -175,10 +183,10 @@ impl Sets {
         no
     }
 
-    /// Forgets a set that nothing names; gives its id where it has been given out.
-    fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<Arc<SetId>> {
+    /// Forgets a set that nothing names; gives its id.
+    fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<SetId> {
         let set = self.table.remove(no)?;
-        self.numbers.remove(&set.id);
+        self.numbers.remove(&set.id, no);
         match set.source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {
                 let demands = selector.restrictions();
@@ -199,14 +207,13 @@ impl Sets {
                 }
             }
         }
-        set.given.then_some(set.id)
+        Some(set.id)
     }
 }
 
 impl ActiveSet {
-    fn new(id: Arc<SetId>, source: Arc<SetSource>) -> Self {
-        let (counts, touched) = (HashMap::new(), BTreeSet::new());
-        Self { id, source, references: 0, counts, given: false, touched }
+    fn new(id: SetId, source: Arc<SetSource>) -> Self {
+        Self { id, source, references: 0, changes: BTreeMap::new(), more: BTreeMap::new() }
     }
 
     /// Whether the set is of what has these labels.
@@ -218,47 +225,44 @@ impl ActiveSet {
     }
 
     /// Takes in what a subject contributes that the set is of.
-    fn take_in(&mut self, subject: &mut Subject, no: No) {
-        contributed(&self.source.clone(), &subject.what, |member| self.count(member));
+    fn take_in(&mut self, subject: &mut Subject, no: No, given: GivenOut<'_>) {
+        contributed(&self.source.clone(), &subject.what, |member| self.count(member, given));
         subject.in_sets.insert(no);
     }
 
-    fn count(&mut self, member: Member) {
-        *self.counts.entry(member).or_default() += 1;
-        if self.given {
-            self.touched.insert(member);
+    fn count(&mut self, member: Member, given: GivenOut<'_>) {
+        let known = self.changes.get(&member).copied();
+        if known.unwrap_or_else(|| given.is_some_and(|given| given.contains(&member))) {
+            *self.more.entry(member).or_default() += 1;
+        } else {
+            self.changes.insert(member, true);
         }
     }
 
     fn discount(&mut self, member: Member) {
-        if let Some(count) = self.counts.get_mut(&member) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&member);
-            }
-        }
-        if self.given {
-            self.touched.insert(member);
+        match self.more.get_mut(&member) {
+            None => drop(self.changes.insert(member, false)),
+            Some(1) => drop(self.more.remove(&member)),
+            Some(more) => *more -= 1,
         }
     }
 
     fn delta(&mut self, state: &NodeState) -> Option<Delta> {
-        let touched = std::mem::take(&mut self.touched);
-        let Some((_, given)) = state.sets.get(&*self.id) else {
-            self.given = true;
-            let members = self.counts.keys().copied().collect();
-            return Some(Delta::SetCreated(SetId::clone(&self.id), self.source.kind(), members));
+        let changes = std::mem::take(&mut self.changes);
+        let Some(given) = state.set(&self.id) else {
+            let members = changes.into_iter().filter_map(|(member, is_one)| is_one.then_some(member));
+            return Some(Delta::SetCreated(self.id.clone(), self.source.kind(), members.collect()));
         };
         let (mut added, mut removed) = (Vec::new(), Vec::new());
-        for member in touched {
-            match (self.counts.contains_key(&member), given.contains(&member)) {
+        for (member, is_one) in changes {
+            match (is_one, given.contains(&member)) {
                 (true, false) => added.push(member),
                 (false, true) => removed.push(member),
                 _ => {}
             }
         }
         let changed = !added.is_empty() || !removed.is_empty();
-        changed.then(|| Delta::SetChanged { id: SetId::clone(&self.id), added, removed })
+        changed.then(|| Delta::SetChanged { id: self.id.clone(), added, removed })
     }
 }
 

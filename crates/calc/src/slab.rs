@@ -84,6 +84,10 @@ impl Numbers {
         self.0.len()
     }
 
+    pub(crate) fn as_slice(&self) -> &[No] {
+        &self.0
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = No> {
         self.0.iter().copied()
     }

@@ -1,7 +1,7 @@
 //! Whatever selectors may match: pods' interfaces, host endpoints and network sets, with the labels that selectors see, and where those
 //! labels come from.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -14,10 +14,12 @@ use tortie_selector::Restrictions;
 
 use crate::endpoints::{Here, LocalId};
 use crate::index::LabelIndex;
+use crate::keys::{ByKey, KeyRef, SharedKey};
 use crate::slab::{No, Numbers, Slab};
 
 /// A pod's interface, a host endpoint or a network set.
 pub(crate) struct Subject {
+    key: SharedKey,
     pub(crate) labels: SubjectLabels,
     pub(crate) what: What,
     /// Its namespace, its service account, then its profiles in order: what gives it labels.
@@ -32,6 +34,21 @@ pub(crate) struct Subject {
 pub(crate) enum What {
     Endpoint { addresses: Box<[IpAddr]>, ports: Box<[NamedPort]> },
     NetworkSet(Box<[IpNet]>),
+}
+
+impl Subject {
+    /// What gives it labels: for a pod, all that its profiles follow from.
+    pub(crate) fn groups(&self) -> &[No] {
+        &self.groups
+    }
+
+    /// What is known of it as an endpoint of this node, and its addresses.
+    pub(crate) fn endpoint_here(&self) -> Option<(&Here, &[IpAddr])> {
+        match (&self.here, &self.what) {
+            (Some(here), What::Endpoint { addresses, .. }) => Some((here, addresses)),
+            _ => None,
+        }
+    }
 }
 
 impl What {
@@ -66,9 +83,7 @@ pub(crate) struct Backends {
 
 /// A namespace, service account or profile, if anything is known of it or belongs to it.
 struct Group {
-    key: Arc<Key>,
-    /// The name, as programs share it.
-    name: Arc<str>,
+    key: SharedKey,
     /// What it gives; `None` where it does not exist.
     labels: Option<OwnLabels>,
     members: Numbers,
@@ -76,16 +91,18 @@ struct Group {
 
 #[derive(Default)]
 pub(crate) struct Subjects {
-    numbers: HashMap<Key, No>,
+    numbers: ByKey,
     table: Slab<Subject>,
     /// Which subjects bear which labels themselves.
     by_own: LabelIndex,
-    group_numbers: HashMap<Arc<Key>, No>,
+    group_numbers: ByKey,
     groups: Slab<Group>,
     /// Which groups give which labels.
     by_group: LabelIndex,
+    /// What labels subjects bear themselves.
+    labels: SharedLabels,
     /// The subjects that are endpoints of this node. Two of one id are possible only where an object has another's name.
-    here: HashMap<LocalId, Numbers>,
+    here: ByKey,
 }
 
 impl Subjects {
@@ -98,7 +115,8 @@ impl Subjects {
     }
 
     pub(crate) fn number(&self, key: &Key) -> Option<No> {
-        self.numbers.get(key).copied()
+        let key = KeyRef::from(key);
+        self.numbers.get(key, |no| self.get(no).is_some_and(|subject| subject.key.borrowed() == key))
     }
 
     pub(crate) fn insert_endpoint(
@@ -108,18 +126,21 @@ impl Subjects {
         spec: WorkloadEndpointSpec,
         node: &str,
     ) -> No {
-        let account = Key::namespaced(Kind::ServiceAccount, &key.namespace, &spec.service_account_name);
-        let mut groups = vec![Key::global(Kind::Namespace, &key.namespace), account];
-        groups.extend(spec.profiles.iter().map(|profile| Key::global(Kind::Profile, profile)));
+        let (namespace, key) = self.namespace(key);
+        let name = &spec.service_account_name;
+        let account = self.group(KeyRef { kind: Kind::ServiceAccount, namespace: &key.namespace, name });
+        let mut groups = Vec::with_capacity(2 + spec.profiles.len());
+        groups.extend([namespace, account]);
+        groups.extend(spec.profiles.iter().map(|profile| self.group(KeyRef::global(Kind::Profile, profile))));
         let labels = SubjectLabels {
             is_pod: true,
             own,
             namespace: key.namespace.clone(),
-            service_account: spec.service_account_name.clone(),
+            service_account: self.name(account),
             ..SubjectLabels::default()
         };
         let what = What::endpoint(spec.ip_networks.iter().map(IpNet::addr), &spec.ports);
-        let here = (spec.node == node).then(|| Box::new(Here::pod(key, spec)));
+        let here = (spec.node == node).then(|| Box::new(Here::pod(&key, spec)));
         self.insert(key, labels, what, groups, here)
     }
 
@@ -130,51 +151,61 @@ impl Subjects {
         spec: HostEndpointSpec,
         node: &str,
     ) -> No {
-        let groups = spec.profiles.iter().map(|profile| Key::global(Kind::Profile, profile)).collect();
+        let namespace = key.namespace.as_str().into();
+        let key = SharedKey { kind: key.kind, namespace, name: key.name.as_str().into() };
+        let profiles = spec.profiles.iter();
+        let groups = profiles.map(|profile| self.group(KeyRef::global(Kind::Profile, profile))).collect();
         let labels = SubjectLabels { own, ..SubjectLabels::default() };
         let what = What::endpoint(spec.expected_ips.iter().copied(), &spec.ports);
-        let here = (spec.node == node).then(|| Box::new(Here::host(key, spec)));
+        let here = (spec.node == node).then(|| Box::new(Here::host(&key, spec)));
         self.insert(key, labels, what, groups, here)
     }
 
     pub(crate) fn insert_network_set(&mut self, key: &Key, own: OwnLabels, nets: Box<[IpNet]>) -> No {
+        let (namespace, key) = self.namespace(key);
         let labels = SubjectLabels { own, namespace: key.namespace.clone(), ..SubjectLabels::default() };
-        let groups = vec![Key::global(Kind::Namespace, &key.namespace)];
-        self.insert(key, labels, What::NetworkSet(nets), groups, None)
+        self.insert(key, labels, What::NetworkSet(nets), vec![namespace], None)
     }
 
     /// Puts a subject that is not there yet where everything finds it.
     fn insert(
         &mut self,
-        key: &Key,
+        key: SharedKey,
         labels: SubjectLabels,
         what: What,
-        groups: Vec<Key>,
+        groups: Vec<No>,
         here: Option<Box<Here>>,
     ) -> No {
+        let labels = SubjectLabels { own: self.labels.share(labels.own), ..labels };
         let own = own_labels(&labels);
-        let groups: Box<[No]> = groups.into_iter().map(|group| self.group(group)).collect();
         let id = here.as_ref().map(|here| here.id.clone());
-        let subject = Subject { labels, what, groups: groups.clone(), in_sets: Numbers::default(), here };
-        let no = self.table.insert(subject);
-        self.numbers.insert(key.clone(), no);
-        self.by_own.insert(no, &own);
-        for group in groups {
-            if let Some(group) = self.groups.get_mut(group) {
+        let (hashed, groups) = (key.clone(), groups.into());
+        let no = self.table.insert(Subject { key, labels, what, groups, in_sets: Numbers::default(), here });
+        for group in self.table.get(no).into_iter().flat_map(Subject::groups) {
+            if let Some(group) = self.groups.get_mut(*group) {
                 group.members.insert(no);
             }
         }
+        self.numbers.insert(hashed.borrowed(), no);
+        self.by_own.insert(no, &own);
         if let Some(id) = id {
-            self.here.entry(id).or_default().insert(no);
+            let others: Vec<No> = self.bearers_here(&id).collect();
+            self.here.insert(&id, no);
+            for bearer in others.iter().chain(others.first().map(|_| &no)) {
+                if let Some(here) = self.table.get_mut(*bearer).and_then(|subject| subject.here.as_mut()) {
+                    here.is_alone = false;
+                }
+            }
         }
         self.inherit(no);
         no
     }
 
-    /// Takes a subject away that nothing else knows any more.
-    pub(crate) fn remove(&mut self, key: &Key) {
-        let Some(no) = self.numbers.remove(key) else { return };
-        let Some(subject) = self.table.remove(no) else { return };
+    /// Takes a subject away that nothing else knows any more; says which endpoint of this node it was.
+    pub(crate) fn remove(&mut self, key: &Key) -> Option<LocalId> {
+        let no = self.number(key)?;
+        self.numbers.remove(KeyRef::from(key), no);
+        let subject = self.table.remove(no)?;
         self.by_own.remove(no, &own_labels(&subject.labels));
         for number in subject.groups {
             if let Some(group) = self.groups.get_mut(number) {
@@ -182,28 +213,28 @@ impl Subjects {
             }
             self.forget_if_empty(number);
         }
-        if let Some(here) = subject.here
-            && let Some(numbers) = self.here.get_mut(&here.id)
-        {
-            numbers.remove(no);
-            if numbers.is_empty() {
-                self.here.remove(&here.id);
-            }
-        }
+        let here = subject.here?;
+        self.here.remove(&here.id, no);
+        Some(here.id)
     }
 
-    /// The endpoint of this node with this id.
+    /// The endpoint of this node with this id: of two objects the one with the last name.
     pub(crate) fn endpoint_here(&self, id: &LocalId) -> Option<No> {
-        let name = |no: &No| self.get(*no).and_then(|subject| Some(subject.here.as_ref()?.name.as_str()));
-        self.here.get(id)?.iter().max_by_key(name)
+        self.bearers_here(id).max_by_key(|no| self.get(*no).map(|subject| &subject.key.name))
+    }
+
+    /// All that are endpoints of this node with this id.
+    fn bearers_here(&self, id: &LocalId) -> impl Iterator<Item = No> {
+        let here = |no: No| self.get(no).and_then(|subject| subject.here.as_ref());
+        self.here.candidates(id).filter(move |no| here(*no).is_some_and(|here| here.id == *id))
     }
 
     /// Takes in what a namespace, service account or profile gives now. Says whether that is something else than before.
     pub(crate) fn set_labels(&mut self, key: &Key, labels: Option<OwnLabels>) -> bool {
-        if labels.is_none() && !self.group_numbers.contains_key(key) {
+        if labels.is_none() && self.group_number(key.into()).is_none() {
             return false;
         }
-        let no = self.group(key.clone());
+        let no = self.group(key.into());
         let Some(group) = self.groups.get_mut(no).filter(|group| group.labels != labels) else {
             return false;
         };
@@ -216,14 +247,14 @@ impl Subjects {
     }
 
     /// Whether the namespace, service account or profile exists.
-    pub(crate) fn exists(&self, key: &Key) -> bool {
-        let group = self.group_numbers.get(key).and_then(|no| self.groups.get(*no));
+    pub(crate) fn exists(&self, key: KeyRef<'_>) -> bool {
+        let group = self.group_number(key).and_then(|no| self.groups.get(no));
         group.is_some_and(|group| group.labels.is_some())
     }
 
     /// The subjects of a namespace, service account or profile.
-    pub(crate) fn members(&self, key: &Key) -> Vec<No> {
-        let group = self.group_numbers.get(key).and_then(|no| self.groups.get(*no));
+    pub(crate) fn members(&self, key: KeyRef<'_>) -> Vec<No> {
+        let group = self.group_number(key).and_then(|no| self.groups.get(no));
         group.map_or_else(Vec::new, |group| group.members.iter().collect())
     }
 
@@ -244,7 +275,7 @@ impl Subjects {
     /// The profiles of an endpoint, by name.
     pub(crate) fn profiles<'a>(&'a self, subject: &'a Subject) -> impl Iterator<Item = &'a Arc<str>> {
         let groups = subject.groups.iter().filter_map(|group| self.groups.get(*group));
-        groups.filter(|group| group.key.kind == Kind::Profile).map(|group| &group.name)
+        groups.filter(|group| group.key.kind == Kind::Profile).map(|group| &group.key.name)
     }
 
     #[cfg(test)]
@@ -252,6 +283,12 @@ impl Subjects {
         let subjects = self.numbers.is_empty() && self.table.is_empty() && self.here.is_empty();
         let groups = self.group_numbers.is_empty() && self.groups.is_empty();
         subjects && groups && self.by_own.is_empty() && self.by_group.is_empty()
+    }
+
+    /// How many sets of labels are kept for subjects.
+    #[cfg(test)]
+    pub(crate) fn labels_kept(&self) -> usize {
+        self.labels.known.len()
     }
 
     /// Which sets a subject is noted to contribute to.
@@ -271,9 +308,12 @@ impl Subjects {
 
     /// Every endpoint of this node that a selector may match which demands this.
     pub(crate) fn candidates_here(&self, demands: &Restrictions<'_>) -> Vec<No> {
+        if self.here.is_empty() {
+            return Vec::new();
+        }
         match self.narrowest(demands) {
             Some(bearers) if size(&bearers) < self.here.len() => united(&bearers),
-            _ => self.here.values().flat_map(Numbers::iter).collect(),
+            _ => self.here.numbers().collect(),
         }
     }
 
@@ -292,21 +332,31 @@ impl Subjects {
         bearers
     }
 
-    fn group(&mut self, key: Key) -> No {
-        if let Some(no) = self.group_numbers.get(&key) {
-            return *no;
+    /// The number of an object's namespace, and the object's key, which shares the namespace's name.
+    fn namespace(&mut self, key: &Key) -> (No, SharedKey) {
+        let no = self.group(KeyRef::global(Kind::Namespace, &key.namespace));
+        (no, SharedKey { kind: key.kind, namespace: self.name(no), name: key.name.as_str().into() })
+    }
+
+    fn name(&self, group: No) -> Arc<str> {
+        self.groups.get(group).map(|group| group.key.name.clone()).unwrap_or_default()
+    }
+
+    fn group_number(&self, key: KeyRef<'_>) -> Option<No> {
+        self.group_numbers.get(key, |no| self.groups.get(no).is_some_and(|group| group.key.borrowed() == key))
+    }
+
+    fn group(&mut self, key: KeyRef<'_>) -> No {
+        if let Some(no) = self.group_number(key) {
+            return no;
         }
-        let key = Arc::new(key);
-        let group = Group {
-            key: key.clone(),
-            name: key.name.as_str().into(),
-            labels: None,
-            members: Numbers::default(),
-        };
+        let key = SharedKey { kind: key.kind, namespace: key.namespace.into(), name: key.name.into() };
+        let hashed = key.clone();
+        let group = Group { key, labels: None, members: Numbers::default() };
         let given = given_labels(&group);
         let no = self.groups.insert(group);
         self.by_group.insert(no, &given);
-        self.group_numbers.insert(key, no);
+        self.group_numbers.insert(hashed.borrowed(), no);
         no
     }
 
@@ -314,8 +364,30 @@ impl Subjects {
         let empty = |group: &&Group| group.labels.is_none() && group.members.is_empty();
         let Some(group) = self.groups.get(no).filter(empty) else { return };
         self.by_group.remove(no, &given_labels(group));
-        self.group_numbers.remove(&group.key);
+        self.group_numbers.remove(group.key.borrowed(), no);
         self.groups.remove(no);
+    }
+}
+
+/// Labels, each once: pods of one workload bear the same.
+#[derive(Default)]
+struct SharedLabels {
+    known: HashSet<OwnLabels>,
+    /// With how many it is time to forget those that nobody bears any more.
+    enough: usize,
+}
+
+impl SharedLabels {
+    fn share(&mut self, labels: OwnLabels) -> OwnLabels {
+        if self.known.len() > self.enough {
+            self.known.retain(|labels| labels.is_shared());
+            self.enough = 2 * self.known.len();
+        }
+        if let Some(known) = self.known.get(&labels) {
+            return known.clone();
+        }
+        self.known.insert(labels.clone());
+        labels
     }
 }
 

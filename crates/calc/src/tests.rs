@@ -1,7 +1,9 @@
 //! What an order of updates must not show, and no answer gives away: that an index forgets, and that it is asked.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_selector::Selector;
 
@@ -48,17 +50,50 @@ fn cluster(namespaces: usize) -> Calc {
         let policy = json!({"metadata": {"name": "p"}, "spec": spec});
         calc.update(&Key::namespaced(Kind::KubernetesNetworkPolicy, &name, "p"), Some(&policy));
         for node in ["n0", "n1"] {
-            let object = tortie_api::calico::WorkloadEndpoint::name_for(node, "p", "eth0");
-            let value = json!({
-                "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
-                "metadata": {"name": object, "namespace": name, "labels": {"a": "x"}},
-                "spec": {"node": node, "pod": format!("on-{node}"), "endpoint": "eth0", "ipNetworks": ["10.0.0.1/32"]},
-            });
-            calc.update(&Key::namespaced(Kind::WorkloadEndpoint, &name, object), Some(&value));
+            let (key, value) = pod(&name, node, "p", "x");
+            calc.update(&key, Some(&value));
         }
     }
     calc.flush();
     calc
+}
+
+fn pod(namespace: &str, node: &str, name: &str, label: &str) -> (Key, Value) {
+    let object = tortie_api::calico::WorkloadEndpoint::name_for(node, name, "eth0");
+    let value = json!({
+        "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
+        "metadata": {"name": object, "namespace": namespace, "labels": {"a": label}},
+        "spec": {"node": node, "pod": name, "endpoint": "eth0", "ipNetworks": ["10.0.0.1/32"]},
+    });
+    (Key::namespaced(Kind::WorkloadEndpoint, namespace, object), value)
+}
+
+/// A node's memory depends on it: most pods are one of many.
+#[test]
+fn pods_under_the_same_policies_share_a_program() {
+    let mut calc = cluster(2);
+    for (name, label) in [("q", "x"), ("r", "x"), ("s", "y")] {
+        let (key, value) = pod("ns1", "n0", name, label);
+        calc.update(&key, Some(&value));
+    }
+    calc.flush();
+    let endpoints = calc.state().endpoints.iter().filter(|(id, _)| *id.namespace == *"ns1");
+    let programs: Vec<_> = endpoints.map(|(_, endpoint)| &endpoint.program).collect();
+    let [before, q, r, s] = programs[..] else { panic!("{programs:?}") };
+    assert!(Arc::ptr_eq(q, r) && q != s);
+    assert_eq!(before, q, "the same, though made before");
+}
+
+/// What is shared must be forgotten, too.
+#[test]
+fn labels_that_nobody_bears_are_not_kept_for_ever() {
+    let mut calc = cluster(2);
+    for number in 0..1_000 {
+        let (key, value) = pod("ns1", "n1", "p", &number.to_string());
+        calc.update(&key, Some(&value));
+    }
+    let kept = calc.subjects.labels_kept();
+    assert!(kept <= 5, "{kept} for two kinds of pod");
 }
 
 /// A change must cost what it touches, however large the cluster is: few are asked whether they match.

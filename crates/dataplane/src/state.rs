@@ -64,15 +64,15 @@ impl FromStr for MacAddress {
     }
 }
 
-/// Which workload endpoint of this node.
+/// Which workload endpoint of this node. Copies share the names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointId {
     /// The pod's namespace.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// The pod's name.
-    pub pod: String,
+    pub pod: Arc<str>,
     /// The interface inside the pod, such as `eth0`.
-    pub interface: String,
+    pub interface: Arc<str>,
 }
 
 impl fmt::Display for EndpointId {
@@ -85,15 +85,15 @@ impl fmt::Display for EndpointId {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// The sandbox that the runtime made (`CNI_CONTAINERID`); the HNS endpoint is found by it.
-    pub container_id: String,
+    pub container_id: Arc<str>,
     /// The host's end of the pod's link on Linux (`cali…`); on Windows the name of the HNS endpoint.
-    pub host_interface: String,
+    pub host_interface: Arc<str>,
     /// The pod's addresses; anything else that it sends is dropped.
     pub addresses: Vec<IpAddr>,
     /// The pod's MAC address, where it is known.
     pub mac: Option<MacAddress>,
-    /// What is asked about its packets.
-    pub program: EndpointProgram,
+    /// What is asked about its packets. Pods under the same policies and profiles share it.
+    pub program: Arc<EndpointProgram>,
 }
 
 /// Interfaces of this node that are under policy themselves (semantics 16).
@@ -238,6 +238,34 @@ pub enum Delta {
 }
 
 impl NodeState {
+    /// What changes make of nothing, each of which only adds something. A map that is made in one go takes half the room
+    /// of one that grows at its end.
+    #[must_use]
+    pub fn from_nothing(deltas: &[Delta]) -> Self {
+        let sets = deltas.iter().filter_map(|delta| match delta {
+            Delta::SetCreated(id, kind, members) => Some((id.clone(), (*kind, members.clone()))),
+            _ => None,
+        });
+        let policies = deltas.iter().filter_map(|delta| match delta {
+            Delta::Policy(id, rules) => Some((id.clone(), rules.clone())),
+            _ => None,
+        });
+        let endpoints = deltas.iter().filter_map(|delta| match delta {
+            Delta::Endpoint(id, endpoint) => Some((id.clone(), endpoint.clone())),
+            _ => None,
+        });
+        let mut state = Self {
+            sets: sets.collect(),
+            policies: policies.collect(),
+            endpoints: endpoints.collect(),
+            ..Self::default()
+        };
+        let bulk =
+            |delta: &&Delta| matches!(delta, Delta::SetCreated(..) | Delta::Policy(..) | Delta::Endpoint(..));
+        deltas.iter().filter(|delta| !bulk(delta)).for_each(|delta| state.apply(delta));
+        state
+    }
+
     /// Takes one change in.
     pub fn apply(&mut self, delta: &Delta) {
         match delta.clone() {

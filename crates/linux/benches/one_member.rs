@@ -86,7 +86,7 @@ mod linux {
     }
 
     fn set_id(n: u32) -> SetId {
-        SetId(format!("s:{n:036}"))
+        SetId::new(format!("s:{n:036}"))
     }
 
     fn deltas(one_set_each: bool) -> Vec<Delta> {
@@ -121,15 +121,14 @@ mod linux {
             }
             let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
             let endpoint = Endpoint {
-                container_id: format!("container-{pod}"),
-                host_interface: format!("cali{pod}"),
+                container_id: format!("container-{pod}").into(),
+                host_interface: format!("cali{pod}").into(),
                 addresses: vec![IpAddr::from([172, 16, 0, pod as u8])],
                 mac: None,
-                program: EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() },
+                program: Arc::new(EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() }),
             };
-            let interface = "eth0".to_owned();
-            let endpoint_id =
-                EndpointId { namespace: "bench".to_owned(), pod: format!("pod-{pod}"), interface };
+            let (namespace, interface) = ("bench".into(), "eth0".into());
+            let endpoint_id = EndpointId { namespace, pod: format!("pod-{pod}").into(), interface };
             deltas.push(Delta::Endpoint(endpoint_id, Arc::new(endpoint)));
         }
         deltas

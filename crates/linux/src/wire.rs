@@ -209,7 +209,7 @@ impl PodWiring for Wiring {
     /// The name that Calico's plugin gives: the prefix and eleven digits of a digest of namespace and pod.
     fn host_interface(&self, endpoint: &EndpointId, _container_id: &str) -> String {
         let EndpointId { namespace, pod, interface } = endpoint;
-        let text = match interface.as_str() {
+        let text = match &**interface {
             "eth0" => format!("{namespace}.{pod}"),
             _ => format!("{namespace}.{pod}.{interface}"),
         };

@@ -29,7 +29,7 @@ fn an_address_that_is_given_again_at_once_inherits_no_connection() {
     let report = node.change(|state| {
         let mut endpoint = state.endpoints.remove(&server.id()).unwrap();
         let its = Arc::make_mut(&mut endpoint);
-        (its.container_id, its.host_interface) = ("another".to_owned(), interface.host_interface);
+        (its.container_id, its.host_interface) = ("another".into(), interface.host_interface.into());
         state.endpoints.insert(next.id(), endpoint);
     });
     assert_eq!(report, Report::default());
@@ -66,7 +66,7 @@ fn connections_of_a_released_address_are_forgotten_in_a_while() {
 #[test]
 fn an_address_that_is_used_again_inherits_no_connection() {
     let (mut node, server, mut endpoint) = with_a_connection_that_is_over();
-    Arc::make_mut(&mut endpoint).container_id = "another".to_owned();
+    Arc::make_mut(&mut endpoint).container_id = "another".into();
     node.change(|state| drop(state.endpoints.insert(server.id(), endpoint)));
     assert_eq!(entries(&node), 0, "though they would be forgotten only later");
 }

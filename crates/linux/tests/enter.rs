@@ -116,7 +116,7 @@ mod linux {
         server.serve(80);
         let members =
             (0..50_000u32).map(|n| Member::Net(IpAddr::from((0x0b00_0000 + n).to_be_bytes()).into()));
-        let clients = SetId("s:clients".to_owned());
+        let clients = SetId::new("s:clients");
         let report = node.change(|state| {
             open_profile(state);
             state.sets.insert(clients.clone(), (SetKind::Nets, members.collect()));

@@ -26,7 +26,7 @@ fn member(address: impl Into<IpAddr>) -> Member {
 }
 
 fn from_set(action: Action, set: &str) -> Rule {
-    let source = EntityMatch { sets: vec![SetId(set.to_owned())], ..EntityMatch::default() };
+    let source = EntityMatch { sets: vec![SetId::new(set)], ..EntityMatch::default() };
     Rule { source, ..Rule::all(action) }
 }
 
@@ -46,7 +46,7 @@ fn policy_between_two_pods_of_a_node() {
     assert!(client.reaches(&server, 80), "a profile allows it");
 
     // A set of clients that is empty at first.
-    let set = SetId("s:clients".to_owned());
+    let set = SetId::new("s:clients");
     let report = node.change(|state| {
         state.sets.insert(set.clone(), (SetKind::Nets, BTreeSet::new()));
         ingress_policy(state, "clients", vec![from_set(Action::Allow, "s:clients")]);
@@ -89,7 +89,7 @@ fn policy_between_two_pods_of_a_node() {
     assert!(client.reaches(&server, 80));
     let report = node.change(|state| {
         let endpoint = Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap());
-        endpoint.program = ingress(&["nowhere"], EndOfTier::Pass);
+        endpoint.program = Arc::new(ingress(&["nowhere"], EndOfTier::Pass));
     });
     assert!(report.endpoints[&server.id()][0].message.contains("nowhere is not known"), "{report:?}");
     assert!(!client.reaches(&server, 80));
@@ -269,7 +269,7 @@ fn a_restart_keeps_what_fits() {
     let (mut nodes, pods) = two_nodes();
     nodes[1].change(|state| {
         let members = [member(pods[0].address), Member::Net("10.77.0.0/16".parse().unwrap())];
-        state.sets.insert(SetId("s:one".to_owned()), (SetKind::Nets, members.into()));
+        state.sets.insert(SetId::new("s:one"), (SetKind::Nets, members.into()));
         ingress_policy(state, "one-only", vec![from_set(Action::Allow, "s:one")]);
     });
     nodes[1].program(&pods[1], ingress(&["one-only"], EndOfTier::Deny));
@@ -282,7 +282,7 @@ fn a_restart_keeps_what_fits() {
     assert!(pods[0].reaches(&pods[1], 80));
 
     // What changed while nobody looked is changed by the restart, and only that.
-    nodes[1].state.sets.insert(SetId("s:one".to_owned()), (SetKind::Nets, BTreeSet::new()));
+    nodes[1].state.sets.insert(SetId::new("s:one"), (SetKind::Nets, BTreeSet::new()));
     nodes[1].restart();
     assert!(!pods[0].reaches(&pods[1], 80));
     assert!(answers(&stream), "an established connection goes on (semantics 20)");
@@ -385,7 +385,7 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
     assert!(client.reaches(&server, 80), "as many tiers as the kernel can follow");
 
     let report = node.change(|state| {
-        Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).program = program(12);
+        Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).program = Arc::new(program(12));
     });
     assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
     assert_eq!(report.endpoints[&server.id()][0].reason, "RuleNotExpressible");
@@ -451,7 +451,7 @@ fn two_pods_with_one_interface_are_both_closed() {
     node.add(&client, open());
     node.add(&server, open());
     assert!(client.reaches(&server, 80));
-    let other = EndpointId { pod: "a-other".to_owned(), ..server.id() };
+    let other = EndpointId { pod: "a-other".into(), ..server.id() };
     let report = node.change(|state| {
         let mut endpoint = (*state.endpoints[&server.id()]).clone();
         endpoint.addresses = vec!["10.65.1.9".parse().unwrap()];
@@ -473,11 +473,11 @@ fn a_missing_interface_is_told_of_and_found_later() {
     node.add(&client, open());
     let host_interface = node.wiring.host_interface(&server.id(), &server.container_id);
     let endpoint = Endpoint {
-        container_id: server.container_id.clone(),
-        host_interface: host_interface.clone(),
+        container_id: server.container_id.as_str().into(),
+        host_interface: host_interface.as_str().into(),
         addresses: vec![server.address.into()],
         mac: None,
-        program: open(),
+        program: Arc::new(open()),
     };
     let report = node.change(|state| drop(state.endpoints.insert(server.id(), Arc::new(endpoint))));
     assert!(report.retry);

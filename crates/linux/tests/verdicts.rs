@@ -322,7 +322,7 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
     let config = Config { transaction_bytes: 8_000, ..Config::default() };
     let mut dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
     let id = random_states::id("pod");
-    let (set, policy) = (SetId("s:some".to_owned()), common::cluster::policy_id("some"));
+    let (set, policy) = (SetId::new("s:some"), common::cluster::policy_id("some"));
     let state = |members: Vec<IpAddr>, action: Action| {
         let mut state = TestRunnerState::open().0;
         let source = EntityMatch { sets: vec![set.clone()], ..EntityMatch::default() };
@@ -336,7 +336,8 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
             policies: vec![policy.clone()],
             end: tortie_policy::program::EndOfTier::Deny,
         };
-        Arc::make_mut(state.endpoints.get_mut(&id).unwrap()).program.ingress = vec![tier];
+        let endpoint = Arc::make_mut(state.endpoints.get_mut(&id).unwrap());
+        Arc::make_mut(&mut endpoint.program).ingress = vec![tier];
         state
     };
     let stranger = |n: u32| IpAddr::from((0xf000_0000 + n * 2).to_be_bytes());

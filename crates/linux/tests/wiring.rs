@@ -233,9 +233,9 @@ fn many_pods_at_once() {
 fn names_are_those_of_calico() {
     in_node(|wiring| {
         let id = |interface: &str| EndpointId {
-            namespace: "default".to_owned(),
-            pod: "nginx".to_owned(),
-            interface: interface.to_owned(),
+            namespace: "default".into(),
+            pod: "nginx".into(),
+            interface: interface.into(),
         };
         // The first eleven digits of `echo -n default.nginx | sha1sum`.
         let name = wiring.host_interface(&id("eth0"), "any");

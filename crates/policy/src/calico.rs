@@ -9,7 +9,7 @@ use tortie_api::{Cidr, Port, ProtocolName};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
 use crate::compile::{Compiled, Hook, Order, SetSource};
-use crate::labels::{NAMESPACE_PREFIX, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX};
+use crate::labels::{NAMESPACE_PREFIX, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX, of_namespace};
 use crate::program::{EntityMatch, IcmpMatch, PolicyId, PolicyRules, Rule, SetId};
 
 pub(crate) type Sets = BTreeMap<SetId, SetSource>;
@@ -75,7 +75,7 @@ pub(crate) fn selected(
         }
     } else {
         terms.extend(selector.cloned());
-        terms.push(Selector::equal(NAMESPACE_LABEL, &id.namespace));
+        terms.push(of_namespace(&id.namespace));
     }
     terms.extend(service_accounts.map(of_service_accounts));
     Selector::all_of(terms)
@@ -94,11 +94,11 @@ fn of_service_accounts(accounts: &Selector) -> Selector {
 }
 
 /// Compiles rules that have been validated. An Allow by HTTP request matches nothing (semantics 15) and is left out.
-pub(crate) fn compile_rules(namespace: &str, rules: &[CalicoRule], sets: &mut Sets) -> Vec<Rule> {
+pub(crate) fn compile_rules(namespace: &Arc<str>, rules: &[CalicoRule], sets: &mut Sets) -> Vec<Rule> {
     rules.iter().filter(|rule| rule.http.is_none()).map(|rule| compile_rule(namespace, rule, sets)).collect()
 }
 
-fn compile_rule(namespace: &str, rule: &CalicoRule, sets: &mut Sets) -> Rule {
+fn compile_rule(namespace: &Arc<str>, rule: &CalicoRule, sets: &mut Sets) -> Rule {
     let icmp = |icmp: &Icmp| IcmpMatch { icmp_type: icmp.icmp_type, icmp_code: icmp.code };
     let protocol = rule.protocol.map(|ProtocolName(protocol)| protocol);
     Rule {
@@ -114,7 +114,7 @@ fn compile_rule(namespace: &str, rule: &CalicoRule, sets: &mut Sets) -> Rule {
 }
 
 fn compile_entity(
-    namespace: &str,
+    namespace: &Arc<str>,
     entity: &EntityRule,
     protocol: Option<Protocol>,
     is_destination: bool,
@@ -143,10 +143,10 @@ fn compile_entity(
 }
 
 /// The backends of a Service: at the destination with their ports, at the source by address alone (`calico.md` 6.4).
-fn backends(namespace: &str, service: &ServiceMatch, with_ports: bool, sets: &mut Sets) -> EntityMatch {
-    let namespace = service.namespace.as_deref().unwrap_or(namespace);
+fn backends(namespace: &Arc<str>, service: &ServiceMatch, with_ports: bool, sets: &mut Sets) -> EntityMatch {
+    let namespace = service.namespace.as_deref().unwrap_or(&**namespace);
     let (prefix, name) = (if with_ports { "svc" } else { "svcnoport" }, &service.name);
-    let id = SetId(tortie_selector::unique_id(prefix, &format!("{namespace}/{name}")));
+    let id = SetId::new(tortie_selector::unique_id(prefix, &format!("{namespace}/{name}")));
     let source = SetSource::Service { namespace: namespace.to_owned(), name: name.clone(), with_ports };
     sets.insert(id.clone(), source);
     match with_ports {
@@ -157,7 +157,7 @@ fn backends(namespace: &str, service: &ServiceMatch, with_ports: bool, sets: &mu
 
 /// The endpoints that one side of a rule means, and those that it does not mean. Both become one selector where there
 /// is anything positive, so that only a `notSelector` alone stays a negation.
-fn endpoints_of(namespace: &str, entity: &EntityRule) -> (Option<Selector>, Option<Selector>) {
+fn endpoints_of(namespace: &Arc<str>, entity: &EntityRule) -> (Option<Selector>, Option<Selector>) {
     let accounts = entity.service_accounts.as_ref();
     let selects = entity.selector.is_some()
         || entity.not_selector.is_some()
@@ -169,7 +169,7 @@ fn endpoints_of(namespace: &str, entity: &EntityRule) -> (Option<Selector>, Opti
     let mut terms = Vec::new();
     match &entity.namespace_selector {
         Some(namespaces) => terms.push(of_namespaces(namespaces)),
-        None if !namespace.is_empty() => terms.push(Selector::equal(NAMESPACE_LABEL, namespace)),
+        None if !namespace.is_empty() => terms.push(of_namespace(namespace)),
         None => {}
     }
     if let Some(accounts) = accounts {
@@ -190,7 +190,7 @@ fn endpoints_of(namespace: &str, entity: &EntityRule) -> (Option<Selector>, Opti
 
 /// The set of a selector, noted in `sets`.
 pub(crate) fn named(selector: Selector, sets: &mut Sets) -> SetId {
-    let id = SetId(selector.id());
+    let id = SetId::new(selector.id());
     sets.insert(id.clone(), SetSource::Selector(selector));
     id
 }
@@ -203,7 +203,7 @@ pub(crate) fn port_set(
     sets: &mut Sets,
 ) -> SetId {
     let shown = protocol.map(|protocol| protocol.to_string()).unwrap_or_default();
-    let id = SetId(tortie_selector::unique_id("n", &format!("{},{shown},{name}", selector.id())));
+    let id = SetId::new(tortie_selector::unique_id("n", &format!("{},{shown},{name}", selector.id())));
     sets.insert(
         id.clone(),
         SetSource::NamedPort { selector: selector.clone(), protocol, name: name.to_owned() },

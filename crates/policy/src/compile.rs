@@ -8,8 +8,9 @@ use serde_json::Value;
 use tortie_api::calico::{PolicyType, Profile};
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{FieldError, Key, Kind, Resource};
-use tortie_selector::{NAMESPACE_LABEL, Selector};
+use tortie_selector::Selector;
 
+use crate::labels::of_namespace;
 use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId, SetKind};
 use crate::{calico, cluster, kubernetes};
 
@@ -104,16 +105,23 @@ impl SetSource {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Order {
     order: Option<f64>,
-    tie: String,
+    id: PolicyId,
 }
 
 impl Order {
     pub(crate) fn new(order: Option<f64>, id: &PolicyId) -> Self {
         // -0 is 0.
-        Self {
-            order: order.map(|order| order + 0.0),
-            tie: format!("{}/{}/{}", id.name, id.namespace, id.kind.kind()),
-        }
+        Self { order: order.map(|order| order + 0.0), id: id.clone() }
+    }
+
+    /// "name/namespace/kind", as bytes. Not written out for each: a cluster has many policies, of which few meet.
+    fn tie(&self) -> impl Iterator<Item = u8> {
+        let kind = match self.id.kind {
+            PolicyKind::KubernetesNetworkPolicy => "KubernetesNetworkPolicy",
+            other => other.kind().name(),
+        };
+        let parts = [&*self.id.name, "/", &*self.id.namespace, "/", kind];
+        parts.into_iter().flat_map(str::bytes)
     }
 }
 
@@ -128,7 +136,7 @@ impl PartialOrd for Order {
 impl Ord for Order {
     fn cmp(&self, other: &Self) -> Ordering {
         let order = |order: Option<f64>| order.unwrap_or(f64::INFINITY);
-        order(self.order).total_cmp(&order(other.order)).then_with(|| self.tie.cmp(&other.tie))
+        order(self.order).total_cmp(&order(other.order)).then_with(|| self.tie().cmp(other.tie()))
     }
 }
 
@@ -177,7 +185,7 @@ pub fn compile_read(key: &Key, policy: &Resource) -> Option<Compiled> {
 #[must_use]
 pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSource>) {
     let mut sets = BTreeMap::new();
-    let mut rules = |rules| calico::compile_rules("", rules, &mut sets);
+    let mut rules = |rules| calico::compile_rules(&Arc::default(), rules, &mut sets);
     let (ingress, egress) = (rules(&profile.spec.ingress), rules(&profile.spec.egress));
     (PolicyRules { ingress, egress }, sets)
 }
@@ -290,7 +298,7 @@ fn named_directions(types: Option<&Value>) -> (bool, bool) {
 fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
     let everything = || match &*id.namespace {
         "" => Selector::all(),
-        namespace => Selector::equal(NAMESPACE_LABEL, namespace),
+        _ => of_namespace(&id.namespace),
     };
     let narrowing = ["selector", "namespaceSelector", "serviceAccountSelector"];
     let mut selectors = Vec::new();
@@ -310,5 +318,31 @@ fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
             calico::selected(id, selector.as_ref(), namespaces.as_ref(), accounts.as_ref())
         }
         _ => everything(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As texts, in which a name that begins another may come after it: `/` is after `-` and `.`.
+    #[test]
+    fn policies_of_one_order_come_by_name_namespace_and_kind() {
+        let kinds = [PolicyKind::KubernetesNetworkPolicy, PolicyKind::NetworkPolicy];
+        let ids = ["a", "a-b", "a.b", "a0", "b"].into_iter().flat_map(|name| {
+            let named = move |namespace: &'static str, kind| PolicyId {
+                kind,
+                namespace: namespace.into(),
+                name: name.into(),
+            };
+            ["", "n", "n-m"].into_iter().flat_map(move |space| kinds.map(|kind| named(space, kind)))
+        });
+        let mut orders: Vec<Order> = ids.map(|id| Order::new(Some(1000.0), &id)).collect();
+        orders.sort();
+        let texts: Vec<String> = orders
+            .iter()
+            .map(|Order { id, .. }| format!("{}/{}/{}", id.name, id.namespace, id.kind.kind()))
+            .collect();
+        assert!(texts.is_sorted(), "{texts:?}");
     }
 }

@@ -13,11 +13,11 @@ use tortie_api::kubernetes::{
     Requirement,
 };
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_selector::{NAMESPACE_LABEL, Selector};
+use tortie_selector::Selector;
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
 use crate::compile::{Compiled, Hook, Order};
-use crate::labels::{ORCHESTRATOR_LABEL, POD_PREFIX};
+use crate::labels::{POD_PREFIX, all_pods, of_namespace};
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
 /// Where Kubernetes policies stand among Calico's.
@@ -29,11 +29,11 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
     let mut sets = Sets::new();
     let selector = pods_of(&id.namespace, &policy.spec.pod_selector);
     let mut rules = |of: PolicyType, direction: Direction, rules: &[NetworkPolicyRule]| {
-        let named = types.contains(&of);
-        let rules = rules.iter().filter(|_| named);
-        rules
-            .flat_map(|rule| compile_rule(&id.namespace, &selector, direction, rule, &mut sets))
-            .collect::<Vec<_>>()
+        let mut compiled = Vec::new();
+        for rule in rules.iter().filter(|_| types.contains(&of)) {
+            compile_rule(&id.namespace, &selector, direction, rule, &mut sets, &mut compiled);
+        }
+        compiled
     };
     let ingress = rules(PolicyType::Ingress, Direction::Ingress, &policy.spec.ingress);
     let egress = rules(PolicyType::Egress, Direction::Egress, &policy.spec.egress);
@@ -53,7 +53,7 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
 }
 
 /// The pods that a policy selects which could not be read whole: as far as its selector can be read.
-pub(crate) fn readable_selector(namespace: &str, pods: &Value) -> Selector {
+pub(crate) fn readable_selector(namespace: &Arc<str>, pods: &Value) -> Selector {
     match LabelSelector::deserialize(pods) {
         Ok(selector) if selector.match_expressions.iter().all(is_known) => pods_of(namespace, &selector),
         _ => pods_of(namespace, &LabelSelector::default()),
@@ -70,19 +70,22 @@ fn is_known(requirement: &Requirement) -> bool {
 
 /// One rule for each peer and protocol. `own` are the pods that the policy selects.
 fn compile_rule(
-    namespace: &str,
+    namespace: &Arc<str>,
     own: &Selector,
     direction: Direction,
     rule: &NetworkPolicyRule,
     sets: &mut Sets,
-) -> Vec<Rule> {
+    rules: &mut Vec<Rule>,
+) {
     let everyone = || vec![(EntityMatch::default(), all_pods())];
     let peers: Vec<(EntityMatch, Selector)> = match rule.peers.as_slice() {
         [] => everyone(),
         peers => peers.iter().map(|peer| compile_peer(namespace, peer, sets)).collect(),
     };
-    let mut rules = Vec::new();
-    for (protocol, ports) in by_protocol(&rule.ports) {
+    let by_protocol = by_protocol(&rule.ports);
+    // Rules are large and most policies have few: room for more would take more than the policy.
+    rules.reserve_exact(peers.len() * by_protocol.len());
+    for (protocol, ports) in by_protocol {
         for (peer, peers_pods) in &peers {
             let mut compiled = Rule { protocol, ..Rule::all(Action::Allow) };
             // Named ports are those of the destination (semantics 12).
@@ -103,7 +106,6 @@ fn compile_rule(
             rules.push(compiled);
         }
     }
-    rules
 }
 
 /// A port of a rule: a range of numbers, or a name.
@@ -138,7 +140,7 @@ fn by_protocol(ports: &[NetworkPolicyPort]) -> Vec<(Option<Protocol>, Vec<Wanted
 }
 
 /// A peer, and the pods among it, whose named ports may be meant.
-fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (EntityMatch, Selector) {
+fn compile_peer(namespace: &Arc<str>, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (EntityMatch, Selector) {
     if let Some(block) = &peer.ip_block {
         let addresses = EntityMatch {
             nets: vec![block.cidr.0],
@@ -148,7 +150,7 @@ fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (
         return (addresses, all_pods());
     }
     let namespaces = match &peer.namespace_selector {
-        None => Selector::equal(NAMESPACE_LABEL, namespace),
+        None => of_namespace(namespace),
         Some(labels) => of_namespaces(&Selector::all_of(requirements(labels))),
     };
     let pods = peer.pod_selector.clone().unwrap_or_default();
@@ -158,25 +160,21 @@ fn compile_peer(namespace: &str, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (
     (EntityMatch { sets: vec![named(pods.clone(), sets)], ..EntityMatch::default() }, pods)
 }
 
-/// All pods: only they declare ports that Kubernetes' policies may mean.
-fn all_pods() -> Selector {
-    Selector::equal(ORCHESTRATOR_LABEL, "k8s")
-}
-
-fn pods_of(namespace: &str, pods: &LabelSelector) -> Selector {
+fn pods_of(namespace: &Arc<str>, pods: &LabelSelector) -> Selector {
     let mut terms = of_kubernetes(pods);
-    terms.push(Selector::equal(NAMESPACE_LABEL, namespace));
+    terms.push(of_namespace(namespace));
     Selector::all_of(terms)
 }
 
 pub(crate) fn of_kubernetes(pods: &LabelSelector) -> Vec<Selector> {
-    let mut terms = vec![Selector::equal(ORCHESTRATOR_LABEL, "k8s")];
+    let mut terms = vec![all_pods()];
     terms.extend(requirements(pods).into_iter().map(|term| term.over_prefixed(POD_PREFIX, POD_PREFIX)));
     terms
 }
 
 pub(crate) fn requirements(labels: &LabelSelector) -> Vec<Selector> {
-    let equal = labels.match_labels.iter().map(|(name, value)| Selector::equal(name, value));
+    let equal =
+        labels.match_labels.iter().map(|(name, value)| Selector::equal(name.as_str(), value.as_str()));
     let expressions = labels.match_expressions.iter().map(|requirement| {
         let values = requirement.values.iter().cloned();
         match requirement.operator.as_str() {

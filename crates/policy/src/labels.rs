@@ -2,9 +2,9 @@
 //! prefixes. Nothing is copied: each lookup asks the one that has the label.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use tortie_selector::{Labels, NAMESPACE_LABEL};
+use tortie_selector::{Labels, NAMESPACE_LABEL, Selector};
 
 use crate::program::{PolicyId, PolicyRules, Rule};
 
@@ -24,8 +24,20 @@ const NAME_LABEL: &str = "projectcalico.org/name";
 /// The label that the API server gives every namespace.
 const METADATA_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
+/// Whatever is of the namespace. Nearly every selector says so, and shares the label's name.
+pub(crate) fn of_namespace(namespace: &Arc<str>) -> Selector {
+    static LABEL: LazyLock<Arc<str>> = LazyLock::new(|| NAMESPACE_LABEL.into());
+    Selector::equal(LABEL.clone(), namespace.clone())
+}
+
+/// All pods: only they declare ports that Kubernetes' policies may mean.
+pub(crate) fn all_pods() -> Selector {
+    static ALL: LazyLock<Selector> = LazyLock::new(|| Selector::equal(ORCHESTRATOR_LABEL, "k8s"));
+    ALL.clone()
+}
+
 /// Labels as an object bears them. Copies share them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct OwnLabels(Arc<[(Box<str>, Box<str>)]>);
 
 impl From<BTreeMap<String, String>> for OwnLabels {
@@ -42,8 +54,18 @@ impl OwnLabels {
         Some(&*self.0[place].1)
     }
 
+    /// Whether there are copies.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
+
     fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(name, _)| &**name)
+        self.pairs().map(|(name, _)| name)
     }
 }
 
@@ -57,11 +79,11 @@ pub struct SubjectLabels {
     /// Its own labels.
     pub own: OwnLabels,
     /// Its namespace; empty where it has none.
-    pub namespace: String,
+    pub namespace: Arc<str>,
     /// The namespace's labels, if that namespace is known.
     pub namespace_labels: Option<OwnLabels>,
     /// The pod's service account; may be empty.
-    pub service_account: String,
+    pub service_account: Arc<str>,
     /// The service account's labels, if it is known.
     pub service_account_labels: Option<OwnLabels>,
     /// The labels that the pod's profiles give it; the first profile's win.
@@ -103,30 +125,37 @@ impl Labels for SubjectLabels {
 impl SubjectLabels {
     /// Shows every label that [`Labels::label`] finds; one that is borne twice may be shown twice.
     pub fn each(&self, mut show: impl FnMut(&str, &str)) {
-        let mut name = String::new();
-        let mut under = |prefix: &str, label: &str| {
-            name.clear();
-            name.push_str(prefix);
-            name.push_str(label);
-            if let Some(value) = self.label(&name) {
-                show(&name, value);
+        let of_cluster = [NAMESPACE_LABEL, SERVICE_ACCOUNT_LABEL, ORCHESTRATOR_LABEL].into_iter();
+        let borne = self.own.names().chain(self.profiles.iter().flat_map(OwnLabels::names));
+        for name in of_cluster.chain(borne) {
+            if let Some(value) = self.label(name) {
+                show(name, value);
             }
+        }
+        let mut prefixed = String::new();
+        let mut under = |prefix: &str, name: &str, value: &str| {
+            prefixed.clear();
+            prefixed.push_str(prefix);
+            prefixed.push_str(name);
+            show(&prefixed, value);
         };
-        for label in [NAMESPACE_LABEL, SERVICE_ACCOUNT_LABEL, ORCHESTRATOR_LABEL] {
-            under("", label);
+        if let Some(labels) = &self.namespace_labels {
+            under(NAMESPACE_PREFIX, NAME_LABEL, &self.namespace);
+            under(
+                NAMESPACE_PREFIX,
+                METADATA_NAME_LABEL,
+                labels.get(METADATA_NAME_LABEL).unwrap_or(&self.namespace),
+            );
+            let given = labels.pairs().filter(|(name, _)| ![NAME_LABEL, METADATA_NAME_LABEL].contains(name));
+            given.for_each(|(name, value)| under(NAMESPACE_PREFIX, name, value));
         }
-        for label in [NAME_LABEL, METADATA_NAME_LABEL] {
-            under(NAMESPACE_PREFIX, label);
+        if let Some(labels) = &self.service_account_labels {
+            under(SERVICE_ACCOUNT_PREFIX, NAME_LABEL, &self.service_account);
+            let given = labels.pairs().filter(|(name, _)| *name != NAME_LABEL);
+            given.for_each(|(name, value)| under(SERVICE_ACCOUNT_PREFIX, name, value));
         }
-        under(SERVICE_ACCOUNT_PREFIX, NAME_LABEL);
-        let namespace = self.namespace_labels.iter().flat_map(OwnLabels::names);
-        namespace.for_each(|label| under(NAMESPACE_PREFIX, label));
-        let account = self.service_account_labels.iter().flat_map(OwnLabels::names);
-        account.for_each(|label| under(SERVICE_ACCOUNT_PREFIX, label));
-        self.profiles.iter().flat_map(OwnLabels::names).for_each(|label| under("", label));
-        for label in self.own.names() {
-            under("", label);
-            under(POD_PREFIX, label);
+        if self.is_pod {
+            self.own.pairs().for_each(|(name, value)| under(POD_PREFIX, name, value));
         }
     }
 }

@@ -78,9 +78,18 @@ impl fmt::Display for PolicyId {
 }
 
 /// Which set: for a selector its unique id (`calico.md` 3, 38 characters), so equal selectors share one set.
+/// Copies share it, as rules, calc and both dataplanes name sets over and over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct SetId(pub String);
+pub struct SetId(pub Arc<str>);
+
+impl SetId {
+    /// The set of this name.
+    #[must_use]
+    pub fn new(id: impl Into<Arc<str>>) -> Self {
+        Self(id.into())
+    }
+}
 
 impl fmt::Display for SetId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -281,11 +290,14 @@ pub struct HostEndpointProgram {
 }
 
 impl HostEndpointProgram {
+    /// Its tables, in the order in which a packet meets them.
+    pub fn tables(&self) -> impl Iterator<Item = &EndpointProgram> {
+        [&self.untracked, &self.pre_dnat, &self.forward, &self.normal].into_iter()
+    }
+
     /// Every policy and profile that the program names.
     pub fn policy_ids(&self) -> impl Iterator<Item = &PolicyId> {
-        [&self.untracked, &self.pre_dnat, &self.forward, &self.normal]
-            .into_iter()
-            .flat_map(EndpointProgram::policy_ids)
+        self.tables().flat_map(EndpointProgram::policy_ids)
     }
 }
 

@@ -11,6 +11,7 @@ mod restrict;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -22,7 +23,7 @@ pub use restrict::{Restriction, Restrictions};
 /// The label that every namespaced endpoint and network set carries: its namespace's name.
 pub const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// A selector, parsed.
+/// A selector, parsed. Copies share the names and values: clusters have many selectors over few labels.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Selector {
     node: Node,
@@ -33,10 +34,10 @@ pub struct Selector {
 pub(crate) enum Node {
     All,
     Global,
-    Has(String),
-    Compare(String, Comparison, String),
-    In(String, BTreeSet<String>),
-    NotIn(String, BTreeSet<String>),
+    Has(Arc<str>),
+    Compare(Arc<str>, Comparison, Arc<str>),
+    In(Arc<str>, BTreeSet<String>),
+    NotIn(Arc<str>, BTreeSet<String>),
     Not(Box<Node>),
     And(Vec<Node>),
     Or(Vec<Node>),
@@ -81,25 +82,25 @@ impl Selector {
     /// `has(label)`.
     #[must_use]
     pub fn has(label: &str) -> Self {
-        Self { node: Node::Has(label.to_owned()) }
+        Self { node: Node::Has(label.into()) }
     }
 
     /// `label == "value"`.
     #[must_use]
-    pub fn equal(label: &str, value: &str) -> Self {
-        Self { node: Node::Compare(label.to_owned(), Comparison::Equal, value.to_owned()) }
+    pub fn equal(label: impl Into<Arc<str>>, value: impl Into<Arc<str>>) -> Self {
+        Self { node: Node::Compare(label.into(), Comparison::Equal, value.into()) }
     }
 
     /// `label in {…}`.
     #[must_use]
     pub fn one_of<S: Into<String>>(label: &str, values: impl IntoIterator<Item = S>) -> Self {
-        Self { node: Node::In(label.to_owned(), values.into_iter().map(Into::into).collect()) }
+        Self { node: Node::In(label.into(), values.into_iter().map(Into::into).collect()) }
     }
 
     /// `label not in {…}`.
     #[must_use]
     pub fn none_of<S: Into<String>>(label: &str, values: impl IntoIterator<Item = S>) -> Self {
-        Self { node: Node::NotIn(label.to_owned(), values.into_iter().map(Into::into).collect()) }
+        Self { node: Node::NotIn(label.into(), values.into_iter().map(Into::into).collect()) }
     }
 
     /// `!(self)`.
@@ -115,7 +116,10 @@ impl Selector {
         match nodes.len() {
             0 => Self::all(),
             1 => Self { node: nodes.remove(0) },
-            _ => Self { node: Node::And(nodes) },
+            _ => {
+                nodes.shrink_to_fit();
+                Self { node: Node::And(nodes) }
+            }
         }
     }
 
@@ -227,10 +231,13 @@ impl Node {
     }
 
     fn over_prefixed(&self, prefix: &str, presence: &str) -> Self {
-        let prefixed = |label: &str| format!("{prefix}{label}");
+        let prefixed = |label: &Arc<str>| match prefix {
+            "" => label.clone(),
+            prefix => [prefix, &**label].concat().into(),
+        };
         let each = |parts: &[Node]| parts.iter().map(|part| part.over_prefixed(prefix, presence)).collect();
         match self {
-            Node::All => Node::Has(presence.to_owned()),
+            Node::All => Node::Has(presence.into()),
             Node::Global => Node::Global,
             Node::Has(label) => Node::Has(prefixed(label)),
             Node::Compare(label, comparison, value) => {

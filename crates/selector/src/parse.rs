@@ -2,6 +2,7 @@
 //! a label, and `has`, `all`, `global` only right before a parenthesis, so all of them may be label names too.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -102,10 +103,10 @@ impl<'a> Parser<'a> {
             let label = self.label()?;
             self.skip_blanks();
             self.expect(")")?;
-            return Ok(Node::Has(label));
+            return Ok(Node::Has(label.into()));
         }
         let label = self.label()?;
-        self.comparison(label)
+        self.comparison(label.into())
     }
 
     fn parenthesised(&mut self) -> Parsed<Node> {
@@ -120,13 +121,13 @@ impl<'a> Parser<'a> {
         Ok(node)
     }
 
-    fn comparison(&mut self, label: String) -> Parsed<Node> {
+    fn comparison(&mut self, label: Arc<str>) -> Parsed<Node> {
         self.skip_blanks();
         if self.take("==") {
-            return Ok(Node::Compare(label, Comparison::Equal, self.literal()?));
+            return Ok(Node::Compare(label, Comparison::Equal, self.literal()?.into()));
         }
         if self.take("!=") {
-            return Ok(Node::Compare(label, Comparison::NotEqual, self.literal()?));
+            return Ok(Node::Compare(label, Comparison::NotEqual, self.literal()?.into()));
         }
         if self.words("not", Some("in")) {
             return Ok(Node::NotIn(label, self.literals()?));
@@ -140,7 +141,7 @@ impl<'a> Parser<'a> {
             ("ends", Some("with"), Comparison::EndsWith),
         ] {
             if self.words(word, second) {
-                return Ok(Node::Compare(label, comparison, self.literal()?));
+                return Ok(Node::Compare(label, comparison, self.literal()?.into()));
             }
         }
         Err(self.error("expected ==, !=, in, not in, contains, starts with or ends with after a label"))

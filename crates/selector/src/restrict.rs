@@ -24,7 +24,7 @@ pub(crate) fn restrict<'a>(node: &'a Node, demands: &mut Restrictions<'a>) {
         Node::Has(label) => demands.entry(label).or_default().present = true,
         Node::Compare(_, Comparison::NotEqual, _) => {}
         Node::Compare(label, Comparison::Equal, value) => {
-            demands.entry(label).or_default().be_one_of(BTreeSet::from([value.as_str()]));
+            demands.entry(label).or_default().be_one_of(BTreeSet::from([&**value]));
         }
         Node::Compare(label, _, _) => demands.entry(label).or_default().present = true,
         Node::In(label, values) => {

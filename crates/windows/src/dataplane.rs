@@ -274,7 +274,7 @@ impl WindowsDataplane {
     fn sync_endpoint(&mut self, id: &EndpointId, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
         let (desired, mut conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK)?;
-        let container_id = endpoint.container_id.clone();
+        let container_id = endpoint.container_id.to_string();
         let found = found.ok_or(Error::NoEndpoint { container_id })?;
         let mut vain = self.vain.remove(id);
         let told = sync_acls(&*self.hcn, &found, &desired, &mut vain, (self.clock)());

@@ -125,18 +125,18 @@ impl Node {
 
     fn set_program(&mut self, last: u8, program: EndpointProgram) {
         let endpoint = Endpoint {
-            container_id: format!("container-{last}"),
-            host_interface: String::new(),
+            container_id: format!("container-{last}").into(),
+            host_interface: "".into(),
             addresses: vec![Ipv4Addr::new(10, 244, self.number, last).into()],
             mac: None,
-            program,
+            program: Arc::new(program),
         };
         self.apply(&[Delta::Endpoint(pod_id(last), Arc::new(endpoint))]);
     }
 }
 
 fn pod_id(last: u8) -> EndpointId {
-    EndpointId { namespace: "demo".into(), pod: format!("pod-{last}"), interface: "eth0".into() }
+    EndpointId { namespace: "demo".into(), pod: format!("pod-{last}").into(), interface: "eth0".into() }
 }
 
 fn policy_id(name: &str) -> PolicyId {
@@ -187,12 +187,12 @@ fn pods_talk_until_policy_cuts_all_but_one() {
     assert!(talk(&server.pods[0].0, &client.pods[0]).is_some(), "the other way");
 
     let mut rule = Rule { protocol: Some(Protocol::TCP), ..Rule::all(Action::Allow) };
-    rule.source.sets = vec![SetId("s:linux-client".into())];
+    rule.source.sets = vec![SetId::new("s:linux-client")];
     rule.destination.ports = vec![PortRange::single(80)];
     let member = |node: u8, last: u8| Member::Net(Ipv4Net::from(Ipv4Addr::new(10, 244, node, last)).into());
     let rules = Arc::new(PolicyRules { ingress: vec![rule], egress: vec![] });
     server.apply(&[
-        Delta::SetCreated(SetId("s:linux-client".into()), SetKind::Nets, [member(1, 4)].into()),
+        Delta::SetCreated(SetId::new("s:linux-client"), SetKind::Nets, [member(1, 4)].into()),
         Delta::Policy(policy_id("web"), rules),
     ]);
     let tier = TierProgram { name: "default".into(), policies: vec![policy_id("web")], end: EndOfTier::Deny };
@@ -201,6 +201,6 @@ fn pods_talk_until_policy_cuts_all_but_one() {
     // The allowed client, and the node of the server itself; not the other pods, not the other node.
     assert_eq!(who(&client, &server), [true, false, false, false, true]);
     let (added, removed) = (vec![member(1, 5)], vec![member(1, 4)]);
-    server.apply(&[Delta::SetChanged { id: SetId("s:linux-client".into()), added, removed }]);
+    server.apply(&[Delta::SetChanged { id: SetId::new("s:linux-client"), added, removed }]);
     assert_eq!(who(&client, &server), [false, true, false, false, true]);
 }

@@ -16,7 +16,7 @@ use tortie_policy::program::{EndOfTier, EndpointProgram, Rule};
 use tortie_windows::endpoint_id;
 
 fn other_pod(number: u8) -> EndpointId {
-    EndpointId { pod: format!("pod-{number}"), ..pod_id() }
+    EndpointId { pod: format!("pod-{number}").into(), ..pod_id() }
 }
 
 /// A node with several connected pods that are open.
@@ -30,8 +30,8 @@ fn busy_node(pods: u8) -> Node {
         (attachment.endpoint, attachment.address) = (other_pod(number), address.into());
         attachment.container_id.clone_from(&container_id);
         node.wiring.connect(&attachment).unwrap();
-        let pod =
-            tortie_dataplane::Endpoint { container_id, addresses: vec![address.into()], ..(*pod).clone() };
+        let (container_id, addresses) = (container_id.into(), vec![address.into()]);
+        let pod = tortie_dataplane::Endpoint { container_id, addresses, ..(*pod).clone() };
         deltas.push(Delta::Endpoint(other_pod(number), Arc::new(pod)));
     }
     assert_eq!(node.apply(&deltas), Default::default());

@@ -63,7 +63,7 @@ fn seldom<T: Clone + std::fmt::Debug + 'static>(
 }
 
 fn ids(names: &'static [&'static str]) -> BoxedStrategy<Vec<SetId>> {
-    seldom(select(names.to_vec()).prop_map(|name| SetId(name.into())))
+    seldom(select(names.to_vec()).prop_map(SetId::new))
 }
 
 fn entity() -> impl Strategy<Value = EntityMatch> {
@@ -155,7 +155,7 @@ fn said(with_icmp: bool) -> impl Strategy<Value = Said> {
 
 impl Said {
     fn deltas(&self) -> Vec<Delta> {
-        let set = |name: &str, kind, members| Delta::SetCreated(SetId(name.into()), kind, members);
+        let set = |name: &str, kind, members| Delta::SetCreated(SetId::new(name), kind, members);
         let nets = |nets: &BTreeSet<IpNet>| nets.iter().map(|net| Member::Net(net.trunc())).collect();
         let address_port = |(address, protocol, port): &(IpAddr, Protocol, u16)| Member::AddressPort {
             address: *address,

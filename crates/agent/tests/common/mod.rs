@@ -226,7 +226,7 @@ pub fn endpoint_key(pod: &str, interface: &str) -> Key {
 }
 
 pub fn endpoint_id(pod: &str) -> EndpointId {
-    EndpointId { namespace: "n".to_owned(), pod: pod.to_owned(), interface: "eth0".to_owned() }
+    EndpointId { namespace: "n".into(), pod: pod.into(), interface: "eth0".into() }
 }
 
 pub fn condition(reason: &'static str) -> Condition {

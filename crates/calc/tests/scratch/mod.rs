@@ -48,16 +48,16 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
         };
         let id = EndpointId {
             namespace: labels.namespace.clone(),
-            pod: spec.pod.clone(),
-            interface: spec.endpoint.clone(),
+            pod: spec.pod.as_str().into(),
+            interface: spec.endpoint.as_str().into(),
         };
         let addresses: BTreeSet<IpAddr> = spec.ip_networks.iter().map(IpNet::addr).collect();
         let endpoint = Endpoint {
-            container_id: spec.container_id.clone(),
-            host_interface: spec.interface_name.clone(),
+            container_id: spec.container_id.as_str().into(),
+            host_interface: spec.interface_name.as_str().into(),
             addresses: addresses.into_iter().collect(),
             mac: None,
-            program,
+            program: Arc::new(program),
         };
         // Of two objects that mean one endpoint the last counts.
         state.endpoints.insert(id, Arc::new(endpoint));
@@ -192,8 +192,11 @@ fn subjects(objects: &Objects) -> Subjects {
     let mut subjects = Subjects { pods: vec![], hosts: vec![], network_sets: vec![], backends: vec![] };
     for (key, value) in objects {
         let namespace_labels = given(objects, &Key::global(Kind::Namespace, &key.namespace));
-        let namespaced =
-            SubjectLabels { namespace: key.namespace.clone(), namespace_labels, ..Default::default() };
+        let namespaced = SubjectLabels {
+            namespace: key.namespace.as_str().into(),
+            namespace_labels,
+            ..Default::default()
+        };
         match Resource::read_what_can_be(key, value).0 {
             Some(Resource::WorkloadEndpoint(endpoint)) => {
                 let account = &endpoint.spec.service_account_name;
@@ -201,7 +204,7 @@ fn subjects(objects: &Objects) -> Subjects {
                 let labels = SubjectLabels {
                     is_pod: true,
                     own: endpoint.metadata.labels.into(),
-                    service_account: account.clone(),
+                    service_account: account.as_str().into(),
                     service_account_labels: given(
                         objects,
                         &Key::namespaced(Kind::ServiceAccount, &key.namespace, account),

@@ -121,7 +121,7 @@ impl Dataplane {
             if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta
                 && let Some(old) = self.state.endpoints.get(id)
             {
-                let held = |address: &IpAddr| (*address, id.clone(), old.container_id.clone());
+                let held = |address: &IpAddr| (*address, id.clone(), old.container_id.to_string());
                 self.released.extend(old.addresses.iter().map(held));
             }
             self.state.apply(delta);
@@ -135,7 +135,7 @@ impl Dataplane {
     fn forget_released(&mut self) -> Result<()> {
         let keeps = |(address, id, container): &(IpAddr, EndpointId, String)| {
             let now = self.state.endpoints.get(id);
-            now.is_some_and(|now| now.container_id == *container && now.addresses.contains(address))
+            now.is_some_and(|now| *now.container_id == **container && now.addresses.contains(address))
         };
         let mut gone: BTreeSet<IpAddr> =
             self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();

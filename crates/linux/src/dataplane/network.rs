@@ -287,7 +287,7 @@ impl Network {
         for (id, endpoint) in &state.endpoints {
             let name = &endpoint.host_interface;
             match indices.of(name).and_then(|index| self.prepare(name, index)) {
-                Ok(index) => drop(links.insert(name.clone(), index)),
+                Ok(index) => drop(links.insert(name.to_string(), index)),
                 Err(error) => {
                     self.retry = true;
                     let message = format!("{id}: {error}; no route leads to the pod");
@@ -359,7 +359,7 @@ fn desired(state: &NodeState, vxlan: Option<u32>, links: &BTreeMap<String, u32>)
         }
     }
     for endpoint in state.endpoints.values() {
-        let Some(link) = links.get(&endpoint.host_interface) else { continue };
+        let Some(link) = links.get(&*endpoint.host_interface) else { continue };
         endpoint
             .addresses
             .iter()

@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn names_differ_where_ids_or_parts_differ() {
         let ids = ["s:abc", "s.abc", "", "a b", "ä", &"x".repeat(300), &"y".repeat(300)];
-        let ids = ids.map(|id| SetId(id.to_owned()));
+        let ids = ids.map(SetId::new);
         let names: BTreeSet<_> = ids.iter().flat_map(|id| Part::ALL.map(|part| part.name(id))).collect();
         assert_eq!(names.len(), ids.len() * Part::ALL.len(), "{names:?}");
         assert!(names.iter().all(|name| name.len() == 15 && name.is_ascii()), "{names:?}");

@@ -102,11 +102,11 @@ impl Node {
     pub fn add(&mut self, pod: &Pod, program: EndpointProgram) {
         let interface = self.namespace.run(|| self.wiring.connect(&pod.attachment())).unwrap().unwrap();
         let endpoint = Endpoint {
-            container_id: pod.container_id.clone(),
-            host_interface: interface.host_interface,
+            container_id: pod.container_id.as_str().into(),
+            host_interface: interface.host_interface.into(),
             addresses: vec![pod.address.into()],
             mac: Some(interface.mac),
-            program,
+            program: Arc::new(program),
         };
         let report = self.change(|state| drop(state.endpoints.insert(pod.id(), Arc::new(endpoint))));
         assert_eq!(report, Report::default());
@@ -116,7 +116,7 @@ impl Node {
     pub fn program(&mut self, pod: &Pod, program: EndpointProgram) {
         let report = self.change(|state| {
             let endpoint = state.endpoints.get_mut(&pod.id()).unwrap();
-            Arc::make_mut(endpoint).program = program;
+            Arc::make_mut(endpoint).program = Arc::new(program);
         });
         assert_eq!(report, Report::default());
     }
@@ -173,7 +173,7 @@ impl Pod {
     }
 
     pub fn id(&self) -> EndpointId {
-        EndpointId { namespace: "demo".to_owned(), pod: self.name.clone(), interface: "eth0".to_owned() }
+        EndpointId { namespace: "demo".into(), pod: self.name.as_str().into(), interface: "eth0".into() }
     }
 
     pub fn attachment(&self) -> PodAttachment {

@@ -52,7 +52,7 @@ fn parse<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
 }
 
 pub fn id(name: &str) -> EndpointId {
-    EndpointId { namespace: "demo".to_owned(), pod: name.to_owned(), interface: "eth0".to_owned() }
+    EndpointId { namespace: "demo".into(), pod: name.into(), interface: "eth0".into() }
 }
 
 /// A state with some sets, some policies, the tested pod and the sentinel.
@@ -86,16 +86,16 @@ pub fn state() -> impl Strategy<Value = NodeState> {
 
 fn endpoint(link: &str, addresses: [&str; 2], program: EndpointProgram) -> Arc<Endpoint> {
     Arc::new(Endpoint {
-        container_id: link.to_owned(),
-        host_interface: link.to_owned(),
+        container_id: link.into(),
+        host_interface: link.into(),
         addresses: addresses.map(parse).to_vec(),
         mac: None,
-        program,
+        program: Arc::new(program),
     })
 }
 
 fn set_id(n: u8) -> SetId {
-    SetId(format!("s:{n}"))
+    SetId::new(format!("s:{n}"))
 }
 
 fn policy_id(n: u8) -> PolicyId {

@@ -152,10 +152,10 @@ pub fn pod_id() -> EndpointId {
 pub fn endpoint(program: EndpointProgram) -> Delta {
     let endpoint = Endpoint {
         container_id: CONTAINER.into(),
-        host_interface: format!("{CONTAINER}_{NETWORK}"),
+        host_interface: format!("{CONTAINER}_{NETWORK}").into(),
         addresses: vec![POD.into()],
         mac: None,
-        program,
+        program: Arc::new(program),
     };
     Delta::Endpoint(pod_id(), Arc::new(endpoint))
 }

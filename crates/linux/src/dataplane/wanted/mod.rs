@@ -220,8 +220,9 @@ impl Wanted {
                 touched.interfaces.insert(old.interface.clone());
             }
             if let Some(endpoint) = state.endpoints.get(id) {
-                let programs = Slot::OF_PODS.map(|slot| (slot, &endpoint.program));
-                let (interface, addresses) = (endpoint.host_interface.clone(), endpoint.addresses.clone());
+                let programs = Slot::OF_PODS.map(|slot| (slot, &*endpoint.program));
+                let (interface, addresses) =
+                    (endpoint.host_interface.to_string(), endpoint.addresses.clone());
                 let pod = Pod { interface, addresses, programs: self.enlist(&programs, &mut touched) };
                 touched.interfaces.insert(pod.interface.clone());
                 self.interfaces.entry(pod.interface.clone()).or_default().insert(id.clone());
