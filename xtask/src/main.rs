@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
-cargo xtask soak            what takes too long for every change: a million verdicts of random clusters
+cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a thousand kills
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo; all without NAME
 cargo xtask vectors FILE… [--on program|oracle]
@@ -60,7 +60,11 @@ fn soak() -> Result<()> {
         ["test", "--release", "--package", "tortie-calc", "--test", "differential", "--", "--nocapture"];
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     step("oracle and programs, a million verdicts", || {
-        run(Command::new(cargo).args(test).env("PROPTEST_CASES", "10000"))
+        run(Command::new(&cargo).args(test).env("PROPTEST_CASES", "10000"))
+    })?;
+    let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
+    step("a thousand kills under traffic", || {
+        run(Command::new(&cargo).args(test).env("TORTIE_KILLS", "1000"))
     })
 }
 

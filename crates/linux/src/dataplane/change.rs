@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_policy::program::PolicyId;
 
-use crate::nftables::{Chain, DataKind, Element, Key, Op, Set, SetSpec, Table, Value, changes};
+use crate::nftables::{
+    Chain, DataKind, Element, Key, Op, Set, SetSpec, Table, Value, additions, alterations, removals,
+};
 
 /// What must change.
 #[derive(Debug, Default)]
@@ -19,6 +21,22 @@ pub struct Change {
     pub programs: BTreeSet<String>,
     /// The policies that it is about.
     pub policies: BTreeSet<PolicyId>,
+}
+
+/// The changes of a table in three steps, each of which leaves what is asked about packets as it is, but for the second.
+///
+/// A packet may be on its way through the chains while a transaction becomes true. It goes on by the rules that it began
+/// with, but each set is looked up as it is by then (`nft_do_chain` and `nft_lookup_eval` of Linux 6.18): it could come to
+/// a chain that has no rules yet for it, or with the number of a program that is not there any more. So what is new is there
+/// one transaction before anything leads to it, and what is old one longer.
+#[derive(Debug, Default)]
+pub struct Steps {
+    /// What nothing leads to yet.
+    pub prepare: Vec<Op>,
+    /// What packets notice.
+    pub switch: Vec<Op>,
+    /// What nothing leads to any more.
+    pub clear: Vec<Op>,
 }
 
 /// What becomes of single keys of a set.
@@ -88,16 +106,18 @@ impl Change {
         table
     }
 
-    /// The changes of the table, in an order in which everything is there before it is named: also where packets meet
-    /// what is in between, if what leads to the programs that this is about is taken away before.
-    pub fn ops(&self, kernel: &Table) -> Vec<Op> {
-        let mut ops = self.element_ops(kernel, None, |_| true);
-        ops.extend(self.element_ops(kernel, Some(DataKind::Number), Option::is_none));
-        ops.extend(self.element_ops(kernel, Some(DataKind::Verdict), Option::is_none));
-        ops.extend(changes(&self.new, &self.old));
-        ops.extend(self.element_ops(kernel, Some(DataKind::Verdict), Option::is_some));
-        ops.extend(self.element_ops(kernel, Some(DataKind::Number), Option::is_some));
-        ops
+    /// The changes of the table.
+    pub fn steps(&self, kernel: &Table) -> Steps {
+        let (verdict, number) = (Some(DataKind::Verdict), Some(DataKind::Number));
+        let mut prepare = additions(&self.new, &self.old);
+        prepare.extend(self.element_ops(kernel, verdict, Option::is_some));
+        let mut switch = self.element_ops(kernel, None, |_| true);
+        switch.extend(self.element_ops(kernel, number, Option::is_none));
+        switch.extend(alterations(&self.new, &self.old));
+        switch.extend(self.element_ops(kernel, number, Option::is_some));
+        let mut clear = self.element_ops(kernel, verdict, Option::is_none);
+        clear.extend(removals(&self.new, &self.old));
+        Steps { prepare, switch, clear }
     }
 
     /// The changes of single elements of sets of one kind that come, or go.

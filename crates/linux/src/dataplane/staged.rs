@@ -8,22 +8,39 @@
 //! policies are the exception: they stay where they are, as without them established flows would be cut, too.
 
 use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use super::change::Change;
+use super::change::{Change, Steps};
 use super::dirty::Dirty;
 use super::frame::{CLOSED, is_of_frame, program_key};
 use super::literals;
 use super::slots::{Slot, Stage};
 use super::table::PolicyTable;
 use crate::Result;
-use crate::nftables::{Element, Key, Op, SetSpec, Table, Transaction, changeable, changes, created, diff};
+use crate::nftables::{
+    Element, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes, created,
+    diff, removals,
+};
+
+/// How long a packet may need through the chains. Those that it may be on its way to stay for so long.
+const GRACE: Duration = Duration::from_millis(1);
 
 impl PolicyTable {
     /// Makes the whole table.
     pub fn put_whole(&mut self, new: &Table, actual: Option<Table>) -> Result<()> {
-        let at_once = diff(&self.config.table, new, actual.as_ref());
-        if self.nft.fits(&at_once) {
-            return self.commit(at_once.ops);
+        if let Some(actual) = actual.as_ref().filter(|actual| changeable(new, actual)) {
+            let adoption = (new.flags != actual.flags).then_some(Op::AddTable(new.flags));
+            let prepare = adoption.into_iter().chain(additions(new, actual)).collect();
+            let steps = Steps { prepare, switch: alterations(new, actual), clear: removals(new, actual) };
+            if self.fit(&steps) {
+                return self.put_steps(&mut actual.clone(), steps);
+            }
+        } else {
+            let at_once = diff(&self.config.table, new, actual.as_ref());
+            if self.nft.fits(&at_once) {
+                return self.commit(at_once.ops);
+            }
         }
         let mut kernel = match actual {
             Some(actual) if changeable(new, &actual) => {
@@ -53,10 +70,9 @@ impl PolicyTable {
 
     /// Makes a part of the table, and takes it into `kernel`.
     pub fn put_part(&mut self, kernel: &mut Table, mut change: Change, dirty: &Dirty) -> Result<()> {
-        let at_once = Transaction { table: self.config.table.clone(), ops: change.ops(kernel) };
-        if self.nft.fits(&at_once) {
-            at_once.ops.iter().for_each(|op| kernel.apply(op));
-            return self.commit(at_once.ops);
+        let steps = change.steps(kernel);
+        if self.fit(&steps) {
+            return self.put_steps(kernel, steps);
         }
         let interfaces = self.wanted.concerned(dirty, &change);
         let keys =
@@ -65,7 +81,8 @@ impl PolicyTable {
         let closing = closing(kernel, |key| pods.contains(key), |key| hosts.contains(key));
         self.put_in_order(kernel, closing)?;
         self.wanted.open(&interfaces, &self.config, &mut change);
-        let transactions = self.put_in_order(kernel, change.ops(kernel))?;
+        let Steps { prepare, switch, clear } = change.steps(kernel);
+        let transactions = self.put_in_order(kernel, [prepare, switch, clear].concat())?;
         tracing::warn!(
             transactions,
             pods = pods.len(),
@@ -73,6 +90,44 @@ impl PolicyTable {
              complete. Root, or a larger net.core.wmem_max, makes room for more"
         );
         Ok(())
+    }
+
+    /// Whether each step fits in one transaction.
+    fn fit(&self, steps: &Steps) -> bool {
+        let fits =
+            |ops: &[Op]| self.nft.fits(&Transaction { table: self.config.table.clone(), ops: ops.to_vec() });
+        fits(&steps.prepare) && fits(&steps.switch) && fits(&steps.clear)
+    }
+
+    /// Takes the first two steps, at once where packets cannot notice that, and keeps the third for later.
+    fn put_steps(&mut self, kernel: &mut Table, steps: Steps) -> Result<()> {
+        let Steps { mut prepare, switch, clear } = steps;
+        let has_new_chains = prepare.iter().any(|op| matches!(op, Op::AddChain(..)));
+        let both = [&prepare[..], &switch].concat();
+        if has_new_chains || !self.nft.fits(&Transaction { table: self.config.table.clone(), ops: both }) {
+            self.put(kernel, std::mem::take(&mut prepare))?;
+        }
+        self.put(kernel, [prepare, switch].concat())?;
+        self.garbage = clear;
+        self.switched = Instant::now();
+        Ok(())
+    }
+
+    /// Clears away what nothing leads to since the last change.
+    pub fn clear_garbage(&mut self) -> Result<()> {
+        let Some(mut kernel) = self.kernel.take() else { return Ok(()) };
+        let garbage = std::mem::take(&mut self.garbage);
+        if garbage.iter().any(|op| matches!(op, Op::DeleteChain(_))) {
+            thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
+        }
+        self.put(&mut kernel, garbage)?;
+        self.kernel = Some(kernel);
+        Ok(())
+    }
+
+    fn put(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<()> {
+        ops.iter().for_each(|op| kernel.apply(op));
+        self.commit(ops)
     }
 
     fn put_in_order(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<usize> {
@@ -89,7 +144,7 @@ impl PolicyTable {
         if ops.is_empty() {
             return Ok(());
         }
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let transaction = Transaction { table: self.config.table.clone(), ops };
         self.nft.commit(&transaction)?;
         tracing::debug!(changes = transaction.ops.len(), took = ?started.elapsed(), "nftables changed");

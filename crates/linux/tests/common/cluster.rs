@@ -87,7 +87,10 @@ impl Node {
         change(&mut state);
         let deltas = super::deltas(&self.state, &state);
         self.state = state;
-        self.apply(&deltas)
+        let report = self.apply(&deltas);
+        // What is left over goes with the next change.
+        self.apply(&[]);
+        report
     }
 
     pub fn apply(&mut self, deltas: &[Delta]) -> Report {
@@ -95,7 +98,9 @@ impl Node {
     }
 
     pub fn resync(&mut self) -> Report {
-        self.namespace.run(|| self.dataplane.resync()).unwrap()
+        let report = self.namespace.run(|| self.dataplane.resync()).unwrap();
+        self.apply(&[]);
+        report
     }
 
     /// Connects a pod, as CNI ADD does, and puts it under the program.

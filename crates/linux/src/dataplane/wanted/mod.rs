@@ -379,7 +379,10 @@ impl Wanted {
             let old = std::mem::replace(&mut program.written, new);
             self.keys = self.keys - old.keys() + program.written.keys();
             for (slot, users) in &program.users {
-                let first = Value { end: None, data: Some(Data::Verdict(Verdict::Goto(first_chain(name)))) };
+                // Back from a program, which happens to a packet only while the program is being replaced, comes the rule
+                // that closes pods. Behind a host's is `*`, which is not asked then.
+                let lead = if Slot::OF_PODS.contains(slot) { Verdict::Jump } else { Verdict::Goto };
+                let first = Value { end: None, data: Some(Data::Verdict(lead(first_chain(name)))) };
                 let (map, key) = (slot.maps().1, frame::program_key(program.number));
                 change.element(map, frame::program_chains, key, (*users > 0).then_some(first));
             }
