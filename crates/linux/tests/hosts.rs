@@ -1,0 +1,262 @@
+//! The node's own interfaces are under what host endpoints say: random policies, real packets.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+mod random_hosts;
+mod random_states;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::filtering::{AfterEachTransaction, UPLINK, configure};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as TestConfig, TestRunner};
+use random_hosts::{By, Way, judge};
+use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use tortie_api::net::{Direction, Protocol};
+use tortie_dataplane::{Dataplane as _, NodeState, Report};
+use tortie_linux::conntrack::Conntrack;
+use tortie_linux::dataplane::Config;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::nftables::{Nft, Table};
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::RouteSocket;
+use tortie_linux::{Dataplane, sysctl};
+use tortie_policy::program::{Flow, evaluate};
+
+/// A node with two pods and an uplink, none of whose ends answers anything.
+struct Node {
+    namespace: NetNs,
+    pod: PacketSocket,
+    sentinel: PacketSocket,
+    outside: PacketSocket,
+    /// What passes to the node itself, by protocol: raw sockets get it behind all hooks (raw(7)).
+    own: Vec<OwnedFd>,
+    /// By which the node sends packets with headers of their own, of IPv4 and of IPv6.
+    raw: [OwnedFd; 2],
+    next_tag: Cell<u32>,
+    _namespaces: [NetNs; 3],
+}
+
+fn raw_socket(family: AddressFamily, protocol: u8) -> OwnedFd {
+    let protocol = net::Protocol::from_raw(u32::from(protocol).try_into().unwrap());
+    net::socket_with(family, SocketType::RAW, SocketFlags::NONBLOCK, Some(protocol)).unwrap()
+}
+
+/// `IPPROTO_RAW`
+const HEADERS: u8 = 255;
+
+impl Node {
+    fn new() -> Self {
+        // All packets that this thread sends go through one processor's queue, and so keep their order.
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        let namespace = NetNs::create().unwrap();
+        let connect = |name: &str| {
+            let other = NetNs::create().unwrap();
+            let (_, index) = common::cable(&namespace, name, &other, "eth0");
+            (other.run(|| PacketSocket::open(index).unwrap()).unwrap(), other)
+        };
+        let (pod, pod_namespace) = connect(POD_LINK);
+        let (sentinel, sentinel_namespace) = connect(SENTINEL_LINK);
+        let (outside, outside_namespace) = connect(UPLINK);
+        let _namespaces = [pod_namespace, sentinel_namespace, outside_namespace];
+        let open = || {
+            configure(&[(POD_LINK, POD), (SENTINEL_LINK, SENTINEL)]);
+            sysctl::ensure("net/ipv4/icmp_echo_ignore_all", "1").unwrap();
+            let families = [AddressFamily::INET, AddressFamily::INET6];
+            let v4 = [1, 6, 17, 132, 89].map(|protocol| raw_socket(families[0], protocol));
+            let v6 = [58, 6, 17, 132, 89].map(|protocol| raw_socket(families[1], protocol));
+            (v4.into_iter().chain(v6).collect(), families.map(|family| raw_socket(family, HEADERS)))
+        };
+        let (own, raw) = namespace.run(open).unwrap();
+        Self { namespace, pod, sentinel, outside, own, raw, next_tag: Cell::new(0), _namespaces }
+    }
+
+    /// Which of the flows get through.
+    fn passed(&self, flows: &[Flow], way: Way) -> BTreeSet<usize> {
+        // A flow of an earlier case, or its answer, must not be taken for an established one.
+        self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
+        let first = self.next_tag.get();
+        let last = first + flows.len() as u32;
+        self.next_tag.set(last + 1);
+        let [uplink, pod_link, sentinel_link] =
+            self.namespace.run(|| [UPLINK, POD_LINK, SENTINEL_LINK].map(mac_of)).unwrap();
+        for (tag, flow) in (first..).zip(flows) {
+            match way {
+                Way::OutsideToNode | Way::OutsideToPod => {
+                    assert!(self.outside.send(&common::frame(flow, uplink, tag)).unwrap());
+                }
+                Way::PodToOutside => assert!(self.pod.send(&common::frame(flow, pod_link, tag)).unwrap()),
+                Way::NodeToOutside => self.send(flow, &common::frame(flow, uplink, tag)[ETHERNET..]),
+            }
+        }
+        // The packets keep their order. The last one goes from an open pod back to itself, past all host endpoints; when
+        // it is there, so are those before it.
+        let [source, destination] = [SENTINEL[0], SENTINEL[0]].map(|address| address.parse().unwrap());
+        let protocol = Protocol::UDP;
+        let end = Flow { source, destination, protocol, source_port: 7, destination_port: 7, icmp: None };
+        assert!(self.sentinel.send(&common::frame(&end, sentinel_link, last)).unwrap());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !tags(|buffer| self.sentinel.receive(buffer).unwrap()).contains(&last) {
+            assert!(
+                Instant::now() < deadline,
+                "the last packet, which is always let through, did not arrive"
+            );
+            std::thread::yield_now();
+        }
+        let tags = match way {
+            Way::OutsideToNode => {
+                self.own.iter().flat_map(|socket| tags(|buffer| receive(socket, buffer))).collect()
+            }
+            Way::OutsideToPod => tags(|buffer| self.pod.receive(buffer).unwrap()),
+            Way::NodeToOutside | Way::PodToOutside => tags(|buffer| self.outside.receive(buffer).unwrap()),
+        };
+        tags.into_iter().filter(|tag| (first..last).contains(tag)).map(|tag| (tag - first) as usize).collect()
+    }
+
+    /// Sends a packet of the node's own. The kernel says that it may not where policy drops it.
+    fn send(&self, flow: &Flow, packet: &[u8]) {
+        let socket = &self.raw[usize::from(flow.destination.is_ipv6())];
+        let sent = net::sendto(socket, packet, SendFlags::empty(), &SocketAddr::from((flow.destination, 0)));
+        assert!(matches!(sent, Ok(_) | Err(rustix::io::Errno::PERM)), "{flow:?}: {sent:?}");
+    }
+}
+
+/// The length of the header.
+const ETHERNET: usize = 14;
+
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Option<usize> {
+    match net::recv(socket, buffer, RecvFlags::empty()) {
+        Ok((length, _)) => Some(length),
+        Err(rustix::io::Errno::AGAIN) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The tags of all packets that wait.
+fn tags(receive: impl Fn(&mut [u8]) -> Option<usize>) -> BTreeSet<u32> {
+    let mut buffer = [0; 2048];
+    let mut tags = BTreeSet::new();
+    while let Some(length) = receive(&mut buffer) {
+        tags.insert(common::tag(&buffer[..length]));
+    }
+    tags
+}
+
+fn mac_of(link: &str) -> [u8; 6] {
+    RouteSocket::open().unwrap().link(link).unwrap().unwrap().mac.unwrap().0
+}
+
+fn table() -> Table {
+    Nft::open().unwrap().list("tortie").unwrap().unwrap()
+}
+
+/// Whether a flow may pass, and what of the host endpoint settles it. A pod's own policy must allow it, too.
+fn allowed(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
+    let (allowed, by) = judge(state, way, flow);
+    let pod = &state.endpoints[&random_states::id("pod")].program;
+    let by_pod = match way {
+        Way::OutsideToPod => evaluate(pod, Direction::Ingress, flow, state),
+        Way::PodToOutside => evaluate(pod, Direction::Egress, flow, state),
+        Way::OutsideToNode | Way::NodeToOutside => true,
+    };
+    (allowed && by_pod, by)
+}
+
+type Flows = Vec<(Way, Vec<Flow>)>;
+
+fn flows(each: usize) -> impl Strategy<Value = Flows> {
+    let of = |way| prop::collection::vec(random_hosts::flow(way), each).prop_map(move |flows| (way, flows));
+    Way::ALL.map(of).prop_map(Vec::from)
+}
+
+/// Random programs name some policies that there are not, and some host endpoints have no interface.
+fn is_expected(report: &Report) -> bool {
+    let expected = |condition: &tortie_dataplane::Condition| {
+        condition.message.contains("is not known") || condition.reason == "HostEndpointWithoutInterface"
+    };
+    report.conditions().all(expected) && !report.retry
+}
+
+fn shown(state: &NodeState) -> String {
+    let host = random_hosts::of_uplink(state);
+    format!("{host:#?}\n{:#?}\n{}", state.settings, random_states::shown(state))
+}
+
+/// How many random states are tried; `PROPTEST_CASES` asks for more.
+fn number_of_cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(150)
+}
+
+#[test]
+fn the_kernel_decides_as_the_programs_of_host_endpoints_say() {
+    decides_as_the_programs(Config::default());
+}
+
+/// All that can be looked up is.
+#[test]
+fn the_kernel_looks_up_as_the_programs_of_host_endpoints_say() {
+    decides_as_the_programs(Config { rules_in_a_row: 0, ..Config::default() });
+}
+
+fn decides_as_the_programs(config: Config) {
+    let node = Node::new();
+    let dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let current = RefCell::new((dataplane, NodeState::default()));
+    let counts = RefCell::new(BTreeMap::<_, [usize; 2]>::new());
+    let config = TestConfig {
+        cases: number_of_cases(),
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        ..TestConfig::default()
+    };
+    let result = TestRunner::new(config).run(&(random_hosts::state(), flows(20)), |(state, flows)| {
+        let (dataplane, old) = &mut *current.borrow_mut();
+        node.namespace
+            .run(|| {
+                // The state of the last case is changed into that of this one.
+                let report = dataplane.apply(&common::deltas(old, &state));
+                prop_assert!(is_expected(&report), "{:?}", report);
+                *old = state.clone();
+                let changed = table();
+                prop_assert_eq!(dataplane.resync(), report);
+                prop_assert_eq!(&changed, &table(), "a change does not come to the same as making all anew");
+                Ok(())
+            })
+            .unwrap()?;
+        for (way, flows) in &flows {
+            let passed = node.passed(flows, *way);
+            for (index, flow) in flows.iter().enumerate() {
+                let (expected, by) = allowed(&state, *way, flow);
+                let through = passed.contains(&index);
+                counts.borrow_mut().entry((*way, by)).or_default()[usize::from(through)] += 1;
+                prop_assert_eq!(through, expected, "{:?} by {:?}: {:?}\n{}", way, by, flow, shown(&state));
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let counts = counts.into_inner();
+    let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 20);
+    for way in Way::ALL {
+        let incoming = way.direction() == Direction::Ingress;
+        let last = if way.forwarded() { By::Forward } else { By::Normal };
+        let untracked = (incoming || !way.forwarded()).then_some(By::Untracked);
+        let tables = untracked.into_iter().chain(incoming.then_some(By::PreDnat)).chain([last]);
+        for by in tables {
+            let both = enough(way, by, 0) && enough(way, by, 1);
+            assert!(both, "too few flows {way:?} were settled by {by:?}: {counts:?}");
+        }
+        assert!(way.forwarded() || enough(way, By::Failsafe, 1), "{counts:?}");
+    }
+}
