@@ -6,10 +6,11 @@ mod common;
 mod random_hosts;
 mod random_states;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,20 +29,21 @@ use tortie_linux::nftables::{Nft, Table};
 use tortie_linux::packet::PacketSocket;
 use tortie_linux::route::RouteSocket;
 use tortie_linux::{Dataplane, sysctl};
-use tortie_policy::program::{Flow, evaluate};
+use tortie_policy::program::{Flow, Member, SetKind, evaluate};
 
 /// A node with two pods and an uplink, none of whose ends answers anything.
 struct Node {
     namespace: NetNs,
     pod: PacketSocket,
-    sentinel: PacketSocket,
     outside: PacketSocket,
+    /// A way through a router without policy: whatever packets go before, they are there when one of these is.
+    relay: (PacketSocket, [u8; 6]),
     /// What passes to the node itself, by protocol: raw sockets get it behind all hooks (raw(7)).
     own: Vec<OwnedFd>,
     /// By which the node sends packets with headers of their own, of IPv4 and of IPv6.
     raw: [OwnedFd; 2],
-    next_tag: Cell<u32>,
-    _namespaces: [NetNs; 3],
+    next_tag: AtomicU32,
+    _namespaces: [NetNs; 5],
 }
 
 fn raw_socket(family: AddressFamily, protocol: u8) -> OwnedFd {
@@ -59,15 +61,20 @@ impl Node {
         one.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &one).unwrap();
         let namespace = NetNs::create().unwrap();
-        let connect = |name: &str| {
+        let connect = |to: &NetNs, name: &str| {
             let other = NetNs::create().unwrap();
-            let (_, index) = common::cable(&namespace, name, &other, "eth0");
+            let (_, index) = common::cable(to, name, &other, "eth0");
             (other.run(|| PacketSocket::open(index).unwrap()).unwrap(), other)
         };
-        let (pod, pod_namespace) = connect(POD_LINK);
-        let (sentinel, sentinel_namespace) = connect(SENTINEL_LINK);
-        let (outside, outside_namespace) = connect(UPLINK);
-        let _namespaces = [pod_namespace, sentinel_namespace, outside_namespace];
+        let (pod, pod_namespace) = connect(&namespace, POD_LINK);
+        let (_, sentinel_namespace) = connect(&namespace, SENTINEL_LINK);
+        let (outside, outside_namespace) = connect(&namespace, UPLINK);
+        let relay_namespace = NetNs::create().unwrap();
+        let (relay, behind_relay) = connect(&relay_namespace, UPLINK);
+        relay_namespace.run(|| configure(&[])).unwrap();
+        let relay = (relay, relay_namespace.run(|| mac_of(UPLINK)).unwrap());
+        let _namespaces =
+            [pod_namespace, sentinel_namespace, outside_namespace, relay_namespace, behind_relay];
         let open = || {
             configure(&[(POD_LINK, POD), (SENTINEL_LINK, SENTINEL)]);
             sysctl::ensure("net/ipv4/icmp_echo_ignore_all", "1").unwrap();
@@ -77,18 +84,16 @@ impl Node {
             (v4.into_iter().chain(v6).collect(), families.map(|family| raw_socket(family, HEADERS)))
         };
         let (own, raw) = namespace.run(open).unwrap();
-        Self { namespace, pod, sentinel, outside, own, raw, next_tag: Cell::new(0), _namespaces }
+        Self { namespace, pod, outside, relay, own, raw, next_tag: AtomicU32::new(0), _namespaces }
     }
 
     /// Which of the flows get through.
     fn passed(&self, flows: &[Flow], way: Way) -> BTreeSet<usize> {
         // A flow of an earlier case, or its answer, must not be taken for an established one.
         self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
-        let first = self.next_tag.get();
+        let first = self.next_tag.fetch_add(flows.len() as u32 + 1, Ordering::Relaxed);
         let last = first + flows.len() as u32;
-        self.next_tag.set(last + 1);
-        let [uplink, pod_link, sentinel_link] =
-            self.namespace.run(|| [UPLINK, POD_LINK, SENTINEL_LINK].map(mac_of)).unwrap();
+        let [uplink, pod_link] = self.namespace.run(|| [UPLINK, POD_LINK].map(mac_of)).unwrap();
         for (tag, flow) in (first..).zip(flows) {
             match way {
                 Way::OutsideToNode | Way::OutsideToPod => {
@@ -98,18 +103,15 @@ impl Node {
                 Way::NodeToOutside => self.send(flow, &common::frame(flow, uplink, tag)[ETHERNET..]),
             }
         }
-        // The packets keep their order. The last one goes from an open pod back to itself, past all host endpoints; when
-        // it is there, so are those before it.
-        let [source, destination] = [SENTINEL[0], SENTINEL[0]].map(|address| address.parse().unwrap());
+        // The packets keep their order: when the last one has gone as far as they, they have arrived.
+        let [source, destination] = ["10.1.0.1", "10.1.0.2"].map(|address| address.parse().unwrap());
         let protocol = Protocol::UDP;
         let end = Flow { source, destination, protocol, source_port: 7, destination_port: 7, icmp: None };
-        assert!(self.sentinel.send(&common::frame(&end, sentinel_link, last)).unwrap());
+        let (relay, router) = &self.relay;
+        assert!(relay.send(&common::frame(&end, *router, last)).unwrap());
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !tags(|buffer| self.sentinel.receive(buffer).unwrap()).contains(&last) {
-            assert!(
-                Instant::now() < deadline,
-                "the last packet, which is always let through, did not arrive"
-            );
+        while !tags(|buffer| relay.receive(buffer).unwrap()).contains(&last) {
+            assert!(Instant::now() < deadline, "the last packet did not arrive");
             std::thread::yield_now();
         }
         let tags = match way {
@@ -162,10 +164,13 @@ fn table() -> Table {
 /// Whether a flow may pass, and what of the host endpoint settles it. A pod's own policy must allow it, too.
 fn allowed(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let (allowed, by) = judge(state, way, flow);
-    let pod = &state.endpoints[&random_states::id("pod")].program;
+    let by_its_pod = |direction| {
+        let pod = state.endpoints.get(&random_states::id("pod"));
+        pod.is_some_and(|pod| evaluate(&pod.program, direction, flow, state))
+    };
     let by_pod = match way {
-        Way::OutsideToPod => evaluate(pod, Direction::Ingress, flow, state),
-        Way::PodToOutside => evaluate(pod, Direction::Egress, flow, state),
+        Way::OutsideToPod => by_its_pod(Direction::Ingress),
+        Way::PodToOutside => by_its_pod(Direction::Egress),
         Way::OutsideToNode | Way::NodeToOutside => true,
     };
     (allowed && by_pod, by)
@@ -193,7 +198,7 @@ fn shown(state: &NodeState) -> String {
 
 /// How many random states are tried; `PROPTEST_CASES` asks for more.
 fn number_of_cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(150)
+    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
 #[test]
@@ -247,7 +252,7 @@ fn decides_as_the_programs(config: Config) {
         panic!("{error}");
     }
     let counts = counts.into_inner();
-    let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 20);
+    let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 10);
     for way in Way::ALL {
         let incoming = way.direction() == Direction::Ingress;
         let last = if way.forwarded() { By::Forward } else { By::Normal };
@@ -259,4 +264,85 @@ fn decides_as_the_programs(config: Config) {
         }
         assert!(way.forwarded() || enough(way, By::Failsafe, 1), "{counts:?}");
     }
+}
+
+/// What a state lets through.
+fn all_allowed(state: &NodeState, way: Way, flows: &[Flow]) -> BTreeSet<usize> {
+    (0..).zip(flows).filter(|(_, flow)| allowed(state, way, flow).0).map(|(index, _)| index).collect()
+}
+
+/// Every transaction of a change that does not fit in one is looked at, with packets.
+#[test]
+fn between_two_transactions_nothing_passes_that_neither_state_allows() {
+    let node = Arc::new(Node::new());
+    let small = |guard_table| Config { guard_table, transaction_bytes: 40_000, ..Config::default() };
+    let open = |guard| node.namespace.run(|| Dataplane::open(small(guard)).unwrap()).unwrap();
+    let current = RefCell::new((open(true), NodeState::default(), 0u32));
+    let counts = Arc::new(Mutex::new((0, 0)));
+    let cases = number_of_cases() / 3;
+    let config =
+        TestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..TestConfig::default() };
+    let result = TestRunner::new(config).run(&(random_hosts::state(), flows(12)), |(mut state, flows)| {
+        // Members that no packet of this test has make every set a matter of several transactions.
+        for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
+            let strangers =
+                (0..800).map(|n| IpAddr::from((0xf000_0000 + number * 1000 + n * 2).to_be_bytes()));
+            let strangers = strangers.filter(|_| *kind == SetKind::Nets);
+            members.extend(strangers.map(|address| Member::Net(address.into())));
+        }
+        let (dataplane, old, case) = &mut *current.borrow_mut();
+        *case += 1;
+        // A change, with the same settings or others; a restart; and one that must make the whole table anew.
+        let before = match *case % 6 {
+            step @ (0 | 1) => {
+                *dataplane = open(step == 0);
+                NodeState::default()
+            }
+            2 | 3 | 4 => {
+                state.settings = old.settings.clone();
+                old.clone()
+            }
+            _ => old.clone(),
+        };
+        let either = |(way, flows): (Way, Vec<Flow>)| {
+            let either = &all_allowed(old, way, &flows) | &all_allowed(&state, way, &flows);
+            (way, flows, either)
+        };
+        let expected: Vec<_> = flows.into_iter().map(either).collect();
+        let wrong = Arc::new(Mutex::new(Vec::new()));
+        let (watched, told, counted) = (node.clone(), wrong.clone(), counts.clone());
+        let look = move || {
+            counted.lock().unwrap().0 += 1;
+            for (way, flows, either) in &expected {
+                let passed = watched.passed(flows, *way);
+                counted.lock().unwrap().1 += passed.len();
+                let more = passed.difference(either).map(|index| format!("{way:?} {:?}", flows[*index]));
+                told.lock().unwrap().extend(more);
+            }
+        };
+        let deltas = common::deltas(&before, &state);
+        let apply =
+            || tracing::subscriber::with_default(AfterEachTransaction(look), || dataplane.apply(&deltas));
+        let report = node.namespace.run(apply).unwrap();
+        prop_assert!(is_expected(&report), "{:?}", report);
+        let wrong = wrong.lock().unwrap().clone();
+        prop_assert!(
+            wrong.is_empty(),
+            "case {}: {:#?}\nbefore: {}\nafter: {}",
+            case,
+            wrong,
+            shown(old),
+            shown(&state)
+        );
+        *old = state;
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let (transactions, passed) = *counts.lock().unwrap();
+    assert!(
+        transactions > 200 && passed > 1000,
+        "{transactions} transactions, {passed} flows: that proves little"
+    );
 }

@@ -15,6 +15,8 @@ pub struct Change {
     new: Table,
     /// Single elements of sets that stay.
     elements: BTreeMap<String, Elements>,
+    /// The interfaces of host endpoints that are led elsewhere.
+    pub host_interfaces: BTreeSet<String>,
     /// The programs that it is about.
     pub programs: BTreeSet<String>,
     /// The policies that it is about.

@@ -21,7 +21,7 @@ use tortie_dataplane::NodeState;
 use super::Config;
 use super::host_frame::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::sets::{Family, set};
-use super::slots::Slot;
+use super::slots::{Slot, Stage};
 use super::test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
 use crate::nftables::expr::state;
 use crate::nftables::{
@@ -43,9 +43,18 @@ pub const ODD_INTERFACES: &str = "odd-interfaces";
 /// The nodes that VXLAN packets are taken from.
 pub const VXLAN_PEERS: &str = "vxlan-peers";
 
-/// The number that leads to a chain that denies everything.
+/// The number of what is closed.
 pub const CLOSED: u32 = 0;
 const CLOSED_CHAIN: &str = "closed";
+
+/// What becomes of packets where a slot is closed: they are dropped. Untracked policies would cut established flows so,
+/// too; they let everything go on, to those that are closed behind them.
+fn closed(slot: Slot) -> Verdict {
+    match slot.stage() {
+        Stage::Untracked => Verdict::Accept,
+        Stage::Normal | Stage::Forward | Stage::PreDnat => Verdict::Goto(CLOSED_CHAIN.to_owned()),
+    }
+}
 
 /// Where the side that packets come from is asked: before the other one.
 const FROM_PRIORITY: i32 = -10;
@@ -80,8 +89,10 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
     let odd = (ODD_INTERFACES, SetSpec::hash(&[Field::Interface]));
     let empty = programs.chain([own_addresses(Family::V4), own_addresses(Family::V6), odd]);
     let empty = empty.map(|(name, spec)| (name.to_owned(), set(spec, [])));
-    let closed = Element::verdict(program_key(CLOSED), Verdict::Goto(CLOSED_CHAIN.to_owned()));
-    let leads = slots().map(|slot| (slot.maps().1.to_owned(), set(program_chains(), [closed.clone()])));
+    let leads = slots().map(|slot| {
+        let closed = Element::verdict(program_key(CLOSED), closed(*slot));
+        (slot.maps().1.to_owned(), set(program_chains(), [closed]))
+    });
     let peers = (VXLAN_PEERS.to_owned(), vxlan_peers(node));
     Table { flags: 0, chains: chains.collect(), sets: empty.chain(leads).chain([peers]).collect() }
 }

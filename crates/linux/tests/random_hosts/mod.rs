@@ -96,7 +96,7 @@ fn program() -> impl Strategy<Value = HostEndpointProgram> {
         })
     };
     let profiles = vec(prop_oneof![4 => Just(99u8), 1 => 0u8..4], 0..3);
-    (table(0.35), table(0.4), table(0.7), table(0.7), profiles).prop_map(
+    (table(0.5), table(0.4), table(0.7), table(0.7), profiles).prop_map(
         |(untracked, pre_dnat, forward, mut normal, profiles)| {
             normal.profiles = profiles.into_iter().map(policy_id).collect();
             HostEndpointProgram { untracked, pre_dnat, forward, normal }
