@@ -54,12 +54,13 @@ fn neighbour(socket: &mut RouteSocket, link: u32, address: IpAddr) {
     socket.change(&Change::SetNeighbour(Neighbour { link, address, mac: OTHERS_MAC })).unwrap();
 }
 
-/// Does something each time that an nftables transaction is in force, before the next one is begun.
+/// Does something each time that an nftables transaction is in force, before the next one is begun. A change that the
+/// kernel refused, so that all is compared instead, is a failure of the test.
 pub struct AfterEachTransaction<F>(pub F);
 
 impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with("tortie_linux::nftables")
+        metadata.is_event() && metadata.target().starts_with("tortie_linux")
     }
 
     fn event(&self, event: &tracing::Event<'_>) {
@@ -73,6 +74,7 @@ impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
         }
         let mut message = Message(String::new());
         event.record(&mut message);
+        assert!(!message.0.starts_with("the change was refused"), "{}", message.0);
         if message.0 == "an nftables transaction is in force" {
             (self.0)();
         }
