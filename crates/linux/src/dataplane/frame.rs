@@ -20,6 +20,7 @@ use tortie_dataplane::NodeState;
 
 use super::Config;
 use super::host_frame::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
+use super::nat;
 use super::sets::{Family, set};
 use super::slots::{Slot, Stage};
 use super::test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
@@ -94,7 +95,10 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
         (slot.maps().1.to_owned(), set(program_chains(), [closed]))
     });
     let peers = (VXLAN_PEERS.to_owned(), vxlan_peers(node));
-    Table { flags: 0, chains: chains.collect(), sets: empty.chain(leads).chain([peers]).collect() }
+    let sets = empty.chain(leads).chain([peers]).collect();
+    let mut table = Table { flags: 0, chains: chains.collect(), sets };
+    nat::add(config, node, &mut table);
+    table
 }
 
 /// Whether a chain or a set may be there whatever endpoints there are.
@@ -105,6 +109,7 @@ pub fn is_of_frame(name: &str) -> bool {
     chains.contains(&name)
         || sets.contains(&name)
         || host_frame::is_chain(name)
+        || nat::is_part(name)
         || Slot::OF_PODS.iter().chain(&Slot::OF_HOSTS).any(is_map)
 }
 

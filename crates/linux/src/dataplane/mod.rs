@@ -9,8 +9,8 @@ mod host_frame;
 mod literals;
 mod lookups;
 mod matches;
+mod nat;
 mod network;
-
 mod policies;
 mod programs;
 mod sets;
