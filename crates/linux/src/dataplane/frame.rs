@@ -19,6 +19,7 @@ use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::NodeState;
 
 use super::Config;
+use super::cut;
 use super::host_frame::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
 use super::sets::{Family, set};
@@ -79,7 +80,7 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
             from_pods_to_node(config, node).into_iter().chain(hosts(HOST_IN)).collect(),
         ),
         (FROM_WORKLOAD, None, from_workload(node)),
-        (TO_WORKLOAD, None, to_workload()),
+        (TO_WORKLOAD, None, to_workload(node)),
         (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
     let named = |(name, base, rules): (&str, _, _)| (name.to_owned(), Chain { base, rules });
@@ -209,13 +210,30 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
         rules.push(Rule::new(foreign, "not from an address of its own"));
     }
     rules.extend(by_flow());
+    rules.extend(no_flow_from_its_middle(node));
     rules.extend(by_interface(Slot::FromWorkload));
     rules
 }
 
 /// Packets to pods of established flows pass, those of none do not, and the rest is asked of the pod's program.
-fn to_workload() -> Vec<Rule> {
-    by_flow().into_iter().chain(by_interface(Slot::ToWorkload)).collect()
+fn to_workload(node: &NodeState) -> Vec<Rule> {
+    let flow = by_flow().into_iter().chain(no_flow_from_its_middle(node));
+    flow.chain(by_interface(Slot::ToWorkload)).collect()
+}
+
+/// A flow that was cut must not begin again from its middle: the other end might be allowed to begin one.
+fn no_flow_from_its_middle(node: &NodeState) -> Option<Rule> {
+    const FLAGS: u32 = 13; // the byte of the TCP header
+    const SYN: u8 = 2;
+    let mut exprs = in_state(state::NEW);
+    exprs.extend(Test::Protocol { numbers: vec![6], invert: false }.exprs());
+    exprs.extend([
+        Expr::Payload { register: 0, header: Header::Transport, offset: FLAGS, length: 1 },
+        Expr::Bitwise { source: 0, destination: 0, mask: vec![SYN], xor: vec![0] },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0] },
+        Expr::Verdict(Verdict::Drop),
+    ]);
+    cut::is_asked_for(node).then(|| Rule::new(exprs, "establishedFlows: Cut"))
 }
 
 /// Packets of established flows pass, and those of none do not.
