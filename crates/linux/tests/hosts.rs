@@ -20,7 +20,7 @@ use proptest::test_runner::{Config as TestConfig, TestRunner};
 use random_hosts::{By, Way, judge};
 use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
-use tortie_api::net::{Direction, Protocol};
+use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{Dataplane as _, NodeState, Report};
 use tortie_linux::conntrack::Conntrack;
 use tortie_linux::dataplane::Config;
@@ -29,7 +29,7 @@ use tortie_linux::nftables::{Nft, Table};
 use tortie_linux::packet::PacketSocket;
 use tortie_linux::route::RouteSocket;
 use tortie_linux::{Dataplane, sysctl};
-use tortie_policy::program::{Flow, Member, SetKind, evaluate};
+use tortie_policy::program::*;
 
 /// A node with two pods and an uplink, none of whose ends answers anything.
 struct Node {
@@ -352,4 +352,94 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
         transactions > 100 && passed > 1000,
         "{transactions} transactions, {passed} flows: that proves little"
     );
+}
+
+/// A change is cut into transactions at every place in turn. Neither state lets the flow pass.
+#[test]
+fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
+    let node = Arc::new(Node::new());
+    let config = Config { transaction_bytes: 32_000, ..Config::default() };
+    let dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let current = RefCell::new((dataplane, NodeState::default()));
+    let flow = Flow {
+        source: "10.1.0.1".parse().unwrap(),
+        destination: "10.99.0.2".parse().unwrap(),
+        protocol: Protocol::UDP,
+        source_port: 5,
+        destination_port: 5,
+        icmp: None,
+    };
+    let opened = Arc::new(Mutex::new((0, 0)));
+    let go = |state: NodeState| {
+        assert!(!judge(&state, Way::OutsideToNode, &flow).0, "{}", shown(&state));
+        let (dataplane, old) = &mut *current.borrow_mut();
+        let deltas = common::deltas(old, &state);
+        let first = old.host_endpoints.is_empty();
+        let (watched, told) = (node.clone(), opened.clone());
+        let look = move || {
+            let passed = watched.passed(&[flow], Way::OutsideToNode).len();
+            let mut told = told.lock().unwrap();
+            told.0 += 1;
+            told.1 += if first { 0 } else { passed };
+        };
+        let apply =
+            || tracing::subscriber::with_default(AfterEachTransaction(look), || dataplane.apply(&deltas));
+        assert!(is_expected(&node.namespace.run(apply).unwrap()));
+        *old = state;
+    };
+    let set = SetId::new("s:from");
+    let from_set = |action| {
+        let source = EntityMatch { sets: vec![set.clone()], ..EntityMatch::default() };
+        Rule { source, ..Rule::all(action) }
+    };
+    let policies = [
+        ("allow", vec![Rule::all(Action::Allow)]),
+        ("deny", vec![Rule::all(Action::Deny)]),
+        ("allow-set", vec![from_set(Action::Allow)]),
+        ("deny-set", vec![from_set(Action::Deny)]),
+    ];
+    let table = |policy: &str| {
+        let policies = vec![common::cluster::policy_id(policy)];
+        let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Pass };
+        EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() }
+    };
+    let empty = HostEndpointProgram::default;
+    let before_dnat = || HostEndpointProgram { pre_dnat: table("deny"), normal: table("allow"), ..empty() };
+    let normally = || HostEndpointProgram { normal: table("deny"), ..empty() };
+    let untracked =
+        |policy, normal| HostEndpointProgram { untracked: table(policy), normal: table(normal), ..empty() };
+    type Hosts = Vec<(&'static str, HostEndpointProgram)>;
+    // Host endpoints by interface, and whether the flow's source is in the set.
+    let pairs: [[(Hosts, bool); 2]; 3] = [
+        [(vec![("*", before_dnat())], false), (vec![("*", before_dnat()), (UPLINK, normally())], false)],
+        [(vec![(UPLINK, normally())], false), (vec![(UPLINK, untracked("deny", "allow"))], false)],
+        [
+            (vec![(UPLINK, untracked("allow-set", "deny"))], false),
+            (vec![(UPLINK, untracked("deny-set", "deny"))], true),
+        ],
+    ];
+    for (number, (size, (hosts, member))) in (0..)
+        .zip((500..1240).step_by(10).flat_map(|size| pairs.iter().flatten().map(move |state| (size, state))))
+    {
+        let mut state = NodeState::default();
+        for (name, ingress) in &policies {
+            let rules = PolicyRules { ingress: ingress.clone(), egress: vec![] };
+            state.policies.insert(common::cluster::policy_id(name), Arc::new(rules));
+        }
+        let members = member.then_some(Member::Net(flow.source.into()));
+        state.sets.insert(set.clone(), (SetKind::Nets, members.into_iter().collect()));
+        // As many others come, and as many go, each time.
+        let stranger = |n: u32| IpAddr::from((0xf000_0000 + (number % 2) * 100_000 + n).to_be_bytes());
+        let strangers = (0..size).map(|n| Member::Net(stranger(n).into()));
+        state.sets.insert(SetId::new("s:strangers"), (SetKind::Nets, strangers.collect()));
+        for (interface, program) in hosts {
+            let host = random_hosts::host(Some(interface), &[], program.clone());
+            state.host_endpoints.insert(format!("host {interface}"), Arc::new(host));
+        }
+        go(state);
+        let (transactions, opened) = *opened.lock().unwrap();
+        assert!(opened == 0, "state {number}, after {transactions} transactions");
+    }
+    let (transactions, _) = *opened.lock().unwrap();
+    assert!(transactions > 800, "{transactions} transactions: that proves little");
 }
