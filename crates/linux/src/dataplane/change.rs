@@ -17,6 +17,8 @@ pub struct Change {
     new: Table,
     /// Single elements of sets that stay.
     elements: BTreeMap<String, Elements>,
+    /// The interfaces of host endpoints that are led elsewhere.
+    pub host_interfaces: BTreeSet<String>,
     /// The programs that it is about.
     pub programs: BTreeSet<String>,
     /// The policies that it is about.
@@ -128,7 +130,11 @@ impl Change {
         chosen: impl Fn(&Option<Value>) -> bool,
     ) -> Vec<Op> {
         let mut ops = Vec::new();
-        for (name, elements) in self.elements.iter().filter(|(_, elements)| elements.spec.data == data) {
+        // What goes as a whole is emptied then.
+        let stays = |name: &String| self.new.sets.contains_key(name) || !self.old.sets.contains_key(name);
+        let chosen_sets =
+            self.elements.iter().filter(|(name, elements)| elements.spec.data == data && stays(name));
+        for (name, elements) in chosen_sets {
             // A set that is put there as a whole has its elements already, but for what has been added since.
             let there = self.new.sets.get(name).or_else(|| kernel.sets.get(name));
             let (mut removed, mut added) = (Vec::new(), Vec::new());

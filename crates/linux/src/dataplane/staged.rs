@@ -3,9 +3,9 @@
 //! Packets meet what is between two transactions, and that must let nothing through that neither the state before nor
 //! the state after does. So first the interfaces of the pods that a change is about are led to no program any more, which
 //! closes them, and those of host endpoints to one that denies (failsafe ports and established flows go before); then all
-//! that they need is changed, in whatever order; and at last they are led to their programs again. At any moment each
-//! endpoint is as before, closed, or as after, and none is as before while another is as after. Host endpoints' untracked
-//! policies are the exception: they stay where they are, as without them established flows would be cut, too.
+//! that they need is changed, in whatever order; and at last they are led to their programs again, in the order of
+//! [`Slot`]s. At any moment each endpoint is as before, closed, or as after, and none is as before while another is as
+//! after. Only established flows that untracked policies deny, before and after, may go on for that while.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -15,7 +15,7 @@ use super::change::{Change, Steps};
 use super::dirty::Dirty;
 use super::frame::{CLOSED, is_of_frame, program_key};
 use super::literals;
-use super::slots::{Slot, Stage};
+use super::slots::Slot;
 use super::table::PolicyTable;
 use crate::Result;
 use crate::nftables::{
@@ -46,19 +46,21 @@ impl PolicyTable {
             Some(actual) if changeable(new, &actual) => {
                 let mut kernel = actual;
                 let adoption = (new.flags != kernel.flags).then_some(Op::AddTable(new.flags));
-                let ops: Vec<_> = adoption.into_iter().chain(closing(&kernel, |_| true, |_| true)).collect();
-                self.put_in_order(&mut kernel, ops)?;
+                let ops = adoption.into_iter().chain(closing(&kernel, |_| true, &host_interfaces(new)));
+                self.put_in_order(&mut kernel, ops.collect())?;
                 kernel
             }
-            // The frame alone closes every pod, and leaves hosts as they were: without policy.
+            // The frame alone closes every pod. Hosts stay without policy where they have been; after another table,
+            // which may have been about them, they are closed, too.
             actual => {
-                let frame = without_endpoints(new);
+                let closed_hosts = if actual.is_some() { host_interfaces(new) } else { BTreeSet::new() };
+                let frame = without_endpoints(new, &closed_hosts);
                 let deletion = actual.map(|_| Op::DeleteTable);
                 self.commit(deletion.into_iter().chain(created(&frame)).collect())?;
                 frame
             }
         };
-        let ops = changes(new, &kernel);
+        let ops = by_slot(changes(new, &kernel), |map| new.sets.contains_key(map));
         let transactions = self.put_in_order(&mut kernel, ops)?;
         tracing::warn!(
             transactions,
@@ -78,11 +80,11 @@ impl PolicyTable {
         let keys =
             |of: &BTreeSet<String>| of.iter().map(|name| Key::interface(name)).collect::<BTreeSet<_>>();
         let (pods, hosts) = (keys(&interfaces.of_pods), keys(&interfaces.of_hosts));
-        let closing = closing(kernel, |key| pods.contains(key), |key| hosts.contains(key));
-        self.put_in_order(kernel, closing)?;
+        self.put_in_order(kernel, closing(kernel, |key| pods.contains(key), &hosts))?;
         self.wanted.open(&interfaces, &self.config, &mut change);
         let Steps { prepare, switch, clear } = change.steps(kernel);
-        let transactions = self.put_in_order(kernel, [prepare, switch, clear].concat())?;
+        let ops = by_slot([prepare, switch, clear].concat(), |map| change.has_set(kernel, map));
+        let transactions = self.put_in_order(kernel, ops)?;
         tracing::warn!(
             transactions,
             pods = pods.len(),
@@ -152,24 +154,28 @@ impl PolicyTable {
     }
 }
 
-/// The changes that close interfaces of pods and of host endpoints.
-fn closing(kernel: &Table, pods: impl Fn(&Key) -> bool, hosts: impl Fn(&Key) -> bool) -> Vec<Op> {
+/// The changes that close interfaces: chosen ones of pods, and these of host endpoints, also those that have been under
+/// that of all other interfaces.
+fn closing(kernel: &Table, pods: impl Fn(&Key) -> bool, hosts: &BTreeSet<Key>) -> Vec<Op> {
     let mut ops = Vec::new();
     for slot in Slot::OF_PODS {
-        ops.extend(led(kernel, slot, &pods).map(|(map, spec, there)| Op::DeleteElements(map, spec, there)));
+        let Some((map, spec, there)) = led(kernel, slot, &pods) else { continue };
+        ops.push(Op::DeleteElements(map, spec, there));
     }
-    for slot in Slot::OF_HOSTS.into_iter().filter(|slot| slot.stage() != Stage::Untracked) {
-        let Some((map, spec, there)) = led(kernel, slot, &hosts) else { continue };
-        let denied = there.iter().map(|element| Element::number(element.key, CLOSED)).collect();
-        ops.extend([
-            Op::DeleteElements(map.clone(), spec.clone(), there),
-            Op::AddElements(map, spec, denied),
-        ]);
+    for slot in Slot::OF_HOSTS {
+        let Some((map, spec, there)) = led(kernel, slot, &|key| hosts.contains(key)) else { continue };
+        let denied = hosts.iter().map(|key| Element::number(*key, CLOSED)).collect();
+        ops.push(Op::DeleteElements(map.clone(), spec.clone(), there));
+        ops.push(Op::AddElements(map, spec, denied));
     }
+    ops.retain(
+        |op| !matches!(op, Op::DeleteElements(_, _, none) | Op::AddElements(_, _, none) if none.is_empty()),
+    );
     ops
 }
 
-/// The chosen interfaces that are led to programs, if there are any: the name of the map, what it is, and its elements.
+/// The chosen interfaces that are led to programs, if there are any such: the name of the map, what it is, and its
+/// elements.
 fn led(
     kernel: &Table,
     slot: Slot,
@@ -178,18 +184,42 @@ fn led(
     let name = slot.maps().0;
     let map = kernel.sets.get(name)?;
     let elements = map.elements.iter().filter(|(key, _)| chosen(key));
-    let elements: Vec<_> = elements.map(|(key, value)| Element { key: *key, value: value.clone() }).collect();
-    (!elements.is_empty()).then(|| (name.to_owned(), map.spec.clone(), elements))
+    let elements = elements.map(|(key, value)| Element { key: *key, value: value.clone() }).collect();
+    Some((name.to_owned(), map.spec.clone(), elements))
 }
 
-/// The base chains and what they lead to at once, for no endpoint.
-fn without_endpoints(table: &Table) -> Table {
+/// The interfaces that host endpoints' programs are asked about.
+fn host_interfaces(table: &Table) -> BTreeSet<Key> {
+    let maps = Slot::OF_HOSTS.into_iter().filter_map(|slot| table.sets.get(slot.maps().0));
+    maps.flat_map(|map| map.elements.keys()).copied().collect()
+}
+
+/// The same changes; those that lead interfaces to programs are the last, in the order of slots. `stays` says which maps
+/// are there afterwards.
+fn by_slot(ops: Vec<Op>, stays: impl Fn(&str) -> bool) -> Vec<Op> {
+    let slot = |op: &Op| match op {
+        Op::AddElements(map, ..) | Op::DeleteElements(map, ..) if stays(map) => Slot::of_programs(map),
+        _ => None,
+    };
+    let (mut leading, mut ops): (Vec<_>, Vec<_>) = ops.into_iter().partition(|op| slot(op).is_some());
+    leading.sort_by_key(slot);
+    ops.extend(leading);
+    ops
+}
+
+/// The base chains and what they lead to at once, for no endpoint, with these interfaces of hosts closed.
+fn without_endpoints(table: &Table, closed_hosts: &BTreeSet<Key>) -> Table {
     let mut frame = table.clone();
     frame.chains.retain(|name, _| is_of_frame(name));
     let spelled_out: Vec<_> = frame.chains.values().flat_map(literals::names).collect();
     frame.sets.retain(|name, _| is_of_frame(name) || spelled_out.contains(name));
     for (_, set) in frame.sets.iter_mut().filter(|(name, _)| is_of_frame(name)) {
         set.elements.retain(|key, _| *key == program_key(CLOSED));
+    }
+    for slot in Slot::OF_HOSTS {
+        let Some(map) = frame.sets.get_mut(slot.maps().0) else { continue };
+        let closed = closed_hosts.iter().map(|key| Element::number(*key, CLOSED));
+        map.elements.extend(closed.map(|element| (element.key, element.value)));
     }
     frame
 }

@@ -164,6 +164,10 @@ pub(crate) fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
             diff_elements(name, &both(set, there), Some(&both(there, set)))
         })
         .collect();
+    // Packets enter base chains by themselves: those that go have no rules from now on.
+    let base = actual.chains.iter().filter(|(_, chain)| chain.base.is_some() && !chain.rules.is_empty());
+    let entered = base.filter(|(name, _)| !desired.chains.contains_key(*name));
+    ops.extend(entered.map(|(name, _)| Op::SetRules(name.clone(), Vec::new())));
     for (name, chain) in &desired.chains {
         if actual.chains.get(name).is_some_and(|there| there.rules != chain.rules) {
             ops.push(Op::SetRules(name.clone(), chain.rules.clone()));
@@ -190,7 +194,8 @@ pub(crate) fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
         ops.extend(is_map.then(|| Op::DeleteElements((*name).clone(), set.spec.clone(), elements(set))));
     }
     for (name, chain) in &chains {
-        ops.extend((!chain.rules.is_empty()).then(|| Op::SetRules((*name).clone(), Vec::new())));
+        let has_rules = chain.base.is_none() && !chain.rules.is_empty();
+        ops.extend(has_rules.then(|| Op::SetRules((*name).clone(), Vec::new())));
     }
     ops.extend(chains.iter().map(|(name, _)| Op::DeleteChain((*name).clone())));
     ops.extend(sets.iter().map(|(name, _)| Op::DeleteSet((*name).clone())));

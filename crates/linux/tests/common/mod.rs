@@ -61,6 +61,12 @@ pub fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
     let endpoints = new.endpoints.iter().filter(|(id, endpoint)| old.endpoints.get(*id) != Some(*endpoint));
     deltas.extend(endpoints.map(|(id, endpoint)| Delta::Endpoint(id.clone(), endpoint.clone())));
 
+    let hosts = &new.host_endpoints;
+    let changed = hosts.iter().filter(|(name, host)| old.host_endpoints.get(*name) != Some(*host));
+    deltas.extend(changed.map(|(name, host)| Delta::HostEndpoint(name.clone(), host.clone())));
+
+    let gone = old.host_endpoints.keys().filter(|name| !hosts.contains_key(*name));
+    deltas.extend(gone.cloned().map(Delta::HostEndpointRemoved));
     let gone = old.endpoints.keys().filter(|id| !new.endpoints.contains_key(*id));
     deltas.extend(gone.cloned().map(Delta::EndpointRemoved));
     let gone = old.routes.keys().filter(|net| !new.routes.contains_key(*net));
@@ -110,6 +116,14 @@ fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
         // SYN, header of 20 bytes
         6 => ([&ports[..], &[0; 8], &[0x50, 2, 0xff, 0xff, 0, 0, 0, 0], &tag].concat(), Some(16)),
         17 => ([&ports[..], &[0, 12, 0, 0], &tag].concat(), Some(6)),
+        // INIT, whose tag is 1; its last field, the sequence number, is the test's tag
+        132 => {
+            let init = [1, 0, 0, 20, 0, 0, 0, 1, 0, 0, 0x10, 0, 0, 1, 0, 1];
+            let mut packet = [&ports[..], &[0; 8], &init, &tag].concat();
+            let sum = crc32c(&packet).to_le_bytes();
+            packet[8..12].copy_from_slice(&sum);
+            (packet, None)
+        }
         1 | 58 => {
             let (icmp_type, icmp_code) = flow.icmp.unwrap();
             ([&[icmp_type, icmp_code, 0, 0, 0, 7, 0, 7], &tag[..]].concat(), Some(2))
@@ -130,6 +144,12 @@ fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
         packet[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     }
     packet
+}
+
+/// What SCTP sums its packets up by (RFC 9260, appendix A).
+fn crc32c(bytes: &[u8]) -> u32 {
+    let shift = |crc: u32| if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| shift(crc)))
 }
 
 /// RFC 1071; 0 over bytes that hold their own checksum.

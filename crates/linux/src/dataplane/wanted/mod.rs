@@ -137,6 +137,7 @@ impl Wanted {
         let interfaces = Interfaces { of_pods: touched.interfaces, of_hosts: touched.host_interfaces };
         self.open(&interfaces, around.config, &mut change);
         self.literals.take(kernel, &mut change);
+        change.host_interfaces = interfaces.of_hosts;
         change.programs = touched.programs;
         change.policies = touched.policies;
         change
@@ -160,7 +161,11 @@ impl Wanted {
         let hosts = hosts.filter(|(name, host)| dirty.hosts.contains(*name) || has_one(&host.programs));
         Interfaces {
             of_pods: pods.map(|(_, pod)| pod.interface.clone()).collect(),
-            of_hosts: hosts.flat_map(|(_, host)| &host.interfaces).cloned().collect(),
+            of_hosts: hosts
+                .flat_map(|(_, host)| &host.interfaces)
+                .chain(&change.host_interfaces)
+                .cloned()
+                .collect(),
         }
     }
 
