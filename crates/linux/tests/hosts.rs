@@ -305,7 +305,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
                 *dataplane = open(step == 0);
                 NodeState::default()
             }
-            2 | 3 | 4 => {
+            2..=4 => {
                 state.settings = old.settings.clone();
                 old.clone()
             }

@@ -156,15 +156,18 @@ pub fn judge(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let failsafe = is_failsafe(state, direction, flow);
     let incoming = direction == Direction::Ingress;
     // A packet that has left the failsafe port's connection untracked must be let through without one.
-    if !failsafe && !answers_failsafe(state, direction, flow) && (incoming || !way.forwarded()) {
-        if let Some(allowed) = ask(&host.program.untracked) {
-            return (allowed, By::Untracked);
-        }
+    if !failsafe
+        && !answers_failsafe(state, direction, flow)
+        && (incoming || !way.forwarded())
+        && let Some(allowed) = ask(&host.program.untracked)
+    {
+        return (allowed, By::Untracked);
     }
-    if !failsafe && incoming {
-        if let Some(allowed) = ask(&host.program.pre_dnat) {
-            return (allowed, By::PreDnat);
-        }
+    if !failsafe
+        && incoming
+        && let Some(allowed) = ask(&host.program.pre_dnat)
+    {
+        return (allowed, By::PreDnat);
     }
     match (way.forwarded(), failsafe) {
         (true, _) => (ask(&host.program.forward).unwrap_or(true), By::Forward),
