@@ -38,6 +38,8 @@ pub struct Wanted {
     literals: Literals,
     /// How many keys the sets of all programs were made for.
     keys: usize,
+    /// How many programs, and directions of policies, cannot be written down.
+    problems: usize,
 }
 
 /// The names of the programs of an endpoint, by where they are asked.
@@ -342,10 +344,13 @@ impl Wanted {
                 let name = |stage| chain_name(id, direction, stage);
                 let mut refused =
                     STAGES_OF_POLICIES.iter().filter_map(|stage| around.refused.get(&name(*stage)));
-                policy.lines[index(direction)] = match refused.next() {
+                let new = match refused.next() {
                     Some(problem) => Lines::deny(format!("{id}: {problem}")),
                     None => Lines::new(id, rules, direction, exists, around.room),
                 };
+                self.problems += usize::from(new.problem.is_some());
+                let old = std::mem::replace(&mut policy.lines[index(direction)], new);
+                self.problems -= usize::from(old.problem.is_some());
             }
         }
     }
@@ -383,6 +388,8 @@ impl Wanted {
             let Some(program) = self.programs.get_mut(name) else { continue };
             let old = std::mem::replace(&mut program.written, new);
             self.keys = self.keys - old.keys() + program.written.keys();
+            self.problems += usize::from(program.written.problem.is_some());
+            self.problems -= usize::from(old.problem.is_some());
             for (slot, users) in &program.users {
                 // Back from a program, which happens to a packet only while the program is being replaced, comes the rule
                 // that closes pods. Behind a host's is `*`, which is not asked then.
@@ -448,6 +455,7 @@ impl Wanted {
             }
             policy.jumps.retain(|_, jumps| *jumps > 0);
             if policy.programs.is_empty() {
+                self.problems -= policy.lines.iter().filter(|lines| lines.problem.is_some()).count();
                 self.policies.remove(id);
             }
         }

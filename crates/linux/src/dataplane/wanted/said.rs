@@ -18,6 +18,10 @@ pub struct Said<'a> {
 impl Wanted {
     /// What is to be said of the pods that are not as they were asked for.
     pub fn said(&self) -> Vec<(&EndpointId, Said<'_>)> {
+        // As a rule there is nothing, and this is asked after every change.
+        if self.problems == 0 && self.interfaces.len() == self.pods.len() {
+            return Vec::new();
+        }
         let bad = self.bad_programs();
         let said = |(id, pod): (_, _)| {
             let pod: &Pod = pod;
@@ -31,6 +35,9 @@ impl Wanted {
 
     /// The host endpoints of which policy cannot be written down, and what of it.
     pub fn said_of_hosts(&self) -> Vec<(&str, BTreeSet<&str>)> {
+        if self.problems == 0 {
+            return Vec::new();
+        }
         let bad = self.bad_programs();
         let hosts =
             self.hosts.iter().map(|(name, host)| (name.as_str(), self.problems(&host.programs, &bad)));
