@@ -23,11 +23,18 @@ const DEMOS: usize = 5;
 /// Runs the measurements of these names; all without names.
 pub(crate) fn run(names: &[&str]) -> Result<()> {
     let wanted = |name: &str| names.is_empty() || names.contains(&name);
-    if let Some(unknown) = names.iter().find(|name| !["calc", "cni", "demo"].contains(name)) {
-        bail!("there is no benchmark {unknown:?}; there are calc, cni, demo");
+    if let Some(unknown) = names.iter().find(|name| !["calc", "cni", "demo", "nftables"].contains(name)) {
+        bail!("there is no benchmark {unknown:?}; there are calc, cni, demo, nftables");
     }
     if wanted("calc") {
         calc()?;
+    }
+    if wanted("nftables") {
+        setup::require_root("the benchmarks of nftables")?;
+        setup::packages(&setup::TEST_PACKAGES)?;
+        for bench in ["table", "new_connections"] {
+            cargo(&["bench", "--quiet", "--package", "tortie-linux", "--bench", bench])?;
+        }
     }
     if wanted("cni") || wanted("demo") {
         setup::require_root("the benchmarks of CNI and the demo")?;

@@ -14,7 +14,7 @@ const USAGE: &str = "cargo xtask setup           installs what tests, checks and
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a thousand kills
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
-cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo; all without NAME
+cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables; all without NAME
 cargo xtask vectors FILE… [--on program|oracle]
                             replays files of published verdicts; fails where one differs";
 
