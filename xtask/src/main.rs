@@ -15,8 +15,8 @@ cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; 
 cargo xtask soak            what takes too long for every change: a million verdicts of random clusters
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo; all without NAME
-cargo xtask vectors FILE… [--on program|oracle]
-                            replays files of published verdicts; fails where one differs";
+cargo xtask vectors FILE… [--on program|oracle|kernel]
+                            replays files of published verdicts; fails where one differs; kernel needs root";
 
 /// The published verdicts, seen from the workspace. They are not part of the project.
 const PUBLISHED: &str = "../shared/vectors/cyclonus-even.jsonl.gz";
@@ -82,6 +82,7 @@ fn ci() -> Result<()> {
         let published = published.display().to_string();
         step("published verdicts, by the programs", || vectors::run(&[&published, "--on", "program"]))?;
         step("published verdicts, by the oracle", || vectors::run(&[&published, "--on", "oracle"]))?;
+        step("published verdicts, by this kernel", || vectors::run(&[&published, "--on", "kernel"]))?;
     }
     println!("{}", closing_line(replayed));
     Ok(())

@@ -7,8 +7,6 @@
 //! `PROPTEST_CASES` says how many clusters; each is asked about every pair of pods, nodes and some outsiders.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
-mod random_clusters;
-
 use std::net::IpAddr;
 
 use proptest::prelude::*;
@@ -20,7 +18,7 @@ use tortie_policy::lint::{Code, lint};
 use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 use tortie_policy::reach::{Change, ClassKind, Classes, Judge, Sample};
 
-use random_clusters::{Objects, Sent, clusters, manifest, packets};
+use testkit::clusters::{Objects, Sent, clusters, manifest, packets};
 
 const CLUSTERS: u32 = 300;
 const PACKETS: usize = 25;
