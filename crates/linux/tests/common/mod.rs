@@ -1,5 +1,5 @@
 //! What several tests share: nodes made of namespaces, packets, changes of a node state.
-#![allow(dead_code)] // each test uses a part
+#![allow(dead_code, unused_imports)] // each test uses a part
 
 pub mod cluster;
 pub mod filtering;
