@@ -62,6 +62,7 @@ pub struct Cluster {
 
 /// A node with an agent's heart: calc, and the dataplane that it feeds.
 pub struct Node {
+    name: String,
     namespace: NetNs,
     mac: MacAddress,
     calc: Calc,
@@ -103,7 +104,10 @@ impl Cluster {
         for address in PASSERS_BY {
             first.routes.change(&Change::AddRoute(first.to_other(address.parse()?, second)))?;
         }
-        Ok(Self { nodes, objects: BTreeMap::new(), places: BTreeMap::new() })
+        let mut cluster = Self { nodes, objects: BTreeMap::new(), places: BTreeMap::new() };
+        let reports = cluster.change(&Objects::new())?; // nodes forward from then on
+        ensure!(reports == [Report::default(), Report::default()], "{reports:?}");
+        Ok(cluster)
     }
 
     /// The state of the nodes as calc has it.
@@ -187,6 +191,20 @@ impl Cluster {
         Ok([apply(first, &deltas[0])?, apply(second, &deltas[1])?])
     }
 
+    /// Starts both agents anew: dataplanes that know nothing yet, and calc that is told of these objects. Gives what to
+    /// apply, once the pods are connected; until then the kernel stays as it is.
+    ///
+    /// # Errors
+    /// What the kernel refused.
+    pub fn restart(&mut self, config: &Config, objects: &Objects) -> Result<[Vec<Delta>; 2]> {
+        for node in &mut self.nodes {
+            node.calc = Calc::new(&*node.name);
+            node.dataplane = node.namespace.run(|| Dataplane::open(config.clone()))??;
+        }
+        self.objects.clear();
+        Ok(self.tell(objects))
+    }
+
     /// Has both dataplanes compare all with the kernel.
     ///
     /// # Errors
@@ -208,19 +226,10 @@ impl Cluster {
         Ok([list(&self.nodes[0])?, list(&self.nodes[1])?])
     }
 
-    /// Whether a packet of this flow, whose connections nobody knows, is for policy alone to let through: from or to a
-    /// pod (or between two), and of a kind that conntrack takes for the beginning of a flow.
+    /// Whether the flow is one of a pod, or of two.
     #[must_use]
-    pub fn can_send(&self, flow: &Flow) -> bool {
-        let begins = match (flow.protocol, flow.source.is_ipv4()) {
-            // Echo, timestamp, information and address mask requests.
-            (Protocol::ICMP, true) => flow.icmp.is_some_and(|(kind, _)| [8, 13, 15, 17].contains(&kind)),
-            (Protocol::ICMPV6, false) => flow.icmp.is_some_and(|(kind, _)| kind == 128),
-            (Protocol::ICMP | Protocol::ICMPV6, _) => false,
-            _ => true,
-        };
-        let of_pods = self.place(flow.source).is_some() || self.place(flow.destination).is_some();
-        begins && of_pods && flow.source != flow.destination
+    pub fn is_of_pods(&self, flow: &Flow) -> bool {
+        self.place(flow.source).is_some() || self.place(flow.destination).is_some()
     }
 
     /// Sends a packet of each flow, and gives the indices of those that arrived. No flow may be another one's answer.
@@ -355,6 +364,7 @@ impl Node {
         let (calc, pods, neighbours) = (Calc::new(name), BTreeMap::new(), BTreeSet::new());
         let uplink = 0; // there is none yet
         Ok(Self {
+            name: name.to_owned(),
             namespace,
             mac,
             calc,

@@ -7,14 +7,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config as TestConfig, TestRunner};
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets};
+use testkit::flows::beginnings;
 use testkit::kernel::Cluster;
-use tortie_api::net::{Direction, Protocol};
+use tortie_api::net::Direction;
 use tortie_dataplane::{NodeState, Report};
 use tortie_linux::dataplane::Config;
 use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot, Verdict};
@@ -65,7 +66,7 @@ fn compare(
         snapshot.insert(key.clone(), value.clone(), None);
     }
     let oracle = Oracle::new(&snapshot);
-    let flows = flows(cluster, packets);
+    let flows = beginnings(packets).into_iter().filter(|flow| cluster.is_of_pods(flow)).collect::<Vec<_>>();
     let passed = cluster.passed(&flows).map_err(|error| format!("{error:#}"))?;
     for (index, flow) in flows.iter().enumerate() {
         let kernel = passed.contains(&index);
@@ -101,37 +102,6 @@ fn change(cluster: &mut Cluster, objects: &Objects) -> Result<(), String> {
         return Err("a change does not come to the same as making all anew".to_owned());
     }
     Ok(())
-}
-
-/// The flows that can be sent; none is another one's answer, which would pass.
-fn flows(cluster: &Cluster, packets: &[Sent]) -> Vec<Flow> {
-    let mut flows: Vec<Flow> = Vec::new();
-    let mut answers = BTreeSet::new();
-    for flow in packets.iter().map(beginning).filter(|flow| cluster.can_send(flow)) {
-        let Flow { source, destination, protocol, source_port, destination_port, .. } = flow;
-        if !answers.contains(&(protocol, source, source_port, destination, destination_port)) {
-            answers.insert((protocol, destination, destination_port, source, source_port));
-            flows.push(flow);
-        }
-    }
-    flows
-}
-
-/// The packet as a flow. ICMP is that of its family, and asks for something: an answer without a question is no flow.
-fn beginning(packet: &Sent) -> Flow {
-    let v4 = packet.source.is_ipv4();
-    let icmp = packet.icmp.map(|(kind, code)| match (v4, kind) {
-        (true, 13 | 128) => (13, code),
-        (true, _) => (8, code),
-        (false, _) => (128, code),
-    });
-    let protocol = match icmp {
-        Some(_) if v4 => Protocol::ICMP,
-        Some(_) => Protocol::ICMPV6,
-        None => packet.protocol,
-    };
-    let Sent { source, destination, source_port, destination_port, .. } = *packet;
-    Flow { source, destination, protocol, source_port, destination_port, icmp }
 }
 
 /// What both ends' programs say.

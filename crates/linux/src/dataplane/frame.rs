@@ -80,7 +80,8 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
     let odd = (ODD_INTERFACES, SetSpec::hash(&[Field::Interface]));
     let empty = programs.chain([own_addresses(Family::V4), own_addresses(Family::V6), odd]);
     let empty = empty.map(|(name, spec)| (name.to_owned(), set(spec, [])));
-    let closed = Element::verdict(program_key(CLOSED), Verdict::Goto(CLOSED_CHAIN.to_owned()));
+    // By jumps, so that who finds a chain without rules comes back and is dropped.
+    let closed = Element::verdict(program_key(CLOSED), Verdict::Jump(CLOSED_CHAIN.to_owned()));
     let leads = slots().map(|slot| (slot.maps().1.to_owned(), set(program_chains(), [closed.clone()])));
     let peers = (VXLAN_PEERS.to_owned(), vxlan_peers(node));
     Table { flags: 0, chains: chains.collect(), sets: empty.chain(leads).chain([peers]).collect() }

@@ -6,6 +6,7 @@ mod fold;
 mod forget;
 mod frame;
 mod host_frame;
+mod in_flight;
 mod literals;
 mod lookups;
 mod matches;

@@ -1,4 +1,4 @@
-//! How changes get into the kernel: in one transaction, or, where they do not fit in one, in stages.
+//! How changes get into the kernel: at once (see [`in_flight`]), or, where they do not fit in one transaction, in stages.
 //!
 //! Packets meet what is between two transactions, and that must let nothing through that neither the state before nor
 //! the state after does. So first the interfaces of the pods that a change is about are led to no program any more, which
@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use super::change::Change;
 use super::dirty::Dirty;
 use super::frame::{CLOSED, is_of_frame, program_key};
+use super::in_flight;
 use super::literals;
 use super::slots::{Slot, Stage};
 use super::table::PolicyTable;
@@ -23,7 +24,8 @@ impl PolicyTable {
     pub fn put_whole(&mut self, new: &Table, actual: Option<Table>) -> Result<()> {
         let at_once = diff(&self.config.table, new, actual.as_ref());
         if self.nft.fits(&at_once) {
-            return self.commit(at_once.ops);
+            let nothing = Table::default();
+            return self.commit_around_packets(at_once.ops, actual.as_ref().unwrap_or(&nothing));
         }
         let mut kernel = match actual {
             Some(actual) if changeable(new, &actual) => {
@@ -55,8 +57,10 @@ impl PolicyTable {
     pub fn put_part(&mut self, kernel: &mut Table, mut change: Change, dirty: &Dirty) -> Result<()> {
         let at_once = Transaction { table: self.config.table.clone(), ops: change.ops(kernel) };
         if self.nft.fits(&at_once) {
-            at_once.ops.iter().for_each(|op| kernel.apply(op));
-            return self.commit(at_once.ops);
+            let after = at_once.ops.clone();
+            self.commit_around_packets(at_once.ops, kernel)?;
+            after.iter().for_each(|op| kernel.apply(op));
+            return Ok(());
         }
         let interfaces = self.wanted.concerned(dirty, &change);
         let keys =
@@ -83,6 +87,11 @@ impl PolicyTable {
         let transactions = self.nft.commit_in_order(&transaction)?;
         transaction.ops.iter().for_each(|op| kernel.apply(op));
         Ok(transactions)
+    }
+
+    /// Commits changes so that packets on their way through the chains are not led astray.
+    fn commit_around_packets(&mut self, ops: Vec<Op>, kernel: &Table) -> Result<()> {
+        in_flight::transactions(ops, kernel).into_iter().try_for_each(|ops| self.commit(ops))
     }
 
     fn commit(&mut self, ops: Vec<Op>) -> Result<()> {

@@ -379,7 +379,7 @@ impl Wanted {
             let old = std::mem::replace(&mut program.written, new);
             self.keys = self.keys - old.keys() + program.written.keys();
             for (slot, users) in &program.users {
-                let first = Value { end: None, data: Some(Data::Verdict(Verdict::Goto(first_chain(name)))) };
+                let first = Value { end: None, data: Some(Data::Verdict(Verdict::Jump(first_chain(name)))) };
                 let (map, key) = (slot.maps().1, frame::program_key(program.number));
                 change.element(map, frame::program_chains, key, (*users > 0).then_some(first));
             }
