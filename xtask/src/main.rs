@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
-cargo xtask soak            what takes too long for every change: a million verdicts of random clusters
+cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, 200,000
+                            flows on this kernel, 10,000 changes under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo; all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel]
@@ -56,12 +57,17 @@ fn test(arguments: &[&str]) -> Result<()> {
 
 /// The random tests with many more cases.
 fn soak() -> Result<()> {
-    let test =
-        ["test", "--release", "--package", "tortie-calc", "--test", "differential", "--", "--nocapture"];
+    setup::require_root("the random clusters on the kernel")?;
+    step("oracle and programs, a million verdicts", || random("tortie-calc", "differential", 10_000))?;
+    step("kernel, programs and oracle, 200,000 flows", || random("tortie-linux", "clusters", 2_000))?;
+    step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))
+}
+
+/// Runs a random test with so many cases.
+fn random(package: &str, test: &str, cases: u32) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    step("oracle and programs, a million verdicts", || {
-        run(Command::new(cargo).args(test).env("PROPTEST_CASES", "10000"))
-    })
+    let arguments = ["test", "--release", "--package", package, "--test", test, "--", "--nocapture"];
+    run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", cases.to_string()))
 }
 
 fn ci() -> Result<()> {

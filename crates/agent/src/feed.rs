@@ -2,7 +2,7 @@
 //! is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -11,7 +11,7 @@ use tortie_api::{Key, Kind};
 use tortie_calc::KINDS;
 use tortie_store::{Event, Revision, Store, StoreError};
 
-use crate::plane::Batch;
+use crate::plane::{Batch, Batches};
 
 /// How long to wait before the store is asked again after it failed.
 const RECONNECT_DELAY: Duration = Duration::from_millis(500);
@@ -19,7 +19,7 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(500);
 const BATCH: usize = 1_024;
 
 /// Feeds the thread until it ends.
-pub(crate) async fn run(store: Arc<dyn Store>, batches: mpsc::Sender<Batch>) {
+pub(crate) async fn run(store: Arc<dyn Store>, batches: Batches) {
     let mut known = BTreeSet::new();
     loop {
         match follow(&*store, &batches, &mut known).await {
@@ -36,17 +36,13 @@ pub(crate) async fn run(store: Arc<dyn Store>, batches: mpsc::Sender<Batch>) {
 }
 
 /// Ends without an error when the thread has ended.
-async fn follow(
-    store: &dyn Store,
-    batches: &mpsc::Sender<Batch>,
-    known: &mut BTreeSet<Key>,
-) -> Result<(), StoreError> {
+async fn follow(store: &dyn Store, batches: &Batches, known: &mut BTreeSet<Key>) -> Result<(), StoreError> {
     let (objects, revision) = snapshot(store).await?;
     let gone = known.iter().filter(|key| !objects.contains_key(*key)).map(|key| (key.clone(), None));
     let mut changes: Vec<_> = gone.collect();
     *known = objects.keys().cloned().collect();
     changes.extend(objects.into_iter().map(|(key, value)| (key, Some(value))));
-    if batches.send(Batch { changes, revision }).is_err() {
+    if !batches.send(Batch { changes, revision }) {
         return Ok(());
     }
 
@@ -69,7 +65,7 @@ async fn follow(
             }
             batch.changes.push((key, value));
         }
-        if batches.send(batch).is_err() {
+        if !batches.send(batch) {
             return Ok(());
         }
     }

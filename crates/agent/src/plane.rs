@@ -16,6 +16,8 @@ use tortie_store::Revision;
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
 /// How soon after a failure it tries again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long it waits when somebody else has changed what it made: they come in bursts.
+const MEND_INTERVAL: Duration = Duration::from_millis(200);
 /// How many batches that wait are made true together at the most.
 const TOGETHER: usize = 64;
 
@@ -26,6 +28,35 @@ pub(crate) struct Batch {
     pub(crate) changes: Vec<(Key, Option<Value>)>,
     /// The store's history up to here is contained.
     pub(crate) revision: Revision,
+}
+
+/// What the thread waits for.
+#[derive(Debug)]
+enum Event {
+    /// The cluster has changed.
+    Batch(Batch),
+    /// Somebody else has changed what the dataplane made.
+    Disturbed,
+    /// Nobody will send a batch any more.
+    End,
+}
+
+/// Where batches go. The thread ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Batches(mpsc::Sender<Event>);
+
+impl Batches {
+    /// Hands a batch over; whether there is still somebody to take it.
+    pub(crate) fn send(&self, batch: Batch) -> bool {
+        self.0.send(Event::Batch(batch)).is_ok()
+    }
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        // Nobody is left to hear it where the thread has ended.
+        let _ = self.0.send(Event::End);
+    }
 }
 
 /// What is in force on the node.
@@ -49,17 +80,20 @@ impl InForce {
     }
 }
 
-/// Starts the thread. It ends when the sender is dropped, and leaves everything in force.
+/// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
 pub(crate) fn start(
     node: &str,
-    dataplane: Box<dyn Dataplane>,
-) -> std::io::Result<(mpsc::Sender<Batch>, watch::Receiver<Arc<InForce>>)> {
-    let (sender, batches) = mpsc::channel();
+    mut dataplane: Box<dyn Dataplane>,
+) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
+    let (sender, events) = mpsc::channel();
+    let disturb = sender.clone();
+    // Where the thread has ended, nobody mends.
+    dataplane.watch(Box::new(move || drop(disturb.send(Event::Disturbed))));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
     let (report, told) = Default::default();
     let mut plane = Plane { calc: Calc::new(node), dataplane, publish, given: 0, revision: 0, report, told };
-    thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&batches))?;
-    Ok((sender, in_force))
+    thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&events))?;
+    Ok((Batches(sender), in_force))
 }
 
 /// Waits for the thread's end.
@@ -81,10 +115,15 @@ struct Plane {
 }
 
 impl Plane {
-    fn run(&mut self, batches: &mpsc::Receiver<Batch>) {
+    fn run(&mut self, events: &mpsc::Receiver<Event>) {
         // Nothing is made true before the whole state of the cluster is known: half of it may allow too much.
-        let Ok(first) = batches.recv() else { return };
-        self.take_in([first]);
+        loop {
+            match events.recv() {
+                Ok(Event::Batch(first)) => break self.take_in([first]),
+                Ok(Event::Disturbed) => {}
+                Ok(Event::End) | Err(_) => return,
+            }
+        }
         let mut resync_at = Instant::now() + self.pause();
         loop {
             let now = Instant::now();
@@ -93,15 +132,24 @@ impl Plane {
                 self.settle();
                 resync_at = Instant::now() + self.pause();
             }
-            match batches.recv_timeout(resync_at.saturating_duration_since(now)) {
-                Ok(batch) => {
-                    self.take_in(std::iter::once(batch).chain(batches.try_iter().take(TOGETHER)));
-                    // However many changes come, they do not put the resync off; a failure brings it nearer.
-                    resync_at = resync_at.min(Instant::now() + self.pause());
-                }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
+            let first = match events.recv_timeout(resync_at.saturating_duration_since(now)) {
+                Ok(first) => first,
+                Err(mpsc::RecvTimeoutError::Timeout) => continue,
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            };
+            let (mut batches, mut pause) = (Vec::new(), None);
+            for event in std::iter::once(first).chain(events.try_iter().take(TOGETHER)) {
+                match event {
+                    Event::Batch(batch) => batches.push(batch),
+                    Event::Disturbed => pause = Some(MEND_INTERVAL),
+                    Event::End => return,
+                }
             }
+            if !batches.is_empty() {
+                self.take_in(batches);
+            }
+            // However many changes come, they do not put the resync off; a failure brings it nearer.
+            resync_at = resync_at.min(Instant::now() + pause.unwrap_or_else(|| self.pause()));
         }
     }
 

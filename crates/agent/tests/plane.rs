@@ -39,6 +39,19 @@ async fn a_steady_stream_of_changes_does_not_put_the_resync_off() {
     .await;
 }
 
+/// What somebody else has changed is mended long before the next resync, and however often it is told of, not all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disturbance_brings_a_resync() {
+    let bed = Bed::new().await;
+    let resynced = bed.os.lock().resyncs;
+    for _ in 0..100 {
+        (bed.os.lock().disturbed.as_ref().expect("the agent wants to know"))();
+    }
+    let mended = until("it resyncs", || async { bed.os.lock().resyncs > resynced });
+    tokio::time::timeout(Duration::from_secs(5), mended).await.expect("at once, and not after ten seconds");
+    assert!(bed.os.lock().resyncs < resynced + 10, "one resync mends what many have told of");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_agent_ends_with_its_dataplane() {
     let mut bed = Bed::new().await;

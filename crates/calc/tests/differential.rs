@@ -69,7 +69,10 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
             icmp: packet.icmp,
         };
         let traces = answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress);
-        for trace in traces.filter(|trace| !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. })) {
+        let by_policy = |trace: &&Trace| {
+            !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. } | DecidedBy::Failsafe)
+        };
+        for trace in traces.filter(by_policy) {
             let (program, oracle) = (program_says(&nodes, trace, &flow), oracle_says(trace));
             if program != oracle {
                 return Err(format!(
@@ -166,7 +169,7 @@ impl Coverage {
             DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
             DecidedBy::NoProfile => decided("no profile".into()),
             DecidedBy::Nobody => decided(format!("nobody in table {:?}", trace.table)),
-            DecidedBy::EndpointToHost { .. } => {}
+            DecidedBy::EndpointToHost { .. } | DecidedBy::Failsafe => {}
         }
         if trace.endpoint.starts_with("host endpoint") {
             let reply = if trace.reply { " (reply)" } else { "" };

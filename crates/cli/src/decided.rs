@@ -1,25 +1,71 @@
 //! What decided, in words, with the place that it was written at.
 
+use serde_json::{Value, json};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
-use tortie_policy::oracle::{DecidedBy, PolicyName, Snapshot, Stored};
+use tortie_policy::oracle::{DecidedBy, PolicyName, Snapshot, Stored, Table};
+use tortie_policy::reach::{Decider, Reason, Stop};
 
-/// `NetworkPolicy web/back, rule 1 (web.yml:29)`.
-pub(crate) fn by(snapshot: &Snapshot, direction: Direction, decided: &DecidedBy) -> String {
+/// `NetworkPolicy web/back, rule 1 (web.yml:29)`; of host endpoints with the table.
+pub(crate) fn by(snapshot: &Snapshot, reason: &Reason) -> String {
+    let Decider { by, table, reply } = &reason.decider;
+    // The reply goes the other way.
+    let direction = match (reason.stop.direction(), reply) {
+        (Direction::Ingress, false) | (Direction::Egress, true) => Direction::Ingress,
+        _ => Direction::Egress,
+    };
+    let table = match table {
+        Table::Normal => "",
+        Table::Untracked => ", untracked",
+        Table::PreDnat => ", before DNAT",
+        Table::Forward => ", forwarded",
+    };
+    let reply = if *reply { ", the reply" } else { "" };
+    format!("{}{table}{reply}", decision(snapshot, reason.stop, direction, by))
+}
+
+/// Where it decided: at the receiver, at the sender's node.
+pub(crate) fn place(stop: Stop) -> &'static str {
+    match stop {
+        Stop::Sender => "out",
+        Stop::SenderNode => "out of the node",
+        Stop::ReceiverNode => "into the node",
+        Stop::Receiver => "in",
+    }
+}
+
+/// By stop, `null` where nobody has a say.
+pub(crate) fn by_stop(reasons: impl Iterator<Item = (Stop, String)>) -> Value {
+    let mut document = json!({"egress": null, "ingress": null});
+    for (stop, by) in reasons {
+        let field = match stop {
+            Stop::Sender => "egress",
+            Stop::SenderNode => "hostEgress",
+            Stop::ReceiverNode => "hostIngress",
+            Stop::Receiver => "ingress",
+        };
+        document[field] = json!(by);
+    }
+    document
+}
+
+fn decision(snapshot: &Snapshot, stop: Stop, direction: Direction, decided: &DecidedBy) -> String {
     match decided {
         DecidedBy::Rule { policy, .. } if policy.kind == "Profile" && stored(snapshot, policy).is_none() => {
-            "no policy: the namespace's profile allows".to_owned()
+            let whose = if stop.is_host() { "host endpoint" } else { "namespace" };
+            format!("no policy: the {whose}'s profile allows")
         }
         DecidedBy::Rule { policy, number } => {
             format!("{policy}, rule {number}{}", rule_place(snapshot, policy, direction, *number))
         }
         DecidedBy::NotUnderstood { policy } => {
-            format!("{policy}, which cannot be understood{}", place(snapshot, policy, ""))
+            format!("{policy}, which cannot be understood{}", written(snapshot, policy, ""))
         }
         DecidedBy::EndOfTier { tier } => format!("the end of tier {tier}: no rule matches"),
         DecidedBy::NoProfile => "no policy and no profile".to_owned(),
-        // Of host endpoints and nodes.
-        DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => "no policy".to_owned(),
+        DecidedBy::Nobody => "no rule allows it".to_owned(),
+        DecidedBy::Failsafe => "a failsafe port".to_owned(),
+        DecidedBy::EndpointToHost { action } => format!("defaultEndpointToHostAction is {action}"),
     }
 }
 
@@ -31,10 +77,10 @@ pub(crate) fn rule_place(
     number: usize,
 ) -> String {
     let side = if direction == Direction::Ingress { "ingress" } else { "egress" };
-    place(snapshot, policy, &format!("spec.{side}[{}]", number.saturating_sub(1)))
+    written(snapshot, policy, &format!("spec.{side}[{}]", number.saturating_sub(1)))
 }
 
-fn place(snapshot: &Snapshot, policy: &PolicyName, field: &str) -> String {
+fn written(snapshot: &Snapshot, policy: &PolicyName, field: &str) -> String {
     let place = stored(snapshot, policy).and_then(|stored| stored.place(field));
     place.map_or_else(String::new, |place| format!(" ({place})"))
 }

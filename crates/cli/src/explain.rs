@@ -253,6 +253,7 @@ fn show_trace(trace: &Trace) {
         DecidedBy::NotUnderstood { policy } => format!("by {policy}, which cannot be understood"),
         DecidedBy::EndOfTier { tier } => format!("at the end of tier {tier}: no rule matches"),
         DecidedBy::NoProfile => "as no policy decides and no profile allows".to_owned(),
+        DecidedBy::Failsafe => "as a failsafe port, which its policies do not close".to_owned(),
         DecidedBy::Nobody if trace.reply => "as no rule allows it".to_owned(),
         DecidedBy::Nobody => "as no rule decides".to_owned(),
         DecidedBy::EndpointToHost { action } => format!("as defaultEndpointToHostAction is {action}"),

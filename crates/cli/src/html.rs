@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use tortie_api::net::Direction;
 use tortie_policy::oracle::Verdict;
-use tortie_policy::reach::{Classes, Content};
+use tortie_policy::reach::Classes;
 
-use crate::matrix::{Reason, Reasons, Table, shown};
+use crate::decided;
+use crate::matrix::{Because, Reasons, Table, shown};
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1c2530; --paper: #fbfbf9; --line: #d9dcd6; --faint: #68737f; --note: #ffffff;
@@ -72,13 +72,13 @@ fn add_table(page: &mut String, classes: &Classes, table: &Table, reasons: &Reas
         for ((column, content), reasons) in table.matrix.columns.iter().zip(contents).zip(reasons) {
             let text = shown(classes, table, content);
             let class = match (content, text.as_str()) {
-                (Content::Nothing, _) => "nothing",
+                (content, _) if content.is_nothing() => "nothing",
                 (_, "all") => "all",
                 (_, "none") => "none",
                 _ => "some",
             };
             let _ = write!(page, "<td class=\"{class}\" tabindex=\"0\">{}", escaped(&text));
-            if *content != Content::Nothing {
+            if !content.is_nothing() {
                 let _ = write!(
                     page,
                     "<div class=\"why\"><b>{} → {}</b>",
@@ -98,16 +98,13 @@ fn add_table(page: &mut String, classes: &Classes, table: &Table, reasons: &Reas
 /// How many reasons a cell of many classes gives.
 const MOST_REASONS: usize = 6;
 
-fn add_reasons(page: &mut String, reasons: &[Reason]) {
+fn add_reasons(page: &mut String, reasons: &[Because]) {
     for reason in reasons.iter().take(MOST_REASONS) {
         let word = if reason.verdict == Verdict::Allow { "passes" } else { "dropped" };
         let by: Vec<String> = reason
             .by
             .iter()
-            .map(|(direction, by)| {
-                let side = if *direction == Direction::Egress { "out" } else { "in" };
-                format!("{side}: {}", escaped(by))
-            })
+            .map(|(stop, by)| format!("{}: {}", decided::place(*stop), escaped(by)))
             .collect();
         let _ = write!(page, "<div>{} <b>{word}</b> – {}</div>", escaped(&reason.ports), by.join("; "));
     }

@@ -87,7 +87,8 @@ fn text(snapshot: &Snapshot, findings: &[Finding]) {
             output::line(&counts.join(", "));
         }
     }
-    if !snapshot.iter().any(|(key, _)| matches!(key.kind, Kind::Pod | Kind::WorkloadEndpoint)) {
+    let is_under_policy = |kind| matches!(kind, Kind::Pod | Kind::WorkloadEndpoint | Kind::HostEndpoint);
+    if !snapshot.iter().any(|(key, _)| is_under_policy(key.kind)) {
         output::line("There are no pods, so only what holds whatever the cluster was looked at.");
     }
 }

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tortie_api::net::{Direction, Protocol};
+use tortie_api::net::Protocol;
 use tortie_policy::oracle::{Snapshot, Verdict};
-use tortie_policy::reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Sample};
+use tortie_policy::reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Sample, Scope, Stop, Why};
 
 use crate::snapshot::Source;
 use crate::{decided, explain, html, output};
@@ -122,14 +122,24 @@ pub(crate) fn sample(protocol: Protocol, number: u16) -> Sample {
 
 /// What a cell says: `all`, `none`, ports; `-` where there are no such flows.
 pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
-    match content {
-        Content::Nothing => "-".to_owned(),
-        Content::Passes(ports) if table.matrix.ports.len() == ports.len() && !ports.is_empty() => {
-            "all".to_owned()
-        }
-        Content::Passes(ports) => classes.ports().named(ports, &table.matrix.ports),
-        Content::Partly(ports) => format!("partly {}", classes.ports().named(ports, &table.matrix.ports)),
+    if content.is_nothing() {
+        return "-".to_owned();
     }
+    let partly = if content.partly { "partly " } else { "" };
+    let among = &table.matrix.ports;
+    let one = |(scope, ports): (Scope, &[usize])| {
+        let ports = match !content.partly && ports.len() == among.len() && !ports.is_empty() {
+            true => "all".to_owned(),
+            false => classes.ports().named(ports, among),
+        };
+        scoped(scope, &format!("{partly}{ports}"))
+    };
+    content.passing().into_iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// `IPv6: tcp/80`; just the ports where they are those of every way.
+fn scoped(scope: Scope, ports: &str) -> String {
+    if scope == Scope::default() { ports.to_owned() } else { format!("{scope}: {ports}") }
 }
 
 /// What a reader has to know of the tables.
@@ -144,7 +154,12 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
             notes.push(format!("Rows send, columns receive. all, none: of {asked}, which no rule tells apart from what was asked."));
         }
     }
-    notes.push("-: there are no such flows (a pod to itself), or no policy of pods is concerned.".to_owned());
+    notes.push(match classes.with_hosts() {
+        false => {
+            "-: there are no such flows (a pod to itself), or no policy of pods is concerned.".to_owned()
+        }
+        true => "-: there are no such flows (a pod to itself), or no policy is concerned.".to_owned(),
+    });
     if classes.all().iter().any(|class| class.kind == tortie_policy::reach::ClassKind::Nodes) {
         notes.push(
             "A node always reaches its own pods; what is said of nodes is about pods of other nodes."
@@ -156,11 +171,15 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
     }
     if classes.with_hosts() {
         notes.push(
-            "Host endpoints have a say of their own, which is not shown here: ask tortie explain.".to_owned(),
+            "Host endpoints have their say here; whether a node enforces them, its report says.".to_owned(),
         );
     }
-    if classes.dual_stack() {
-        notes.push("Pods with addresses of both families are asked about by IPv4.".to_owned());
+    let scoped = |content: &Content| content.passing().len() > 1;
+    if tables.iter().any(|table| table.matrix.cells.iter().flatten().any(scoped)) {
+        notes.push(
+            "What is said of one family, between nodes or on one node is said of those flows only."
+                .to_owned(),
+        );
     }
     if classes.left_out() > 0 {
         notes.push(format!("{} pods have no address yet, and are left out.", classes.left_out()));
@@ -248,7 +267,7 @@ fn list(classes: &Classes, table: &Table) {
         output::line(&format!("  {}", group.name));
         let mut by_content: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for (column, content) in table.matrix.columns.iter().zip(row) {
-            if *content != Content::Nothing {
+            if !content.is_nothing() {
                 by_content.entry(shown(classes, table, content)).or_default().push(&column.name);
             }
         }
@@ -273,13 +292,13 @@ fn list(classes: &Classes, table: &Table) {
 }
 
 /// For each cell of a table why it is so: ports, verdict, and what decided.
-pub(crate) type Reasons = Vec<Vec<Vec<Reason>>>;
+pub(crate) type Reasons = Vec<Vec<Vec<Because>>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Reason {
+pub(crate) struct Because {
     pub(crate) ports: String,
     pub(crate) verdict: Verdict,
-    pub(crate) by: Vec<(Direction, String)>,
+    pub(crate) by: Vec<(Stop, String)>,
 }
 
 fn reasons(table: &Table, classes: &Classes, judge: &mut Judge<'_>, snapshot: &Snapshot) -> Reasons {
@@ -288,8 +307,8 @@ fn reasons(table: &Table, classes: &Classes, judge: &mut Judge<'_>, snapshot: &S
         let mut of_row = Vec::new();
         for (column, content) in table.matrix.columns.iter().zip(contents) {
             let pairs = row.classes.iter().flat_map(|from| column.classes.iter().map(move |to| (*from, *to)));
-            let mut found: Vec<Reason> = Vec::new();
-            for (from, to) in pairs.filter(|_| *content != Content::Nothing) {
+            let mut found: Vec<Because> = Vec::new();
+            for (from, to) in pairs.filter(|_| !content.is_nothing()) {
                 for reason in of_pair(table, classes, judge, snapshot, from, to) {
                     if !found.contains(&reason) {
                         found.push(reason);
@@ -310,27 +329,17 @@ fn of_pair(
     snapshot: &Snapshot,
     from: usize,
     to: usize,
-) -> Vec<Reason> {
-    let mut by_cell: BTreeMap<Cell, Vec<usize>> = BTreeMap::new();
-    for port in &table.matrix.ports {
-        if let Some(cell) = judge.verdict(from, to, *port) {
-            by_cell.entry(cell).or_default().push(*port);
-        }
-    }
-    let reason = |(cell, ports): (Cell, Vec<usize>)| {
-        let ends = [(Direction::Egress, cell.egress), (Direction::Ingress, cell.ingress)];
-        let ends = ends.into_iter().filter_map(|(direction, said)| Some((direction, said?)));
-        let ends = ends.filter(|(_, said)| said.verdict == cell.verdict);
-        let by = ends
-            .map(|(direction, said)| (direction, decided::by(snapshot, direction, judge.decider(said.by))));
-        let whole = ports.len() == table.matrix.ports.len();
-        Reason {
-            ports: if whole { "all".to_owned() } else { classes.ports().named(&ports, &table.matrix.ports) },
-            verdict: cell.verdict,
-            by: by.collect(),
-        }
+) -> Vec<Because> {
+    let among = &table.matrix.ports;
+    let cells = judge.cells(from, to, among);
+    let because = |(scope, cell, ports): (Scope, Cell, Vec<usize>)| {
+        let Why { verdict, by } = judge.why(&cell);
+        let by = by.iter().map(|reason| (reason.stop, decided::by(snapshot, reason)));
+        let ports =
+            if ports.len() == among.len() { "all".to_owned() } else { classes.ports().named(&ports, among) };
+        Because { ports: scoped(scope, &ports), verdict, by: by.collect() }
     };
-    by_cell.into_iter().map(reason).collect()
+    cells.into_iter().map(because).collect()
 }
 
 fn json_document(
@@ -346,13 +355,13 @@ fn json_document(
     let mut documents = Vec::new();
     for table in tables {
         let reasons = reasons(table, classes, judge, snapshot);
-        let cell = |(content, reasons): (&Content, &Vec<Reason>)| match content {
-            Content::Nothing => Value::Null,
-            Content::Passes(_) | Content::Partly(_) => {
+        let cell = |(content, reasons): (&Content, &Vec<Because>)| match content.is_nothing() {
+            true => Value::Null,
+            false => {
                 json!({"passes": shown(classes, table, content), "because": reasons.iter().map(reason_json).collect::<Vec<_>>()})
             }
         };
-        let row = |(row, reasons): (&Vec<Content>, &Vec<Vec<Reason>>)| {
+        let row = |(row, reasons): (&Vec<Content>, &Vec<Vec<Because>>)| {
             row.iter().zip(reasons).map(cell).collect::<Vec<_>>()
         };
         documents.push(json!({
@@ -375,11 +384,9 @@ fn json_document(
     Ok(())
 }
 
-fn reason_json(reason: &Reason) -> Value {
-    let of =
-        |wanted: Direction| reason.by.iter().find(|(direction, _)| *direction == wanted).map(|(_, by)| by);
-    json!({
-        "ports": reason.ports, "verdict": reason.verdict,
-        "egress": of(Direction::Egress), "ingress": of(Direction::Ingress),
-    })
+fn reason_json(because: &Because) -> Value {
+    let mut document = decided::by_stop(because.by.iter().map(|(stop, by)| (*stop, by.clone())));
+    document["ports"] = json!(because.ports);
+    document["verdict"] = json!(because.verdict);
+    document
 }

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tortie_api::manifest::Object;
 use tortie_api::{Key, Kind};
 use tortie_policy::oracle::{Snapshot, Stored};
+use tortie_policy::staged::{Staged, enforced, staged};
 
 use crate::manifests;
 
@@ -106,32 +107,13 @@ fn delete(after: &mut Snapshot, key: &Key) -> anyhow::Result<()> {
 
 /// Set enforces what is staged, Delete removes the policy of that name, Learn and Ignore do nothing.
 fn enforce_staged(after: &mut Snapshot) {
-    let staged: Vec<(Key, Kind, Stored)> = after
-        .iter()
-        .filter_map(|(key, stored)| Some((key.clone(), enforced_kind(key.kind)?, stored.clone())))
-        .collect();
-    for (key, kind, mut stored) in staged {
-        let enforced = Key { kind, namespace: key.namespace.clone(), name: key.name.clone() };
-        let action = stored.value.get_mut("spec").and_then(Value::as_object_mut);
-        let action = action.and_then(|spec| spec.remove("stagedAction"));
-        match action.as_ref().and_then(Value::as_str) {
-            None | Some("Set") => {
-                stored.value["kind"] = json!(kind.name());
-                stored.value["apiVersion"] = json!(kind.api_version());
-                after.insert(enforced, stored.value, stored.written);
-            }
-            Some("Delete") => drop(after.remove(&enforced)),
-            Some(_) => continue,
+    let all = after.iter().filter_map(|(key, stored)| Some((key.clone(), enforced(key)?, stored.clone())));
+    for (key, enforced, stored) in all.collect::<Vec<_>>() {
+        match staged(&stored.value, enforced.kind) {
+            Staged::Set(value) => after.insert(enforced, value, stored.written),
+            Staged::Delete => drop(after.remove(&enforced)),
+            Staged::Nothing => continue,
         }
         after.remove(&key);
-    }
-}
-
-fn enforced_kind(staged: Kind) -> Option<Kind> {
-    match staged {
-        Kind::StagedNetworkPolicy => Some(Kind::NetworkPolicy),
-        Kind::StagedGlobalNetworkPolicy => Some(Kind::GlobalNetworkPolicy),
-        Kind::StagedKubernetesNetworkPolicy => Some(Kind::KubernetesNetworkPolicy),
-        _ => None,
     }
 }

@@ -8,9 +8,9 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tortie_api::net::Direction;
-use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Trace, Verdict};
-use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Why, group_name, summary};
+use tortie_api::net::IpVersion;
+use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Verdict};
+use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::store::StoreArguments;
@@ -97,30 +97,24 @@ impl Preview {
         let (mut changed, mut count) = (0, 0);
         for (question, flow) in &flows {
             count += flow.count;
-            let (Some(one), Some(other)) = (judged(&was, question)?, judged(&is, question)?) else {
-                left_out += flow.count;
-                continue;
-            };
-            if one.verdict == other.verdict {
-                continue;
-            }
-            changed += flow.count;
-            let (one, other) = (why(&one), why(&other));
-            match self.output {
-                Format::Json => documents.push(json!({
-                    "from": flow.from, "to": flow.to, "port": flow.port, "count": flow.count,
-                    "before": of_why(&one, before), "after": of_why(&other, after),
-                })),
-                Format::Text => {
-                    let verdicts = format!("{} → {}", word(one.verdict), word(other.verdict));
-                    output::line(&format!(
-                        "{} → {} {}: {verdicts}, {}",
-                        flow.from,
-                        flow.to,
-                        flow.port,
-                        output::count(flow.count, "flow")
-                    ));
-                    show_why(&[one], &other, before, after);
+            let changes = of_question((&was, &is), question)?;
+            left_out += if changes.is_none() { flow.count } else { 0 };
+            let changes = changes.unwrap_or_default();
+            changed += if changes.is_empty() { 0 } else { flow.count };
+            for (scope, one, other) in changes {
+                match self.output {
+                    Format::Json => documents.push(json!({
+                        "from": flow.from, "to": flow.to, "port": flow.port, "count": flow.count,
+                        "ways": scope.to_string(),
+                        "before": of_why(&one, before), "after": of_why(&other, after),
+                    })),
+                    Format::Text => {
+                        let Flow { from, to, port, .. } = flow;
+                        let flows = output::count(flow.count, "flow");
+                        let verdicts = format!("{} → {}", word(one.verdict), word(other.verdict));
+                        output::line(&format!("{from} → {to}{} {port}: {verdicts}, {flows}", shown(scope)));
+                        show_why(&[one], &other, before, after);
+                    }
                 }
             }
         }
@@ -196,6 +190,31 @@ fn read_flows(
     Ok((read, 0))
 }
 
+/// What changes for a flow, by one family or by both; `None` where an end is not there both before and after.
+fn of_question(
+    (was, is): (&Oracle<'_>, &Oracle<'_>),
+    question: &Question,
+) -> anyhow::Result<Option<Vec<(Scope, Why, Why)>>> {
+    let mut answers = Vec::new();
+    for family in [IpVersion::V4, IpVersion::V6] {
+        if let (Ok(one), Ok(other)) = (was.evaluate_by(question, family), is.evaluate_by(question, family)) {
+            answers.push((family, Why::of(&one), Why::of(&other)));
+        }
+    }
+    if answers.is_empty() {
+        // By no family of which both know an address: is that a mistake?
+        return Ok(judged(was, question)?.and(judged(is, question)?).map(|_| Vec::new()));
+    }
+    let alike =
+        answers.iter().all(|(_, one, other)| Some((one, other)) == answers.first().map(|(_, a, b)| (a, b)));
+    let of = |(family, one, other): (IpVersion, Why, Why)| {
+        (Scope { family: Some(family).filter(|_| !alike), placement: None }, one, other)
+    };
+    let kept = if alike { 1 } else { answers.len() };
+    let changes = answers.into_iter().take(kept).map(of);
+    Ok(Some(changes.filter(|(_, one, other)| one.verdict != other.verdict).collect()))
+}
+
 /// The answer; `None` where an end is not there.
 fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Answer>> {
     match oracle.evaluate(question) {
@@ -205,13 +224,6 @@ fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Ans
         ) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-fn why(answer: &Answer) -> Why {
-    let ends = [&answer.egress, &answer.ingress].into_iter().flatten();
-    let counts = ends.filter(|trace| trace.verdict == answer.verdict);
-    let by = counts.map(|Trace { direction, decided_by, .. }| (*direction, decided_by.clone()));
-    Why { verdict: answer.verdict, by: by.collect() }
 }
 
 fn word(verdict: Verdict) -> String {
@@ -232,9 +244,10 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
     for difference in &short {
         let one = difference.before.first().map_or(Verdict::Deny, |why| why.verdict);
         output::line(&format!(
-            "{} → {}: {}",
+            "{} → {}{}: {}",
             group_name(&change.classes, &difference.from),
             group_name(&change.classes, &difference.to),
+            shown(difference.scope),
             change.classes.ports().named(&difference.ports, &every),
         ));
         let pairs = match (difference.pairs, difference.parts) {
@@ -247,14 +260,6 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
         output::line(&format!("  {} → {}, {pairs}", word(one), word(difference.after.verdict)));
         show_why(&difference.before, &difference.after, before, after);
     }
-    if change.classes.with_hosts() {
-        output::line(
-            "Host endpoints have a say of their own, which is not looked at here: ask tortie explain.",
-        );
-    }
-    if change.classes.dual_stack() {
-        output::line("Pods with addresses of both families are asked about by IPv4.");
-    }
     match differences {
         [] => output::line("nothing changes: every flow keeps its verdict"),
         _ => {
@@ -262,6 +267,11 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 let of = differences.iter().filter(|difference| difference.after.verdict == verdict);
                 of.count()
             };
+            if differences.iter().any(by_hosts) {
+                output::line(
+                    "Host endpoints have a say in this; whether a node enforces them, its report says.",
+                );
+            }
             output::line(&format!(
                 "{}: {} to allowed, {} to denied",
                 output::count(differences.len() as u64, "change"),
@@ -275,6 +285,18 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
             }
         }
     }
+}
+
+/// `, IPv6 between nodes`; nothing where it is every way.
+fn shown(scope: Scope) -> String {
+    if scope == Scope::default() { String::new() } else { format!(", {scope}") }
+}
+
+fn by_hosts(difference: &Difference) -> bool {
+    let by_host = |Reason { stop, decider }: &Reason| {
+        stop.is_host() && !matches!(decider.by, DecidedBy::EndpointToHost { .. })
+    };
+    difference.before.iter().chain([&difference.after]).flat_map(|why| &why.by).any(by_host)
 }
 
 fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
@@ -297,20 +319,20 @@ fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
 /// What decided, at which end.
 fn reason(why: &Why, snapshot: &Snapshot) -> String {
     // Beside a rule it says nothing that no policy had anything against it at the other end.
-    let by_policy =
-        |by: &DecidedBy| !matches!(by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
-    let any = why.by.iter().any(|(_, by)| by_policy(by));
+    let by_policy = |reason: &Reason| {
+        let of_profile =
+            matches!(&reason.decider.by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");
+        reason.stop.is_host() || !of_profile
+    };
+    let any = why.by.iter().any(by_policy);
     if !any && why.verdict == Verdict::Allow && !why.by.is_empty() {
         return "no policy: the profiles of the namespaces allow".to_owned();
     }
     let ends: Vec<String> = why
         .by
         .iter()
-        .filter(|(_, by)| !any || by_policy(by))
-        .map(|(direction, by)| {
-            let side = if *direction == Direction::Egress { "out" } else { "in" };
-            format!("{side}: {}", decided::by(snapshot, *direction, by))
-        })
+        .filter(|reason| !any || by_policy(reason))
+        .map(|reason| format!("{}: {}", decided::place(reason.stop), decided::by(snapshot, reason)))
         .collect();
     if ends.is_empty() { "no policy is asked".to_owned() } else { ends.join("; ") }
 }
@@ -325,6 +347,7 @@ fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot
     };
     json!({
         "from": names(&difference.from), "to": names(&difference.to), "pairs": difference.pairs,
+        "ways": difference.scope.to_string(),
         "ports": change.classes.ports().named(&difference.ports, &every),
         "before": difference.before.iter().map(|why| of_why(why, before)).collect::<Vec<_>>(),
         "after": of_why(&difference.after, after),
@@ -332,9 +355,8 @@ fn of_difference(change: &Change<'_>, difference: &Difference, before: &Snapshot
 }
 
 fn of_why(why: &Why, snapshot: &Snapshot) -> Value {
-    let of = |wanted: Direction| {
-        let by = why.by.iter().find(|(direction, _)| *direction == wanted);
-        by.map(|(direction, by)| decided::by(snapshot, *direction, by))
-    };
-    json!({"verdict": why.verdict, "egress": of(Direction::Egress), "ingress": of(Direction::Ingress)})
+    let by = why.by.iter().map(|reason| (reason.stop, decided::by(snapshot, reason)));
+    let mut document = decided::by_stop(by);
+    document["verdict"] = json!(why.verdict);
+    document
 }

@@ -23,6 +23,10 @@ pub trait Dataplane: Send {
 
     /// Reads everything back and mends what differs from the desired state.
     fn resync(&mut self) -> Report;
+
+    /// Has `told` called, on any thread, when somebody else has changed what the dataplane made, and a resync is in place.
+    /// Where the system does not tell, or nobody else can change anything, it is never called.
+    fn watch(&mut self, _told: Box<dyn Fn() + Send>) {}
 }
 
 /// What a dataplane has to say after it worked.

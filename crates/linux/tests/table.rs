@@ -5,7 +5,7 @@
 mod common;
 
 use std::process::{Command, Output};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use common::cluster::*;
@@ -19,7 +19,10 @@ use tortie_policy::program::*;
 
 /// A node with a client and a server that no client may reach.
 fn closed_server() -> (Node, Pod, Pod) {
-    let mut node = Node::new(&Underlay::new(), 1);
+    closed_server_on(Node::new(&Underlay::new(), 1))
+}
+
+fn closed_server_on(mut node: Node) -> (Node, Pod, Pod) {
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     server.serve(80);
     node.change(|state| {
@@ -142,4 +145,46 @@ fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
     let error = namespace.run(|| Nft::open().unwrap().commit(&unknown).unwrap_err()).unwrap();
     assert!(matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP)), "{error}");
     assert!(error.to_string().contains("make the table"), "{error}");
+}
+
+/// Where the kernel cannot keep others out, what they do is noticed at once and mended: within a second.
+#[test]
+fn what_others_change_is_noticed_at_once() {
+    let mut node = Node::with(&Underlay::new(), 1, Config { guard_table: false, ..Config::default() });
+    let (disturb, disturbed) = mpsc::channel();
+    node.dataplane.watch(Box::new(move || disturb.send(()).unwrap_or_default()));
+    let (mut node, client, server) = closed_server_on(node);
+    let table = |node: &Node| node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
+    let ours = table(&node).unwrap();
+    let set = &ours.sets["own-addresses4"];
+    assert!(!set.elements.is_empty());
+    let interface = &node.state.endpoints[&server.id()].host_interface;
+    let address = format!("{{ {interface:?} . {} }}", server.address);
+    let vandals: [&[&str]; 7] = [
+        &["flush", "ruleset"],
+        &["delete", "table", "inet", "tortie"],
+        &["insert", "rule", "inet", "tortie", "to-workload", "accept"],
+        &["flush", "chain", "inet", "tortie", "to-workload"],
+        &["flush", "map", "inet", "tortie", "to-workload-program"],
+        &["delete", "element", "inet", "tortie", "own-addresses4", &address],
+        &["add", "chain", "inet", "tortie", "theirs"],
+    ];
+    for vandal in vandals {
+        assert!(disturbed.try_recv().is_err(), "nobody but ourselves has changed anything before {vandal:?}");
+        let begun = Instant::now();
+        let done = nft(&node, vandal);
+        assert!(done.status.success(), "{vandal:?}: {}", String::from_utf8_lossy(&done.stderr));
+        disturbed
+            .recv_timeout(Duration::from_secs(1))
+            .unwrap_or_else(|_| panic!("{vandal:?} went unnoticed"));
+        assert_eq!(node.resync(), Report::default(), "{vandal:?}");
+        assert_eq!(table(&node).as_ref(), Some(&ours), "{vandal:?}");
+        assert!(begun.elapsed() < Duration::from_secs(1), "{vandal:?}");
+        // All that it did has been told of before the next one begins.
+        while disturbed.recv_timeout(Duration::from_millis(50)).is_ok() {}
+    }
+    assert!(!client.reaches(&server, 80));
+    // Another table is not ours.
+    assert!(nft(&node, &["add", "table", "inet", "theirs"]).status.success());
+    assert!(disturbed.recv_timeout(Duration::from_millis(100)).is_err());
 }

@@ -1,4 +1,5 @@
-//! How long questions about a whole cluster take: 5,000 pods of 500 workloads in 50 namespaces, 552 policies.
+//! How long questions about a whole cluster take: 5,000 pods of 500 workloads in 50 namespaces, 552 policies; then with
+//! 300 nodes that have host endpoints, and policies of these.
 //!
 //!     cargo run --release -p tortie-policy --example preview
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -13,6 +14,7 @@ use tortie_policy::reach::{Change, Classes, Judge, Matrix};
 const NAMESPACES: usize = 50;
 const WORKLOADS: usize = 10;
 const PODS: usize = 10;
+const NODES: usize = 300;
 
 fn main() {
     let begin = Instant::now();
@@ -38,9 +40,85 @@ fn main() {
     measure("labels of a namespace", &cluster, (Key::global(Kind::Namespace, "ns3"), labels));
     matrix(&cluster);
     explain(&cluster);
+    lint(&cluster);
+    with_hosts(cluster);
+}
+
+fn lint(cluster: &Snapshot) {
     let begin = Instant::now();
-    let findings = tortie_policy::lint::lint(&cluster).len();
+    let findings = tortie_policy::lint::lint(cluster).len();
     println!("{:9.1?} lint: {findings} findings", begin.elapsed());
+}
+
+fn with_hosts(mut cluster: Snapshot) {
+    add_hosts(&mut cluster);
+    println!("with {NODES} nodes and host endpoints:");
+    let calico = |spec: Value| {
+        (Key::global(Kind::GlobalNetworkPolicy, "new"), json!({"metadata": {"name": "new"}, "spec": spec}))
+    };
+    let one = json!({"selector": "app == 'app3'", "order": 1, "ingress": [
+        {"action": "Allow", "source": {"selector": "app in {'app7', 'app8'}"}}]});
+    let forwarded = json!({"selector": "role == 'edge'", "order": 1, "applyOnForward": true, "ingress": [
+        {"action": "Deny", "protocol": "TCP", "destination": {"ports": [22]}}, {"action": "Allow"}]});
+    let untracked = json!({"selector": "has(role)", "doNotTrack": true, "applyOnForward": true,
+        "ingress": [{"action": "Deny", "source": {"nets": ["203.0.113.0/24"]}}]});
+    measure("a policy for one workload", &cluster, calico(one));
+    measure("applyOnForward", &cluster, calico(forwarded));
+    measure("doNotTrack", &cluster, calico(untracked));
+    measure("a host endpoint", &cluster, host(7, json!({"role": "other"})));
+    let spec = json!({"failsafeInboundHostPorts": []});
+    let settings = json!({"metadata": {"name": "default"}, "spec": spec});
+    measure("failsafe ports", &cluster, (Key::global(Kind::FelixConfiguration, "default"), settings));
+    matrix(&cluster);
+    lint(&cluster);
+}
+
+/// Every tenth node is an edge; those let partners in, all speak with each other.
+fn add_hosts(cluster: &mut Snapshot) {
+    for number in 0..NODES {
+        let name = format!("node{number}");
+        let annotations = json!({"projectcalico.org/IPv4Address": format!("{}/16", address(number))});
+        let node = json!({"metadata": {"name": name, "annotations": annotations}});
+        cluster.insert(Key::global(Kind::Node, name), node, None);
+        let (key, value) = host(number, json!({"role": if number % 10 == 0 { "edge" } else { "worker" }}));
+        cluster.insert(key, value, None);
+    }
+    let nets = json!({"nets": ["172.16.0.0/16"]});
+    let policies = [
+        (
+            "hosts",
+            json!({"selector": "has(role)", "order": 5, "types": ["Ingress", "Egress"],
+            "ingress": [{"action": "Allow", "source": nets}, {"action": "Deny", "protocol": "TCP", "destination": {"ports": [10250]}}],
+            "egress": [{"action": "Allow"}]}),
+        ),
+        (
+            "edge",
+            json!({"selector": "role == 'edge'", "order": 4, "applyOnForward": true, "types": ["Ingress"],
+            "ingress": [{"action": "Allow", "source": {"selector": "zone == 'partner'"}},
+                        {"action": "Allow", "source": nets}, {"action": "Allow", "source": {"nets": ["10.0.0.0/8"]}}]}),
+        ),
+        (
+            "early",
+            json!({"selector": "role == 'edge'", "preDNAT": true, "applyOnForward": true,
+            "ingress": [{"action": "Deny", "protocol": "TCP", "destination": {"ports": ["30000:32767"]}}]}),
+        ),
+    ];
+    for (name, spec) in policies {
+        let policy = json!({"metadata": {"name": name}, "spec": spec});
+        cluster.insert(Key::global(Kind::GlobalNetworkPolicy, name), policy, None);
+    }
+}
+
+fn host(number: usize, labels: Value) -> (Key, Value) {
+    let name = format!("node{number}-auto");
+    let spec =
+        json!({"node": format!("node{number}"), "interfaceName": "*", "expectedIPs": [address(number)]});
+    let value = json!({"metadata": {"name": name, "labels": labels}, "spec": spec});
+    (Key::global(Kind::HostEndpoint, name), value)
+}
+
+fn address(node: usize) -> String {
+    format!("172.16.{}.{}", node / 200, node % 200 + 1)
 }
 
 fn measure(what: &str, before: &Snapshot, (key, value): (Key, Value)) {
@@ -112,7 +190,13 @@ fn cluster() -> Snapshot {
             add(Kind::KubernetesNetworkPolicy, &namespace, format!("app{w}"), policy(w, n));
             for p in 0..PODS {
                 let address = format!("10.{n}.{w}.{}", p + 1);
-                add(Kind::Pod, &namespace, format!("app{w}-6d4cf56db6-bcd2{p}"), pod(w, p, &address));
+                let node = (n * WORKLOADS + w) * PODS + p;
+                add(
+                    Kind::Pod,
+                    &namespace,
+                    format!("app{w}-6d4cf56db6-bcd2{p}"),
+                    pod(w, node % NODES, &address),
+                );
             }
         }
     }
@@ -141,7 +225,7 @@ fn policy(w: usize, n: usize) -> Value {
     }})
 }
 
-fn pod(w: usize, p: usize, address: &str) -> Value {
+fn pod(w: usize, node: usize, address: &str) -> Value {
     let env: Vec<Value> =
         (0..12).map(|e| json!({"name": format!("VAR_{e}"), "value": "something to carry"})).collect();
     json!({
@@ -150,7 +234,7 @@ fn pod(w: usize, p: usize, address: &str) -> Value {
             "annotations": {"checksum/config": "0123456789abcdef0123456789abcdef"},
         },
         "spec": {
-            "nodeName": format!("node{}", p % 5), "serviceAccountName": "default",
+            "nodeName": format!("node{node}"), "serviceAccountName": "default",
             "containers": [{"name": "main", "image": "registry.example/app:1", "env": env,
                 "ports": [{"name": "metrics", "containerPort": 9090}, {"name": "http", "containerPort": 8080 + w}]}],
         },

@@ -14,6 +14,7 @@ pub mod lint;
 pub mod oracle;
 pub mod program;
 pub mod reach;
+pub mod staged;
 
 pub use compile::{
     Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, in_words, policy_id,

@@ -5,6 +5,7 @@
     reason = "a generator of tests: its own tables can be read"
 )]
 
+pub mod hosts;
 mod policies;
 
 use std::net::IpAddr;

@@ -8,7 +8,7 @@ use tortie_api::{Key, Kind};
 
 use super::{ACCOUNTS, NAMESPACES, NETS_V4, NETS_V6, PORT_NAMES, PORTS, TIERS};
 
-fn selector() -> impl Strategy<Value = String> {
+pub fn selector() -> impl Strategy<Value = String> {
     let label = || {
         select(vec!["a", "b", "pcns.a", "projectcalico.org/namespace", "projectcalico.org/serviceaccount"])
     };

@@ -31,6 +31,8 @@ pub struct Os {
     pub state: NodeState,
     pub batches: Vec<Vec<Delta>>,
     pub resyncs: usize,
+    /// What it calls when somebody else changes what it made.
+    pub disturbed: Option<Box<dyn Fn() + Send>>,
     /// What it says from now on.
     pub report: Report,
     /// Whether it panics when it is next asked.
@@ -68,6 +70,10 @@ impl Dataplane for FakeOs {
         deltas.iter().for_each(|delta| os.state.apply(delta));
         os.batches.push(deltas.to_vec());
         os.report.clone()
+    }
+
+    fn watch(&mut self, told: Box<dyn Fn() + Send>) {
+        self.lock().disturbed = Some(told);
     }
 
     fn resync(&mut self) -> Report {

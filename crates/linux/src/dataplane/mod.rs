@@ -254,6 +254,10 @@ impl tortie_dataplane::Dataplane for Dataplane {
         report
     }
 
+    fn watch(&mut self, told: Box<dyn Fn() + Send>) {
+        self.policy.watch(told);
+    }
+
     fn resync(&mut self) -> Report {
         if self.waiting.is_some_and(|since| since.elapsed() < FULL_RESYNC) {
             return self.apply(&[]);

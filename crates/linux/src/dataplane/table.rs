@@ -8,7 +8,7 @@ use tortie_dataplane::{Condition, EndpointId, NodeState};
 use super::Config;
 use super::dirty::Dirty;
 use super::wanted::{Around, Wanted};
-use crate::nftables::{Nft, Op, Table};
+use crate::nftables::{Nft, Op, Table, Told, Watch};
 use crate::{Error, Result};
 
 /// The table of policy, and what it is known to hold.
@@ -26,6 +26,9 @@ pub struct PolicyTable {
     refused: BTreeMap<String, String>,
     /// The interfaces that have the node's own addresses.
     own_addresses: BTreeMap<IpAddr, String>,
+    /// Who wants to know of changes by others, until the watch begins.
+    told: Option<Told>,
+    watch: Option<Watch>,
 }
 
 impl PolicyTable {
@@ -34,13 +37,28 @@ impl PolicyTable {
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
-        let (wanted, refused, own_addresses) = Default::default();
-        Ok(Self { nft, config, flags, kernel: None, wanted, refused, own_addresses })
+        let (wanted, refused, own_addresses, told, watch) = Default::default();
+        Ok(Self { nft, config, flags, kernel: None, wanted, refused, own_addresses, told, watch })
     }
 
     /// Takes in which interfaces have the node's own addresses: host endpoints may be known by them.
     pub fn own_addresses(&mut self, addresses: BTreeMap<IpAddr, String>) {
         self.own_addresses = addresses;
+    }
+
+    /// Has `told` called when somebody else has changed the table.
+    pub fn watch(&mut self, told: Box<dyn Fn() + Send>) {
+        self.told = Some(Told(told));
+    }
+
+    /// Begins to watch the table where the kernel does not keep others from changing it.
+    fn begin_watch(&mut self) -> Result<()> {
+        if self.flags == 0
+            && let Some(told) = self.told.take()
+        {
+            self.watch = Some(Watch::start(&self.config.table, self.nft.port(), told)?);
+        }
+        Ok(())
     }
 
     /// Makes true what has changed. After a failure everything is looked at again.
@@ -150,7 +168,7 @@ impl PolicyTable {
             }
             committed?;
             self.kernel = Some(new);
-            return Ok(());
+            return self.begin_watch();
         }
     }
 

@@ -50,6 +50,8 @@ impl Request {
 pub struct Reply {
     /// The message type.
     pub kind: u16,
+    /// The port id of the socket that it answers, or whose change it tells of.
+    pub port: u32,
     /// The family's own header, and the attributes.
     pub payload: Vec<u8>,
 }
@@ -84,6 +86,7 @@ pub(super) struct Incoming<'a> {
     pub sequence: u32,
     pub flags: u16,
     pub kind: u16,
+    pub port: u32,
     pub payload: &'a [u8],
 }
 
@@ -120,7 +123,7 @@ pub(super) fn split(mut datagram: &[u8]) -> impl Iterator<Item = Incoming<'_>> {
         let length = u32_at(0) as usize;
         let payload = datagram.get(HEADER..length)?;
         datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some(Incoming { sequence: u32_at(8), flags: u16_at(6), kind: u16_at(4), payload })
+        Some(Incoming { sequence: u32_at(8), flags: u16_at(6), kind: u16_at(4), port: u32_at(12), payload })
     })
 }
 

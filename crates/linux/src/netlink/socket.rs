@@ -100,6 +100,20 @@ impl Socket {
         Ok(replies)
     }
 
+    /// The changes of the next datagram, for which it waits so long; none if none came.
+    ///
+    /// # Errors
+    /// As [`notifications`](Self::notifications).
+    pub fn next_notifications(&mut self, patience: Duration) -> io::Result<Vec<Reply>> {
+        rustix::net::sockopt::set_socket_timeout(
+            &self.socket,
+            rustix::net::sockopt::Timeout::Recv,
+            Some(patience),
+        )?;
+        let length = receive(&self.socket, &mut self.buffer, 0)?;
+        Ok(length.map(|length| split(&self.buffer[..length]).map(reply).collect()).unwrap_or_default())
+    }
+
     /// Sends messages one after another, as few system calls as possible, and gives the kernel's verdict on each. One
     /// that is refused does not keep the next from being tried.
     ///
@@ -309,5 +323,5 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8], flags: libc::c_int) -> io::Resul
 }
 
 fn reply(message: Incoming<'_>) -> Reply {
-    Reply { kind: message.kind, payload: message.payload.to_vec() }
+    Reply { kind: message.kind, port: message.port, payload: message.payload.to_vec() }
 }

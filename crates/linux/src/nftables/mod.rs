@@ -10,6 +10,7 @@ mod decode;
 mod encode;
 mod model;
 mod transaction;
+mod watch;
 
 use std::collections::BTreeMap;
 
@@ -19,6 +20,7 @@ pub use model::{
 };
 pub use transaction::{Op, Transaction, diff, diff_elements};
 pub(crate) use transaction::{changeable, changes, created};
+pub use watch::{Told, Watch};
 
 use self::encode::Piece;
 pub(crate) use self::encode::rule_length;
@@ -51,6 +53,12 @@ impl Nft {
     /// Makes no transaction larger than this many bytes, nor than the socket's buffer.
     pub fn limit_transactions(&mut self, bytes: usize) {
         self.limit = bytes.min(self.socket.send_limit());
+    }
+
+    /// What the kernel knows the connection by.
+    #[must_use]
+    pub fn port(&self) -> u32 {
+        self.socket.port()
     }
 
     /// How many bytes of messages fit in one transaction.

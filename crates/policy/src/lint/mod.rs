@@ -6,9 +6,10 @@
 
 mod contradictions;
 mod elsewhere;
+mod idle;
 mod objects;
-mod rules;
 mod selectors;
+mod subjects;
 
 use std::fmt;
 
@@ -61,8 +62,10 @@ pub enum Code {
     NeverMatches,
     /// A rule or selector that matches nothing in this cluster.
     MatchesNothing,
-    /// A policy that is about no pod of this cluster.
+    /// A policy that is about no pod and no host endpoint of this cluster.
     SelectsNothing,
+    /// A host endpoint about which no policy and no profile says anything.
+    NoPolicy,
     /// A rule all of whose flows are decided before it is asked.
     Shadowed,
     /// A selector on a label that nothing has.
@@ -86,6 +89,7 @@ impl fmt::Display for Code {
             Self::NeverMatches => "never-matches",
             Self::MatchesNothing => "matches-nothing",
             Self::SelectsNothing => "selects-nothing",
+            Self::NoPolicy => "no-policy",
             Self::Shadowed => "shadowed",
             Self::UnknownLabel => "unknown-label",
             Self::ClusterIp => "cluster-ip",
@@ -107,7 +111,8 @@ pub fn lint(snapshot: &Snapshot) -> Vec<Finding> {
         elsewhere::check(key, stored, resource, &mut found);
     }
     selectors::check(snapshot, &mut found);
-    rules::check(snapshot, &mut found);
+    subjects::check(snapshot, &mut found);
+    idle::check(snapshot, &mut found);
     found.all.sort();
     found.all
 }

@@ -35,7 +35,7 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     if pods.is_empty() {
         return;
     }
-    let hosts = oracle.hosts().map(|(host, _)| host);
+    let hosts = oracle.hosts().map(|host| host.subject());
     let sets: Vec<Subject<'_>> = oracle.network_sets().map(|(set, _)| set).chain(hosts).collect();
     let known = Known::of(snapshot, &pods, &sets);
     for (key, stored, resource) in policies(snapshot) {

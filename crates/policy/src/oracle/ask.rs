@@ -5,15 +5,18 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tortie_api::calico::{EndpointToHostAction, FailsafePort, HostEndpoint};
 use tortie_api::kubernetes::LabelSelector;
-use tortie_api::net::{Direction, Protocol};
+use tortie_api::net::{Direction, IpVersion, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_selector::Selector;
 
 use super::judge::Asked;
 use super::peers::Hop;
-use super::world::{Identity, Workload};
-use super::{Oracle, PolicyName, Question, QuestionError, Stored, Trace, calico, kubernetes, peers};
+use super::world::{HostInterface, Identity, Workload};
+use super::{
+    Oracle, PolicyName, PolicyTrace, Question, QuestionError, Stored, Table, Trace, calico, kubernetes, peers,
+};
 use crate::oracle::packet::Packet;
 
 /// What selectors see: a pod or a network set.
@@ -22,6 +25,9 @@ pub(crate) struct Subject<'a>(&'a Identity);
 
 /// A pod with a network of its own.
 pub(crate) struct SeenPod<'a>(&'a Workload);
+
+/// A host endpoint.
+pub(crate) struct SeenHost<'a>(&'a HostInterface);
 
 /// The addresses of a Service's backends, and their ports.
 pub(crate) type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
@@ -43,9 +49,36 @@ impl Oracle<'_> {
         self.world.network_sets.iter().map(|set| (Subject(&set.identity), set.nets.as_slice()))
     }
 
-    /// The host endpoints, with the addresses that rules know them by.
-    pub(crate) fn hosts(&self) -> impl Iterator<Item = (Subject<'_>, &[IpAddr])> {
-        self.world.hosts.iter().map(|host| (Subject(&host.identity), host.addresses.as_slice()))
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = SeenHost<'_>> {
+        self.world.hosts.iter().map(SeenHost)
+    }
+
+    /// The host endpoint of the interface by which the node's packets come and go, outside of the overlay or inside.
+    pub(crate) fn interface(&self, node: &str, overlaid: bool) -> Option<SeenHost<'_>> {
+        self.world.interface(node, overlaid).map(SeenHost)
+    }
+
+    /// Whether the node drops what its own pods send to it.
+    pub(crate) fn is_closed_to_its_pods(&self, node: &str) -> bool {
+        self.world.felix(node).default_endpoint_to_host_action == Some(EndpointToHostAction::Drop)
+    }
+
+    /// The ports of a node that no policy of host endpoints closes.
+    pub(crate) fn failsafe_ports(&self, node: &str, direction: Direction) -> Vec<FailsafePort> {
+        match direction {
+            Direction::Ingress => self.world.felix(node).failsafe_inbound(),
+            Direction::Egress => self.world.felix(node).failsafe_outbound(),
+        }
+    }
+
+    /// The address that a pod's packets have outside of all pools: its node's, where a pool has natOutgoing.
+    pub(crate) fn translated(&self, node: &str, address: IpAddr) -> Option<IpAddr> {
+        self.world.translated(node, address)
+    }
+
+    /// Whether the address lies in any pool.
+    pub(crate) fn is_pooled(&self, address: IpAddr) -> bool {
+        self.world.is_pooled(address)
     }
 
     /// Name, own addresses and tunnel address of each node.
@@ -78,11 +111,19 @@ impl Oracle<'_> {
 
     /// Which of [`Self::policies`] speak about packets of this direction at this pod, by index.
     pub(crate) fn applying(&self, pod: &SeenPod<'_>, direction: Direction) -> Vec<usize> {
+        self.applying_to(&Asked::pod(pod.0), direction)
+    }
+
+    /// The same of a host endpoint, in one of its tables.
+    pub(crate) fn applying_at(&self, host: &SeenHost<'_>, table: Table, direction: Direction) -> Vec<usize> {
+        let SeenHost(HostInterface { identity, profiles, .. }) = host;
+        self.applying_to(&Asked { identity, profiles, table }, direction)
+    }
+
+    fn applying_to(&self, asked: &Asked<'_>, direction: Direction) -> Vec<usize> {
         let policies = self.tiers.iter().flat_map(|tier| &tier.policies).enumerate();
-        policies
-            .filter(|(_, policy)| policy.applies(&Asked::pod(pod.0), direction))
-            .map(|(index, _)| index)
-            .collect()
+        let applying = policies.filter(|(_, policy)| policy.applies(asked, direction));
+        applying.map(|(index, _)| index).collect()
     }
 
     /// What the profile says: its stored rules, those of a namespace that exists, or nothing.
@@ -91,24 +132,56 @@ impl Oracle<'_> {
             Some(stored) => SeenProfile::Stored(stored),
             None => match name.strip_prefix("kns.") {
                 Some(namespace) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
+                None if name == HostEndpoint::DEFAULT_ALLOW => SeenProfile::AllowsAll,
                 _ => SeenProfile::Nothing,
             },
         }
     }
 
-    /// What one end's policies say of a packet; `None` where that end is under none.
-    pub(crate) fn one_end(
+    /// What one end's policies say of a packet; nothing where that end is under none.
+    pub(crate) fn at_pod(
         &self,
         question: &Question,
+        family: IpVersion,
         direction: Direction,
-    ) -> Result<Option<Trace>, QuestionError> {
-        let way = peers::resolve(&self.world, question)?;
+    ) -> Result<Vec<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
         let packet = Packet::new(&self.world, way.source, way.destination, question);
-        let pod = way.hops.iter().find_map(|hop| match hop {
-            Hop::Pod(pod, of) if *of == direction => Some(*pod),
+        let judged = way.hops.iter().filter_map(|hop| match hop {
+            Hop::Pod(pod, of) if *of == direction => Some(self.judge(&Asked::pod(pod), direction, &packet)),
             _ => None,
         });
-        Ok(pod.map(|pod| self.judge(&Asked::pod(pod), direction, &packet)))
+        Ok(judged.collect())
+    }
+
+    /// What the tables of the host endpoint at one end's node say of a packet, in order; nothing where there is none.
+    pub(crate) fn at_host(
+        &self,
+        question: &Question,
+        family: IpVersion,
+        direction: Direction,
+    ) -> Result<Vec<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let judged = way.hops.iter().filter_map(|hop| match hop {
+            Hop::Host(hop) if hop.direction == direction => {
+                Some(self.judge_host(hop, &packet.at(hop), &mut Vec::new()))
+            }
+            _ => None,
+        });
+        Ok(judged.flatten().collect())
+    }
+
+    /// What a profile says of a packet, whether or not anything asks it.
+    pub(crate) fn by_profile(
+        &self,
+        question: &Question,
+        family: IpVersion,
+        (name, direction): (&str, Direction),
+    ) -> Result<PolicyTrace, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        Ok(self.profile(name, direction, &packet))
     }
 }
 
@@ -133,6 +206,25 @@ impl<'a> SeenPod<'a> {
         &self.0.node
     }
 
+    pub(crate) fn addresses(&self) -> &'a [IpAddr] {
+        &self.0.addresses
+    }
+
+    pub(crate) fn profiles(&self) -> &'a [String] {
+        &self.0.profiles
+    }
+}
+
+impl<'a> SeenHost<'a> {
+    pub(crate) fn subject(&self) -> Subject<'a> {
+        Subject(&self.0.identity)
+    }
+
+    pub(crate) fn node(&self) -> &'a str {
+        &self.0.node
+    }
+
+    /// The addresses that rules know it by.
     pub(crate) fn addresses(&self) -> &'a [IpAddr] {
         &self.0.addresses
     }

@@ -44,8 +44,11 @@ impl Oracle<'_> {
         };
         let felix = self.world.felix(&interface.node);
         let failsafe = is_failsafe(felix, *direction, &early);
-        if failsafe {
-            notes.push(format!("{}: a failsafe port, which its policies do not close", interface.identity));
+        if failsafe && *forwarded {
+            notes.push(format!(
+                "{}: a failsafe port: only its policies for what is forwarded are asked",
+                interface.identity
+            ));
         }
         let mut traces = Vec::new();
         // The host's own packets pass the raw table; what it forwards passes it on the way in only.
@@ -53,7 +56,7 @@ impl Oracle<'_> {
             traces.push(ask(Table::Untracked, &early, *direction));
             if traces[0].decided_by != DecidedBy::Nobody {
                 if traces[0].verdict == Verdict::Allow {
-                    traces.extend(self.reply(interface, *direction, &early));
+                    traces.push(self.reply(interface, *direction, &early));
                 }
                 return traces;
             }
@@ -67,7 +70,10 @@ impl Oracle<'_> {
         match (*forwarded, failsafe) {
             (true, _) => traces.push(ask(Table::Forward, packet, *direction)),
             (false, false) => traces.push(ask(Table::Normal, packet, *direction)),
-            (false, true) => {}
+            (false, true) => {
+                let mut trace = Trace::begin(interface.identity.to_string(), *direction, Table::Normal);
+                traces.push(trace.decided(Verdict::Allow, DecidedBy::Failsafe));
+            }
         }
         // Tables that nobody wrote anything for are not worth a word.
         traces.retain(|trace| trace.decided_by != DecidedBy::Nobody || !trace.tiers.is_empty());
@@ -75,7 +81,7 @@ impl Oracle<'_> {
     }
 
     /// A packet that is not tracked has no connection to which the reply belongs: the reply needs a rule of its own.
-    fn reply(&self, interface: &HostInterface, direction: Direction, packet: &Packet<'_>) -> Option<Trace> {
+    fn reply(&self, interface: &HostInterface, direction: Direction, packet: &Packet<'_>) -> Trace {
         let (back, packet) = match direction {
             Direction::Ingress => (Direction::Egress, packet.reply()),
             Direction::Egress => (Direction::Ingress, packet.reply()),
@@ -83,14 +89,11 @@ impl Oracle<'_> {
         let asked =
             Asked { identity: &interface.identity, profiles: &interface.profiles, table: Table::Untracked };
         let mut trace = self.judge(&asked, back, &packet);
-        if is_failsafe_reply(self.world.felix(&interface.node), direction, &packet) {
-            return None;
-        }
         trace.reply = true;
         if trace.decided_by == DecidedBy::Nobody {
             trace.verdict = Verdict::Deny;
         }
-        Some(trace)
+        trace
     }
 
     /// From a pod to its own node: what the node is told to do with such packets.
@@ -108,15 +111,6 @@ fn is_failsafe(felix: &FelixConfigurationSpec, direction: Direction, packet: &Pa
         Direction::Egress => (felix.failsafe_outbound(), packet.destination.address),
     };
     holds(&ports, packet.protocol, packet.destination.port, other)
-}
-
-/// Whether the reply belongs to a failsafe port: its source is the port that stays open.
-fn is_failsafe_reply(felix: &FelixConfigurationSpec, direction: Direction, reply: &Packet<'_>) -> bool {
-    let (ports, other) = match direction {
-        Direction::Ingress => (felix.failsafe_inbound(), reply.destination.address),
-        Direction::Egress => (felix.failsafe_outbound(), reply.source.address),
-    };
-    holds(&ports, reply.protocol, reply.source.port, other)
 }
 
 fn holds(ports: &[FailsafePort], protocol: Protocol, number: u16, other: IpAddr) -> bool {

@@ -71,7 +71,7 @@ impl Oracle<'_> {
 
     /// What is stored says its rules, and where it cannot be understood, no. The profile of a namespace that exists
     /// allows everything; any other has no rules.
-    fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
+    pub(super) fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
         let stored = self.snapshot.get(&Key::global(Kind::Profile, name));
         let origin = stored.and_then(|stored| stored.place(""));
         let mut trace = PolicyTrace::begin(PolicyName::profile(name), origin);

@@ -21,13 +21,14 @@ mod world;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use tortie_api::net::{Direction, Protocol};
+use tortie_api::net::{Direction, IpVersion, Protocol};
 
-pub(crate) use ask::{SeenPod, SeenProfile, Subject, shown_labels};
+pub(crate) use ask::{SeenHost, SeenPod, SeenPolicy, SeenProfile, Subject, shown_labels};
 use judge::Asked;
 use order::Tier;
 use packet::Packet;
-use peers::Hop;
+pub(crate) use peers::family_of;
+use peers::{Hop, Way};
 pub use peers::{Peer, QuestionError};
 pub use snapshot::{Snapshot, Stored};
 pub use trace::{
@@ -85,7 +86,18 @@ impl<'a> Oracle<'a> {
     /// # Errors
     /// As [`evaluate`].
     pub fn evaluate(&self, question: &Question) -> Result<Answer, QuestionError> {
-        let way = peers::resolve(&self.world, question)?;
+        Ok(self.judge_way(question, peers::resolve(&self.world, question, None)?))
+    }
+
+    /// Judges a packet of one family, where [`Oracle::evaluate`] takes IPv4 if both ends have it.
+    ///
+    /// # Errors
+    /// As [`evaluate`].
+    pub fn evaluate_by(&self, question: &Question, family: IpVersion) -> Result<Answer, QuestionError> {
+        Ok(self.judge_way(question, peers::resolve(&self.world, question, Some(family))?))
+    }
+
+    fn judge_way(&self, question: &Question, way: Way<'_>) -> Answer {
         let packet = Packet::new(&self.world, way.source, way.destination, question);
         let mut answer = Answer {
             verdict: Verdict::Allow,
@@ -121,6 +133,6 @@ impl<'a> Oracle<'a> {
                 }
             }
         }
-        Ok(answer)
+        answer
     }
 }

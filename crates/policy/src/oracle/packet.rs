@@ -100,9 +100,9 @@ impl<'a> Side<'a> {
     fn new(world: &'a World, address: IpAddr, port: u16) -> Self {
         let pods = world.at(address);
         let sets = world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));
-        let hosts = world.hosts.iter().filter(|host| host.addresses.contains(&address));
         let identities = pods.map(|pod| &pod.identity).chain(sets.map(|set| &set.identity));
-        Self { address, port, present: identities.chain(hosts.map(|host| &host.identity)).collect() }
+        let hosts = world.hosts_at(address).map(|host| &host.identity);
+        Self { address, port, present: identities.chain(hosts).collect() }
     }
 
     /// Whether any of the pods here fulfils the condition.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tortie_api::net::Direction;
+use tortie_api::net::{Direction, IpVersion};
 
 use super::Question;
 use super::hosts::HostHop;
@@ -93,7 +93,12 @@ enum End<'a> {
     Outside(IpAddr),
 }
 
-pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'a>, QuestionError> {
+/// The way of the question's packet; of this family, or of IPv4 where both ends have it.
+pub(super) fn resolve<'a>(
+    world: &'a World,
+    question: &Question,
+    family: Option<IpVersion>,
+) -> Result<Way<'a>, QuestionError> {
     let mut notes = Vec::new();
     let from = end(world, &question.from, &mut notes)?;
     let to = end(world, &question.to, &mut notes)?;
@@ -105,8 +110,9 @@ pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'
         }
     }
     let pairs = sources.iter().flat_map(|source| destinations.iter().map(move |to| (*source, *to)));
-    let (source, destination) =
-        pairs.filter(|(source, to)| source.is_ipv4() == to.is_ipv4()).min().ok_or_else(no_common)?;
+    let wanted = |address: IpAddr| family.is_none_or(|family| family_of(address) == family);
+    let common = pairs.filter(|(source, to)| family_of(*source) == family_of(*to) && wanted(*source));
+    let (source, destination) = common.min().ok_or_else(no_common)?;
     remark(&from, &to, source, &mut notes);
     let translated = translated(world, &from, source, destination);
     if let Some(address) = translated {
@@ -116,6 +122,11 @@ pub(super) fn resolve<'a>(world: &'a World, question: &Question) -> Result<Way<'
     }
     let hops = hops(world, &from, &to, destination, (translated, question.via));
     Ok(Way { source, destination, hops, notes })
+}
+
+/// The family of an address.
+pub(crate) fn family_of(address: IpAddr) -> IpVersion {
+    if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 }
 }
 
 fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End<'a>, QuestionError> {
@@ -224,9 +235,7 @@ fn hops<'a>(
 /// The address of the sender's node, where a pool with natOutgoing has the packet leave with it.
 fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
     let End::Pod(pod, _) = from else { return None };
-    let leaves = world.leaves_translated(source) && !world.is_pooled(destination);
-    let own = world.nodes.get(&pod.node)?.own.iter().copied();
-    own.filter(|_| leaves).find(|own| own.is_ipv4() == source.is_ipv4())
+    world.translated(&pod.node, source).filter(|_| !world.is_pooled(destination))
 }
 
 impl<'a> End<'a> {

@@ -51,7 +51,7 @@ pub struct Answer {
 }
 
 /// Which of an endpoint's policies are asked (semantics 16).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Table {
     /// All but those of the others: at a pod, or at a host endpoint for packets from and to the host itself.
     #[default]
@@ -119,6 +119,8 @@ pub enum DecidedBy {
     NoProfile,
     /// No rule of the table decided: the next one is asked, and after the last the packet passes.
     Nobody,
+    /// A failsafe port, which policies of host endpoints do not close (semantics 16).
+    Failsafe,
     /// What FelixConfiguration says of packets from pods to their own node (semantics 3).
     EndpointToHost {
         /// `Accept`, `Drop` or `Return`.

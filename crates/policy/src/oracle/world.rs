@@ -109,6 +109,9 @@ pub(super) struct World {
     named: HashMap<(String, String), usize>,
     pub(super) network_sets: Vec<Networks>,
     pub(super) hosts: Vec<HostInterface>,
+    /// Which of them are of a node, and which rules find by an address.
+    hosts_of: HashMap<String, Vec<usize>>,
+    hosts_at: HashMap<IpAddr, Vec<usize>>,
     /// The settings of each node that has some of its own.
     felix: BTreeMap<String, FelixConfigurationSpec>,
     /// The settings of all others.
@@ -130,6 +133,8 @@ impl World {
             named: HashMap::new(),
             network_sets: Vec::new(),
             hosts: Vec::new(),
+            hosts_of: HashMap::new(),
+            hosts_at: HashMap::new(),
             felix: BTreeMap::new(),
             felix_of_all: felix(snapshot, "default").unwrap_or_default(),
             backends: BTreeMap::new(),
@@ -172,7 +177,7 @@ impl World {
                         world.felix.insert(key.name.clone(), settings);
                     }
                 }
-                Resource::HostEndpoint(host) => world.hosts.push(of_host(snapshot, key, host)),
+                Resource::HostEndpoint(host) => world.add_host(of_host(snapshot, key, host)),
                 Resource::EndpointSlice(slice) => world.add_backends(key, slice),
                 _ => {}
             }
@@ -230,7 +235,10 @@ impl World {
     /// where they are overlaid, or else of the one with the node's address, as far as can be told.
     pub(super) fn interface(&self, node: &str, overlaid: bool) -> Option<&HostInterface> {
         let own = self.nodes.get(node).map_or(&[][..], |node| &node.own);
-        let of_node = || self.hosts.iter().filter(|host| host.node == node);
+        let of_node = || {
+            let numbers = self.hosts_of.get(node).into_iter().flatten();
+            numbers.filter_map(|number| self.hosts.get(*number))
+        };
         let is_it = |host: &&HostInterface| {
             host.addresses.is_empty() || own.is_empty() || own.iter().any(|own| host.addresses.contains(own))
         };
@@ -238,14 +246,34 @@ impl World {
         named.or_else(|| of_node().find(|host| host.all_interfaces))
     }
 
+    /// The host endpoints that rules find by the address.
+    pub(super) fn hosts_at(&self, address: IpAddr) -> impl Iterator<Item = &HostInterface> {
+        let numbers = self.hosts_at.get(&address).into_iter().flatten();
+        numbers.filter_map(|number| self.hosts.get(*number))
+    }
+
+    fn add_host(&mut self, host: HostInterface) {
+        let number = self.hosts.len();
+        self.hosts_of.entry(host.node.clone()).or_default().push(number);
+        for address in &host.addresses {
+            let numbers = self.hosts_at.entry(*address).or_default();
+            if numbers.last() != Some(&number) {
+                numbers.push(number);
+            }
+        }
+        self.hosts.push(host);
+    }
+
     /// Whether the address lies in a pool that is carried by VXLAN.
     pub(super) fn is_overlaid(&self, address: IpAddr) -> bool {
         self.pools.iter().any(|pool| pool.overlaid && pool.cidr.contains(&address))
     }
 
-    /// Whether packets from the address leave the pools with their node's address.
-    pub(super) fn leaves_translated(&self, address: IpAddr) -> bool {
-        self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address))
+    /// The address of its node with which a packet from this address leaves the pools, if it does.
+    pub(super) fn translated(&self, node: &str, address: IpAddr) -> Option<IpAddr> {
+        let leaves = self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address));
+        let own = self.nodes.get(node).filter(|_| leaves)?.own.iter().copied();
+        own.into_iter().find(|own| own.is_ipv4() == address.is_ipv4())
     }
 
     /// Whether the address lies in any pool.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ipnet::IpNet;
-use tortie_api::calico::{EntityRule, Rule};
+use tortie_api::calico::{EntityRule, FailsafePort, Rule};
 use tortie_api::kubernetes::{
     ClusterPeer, ClusterPolicy, ClusterPort, IntOrString, LabelSelector, NetworkPolicyPeer,
     NetworkPolicyPort, NetworkPolicySpec,
@@ -59,12 +59,13 @@ impl Uses {
 }
 
 impl Vocabulary {
-    /// Knows the ports that pods declare by name, in any of these clusters.
+    /// Knows the ports that pods and host endpoints declare by name, in any of these clusters.
     pub(super) fn new(oracles: &[Oracle<'_>]) -> Self {
         let mut vocabulary = Self::default();
         for oracle in oracles {
-            for pod in oracle.pods() {
-                for (name, protocol, port) in pod.subject().ports() {
+            let pods = oracle.pods().map(|pod| pod.subject());
+            for subject in pods.chain(oracle.hosts().map(|host| host.subject())) {
+                for (name, protocol, port) in subject.ports() {
                     if !vocabulary.named.contains_key(name) {
                         vocabulary.named.insert(name.to_owned(), BTreeSet::new());
                     }
@@ -106,6 +107,35 @@ impl Vocabulary {
             _ => {}
         }
         uses
+    }
+
+    /// What decides whether a port is a failsafe one.
+    pub(super) fn failsafe(&mut self, ports: &[FailsafePort]) -> Uses {
+        let mut uses = Uses::default();
+        for FailsafePort { protocol: ProtocolName(protocol), port, net } in ports {
+            let (protocol, range) = (Some(*protocol), PortRange::single(*port));
+            self.matcher(Matcher::Port { source: false, protocol, range }, &mut uses);
+            if let Some(Cidr(net)) = net {
+                self.net(*net, &mut uses);
+            }
+        }
+        uses
+    }
+
+    /// What is asked of a packet whose reply is asked this.
+    pub(super) fn before_reply(&mut self, of_reply: &Uses) -> Uses {
+        let mut uses = Uses { atoms: of_reply.atoms.clone(), matchers: BTreeSet::new() };
+        for matcher in self.chosen(of_reply) {
+            for before in matcher.before_reply() {
+                self.matcher(before, &mut uses);
+            }
+        }
+        uses
+    }
+
+    fn chosen(&self, uses: &Uses) -> Vec<Matcher> {
+        let numbered = self.matchers.iter().zip(0u32..);
+        numbered.filter(|(_, number)| uses.matchers.contains(number)).map(|(matcher, _)| *matcher).collect()
     }
 
     fn calico(&mut self, oracles: &[Oracle<'_>], namespace: &str, rules: &[Rule], uses: &mut Uses) {

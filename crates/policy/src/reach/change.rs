@@ -1,14 +1,18 @@
 //! What a change changes: which classes of pairs and ports meet another verdict.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 use tortie_api::Key;
-use tortie_api::net::Direction;
+use tortie_api::net::IpVersion;
 
-use super::classes::{ClassKind, Classes};
-use super::judge::{Cell, Flow, Judge, Said};
-use super::sight::is_policy;
-use crate::oracle::{DecidedBy, Oracle, PolicyName, Snapshot, Verdict};
+use super::classes::Classes;
+use super::concern::Concern;
+use super::judge::{Flow, Judge, Row, flow_of};
+use super::rectangles::{Pairs, Plain, Shapes, rectangles};
+use super::way::{ByWay, FAMILIES, Scope, Stop, Way, scopes};
+use super::why::Why;
+use crate::oracle::{Oracle, PolicyName, Snapshot};
 
 /// A cluster before and after a change.
 pub struct Change<'a> {
@@ -31,6 +35,8 @@ pub struct Difference {
     pub from: Vec<usize>,
     /// To whom.
     pub to: Vec<usize>,
+    /// Of the ways between them only these, where it is not all.
+    pub scope: Scope,
     /// How many pairs of one sender and one receiver that is; the outsiders of a class count as one.
     pub pairs: usize,
     /// How many differences this stands for; where it is more than one, not every sender, receiver and port of it changes.
@@ -40,14 +46,14 @@ pub struct Difference {
 /// The same differences by what decides afterwards only, for a reader who would not read hundreds.
 #[must_use]
 pub fn summary(differences: &[Difference]) -> Vec<Difference> {
-    let mut by_rule: BTreeMap<&Why, Vec<&Difference>> = BTreeMap::new();
+    let mut by_rule: BTreeMap<(&Why, Scope), Vec<&Difference>> = BTreeMap::new();
     for difference in differences {
-        by_rule.entry(&difference.after).or_default().push(difference);
+        by_rule.entry((&difference.after, difference.scope)).or_default().push(difference);
     }
     let joined = |parts: &[&Difference], of: fn(&Difference) -> &Vec<usize>| -> Vec<usize> {
         parts.iter().flat_map(|part| of(part)).copied().collect::<BTreeSet<_>>().into_iter().collect()
     };
-    let one = |(after, parts): (&Why, Vec<&Difference>)| Difference {
+    let one = |((after, scope), parts): ((&Why, Scope), Vec<&Difference>)| Difference {
         before: parts
             .iter()
             .flat_map(|part| part.before.clone())
@@ -58,6 +64,7 @@ pub fn summary(differences: &[Difference]) -> Vec<Difference> {
         ports: joined(&parts, |part| &part.ports),
         from: joined(&parts, |part| &part.from),
         to: joined(&parts, |part| &part.to),
+        scope,
         pairs: pairs_of(&parts),
         parts: parts.len(),
     };
@@ -74,15 +81,6 @@ fn pairs_of(parts: &[&Difference]) -> usize {
     most.values().sum()
 }
 
-/// A verdict, and what decided.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Why {
-    /// Whether packets pass.
-    pub verdict: Verdict,
-    /// What decided: one of the ends where they are dropped, both where they pass.
-    pub by: Vec<(Direction, DecidedBy)>,
-}
-
 impl<'a> Change<'a> {
     /// Between these two.
     #[must_use]
@@ -94,70 +92,141 @@ impl<'a> Change<'a> {
     #[must_use]
     pub fn differences(&self) -> Vec<Difference> {
         let (before, after) = (self.classes.reduced(self.before), self.classes.reduced(self.after));
-        let mut was = Judge::new(&self.classes, &before, 0);
-        let mut is = Judge::new(&self.classes, &after, 1);
-        let mut shapes = Shapes::default();
-        let mut known: HashMap<(Flow, Flow), Vec<(Plain, usize)>> = HashMap::new();
-        let mut found: BTreeMap<Plain, Pairs> = BTreeMap::new();
-        for (from, to) in self.concerned() {
-            let (Some(one), Some(other)) = (was.flow(from, to), is.flow(from, to)) else { continue };
-            let changes = known.entry((one, other)).or_insert_with(|| {
-                let ports = 0..self.classes.ports().len();
-                shapes.of(ports.map(|port| (port, was.cell(one, port), is.cell(other, port))))
-            });
-            for (after, shape) in changes {
-                found.entry(*after).or_default().push((from, to, *shape));
+        let mut comparison = Comparison {
+            classes: &self.classes,
+            was: Judge::new(&self.classes, &before, 0),
+            is: Judge::new(&self.classes, &after, 1),
+            shapes: Shapes::default(),
+            rows_differ: HashMap::new(),
+            known: HashMap::new(),
+            found: Vec::new(),
+        };
+        let concern = Concern::new(&self.classes, self.before, self.after);
+        let classes = 0..self.classes.all().len();
+        for (from, to) in classes.clone().flat_map(|from| classes.clone().map(move |to| (from, to))) {
+            let concerned = |stop: &Stop| concern.concerns(from, to, *stop);
+            if Stop::ALL.iter().filter(|stop| concerned(stop)).any(|stop| comparison.differs(from, to, *stop))
+            {
+                comparison.look_at(from, to);
             }
         }
-        let mut all = Vec::new();
-        for (after, pairs) in found {
-            let shape_of: HashMap<(usize, usize), usize> =
-                pairs.iter().map(|(from, to, shape)| ((*from, *to), *shape)).collect();
-            for (ports, from, to) in rectangles(&pairs, &shapes) {
-                let both = || from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
-                let inside: BTreeSet<usize> =
-                    both().filter_map(|pair| shape_of.get(&pair)).copied().collect();
-                let before: BTreeSet<&Plain> =
-                    inside.iter().flat_map(|shape| shapes.before(*shape)).collect();
-                let before = before.into_iter().map(|one| why(&was, one)).collect();
-                let count = both().map(|(from, to)| self.classes.pairs(from, to)).sum();
-                let (ports, after) = (shapes.ports(ports).to_vec(), why(&is, &after));
-                all.push(Difference { before, after, ports, from, to, pairs: count, parts: 1 });
-            }
-        }
+        let Comparison { found, .. } = &comparison;
+        let mut all: Vec<Difference> =
+            found.iter().flat_map(|(what, pairs)| comparison.differences(*what, pairs)).collect();
         all.sort_by(|a, b| {
-            (&a.after, b.pairs, &a.from, &a.ports).cmp(&(&b.after, a.pairs, &b.from, &b.ports))
+            (&a.after, b.pairs, &a.from, &a.ports, a.scope)
+                .cmp(&(&b.after, a.pairs, &b.from, &b.ports, b.scope))
         });
         all
     }
+}
 
-    /// The pairs whose verdict can have changed. Where only policies changed: those at one end of which a policy that
-    /// changed has, or had, a say in that direction; else all.
-    fn concerned(&self) -> BTreeSet<(usize, usize)> {
-        let changed = changed(self.before, self.after);
-        let count = self.classes.all().len();
-        let all = || (0..count).collect::<Vec<_>>();
-        let everything = !changed.iter().all(|key| is_policy(key.kind));
-        let numbers = [self.before, self.after].map(|snapshot| numbers(snapshot, &changed));
-        let mut pairs = BTreeSet::new();
-        for (index, class) in self.classes.all().iter().enumerate().filter(|(_, c)| c.kind == ClassKind::Pods)
-        {
-            for direction in [Direction::Ingress, Direction::Egress] {
-                let has_say = |world| self.classes.has_say(class, world, &numbers, direction);
-                if everything || has_say(0) || has_say(1) {
-                    pairs.extend(all().into_iter().map(|peer| match direction {
-                        Direction::Ingress => (peer, index),
-                        Direction::Egress => (index, peer),
-                    }));
-                }
+/// What has been compared so far.
+struct Comparison<'a> {
+    classes: &'a Classes,
+    was: Judge<'a>,
+    is: Judge<'a>,
+    shapes: Shapes,
+    /// Whether verdicts at one stop differ, for rows before and after.
+    rows_differ: HashMap<(Option<Row>, Option<Row>), bool>,
+    /// What changes, for flows before and after.
+    known: HashMap<(ByWay<Flow>, ByWay<Flow>), Changes>,
+    /// What comes after, and in which scope; and the pairs where it does.
+    found: Vec<((Plain, Scope), Pairs)>,
+}
+
+/// The number of what is found, and that of the shape.
+type Changes = Rc<[(usize, usize)]>;
+
+impl Comparison<'_> {
+    /// Whether what is said at one stop of packets from one class to another differs; then their verdict may.
+    fn differs(&mut self, from: usize, to: usize, stop: Stop) -> bool {
+        let Self { classes, was, is, rows_differ, .. } = self;
+        if stop == Stop::ReceiverNode && was.is_closed(to) != is.is_closed(to) {
+            return true;
+        }
+        let differ = |family: &IpVersion| {
+            let rows = (was.row_at(from, to, stop, *family)?, is.row_at(from, to, stop, *family)?);
+            let compare = || {
+                let mut ports = 0..classes.ports().len();
+                ports.any(|port| was.allows(rows.0, port) != is.allows(rows.1, port))
+            };
+            Some(*rows_differ.entry(rows).or_insert_with(compare))
+        };
+        FAMILIES.iter().filter_map(differ).any(|differ| differ)
+    }
+
+    /// Finds what changes between two classes.
+    fn look_at(&mut self, from: usize, to: usize) {
+        let flows = (self.was.flows(from, to), self.is.flows(from, to));
+        let changes = match self.known.get(&flows) {
+            Some(known) => known.clone(),
+            None => {
+                let changes = self.of_flows(&flows.0, &flows.1);
+                self.known.insert(flows, changes.clone());
+                changes
+            }
+        };
+        for (number, shape) in changes.iter() {
+            if let Some((_, pairs)) = self.found.get_mut(*number) {
+                pairs.push((from, to, *shape));
             }
         }
-        pairs
+    }
+
+    fn of_flows(&mut self, one: &ByWay<Flow>, other: &ByWay<Flow>) -> Changes {
+        let there_is = |flows: &ByWay<Flow>, way: &Way| flows.get(way.number()).is_some_and(Option::is_some);
+        let ways: Vec<Way> =
+            Way::ALL.into_iter().filter(|way| there_is(one, way) || there_is(other, way)).collect();
+        let mut changes: BTreeMap<(Plain, usize), (Vec<Way>, Vec<usize>)> = BTreeMap::new();
+        for way in &ways {
+            let (Some(one), Some(other)) = (flow_of(one, *way), flow_of(other, *way)) else { continue };
+            let ports = 0..self.classes.ports().len();
+            let cells = ports.map(|port| (port, self.was.cell(one, port), self.is.cell(other, port)));
+            for (after, shape) in self.shapes.of(cells) {
+                let (ways, shapes) = changes.entry((after, self.shapes.ports_of(shape))).or_default();
+                ways.push(*way);
+                shapes.push(shape);
+            }
+        }
+        let mut all = Vec::new();
+        for ((after, _), (changing, shapes)) in changes {
+            let shape = self.shapes.joined(&shapes);
+            for scope in scopes(&changing, &ways) {
+                all.push((self.number((after, scope)), shape));
+            }
+        }
+        all.into()
+    }
+
+    fn number(&mut self, what: (Plain, Scope)) -> usize {
+        let known = self.found.iter().position(|(known, _)| *known == what);
+        known.unwrap_or_else(|| {
+            self.found.push((what, Pairs::new()));
+            self.found.len() - 1
+        })
+    }
+
+    /// The same change of many pairs.
+    fn differences(&self, (after, scope): (Plain, Scope), pairs: &Pairs) -> Vec<Difference> {
+        let shape_of: HashMap<(usize, usize), usize> =
+            pairs.iter().map(|(from, to, shape)| ((*from, *to), *shape)).collect();
+        let difference = |(ports, from, to): (usize, Vec<usize>, Vec<usize>)| {
+            let both = || from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
+            let inside: BTreeSet<usize> = both().filter_map(|pair| shape_of.get(&pair)).copied().collect();
+            let before: BTreeSet<&Plain> =
+                inside.iter().flat_map(|shape| self.shapes.before(*shape)).collect();
+            let before = before.into_iter().map(|one| self.was.why_of(one.0, one.1)).collect();
+            let count = both().map(|(from, to)| self.classes.pairs(from, to, scope)).sum();
+            let (ports, after) = (self.shapes.ports(ports).to_vec(), self.is.why_of(after.0, after.1));
+            Difference { before, after, ports, from, to, scope, pairs: count, parts: 1 }
+        };
+        rectangles(pairs, &self.shapes).into_iter().map(difference).collect()
     }
 }
 
 /// The numbers of these policies in the order in which all are asked.
-fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
+pub(super) fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
     let oracle = Oracle::new(snapshot);
     let of = |name: &PolicyName| {
         let is = |key: &Key| {
@@ -180,93 +249,4 @@ pub fn changed(before: &Snapshot, after: &Snapshot) -> BTreeSet<Key> {
         differs.map(|(key, _)| key.clone()).collect()
     };
     differs(before, after).into_iter().chain(differs(after, before)).collect()
-}
-
-/// A cell without what does not matter: where it drops, the end that lets through.
-type Plain = (Verdict, [Option<usize>; 2]);
-
-/// Sender, receiver, and which of the [`Shapes`] their change has.
-type Pairs = Vec<(usize, usize, usize)>;
-
-/// The ports that change together, and what was before; each once.
-#[derive(Default)]
-struct Shapes {
-    ports: Vec<Vec<usize>>,
-    /// The number of the ports, and what was before.
-    shapes: Vec<(usize, Vec<Plain>)>,
-}
-
-impl Shapes {
-    /// What changes, by what comes after.
-    fn of(&mut self, cells: impl Iterator<Item = (usize, Cell, Cell)>) -> Vec<(Plain, usize)> {
-        let mut changes: BTreeMap<Plain, (Vec<usize>, Vec<Plain>)> = BTreeMap::new();
-        for (port, one, other) in cells.filter(|(_, one, other)| one.verdict != other.verdict) {
-            let (ports, before) = changes.entry(plain(&other)).or_default();
-            ports.push(port);
-            if !before.contains(&plain(&one)) {
-                before.push(plain(&one));
-            }
-        }
-        let mut shape = |(ports, before): (Vec<usize>, Vec<Plain>)| {
-            let known = self.ports.iter().position(|known| *known == ports);
-            let number = known.unwrap_or(self.ports.len());
-            if known.is_none() {
-                self.ports.push(ports);
-            }
-            self.shapes.push((number, before));
-            self.shapes.len() - 1
-        };
-        changes.into_iter().map(|(after, change)| (after, shape(change))).collect()
-    }
-
-    fn ports(&self, number: usize) -> &[usize] {
-        self.ports.get(number).map_or(&[], Vec::as_slice)
-    }
-
-    fn ports_of(&self, shape: usize) -> usize {
-        self.shapes.get(shape).map_or(0, |(ports, _)| *ports)
-    }
-
-    fn before(&self, shape: usize) -> &[Plain] {
-        self.shapes.get(shape).map_or(&[], |(_, before)| before)
-    }
-}
-
-fn plain(cell: &Cell) -> Plain {
-    let counts = |said: Option<Said>| said.filter(|said| said.verdict == cell.verdict).map(|said| said.by);
-    (cell.verdict, [counts(cell.egress), counts(cell.ingress)])
-}
-
-fn why(judge: &Judge<'_>, (verdict, [egress, ingress]): &Plain) -> Why {
-    let ends = [(Direction::Egress, egress), (Direction::Ingress, ingress)];
-    let by = ends.into_iter().filter_map(|(direction, by)| Some((direction, judge.decider((*by)?).clone())));
-    Why { verdict: *verdict, by: by.collect() }
-}
-
-/// The number of the ports, who sends, to whom.
-type Rectangle = (usize, Vec<usize>, Vec<usize>);
-
-/// Pairs as rectangles: senders that have the same receivers on the same ports stand together, or receivers that have
-/// the same senders, whichever is less to read.
-fn rectangles(pairs: &Pairs, shapes: &Shapes) -> Vec<Rectangle> {
-    let ports = |shape: &usize| shapes.ports_of(*shape);
-    let by_sender = together(pairs.iter().map(|(from, to, shape)| (ports(shape), *from, *to)));
-    let by_receiver = together(pairs.iter().map(|(from, to, shape)| (ports(shape), *to, *from)));
-    match by_receiver.len() < by_sender.len() {
-        true => by_receiver.into_iter().map(|(ports, to, from)| (ports, from, to)).collect(),
-        false => by_sender,
-    }
-}
-
-/// Those with the same others.
-fn together(pairs: impl Iterator<Item = (usize, usize, usize)>) -> Vec<Rectangle> {
-    let mut others: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
-    for (ports, one, other) in pairs {
-        others.entry((ports, one)).or_default().push(other);
-    }
-    let mut alike: BTreeMap<(usize, Vec<usize>), Vec<usize>> = BTreeMap::new();
-    for ((ports, one), others) in others {
-        alike.entry((ports, others)).or_default().push(one);
-    }
-    alike.into_iter().map(|((ports, others), ones)| (ports, ones, others)).collect()
 }

@@ -1,18 +1,21 @@
 //! Classes: pods, nodes and outsiders that no policy can tell apart.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use serde::Serialize;
 use tortie_api::net::Direction;
 use tortie_api::{Kind, Resource};
 
-use super::atoms::{Atom, Vocabulary};
+use super::asked::{Asked, Policies, is_policy};
+use super::atoms::{Uses, Vocabulary};
+use super::hosts::HostSight;
+use super::members::{of_nodes, of_outsiders, of_pods, taken};
 use super::names::{self, PodName};
-use super::nets::{self, regions};
+use super::placement::{Ends, Places};
 use super::ports::Ports;
-use super::sight::{Asked, EndSight, Sight, is_policy};
+use super::sight::{EndSight, Profile, Sight};
+use super::way::{Placement, Scope, Stop};
 use crate::oracle::{Oracle, Peer, Snapshot};
 
 /// Ends of flows that no policy of the clusters can tell apart.
@@ -26,7 +29,7 @@ pub struct Class {
     pub members: Vec<Peer>,
     /// The names of those that are pods, with the workload that they belong to.
     pub(super) pods: Vec<PodName>,
-    /// The node of each member; empty for outsiders.
+    /// The node of each pod, or each node; empty for outsiders.
     pub(super) nodes: Vec<String>,
     /// Those that stand for the others: two where there are two, on different nodes where there are such.
     pub(super) samples: Vec<Sample>,
@@ -58,9 +61,12 @@ pub struct Classes {
     classes: Vec<Class>,
     ports: Ports,
     pub(super) asked: Vec<Asked>,
+    /// The host endpoints of each cluster, equal ones once.
+    hosts: Vec<Vec<HostSight>>,
+    places: Places,
     vocabulary: Vocabulary,
+    policies: Policies,
     left_out: usize,
-    with_hosts: bool,
 }
 
 impl Class {
@@ -92,26 +98,37 @@ impl Classes {
     /// several times.
     #[must_use]
     pub fn of(snapshots: &[&Snapshot]) -> Self {
-        let oracles: Vec<Oracle<'_>> = snapshots.iter().map(|snapshot| Oracle::new(snapshot)).collect();
-        Self::seen_by(&oracles)
+        Self::seen_by(snapshots, Policies::Enforced)
     }
 
-    fn seen_by(oracles: &[Oracle<'_>]) -> Self {
+    /// The classes of ends that no policy tells apart, and none that is staged would, if it were enforced.
+    #[must_use]
+    pub(crate) fn with_staged(snapshot: &Snapshot) -> Self {
+        Self::seen_by(&[snapshot], Policies::All)
+    }
+
+    fn seen_by(snapshots: &[&Snapshot], policies: Policies) -> Self {
+        let oracles: Vec<Oracle<'_>> = snapshots.iter().map(|snapshot| Oracle::new(snapshot)).collect();
+        let oracles = oracles.as_slice();
         let mut vocabulary = Vocabulary::new(oracles);
-        let asked = oracles.iter().map(|oracle| Asked::new(oracle, oracles, &mut vocabulary)).collect();
-        let (mut classes, left_out) = {
-            let sight = |oracle| Sight::new(oracle, &vocabulary);
+        let asked =
+            oracles.iter().map(|oracle| Asked::new(oracle, oracles, policies, &mut vocabulary)).collect();
+        let (mut classes, left_out, hosts) = {
+            let sight = |oracle| Sight::new(oracle, &vocabulary, policies);
             let mut sights: Vec<Sight<'_>> = oracles.iter().map(sight).collect();
             let (mut classes, left_out) = of_pods(oracles, &mut sights);
             classes.extend(of_nodes(oracles, &sights));
             classes.extend(of_outsiders(oracles, &vocabulary, &sights));
-            (classes, left_out)
+            let hosts: Vec<Vec<HostSight>> = sights.into_iter().map(Sight::into_hosts).collect();
+            (classes, left_out, hosts)
         };
         names::give(&mut classes);
         classes.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
         let ports = Ports::new(vocabulary.matchers.clone());
-        let with_hosts = oracles.iter().any(|oracle| oracle.hosts().next().is_some());
-        Self { classes, ports, asked, vocabulary, left_out, with_hosts }
+        let closed = |class: &Class| class.sights.iter().flatten().any(|sight| sight.closed);
+        let matter = hosts.iter().any(|hosts| !hosts.is_empty()) || classes.iter().any(closed);
+        let places = Places::new(&classes, matter);
+        Self { classes, ports, asked, hosts, places, vocabulary, policies, left_out }
     }
 
     /// The class of outsiders that an address belongs to, if no pod and no node has it; `snapshots` are those that the
@@ -122,7 +139,7 @@ impl Classes {
         if taken(&oracles).contains(&address) {
             return None;
         }
-        let sight = |oracle| Some(Sight::new(oracle, &self.vocabulary).outside(address));
+        let sight = |oracle| Some(Sight::new(oracle, &self.vocabulary, self.policies).outside(address));
         let seen: Vec<Option<EndSight>> = oracles.iter().map(sight).collect();
         self.classes.iter().position(|class| class.kind == ClassKind::Outside && class.sights == seen)
     }
@@ -139,31 +156,47 @@ impl Classes {
         &self.ports
     }
 
-    /// Whether there are host endpoints. What they say on the way of a packet is not part of verdicts between classes.
+    /// Whether there are host endpoints, at any time.
     #[must_use]
     pub fn with_hosts(&self) -> bool {
-        self.with_hosts
+        self.hosts.iter().any(|hosts| !hosts.is_empty())
     }
 
-    /// Whether some pods have addresses of both families; between such pods IPv4 is asked about.
-    #[must_use]
-    pub fn dual_stack(&self) -> bool {
-        let sights = self.classes.iter().flat_map(|class| &class.sights).flatten();
-        sights.into_iter().any(|sight| sight.v4.is_some() && sight.v6.is_some())
-    }
-
-    /// How many pairs there are of one of the first class and another of the second; a node and a pod of its own are
+    /// How many pairs a scope has of one of the first class and another of the second; a node and a pod of its own are
     /// none where the node sends.
-    pub(super) fn pairs(&self, from: usize, to: usize) -> usize {
+    pub(super) fn pairs(&self, from: usize, to: usize, scope: Scope) -> usize {
         let (Some(sender), Some(receiver)) = (self.classes.get(from), self.classes.get(to)) else { return 0 };
-        let all = sender.count() * receiver.count();
-        match (sender.kind, receiver.kind) {
-            _ if from == to => all - sender.count(),
-            (ClassKind::Nodes, ClassKind::Pods) => {
-                all - receiver.nodes.iter().filter(|node| sender.nodes.contains(node)).count()
-            }
-            _ => all,
+        let all = sender.count() * receiver.count() - if from == to { sender.count() } else { 0 };
+        let probes = sender.kind == ClassKind::Nodes && receiver.kind == ClassKind::Pods;
+        match scope.placement {
+            None if !probes => all,
+            None | Some(Placement::Apart) => all - self.places.pairs_together(sender, receiver, from == to),
+            Some(Placement::Together) => self.places.pairs_together(sender, receiver, from == to),
         }
+    }
+
+    /// Where pairs of the two classes are.
+    pub(super) fn ends(&self, from: usize, to: usize) -> Ends {
+        self.classes.get(from).map(|sender| self.places.ends((from, sender), to)).unwrap_or_default()
+    }
+
+    /// One of each of the two classes: not the same one, and on different nodes if they are to be `apart`.
+    pub(super) fn pair(&self, from: usize, to: usize, apart: bool) -> Option<(Peer, Peer)> {
+        let (sender, receiver) = (self.classes.get(from)?, self.classes.get(to)?);
+        super::placement::pair(sender, receiver, from == to, apart)
+    }
+
+    /// What the host endpoints of somebody's node ask of packets out of it or into it; `None` where it has none.
+    pub(super) fn uses_of_hosts(&self, sight: &EndSight, world: usize, direction: Direction) -> Option<Uses> {
+        let (asked, hosts) = (self.asked.get(world)?, self.hosts.get(world)?);
+        let mut interfaces =
+            sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number)).peekable();
+        interfaces.peek()?;
+        let mut uses = Uses::default();
+        for host in interfaces {
+            uses.add(&asked.of_host(host, direction, sight.judged.is_some()));
+        }
+        Some(uses)
     }
 
     /// How many pods have no address yet, and are in no class.
@@ -178,18 +211,50 @@ impl Classes {
         self.classes.iter().position(|class| class.members.contains(peer))
     }
 
-    /// Whether one of these policies has a say about the class in the world of that number.
-    pub(crate) fn has_say(
-        &self,
-        class: &Class,
-        world: usize,
-        policies: &[BTreeSet<usize>],
-        direction: Direction,
-    ) -> bool {
-        let judged = class.sights.get(world).and_then(Option::as_ref).and_then(|sight| sight.judged.as_ref());
-        let Some((judged, policies)) = judged.zip(policies.get(world)) else { return false };
-        let applying = if direction == Direction::Ingress { &judged.ingress } else { &judged.egress };
-        applying.iter().any(|index| policies.contains(index))
+    /// Whether other policies are asked about the class at that stop before and after, where the policies themselves are
+    /// the same.
+    pub(super) fn asks_others(&self, class: usize, stop: Stop) -> bool {
+        let Some([Some(was), Some(is)]) = self.classes.get(class).map(|class| class.sights.as_slice()) else {
+            return false;
+        };
+        if !stop.is_host() {
+            return was.judged != is.judged;
+        }
+        let hosts = |sight: &EndSight, world: usize| {
+            let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
+            sight.interfaces.map(|number| hosts.get(number?).cloned())
+        };
+        was.closed != is.closed || hosts(was, 0) != hosts(is, 1)
+    }
+
+    /// Whether one of these policies has a say about the class at that stop, in the world of that number.
+    pub(crate) fn has_say(&self, class: usize, stop: Stop, world: usize, policies: &BTreeSet<usize>) -> bool {
+        let class = self.classes.get(class);
+        let Some(sight) = class.and_then(|class| class.sights.get(world)?.as_ref()) else { return false };
+        if stop.is_host() {
+            let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
+            let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
+            let mut asked = interfaces.flat_map(|host| host.all_policies(stop.direction()));
+            return asked.any(|index| policies.contains(&index));
+        }
+        let Some(judged) = &sight.judged else { return false };
+        judged.of(stop.direction()).iter().any(|index| policies.contains(index))
+    }
+
+    /// Whether the class has this profile at that stop.
+    pub(crate) fn has_profile(&self, class: usize, stop: Stop, profile: &str) -> bool {
+        let sight = self.classes.get(class).and_then(|class| class.sights.first()?.as_ref());
+        let is_it = |known: &Profile| matches!(known, Profile::Stored(name) if name == profile);
+        let hosts = self.hosts.first().map_or(&[][..], Vec::as_slice);
+        sight.is_some_and(|sight| match (stop.is_host(), &sight.judged) {
+            (false, Some(judged)) => judged.profiles.iter().any(is_it),
+            // What a node forwards is asked no profile.
+            (true, None) => {
+                let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
+                interfaces.flat_map(|host| &host.profiles).any(is_it)
+            }
+            _ => false,
+        })
     }
 
     /// The same cluster with those only that stand for their class, and whoever shares an address with them. Verdicts
@@ -240,152 +305,4 @@ fn sharing(snapshot: &Snapshot, pods: &BTreeSet<(String, String)>) -> BTreeSet<(
         .filter(|there| there.len() > 1 && there.iter().any(|pod| pods.contains(pod)))
         .flatten()
         .collect()
-}
-
-/// A pod's namespace and name, and its node.
-type Found = ((String, String), String);
-
-/// The classes of pods, and how many pods have no address.
-fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<Class>, usize) {
-    type Place = (Vec<Option<EndSight>>, String);
-    let mut pods: BTreeMap<(String, String), Place> = BTreeMap::new();
-    let mut labels = HashMap::new();
-    for (world, (oracle, sight)) in oracles.iter().zip(sights).enumerate() {
-        let mut seen = BTreeSet::new();
-        for pod in oracle.pods() {
-            let subject = pod.subject();
-            let name = (subject.namespace().to_owned(), subject.name().to_owned());
-            // Of several interfaces the oracle asks about the first.
-            if !seen.insert(name.clone()) {
-                continue;
-            }
-            labels.entry(name.clone()).or_insert_with(|| subject.own_labels().clone());
-            let place = pods.entry(name).or_insert_with(|| (vec![None; oracles.len()], String::new()));
-            place.1 = pod.node().to_owned();
-            if let Some(slot) = place.0.get_mut(world).filter(|_| !pod.addresses().is_empty()) {
-                *slot = Some(sight.pod(&pod));
-            }
-        }
-    }
-    let mut by_sight: HashMap<Vec<Option<EndSight>>, Vec<Found>> = HashMap::new();
-    let mut left_out = 0;
-    for (pod, (sights, node)) in pods {
-        match sights.iter().all(Option::is_none) {
-            true => left_out += 1,
-            false => by_sight.entry(sights).or_default().push((pod, node)),
-        }
-    }
-    let mut classes: Vec<Class> = Vec::new();
-    #[expect(clippy::iter_over_hash_type, reason = "they are put in order right after")]
-    for (sights, pods) in by_sight {
-        classes.push(class_of_pods(sights, pods, &labels));
-    }
-    classes.sort_by(|a, b| a.pods.cmp(&b.pods));
-    (classes, left_out)
-}
-
-fn class_of_pods(
-    sights: Vec<Option<EndSight>>,
-    pods: Vec<Found>,
-    labels: &HashMap<(String, String), BTreeMap<String, String>>,
-) -> Class {
-    let peer =
-        |(namespace, name): &(String, String)| Peer::Pod { namespace: namespace.clone(), name: name.clone() };
-    let sample = |(pod, node): &Found| Sample { peer: peer(pod), node: node.clone() };
-    let first = pods.first();
-    let other = pods.iter().skip(1).find(|(_, node)| first.is_some_and(|(_, known)| known != node));
-    let samples = first.into_iter().chain(other.or(pods.get(1))).map(sample).collect();
-    let name = |(pod, _): &Found| (pod.0.clone(), names::workload(&pod.1, labels.get(pod)), pod.1.clone());
-    Class {
-        name: names::such_as(&pods.iter().map(|(pod, _)| labels.get(pod)).collect::<Vec<_>>()),
-        kind: ClassKind::Pods,
-        pods: pods.iter().map(name).collect(),
-        nodes: pods.iter().map(|(_, node)| node.clone()).collect(),
-        members: pods.iter().map(|(pod, _)| peer(pod)).collect(),
-        samples,
-        sights,
-    }
-}
-
-fn of_nodes(oracles: &[Oracle<'_>], sights: &[Sight<'_>]) -> Vec<Class> {
-    let mut nodes: BTreeMap<&str, Vec<Option<EndSight>>> = BTreeMap::new();
-    for (world, (oracle, sight)) in oracles.iter().zip(sights).enumerate() {
-        for (name, own, tunnel) in oracle.nodes().filter(|(_, own, _)| !own.is_empty()) {
-            let slots = nodes.entry(name).or_insert_with(|| vec![None; oracles.len()]);
-            if let Some(slot) = slots.get_mut(world) {
-                *slot = Some(sight.node(own, tunnel));
-            }
-        }
-    }
-    let mut by_sight: BTreeMap<Vec<Option<EndSight>>, Vec<&str>> = BTreeMap::new();
-    for (name, sights) in nodes {
-        by_sight.entry(sights).or_default().push(name);
-    }
-    let class = |(sights, names): (_, Vec<&str>)| {
-        let peer = |name: &&str| Peer::Node((*name).to_owned());
-        let sample = |name: &&str| Sample { peer: peer(name), node: (*name).to_owned() };
-        Class {
-            name: String::new(),
-            kind: ClassKind::Nodes,
-            pods: Vec::new(),
-            nodes: names.iter().map(|name| (*name).to_owned()).collect(),
-            members: names.iter().map(peer).collect(),
-            samples: names.iter().take(2).map(sample).collect(),
-            sights,
-        }
-    };
-    by_sight.into_iter().map(class).collect()
-}
-
-/// One class for each region of the address space that rules and network sets tell from others.
-fn of_outsiders(oracles: &[Oracle<'_>], vocabulary: &Vocabulary, sights: &[Sight<'_>]) -> Vec<Class> {
-    let mut found: BTreeMap<Vec<Option<EndSight>>, (IpAddr, Vec<IpNet>)> = BTreeMap::new();
-    for (address, net) in regions(&cuts(oracles, vocabulary), &taken(oracles)) {
-        let seen = sights.iter().map(|sight| Some(sight.outside(address))).collect();
-        found.entry(seen).or_insert_with(|| (address, Vec::new())).1.push(net);
-    }
-    let class = |(sights, (address, nets)): (_, (IpAddr, Vec<IpNet>))| Class {
-        name: names::of_nets(&nets),
-        kind: ClassKind::Outside,
-        pods: Vec::new(),
-        nodes: Vec::new(),
-        members: vec![Peer::Address(address)],
-        samples: vec![Sample { peer: Peer::Address(address), node: String::new() }],
-        sights,
-    };
-    found.into_iter().map(class).collect()
-}
-
-/// Every network that may matter, and the whole.
-fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
-    let mut cuts: BTreeSet<IpNet> = vocabulary
-        .atoms
-        .iter()
-        .filter_map(|atom| match atom {
-            Atom::Net(net) => Some(*net),
-            _ => None,
-        })
-        .collect();
-    let mut v6 = false;
-    for oracle in oracles {
-        cuts.extend(oracle.network_sets().flat_map(|(_, nets)| nets));
-        for (namespace, name) in vocabulary.services() {
-            cuts.extend(oracle.backends(namespace, name).0.iter().copied().map(IpNet::from));
-        }
-        v6 |= oracle.pods().any(|pod| pod.addresses().iter().any(IpAddr::is_ipv6));
-    }
-    v6 |= cuts.iter().any(|net| net.addr().is_ipv6());
-    cuts.extend(nets::everything(v6));
-    cuts
-}
-
-/// The addresses of pods and nodes.
-fn taken(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
-    let mut taken = BTreeSet::new();
-    for oracle in oracles {
-        taken.extend(oracle.pods().flat_map(|pod| pod.addresses().to_vec()));
-        taken.extend(oracle.hosts().flat_map(|(_, addresses)| addresses.to_vec()));
-        taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().copied().chain(tunnel)));
-    }
-    taken
 }

@@ -1,10 +1,13 @@
 //! Who reaches whom: verdicts between classes, rows and columns with the same contents merged.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
 
 use super::classes::{Class, ClassKind, Classes};
-use super::judge::{Cell, Judge};
+use super::judge::{Flow, Judge};
 use super::names;
+use super::way::{ByWay, Scope, Way, scopes};
+use crate::oracle::Verdict;
 
 /// Who reaches whom. Rows send, columns receive.
 #[derive(Debug, Clone)]
@@ -29,14 +32,57 @@ pub struct Group {
 }
 
 /// What passes from one group to another.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
-    /// There are no such flows: a pod to itself, nodes and outsiders among themselves, no common family of addresses.
-    Nothing,
-    /// The classes of ports on which packets pass.
-    Passes(Vec<usize>),
-    /// The classes of ports on which some packets pass, and others do not: see [`Matrix::by_namespace`].
-    Partly(Vec<usize>),
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    /// On each way the classes of ports on which packets pass; empty where there are no such flows: a pod to itself,
+    /// nobody whom policy concerns, no common family of addresses.
+    by_way: ByWay<Rc<[usize]>>,
+    /// Whether only some packets pass there, and others do not: see [`Matrix::by_namespace`].
+    pub partly: bool,
+}
+
+impl Content {
+    /// Whether there are no such flows.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.by_way.iter().all(Option::is_none)
+    }
+
+    /// The classes of ports on which packets pass, and on which of the ways.
+    #[must_use]
+    pub fn passing(&self) -> Vec<(Scope, &[usize])> {
+        let there_are = || {
+            Way::ALL.into_iter().zip(&self.by_way).filter_map(|(way, ports)| Some((way, ports.as_deref()?)))
+        };
+        let all: Vec<Way> = there_are().map(|(way, _)| way).collect();
+        let mut by_ports: Vec<(&[usize], Vec<Way>)> = Vec::new();
+        for (way, ports) in there_are() {
+            match by_ports.iter_mut().find(|(known, _)| *known == ports) {
+                Some((_, ways)) => ways.push(way),
+                None => by_ports.push((ports, vec![way])),
+            }
+        }
+        let of_ports =
+            |(ports, ways): (_, Vec<Way>)| scopes(&ways, &all).into_iter().map(move |scope| (scope, ports));
+        by_ports.into_iter().flat_map(of_ports).collect()
+    }
+
+    /// Whether both say the same of the ways that both have; `None` where they have none in common.
+    fn agrees(&self, other: &Self) -> Option<bool> {
+        let mut agrees = None;
+        for (one, other) in self.by_way.iter().zip(&other.by_way) {
+            if let (Some(one), Some(other)) = (one, other) {
+                agrees = Some(agrees != Some(false) && (Rc::ptr_eq(one, other) || one == other));
+            }
+        }
+        agrees
+    }
+
+    fn add(&mut self, other: Self) {
+        for (known, more) in self.by_way.iter_mut().zip(other.by_way) {
+            *known = known.take().or(more);
+        }
+    }
 }
 
 impl Matrix {
@@ -48,11 +94,17 @@ impl Matrix {
         rows: &[usize],
         columns: &[usize],
     ) -> Self {
+        let mut known = HashMap::new();
         let mut content = |row: &usize, column: &usize| {
-            let cells = ports.iter().map(|port| Some((*port, judge.verdict(*row, *column, *port)?)));
-            match cells.collect::<Option<Vec<(usize, Cell)>>>() {
-                None => Content::Nothing,
-                Some(cells) => Content::Passes(passing(&cells)),
+            let flows = judge.flows(*row, *column);
+            let mut passing = |flow: Flow| {
+                let passing: &mut Rc<[usize]> =
+                    known.entry(flow).or_insert_with(|| passing(judge, flow, ports));
+                passing.clone()
+            };
+            Content {
+                by_way: flows.map(|flow| flow.filter(|flow| flow.is_asked()).map(&mut passing)),
+                partly: false,
             }
         };
         let contents: Vec<Vec<Content>> =
@@ -111,28 +163,26 @@ impl Matrix {
     }
 }
 
-fn together<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
-    let mut different: Vec<&Vec<usize>> = Vec::new();
-    for content in contents {
-        if let Content::Passes(ports) | Content::Partly(ports) = content
-            && !different.contains(&ports)
-        {
-            different.push(ports);
-        }
-    }
-    match different.as_slice() {
-        [] => Content::Nothing,
-        [only] => Content::Passes((*only).clone()),
-        several => {
-            let some: BTreeSet<usize> = several.iter().flat_map(|ports| ports.iter().copied()).collect();
-            Content::Partly(some.into_iter().collect())
-        }
-    }
+fn passing(judge: &Judge<'_>, flow: Flow, ports: &[usize]) -> Rc<[usize]> {
+    let passes = |port: &&usize| judge.cell(flow, **port).verdict == Verdict::Allow;
+    ports.iter().filter(passes).copied().collect()
 }
 
-fn passing(cells: &[(usize, Cell)]) -> Vec<usize> {
-    let passes = cells.iter().filter(|(_, cell)| cell.verdict == crate::oracle::Verdict::Allow);
-    passes.map(|(port, _)| *port).collect()
+/// What passes on some of the ways: where contents differ, partly.
+fn together<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
+    let mut all = Content::default();
+    for content in contents {
+        all.partly |= all.agrees(content) == Some(false);
+        for (known, more) in all.by_way.iter_mut().zip(&content.by_way) {
+            *known = match (known.take(), more) {
+                (Some(known), Some(more)) if known != *more => Some(
+                    known.iter().chain(more.iter()).copied().collect::<BTreeSet<_>>().into_iter().collect(),
+                ),
+                (known, more) => known.or_else(|| more.clone()),
+            };
+        }
+    }
+    all
 }
 
 /// Merges rows of one kind that are equal where both have flows; gives who is in each, and what they have together.
@@ -143,14 +193,12 @@ fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize
             |members: &[usize]| members.first().is_some_and(|first| kinds.get(*first) == kinds.get(index));
         let alike = |known: &[Content]| {
             let mut asked = false;
-            let same = known.iter().zip(&row).all(|pair| match pair {
-                (Content::Nothing, _) | (_, Content::Nothing) => true,
-                (a, b) => {
-                    asked = true;
-                    a == b
-                }
+            let same = known.iter().zip(&row).all(|(known, content)| {
+                let agrees = known.agrees(content);
+                asked |= agrees.is_some();
+                agrees != Some(false)
             });
-            let nowhere = |row: &[Content]| row.iter().all(|content| *content == Content::Nothing);
+            let nowhere = |row: &[Content]| row.iter().all(Content::is_nothing);
             same && (asked || (nowhere(known) && nowhere(&row)))
         };
         match groups.iter_mut().find(|(members, known)| of_kind(members) && alike(known)) {
@@ -158,9 +206,7 @@ fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize
             Some((members, known)) => {
                 members.push(index);
                 for (known, more) in known.iter_mut().zip(row) {
-                    if *known == Content::Nothing {
-                        *known = more;
-                    }
+                    known.add(more);
                 }
             }
         }
@@ -169,8 +215,7 @@ fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize
 }
 
 fn transposed(rows: &[Vec<Content>], width: usize) -> Vec<Vec<Content>> {
-    let column =
-        |index: usize| rows.iter().map(|row| row.get(index).cloned().unwrap_or(Content::Nothing)).collect();
+    let column = |index: usize| rows.iter().map(|row| row.get(index).cloned().unwrap_or_default()).collect();
     (0..width).map(column).collect()
 }
 

@@ -66,6 +66,21 @@ const ICMPS: [Protocol; 2] = [Protocol::ICMP, Protocol::ICMPV6];
 const EVERY_PORT: PortRange = PortRange { first: 0, last: u16::MAX };
 
 impl Matcher {
+    /// What tells packets apart whose replies this tells apart: ports change sides, and an answer is asked for.
+    pub(super) fn before_reply(self) -> Vec<Self> {
+        let icmp = |icmp_type, code| Self::Icmp(Some(icmp_type), code);
+        match self {
+            Self::Protocol(_) | Self::Icmp(None, _) => vec![self],
+            Self::Port { source, protocol, range } => vec![Self::Port { source: !source, protocol, range }],
+            Self::Icmp(Some(icmp_type), code) => match icmp_type {
+                // Echo, which has other types in ICMPv6.
+                0 | 8 => vec![icmp(0, code), icmp(8, code), Self::Protocol(Protocol::ICMP)],
+                128 | 129 => vec![icmp(128, code), icmp(129, code), Self::Protocol(Protocol::ICMPV6)],
+                _ => vec![self],
+            },
+        }
+    }
+
     fn matches(self, sample: &Sample) -> bool {
         match self {
             Self::Protocol(protocol) => sample.protocol == protocol,

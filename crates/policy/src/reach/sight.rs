@@ -3,15 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use tortie_api::Resource;
 use tortie_api::calico::PolicySpec;
 use tortie_api::kubernetes::{ClusterPeer, LabelSelector};
-use tortie_api::net::Direction;
-use tortie_api::{Kind, Resource};
+use tortie_api::net::{Direction, IpVersion};
 use tortie_selector::Selector;
 
-use super::atoms::{Atom, Uses, Vocabulary};
+use super::asked::Policies;
+use super::atoms::{Atom, Vocabulary};
+use super::hosts::{HostSight, Hosts, Interfaces};
 use super::nets::NetIndex;
-use crate::oracle::{Oracle, SeenPod, SeenProfile, Subject};
+use super::way::{FAMILIES, family_number};
+use crate::oracle::{Oracle, SeenPod, SeenProfile, Subject, family_of};
 
 /// The questions that hold, by number, ascending.
 pub(super) type Holding = Vec<u32>;
@@ -30,12 +33,44 @@ pub(super) struct AddressSight {
 pub(super) struct EndSight {
     /// Whose say counts; `None` where nobody is judged.
     pub(super) judged: Option<Judged>,
-    pub(super) v4: Option<AddressSight>,
-    pub(super) v6: Option<AddressSight>,
+    /// Its address of each family.
+    pub(super) addresses: [Option<Routed>; 2],
     /// A node's second address, from which it reaches pods by VXLAN.
     pub(super) tunnel: Option<AddressSight>,
     /// Whether nodes reach it from that address.
     pub(super) overlaid: bool,
+    /// Whether it is a node, or on one; said only where there are host endpoints.
+    pub(super) anchored: bool,
+    /// What host endpoints its node has.
+    pub(super) interfaces: Interfaces,
+    /// Whether it is a node that drops what its own pods send to it.
+    pub(super) closed: bool,
+}
+
+/// An address, with what decides by which interface packets to it and from it pass, and how they look there; this is said
+/// only where there are host endpoints.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(super) struct Routed {
+    pub(super) address: AddressSight,
+    /// Whether packets to it pass the overlay.
+    pub(super) overlaid: bool,
+    /// Whether packets to it keep their source.
+    pub(super) pooled: bool,
+    /// The source that packets from it have otherwise.
+    pub(super) translated: Option<AddressSight>,
+}
+
+impl EndSight {
+    /// Its address of this family.
+    pub(super) fn by(&self, family: IpVersion) -> Option<&Routed> {
+        self.addresses.get(family_number(family))?.as_ref()
+    }
+
+    /// Whether packets of this family can go from here to there.
+    pub(super) fn reaches(&self, other: &Self, family: IpVersion) -> bool {
+        let by_tunnel = family == IpVersion::V4 && other.overlaid && self.tunnel.is_some();
+        (self.by(family).is_some() || by_tunnel) && other.by(family).is_some()
+    }
 }
 
 /// The policies and profiles that have a say about a pod.
@@ -44,6 +79,15 @@ pub(super) struct Judged {
     pub(super) ingress: Vec<usize>,
     pub(super) egress: Vec<usize>,
     pub(super) profiles: Vec<Profile>,
+}
+
+impl Judged {
+    pub(super) fn of(&self, direction: Direction) -> &[usize] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,7 +101,8 @@ pub(super) enum Profile {
 pub(super) struct Sight<'a> {
     oracle: &'a Oracle<'a>,
     vocabulary: &'a Vocabulary,
-    enforced: Vec<bool>,
+    counts: Vec<bool>,
+    hosts: Hosts,
     mentioned: Mentioned,
     nets: NetIndex<u32>,
     backends: BTreeMap<IpAddr, Vec<u32>>,
@@ -79,7 +124,8 @@ struct Seen {
 }
 
 impl<'a> Sight<'a> {
-    pub(super) fn new(oracle: &'a Oracle<'a>, vocabulary: &'a Vocabulary) -> Self {
+    pub(super) fn new(oracle: &'a Oracle<'a>, vocabulary: &'a Vocabulary, policies: Policies) -> Self {
+        let counts: Vec<bool> = oracle.policies().map(|policy| policies.count(&policy)).collect();
         let numbered = || vocabulary.atoms.iter().zip(0u32..);
         let nets = numbered().filter_map(|(atom, number)| match atom {
             Atom::Net(net) => Some((*net, number)),
@@ -90,7 +136,8 @@ impl<'a> Sight<'a> {
         let mut sight = Self {
             oracle,
             vocabulary,
-            enforced: oracle.policies().map(|policy| !policy.staged).collect(),
+            hosts: Hosts::new(oracle, &counts),
+            counts,
             mentioned: Mentioned::new(oracle, vocabulary),
             nets: NetIndex::new(nets),
             backends: backends(oracle, vocabulary),
@@ -105,9 +152,9 @@ impl<'a> Sight<'a> {
                 sight.pods_at.entry(*address).or_default().push(seen.clone());
             }
         }
-        for (host, addresses) in oracle.hosts() {
-            for address in addresses {
-                sight.pods_at.entry(*address).or_default().push(holding(vocabulary, host));
+        for host in oracle.hosts() {
+            for address in host.addresses() {
+                sight.pods_at.entry(*address).or_default().push(holding(vocabulary, host.subject()));
             }
         }
         sight
@@ -115,37 +162,70 @@ impl<'a> Sight<'a> {
 
     pub(super) fn pod(&mut self, pod: &SeenPod<'_>) -> EndSight {
         let seen = self.look(pod);
-        // Of several addresses of a family the lowest is asked about.
-        let lowest = |v4: bool| pod.addresses().iter().filter(|address| address.is_ipv4() == v4).min();
+        let translated = |address| self.oracle.translated(pod.node(), address).map(|node| self.address(node));
         EndSight {
             judged: Some(Judged {
                 ingress: seen.ingress,
                 egress: seen.egress,
                 profiles: profiles(self.oracle, pod.profiles()),
             }),
-            v4: lowest(true).map(|address| self.address(*address)),
-            v6: lowest(false).map(|address| self.address(*address)),
-            tunnel: None,
+            addresses: self.addresses(pod.addresses(), pod.node(), translated),
             overlaid: pod.addresses().iter().any(|address| self.oracle.is_overlaid(*address)),
+            ..self.on_node(pod.node())
         }
     }
 
-    pub(super) fn node(&self, own: &[IpAddr], tunnel: Option<IpAddr>) -> EndSight {
-        let lowest = |v4: bool| own.iter().filter(|address| address.is_ipv4() == v4).min();
+    pub(super) fn node(&self, name: &str, own: &[IpAddr], tunnel: Option<IpAddr>) -> EndSight {
         EndSight {
-            v4: lowest(true).map(|address| self.address(*address)),
-            v6: lowest(false).map(|address| self.address(*address)),
+            addresses: self.addresses(own, name, |_| None),
             tunnel: tunnel.map(|address| self.address(address)),
-            ..EndSight::default()
+            closed: self.oracle.is_closed_to_its_pods(name),
+            ..self.on_node(name)
         }
     }
 
     pub(super) fn outside(&self, address: IpAddr) -> EndSight {
-        let sight = Some(self.address(address));
-        match address.is_ipv4() {
-            true => EndSight { v4: sight, ..EndSight::default() },
-            false => EndSight { v6: sight, ..EndSight::default() },
+        EndSight { addresses: self.addresses(&[address], "", |_| None), ..EndSight::default() }
+    }
+
+    /// What all on a node have in common.
+    fn on_node(&self, node: &str) -> EndSight {
+        EndSight {
+            anchored: self.is_anchored(node),
+            interfaces: self.hosts.of_node(node),
+            ..EndSight::default()
         }
+    }
+
+    /// Of several addresses of a family the lowest is asked about.
+    fn addresses(
+        &self,
+        addresses: &[IpAddr],
+        node: &str,
+        translated: impl Fn(IpAddr) -> Option<AddressSight>,
+    ) -> [Option<Routed>; 2] {
+        FAMILIES.map(|family| {
+            let address = *addresses.iter().filter(|address| family_of(**address) == family).min()?;
+            let routed = Routed { address: self.address(address), ..Routed::default() };
+            Some(match self.is_anchored(node) {
+                false => routed,
+                true => Routed {
+                    overlaid: self.oracle.is_overlaid(address),
+                    pooled: self.oracle.is_pooled(address),
+                    translated: translated(address),
+                    ..routed
+                },
+            })
+        })
+    }
+
+    fn is_anchored(&self, node: &str) -> bool {
+        !self.hosts.sights.is_empty() && !node.is_empty()
+    }
+
+    /// The host endpoints of the cluster, equal ones once.
+    pub(super) fn into_hosts(self) -> Vec<HostSight> {
+        self.hosts.sights
     }
 
     fn address(&self, address: IpAddr) -> AddressSight {
@@ -164,14 +244,14 @@ impl<'a> Sight<'a> {
         if let Some(seen) = self.seen.get(&appearance) {
             return seen.clone();
         }
-        let enforced = |direction| {
+        let counting = |direction| {
             let applying = self.oracle.applying(pod, direction).into_iter();
-            applying.filter(|index| self.enforced.get(*index) == Some(&true)).collect()
+            applying.filter(|index| self.counts.get(*index) == Some(&true)).collect()
         };
         let seen = Seen {
             holding: holding(self.vocabulary, subject),
-            ingress: enforced(Direction::Ingress),
-            egress: enforced(Direction::Egress),
+            ingress: counting(Direction::Ingress),
+            egress: counting(Direction::Egress),
         };
         self.seen.insert(appearance, seen.clone());
         seen
@@ -202,7 +282,8 @@ fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Ve
     at
 }
 
-fn profiles(oracle: &Oracle<'_>, names: &[String]) -> Vec<Profile> {
+/// Those that have anything to say, up to the first that allows everything.
+pub(super) fn profiles(oracle: &Oracle<'_>, names: &[String]) -> Vec<Profile> {
     let mut all = Vec::new();
     for name in names {
         match oracle.profile_of(name) {
@@ -297,71 +378,4 @@ impl Mentioned {
             ports,
         )
     }
-}
-
-/// What each policy and each stored profile asks, for [`Sight`]s of one vocabulary.
-pub(super) struct Asked {
-    /// By the policy's index; ingress, then egress.
-    policies: Vec<[Uses; 2]>,
-    profiles: BTreeMap<String, [Uses; 2]>,
-}
-
-const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
-
-impl Asked {
-    pub(super) fn new(oracle: &Oracle<'_>, all: &[Oracle<'_>], vocabulary: &mut Vocabulary) -> Self {
-        let mut of = |namespace: &str, resource: Option<&Resource>| {
-            DIRECTIONS.map(|direction| match resource {
-                Some(resource) => vocabulary.policy(all, namespace, resource, direction),
-                None => Uses::default(),
-            })
-        };
-        let resource = |stored: &'_ crate::oracle::Stored| stored.resource.as_ref().ok().cloned();
-        let policies = oracle.policies().map(|policy| {
-            of(&policy.name.namespace, resource(policy.stored).filter(|_| !policy.staged).as_ref())
-        });
-        let policies = policies.collect();
-        let mut profiles = BTreeMap::new();
-        let stored = oracle.pods().flat_map(|pod| pod.profiles().iter().cloned()).collect::<BTreeSet<_>>();
-        for name in stored {
-            if let SeenProfile::Stored(stored) = oracle.profile_of(&name) {
-                profiles.insert(name, of("", resource(stored).as_ref()));
-            }
-        }
-        Self { policies, profiles }
-    }
-
-    /// What all policies and profiles that have a say ask.
-    pub(super) fn of(&self, judged: &Judged, direction: Direction) -> Uses {
-        let (side, policies) = match direction {
-            Direction::Ingress => (0, &judged.ingress),
-            Direction::Egress => (1, &judged.egress),
-        };
-        let mut uses = Uses::default();
-        let policies = policies.iter().filter_map(|index| self.policies.get(*index));
-        let profiles = judged.profiles.iter().filter_map(|profile| match profile {
-            Profile::Stored(name) => self.profiles.get(name),
-            Profile::AllowsAll => None,
-        });
-        for asked in policies.chain(profiles).filter_map(|both| both.get(side)) {
-            uses.add(asked);
-        }
-        uses
-    }
-}
-
-/// Whether objects of this kind are policies.
-pub(crate) fn is_policy(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::NetworkPolicy
-            | Kind::GlobalNetworkPolicy
-            | Kind::StagedNetworkPolicy
-            | Kind::StagedGlobalNetworkPolicy
-            | Kind::KubernetesNetworkPolicy
-            | Kind::StagedKubernetesNetworkPolicy
-            | Kind::ClusterNetworkPolicy
-            | Kind::AdminNetworkPolicy
-            | Kind::BaselineAdminNetworkPolicy
-    )
 }

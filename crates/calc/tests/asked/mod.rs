@@ -1,0 +1,173 @@
+//! Whole clusters, and questions about everybody in them.
+#![allow(dead_code, reason = "not every test asks everything")]
+
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use serde_json::json;
+use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::net::IpVersion;
+use tortie_api::{Key, Kind, Resource};
+use tortie_policy::oracle::{Answer, DecidedBy, Peer, Question, Snapshot, Trace, Verdict};
+use tortie_policy::reach::{Classes, Placement, Sample, Way};
+
+use testkit::clusters::hosts::{NODES, hosts};
+use testkit::clusters::{Objects, Sent, clusters, packets};
+
+pub const PACKETS: usize = 25;
+const OUTSIDERS: [&str; 6] = ["10.0.0.7", "10.0.0.200", "10.0.1.1", "198.51.100.7", "fd00::9", "2001:db8::1"];
+
+/// An end of flows, with its class and its node.
+pub struct End {
+    pub peer: Peer,
+    pub class: usize,
+    pub node: String,
+}
+
+/// Whole clusters, every other one with host endpoints, and packets to ask about. `twins` at most.
+pub fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
+    let twins = prop::collection::vec((0..6usize, 0..5usize), 0..twins);
+    // Boxed, as so many parts would not fit on a test's stack.
+    let hosts = prop::option::of(hosts().boxed());
+    let all = (clusters().boxed(), twins, hosts, prop::collection::vec(packets(), PACKETS));
+    let whole = |(objects, twins, hosts, packets): (Objects, Vec<_>, Option<Objects>, _)| {
+        let mut objects = grown(objects, &twins);
+        objects.extend(hosts.into_iter().flatten());
+        (objects, packets)
+    };
+    all.prop_map(whole).boxed()
+}
+
+/// So many cases, if `PROPTEST_CASES` does not say otherwise.
+pub fn config(cases: u32) -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
+    ProptestConfig { cases, max_shrink_iters: 60, failure_persistence: None, ..Default::default() }
+}
+
+pub fn snapshot(objects: &Objects) -> Snapshot {
+    let mut snapshot = Snapshot::new();
+    for (key, value) in objects {
+        snapshot.insert(key.clone(), value.clone(), None);
+    }
+    snapshot
+}
+
+/// With twins of some pods at addresses of their own, with nodes, and with an overlay.
+pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
+    let pods: Objects =
+        objects.iter().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint).cloned().collect();
+    for (number, (which, where_)) in twins.iter().enumerate() {
+        let (mut key, mut value) = pods[which % pods.len()].clone();
+        let name = format!("twin{number}");
+        key.name = format!("n1-k8s-{name}-eth0");
+        value["metadata"]["name"] = json!(key.name);
+        value["spec"]["pod"] = json!(name);
+        value["spec"]["node"] = json!(NODES[number % 3].0);
+        // Every other one next door: nothing but its namespace tells it from its twin.
+        if number % 2 == 1 {
+            let other = if key.namespace == "red" { "blue" } else { "red" };
+            let account = value["spec"]["serviceAccountName"].as_str().unwrap_or_default();
+            value["spec"]["profiles"] = json!(WorkloadEndpoint::profiles_for(other, account));
+            value["metadata"]["namespace"] = json!(other);
+            key.namespace = other.to_owned();
+        }
+        // And some run as somebody else.
+        if number % 3 == 2 {
+            let account = if value["spec"]["serviceAccountName"] == "runner" { "default" } else { "runner" };
+            value["spec"]["profiles"] = json!(WorkloadEndpoint::profiles_for(&key.namespace, account));
+            value["spec"]["serviceAccountName"] = json!(account);
+        }
+        let net = ["10.0.0.6", "10.0.0.2", "10.0.0.3", "10.9.0.1", "10.9.0.2"][*where_];
+        value["spec"]["ipNetworks"] = json!([format!("{net}/32")]);
+        objects.push((key, value));
+    }
+    let mut node = |(name, own): (&str, &str), v6: &str, tunnel: Option<&str>| {
+        let mut annotations = json!({
+            "projectcalico.org/IPv4Address": format!("{own}/24"),
+            "projectcalico.org/IPv6Address": format!("{v6}/64"),
+        });
+        if let Some(tunnel) = tunnel {
+            annotations["projectcalico.org/IPv4VXLANTunnelAddr"] = json!(tunnel);
+        }
+        let value = json!({"metadata": {"name": name, "annotations": annotations}});
+        objects.push((Key::global(Kind::Node, name), value));
+    };
+    let [n1, n2, n3] = NODES;
+    node(n1, "fd00::8", Some("10.0.1.0"));
+    node(n2, "2001:db8::9", Some("10.0.0.9"));
+    // The third has no end of the overlay: nothing but being a node tells it from outsiders.
+    node(n3, "2001:db8::a", None);
+    let spec = json!({"cidr": "10.0.0.0/24", "vxlanMode": "Always", "ipipMode": "Never"});
+    let pool = json!({"metadata": {"name": "pool"}, "spec": spec});
+    objects.push((Key::global(Kind::IpPool, "pool"), pool));
+    objects
+}
+
+/// Pods with addresses, nodes and some outsiders, each with its class and node.
+pub fn ends(snapshot: &Snapshot, classes: &Classes) -> Vec<End> {
+    ends_of(&[snapshot], classes)
+}
+
+pub fn ends_of(snapshots: &[&Snapshot], classes: &Classes) -> Vec<End> {
+    let mut ends = Vec::new();
+    for (key, stored) in snapshots[0].iter() {
+        let (peer, node) = match &stored.resource {
+            Ok(Resource::WorkloadEndpoint(endpoint)) => (
+                Peer::Pod { namespace: key.namespace.clone(), name: endpoint.spec.pod.clone() },
+                endpoint.spec.node.clone(),
+            ),
+            Ok(Resource::Node(_)) => (Peer::Node(key.name.clone()), key.name.clone()),
+            _ => continue,
+        };
+        let class = classes.class_of(&peer).unwrap_or_else(|| panic!("{peer} is in no class"));
+        ends.push(End { peer, class, node });
+    }
+    for address in OUTSIDERS {
+        let address: IpAddr = address.parse().unwrap();
+        let class = classes.class_of_outsider(snapshots, address);
+        // Only where nothing speaks of IPv6 there is no class for it.
+        assert!(class.is_some() || address.is_ipv6(), "{address} is in no class");
+        let outsider = |class| End { peer: Peer::Address(address), class, node: String::new() };
+        ends.extend(class.map(outsider));
+    }
+    ends
+}
+
+pub fn sample(packet: &Sent) -> Sample {
+    Sample {
+        protocol: packet.protocol,
+        source_port: packet.source_port,
+        destination_port: packet.destination_port,
+        icmp: packet.icmp,
+    }
+}
+
+pub fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
+    Question {
+        from,
+        to,
+        protocol: packet.protocol,
+        source_port: packet.source_port,
+        destination_port: packet.destination_port,
+        icmp: packet.icmp,
+        via: None,
+    }
+}
+
+/// How a packet of this family goes from one end to the other; `None` where none leaves: of somebody to itself, of a node
+/// to its own pods.
+pub fn way(from: &End, to: &End, family: IpVersion) -> Option<Way> {
+    let together = !from.node.is_empty() && from.node == to.node;
+    if from.peer == to.peer || (together && matches!(from.peer, Peer::Node(_))) {
+        return None;
+    }
+    Some(Way { family, placement: if together { Placement::Together } else { Placement::Apart } })
+}
+
+/// Whether any policy was asked.
+pub fn is_asked(answer: &Answer) -> bool {
+    let says = |trace: &Trace| {
+        trace.verdict == Verdict::Deny || !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. })
+    };
+    answer.egress.is_some() || answer.ingress.is_some() || answer.hosts.iter().any(says)
+}
