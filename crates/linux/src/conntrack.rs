@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use tortie_api::net::Protocol;
+use tortie_policy::program::Flow;
+
 use crate::netlink::attribute::{Attributes, put, put_nest};
 use crate::netlink::{Family, Reply, Request, Socket};
 use crate::{Error, Result};
@@ -38,11 +41,22 @@ impl Conntrack {
         if addresses.is_empty() {
             return Ok(0);
         }
+        self.forget_if(|connection| addresses_of(connection).any(|address| addresses.contains(&address)))
+    }
+
+    /// Forgets the connections of which this holds, and says how many. A connection is what its first packet was when it
+    /// was forwarded: its destination translated already, its source not yet.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn forget_flows(&mut self, is_gone: impl Fn(&Flow) -> bool) -> Result<usize> {
+        self.forget_if(|connection| flow_of(connection).is_some_and(|flow| is_gone(&flow)))
+    }
+
+    fn forget_if(&mut self, is_gone: impl Fn(&Reply) -> bool) -> Result<usize> {
         let connections = self.socket.dump(&message(GET, |_| ())).map_err(refused("list connections"))?;
-        let theirs = connections
-            .iter()
-            .filter(|reply| addresses_of(reply).any(|address| addresses.contains(&address)));
-        let deletions: Vec<_> = theirs.map(deletion).collect();
+        let deletions: Vec<_> =
+            connections.iter().filter(|connection| is_gone(connection)).map(deletion).collect();
         let verdicts = self.socket.batch(&deletions).map_err(refused("forget connections"))?;
         for verdict in verdicts {
             match verdict {
@@ -65,6 +79,13 @@ const TUPLE_REPLY: u16 = 2;
 const ID: u16 = 12;
 const ZONE: u16 = 18;
 const TUPLE_IP: u16 = 1;
+const TUPLE_PROTO: u16 = 2;
+// `CTA_IP_…` of IPv4 and of IPv6; `CTA_PROTO_…`, of ICMP and of ICMPv6.
+const SOURCE: [u16; 2] = [1, 3];
+const PROTOCOL: u16 = 1;
+const SOURCE_PORT: u16 = 2;
+const ICMP_TYPE: [u16; 2] = [5, 8];
+const ICMP_CODE: [u16; 2] = [6, 9];
 
 /// The length of `struct nfgenmsg`, whose first byte is the family.
 const HEADER: usize = 4;
@@ -94,9 +115,35 @@ fn deletion(connection: &Reply) -> Request {
 
 fn addresses_of(connection: &Reply) -> impl Iterator<Item = IpAddr> {
     let tuples = [TUPLE_ORIG, TUPLE_REPLY].map(|tuple| attributes(connection).nest(tuple).nest(TUPLE_IP));
-    tuples.into_iter().flatten().filter_map(|(_, bytes)| match bytes.len() {
+    tuples.into_iter().flatten().filter_map(|(_, bytes)| address(bytes))
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
         4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
         _ => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+    }
+}
+
+/// What the connection began with. Whom it reaches says the tuple of its answers.
+fn flow_of(connection: &Reply) -> Option<Flow> {
+    let [there, back] = [TUPLE_ORIG, TUPLE_REPLY].map(|tuple| attributes(connection).nest(tuple));
+    let address_of = |tuple: Attributes<'_>, kinds: [u16; 2]| {
+        kinds.into_iter().find_map(|kind| tuple.nest(TUPLE_IP).get(kind)).and_then(address)
+    };
+    let port = |tuple: Attributes<'_>, kind| {
+        let bytes = tuple.nest(TUPLE_PROTO).get(kind).and_then(|bytes| <[u8; 2]>::try_from(bytes).ok());
+        bytes.map_or(0, u16::from_be_bytes)
+    };
+    let byte = |kind| there.nest(TUPLE_PROTO).get(kind).and_then(|bytes| bytes.first().copied());
+    let one_of = |kinds: [u16; 2]| kinds.into_iter().find_map(byte);
+    Some(Flow {
+        source: address_of(there, SOURCE)?,
+        destination: address_of(back, SOURCE)?,
+        protocol: Protocol(byte(PROTOCOL)?),
+        source_port: port(there, SOURCE_PORT),
+        destination_port: port(back, SOURCE_PORT),
+        icmp: one_of(ICMP_TYPE).zip(one_of(ICMP_CODE)),
     })
 }
 

@@ -4,11 +4,15 @@
 
 mod common;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::cluster::*;
+use tortie_api::calico::EstablishedFlows;
+use tortie_api::net::Action;
 use tortie_dataplane::*;
+use tortie_policy::program::*;
 
 #[test]
 fn an_address_that_is_given_again_at_once_inherits_no_connection() {
@@ -93,4 +97,95 @@ fn an_agent_that_starts_forgets_connections_of_addresses_that_nobody_has() {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// What becomes of established flows when policy denies them is set (semantics 20).
+#[test]
+fn established_flows_are_kept_or_cut() {
+    for (setting, goes_on) in [(EstablishedFlows::Keep, true), (EstablishedFlows::Cut, false)] {
+        let mut node = Node::new(&Underlay::new(), 1);
+        let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+        let other = Pod::new("other", 1, 4);
+        server.serve(80);
+        node.change(|state| {
+            open_profile(state);
+            Arc::make_mut(&mut state.settings).established_flows = setting;
+            let members = [&client, &other].map(|pod| Member::Net(IpAddr::from(pod.address).into()));
+            state.sets.insert(SetId::new("s:clients"), (SetKind::Nets, members.into()));
+            let source = EntityMatch { sets: vec![SetId::new("s:clients")], ..EntityMatch::default() };
+            let ingress = vec![Rule { source, ..Rule::all(Action::Allow) }];
+            state.policies.insert(policy_id("clients"), Arc::new(PolicyRules { ingress, egress: vec![] }));
+            let closed = PolicyRules { ingress: vec![], egress: vec![Rule::all(Action::Deny)] };
+            state.policies.insert(policy_id("closed"), Arc::new(closed));
+        });
+        node.add(&client, open());
+        node.add(&other, open());
+        node.add(&server, ingress(&["clients"], EndOfTier::Deny));
+        let flow = |pod: &Pod| {
+            let stream = pod.connect(server.address, 80).unwrap();
+            assert!(answers(&stream));
+            stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            stream
+        };
+        let goes_on_from = |stream: &std::net::TcpStream| {
+            // It is cut in a while: many questions, of which the last counts.
+            let deadline = Instant::now() + Duration::from_millis(2500);
+            let mut goes_on = true;
+            while goes_on && Instant::now() < deadline {
+                goes_on = answers(stream);
+            }
+            goes_on
+        };
+        let (one, two) = (flow(&client), flow(&other));
+        let from_node = node.namespace.run(|| connect(server.address, 80).unwrap()).unwrap();
+
+        // A set loses a member.
+        let member = Member::Net(IpAddr::from(client.address).into());
+        node.change(|state| {
+            assert!(state.sets.get_mut(&SetId::new("s:clients")).unwrap().1.remove(&member));
+        });
+        assert_eq!(goes_on_from(&one), goes_on, "{setting:?}, not allowed in any more");
+        assert!(answers(&two), "{setting:?}, allowed");
+        assert!(answers(&from_node), "{setting:?}, a node always reaches its pods");
+        assert!(client.connect(server.address, 80).is_none());
+
+        let tier =
+            TierProgram { name: "default".into(), policies: vec![policy_id("closed")], end: EndOfTier::Deny };
+        node.program(&other, EndpointProgram { egress: vec![tier], ..open() });
+        assert_eq!(goes_on_from(&two), goes_on, "{setting:?}, not allowed out any more");
+        assert!(answers(&from_node));
+    }
+}
+
+/// The server may begin flows with the client. The one that is cut was the client's, and the server must not take it up
+/// again from its middle.
+#[test]
+fn a_cut_flow_does_not_begin_again() {
+    use std::io::{Read, Write};
+    let mut node = Node::new(&Underlay::new(), 1);
+    let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
+    node.change(|state| {
+        open_profile(state);
+        Arc::make_mut(&mut state.settings).established_flows = EstablishedFlows::Cut;
+        state.policies.insert(policy_id("closed"), Arc::new(PolicyRules::default()));
+    });
+    node.add(&client, open());
+    node.add(&server, open());
+    let listen = || std::net::TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, 80)).unwrap();
+    let listener = server.namespace.run(listen).unwrap();
+    let mut at_client = client.connect(server.address, 80).unwrap();
+    let (mut at_server, _) = listener.accept().unwrap();
+    at_client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let mut arrives = || {
+        at_server.write_all(b"meow").unwrap();
+        at_client.read_exact(&mut [0; 4]).is_ok()
+    };
+    assert!(arrives());
+    node.program(&server, ingress(&["closed"], EndOfTier::Deny));
+    let deadline = Instant::now() + Duration::from_secs(4);
+    while arrives() {
+        assert!(Instant::now() < deadline, "the server goes on with the client's flow");
+        std::thread::sleep(Duration::from_millis(10)); // not faster than the flow can be cut
+    }
+    assert!(!arrives());
 }

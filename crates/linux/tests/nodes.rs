@@ -160,31 +160,6 @@ fn what_is_denied_is_dropped_or_rejected() {
     }
 }
 
-/// Two nodes with the overlay between them, and a pod on each.
-fn two_nodes() -> ([Node; 2], [Pod; 2]) {
-    two_nodes_with(&Config::default())
-}
-
-fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
-    let underlay = Underlay::new();
-    let mut nodes = [1, 2].map(|number| Node::with(&underlay, number, config.clone()));
-    let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
-    for (index, node) in nodes.iter_mut().enumerate() {
-        let (own, other) = ([1, 2][index], [2, 1][index]);
-        let report = node.change(|state| {
-            open_profile(state);
-            state.node = Some(local_node(own));
-            state.vteps.insert(format!("node-{other}"), vtep(other));
-            state.routes.insert(block(own), RouteTarget::Local);
-            state.routes.insert(block(other), RouteTarget::Vxlan { node: format!("node-{other}") });
-        });
-        assert_eq!(report, Report::default());
-        node.add(&pods[index], open());
-        pods[index].serve(80);
-    }
-    (nodes, pods)
-}
-
 #[test]
 fn pods_of_two_nodes_over_vxlan() {
     let (mut nodes, pods) = two_nodes();

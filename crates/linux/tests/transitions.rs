@@ -3,7 +3,7 @@
 //!
 //! One thing the kernel does not give: a packet that is in the middle of the chains while a transaction comes in force goes
 //! on by the rules of before, but finds in sets and maps what is there now. What the dataplane does about that
-//! (`dataplane/staged.rs`) leaves a policy whose rules change in the same instant as the programs that name it, and sets
+//! (what packets may be led to comes a transaction earlier, and goes one later) leaves a policy whose rules change in the same instant as the programs that name it, and sets
 //! that change together with rules: so a single packet of a flow may go astray once in some thousand changes. More than
 //! that fails, and so does any packet once the change is done.
 //!

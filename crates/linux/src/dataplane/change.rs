@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_policy::program::PolicyId;
 
-use crate::nftables::{Chain, DataKind, Element, Key, Op, Set, SetSpec, Table, Value, changes};
+use crate::nftables::{
+    Chain, DataKind, Element, Key, Op, Set, SetSpec, Table, Value, additions, alterations, removals,
+};
 
 /// What must change.
 #[derive(Debug, Default)]
@@ -15,10 +17,28 @@ pub struct Change {
     new: Table,
     /// Single elements of sets that stay.
     elements: BTreeMap<String, Elements>,
+    /// The interfaces of host endpoints that are led elsewhere.
+    pub host_interfaces: BTreeSet<String>,
     /// The programs that it is about.
     pub programs: BTreeSet<String>,
     /// The policies that it is about.
     pub policies: BTreeSet<PolicyId>,
+}
+
+/// The changes of a table in three steps, each of which leaves what is asked about packets as it is, but for the second.
+///
+/// A packet may be on its way through the chains while a transaction becomes true. It goes on by the rules that it began
+/// with, but each set is looked up as it is by then (`nft_do_chain` and `nft_lookup_eval` of Linux 6.18): it could come to
+/// a chain that has no rules yet for it, or with the number of a program that is not there any more. So what is new is there
+/// one transaction before anything leads to it, and what is old one longer.
+#[derive(Debug, Default)]
+pub struct Steps {
+    /// What nothing leads to yet.
+    pub prepare: Vec<Op>,
+    /// What packets notice.
+    pub switch: Vec<Op>,
+    /// What nothing leads to any more.
+    pub clear: Vec<Op>,
 }
 
 /// What becomes of single keys of a set.
@@ -88,16 +108,18 @@ impl Change {
         table
     }
 
-    /// The changes of the table, in an order in which everything is there before it is named: also where packets meet
-    /// what is in between, if what leads to the programs that this is about is taken away before.
-    pub fn ops(&self, kernel: &Table) -> Vec<Op> {
-        let mut ops = self.element_ops(kernel, None, |_| true);
-        ops.extend(self.element_ops(kernel, Some(DataKind::Number), Option::is_none));
-        ops.extend(self.element_ops(kernel, Some(DataKind::Verdict), Option::is_none));
-        ops.extend(changes(&self.new, &self.old));
-        ops.extend(self.element_ops(kernel, Some(DataKind::Verdict), Option::is_some));
-        ops.extend(self.element_ops(kernel, Some(DataKind::Number), Option::is_some));
-        ops
+    /// The changes of the table.
+    pub fn steps(&self, kernel: &Table) -> Steps {
+        let (verdict, number) = (Some(DataKind::Verdict), Some(DataKind::Number));
+        let mut prepare = additions(&self.new, &self.old);
+        prepare.extend(self.element_ops(kernel, verdict, Option::is_some));
+        let mut switch = self.element_ops(kernel, None, |_| true);
+        switch.extend(self.element_ops(kernel, number, Option::is_none));
+        switch.extend(alterations(&self.new, &self.old));
+        switch.extend(self.element_ops(kernel, number, Option::is_some));
+        let mut clear = self.element_ops(kernel, verdict, Option::is_none);
+        clear.extend(removals(&self.new, &self.old));
+        Steps { prepare, switch, clear }
     }
 
     /// The changes of single elements of sets of one kind that come, or go.
@@ -108,7 +130,11 @@ impl Change {
         chosen: impl Fn(&Option<Value>) -> bool,
     ) -> Vec<Op> {
         let mut ops = Vec::new();
-        for (name, elements) in self.elements.iter().filter(|(_, elements)| elements.spec.data == data) {
+        // What goes as a whole is emptied then.
+        let stays = |name: &String| self.new.sets.contains_key(name) || !self.old.sets.contains_key(name);
+        let chosen_sets =
+            self.elements.iter().filter(|(name, elements)| elements.spec.data == data && stays(name));
+        for (name, elements) in chosen_sets {
             // A set that is put there as a whole has its elements already, but for what has been added since.
             let there = self.new.sets.get(name).or_else(|| kernel.sets.get(name));
             let (mut removed, mut added) = (Vec::new(), Vec::new());

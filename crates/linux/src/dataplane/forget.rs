@@ -1,4 +1,5 @@
-//! Forgetting the connections of released addresses. To find them the kernel's whole table of connections is read, which
+//! Forgetting connections: those of released addresses, and, where that is set, those that policy denies by now
+//! ([`Cut`]). To find them the kernel's whole table of connections is read, which
 //! takes some 10 ms; a thread does that, once for all addresses of a while.
 //!
 //! Nobody may inherit connections: whoever gives an address again first calls [`Forgetter::settle`], which waits only
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::cut::Cut;
 use crate::conntrack::Conntrack;
 use crate::{Error, Result};
 
@@ -41,6 +43,7 @@ struct Work {
 #[derive(Debug, Default)]
 struct Queue {
     asked: BTreeSet<IpAddr>,
+    cut: Cut,
     /// Whose connections are being forgotten.
     busy: BTreeSet<IpAddr>,
 }
@@ -63,6 +66,14 @@ impl Forgetter {
             return;
         }
         lock(&self.work.queue).asked.extend(addresses);
+        if let Some(wake) = &self.wake {
+            let _ = wake.send(()); // the thread ends only with us
+        }
+    }
+
+    /// Has the connections that policy denies by now forgotten soon.
+    pub fn ask_to_cut(&self, cut: Cut) {
+        lock(&self.work.queue).cut.take_in(cut);
         if let Some(wake) = &self.wake {
             let _ = wake.send(()); // the thread ends only with us
         }
@@ -97,8 +108,8 @@ impl Work {
         while woken.recv().is_ok() {
             let begun = Instant::now();
             while begun.elapsed() < LONGEST && woken.recv_timeout(COLLECT).is_ok() {}
-            while let Err(error) = self.forget() {
-                tracing::warn!(%error, "connections of released addresses are not forgotten; it is tried again");
+            while let Err(error) = self.forget().and_then(|()| self.cut()) {
+                tracing::warn!(%error, "connections that are over are not forgotten; it is tried again");
                 if woken.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
                     return;
                 }
@@ -122,6 +133,25 @@ impl Work {
         }
         drop(queue);
         tracing::debug!(?addresses, count = forgotten?, "forgot connections of released addresses");
+        Ok(())
+    }
+
+    /// Forgets the connections that policy denies by now.
+    fn cut(&self) -> Result<()> {
+        let cut = std::mem::take(&mut lock(&self.queue).cut);
+        if cut.is_empty() {
+            return Ok(());
+        }
+        let forgotten = lock(&self.conntrack).forget_flows(|flow| cut.denies(flow));
+        match forgotten {
+            Ok(count) => tracing::debug!(count, "forgot connections that policy denies by now"),
+            Err(error) => {
+                let mut queue = lock(&self.queue);
+                let newer = std::mem::replace(&mut queue.cut, cut);
+                queue.cut.take_in(newer);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 }

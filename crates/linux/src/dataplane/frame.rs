@@ -19,9 +19,11 @@ use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::NodeState;
 
 use super::Config;
+use super::cut;
 use super::host_frame::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
+use super::nat;
 use super::sets::{Family, set};
-use super::slots::Slot;
+use super::slots::{Slot, Stage};
 use super::test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
 use crate::nftables::expr::state;
 use crate::nftables::{
@@ -43,9 +45,18 @@ pub const ODD_INTERFACES: &str = "odd-interfaces";
 /// The nodes that VXLAN packets are taken from.
 pub const VXLAN_PEERS: &str = "vxlan-peers";
 
-/// The number that leads to a chain that denies everything.
+/// The number of what is closed.
 pub const CLOSED: u32 = 0;
 const CLOSED_CHAIN: &str = "closed";
+
+/// What becomes of packets where a slot is closed: they are dropped. Untracked policies would cut established flows so,
+/// too; they let everything go on, to those that are closed behind them.
+fn closed(slot: Slot) -> Verdict {
+    match slot.stage() {
+        Stage::Untracked => Verdict::Accept,
+        Stage::Normal | Stage::Forward | Stage::PreDnat => Verdict::Goto(CLOSED_CHAIN.to_owned()),
+    }
+}
 
 /// Where the side that packets come from is asked: before the other one.
 const FROM_PRIORITY: i32 = -10;
@@ -69,7 +80,7 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
             from_pods_to_node(config, node).into_iter().chain(hosts(HOST_IN)).collect(),
         ),
         (FROM_WORKLOAD, None, from_workload(node)),
-        (TO_WORKLOAD, None, to_workload()),
+        (TO_WORKLOAD, None, to_workload(node)),
         (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
     let named = |(name, base, rules): (&str, _, _)| (name.to_owned(), Chain { base, rules });
@@ -80,11 +91,15 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
     let odd = (ODD_INTERFACES, SetSpec::hash(&[Field::Interface]));
     let empty = programs.chain([own_addresses(Family::V4), own_addresses(Family::V6), odd]);
     let empty = empty.map(|(name, spec)| (name.to_owned(), set(spec, [])));
-    // By jumps, so that who finds a chain without rules comes back and is dropped.
-    let closed = Element::verdict(program_key(CLOSED), Verdict::Jump(CLOSED_CHAIN.to_owned()));
-    let leads = slots().map(|slot| (slot.maps().1.to_owned(), set(program_chains(), [closed.clone()])));
+    let leads = slots().map(|slot| {
+        let closed = Element::verdict(program_key(CLOSED), closed(*slot));
+        (slot.maps().1.to_owned(), set(program_chains(), [closed]))
+    });
     let peers = (VXLAN_PEERS.to_owned(), vxlan_peers(node));
-    Table { flags: 0, chains: chains.collect(), sets: empty.chain(leads).chain([peers]).collect() }
+    let sets = empty.chain(leads).chain([peers]).collect();
+    let mut table = Table { flags: 0, chains: chains.collect(), sets };
+    nat::add(config, node, &mut table);
+    table
 }
 
 /// Whether a chain or a set may be there whatever endpoints there are.
@@ -95,6 +110,7 @@ pub fn is_of_frame(name: &str) -> bool {
     chains.contains(&name)
         || sets.contains(&name)
         || host_frame::is_chain(name)
+        || nat::is_part(name)
         || Slot::OF_PODS.iter().chain(&Slot::OF_HOSTS).any(is_map)
 }
 
@@ -194,13 +210,30 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
         rules.push(Rule::new(foreign, "not from an address of its own"));
     }
     rules.extend(by_flow());
+    rules.extend(no_flow_from_its_middle(node));
     rules.extend(by_interface(Slot::FromWorkload));
     rules
 }
 
 /// Packets to pods of established flows pass, those of none do not, and the rest is asked of the pod's program.
-fn to_workload() -> Vec<Rule> {
-    by_flow().into_iter().chain(by_interface(Slot::ToWorkload)).collect()
+fn to_workload(node: &NodeState) -> Vec<Rule> {
+    let flow = by_flow().into_iter().chain(no_flow_from_its_middle(node));
+    flow.chain(by_interface(Slot::ToWorkload)).collect()
+}
+
+/// A flow that was cut must not begin again from its middle: the other end might be allowed to begin one.
+fn no_flow_from_its_middle(node: &NodeState) -> Option<Rule> {
+    const FLAGS: u32 = 13; // the byte of the TCP header
+    const SYN: u8 = 2;
+    let mut exprs = in_state(state::NEW);
+    exprs.extend(Test::Protocol { numbers: vec![6], invert: false }.exprs());
+    exprs.extend([
+        Expr::Payload { register: 0, header: Header::Transport, offset: FLAGS, length: 1 },
+        Expr::Bitwise { source: 0, destination: 0, mask: vec![SYN], xor: vec![0] },
+        Expr::Cmp { register: 0, op: CmpOp::Equal, value: vec![0] },
+        Expr::Verdict(Verdict::Drop),
+    ]);
+    cut::is_asked_for(node).then(|| Rule::new(exprs, "establishedFlows: Cut"))
 }
 
 /// Packets of established flows pass, and those of none do not.

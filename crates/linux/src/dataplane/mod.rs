@@ -1,17 +1,17 @@
 //! The Linux dataplane: node state as nftables, routes, VXLAN and kernel parameters.
 
 mod change;
+mod cut;
 mod dirty;
 mod fold;
 mod forget;
 mod frame;
 mod host_frame;
-mod in_flight;
 mod literals;
 mod lookups;
 mod matches;
+mod nat;
 mod network;
-
 mod policies;
 mod programs;
 mod sets;
@@ -30,6 +30,7 @@ use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTar
 
 pub(crate) use self::network::link_parameters;
 
+use self::cut::Cut;
 use self::dirty::Dirty;
 use self::forget::Forgetter;
 use self::network::Network;
@@ -93,6 +94,8 @@ pub struct Dataplane {
     released: BTreeSet<(IpAddr, EndpointId, String)>,
     /// Whether a state has been applied.
     started: bool,
+    /// Whether policy has changed in the state that may not have been in force since.
+    uncut: bool,
 }
 
 impl Dataplane {
@@ -105,8 +108,18 @@ impl Dataplane {
         let policy = PolicyTable::open(config.clone())?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
         let (state, released) = Default::default();
-        let (started, network_behind) = (false, false);
-        Ok(Self { state, policy, network, forgetter, waiting: None, network_behind, released, started })
+        let (started, network_behind, uncut) = (false, false, false);
+        Ok(Self {
+            state,
+            policy,
+            network,
+            forgetter,
+            waiting: None,
+            network_behind,
+            released,
+            started,
+            uncut,
+        })
     }
 
     /// Host endpoints may be known by the node's own addresses.
@@ -180,6 +193,21 @@ impl Dataplane {
         self.forgetter.settle(given.flatten())
     }
 
+    /// Has the established flows forgotten that policy denies now, if that is set and policy is in force.
+    fn cut_denied(&mut self, mut dirty: Dirty, policy: Result<()>) -> Result<()> {
+        if !cut::is_asked_for(&self.state) {
+            return policy;
+        }
+        dirty.settings |= std::mem::replace(&mut self.uncut, true);
+        policy?;
+        if !dirty.is_empty() {
+            let own_addresses = self.network.own_addresses()?.into_keys().collect();
+            self.forgetter.ask_to_cut(Cut::new(&self.state, &dirty, own_addresses));
+        }
+        self.uncut = false;
+        Ok(())
+    }
+
     /// Does something about forwarding, routes and links, unless the table is not known to be in the kernel: what is
     /// there then stays, and nothing new is opened.
     fn network_if_policed(
@@ -234,6 +262,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
             false => self.find_own_addresses(),
         };
         let policy = policy.and_then(|()| self.policy.apply(&self.state, &dirty));
+        let policy = self.cut_denied(dirty, policy);
         let touches_network = |delta: &Delta| {
             !matches!(
                 delta,
@@ -268,6 +297,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
             false => self.find_own_addresses(),
         };
         let policy = policy.and_then(|()| self.policy.resync(&self.state));
+        let policy = self.cut_denied(Dirty::default(), policy);
         let network = self.network_if_policed(true, |network, state, _| network.resync(state));
         let report = self.report(policy, network);
         self.waiting = (report.retry && report.node.is_empty()).then_some(started);

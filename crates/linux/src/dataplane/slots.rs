@@ -6,10 +6,11 @@ use crate::nftables::{CmpOp, Expr, MetaKey, Verdict};
 
 /// A place where the interface of a packet leads to a program. Each has two maps: from interfaces to the numbers of
 /// programs, and from numbers to chains.
+///
+/// They are in the order in which interfaces that are closed may be led to programs again: each program after those that
+/// may have settled its packets before, and pods last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Slot {
-    FromWorkload,
-    ToWorkload,
     HostUntrackedIn,
     HostUntrackedOut,
     HostPreDnat,
@@ -17,6 +18,8 @@ pub enum Slot {
     HostOut,
     HostForwardIn,
     HostForwardOut,
+    FromWorkload,
+    ToWorkload,
 }
 
 /// What a program's Allow does, and what becomes of a packet at its end.
@@ -49,6 +52,11 @@ impl Slot {
         Self::HostForwardIn,
         Self::HostForwardOut,
     ];
+
+    /// The slot that a map from interfaces to numbers belongs to.
+    pub fn of_programs(map: &str) -> Option<Self> {
+        Self::OF_HOSTS.into_iter().chain(Self::OF_PODS).find(|slot| slot.maps().0 == map)
+    }
 
     /// The names of its maps: from interfaces to numbers, and from numbers to chains.
     pub fn maps(self) -> (&'static str, &'static str) {

@@ -1,49 +1,66 @@
-//! How changes get into the kernel: at once (see [`in_flight`]), or, where they do not fit in one transaction, in stages.
+//! How changes get into the kernel: in one transaction, or, where they do not fit in one, in stages.
 //!
 //! Packets meet what is between two transactions, and that must let nothing through that neither the state before nor
 //! the state after does. So first the interfaces of the pods that a change is about are led to no program any more, which
 //! closes them, and those of host endpoints to one that denies (failsafe ports and established flows go before); then all
-//! that they need is changed, in whatever order; and at last they are led to their programs again. At any moment each
-//! endpoint is as before, closed, or as after, and none is as before while another is as after. Host endpoints' untracked
-//! policies are the exception: they stay where they are, as without them established flows would be cut, too.
+//! that they need is changed, in whatever order; and at last they are led to their programs again, in the order of
+//! [`Slot`]s. At any moment each endpoint is as before, closed, or as after, and none is as before while another is as
+//! after. Only established flows that untracked policies deny, before and after, may go on for that while.
 
 use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use super::change::Change;
+use super::change::{Change, Steps};
 use super::dirty::Dirty;
 use super::frame::{CLOSED, is_of_frame, program_key};
-use super::in_flight;
 use super::literals;
-use super::slots::{Slot, Stage};
+use super::slots::Slot;
 use super::table::PolicyTable;
 use crate::Result;
-use crate::nftables::{Element, Key, Op, SetSpec, Table, Transaction, changeable, changes, created, diff};
+use crate::nftables::{
+    Element, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes, created,
+    diff, removals,
+};
+
+/// How long a packet may need through the chains. Those that it may be on its way to stay for so long.
+const GRACE: Duration = Duration::from_millis(1);
 
 impl PolicyTable {
     /// Makes the whole table.
     pub fn put_whole(&mut self, new: &Table, actual: Option<Table>) -> Result<()> {
-        let at_once = diff(&self.config.table, new, actual.as_ref());
-        if self.nft.fits(&at_once) {
-            let nothing = Table::default();
-            return self.commit_around_packets(at_once.ops, actual.as_ref().unwrap_or(&nothing));
+        if let Some(actual) = actual.as_ref().filter(|actual| changeable(new, actual)) {
+            let adoption = (new.flags != actual.flags).then_some(Op::AddTable(new.flags));
+            let prepare = adoption.into_iter().chain(additions(new, actual)).collect();
+            let steps = Steps { prepare, switch: alterations(new, actual), clear: removals(new, actual) };
+            if self.fit(&steps) {
+                return self.put_steps(&mut actual.clone(), steps);
+            }
+        } else {
+            let at_once = diff(&self.config.table, new, actual.as_ref());
+            if self.nft.fits(&at_once) {
+                return self.commit(at_once.ops);
+            }
         }
         let mut kernel = match actual {
             Some(actual) if changeable(new, &actual) => {
                 let mut kernel = actual;
                 let adoption = (new.flags != kernel.flags).then_some(Op::AddTable(new.flags));
-                let ops: Vec<_> = adoption.into_iter().chain(closing(&kernel, |_| true, |_| true)).collect();
-                self.put_in_order(&mut kernel, ops)?;
+                let ops = adoption.into_iter().chain(closing(&kernel, |_| true, &host_interfaces(new)));
+                self.put_in_order(&mut kernel, ops.collect())?;
                 kernel
             }
-            // The frame alone closes every pod, and leaves hosts as they were: without policy.
+            // The frame alone closes every pod. Hosts stay without policy where they have been; after another table,
+            // which may have been about them, they are closed, too.
             actual => {
-                let frame = without_endpoints(new);
+                let closed_hosts = if actual.is_some() { host_interfaces(new) } else { BTreeSet::new() };
+                let frame = without_endpoints(new, &closed_hosts);
                 let deletion = actual.map(|_| Op::DeleteTable);
                 self.commit(deletion.into_iter().chain(created(&frame)).collect())?;
                 frame
             }
         };
-        let ops = changes(new, &kernel);
+        let ops = by_slot(changes(new, &kernel), |map| new.sets.contains_key(map));
         let transactions = self.put_in_order(&mut kernel, ops)?;
         tracing::warn!(
             transactions,
@@ -55,21 +72,19 @@ impl PolicyTable {
 
     /// Makes a part of the table, and takes it into `kernel`.
     pub fn put_part(&mut self, kernel: &mut Table, mut change: Change, dirty: &Dirty) -> Result<()> {
-        let at_once = Transaction { table: self.config.table.clone(), ops: change.ops(kernel) };
-        if self.nft.fits(&at_once) {
-            let after = at_once.ops.clone();
-            self.commit_around_packets(at_once.ops, kernel)?;
-            after.iter().for_each(|op| kernel.apply(op));
-            return Ok(());
+        let steps = change.steps(kernel);
+        if self.fit(&steps) {
+            return self.put_steps(kernel, steps);
         }
         let interfaces = self.wanted.concerned(dirty, &change);
         let keys =
             |of: &BTreeSet<String>| of.iter().map(|name| Key::interface(name)).collect::<BTreeSet<_>>();
         let (pods, hosts) = (keys(&interfaces.of_pods), keys(&interfaces.of_hosts));
-        let closing = closing(kernel, |key| pods.contains(key), |key| hosts.contains(key));
-        self.put_in_order(kernel, closing)?;
+        self.put_in_order(kernel, closing(kernel, |key| pods.contains(key), &hosts))?;
         self.wanted.open(&interfaces, &self.config, &mut change);
-        let transactions = self.put_in_order(kernel, change.ops(kernel))?;
+        let Steps { prepare, switch, clear } = change.steps(kernel);
+        let ops = by_slot([prepare, switch, clear].concat(), |map| change.has_set(kernel, map));
+        let transactions = self.put_in_order(kernel, ops)?;
         tracing::warn!(
             transactions,
             pods = pods.len(),
@@ -77,6 +92,44 @@ impl PolicyTable {
              complete. Root, or a larger net.core.wmem_max, makes room for more"
         );
         Ok(())
+    }
+
+    /// Whether each step fits in one transaction.
+    fn fit(&self, steps: &Steps) -> bool {
+        let fits =
+            |ops: &[Op]| self.nft.fits(&Transaction { table: self.config.table.clone(), ops: ops.to_vec() });
+        fits(&steps.prepare) && fits(&steps.switch) && fits(&steps.clear)
+    }
+
+    /// Takes the first two steps, at once where packets cannot notice that, and keeps the third for later.
+    fn put_steps(&mut self, kernel: &mut Table, steps: Steps) -> Result<()> {
+        let Steps { mut prepare, switch, clear } = steps;
+        let has_new_chains = prepare.iter().any(|op| matches!(op, Op::AddChain(..)));
+        let both = [&prepare[..], &switch].concat();
+        if has_new_chains || !self.nft.fits(&Transaction { table: self.config.table.clone(), ops: both }) {
+            self.put(kernel, std::mem::take(&mut prepare))?;
+        }
+        self.put(kernel, [prepare, switch].concat())?;
+        self.garbage = clear;
+        self.switched = Instant::now();
+        Ok(())
+    }
+
+    /// Clears away what nothing leads to since the last change.
+    pub fn clear_garbage(&mut self) -> Result<()> {
+        let Some(mut kernel) = self.kernel.take() else { return Ok(()) };
+        let garbage = std::mem::take(&mut self.garbage);
+        if garbage.iter().any(|op| matches!(op, Op::DeleteChain(_))) {
+            thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
+        }
+        self.put(&mut kernel, garbage)?;
+        self.kernel = Some(kernel);
+        Ok(())
+    }
+
+    fn put(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<()> {
+        ops.iter().for_each(|op| kernel.apply(op));
+        self.commit(ops)
     }
 
     fn put_in_order(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<usize> {
@@ -89,16 +142,11 @@ impl PolicyTable {
         Ok(transactions)
     }
 
-    /// Commits changes so that packets on their way through the chains are not led astray.
-    fn commit_around_packets(&mut self, ops: Vec<Op>, kernel: &Table) -> Result<()> {
-        in_flight::transactions(ops, kernel).into_iter().try_for_each(|ops| self.commit(ops))
-    }
-
     fn commit(&mut self, ops: Vec<Op>) -> Result<()> {
         if ops.is_empty() {
             return Ok(());
         }
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let transaction = Transaction { table: self.config.table.clone(), ops };
         self.nft.commit(&transaction)?;
         tracing::debug!(changes = transaction.ops.len(), took = ?started.elapsed(), "nftables changed");
@@ -106,24 +154,28 @@ impl PolicyTable {
     }
 }
 
-/// The changes that close interfaces of pods and of host endpoints.
-fn closing(kernel: &Table, pods: impl Fn(&Key) -> bool, hosts: impl Fn(&Key) -> bool) -> Vec<Op> {
+/// The changes that close interfaces: chosen ones of pods, and these of host endpoints, also those that have been under
+/// that of all other interfaces.
+fn closing(kernel: &Table, pods: impl Fn(&Key) -> bool, hosts: &BTreeSet<Key>) -> Vec<Op> {
     let mut ops = Vec::new();
     for slot in Slot::OF_PODS {
-        ops.extend(led(kernel, slot, &pods).map(|(map, spec, there)| Op::DeleteElements(map, spec, there)));
+        let Some((map, spec, there)) = led(kernel, slot, &pods) else { continue };
+        ops.push(Op::DeleteElements(map, spec, there));
     }
-    for slot in Slot::OF_HOSTS.into_iter().filter(|slot| slot.stage() != Stage::Untracked) {
-        let Some((map, spec, there)) = led(kernel, slot, &hosts) else { continue };
-        let denied = there.iter().map(|element| Element::number(element.key, CLOSED)).collect();
-        ops.extend([
-            Op::DeleteElements(map.clone(), spec.clone(), there),
-            Op::AddElements(map, spec, denied),
-        ]);
+    for slot in Slot::OF_HOSTS {
+        let Some((map, spec, there)) = led(kernel, slot, &|key| hosts.contains(key)) else { continue };
+        let denied = hosts.iter().map(|key| Element::number(*key, CLOSED)).collect();
+        ops.push(Op::DeleteElements(map.clone(), spec.clone(), there));
+        ops.push(Op::AddElements(map, spec, denied));
     }
+    ops.retain(
+        |op| !matches!(op, Op::DeleteElements(_, _, none) | Op::AddElements(_, _, none) if none.is_empty()),
+    );
     ops
 }
 
-/// The chosen interfaces that are led to programs, if there are any: the name of the map, what it is, and its elements.
+/// The chosen interfaces that are led to programs, if there are any such: the name of the map, what it is, and its
+/// elements.
 fn led(
     kernel: &Table,
     slot: Slot,
@@ -132,18 +184,42 @@ fn led(
     let name = slot.maps().0;
     let map = kernel.sets.get(name)?;
     let elements = map.elements.iter().filter(|(key, _)| chosen(key));
-    let elements: Vec<_> = elements.map(|(key, value)| Element { key: *key, value: value.clone() }).collect();
-    (!elements.is_empty()).then(|| (name.to_owned(), map.spec.clone(), elements))
+    let elements = elements.map(|(key, value)| Element { key: *key, value: value.clone() }).collect();
+    Some((name.to_owned(), map.spec.clone(), elements))
 }
 
-/// The base chains and what they lead to at once, for no endpoint.
-fn without_endpoints(table: &Table) -> Table {
+/// The interfaces that host endpoints' programs are asked about.
+fn host_interfaces(table: &Table) -> BTreeSet<Key> {
+    let maps = Slot::OF_HOSTS.into_iter().filter_map(|slot| table.sets.get(slot.maps().0));
+    maps.flat_map(|map| map.elements.keys()).copied().collect()
+}
+
+/// The same changes; those that lead interfaces to programs are the last, in the order of slots. `stays` says which maps
+/// are there afterwards.
+fn by_slot(ops: Vec<Op>, stays: impl Fn(&str) -> bool) -> Vec<Op> {
+    let slot = |op: &Op| match op {
+        Op::AddElements(map, ..) | Op::DeleteElements(map, ..) if stays(map) => Slot::of_programs(map),
+        _ => None,
+    };
+    let (mut leading, mut ops): (Vec<_>, Vec<_>) = ops.into_iter().partition(|op| slot(op).is_some());
+    leading.sort_by_key(slot);
+    ops.extend(leading);
+    ops
+}
+
+/// The base chains and what they lead to at once, for no endpoint, with these interfaces of hosts closed.
+fn without_endpoints(table: &Table, closed_hosts: &BTreeSet<Key>) -> Table {
     let mut frame = table.clone();
     frame.chains.retain(|name, _| is_of_frame(name));
     let spelled_out: Vec<_> = frame.chains.values().flat_map(literals::names).collect();
     frame.sets.retain(|name, _| is_of_frame(name) || spelled_out.contains(name));
     for (_, set) in frame.sets.iter_mut().filter(|(name, _)| is_of_frame(name)) {
         set.elements.retain(|key, _| *key == program_key(CLOSED));
+    }
+    for slot in Slot::OF_HOSTS {
+        let Some(map) = frame.sets.get_mut(slot.maps().0) else { continue };
+        let closed = closed_hosts.iter().map(|key| Element::number(*key, CLOSED));
+        map.elements.extend(closed.map(|element| (element.key, element.value)));
     }
     frame
 }

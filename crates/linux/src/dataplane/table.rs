@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use tortie_dataplane::{Condition, EndpointId, NodeState};
 
@@ -19,7 +20,11 @@ pub struct PolicyTable {
     /// The flags of the table, of which an old kernel knows none.
     flags: u32,
     /// What the kernel has, as far as we know; `None` if we do not, and then it is read before it is changed.
-    kernel: Option<Table>,
+    pub(super) kernel: Option<Table>,
+    /// Changes that take away what nothing leads to since the last change.
+    pub(super) garbage: Vec<Op>,
+    /// When packets were last led elsewhere.
+    pub(super) switched: Instant,
     pub(super) wanted: Wanted,
     /// Chains of policies, and programs, that the kernel has refused, and what it said. They stay closed until
     /// a policy changes, or the next resync.
@@ -38,7 +43,19 @@ impl PolicyTable {
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
         let (wanted, refused, own_addresses, told, watch) = Default::default();
-        Ok(Self { nft, config, flags, kernel: None, wanted, refused, own_addresses, told, watch })
+        Ok(Self {
+            nft,
+            config,
+            flags,
+            kernel: None,
+            garbage: Vec::new(),
+            switched: Instant::now(),
+            wanted,
+            refused,
+            own_addresses,
+            told,
+            watch,
+        })
     }
 
     /// Takes in which interfaces have the node's own addresses: host endpoints may be known by them.
@@ -68,6 +85,10 @@ impl PolicyTable {
             return self.adopt(state);
         }
         if self.kernel.is_none() || dirty.settings {
+            return self.adopt(state);
+        }
+        if let Err(error) = self.clear_garbage() {
+            tracing::warn!(%error, "what is left over was not taken away; the whole table is compared with the kernel's");
             return self.adopt(state);
         }
         if dirty.is_empty() {
@@ -135,6 +156,7 @@ impl PolicyTable {
     /// the others from being enforced.
     fn adopt(&mut self, state: &NodeState) -> Result<()> {
         self.kernel = None;
+        self.garbage.clear();
         loop {
             self.wanted = Wanted::default();
             let dirty = Dirty::everything(state);

@@ -34,7 +34,7 @@ impl Piece {
 
 /// The messages of a transaction, in the pieces in which it can be cut: a chain's rules stay together, as its
 /// anonymous sets are known in one transaction only; elements may come and go one message after another, each of which
-/// fits where there is `room` for so many bytes.
+/// fits where there is `room` for so many bytes. What comes in the place of an element that goes comes with it.
 pub fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
     let elements_room = ELEMENTS_ROOM.min(room / 2);
     let mut encoder = Encoder { table: &transaction.table, next_set_id: 1, elements_room };
@@ -44,12 +44,27 @@ pub fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
         match op {
             Op::AddElements(..) | Op::DeleteElements(..) => {
                 let single = |request| Piece { op: index, requests: vec![request] };
-                pieces.extend(requests.into_iter().map(single));
+                let mut singles = requests.into_iter().map(single).peekable();
+                if replaces(op, index.checked_sub(1).and_then(|before| transaction.ops.get(before)))
+                    && let (Some(removal), Some(first)) = (pieces.last_mut(), singles.peek())
+                    && removal.length() + first.length() <= room
+                {
+                    removal.requests.extend(singles.next().into_iter().flat_map(|piece| piece.requests));
+                }
+                pieces.extend(singles);
             }
             _ => pieces.push(Piece { op: index, requests }),
         }
     }
     pieces
+}
+
+/// Whether a change adds elements to the set that the one before took some out of.
+fn replaces(op: &Op, before: Option<&Op>) -> bool {
+    match (before, op) {
+        (Some(Op::DeleteElements(one, ..)), Op::AddElements(other, ..)) => one == other,
+        _ => false,
+    }
 }
 
 /// The bytes of a rule in a chain of that name, with all that it needs.

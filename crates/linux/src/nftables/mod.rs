@@ -19,7 +19,7 @@ pub use model::{
     BaseChain, Chain, ChainKind, Data, DataKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value,
 };
 pub use transaction::{Op, Transaction, diff, diff_elements};
-pub(crate) use transaction::{changeable, changes, created};
+pub(crate) use transaction::{additions, alterations, changeable, changes, created, removals};
 pub use watch::{Told, Watch};
 
 use self::encode::Piece;

@@ -110,47 +110,92 @@ pub(crate) fn created(desired: &Table) -> Vec<Op> {
 /// Everything is there before it is named: sets and chains, then rules, then the elements of maps: those that name chains
 /// before those whose numbers lead to them; and goes in the opposite order.
 pub(crate) fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
+    [additions(desired, actual), alterations(desired, actual), removals(desired, actual)].concat()
+}
+
+/// What comes: sets with what is in them, chains with their rules, and keys that lead to chains.
+pub(crate) fn additions(desired: &Table, actual: &Table) -> Vec<Op> {
     let mut ops = Vec::new();
-    for (name, set) in desired.sets.iter().filter(|(name, _)| !actual.sets.contains_key(*name)) {
-        ops.push(Op::AddSet(name.clone(), set.spec.clone()));
-    }
-    let set_changes = |data: Option<DataKind>| {
-        let chosen = desired.sets.iter().filter(move |(_, set)| set.spec.data == data);
-        chosen.flat_map(|(name, set)| diff_elements(name, set, actual.sets.get(name)))
-    };
-    ops.extend(set_changes(None));
-    for (name, chain) in desired.chains.iter().filter(|(name, _)| !actual.chains.contains_key(*name)) {
-        ops.push(Op::AddChain(name.clone(), chain.base));
-    }
-    // A chain that is new has its rules before one that is in use leads to it.
-    for new in [true, false] {
-        for (name, chain) in
-            desired.chains.iter().filter(|(name, _)| actual.chains.contains_key(*name) != new)
-        {
-            let rules = actual.chains.get(name).map_or(&[][..], |chain| &chain.rules);
-            if rules != chain.rules {
-                ops.push(Op::SetRules(name.clone(), chain.rules.clone()));
-            }
-        }
-    }
-    ops.extend(set_changes(Some(DataKind::Verdict)));
-    ops.extend(set_changes(Some(DataKind::Number)));
-    ops.extend(removals(desired, actual));
+    let sets = || desired.sets.iter().filter(|(name, _)| !actual.sets.contains_key(*name));
+    ops.extend(sets().map(|(name, set)| Op::AddSet(name.clone(), set.spec.clone())));
+    let filled = sets().filter(|(_, set)| set.spec.data.is_none());
+    ops.extend(filled.flat_map(|(name, set)| diff_elements(name, set, None)));
+    let chains = || desired.chains.iter().filter(|(name, _)| !actual.chains.contains_key(*name));
+    ops.extend(chains().map(|(name, chain)| Op::AddChain(name.clone(), chain.base)));
+    let with_rules = chains().filter(|(_, chain)| !chain.rules.is_empty());
+    ops.extend(with_rules.map(|(name, chain)| Op::SetRules(name.clone(), chain.rules.clone())));
+    ops.extend(verdict_maps(desired).filter_map(|(name, set)| {
+        let come = elements_not_in(set, actual.sets.get(name));
+        (!come.is_empty()).then(|| Op::AddElements(name.clone(), set.spec.clone(), come))
+    }));
     ops
 }
 
-fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
+fn verdict_maps(table: &Table) -> impl Iterator<Item = (&String, &Set)> {
+    table.sets.iter().filter(|(_, set)| set.spec.data == Some(DataKind::Verdict))
+}
+
+/// The elements whose keys another set does not have.
+fn elements_not_in(set: &Set, other: Option<&Set>) -> Vec<Element> {
+    let mut elements = elements(set);
+    elements.retain(|element| other.is_none_or(|other| !other.elements.contains_key(&element.key)));
+    elements
+}
+
+/// What changes in sets and chains that stay, and where numbers lead to.
+pub(crate) fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
+    let set_changes = |data: Option<DataKind>| {
+        let stays = move |name: &String| data.is_some() || actual.sets.contains_key(name);
+        let chosen = desired.sets.iter().filter(move |(name, set)| set.spec.data == data && stays(name));
+        chosen.flat_map(|(name, set)| diff_elements(name, set, actual.sets.get(name)))
+    };
+    let mut ops: Vec<_> = set_changes(None).collect();
+    // Of maps to verdicts the keys that both have: others come, and go.
+    let verdicts = verdict_maps(desired).filter_map(|(name, set)| Some((name, set, actual.sets.get(name)?)));
+    let replaced: Vec<_> = verdicts
+        .flat_map(|(name, set, there)| {
+            let both = |set: &Set, other: &Set| {
+                let kept = set.elements.iter().filter(|(key, _)| other.elements.contains_key(key));
+                Set {
+                    spec: set.spec.clone(),
+                    elements: kept.map(|(key, value)| (*key, value.clone())).collect(),
+                }
+            };
+            diff_elements(name, &both(set, there), Some(&both(there, set)))
+        })
+        .collect();
+    // Packets enter base chains by themselves: those that go have no rules from now on.
+    let base = actual.chains.iter().filter(|(_, chain)| chain.base.is_some() && !chain.rules.is_empty());
+    let entered = base.filter(|(name, _)| !desired.chains.contains_key(*name));
+    ops.extend(entered.map(|(name, _)| Op::SetRules(name.clone(), Vec::new())));
+    for (name, chain) in &desired.chains {
+        if actual.chains.get(name).is_some_and(|there| there.rules != chain.rules) {
+            ops.push(Op::SetRules(name.clone(), chain.rules.clone()));
+        }
+    }
+    ops.extend(replaced);
+    ops.extend(set_changes(Some(DataKind::Number)));
+    ops
+}
+
+/// What goes.
+pub(crate) fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
     let chains: Vec<_> =
         actual.chains.iter().filter(|(name, _)| !desired.chains.contains_key(*name)).collect();
     let sets: Vec<_> = actual.sets.iter().filter(|(name, _)| !desired.sets.contains_key(*name)).collect();
     let mut ops = Vec::new();
+    ops.extend(verdict_maps(desired).filter_map(|(name, set)| {
+        let go = elements_not_in(actual.sets.get(name)?, Some(set));
+        (!go.is_empty()).then(|| Op::DeleteElements(name.clone(), set.spec.clone(), go))
+    }));
     // Chains that go may lead to one another, and maps that go may lead to them: all are emptied first.
     for (name, set) in &sets {
         let is_map = set.spec.data.is_some();
         ops.extend(is_map.then(|| Op::DeleteElements((*name).clone(), set.spec.clone(), elements(set))));
     }
     for (name, chain) in &chains {
-        ops.extend((!chain.rules.is_empty()).then(|| Op::SetRules((*name).clone(), Vec::new())));
+        let has_rules = chain.base.is_none() && !chain.rules.is_empty();
+        ops.extend(has_rules.then(|| Op::SetRules((*name).clone(), Vec::new())));
     }
     ops.extend(chains.iter().map(|(name, _)| Op::DeleteChain((*name).clone())));
     ops.extend(sets.iter().map(|(name, _)| Op::DeleteSet((*name).clone())));

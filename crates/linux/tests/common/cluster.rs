@@ -87,7 +87,10 @@ impl Node {
         change(&mut state);
         let deltas = super::deltas(&self.state, &state);
         self.state = state;
-        self.apply(&deltas)
+        let report = self.apply(&deltas);
+        // What is left over goes with the next change.
+        self.apply(&[]);
+        report
     }
 
     pub fn apply(&mut self, deltas: &[Delta]) -> Report {
@@ -95,7 +98,9 @@ impl Node {
     }
 
     pub fn resync(&mut self) -> Report {
-        self.namespace.run(|| self.dataplane.resync()).unwrap()
+        let report = self.namespace.run(|| self.dataplane.resync()).unwrap();
+        self.apply(&[]);
+        report
     }
 
     /// Connects a pod, as CNI ADD does, and puts it under the program.
@@ -125,6 +130,31 @@ impl Node {
     pub fn reaches(&self, pod: &Pod, port: u16) -> bool {
         self.namespace.run(|| connect(pod.address, port).is_some()).unwrap()
     }
+}
+
+/// Two nodes with the overlay between them, and a pod on each.
+pub fn two_nodes() -> ([Node; 2], [Pod; 2]) {
+    two_nodes_with(&Config::default())
+}
+
+pub fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
+    let underlay = Underlay::new();
+    let mut nodes = [1, 2].map(|number| Node::with(&underlay, number, config.clone()));
+    let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
+    for (index, node) in nodes.iter_mut().enumerate() {
+        let (own, other) = ([1, 2][index], [2, 1][index]);
+        let report = node.change(|state| {
+            open_profile(state);
+            state.node = Some(local_node(own));
+            state.vteps.insert(format!("node-{other}"), vtep(other));
+            state.routes.insert(block(own), RouteTarget::Local);
+            state.routes.insert(block(other), RouteTarget::Vxlan { node: format!("node-{other}") });
+        });
+        assert_eq!(report, Report::default());
+        node.add(&pods[index], open());
+        pods[index].serve(80);
+    }
+    (nodes, pods)
 }
 
 pub fn node_address(number: u8) -> Ipv4Addr {
@@ -191,11 +221,7 @@ impl Pod {
     pub fn serve(&self, port: u16) {
         let listener =
             self.namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                std::thread::spawn(move || echo(stream.unwrap()));
-            }
-        });
+        echo_on(listener);
     }
 
     /// A connection to another pod, or `None` if none comes about.
@@ -216,6 +242,15 @@ pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     Some(stream)
+}
+
+/// Gives back what comes, for as long as the test runs.
+pub fn echo_on(listener: TcpListener) {
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || echo(stream.unwrap()));
+        }
+    });
 }
 
 fn echo(mut stream: TcpStream) {

@@ -7,6 +7,9 @@ use tortie_linux::route::*;
 use tortie_linux::{interface_index, sysctl};
 
 pub const UPLINK: &str = "uplink";
+/// The node's own addresses there, and who forwards what is further away.
+pub const NODE: [&str; 2] = ["10.99.0.2", "fd99::2"];
+const GATEWAYS: [&str; 2] = ["10.99.0.1", "fd99::1"];
 /// What the other ends of the node's links are taken to be.
 pub const OTHERS_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 
@@ -23,12 +26,16 @@ pub fn configure(pods: &[(&str, [&str; 2])]) {
     for name in ["all", "uplink"] {
         sysctl::ensure(&format!("net/ipv4/conf/{name}/send_redirects"), "0").unwrap();
     }
-    let gateways: [IpAddr; 2] = ["10.99.0.1".parse().unwrap(), "fd99::1".parse().unwrap()];
-    for (gateway, all) in gateways.into_iter().zip(["0.0.0.0/0", "::/0"]) {
+    // Nobody else has its address.
+    for name in ["all", "uplink"] {
+        sysctl::ensure(&format!("net/ipv6/conf/{name}/accept_dad"), "0").unwrap();
+    }
+    for ((gateway, own), all) in GATEWAYS.into_iter().zip(NODE).zip(["0.0.0.0/0", "::/0"]) {
+        let gateway: IpAddr = gateway.parse().unwrap();
         // The node itself has an address, without which it does not forward.
         let own = Address {
             link: uplink,
-            address: next(gateway),
+            address: own.parse().unwrap(),
             prefix_length: if gateway.is_ipv4() { 24 } else { 64 },
         };
         socket.change(&Change::AddAddress(own)).unwrap();
@@ -43,23 +50,17 @@ pub fn configure(pods: &[(&str, [&str; 2])]) {
     }
 }
 
-fn next(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => IpAddr::V4((u32::from(address) + 1).into()),
-        IpAddr::V6(address) => IpAddr::V6((u128::from(address) + 1).into()),
-    }
-}
-
 fn neighbour(socket: &mut RouteSocket, link: u32, address: IpAddr) {
     socket.change(&Change::SetNeighbour(Neighbour { link, address, mac: OTHERS_MAC })).unwrap();
 }
 
-/// Does something each time that an nftables transaction is in force, before the next one is begun.
+/// Does something each time that an nftables transaction is in force, before the next one is begun. A change that the
+/// kernel refused, so that all is compared instead, is a failure of the test.
 pub struct AfterEachTransaction<F>(pub F);
 
 impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with("tortie_linux::nftables")
+        metadata.is_event() && metadata.target().starts_with("tortie_linux")
     }
 
     fn event(&self, event: &tracing::Event<'_>) {
@@ -73,6 +74,7 @@ impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
         }
         let mut message = Message(String::new());
         event.record(&mut message);
+        assert!(!message.0.starts_with("the change was refused"), "{}", message.0);
         if message.0 == "an nftables transaction is in force" {
             (self.0)();
         }

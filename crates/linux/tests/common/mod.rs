@@ -61,6 +61,12 @@ pub fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
     let endpoints = new.endpoints.iter().filter(|(id, endpoint)| old.endpoints.get(*id) != Some(*endpoint));
     deltas.extend(endpoints.map(|(id, endpoint)| Delta::Endpoint(id.clone(), endpoint.clone())));
 
+    let hosts = &new.host_endpoints;
+    let changed = hosts.iter().filter(|(name, host)| old.host_endpoints.get(*name) != Some(*host));
+    deltas.extend(changed.map(|(name, host)| Delta::HostEndpoint(name.clone(), host.clone())));
+
+    let gone = old.host_endpoints.keys().filter(|name| !hosts.contains_key(*name));
+    deltas.extend(gone.cloned().map(Delta::HostEndpointRemoved));
     let gone = old.endpoints.keys().filter(|id| !new.endpoints.contains_key(*id));
     deltas.extend(gone.cloned().map(Delta::EndpointRemoved));
     let gone = old.routes.keys().filter(|net| !new.routes.contains_key(*net));

@@ -1,4 +1,5 @@
 //! Random node states with one pod under random policy, and random flows that often just match.
+#![allow(dead_code)] // each test uses a part
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ pub const POD_LINK: &str = "cali-pod";
 pub const SENTINEL_LINK: &str = "cali-sentinel";
 
 /// Addresses outside, few, so that they are met.
-const OUTSIDE: [&str; 8] = [
+pub const OUTSIDE: [&str; 8] = [
     "10.1.0.1",
     "10.1.0.2",
     "10.1.1.1",
@@ -31,7 +32,7 @@ const OUTSIDE: [&str; 8] = [
     "fd01::2",
     "fd02::ffff",
 ];
-const NETS: [&str; 12] = [
+pub const NETS: [&str; 12] = [
     "0.0.0.0/0",
     "10.1.0.0/24",
     "10.1.0.0/16",
@@ -45,9 +46,9 @@ const NETS: [&str; 12] = [
     "fd01::2/128",
     "fd65::/16",
 ];
-const PORTS: [u16; 5] = [0, 80, 81, 443, 65535];
+pub const PORTS: [u16; 5] = [0, 80, 81, 443, 65535];
 
-fn parse<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
+pub fn parse<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
     text.parse().unwrap()
 }
 
@@ -98,7 +99,7 @@ fn set_id(n: u8) -> SetId {
     SetId::new(format!("s:{n}"))
 }
 
-fn policy_id(n: u8) -> PolicyId {
+pub fn policy_id(n: u8) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: format!("policy-{n}").into() }
 }
 
@@ -117,7 +118,7 @@ fn set() -> impl Strategy<Value = (SetKind, std::collections::BTreeSet<Member>)>
     ]
 }
 
-fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
+pub fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
     let tier = (vec(prop_oneof![20 => 0u8..4, 1 => Just(4)], 1..3), prop::bool::weighted(0.8));
     vec(tier, 0..3).prop_map(|tiers| {
         let tier = |(n, (policies, pass)): (usize, (Vec<u8>, bool))| TierProgram {

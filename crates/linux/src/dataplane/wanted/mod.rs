@@ -137,6 +137,7 @@ impl Wanted {
         let interfaces = Interfaces { of_pods: touched.interfaces, of_hosts: touched.host_interfaces };
         self.open(&interfaces, around.config, &mut change);
         self.literals.take(kernel, &mut change);
+        change.host_interfaces = interfaces.of_hosts;
         change.programs = touched.programs;
         change.policies = touched.policies;
         change
@@ -160,7 +161,11 @@ impl Wanted {
         let hosts = hosts.filter(|(name, host)| dirty.hosts.contains(*name) || has_one(&host.programs));
         Interfaces {
             of_pods: pods.map(|(_, pod)| pod.interface.clone()).collect(),
-            of_hosts: hosts.flat_map(|(_, host)| &host.interfaces).cloned().collect(),
+            of_hosts: hosts
+                .flat_map(|(_, host)| &host.interfaces)
+                .chain(&change.host_interfaces)
+                .cloned()
+                .collect(),
         }
     }
 
@@ -379,7 +384,10 @@ impl Wanted {
             let old = std::mem::replace(&mut program.written, new);
             self.keys = self.keys - old.keys() + program.written.keys();
             for (slot, users) in &program.users {
-                let first = Value { end: None, data: Some(Data::Verdict(Verdict::Jump(first_chain(name)))) };
+                // Back from a program, which happens to a packet only while the program is being replaced, comes the rule
+                // that closes pods. Behind a host's is `*`, which is not asked then.
+                let lead = if Slot::OF_PODS.contains(slot) { Verdict::Jump } else { Verdict::Goto };
+                let first = Value { end: None, data: Some(Data::Verdict(lead(first_chain(name)))) };
                 let (map, key) = (slot.maps().1, frame::program_key(program.number));
                 change.element(map, frame::program_chains, key, (*users > 0).then_some(first));
             }

@@ -1,0 +1,79 @@
+//! Addresses of pods outside of the cluster: packets that leave all pools bear their node's address, if their pool says
+//! so (`natOutgoing`).
+
+use ipnet::IpNet;
+use tortie_dataplane::NodeState;
+
+use super::Config;
+use super::frame::are_pods;
+use super::sets::{Family, ranges, set};
+use super::test::{Side, Test, in_set, load_address};
+use crate::nftables::{
+    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Hook, MetaKey, Rule, Set, SetSpec, Table, Verdict,
+};
+
+const CHAIN: &str = "nat-outgoing";
+/// By family: all pools, and those whose packets get the node's address.
+const POOLS: [(Family, &str, &str); 2] =
+    [(Family::V4, "pools4", "nat-pools4"), (Family::V6, "pools6", "nat-pools6")];
+
+/// `NF_IP_PRI_NAT_SRC`
+const SOURCE_NAT: i32 = 100;
+
+/// Whether a chain or a set is one of these.
+pub fn is_part(name: &str) -> bool {
+    name == CHAIN || POOLS.iter().any(|(_, all, nat)| [all, nat].contains(&&name))
+}
+
+/// Adds the chain and its sets to a table; nothing where no pool asks for it.
+pub fn add(config: &Config, node: &NodeState, table: &mut Table) {
+    let pools = &node.settings.pools;
+    let mut rules = Vec::new();
+    for (family, all, nat) in POOLS {
+        let of_family = |(net, _): &(&IpNet, &bool)| Family::of(net.addr()) == family;
+        let of_family = pools.iter().filter(of_family);
+        if !of_family.clone().any(|(_, outgoing)| *outgoing) {
+            continue;
+        }
+        table.sets.insert(all.to_owned(), nets(family, of_family.clone().map(|(net, _)| *net)));
+        let outgoing = of_family.filter(|(_, outgoing)| **outgoing).map(|(net, _)| *net);
+        table.sets.insert(nat.to_owned(), nets(family, outgoing));
+        rules.push(masquerade(family, all, nat));
+    }
+    if rules.is_empty() {
+        return;
+    }
+    let accept = |tests: Vec<Expr>| {
+        Rule::new([tests, vec![Expr::Verdict(Verdict::Accept)]].concat(), "pods of this node")
+    };
+    rules.splice(0..0, are_pods(config, MetaKey::OutputInterface).map(accept));
+    let base = BaseChain { kind: ChainKind::Nat, hook: Hook::Postrouting, priority: SOURCE_NAT, drop: false };
+    table.chains.insert(CHAIN.to_owned(), Chain { base: Some(base), rules });
+}
+
+fn nets(family: Family, nets: impl Iterator<Item = IpNet>) -> Set {
+    let elements = ranges(nets).iter().map(|(first, last)| Element::range(*first, *last)).collect::<Vec<_>>();
+    set(SetSpec::interval(&[family.field()]), elements)
+}
+
+/// From such a pool, to none, and not from an address of the node itself.
+fn masquerade(family: Family, all: &str, nat: &str) -> Rule {
+    let mut exprs = Test::Family(family).exprs();
+    exprs.extend([load_address(Side::Source, family), in_set(nat, false)]);
+    exprs.extend([load_address(Side::Destination, family), in_set(all, true)]);
+    exprs.extend([
+        Expr::Fib { register: 0, result: ADDRESS_TYPE, flags: OF_SOURCE },
+        Expr::Cmp {
+            register: 0,
+            op: CmpOp::NotEqual,
+            value: u32::from(libc::RTN_LOCAL).to_ne_bytes().into(),
+        },
+        Expr::Masquerade,
+    ]);
+    Rule::new(exprs, "natOutgoing")
+}
+
+/// `NFT_FIB_RESULT_ADDRTYPE`
+const ADDRESS_TYPE: u32 = 3;
+/// `NFTA_FIB_F_SADDR`
+const OF_SOURCE: u32 = 1;

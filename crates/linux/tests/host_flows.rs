@@ -1,0 +1,209 @@
+//! What goes on, and what does not, where a node's own interfaces come under policy: real connections.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::Arc;
+
+use common::cluster::*;
+use common::filtering::AfterEachTransaction;
+use tortie_api::net::{Action, PortRange, Protocol};
+use tortie_dataplane::*;
+use tortie_linux::interface_index;
+use tortie_linux::nftables::{Nft, Table};
+use tortie_linux::route::{Change, LinkSetting, RouteSocket};
+use tortie_policy::program::*;
+
+/// A node and a machine outside that is on the same switch.
+fn node_and_outside() -> (Node, Node) {
+    let underlay = Underlay::new();
+    let (mut node, outside) = (Node::new(&underlay, 1), Node::new(&underlay, 9));
+    assert_eq!(node.change(open_profile), Report::default());
+    node.namespace
+        .run(|| {
+            let up = Change::SetLink(interface_index("lo").unwrap(), vec![LinkSetting::Up(true)]);
+            RouteSocket::open().unwrap().change(&up).unwrap();
+        })
+        .unwrap();
+    (node, outside)
+}
+
+impl Node {
+    /// Puts interfaces under a program, or takes the host endpoint away.
+    fn host(&mut self, name: &str, interface: &str, program: Option<HostEndpointProgram>) -> Report {
+        let host =
+            |program| HostEndpoint { interface: Some(interface.to_owned()), addresses: vec![], program };
+        let mut state = self.state.clone();
+        match program.map(host) {
+            Some(host) => drop(state.host_endpoints.insert(name.to_owned(), Arc::new(host))),
+            None => drop(state.host_endpoints.remove(name)),
+        }
+        let deltas = common::deltas(&self.state, &state);
+        self.state = state;
+        let apply = || {
+            tracing::subscriber::with_default(AfterEachTransaction(|| ()), || self.dataplane.apply(&deltas))
+        };
+        self.namespace.run(apply).unwrap()
+    }
+
+    fn dials(&self, to: Ipv4Addr, port: u16) -> Option<std::net::TcpStream> {
+        self.namespace.run(|| connect(to, port)).unwrap()
+    }
+
+    fn table(&self) -> Table {
+        self.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap().unwrap()).unwrap()
+    }
+}
+
+/// A table of one tier, which passes at its end.
+fn tier(ingress: &[&str], egress: &[&str]) -> EndpointProgram {
+    let tiers = |policies: &[&str]| {
+        let policies: Vec<_> = policies.iter().map(|name| policy_id(name)).collect();
+        let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Pass };
+        if tier.policies.is_empty() { vec![] } else { vec![tier] }
+    };
+    EndpointProgram { ingress: tiers(ingress), egress: tiers(egress), profiles: vec![] }
+}
+
+fn policy(state: &mut NodeState, name: &str, ingress: Vec<Rule>, egress: Vec<Rule>) {
+    state.policies.insert(policy_id(name), Arc::new(PolicyRules { ingress, egress }));
+}
+
+/// No policy and no profile: all is dropped, except failsafes.
+fn closed() -> Option<HostEndpointProgram> {
+    Some(HostEndpointProgram::default())
+}
+
+#[test]
+fn what_is_established_goes_on_and_so_do_failsafe_ports_and_what_is_not_of_hosts() {
+    let (mut node, outside) = node_and_outside();
+    let pod = Pod::new("pod", 1, 2);
+    node.add(&pod, open());
+    for port in [22, 2379, 8080] {
+        serve(&node.namespace, port);
+        serve(&outside.namespace, port);
+    }
+    pod.serve(80);
+    let ours = outside.dials(node_address(1), 8080).unwrap();
+    let ssh = outside.dials(node_address(1), 22).unwrap();
+    let theirs = node.dials(node_address(9), 8080).unwrap();
+    assert!([&ours, &ssh, &theirs].into_iter().all(answers));
+
+    for interface in ["eth0", "*"] {
+        assert_eq!(node.host("host", interface, closed()), Report::default());
+        assert!([&ours, &ssh, &theirs].into_iter().all(answers), "established under {interface}");
+        assert!(outside.dials(node_address(1), 22).is_some_and(|stream| answers(&stream)), "a failsafe port");
+        assert!(outside.dials(node_address(1), 8080).is_none(), "no failsafe port");
+        assert!(node.dials(node_address(9), 2379).is_some_and(|stream| answers(&stream)), "a failsafe port");
+        assert!(node.dials(node_address(9), 8080).is_none(), "no failsafe port");
+        assert!(node.dials(Ipv4Addr::LOCALHOST, 8080).is_some_and(|stream| answers(&stream)), "loopback");
+        assert!(node.dials(node_address(1), 8080).is_some_and(|stream| answers(&stream)), "to itself");
+        assert!(node.reaches(&pod, 80), "a pod of its own");
+        assert!(pod.connect(node_address(1), 8080).is_some_and(|stream| answers(&stream)), "from a pod");
+    }
+    assert_eq!(node.host("host", "*", None), Report::default());
+    assert!(outside.dials(node_address(1), 8080).is_some() && node.dials(node_address(9), 8080).is_some());
+}
+
+/// An untracked Allow is for packets, not for connections (semantics 16).
+#[test]
+fn what_is_untracked_needs_a_rule_each_way() {
+    let (mut node, outside) = node_and_outside();
+    serve(&node.namespace, 8080);
+    let port = || EntityMatch { ports: vec![PortRange::single(8080)], ..EntityMatch::default() };
+    let tcp = || Rule { protocol: Some(Protocol::TCP), ..Rule::all(Action::Allow) };
+    node.change(|state| {
+        policy(state, "there", vec![Rule { destination: port(), ..tcp() }], vec![]);
+        policy(state, "back", vec![], vec![Rule { source: port(), ..tcp() }]);
+    });
+    let untracked = |untracked| Some(HostEndpointProgram { untracked, ..HostEndpointProgram::default() });
+    assert_eq!(node.host("host", "eth0", untracked(tier(&["there"], &[]))), Report::default());
+    assert!(outside.dials(node_address(1), 8080).is_none(), "no rule for the answers");
+    node.host("host", "eth0", untracked(tier(&["there"], &["back"])));
+    let stream = outside.dials(node_address(1), 8080).unwrap();
+    assert!(answers(&stream));
+    assert_eq!(entries(&node), 0, "packets of no connection");
+
+    // Where the same is tracked, the answers need no rule.
+    node.host(
+        "host",
+        "eth0",
+        Some(HostEndpointProgram { normal: tier(&["there"], &[]), ..Default::default() }),
+    );
+    let stream = outside.dials(node_address(1), 8080).unwrap();
+    assert!(answers(&stream));
+    assert_eq!(entries(&node), 1);
+}
+
+#[test]
+fn the_overlay_goes_on_under_a_host_endpoint_of_all_interfaces() {
+    let (mut nodes, pods) = two_nodes();
+    assert!(pods[0].reaches(&pods[1], 80));
+    for node in &mut nodes {
+        assert_eq!(node.host("all", "*", closed()), Report::default());
+    }
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    serve(&nodes[1].namespace, 8080);
+    assert!(nodes[0].dials(node_address(2), 8080).is_none(), "the nodes themselves are closed");
+
+    // What is forwarded has policies of its own.
+    nodes[1].change(|state| policy(state, "closed", vec![Rule::all(Action::Deny)], vec![]));
+    let forward = HostEndpointProgram { forward: tier(&["closed"], &[]), ..HostEndpointProgram::default() };
+    nodes[1].host("all", "*", Some(forward));
+    assert!(!pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+}
+
+/// A named interface goes before `*`; of two host endpoints for one interface the first by name counts.
+#[test]
+fn which_host_endpoint_counts() {
+    let (mut node, outside) = node_and_outside();
+    serve(&node.namespace, 8080);
+    let all = || Some(HostEndpointProgram { normal: open(), ..HostEndpointProgram::default() });
+    let reached = || outside.dials(node_address(1), 8080).is_some();
+    node.host("all", "*", closed());
+    assert!(!reached());
+    assert_eq!(node.host("named", "eth0", all()), Report::default());
+    assert!(reached(), "the named interface has its own");
+    let told = |report: Report| {
+        let all = report
+            .node
+            .iter()
+            .map(|condition| (condition.reason, condition.message.contains("HostEndpoint named ")));
+        all.collect::<Vec<_>>()
+    };
+    let of_named = vec![("HostEndpointWithoutInterface", true)];
+    assert_eq!(told(node.host("a-first", "eth0", closed())), of_named);
+    assert!(!reached(), "the first by name");
+    assert_eq!(told(node.resync()), of_named);
+    assert_eq!(node.host("a-first", "eth0", None), Report::default());
+    assert!(reached());
+    node.host("named", "eth0", None);
+    assert!(!reached(), "under * again");
+}
+
+#[test]
+fn host_endpoints_that_go_leave_nothing() {
+    let (mut node, _) = node_and_outside();
+    let before = node.table();
+    node.change(|state| {
+        policy(state, "some", vec![Rule::all(Action::Allow)], vec![Rule::all(Action::Allow)])
+    });
+    let some = || tier(&["some"], &["some"]);
+    let program =
+        HostEndpointProgram { untracked: some(), pre_dnat: some(), forward: some(), normal: open() };
+    node.host("named", "eth0", Some(program.clone()));
+    node.host("all", "*", Some(program));
+    assert!(node.table().chains.len() >= before.chains.len() + 10);
+    node.host("named", "eth0", None);
+    node.host("all", "*", None);
+    node.change(|state| drop(state.policies.remove(&policy_id("some"))));
+    assert_eq!(node.table(), before);
+}
+
+/// Answers on a port of a namespace for as long as the test runs.
+fn serve(namespace: &tortie_linux::namespace::NetNs, port: u16) {
+    let listener = namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
+    echo_on(listener);
+}

@@ -1,0 +1,456 @@
+//! The node's own interfaces are under what host endpoints say: random policies, real packets.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
+
+mod common;
+mod random_hosts;
+mod random_states;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::filtering::{AfterEachTransaction, UPLINK, configure};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as TestConfig, TestRunner};
+use random_hosts::{By, Way, judge};
+use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use tortie_api::net::{Action, Direction, Protocol};
+use tortie_dataplane::{Dataplane as _, NodeState, Report};
+use tortie_linux::conntrack::Conntrack;
+use tortie_linux::dataplane::Config;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::nftables::{Nft, Table};
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::RouteSocket;
+use tortie_linux::{Dataplane, sysctl};
+use tortie_policy::program::*;
+
+/// A node with two pods and an uplink, none of whose ends answers anything.
+struct Node {
+    namespace: NetNs,
+    pod: PacketSocket,
+    outside: PacketSocket,
+    /// A way through a router without policy: whatever packets go before, they are there when one of these is.
+    relay: (PacketSocket, [u8; 6]),
+    /// What passes to the node itself, by protocol: raw sockets get it behind all hooks (raw(7)).
+    own: Vec<OwnedFd>,
+    /// By which the node sends packets with headers of their own, of IPv4 and of IPv6.
+    raw: [OwnedFd; 2],
+    next_tag: AtomicU32,
+    _namespaces: [NetNs; 5],
+}
+
+fn raw_socket(family: AddressFamily, protocol: u8) -> OwnedFd {
+    let protocol = net::Protocol::from_raw(u32::from(protocol).try_into().unwrap());
+    net::socket_with(family, SocketType::RAW, SocketFlags::NONBLOCK, Some(protocol)).unwrap()
+}
+
+/// `IPPROTO_RAW`
+const HEADERS: u8 = 255;
+
+impl Node {
+    fn new() -> Self {
+        // All packets that this thread sends go through one processor's queue, and so keep their order.
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(rustix::thread::sched_getcpu());
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        let namespace = NetNs::create().unwrap();
+        let connect = |to: &NetNs, name: &str| {
+            let other = NetNs::create().unwrap();
+            let (_, index) = common::cable(to, name, &other, "eth0");
+            (other.run(|| PacketSocket::open(index).unwrap()).unwrap(), other)
+        };
+        let (pod, pod_namespace) = connect(&namespace, POD_LINK);
+        let (_, sentinel_namespace) = connect(&namespace, SENTINEL_LINK);
+        let (outside, outside_namespace) = connect(&namespace, UPLINK);
+        let relay_namespace = NetNs::create().unwrap();
+        let (relay, behind_relay) = connect(&relay_namespace, UPLINK);
+        relay_namespace.run(|| configure(&[])).unwrap();
+        let relay = (relay, relay_namespace.run(|| mac_of(UPLINK)).unwrap());
+        let _namespaces =
+            [pod_namespace, sentinel_namespace, outside_namespace, relay_namespace, behind_relay];
+        let open = || {
+            configure(&[(POD_LINK, POD), (SENTINEL_LINK, SENTINEL)]);
+            sysctl::ensure("net/ipv4/icmp_echo_ignore_all", "1").unwrap();
+            let families = [AddressFamily::INET, AddressFamily::INET6];
+            let v4 = [1, 6, 17, 132, 89].map(|protocol| raw_socket(families[0], protocol));
+            let v6 = [58, 6, 17, 132, 89].map(|protocol| raw_socket(families[1], protocol));
+            (v4.into_iter().chain(v6).collect(), families.map(|family| raw_socket(family, HEADERS)))
+        };
+        let (own, raw) = namespace.run(open).unwrap();
+        Self { namespace, pod, outside, relay, own, raw, next_tag: AtomicU32::new(0), _namespaces }
+    }
+
+    /// Which of the flows get through.
+    fn passed(&self, flows: &[Flow], way: Way) -> BTreeSet<usize> {
+        // A flow of an earlier case, or its answer, must not be taken for an established one.
+        self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
+        let first = self.next_tag.fetch_add(flows.len() as u32 + 1, Ordering::Relaxed);
+        let last = first + flows.len() as u32;
+        let [uplink, pod_link] = self.namespace.run(|| [UPLINK, POD_LINK].map(mac_of)).unwrap();
+        for (tag, flow) in (first..).zip(flows) {
+            match way {
+                Way::OutsideToNode | Way::OutsideToPod => {
+                    assert!(self.outside.send(&common::frame(flow, uplink, tag)).unwrap());
+                }
+                Way::PodToOutside => assert!(self.pod.send(&common::frame(flow, pod_link, tag)).unwrap()),
+                Way::NodeToOutside => self.send(flow, &common::frame(flow, uplink, tag)[ETHERNET..]),
+            }
+        }
+        // The packets keep their order: when the last one has gone as far as they, they have arrived.
+        let [source, destination] = ["10.1.0.1", "10.1.0.2"].map(|address| address.parse().unwrap());
+        let protocol = Protocol::UDP;
+        let end = Flow { source, destination, protocol, source_port: 7, destination_port: 7, icmp: None };
+        let (relay, router) = &self.relay;
+        assert!(relay.send(&common::frame(&end, *router, last)).unwrap());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !tags(|buffer| relay.receive(buffer).unwrap()).contains(&last) {
+            assert!(Instant::now() < deadline, "the last packet did not arrive");
+            std::thread::yield_now();
+        }
+        let tags = match way {
+            Way::OutsideToNode => {
+                self.own.iter().flat_map(|socket| tags(|buffer| receive(socket, buffer))).collect()
+            }
+            Way::OutsideToPod => tags(|buffer| self.pod.receive(buffer).unwrap()),
+            Way::NodeToOutside | Way::PodToOutside => tags(|buffer| self.outside.receive(buffer).unwrap()),
+        };
+        tags.into_iter().filter(|tag| (first..last).contains(tag)).map(|tag| (tag - first) as usize).collect()
+    }
+
+    /// Sends a packet of the node's own. The kernel says that it may not where policy drops it.
+    fn send(&self, flow: &Flow, packet: &[u8]) {
+        let socket = &self.raw[usize::from(flow.destination.is_ipv6())];
+        let sent = net::sendto(socket, packet, SendFlags::empty(), &SocketAddr::from((flow.destination, 0)));
+        assert!(matches!(sent, Ok(_) | Err(rustix::io::Errno::PERM)), "{flow:?}: {sent:?}");
+    }
+}
+
+/// The length of the header.
+const ETHERNET: usize = 14;
+
+fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Option<usize> {
+    match net::recv(socket, buffer, RecvFlags::empty()) {
+        Ok((length, _)) => Some(length),
+        Err(rustix::io::Errno::AGAIN) => None,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The tags of all packets that wait.
+fn tags(receive: impl Fn(&mut [u8]) -> Option<usize>) -> BTreeSet<u32> {
+    let mut buffer = [0; 2048];
+    let mut tags = BTreeSet::new();
+    while let Some(length) = receive(&mut buffer) {
+        tags.insert(common::tag(&buffer[..length]));
+    }
+    tags
+}
+
+fn mac_of(link: &str) -> [u8; 6] {
+    RouteSocket::open().unwrap().link(link).unwrap().unwrap().mac.unwrap().0
+}
+
+fn table() -> Table {
+    Nft::open().unwrap().list("tortie").unwrap().unwrap()
+}
+
+/// Whether a flow may pass, and what of the host endpoint settles it. A pod's own policy must allow it, too.
+fn allowed(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
+    let (allowed, by) = judge(state, way, flow);
+    let by_its_pod = |direction| {
+        let pod = state.endpoints.get(&random_states::id("pod"));
+        pod.is_some_and(|pod| evaluate(&pod.program, direction, flow, state))
+    };
+    let by_pod = match way {
+        Way::OutsideToPod => by_its_pod(Direction::Ingress),
+        Way::PodToOutside => by_its_pod(Direction::Egress),
+        Way::OutsideToNode | Way::NodeToOutside => true,
+    };
+    (allowed && by_pod, by)
+}
+
+type Flows = Vec<(Way, Vec<Flow>)>;
+
+fn flows(each: usize) -> impl Strategy<Value = Flows> {
+    let of = |way| prop::collection::vec(random_hosts::flow(way), each).prop_map(move |flows| (way, flows));
+    Way::ALL.map(of).prop_map(Vec::from)
+}
+
+/// Random programs name some policies that there are not, and some host endpoints have no interface.
+fn is_expected(report: &Report) -> bool {
+    let expected = |condition: &tortie_dataplane::Condition| {
+        condition.message.contains("is not known") || condition.reason == "HostEndpointWithoutInterface"
+    };
+    report.conditions().all(expected) && !report.retry
+}
+
+fn shown(state: &NodeState) -> String {
+    let host = random_hosts::of_uplink(state);
+    format!("{host:#?}\n{:#?}\n{}", state.settings, random_states::shown(state))
+}
+
+/// How many random states are tried; `PROPTEST_CASES` asks for more.
+fn number_of_cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
+}
+
+#[test]
+fn the_kernel_decides_as_the_programs_of_host_endpoints_say() {
+    decides_as_the_programs(Config::default());
+}
+
+/// All that can be looked up is.
+#[test]
+fn the_kernel_looks_up_as_the_programs_of_host_endpoints_say() {
+    decides_as_the_programs(Config { rules_in_a_row: 0, ..Config::default() });
+}
+
+fn decides_as_the_programs(config: Config) {
+    let node = Node::new();
+    let dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let current = RefCell::new((dataplane, NodeState::default()));
+    let counts = RefCell::new(BTreeMap::<_, [usize; 2]>::new());
+    let case = AtomicU32::new(0);
+    let config = TestConfig {
+        cases: number_of_cases(),
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        ..TestConfig::default()
+    };
+    let result = TestRunner::new(config).run(&(random_hosts::state(), flows(20)), |(mut state, flows)| {
+        let (dataplane, old) = &mut *current.borrow_mut();
+        if !case.fetch_add(1, Ordering::Relaxed).is_multiple_of(4) {
+            state.settings = old.settings.clone(); // others have the whole table compared
+        }
+        node.namespace
+            .run(|| {
+                // The state of the last case is changed into that of this one.
+                let deltas = common::deltas(old, &state);
+                let report = tracing::subscriber::with_default(AfterEachTransaction(|| ()), || {
+                    dataplane.apply(&deltas)
+                });
+                prop_assert!(is_expected(&report), "{:?}", report);
+                *old = state.clone();
+                let changed = table();
+                prop_assert_eq!(dataplane.resync(), report);
+                prop_assert_eq!(&changed, &table(), "a change does not come to the same as making all anew");
+                Ok(())
+            })
+            .unwrap()?;
+        for (way, flows) in &flows {
+            let passed = node.passed(flows, *way);
+            for (index, flow) in flows.iter().enumerate() {
+                let (expected, by) = allowed(&state, *way, flow);
+                let through = passed.contains(&index);
+                counts.borrow_mut().entry((*way, by)).or_default()[usize::from(through)] += 1;
+                prop_assert_eq!(through, expected, "{:?} by {:?}: {:?}\n{}", way, by, flow, shown(&state));
+            }
+        }
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let counts = counts.into_inner();
+    let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 10);
+    for way in Way::ALL {
+        let incoming = way.direction() == Direction::Ingress;
+        let last = if way.forwarded() { By::Forward } else { By::Normal };
+        let untracked = (incoming || !way.forwarded()).then_some(By::Untracked);
+        let tables = untracked.into_iter().chain(incoming.then_some(By::PreDnat)).chain([last]);
+        for by in tables {
+            let both = enough(way, by, 0) && enough(way, by, 1);
+            assert!(both, "too few flows {way:?} were settled by {by:?}: {counts:?}");
+        }
+        assert!(way.forwarded() || enough(way, By::Failsafe, 1), "{counts:?}");
+    }
+}
+
+/// What a state lets through.
+fn all_allowed(state: &NodeState, way: Way, flows: &[Flow]) -> BTreeSet<usize> {
+    (0..).zip(flows).filter(|(_, flow)| allowed(state, way, flow).0).map(|(index, _)| index).collect()
+}
+
+/// Every transaction of a change that does not fit in one is looked at, with packets.
+#[test]
+fn between_two_transactions_nothing_passes_that_neither_state_allows() {
+    let node = Arc::new(Node::new());
+    let small = |guard_table| Config { guard_table, transaction_bytes: 40_000, ..Config::default() };
+    let open = |guard| node.namespace.run(|| Dataplane::open(small(guard)).unwrap()).unwrap();
+    let current = RefCell::new((open(true), NodeState::default(), 0u32));
+    let counts = Arc::new(Mutex::new((0, 0)));
+    let cases = number_of_cases() / 3;
+    let config =
+        TestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..TestConfig::default() };
+    let result = TestRunner::new(config).run(&(random_hosts::state(), flows(12)), |(mut state, flows)| {
+        // Members that no packet of this test has make every set a matter of several transactions.
+        for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
+            let strangers =
+                (0..800).map(|n| IpAddr::from((0xf000_0000 + number * 1000 + n * 2).to_be_bytes()));
+            let strangers = strangers.filter(|_| *kind == SetKind::Nets);
+            members.extend(strangers.map(|address| Member::Net(address.into())));
+        }
+        let (dataplane, old, case) = &mut *current.borrow_mut();
+        *case += 1;
+        // A change, with the same settings or others; a restart; and one that must make the whole table anew.
+        let before = match *case % 6 {
+            step @ (0 | 1) => {
+                *dataplane = open(step == 0);
+                NodeState::default()
+            }
+            2..=4 => {
+                state.settings = old.settings.clone();
+                old.clone()
+            }
+            _ => old.clone(),
+        };
+        let either = |(way, flows): (Way, Vec<Flow>)| {
+            let either = &all_allowed(old, way, &flows) | &all_allowed(&state, way, &flows);
+            (way, flows, either)
+        };
+        let expected: Vec<_> = flows.into_iter().map(either).collect();
+        let wrong = Arc::new(Mutex::new(Vec::new()));
+        let (watched, told, counted) = (node.clone(), wrong.clone(), counts.clone());
+        let look = move || {
+            counted.lock().unwrap().0 += 1;
+            for (way, flows, either) in &expected {
+                let passed = watched.passed(flows, *way);
+                counted.lock().unwrap().1 += passed.len();
+                let more = passed.difference(either).map(|index| format!("{way:?} {:?}", flows[*index]));
+                told.lock().unwrap().extend(more);
+            }
+        };
+        let deltas = common::deltas(&before, &state);
+        let apply =
+            || tracing::subscriber::with_default(AfterEachTransaction(look), || dataplane.apply(&deltas));
+        let report = node.namespace.run(apply).unwrap();
+        prop_assert!(is_expected(&report), "{:?}", report);
+        let wrong = wrong.lock().unwrap().clone();
+        prop_assert!(
+            wrong.is_empty(),
+            "case {}: {:#?}\nbefore: {}\nafter: {}",
+            case,
+            wrong,
+            shown(old),
+            shown(&state)
+        );
+        *old = state;
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+    let (transactions, passed) = *counts.lock().unwrap();
+    assert!(
+        transactions > 100 && passed > 1000,
+        "{transactions} transactions, {passed} flows: that proves little"
+    );
+}
+
+/// A change is cut into transactions at every place in turn. Neither state lets the flow pass.
+#[test]
+fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
+    let node = Arc::new(Node::new());
+    let config = Config { transaction_bytes: 32_000, ..Config::default() };
+    let dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let current = RefCell::new((dataplane, NodeState::default()));
+    let flow = Flow {
+        source: "10.1.0.1".parse().unwrap(),
+        destination: "10.99.0.2".parse().unwrap(),
+        protocol: Protocol::UDP,
+        source_port: 5,
+        destination_port: 5,
+        icmp: None,
+    };
+    let opened = Arc::new(Mutex::new((0, 0)));
+    let go = |state: NodeState| {
+        assert!(!judge(&state, Way::OutsideToNode, &flow).0, "{}", shown(&state));
+        let (dataplane, old) = &mut *current.borrow_mut();
+        let deltas = common::deltas(old, &state);
+        let first = old.host_endpoints.is_empty();
+        let (watched, told) = (node.clone(), opened.clone());
+        let look = move || {
+            let passed = watched.passed(&[flow], Way::OutsideToNode).len();
+            let mut told = told.lock().unwrap();
+            told.0 += 1;
+            told.1 += if first { 0 } else { passed };
+        };
+        let apply =
+            || tracing::subscriber::with_default(AfterEachTransaction(look), || dataplane.apply(&deltas));
+        assert!(is_expected(&node.namespace.run(apply).unwrap()));
+        *old = state;
+    };
+    let set = SetId::new("s:from");
+    let from_set = |action| {
+        let source = EntityMatch { sets: vec![set.clone()], ..EntityMatch::default() };
+        Rule { source, ..Rule::all(action) }
+    };
+    let policies = [
+        ("allow", vec![Rule::all(Action::Allow)]),
+        ("deny", vec![Rule::all(Action::Deny)]),
+        ("allow-set", vec![from_set(Action::Allow)]),
+        ("deny-set", vec![from_set(Action::Deny)]),
+    ];
+    let table = |policy: &str| {
+        let policies = vec![common::cluster::policy_id(policy)];
+        let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Pass };
+        EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() }
+    };
+    let empty = HostEndpointProgram::default;
+    let before_dnat = || HostEndpointProgram { pre_dnat: table("deny"), normal: table("allow"), ..empty() };
+    let normally = || HostEndpointProgram { normal: table("deny"), ..empty() };
+    let untracked =
+        |policy, normal| HostEndpointProgram { untracked: table(policy), normal: table(normal), ..empty() };
+    type Hosts = Vec<(&'static str, HostEndpointProgram)>;
+    // Host endpoints by interface, and whether the flow's source is in the set.
+    let pairs: [[(Hosts, bool); 2]; 3] = [
+        [(vec![("*", before_dnat())], false), (vec![("*", before_dnat()), (UPLINK, normally())], false)],
+        [(vec![(UPLINK, normally())], false), (vec![(UPLINK, untracked("deny", "allow"))], false)],
+        [
+            (vec![(UPLINK, untracked("allow-set", "deny"))], false),
+            (vec![(UPLINK, untracked("deny-set", "deny"))], true),
+        ],
+    ];
+    let number = Cell::new(0);
+    // Says in how many transactions.
+    let go_to = |(hosts, member): &(Hosts, bool), size: u32| {
+        number.set(number.get() + 1);
+        let mut state = NodeState::default();
+        for (name, ingress) in &policies {
+            let rules = PolicyRules { ingress: ingress.clone(), egress: vec![] };
+            state.policies.insert(common::cluster::policy_id(name), Arc::new(rules));
+        }
+        let members = member.then_some(Member::Net(flow.source.into()));
+        state.sets.insert(set.clone(), (SetKind::Nets, members.into_iter().collect()));
+        // As many others come, and as many go, each time.
+        let stranger = |n: u32| IpAddr::from((0xf000_0000 + (number.get() % 2) * 100_000 + n).to_be_bytes());
+        let strangers = (0..size).map(|n| Member::Net(stranger(n).into()));
+        state.sets.insert(SetId::new("s:strangers"), (SetKind::Nets, strangers.collect()));
+        for (interface, program) in hosts {
+            let host = random_hosts::host(Some(interface), &[], program.clone());
+            state.host_endpoints.insert(format!("host {interface}"), Arc::new(host));
+        }
+        let before = opened.lock().unwrap().0;
+        go(state);
+        let (transactions, opened) = *opened.lock().unwrap();
+        assert!(opened == 0, "{size} strangers, {hosts:#?}");
+        transactions - before
+    };
+    for pair in &pairs {
+        let there_and_back = |size| pair.iter().map(|state| go_to(state, size)).max().unwrap();
+        there_and_back(400);
+        let staged: Vec<_> = (400..1240).step_by(40).filter(|size| there_and_back(*size) > 1).collect();
+        // The first that does not fit in one transaction is cut in its last steps: there more places are tried.
+        let first = *staged.first().unwrap();
+        for size in (first - 40..first + 40).step_by(2) {
+            there_and_back(size);
+        }
+    }
+}
