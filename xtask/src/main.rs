@@ -12,11 +12,12 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
-cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a thousand kills
+cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, 200,000
+                            flows on this kernel, 10,000 changes and a thousand kills under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables; all without NAME
-cargo xtask vectors FILE… [--on program|oracle]
-                            replays files of published verdicts; fails where one differs";
+cargo xtask vectors FILE… [--on program|oracle|kernel]
+                            replays files of published verdicts; fails where one differs; kernel needs root";
 
 /// The published verdicts, seen from the workspace. They are not part of the project.
 const PUBLISHED: &str = "../shared/vectors/cyclonus-even.jsonl.gz";
@@ -56,16 +57,20 @@ fn test(arguments: &[&str]) -> Result<()> {
 
 /// The random tests with many more cases.
 fn soak() -> Result<()> {
-    let test =
-        ["test", "--release", "--package", "tortie-calc", "--test", "differential", "--", "--nocapture"];
+    setup::require_root("the random clusters on the kernel")?;
+    step("oracle and programs, a million verdicts", || random("tortie-calc", "differential", 10_000))?;
+    step("kernel, programs and oracle, 200,000 flows", || random("tortie-linux", "clusters", 2_000))?;
+    step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    step("oracle and programs, a million verdicts", || {
-        run(Command::new(&cargo).args(test).env("PROPTEST_CASES", "10000"))
-    })?;
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
-    step("a thousand kills under traffic", || {
-        run(Command::new(&cargo).args(test).env("TORTIE_KILLS", "1000"))
-    })
+    step("a thousand kills under traffic", || run(Command::new(cargo).args(test).env("TORTIE_KILLS", "1000")))
+}
+
+/// Runs a random test with so many cases.
+fn random(package: &str, test: &str, cases: u32) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let arguments = ["test", "--release", "--package", package, "--test", test, "--", "--nocapture"];
+    run(Command::new(cargo).args(arguments).env("PROPTEST_CASES", cases.to_string()))
 }
 
 fn ci() -> Result<()> {
@@ -86,6 +91,7 @@ fn ci() -> Result<()> {
         let published = published.display().to_string();
         step("published verdicts, by the programs", || vectors::run(&[&published, "--on", "program"]))?;
         step("published verdicts, by the oracle", || vectors::run(&[&published, "--on", "oracle"]))?;
+        step("published verdicts, by this kernel", || vectors::run(&[&published, "--on", "kernel"]))?;
     }
     println!("{}", closing_line(replayed));
     Ok(())

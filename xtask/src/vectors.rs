@@ -12,13 +12,18 @@ use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
-use tortie_dataplane::EndpointId;
+use tortie_dataplane::{EndpointId, Report};
+use tortie_linux::dataplane::Config;
 use tortie_policy::oracle::{self, Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
+
+use crate::setup::require_root;
 
 /// How many differences are printed.
 const SHOWN: usize = 20;
 const NODE: &str = "node";
+/// Some pods are then on one node, and some not.
+const KERNEL_NODES: [&str; 2] = ["n1", "n2"];
 
 type Objects = Vec<(Key, Value)>;
 /// Of each pod, by `namespace/name`.
@@ -31,6 +36,8 @@ enum On {
     Program,
     /// The evaluator that reads the resources themselves.
     Oracle,
+    /// This machine's kernel, by packets between namespaces.
+    Kernel,
 }
 
 /// What came of a file.
@@ -41,7 +48,7 @@ struct Tally {
     differences: Vec<String>,
 }
 
-/// `cargo xtask vectors FILE… [--on program]`.
+/// `cargo xtask vectors FILE… [--on program|oracle|kernel]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (files, on) = match arguments {
         [files @ .., "--on", on] => (files, *on),
@@ -50,11 +57,13 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let on = match on {
         "program" => On::Program,
         "oracle" => On::Oracle,
-        other => bail!("--on {other:?} is not there yet; there are program and oracle"),
+        "kernel" => On::Kernel,
+        other => bail!("--on {other:?} is not there; there are program, oracle and kernel"),
     };
     if files.is_empty() {
         bail!("which files?");
     }
+    let mut judge = Judge::new(on)?;
     let mut different = 0;
     for file in files {
         let begun = Instant::now();
@@ -62,7 +71,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         let mut tally = Tally::default();
         for (number, line) in text.lines().enumerate() {
             let step: Value = serde_json::from_str(line).with_context(|| format!("{file}:{}", number + 1))?;
-            replay(&step, on, &mut tally)
+            replay(&step, &mut judge, &mut tally)
                 .with_context(|| format!("{file}:{}: {}", number + 1, step["desc"]))?;
         }
         for difference in tally.differences.iter().take(SHOWN) {
@@ -97,100 +106,179 @@ fn read(file: &str) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| file.to_owned())
 }
 
-fn replay(step: &Value, on: On, tally: &mut Tally) -> Result<()> {
-    let (objects, addresses) = cluster(step)?;
-    let judge = Judge::new(&objects)?;
-    let rows = step["rows"].as_array().context("there are no rows")?;
-    for row in rows {
-        let cell = |index: usize| row[index].as_str().with_context(|| format!("row {row}"));
-        let (from, to, port) = (cell(0)?, cell(1)?, cell(2)?);
-        tally.cells += 1;
-        if from == to {
-            tally.to_itself += 1;
-            continue;
-        }
-        let (protocol, number) = port.split_once('/').with_context(|| format!("row {row}"))?;
-        let flow = Flow {
-            source: *addresses.get(from).with_context(|| format!("pod {from}"))?,
-            destination: *addresses.get(to).with_context(|| format!("pod {to}"))?,
-            protocol: Protocol::from_name(protocol).with_context(|| format!("protocol {protocol}"))?,
-            source_port: 40_000,
-            destination_port: number.parse()?,
-            icmp: None,
-        };
-        let (ingress, egress) = match on {
-            On::Program => judge.by_program(from, to, &flow)?,
-            On::Oracle => judge.by_oracle(from, to, &flow)?,
-        };
-        for (index, name, ours) in
-            [(3, "ingress", ingress), (4, "egress", egress), (5, "combined", ingress && egress)]
-        {
-            let expected = match cell(index)? {
-                "allowed" => true,
-                "blocked" => false,
-                other => bail!("the verdict {other:?} is not known"),
-            };
+/// A row of a step: a flow, and what is to become of it.
+struct Row<'a> {
+    from: &'a str,
+    to: &'a str,
+    port: &'a str,
+    flow: Flow,
+    expected: Verdicts,
+}
+
+/// Whether a packet may pass: by the policy of its destination, by that of its source, and by both.
+#[derive(Clone, Copy)]
+struct Verdicts {
+    /// `None` where only both together can be seen.
+    single: Option<(bool, bool)>,
+    combined: bool,
+}
+
+fn replay(step: &Value, judge: &mut Judge, tally: &mut Tally) -> Result<()> {
+    let (objects, addresses) = cluster(step, judge.nodes())?;
+    let all = step["rows"].as_array().context("there are no rows")?;
+    let rows: Vec<Row> =
+        all.iter().filter_map(|row| read_row(row, &addresses).transpose()).collect::<Result<_>>()?;
+    tally.cells += all.len();
+    tally.to_itself += all.len() - rows.len();
+    for (row, ours) in rows.iter().zip(judge.verdicts(&objects, &rows)?) {
+        let Row { from, to, port, expected, .. } = row;
+        let mut compare = |name, ours, expected| {
             if ours != expected {
                 let word = if ours { "allowed" } else { "blocked" };
-                tally
-                    .differences
-                    .push(format!("{}: {from} -> {to} {port}: {name} is {word} here", step["desc"]));
+                let difference = format!("{}: {from} -> {to} {port}: {name} is {word} here", step["desc"]);
+                tally.differences.push(difference);
             }
+        };
+        if let (Some((ingress, egress)), Some(single)) = (ours.single, expected.single) {
+            compare("ingress", ingress, single.0);
+            compare("egress", egress, single.1);
         }
+        compare("combined", ours.combined, expected.combined);
     }
     Ok(())
 }
 
-/// One cluster, for both judges.
-struct Judge {
-    calc: Calc,
-    snapshot: Snapshot,
+/// `None` for a pod to itself.
+fn read_row<'a>(row: &'a Value, addresses: &Addresses) -> Result<Option<Row<'a>>> {
+    let cell = |index: usize| row[index].as_str().with_context(|| format!("row {row}"));
+    let (from, to, port) = (cell(0)?, cell(1)?, cell(2)?);
+    if from == to {
+        return Ok(None);
+    }
+    let (protocol, number) = port.split_once('/').with_context(|| format!("row {row}"))?;
+    let flow = Flow {
+        source: *addresses.get(from).with_context(|| format!("pod {from}"))?,
+        destination: *addresses.get(to).with_context(|| format!("pod {to}"))?,
+        protocol: Protocol::from_name(protocol).with_context(|| format!("protocol {protocol}"))?,
+        source_port: 40_000,
+        destination_port: number.parse()?,
+        icmp: None,
+    };
+    let verdict = |index| match cell(index)? {
+        "allowed" => Ok(true),
+        "blocked" => Ok(false),
+        other => bail!("the verdict {other:?} is not known"),
+    };
+    let expected = Verdicts { single: Some((verdict(3)?, verdict(4)?)), combined: verdict(5)? };
+    Ok(Some(Row { from, to, port, flow, expected }))
+}
+
+/// Who judges, with what it keeps from one step to the next.
+enum Judge {
+    Program,
+    Oracle,
+    Kernel(Box<testkit::kernel::Cluster>),
 }
 
 impl Judge {
-    fn new(objects: &[(Key, Value)]) -> Result<Self> {
-        let (mut calc, mut snapshot) = (Calc::new(NODE), Snapshot::new());
-        for (key, value) in objects {
-            calc.update(key, Some(value));
-            snapshot.insert(key.clone(), value.clone(), None);
-        }
-        calc.flush();
-        if let Some(finding) = calc.findings().first() {
-            bail!("{}: {}", finding.key, finding.problem);
-        }
-        Ok(Self { calc, snapshot })
+    fn new(on: On) -> Result<Self> {
+        Ok(match on {
+            On::Program => Self::Program,
+            On::Oracle => Self::Oracle,
+            On::Kernel => {
+                require_root("verdicts of the kernel")?;
+                Self::Kernel(Box::new(testkit::kernel::Cluster::new(KERNEL_NODES, &Config::default())?))
+            }
+        })
     }
 
-    /// What the destination's ingress and the source's egress say.
-    fn by_program(&self, from: &str, to: &str, flow: &Flow) -> Result<(bool, bool)> {
-        let judge = |pod: &str, direction| -> Result<bool> {
-            let (namespace, pod) = pod.split_once('/').context("a pod without namespace")?;
-            let id = EndpointId { namespace: namespace.into(), pod: pod.into(), interface: "eth0".into() };
-            let endpoint =
-                self.calc.state().endpoints.get(&id).with_context(|| format!("{id} has no program"))?;
-            Ok(evaluate(&endpoint.program, direction, flow, self.calc.state()))
-        };
-        Ok((judge(to, Direction::Ingress)?, judge(from, Direction::Egress)?))
+    /// The nodes that pods are spread over.
+    fn nodes(&self) -> &'static [&'static str] {
+        match self {
+            Self::Kernel(_) => &KERNEL_NODES,
+            _ => &[NODE],
+        }
     }
 
-    fn by_oracle(&self, from: &str, to: &str, flow: &Flow) -> Result<(bool, bool)> {
-        let peer = |pod: &str| -> Result<Peer> {
-            let (namespace, name) = pod.split_once('/').context("a pod without namespace")?;
-            Ok(Peer::Pod { namespace: namespace.into(), name: name.into() })
-        };
-        let question = Question {
-            from: peer(from)?,
-            to: peer(to)?,
-            protocol: flow.protocol,
-            source_port: flow.source_port,
-            destination_port: flow.destination_port,
-            icmp: flow.icmp,
-            via: None,
-        };
-        let answer = oracle::evaluate(&self.snapshot, &question)?;
-        let allows = |trace: Option<oracle::Trace>| trace.is_none_or(|trace| trace.verdict == Verdict::Allow);
-        Ok((allows(answer.ingress), allows(answer.egress)))
+    /// What becomes of each row's packet.
+    fn verdicts(&mut self, objects: &Objects, rows: &[Row<'_>]) -> Result<Vec<Verdicts>> {
+        let both =
+            |(ingress, egress)| Verdicts { single: Some((ingress, egress)), combined: ingress && egress };
+        match self {
+            Self::Program => {
+                let calc = calc(objects)?;
+                rows.iter().map(|row| Ok(both(by_program(&calc, row)?))).collect()
+            }
+            Self::Oracle => {
+                calc(objects)?;
+                let mut snapshot = Snapshot::new();
+                for (key, value) in objects {
+                    snapshot.insert(key.clone(), value.clone(), None);
+                }
+                rows.iter().map(|row| Ok(both(by_oracle(&snapshot, row)?))).collect()
+            }
+            Self::Kernel(cluster) => by_kernel(cluster, objects, rows),
+        }
     }
+}
+
+/// What one node makes of the objects, all of which it has to understand.
+fn calc(objects: &Objects) -> Result<Calc> {
+    let mut calc = Calc::new(NODE);
+    for (key, value) in objects {
+        calc.update(key, Some(value));
+    }
+    calc.flush();
+    if let Some(finding) = calc.findings().first() {
+        bail!("{}: {}", finding.key, finding.problem);
+    }
+    Ok(calc)
+}
+
+/// What the destination's ingress and the source's egress say.
+fn by_program(calc: &Calc, row: &Row<'_>) -> Result<(bool, bool)> {
+    let judge = |pod: &str, direction| -> Result<bool> {
+        let (namespace, pod) = pod.split_once('/').context("a pod without namespace")?;
+        let id = EndpointId { namespace: namespace.into(), pod: pod.into(), interface: "eth0".into() };
+        let endpoint = calc.state().endpoints.get(&id).with_context(|| format!("{id} has no program"))?;
+        Ok(evaluate(&endpoint.program, direction, &row.flow, calc.state()))
+    };
+    Ok((judge(row.to, Direction::Ingress)?, judge(row.from, Direction::Egress)?))
+}
+
+fn by_oracle(snapshot: &Snapshot, row: &Row<'_>) -> Result<(bool, bool)> {
+    let peer = |pod: &str| -> Result<Peer> {
+        let (namespace, name) = pod.split_once('/').context("a pod without namespace")?;
+        Ok(Peer::Pod { namespace: namespace.into(), name: name.into() })
+    };
+    let question = Question {
+        from: peer(row.from)?,
+        to: peer(row.to)?,
+        protocol: row.flow.protocol,
+        source_port: row.flow.source_port,
+        destination_port: row.flow.destination_port,
+        icmp: row.flow.icmp,
+        via: None,
+    };
+    let answer = oracle::evaluate(snapshot, &question)?;
+    let allows = |trace: Option<oracle::Trace>| trace.is_none_or(|trace| trace.verdict == Verdict::Allow);
+    Ok((allows(answer.ingress), allows(answer.egress)))
+}
+
+/// Changes the cluster of the last step into that of this one, and sends a packet for each row.
+fn by_kernel(
+    cluster: &mut testkit::kernel::Cluster,
+    objects: &Objects,
+    rows: &[Row<'_>],
+) -> Result<Vec<Verdicts>> {
+    for report in cluster.change(objects)? {
+        if report != Report::default() {
+            bail!("a node says of this cluster: {report:?}");
+        }
+    }
+    let flows: Vec<Flow> = rows.iter().map(|row| row.flow).collect();
+    let passed = cluster.passed(&flows)?;
+    Ok((0..rows.len()).map(|row| Verdicts { single: None, combined: passed.contains(&row) }).collect())
 }
 
 /// The step after its own actions on namespaces and pods: the file shows them as they were before, but policies as they
@@ -225,8 +313,8 @@ fn after_actions(step: &Value) -> Value {
     step
 }
 
-/// The step's cluster on one node.
-fn cluster(step: &Value) -> Result<(Objects, Addresses)> {
+/// The step's cluster, with its pods spread over these nodes.
+fn cluster(step: &Value, nodes: &[&str]) -> Result<(Objects, Addresses)> {
     let step = &after_actions(step);
     let mut objects = Vec::new();
     for (name, labels) in step["namespaces"].as_object().context("there are no namespaces")? {
@@ -236,7 +324,8 @@ fn cluster(step: &Value) -> Result<(Objects, Addresses)> {
         ));
     }
     let mut addresses = BTreeMap::new();
-    for pod in step["pods"].as_array().context("there are no pods")? {
+    let pods = step["pods"].as_array().context("there are no pods")?;
+    for (pod, node) in pods.iter().zip(nodes.iter().cycle()) {
         let text = |field: &str| pod[field].as_str().with_context(|| format!("pod {pod} has no {field}"));
         let (namespace, name, address) = (text("Namespace")?, text("Name")?, text("IP")?);
         addresses.insert(format!("{namespace}/{name}"), address.parse()?);
@@ -248,11 +337,12 @@ fn cluster(step: &Value) -> Result<(Objects, Addresses)> {
             "apiVersion": "projectcalico.org/v3", "kind": "WorkloadEndpoint",
             "metadata": {"name": name, "namespace": namespace, "labels": pod["Labels"]},
             "spec": {
-                "node": NODE, "pod": name, "endpoint": "eth0", "ipNetworks": [format!("{address}/32")],
+                "node": node, "pod": name, "endpoint": "eth0", "ipNetworks": [format!("{address}/32")],
                 "profiles": [format!("kns.{namespace}")], "ports": ports, "serviceAccountName": "default",
+                "interfaceName": format!("cali-{namespace}-{name}"),
             },
         });
-        let key = WorkloadEndpoint::name_for(NODE, name, "eth0");
+        let key = WorkloadEndpoint::name_for(node, name, "eth0");
         objects.push((Key::namespaced(Kind::WorkloadEndpoint, namespace, key), endpoint));
     }
     for policy in step["policies"].as_array().map_or(&[][..], Vec::as_slice) {

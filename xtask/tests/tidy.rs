@@ -100,6 +100,9 @@ fn every_room_is_in_the_list_and_depends_only_on_rooms_before_it() {
             assert!(ROOMS[..index].contains(&other), "{room} depends on {other}, which is not above it");
         }
     }
+    for (room, others) in &dependencies {
+        assert!(!others.contains("testkit"), "{room} depends on testkit, which is for tests");
+    }
     let architecture = read("ARCHITECTURE.md");
     let mut from = 0;
     for room in ROOMS {
@@ -233,7 +236,7 @@ fn every_dependency_has_its_line() {
     for line in table.lines().filter(|line| line.contains('=') && !line.starts_with('#')) {
         let name = line.split(['=', ' ']).next().unwrap();
         assert!(used.contains(name), "{name} stands in the workspace's table, and nobody uses it");
-        if !name.starts_with("tortie-") {
+        if !line.contains("path = ") {
             assert!(listed.contains(&format!("| `{name}` |")), "docs/dependencies.md has no line for {name}");
         }
     }

@@ -6,7 +6,6 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
 mod asked;
-mod random_clusters;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -17,7 +16,7 @@ use tortie_policy::oracle::{Oracle, Peer, Snapshot, Verdict};
 use tortie_policy::reach::{Cell, ClassKind, Classes, Judge, Placement, Stop, Way};
 
 use asked::{End, config, ends, is_asked, question, sample, way, whole_clusters};
-use random_clusters::{Objects, Sent, manifest};
+use testkit::clusters::{Objects, Sent, manifest};
 
 const CLUSTERS: u32 = 300;
 

@@ -5,8 +5,6 @@
 //! features packets were decided, and fails where one decided (almost) none.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
-mod random_clusters;
-
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -20,7 +18,7 @@ use tortie_dataplane::EndpointId;
 use tortie_policy::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Table, Trace, Verdict};
 use tortie_policy::program::{Flow, evaluate, evaluate_tiers};
 
-use random_clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets};
+use testkit::clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets};
 
 const CLUSTERS: u32 = 1_000;
 const PACKETS: usize = 200;

@@ -4,7 +4,6 @@
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
 mod asked;
-mod random_clusters;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -17,7 +16,7 @@ use tortie_policy::reach::{Change, Classes, Difference, Way};
 use tortie_policy::staged::{Staged, enforced, staged};
 
 use asked::{End, config, ends, ends_of, question, sample, way, whole_clusters};
-use random_clusters::{Objects, Sent, manifest};
+use testkit::clusters::{Objects, Sent, manifest};
 
 const FAMILIES: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 

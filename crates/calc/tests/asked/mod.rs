@@ -11,8 +11,8 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{Answer, DecidedBy, Peer, Question, Snapshot, Trace, Verdict};
 use tortie_policy::reach::{Classes, Placement, Sample, Way};
 
-use crate::random_clusters::hosts::{NODES, hosts};
-use crate::random_clusters::{Objects, Sent, clusters, packets};
+use testkit::clusters::hosts::{NODES, hosts};
+use testkit::clusters::{Objects, Sent, clusters, packets};
 
 pub const PACKETS: usize = 25;
 const OUTSIDERS: [&str; 6] = ["10.0.0.7", "10.0.0.200", "10.0.1.1", "198.51.100.7", "fd00::9", "2001:db8::1"];

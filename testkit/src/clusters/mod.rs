@@ -1,6 +1,10 @@
 //! Random clusters, small on purpose: few labels, addresses and ports, so that rules meet packets often.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a generator of tests: its own tables can be read"
+)]
 
-#[allow(dead_code, reason = "not every test that has this module asks about hosts")]
 pub mod hosts;
 mod policies;
 
@@ -17,6 +21,7 @@ use tortie_api::{Key, Kind};
 
 use policies::{maybe, policy, rules};
 
+/// The nodes that pods are on.
 pub const NODES: [&str; 2] = ["n1", "n2"];
 const NAMESPACES: [&str; 6] = ["red", "blue", "red", "blue", "red", "unknown"];
 const ACCOUNTS: [&str; 3] = ["default", "runner", ""];
@@ -57,16 +62,43 @@ pub type Objects = Vec<(Key, Value)>;
 /// Who sends what to whom.
 #[derive(Debug, Clone)]
 pub struct Sent {
+    /// The sender's address.
     pub source: IpAddr,
+    /// The receiver's address.
     pub destination: IpAddr,
+    /// The protocol.
     pub protocol: Protocol,
+    /// The sender's port; 0 where the protocol has none.
     pub source_port: u16,
+    /// The receiver's port; 0 where the protocol has none.
     pub destination_port: u16,
+    /// Type and code of ICMP.
     pub icmp: Option<(u8, u8)>,
 }
 
+/// Clusters of pods, of which two may have one address for a moment.
 pub fn clusters() -> impl Strategy<Value = Objects> {
-    let pods = prop::collection::vec(pod(), 1..6);
+    clusters_of(prop::collection::vec(pod(), 1..6))
+}
+
+/// Clusters whose pods have addresses of their own, as a kernel has to find them.
+pub fn clusters_of_distinct_pods() -> impl Strategy<Value = Objects> {
+    clusters_of(prop::collection::vec(pod(), 1..6).prop_map(|mut pods| {
+        let mut taken = Vec::new();
+        for pod in &mut pods {
+            for address in &mut pod.addresses {
+                let all = if address.contains(':') { &ADDRESSES[10..12] } else { &ADDRESSES[..5] };
+                let free = |address: &&&str| !taken.contains(*address);
+                *address = std::iter::once(&*address).chain(all).find(free).copied().unwrap_or_default();
+                taken.push(*address);
+            }
+            pod.addresses.retain(|address| !address.is_empty());
+        }
+        pods
+    }))
+}
+
+fn clusters_of(pods: impl Strategy<Value = Vec<Pod>>) -> impl Strategy<Value = Objects> {
     let sets = prop::collection::vec(network_set(), 0..4);
     let policies = prop::collection::vec(policy(), 0..6);
     (namespaces(), tiers(), profiles(), slices(), pods, sets, policies).prop_map(
@@ -87,7 +119,6 @@ pub fn clusters() -> impl Strategy<Value = Objects> {
 }
 
 /// The same with nodes that have addresses, and host endpoints on them.
-#[allow(dead_code, reason = "not every test that has this module asks about hosts")]
 pub fn clusters_with_hosts() -> impl Strategy<Value = Objects> {
     let interface = select(vec![None, Some("eth0"), Some("*")]);
     let profiles = subsequence(vec!["projectcalico-default-allow", "kns.red", "ksa.red.runner"], 0..2);
@@ -298,6 +329,7 @@ fn endpoint(pod: Pod, index: usize) -> (Key, Value) {
             "node": pod.node, "pod": pod_name, "endpoint": "eth0", "serviceAccountName": pod.account,
             "ipNetworks": nets, "profiles": WorkloadEndpoint::profiles_for(pod.namespace, pod.account),
             "ports": pod.ports.iter().map(port).collect::<Vec<_>>(),
+            "interfaceName": format!("cali-{}-{pod_name}", pod.namespace),
         },
     });
     (Key::namespaced(Kind::WorkloadEndpoint, pod.namespace, name), value)

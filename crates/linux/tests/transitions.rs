@@ -1,0 +1,256 @@
+//! While a cluster changes, packets go on: of flows that are allowed before and after none is lost, of flows that are
+//! denied before and after none gets through. A flow's packets all begin it anew, as nobody answers them.
+//!
+//! One thing the kernel does not give: a packet that is in the middle of the chains while a transaction comes in force goes
+//! on by the rules of before, but finds in sets and maps what is there now. What the dataplane does about that
+//! (what packets may be led to comes a transaction earlier, and goes one later) leaves a policy whose rules change in the same instant as the programs that name it, and sets
+//! that change together with rules: so a single packet of a flow may go astray once in some thousand changes. More than
+//! that fails, and so does any packet once the change is done.
+//!
+//! `PROPTEST_CASES` says how many changes.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config as TestConfig, TestError, TestRunner};
+use serde_json::Value;
+use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets};
+use testkit::flows::beginnings;
+use testkit::kernel::{Cluster, Place};
+use tortie_api::net::Direction;
+use tortie_api::{Key, Kind};
+use tortie_dataplane::{Delta, NodeState, Report};
+use tortie_linux::dataplane::Config;
+use tortie_policy::program::{Flow, evaluate};
+
+const CHANGES: u32 = 250;
+const PACKETS: usize = 150;
+/// Of so many changes one packet may go astray. It was one of a hundred before packets on their way were thought of.
+const CHANGES_TO_ONE_ASTRAY: usize = 1_000;
+/// More would only make a round of all of them longer than a change.
+const FLOWS: usize = 40;
+
+#[test]
+fn no_packet_is_lost_and_none_gets_through() {
+    watch(Config::default(), true);
+}
+
+/// What does not fit in one transaction closes pods meanwhile, and opens none.
+#[test]
+fn none_gets_through_in_many_transactions() {
+    watch(Config { transaction_bytes: 8_000, ..Config::default() }, false);
+}
+
+/// How a cluster becomes another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// Some of its objects become those of the other one, or go; its pods stay, with other labels.
+    Some,
+    /// It becomes the other one.
+    Whole,
+    /// As [`Self::Some`], noticed by agents that have just started.
+    Restarted,
+    /// Nothing changes, and all is compared with the kernel.
+    Compared,
+}
+
+/// The cluster to come, and of which of the old objects something comes.
+type Change = (Objects, Vec<bool>, Step, Vec<Sent>);
+
+fn changes() -> impl Strategy<Value = Change> {
+    let step = prop_oneof![
+        6 => Just(Step::Some),
+        2 => Just(Step::Whole),
+        1 => Just(Step::Restarted),
+        1 => Just(Step::Compared),
+    ];
+    let chosen = prop::collection::vec(prop::bool::weighted(0.3), 40);
+    (clusters_of_distinct_pods(), chosen, step, prop::collection::vec(packets(), PACKETS))
+}
+
+fn watch(config: Config, lossless: bool) {
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CHANGES);
+    let state = RefCell::new((Cluster::new(NODES, &config).unwrap(), Objects::new(), Seen::default()));
+    let test_config =
+        TestConfig { cases, max_shrink_iters: 0, failure_persistence: None, ..TestConfig::default() };
+    let result = TestRunner::new(test_config).run(&changes(), |(new, chosen, step, packets)| {
+        let (cluster, old, seen) = &mut *state.borrow_mut();
+        let new = match step {
+            Step::Whole => new,
+            Step::Some | Step::Restarted => mixed(old, &new, &chosen),
+            Step::Compared => old.clone(),
+        };
+        let watched = Watched { config: &config, step, lossless };
+        watched.change(cluster, &new, &packets, seen).map_err(|error| {
+            let (old, new) = (manifest(old), manifest(&new));
+            TestCaseError::fail(format!("{step:?}: {error}\nold.yml:\n{old}\nnew.yml:\n{new}"))
+        })?;
+        *old = new;
+        Ok(())
+    });
+    let (_, _, seen) = state.into_inner();
+    println!("{seen:#?}");
+    match result {
+        Err(TestError::Fail(reason, _)) => panic!("{reason}"), // the manifests say more than the input
+        result => result.unwrap(),
+    }
+    let changes = cases as usize;
+    let enough = seen.during >= changes && seen.allowed >= changes && seen.denied >= changes;
+    assert!(enough, "{seen:?} of {changes} changes: that proves little");
+    assert!(seen.astray.len() <= (changes / CHANGES_TO_ONE_ASTRAY).max(1), "{:#?}", seen.astray);
+}
+
+/// The old cluster with some objects as in the new one. Its pods stay where they are.
+fn mixed(old: &Objects, new: &Objects, chosen: &[bool]) -> Objects {
+    let map = |objects: &Objects| objects.iter().cloned().collect::<BTreeMap<Key, Value>>();
+    let (old, new) = (map(old), map(new));
+    let keys: BTreeSet<&Key> = old.keys().chain(new.keys()).collect();
+    let mut mixed = Objects::new();
+    for (key, chosen) in keys.into_iter().zip(chosen.iter().chain(std::iter::repeat(&false))) {
+        let is_pod = key.kind == Kind::WorkloadEndpoint;
+        let value = match (old.get(key), new.get(key)) {
+            (Some(pod), Some(other)) if is_pod && *chosen => {
+                let mut pod = pod.clone();
+                pod["metadata"]["labels"] = other["metadata"]["labels"].clone();
+                pod["spec"]["ports"] = other["spec"]["ports"].clone();
+                Some(pod)
+            }
+            (there, _) if is_pod => there.cloned(),
+            (_, other) if *chosen => other.cloned(),
+            (there, _) => there.cloned(),
+        };
+        mixed.extend(value.map(|value| (key.clone(), value)));
+    }
+    mixed
+}
+
+/// So that the test cannot pass for want of cases.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Rounds of packets that were sent while something was changed.
+    during: usize,
+    /// Packets of flows that are allowed before and after.
+    allowed: usize,
+    /// Packets of flows that are denied before and after.
+    denied: usize,
+    /// Single packets that were lost or let through in the instant of a change.
+    astray: Vec<String>,
+}
+
+/// One change.
+struct Watched<'a> {
+    config: &'a Config,
+    step: Step,
+    lossless: bool,
+}
+
+impl Watched<'_> {
+    /// Changes the cluster and sends packets all the while.
+    fn change(
+        &self,
+        cluster: &mut Cluster,
+        new: &Objects,
+        packets: &[Sent],
+        seen: &mut Seen,
+    ) -> Result<(), String> {
+        let flows: Vec<Flow> =
+            beginnings(packets).into_iter().filter(|flow| cluster.is_of_pods(flow)).collect();
+        let before: Vec<_> = flows.iter().map(|flow| Seat::new(cluster, flow)).collect();
+        let deltas = match self.step {
+            Step::Restarted => cluster.restart(self.config, new).unwrap(),
+            _ => cluster.tell(new),
+        };
+        cluster.connect().unwrap();
+        let mut chosen = Vec::new();
+        for (flow, before) in flows.into_iter().zip(before) {
+            chosen.extend(before.then(&Seat::new(cluster, &flow)).map(|passes| (flow, passes)));
+        }
+        chosen.truncate(FLOWS);
+        let flows: Vec<Flow> = chosen.iter().map(|(flow, _)| *flow).collect();
+        let traffic = cluster.traffic(&flows).unwrap();
+        cluster.forget_connections().unwrap();
+        let mut look = || -> Result<Vec<String>, String> {
+            let passed = traffic.send().map_err(|error| format!("{error:#}"))?;
+            let mut astray = Vec::new();
+            for (index, (flow, passes)) in chosen.iter().enumerate() {
+                *if *passes { &mut seen.allowed } else { &mut seen.denied } += 1;
+                match (passes, passed.contains(&index)) {
+                    (true, false) if self.lossless => astray.push(format!("lost: {flow:?}")),
+                    (false, true) => astray.push(format!("let through: {flow:?}")),
+                    _ => {}
+                }
+            }
+            Ok(astray)
+        };
+        let (reports, rounds) = std::thread::scope(|scope| {
+            let change = scope.spawn(|| self.apply(cluster, &deltas));
+            let mut rounds = Vec::new();
+            while !change.is_finished() && rounds.iter().all(Result::is_ok) {
+                rounds.push(look());
+            }
+            (change.join().unwrap(), rounds)
+        });
+        let afterwards = look()?;
+        seen.during += rounds.len();
+        let astray = rounds.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+        if astray.len() > 1 || !afterwards.is_empty() {
+            return Err(format!("during the change: {astray:#?}; afterwards: {afterwards:#?}"));
+        }
+        seen.astray.extend(astray);
+        // What does not fit in one of several transactions is closed, and told of.
+        let said = |report: &Report| report.retry || report.conditions().next().is_some() && self.lossless;
+        match reports.iter().any(said) {
+            true => Err(format!("{reports:?}")),
+            false => Ok(()),
+        }
+    }
+
+    /// On another processor than that of the packets.
+    fn apply(&self, cluster: &mut Cluster, deltas: &[Vec<Delta>; 2]) -> [Report; 2] {
+        let sending = rustix::thread::sched_getaffinity(None).unwrap();
+        let mut others = rustix::thread::CpuSet::new();
+        let count = std::fs::read_to_string("/proc/cpuinfo").unwrap().matches("processor\t").count();
+        (0..count).filter(|cpu| count == 1 || !sending.is_set(*cpu)).for_each(|cpu| others.set(cpu));
+        rustix::thread::sched_setaffinity(None, &others).unwrap();
+        match self.step {
+            Step::Compared => cluster.resync().unwrap(),
+            _ => cluster.apply(deltas).unwrap(),
+        }
+    }
+}
+
+/// Where a flow's ends are, and what their policies say of it.
+struct Seat {
+    places: [Option<Place>; 2],
+    allowed: [bool; 2],
+}
+
+impl Seat {
+    fn new(cluster: &Cluster, flow: &Flow) -> Self {
+        let states = cluster.states();
+        let says = |address, direction| {
+            let endpoint = |state: &&NodeState| {
+                let mut endpoints = state.endpoints.values();
+                endpoints.find(|endpoint| endpoint.addresses.contains(&address)).cloned()
+            };
+            let found = states.iter().find_map(|state| Some((endpoint(state)?, *state)));
+            found.is_none_or(|(endpoint, state)| evaluate(&endpoint.program, direction, flow, state))
+        };
+        Self {
+            places: [flow.source, flow.destination].map(|address| cluster.place(address).cloned()),
+            allowed: [says(flow.source, Direction::Egress), says(flow.destination, Direction::Ingress)],
+        }
+    }
+
+    /// Whether the flow's packets always pass on the way to this second one, or never; `None` where neither is promised.
+    /// The nodes change one after another: only what one and the same end denies all the time never passes.
+    fn then(&self, next: &Self) -> Option<bool> {
+        let still = |end: usize| self.places[end] == next.places[end];
+        let always = (0..2).all(|end| self.allowed[end] && next.allowed[end]);
+        let never = (0..2).any(|end| !self.allowed[end] && !next.allowed[end]);
+        (still(0) && still(1) && (always || never)).then_some(always)
+    }
+}

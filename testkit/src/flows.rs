@@ -1,0 +1,43 @@
+//! Random packets as flows that a kernel can be asked about.
+
+use std::collections::BTreeSet;
+
+use tortie_api::net::Protocol;
+use tortie_policy::program::Flow;
+
+use crate::clusters::Sent;
+
+/// The packets as flows that leave their sender, of which none is another one's answer: as that it would pass.
+#[must_use]
+pub fn beginnings(packets: &[Sent]) -> Vec<Flow> {
+    let mut answers = BTreeSet::new();
+    let mut begins = |flow: &Flow| {
+        let Flow { source, destination, protocol, source_port, destination_port, .. } = *flow;
+        if source == destination
+            || answers.contains(&(protocol, source, source_port, destination, destination_port))
+        {
+            return false;
+        }
+        answers.insert((protocol, destination, destination_port, source, source_port));
+        true
+    };
+    packets.iter().map(beginning).filter(|flow| begins(flow)).collect()
+}
+
+/// ICMP is that of its family, and asks for something: an answer without a question belongs to no flow, and is dropped
+/// whatever policy says.
+fn beginning(packet: &Sent) -> Flow {
+    let v4 = packet.source.is_ipv4();
+    let icmp = packet.icmp.map(|(kind, code)| match (v4, kind) {
+        (true, 13 | 128) => (13, code),
+        (true, _) => (8, code),
+        (false, _) => (128, code),
+    });
+    let protocol = match icmp {
+        Some(_) if v4 => Protocol::ICMP,
+        Some(_) => Protocol::ICMPV6,
+        None => packet.protocol,
+    };
+    let Sent { source, destination, source_port, destination_port, .. } = *packet;
+    Flow { source, destination, protocol, source_port, destination_port, icmp }
+}
