@@ -68,14 +68,19 @@ impl PolicyTable {
         self.told = Some(Told(told));
     }
 
-    /// Begins to watch the table where the kernel does not keep others from changing it.
-    fn begin_watch(&mut self) -> Result<()> {
+    /// Begins to watch the table where the kernel does not keep others from changing it. Policy is in force without that,
+    /// too.
+    fn begin_watch(&mut self) {
         if self.flags == 0
             && let Some(told) = self.told.take()
         {
-            self.watch = Some(Watch::start(&self.config.table, self.nft.port(), told)?);
+            let watch = Watch::start(&self.config.table, self.nft.port(), told);
+            self.watch = watch
+                .inspect_err(|error| {
+                    tracing::error!(%error, "changes of the table by others are noticed at the next resync only");
+                })
+                .ok();
         }
-        Ok(())
     }
 
     /// Makes true what has changed. After a failure everything is looked at again.
@@ -190,7 +195,8 @@ impl PolicyTable {
             }
             committed?;
             self.kernel = Some(new);
-            return self.begin_watch();
+            self.begin_watch();
+            return Ok(());
         }
     }
 
