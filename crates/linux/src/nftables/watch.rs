@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -29,7 +28,7 @@ impl fmt::Debug for Told {
 /// A thread that tells of changes of a table by others, for as long as this lives.
 #[derive(Debug)]
 pub struct Watch {
-    _alive: Arc<AtomicBool>,
+    _alive: Arc<()>,
 }
 
 impl Watch {
@@ -42,7 +41,7 @@ impl Watch {
     pub fn start(table: &str, own: u32, told: Told) -> Result<Self> {
         let mut socket = Socket::open(Family::Netfilter)?;
         socket.subscribe(&[GROUP])?;
-        let alive = Arc::new(AtomicBool::new(true));
+        let alive = Arc::new(());
         let (weak, table) = (Arc::downgrade(&alive), table.to_owned());
         let watch = move || watch(&mut socket, &table, own, &told, &weak);
         let failed = crate::Error::system("start it", "the thread that watches the nftables table");
@@ -51,8 +50,8 @@ impl Watch {
     }
 }
 
-fn watch(socket: &mut Socket, table: &str, own: u32, told: &Told, alive: &Weak<AtomicBool>) {
-    while alive.upgrade().is_some_and(|alive| alive.load(Ordering::Relaxed)) {
+fn watch(socket: &mut Socket, table: &str, own: u32, told: &Told, alive: &Weak<()>) {
+    while alive.strong_count() > 0 {
         match socket.next_notifications(PATIENCE) {
             Ok(changes) if changes.iter().any(|change| is_foreign(change, table, own)) => {
                 tracing::warn!(table, "somebody else has changed the table; it is read and mended");
