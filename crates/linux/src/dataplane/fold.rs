@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::mem;
 
-use super::test::{Conjunction, Side, Test};
+use super::packet_test::{Conjunction, Side, Test};
 
 /// A field whose values can be joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

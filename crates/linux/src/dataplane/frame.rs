@@ -22,9 +22,9 @@ use super::Config;
 use super::cut;
 use super::host_frame::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
+use super::packet_test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
 use super::sets::{Family, set};
 use super::slots::{Slot, Stage};
-use super::test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
 use crate::nftables::expr::state;
 use crate::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Register, Rule,

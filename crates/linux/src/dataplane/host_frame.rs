@@ -14,9 +14,9 @@ use tortie_dataplane::{Failsafe, NodeState};
 use super::Config;
 use super::fold::fold;
 use super::frame::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, udp_to, vxlan_port};
+use super::packet_test::{Side, Test, exprs, in_set, load_address, port_ranges};
 use super::sets::{Family, ranges};
 use super::slots::{Slot, is_settled, unsettle};
-use super::test::{Side, Test, exprs, in_set, load_address, port_ranges};
 use crate::nftables::expr::state;
 use crate::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Expr, Hook, Key, MetaKey, Register, Rule, SetRef, Verdict,

@@ -10,10 +10,10 @@ use tortie_dataplane::NodeState;
 use tortie_policy::program::{Member, SetId};
 
 use super::fold::fold;
+use super::packet_test::{Conjunction, Keyed, Side, Test, Then};
 use super::policies::Line;
 use super::programs::Sources;
 use super::sets::{Family, Part};
-use super::test::{Conjunction, Keyed, Side, Test, Then};
 use crate::nftables::{Key, Set, SetSpec, Value};
 
 /// The most addresses, and the most ports, of one rule that are written out.

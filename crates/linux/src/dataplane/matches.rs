@@ -7,8 +7,8 @@
 use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
 
+use super::packet_test::{Conjunction, Keyed, Ranges, Side, Test, port_ranges};
 use super::sets::{Family, Part, ranges};
-use super::test::{Conjunction, Keyed, Ranges, Side, Test, port_ranges};
 
 /// More nftables rules than this are not made of one; the policy denies instead.
 const MOST_ALTERNATIVES: usize = 256;

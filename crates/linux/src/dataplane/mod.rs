@@ -12,13 +12,13 @@ mod lookups;
 mod matches;
 mod nat;
 mod network;
+mod packet_test;
 mod policies;
 mod programs;
 mod sets;
 mod slots;
 mod staged;
 mod table;
-mod test;
 mod wanted;
 
 use std::collections::BTreeSet;

@@ -6,8 +6,8 @@ use tortie_dataplane::NodeState;
 
 use super::Config;
 use super::frame::are_pods;
+use super::packet_test::{Side, Test, in_set, load_address};
 use super::sets::{Family, ranges, set};
-use super::test::{Side, Test, in_set, load_address};
 use crate::nftables::{
     BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Hook, MetaKey, Rule, Set, SetSpec, Table, Verdict,
 };

@@ -8,9 +8,9 @@ use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
 
 use super::fold::fold;
 use super::matches::conjunctions;
+use super::packet_test::{Conjunction, exprs};
 use super::sets::digest;
 use super::slots::Stage;
-use super::test::{Conjunction, exprs};
 use crate::nftables::{Expr, Reject, Rule, Verdict, rule_length};
 
 /// The nflog groups that Log rules send to, as Calico's (`calico.md` 6.5).
@@ -112,7 +112,7 @@ pub fn chain_name(id: &PolicyId, direction: Direction, stage: Stage) -> String {
 
 /// A reset for TCP, and the message "prohibited" for what is left.
 fn rejections() -> [Vec<Expr>; 2] {
-    let tcp = super::test::Test::Protocol { numbers: vec![6], invert: false };
+    let tcp = super::packet_test::Test::Protocol { numbers: vec![6], invert: false };
     [[tcp.exprs(), vec![Expr::Reject(Reject::TcpReset)]].concat(), vec![Expr::Reject(Reject::Prohibited)]]
 }
 

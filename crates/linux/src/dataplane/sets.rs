@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::{Member, SetId, SetKind};
 
-use super::test::Ranges;
+use super::packet_test::Ranges;
 use crate::nftables::{Element, Field, Key, Register, Set, SetSpec};
 
 /// The family of packets that a set or a rule is about.
