@@ -9,6 +9,7 @@ mod codec;
 mod decode;
 mod encode;
 mod model;
+pub(crate) mod others;
 mod transaction;
 mod watch;
 
@@ -34,6 +35,8 @@ pub struct Nft {
     socket: Socket,
     /// The most bytes of one transaction.
     limit: usize,
+    /// How many transactions the kernel has taken.
+    commits: u32,
 }
 
 /// How often a table or a set is read again when it changes meanwhile.
@@ -47,7 +50,7 @@ impl Nft {
     pub fn open() -> Result<Self> {
         let socket = Socket::open(Family::Netfilter)?;
         let limit = socket.send_limit();
-        Ok(Self { socket, limit })
+        Ok(Self { socket, limit, commits: 0 })
     }
 
     /// Makes no transaction larger than this many bytes, nor than the socket's buffer.
@@ -59,6 +62,11 @@ impl Nft {
     #[must_use]
     pub fn port(&self) -> u32 {
         self.socket.port()
+    }
+
+    /// How many transactions of this connection the kernel has taken, each of which has made a generation of the ruleset.
+    pub(crate) fn commits(&self) -> u32 {
+        self.commits
     }
 
     /// How many bytes of messages fit in one transaction.
@@ -137,6 +145,7 @@ impl Nft {
         if !answered {
             return Err(failed(std::io::Error::other("it did not answer")));
         }
+        self.commits = self.commits.wrapping_add(1);
         tracing::debug!(table, messages = ops.len(), "an nftables transaction is in force");
         Ok(())
     }
