@@ -8,6 +8,7 @@ mod fold;
 mod forget;
 mod frame;
 mod host_frame;
+mod lacking;
 mod literals;
 mod lookups;
 mod matches;
@@ -233,6 +234,9 @@ impl Dataplane {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
         self.network.report(&mut report);
         report.node.extend(self.policy.host_conditions());
+        if self.policy.is_in_kernel() {
+            report.node.extend(self.policy.lacking.conditions());
+        }
         report.node.extend(self.beside.conditions());
         if let Err(error) = policy {
             let reason = "PolicyNotInForce";

@@ -10,6 +10,7 @@ mod decode;
 mod encode;
 mod model;
 pub(crate) mod others;
+pub(crate) mod probe;
 mod transaction;
 mod watch;
 
@@ -23,6 +24,8 @@ pub use transaction::{Op, Transaction, diff, diff_elements};
 pub(crate) use transaction::{additions, alterations, changeable, changes, created, removals};
 pub use watch::{Told, Watch};
 
+#[cfg(test)]
+pub(crate) use self::codec::unheard;
 use self::encode::Piece;
 pub(crate) use self::encode::rule_length;
 use crate::netlink::attribute::put_text;
