@@ -179,10 +179,7 @@ impl Socket {
     ///
     /// # Errors
     /// `EMSGSIZE` when they do not fit in the send buffer: none of them was seen by the kernel.
-    pub(crate) fn transaction(
-        &mut self,
-        requests: &[Request],
-    ) -> io::Result<Vec<(usize, Result<(), Refusal>)>> {
+    pub fn transaction(&mut self, requests: &[Request]) -> io::Result<Vec<(usize, Result<(), Refusal>)>> {
         let first = self.sequence.wrapping_add(1);
         let mut data = Vec::with_capacity(requests.iter().map(Request::length).sum());
         for request in requests {

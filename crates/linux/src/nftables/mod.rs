@@ -84,6 +84,16 @@ impl Nft {
         encode::encode(transaction, self.room()).iter().map(Piece::length).sum::<usize>() <= self.room()
     }
 
+    /// The messages of a transaction, from the one that begins it to the one that ends it, of which the last change asks for
+    /// an answer.
+    #[must_use]
+    pub fn messages(&self, transaction: &Transaction) -> Vec<Request> {
+        let pieces = encode::encode(transaction, self.room());
+        let mut requests: Vec<_> = pieces.into_iter().flat_map(|piece| piece.requests).collect();
+        requests.iter_mut().next_back().into_iter().for_each(|last| last.flags |= libc::NLM_F_ACK as u16);
+        [vec![encode::begin()], requests, vec![encode::end()]].concat()
+    }
+
     /// Makes the changes, all or none.
     ///
     /// # Errors
