@@ -115,8 +115,10 @@ impl PolicyTable {
     pub fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.refused.clear();
         // What was missing may have come.
-        if self.lacking != Lacking::default() {
-            self.lacking = Lacking(self.nft.lacking()?);
+        if self.lacking != Lacking::default()
+            && let Ok(lacking) = self.nft.lacking()
+        {
+            self.lacking = Lacking(lacking);
         }
         self.adopt(state)
     }
