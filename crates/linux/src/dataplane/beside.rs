@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::time::{Duration, Instant};
 
 use tortie_dataplane::Condition;
 
@@ -12,14 +13,20 @@ use crate::nftables::others::{Base, Chain, End, Others, Table, TableId, current_
 /// How many tables have a condition of their own, and how many chains one names; the rest is counted.
 const MOST_TABLES: usize = 20;
 const MOST_CHAINS: usize = 4;
-/// How many of their objects are read: ten times what a node of kube-proxy has for some thousand Services, in half a second.
-const MOST_OBJECTS: usize = 200_000;
+/// How many of their objects are read: as many take 0.6 s (Linux 6.18, two busy processors), and are several times what
+/// kube-proxy has for some thousand Services.
+const MOST_OBJECTS: usize = 100_000;
+/// How many of these are worth a second of rest, so that others who change a lot all the time keep nobody here busy: reading
+/// takes a thirtieth of the time at the most.
+const OBJECTS_PER_SECOND: usize = 5_000;
 
 /// What is known of others.
 #[derive(Debug, Default)]
 pub struct Beside {
     /// The generation of the ruleset that was read, and how many transactions of ours it had then.
     read: Option<(u32, u32)>,
+    /// Before this it is not read again.
+    rest_until: Option<Instant>,
     /// What is to be said of it.
     tables: Vec<Condition>,
     /// What is to be said of tables that are not of nftables.
@@ -44,12 +51,16 @@ impl Beside {
             let expected = generation.wrapping_add(commits.wrapping_sub(before));
             current_generation().is_ok_and(|now| now == expected)
         };
-        if self.read.is_some_and(unchanged) {
+        let rests = self.rest_until.is_some_and(|until| Instant::now() < until);
+        if rests || self.read.is_some_and(unchanged) {
             return;
         }
         let read = Others::read(own, MOST_OBJECTS);
         let generation = read.as_ref().ok().and_then(|others| others.generation);
         self.read = generation.map(|generation| (generation, commits));
+        let objects = read.as_ref().map_or(0, |others| others.objects);
+        let rest = Duration::from_secs((objects / OBJECTS_PER_SECOND) as u64);
+        self.rest_until = Some(Instant::now() + rest);
         self.tables = told(read);
     }
 
@@ -290,5 +301,28 @@ mod tests {
         };
         let seen = NetNs::create().unwrap().run(changes).unwrap();
         assert_eq!(seen, [true, false, false, true, false, true, false]);
+    }
+
+    /// Who changes a lot all the time is not read all the time.
+    #[test]
+    fn after_a_long_reading_it_rests() {
+        let read = || {
+            let (mut theirs, mut beside) = (Nft::open().unwrap(), Beside::default());
+            let chains = (0..2 * OBJECTS_PER_SECOND).map(|number| Op::AddChain(format!("c{number}"), None));
+            let ops = [Op::AddTable(0)].into_iter().chain(chains).collect();
+            theirs.commit(&Transaction { table: "theirs".to_owned(), ops }).unwrap();
+            let begun = Instant::now();
+            beside.look("tortie", 0);
+            theirs.commit(&Transaction { table: "theirs".to_owned(), ops: vec![Op::DeleteTable] }).unwrap();
+            beside.tables = vec![Condition { reason: MAY_DROP, message: "of old".to_owned() }];
+            while !beside.tables.is_empty() {
+                assert!(begun.elapsed() < Duration::from_secs(20));
+                beside.look("tortie", 0);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            begun.elapsed()
+        };
+        let rested = NetNs::create().unwrap().run(read).unwrap();
+        assert!(rested >= Duration::from_secs(2), "{rested:?}");
     }
 }

@@ -24,6 +24,8 @@ const ATTEMPTS: usize = 3;
 pub struct Others {
     /// Their tables.
     pub tables: BTreeMap<TableId, Table>,
+    /// How many objects were read.
+    pub objects: usize,
     /// Whether there is more than was read.
     pub cut_short: bool,
     /// The generation of the ruleset that this is; `None` where it did not hold still.
@@ -106,6 +108,7 @@ impl Others {
             let mut others = Self::default();
             let before = generation(&mut reader.socket)?;
             let quiet = reader.read(&mut others.tables).map_err(refused)?;
+            others.objects = most - reader.left;
             if reader.left == 0 {
                 others.cut_short = true;
                 reader.socket = Socket::open(Family::Netfilter)?;
@@ -323,7 +326,7 @@ impl Chain {
                 "reject" => drop(self.ends.insert(End::Reject)),
                 "queue" => drop(self.ends.insert(End::Queue)),
                 "target" => self.ends.extend(target(&data.text(1).unwrap_or_default())),
-                name if HARMLESS.contains(&name) => {}
+                name if HARMLESS.split(' ').any(|known| known == name) => {}
                 name => drop(self.ends.insert(End::Unknown(name.to_owned()))),
             }
             always &= matches!(name.as_str(), "counter" | "log" | "notrack");
@@ -336,83 +339,19 @@ fn target(name: &str) -> Option<End> {
     match name {
         "REJECT" => Some(End::Reject),
         "NFQUEUE" => Some(End::Queue),
-        name if HARMLESS_TARGETS.contains(&name) => None,
+        name if HARMLESS_TARGETS.split(' ').any(|known| known == name) => None,
         name => Some(End::Unknown(name.to_owned())),
     }
 }
 
 /// Expressions that end no packet.
-const HARMLESS: [&str; 36] = [
-    "bitwise",
-    "byteorder",
-    "cmp",
-    "connlimit",
-    "counter",
-    "ct",
-    "dup",
-    "dynset",
-    "exthdr",
-    "fib",
-    "flow_offload",
-    "hash",
-    "immediate",
-    "inner",
-    "last",
-    "limit",
-    "log",
-    "lookup",
-    "masq",
-    "match",
-    "meta",
-    "nat",
-    "notrack",
-    "numgen",
-    "objref",
-    "osf",
-    "payload",
-    "quota",
-    "range",
-    "redir",
-    "rt",
-    "secmark",
-    "socket",
-    "tproxy",
-    "tunnel",
-    "xfrm",
-];
+const HARMLESS: &str = "bitwise byteorder cmp connlimit counter ct dup dynset exthdr fib flow_offload hash immediate inner \
+    last limit log lookup masq match meta nat notrack numgen objref osf payload quota range redir rt \
+    secmark socket tproxy tunnel xfrm";
 
 /// Targets that end no packet.
-const HARMLESS_TARGETS: [&str; 29] = [
-    "AUDIT",
-    "CHECKSUM",
-    "CLASSIFY",
-    "CONNMARK",
-    "CONNSECMARK",
-    "CT",
-    "DNAT",
-    "DSCP",
-    "ECN",
-    "HL",
-    "HMARK",
-    "IDLETIMER",
-    "LED",
-    "LOG",
-    "MARK",
-    "MASQUERADE",
-    "NETMAP",
-    "NFLOG",
-    "NOTRACK",
-    "RATEEST",
-    "REDIRECT",
-    "SECMARK",
-    "SET",
-    "SNAT",
-    "TCPMSS",
-    "TEE",
-    "TOS",
-    "TPROXY",
-    "TTL",
-];
+const HARMLESS_TARGETS: &str = "AUDIT CHECKSUM CLASSIFY CONNMARK CONNSECMARK CT DNAT DSCP ECN HL HMARK IDLETIMER LED LOG MARK \
+    MASQUERADE NETMAP NFLOG NOTRACK RATEEST REDIRECT SECMARK SET SNAT TCPMSS TEE TOS TPROXY TTL";
 
 /// As `nft` writes it.
 impl fmt::Display for TableId {
