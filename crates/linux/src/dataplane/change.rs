@@ -74,6 +74,11 @@ impl Change {
         self.new.chains.values_mut()
     }
 
+    /// The chains as they should be, with their names.
+    pub fn new_chains_by_name(&mut self) -> impl Iterator<Item = (&String, &mut Chain)> {
+        self.new.chains.iter_mut()
+    }
+
     /// The same chains as they are, and those that go.
     pub fn old_chains(&self) -> impl Iterator<Item = &Chain> {
         self.old.chains.values()

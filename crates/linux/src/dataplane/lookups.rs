@@ -26,6 +26,8 @@ pub struct Lookup {
     sources: Vec<Source>,
     /// How many keys it was made for.
     pub keys: usize,
+    /// Whether each key counts.
+    counts: bool,
 }
 
 /// The keys of one rule: each of its addresses with each tail.
@@ -51,12 +53,12 @@ impl Lookup {
                 elements.extend(source.keys(&address).map(|key| (key, Value::default())));
             }
         }
-        Set { spec: self.key.spec(), elements }
+        Set { spec: self.spec(), elements }
     }
 
     /// What its elements are.
     pub fn spec(&self) -> SetSpec {
-        self.key.spec()
+        SetSpec { counts: self.counts, ..self.key.spec() }
     }
 
     /// The keys that come or go with a member of a set, and whether each is wanted.
@@ -70,7 +72,30 @@ impl Lookup {
     }
 }
 
+/// Which of these lines ask for a key of a set that many of them are looked up in.
+pub fn asking<'a>(
+    lines: Vec<&'a Line>,
+    sets: &BTreeMap<String, &SetId>,
+    lookup: &Lookup,
+    state: &NodeState,
+) -> impl Fn(&Key) -> Vec<String> + use<'a> {
+    let of_set = |line: &'a Line| {
+        let (key, source) = keys(&line.tests, sets)?;
+        (key == lookup.key).then(|| (source.all_keys(state, key.family), &line.comment))
+    };
+    let all: Vec<_> = lines.into_iter().filter_map(of_set).collect();
+    move |key| {
+        let asking = all.iter().filter(|(keys, _)| keys.contains(key));
+        asking.map(|(_, comment)| (*comment).clone()).collect()
+    }
+}
+
 impl Source {
+    fn all_keys(&self, state: &NodeState, family: Family) -> BTreeSet<Key> {
+        let addresses = self.addresses(state, family);
+        addresses.iter().flat_map(|address| self.keys(address).collect::<Vec<_>>()).collect()
+    }
+
     /// How many keys there are.
     fn count(&self, members: &dyn Fn(&SetId) -> usize) -> usize {
         let addresses = match &self.addresses {
@@ -133,7 +158,8 @@ pub fn look_up(
             continue;
         }
         most_keys -= count;
-        let set = format!("{prefix}-{number}");
+        // Another name where it is another set: it can then be there beside the one that it replaces.
+        let set = format!("{prefix}-{number}{}", if sources.counts { "c" } else { "" });
         let (mut of_all, mut comments) = (Vec::new(), Vec::new());
         for (source, _, its_comments) in group {
             of_all.push(source);
@@ -141,7 +167,7 @@ pub fn look_up(
         }
         let found = Test::Member { key, set: set.clone(), invert: false };
         others.push((vec![Test::Family(key.family), found], comments));
-        lookups.push((set, Lookup { key, sources: of_all, keys: count }));
+        lookups.push((set, Lookup { key, sources: of_all, keys: count, counts: sources.counts }));
     }
     let line = |(tests, comments): (Conjunction, Vec<String>)| {
         let comment = joined(&comments);

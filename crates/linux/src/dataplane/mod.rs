@@ -1,6 +1,7 @@
 //! The Linux dataplane: node state as nftables, routes, VXLAN and kernel parameters.
 
 mod change;
+mod counting;
 mod cut;
 mod dirty;
 mod fold;
@@ -16,6 +17,7 @@ mod packet_test;
 mod policies;
 mod programs;
 mod sets;
+mod show;
 mod slots;
 mod staged;
 mod table;
@@ -26,7 +28,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget};
+use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget, ShowError, Shown};
 
 pub(crate) use self::network::link_parameters;
 
@@ -285,6 +287,10 @@ impl tortie_dataplane::Dataplane for Dataplane {
 
     fn watch(&mut self, told: Box<dyn Fn() + Send>) {
         self.policy.watch(told);
+    }
+
+    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError> {
+        self.policy.show(&self.state, endpoint)
     }
 
     fn resync(&mut self) -> Report {
