@@ -82,8 +82,19 @@ pub struct ShownEndpoint {
     pub id: EndpointId,
     /// What it is asked for.
     pub asked: AskedFor,
+    /// What the node reports of it, and of itself: where policy is narrower than it was asked for, or not in force.
+    pub conditions: Vec<Told>,
     /// What the system has.
     pub system: Result<Shown, ShowError>,
+}
+
+/// A condition that the node reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// Its short name, such as `RuleNotExpressible`.
+    pub reason: String,
+    /// What it says.
+    pub message: String,
 }
 
 /// Why an agent could not be asked.

@@ -12,7 +12,7 @@ use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Condition, Dataplane, EndpointId, Report};
 use tortie_store::Revision;
 
-use crate::control::ShownEndpoint;
+use crate::control::{ShownEndpoint, Told};
 
 /// How often the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
@@ -210,11 +210,22 @@ impl Plane {
         let asked = ids.filter_map(|id| Some((AskedFor::of(state, &id)?, id)));
         let asked: Vec<_> = asked.collect();
         let shown = asked.into_iter().map(|(asked, id)| ShownEndpoint {
+            conditions: self.told_of(&id),
             system: self.dataplane.show(&id),
             asked,
             id,
         });
         let _ = answer.send(shown.collect());
+    }
+
+    /// What the report says of an endpoint, and what of the whole node fails.
+    fn told_of(&self, id: &EndpointId) -> Vec<Told> {
+        let own = self.report.endpoints.get(id).into_iter().flatten();
+        let told = |condition: &Condition| Told {
+            reason: condition.reason.to_owned(),
+            message: condition.message.clone(),
+        };
+        own.chain(self.report.node_failures()).map(told).collect()
     }
 
     fn pause(&self) -> Duration {

@@ -34,8 +34,6 @@ pub struct AskedFor {
     pub policies: Vec<(PolicyId, PolicyRules)>,
     /// How many members the sets have that the rules name.
     pub sets: BTreeMap<SetId, usize>,
-    /// What becomes of packets to the pod's own node (`defaultEndpointToHostAction`).
-    pub endpoint_to_host: String,
 }
 
 impl AskedFor {
@@ -54,8 +52,7 @@ impl AskedFor {
         let named = policies.iter().flat_map(|(_, rules)| rules.set_ids());
         let members = |id: &SetId| state.sets.get(id).map_or(0, |(_, members)| members.len());
         let sets = named.map(|id| (id.clone(), members(id))).collect();
-        let endpoint_to_host = format!("{:?}", state.settings.endpoint_to_host);
-        Some(Self { endpoint: (**endpoint).clone(), policies, sets, endpoint_to_host })
+        Some(Self { endpoint: (**endpoint).clone(), policies, sets })
     }
 }
 
@@ -83,6 +80,8 @@ pub struct ShownList {
     pub direction: Direction,
     /// What it is there for.
     pub part: ShownPart,
+    /// What it does, in words, where that follows from no policy.
+    pub words: String,
     /// The rules, in order.
     pub rules: Vec<ShownRule>,
 }

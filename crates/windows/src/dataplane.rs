@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget,
-    not_enforced,
+    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, ShowError,
+    Shown, not_enforced,
 };
 use tortie_hcn::Hcn;
 use tortie_policy::program::{PolicyId, SetId};
@@ -17,7 +17,7 @@ use tracing::warn;
 use crate::endpoint::{Vain, find, sync_acls};
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::waits::Waits;
-use crate::{Error, NETWORK, acl, routes};
+use crate::{Error, NETWORK, acl, routes, show};
 
 /// The VXLAN port that Windows has.
 const VXLAN_PORT: u16 = 4789;
@@ -295,6 +295,16 @@ impl WindowsDataplane {
 }
 
 impl Dataplane for WindowsDataplane {
+    fn show(&mut self, id: &EndpointId) -> Result<Shown, ShowError> {
+        let endpoint = self.state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
+        let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };
+        let found = find(&*self.hcn, &endpoint.container_id, NETWORK).map_err(failed)?;
+        let container_id = endpoint.container_id.to_string();
+        let found = found.ok_or_else(|| failed(Error::NoEndpoint { container_id }))?;
+        let (desired, _) = acl::render(endpoint, &self.node_addresses(), &self.state);
+        Ok(show::shown(endpoint, &found, &desired))
+    }
+
     fn apply(&mut self, deltas: &[Delta]) -> Report {
         for delta in deltas {
             self.take(delta);

@@ -14,6 +14,7 @@ mod endpoint;
 mod error;
 mod overlay;
 mod routes;
+mod show;
 mod waits;
 mod wiring;
 

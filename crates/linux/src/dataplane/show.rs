@@ -175,7 +175,11 @@ impl Reader<'_> {
             let differs = ours.is_some_and(|ours| !ours.contains(&listed.rule));
             rules.push(ShownRule { differs, ..self.rule(listed, direction)? });
         }
-        let list = ShownList { name: chain.to_owned(), direction, part, rules };
+        let words = match part {
+            ShownPart::BeforePolicy => before_policy(direction, self.state),
+            ShownPart::Program | ShownPart::Policy(_) => String::new(),
+        };
+        let list = ShownList { name: chain.to_owned(), direction, part, words, rules };
         self.shown.lists.push(list);
         Ok(verdicts)
     }
@@ -251,6 +255,21 @@ impl Reader<'_> {
             name == comment || (comment.len() + 4 > Rule::LONGEST_COMMENT && name.starts_with(comment))
         };
         self.policies.iter().find(is).copied()
+    }
+}
+
+/// What becomes of a pod's packets whatever its policy.
+fn before_policy(direction: Direction, state: &NodeState) -> String {
+    match direction {
+        Direction::Ingress => "the node itself reaches its pods; packets of established connections pass, and what \
+             belongs to no connection is dropped"
+            .to_owned(),
+        Direction::Egress => format!(
+            "no tunnels, and nothing that is not from the pod's own address; packets of established connections pass, \
+             and what belongs to no connection is dropped. To its own node, after policy: \
+             defaultEndpointToHostAction {:?}",
+            state.settings.endpoint_to_host
+        ),
     }
 }
 

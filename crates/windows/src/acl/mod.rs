@@ -19,7 +19,9 @@ use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Polic
 use tortie_policy::program::Lookup;
 
 use flatten::flatten;
+pub use flatten::{NO_PROFILE, end_of_tier};
 use numbers::Addresses;
+pub use rows::ANY_PROTOCOL;
 use rows::{Row, rows};
 pub use transition::{Transition, anonymous, transition};
 
@@ -36,6 +38,21 @@ const OURS: &str = "tortie/";
 /// Whether the ACL is one of ours.
 pub fn is_ours(acl: &Acl) -> bool {
     acl.id.starts_with(OURS)
+}
+
+/// Whether the ACL is about what packets meet before policy: the node's own firewall, and the node itself.
+pub fn is_before_policy(acl: &Acl) -> bool {
+    acl.rule_type != AclRuleType::Switch || (is_ours(acl) && acl.priority < FIRST_PRIORITY)
+}
+
+/// Whether the ACL is one of ours that comes from there.
+pub fn comes_from(acl: &Acl, origin: &str) -> bool {
+    acl.id == id(origin)
+}
+
+/// The identifier of ACLs from there. A space in one is nowhere said to be allowed.
+fn id(origin: &str) -> String {
+    format!("{OURS}{}", origin.replace(' ', "/"))
 }
 
 /// Whether an ACL that cannot be read is one of ours.
@@ -149,8 +166,7 @@ fn numbered(rows: Vec<Row>, direction: Direction) -> Option<Vec<Acl>> {
 /// The ACL about all packets of one direction.
 fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
-        // A space in an identifier is nowhere said to be allowed.
-        id: format!("{OURS}{}", origin.replace(' ', "/")),
+        id: id(origin),
         protocols: rows::ANY_PROTOCOL.to_string(),
         action,
         direction,
