@@ -168,14 +168,18 @@ async fn serve(node: String, asker: &Asker, mut stream: UnixStream) -> io::Resul
     let mut reader = (&mut stream).take(MOST_REQUEST_BYTES);
     timeout(REQUEST_PATIENCE, reader.read_to_end(&mut request)).await??;
     let outcome = match read(&request) {
-        Ok(Ask::Show { namespace, pod }) => match timeout(ANSWER_PATIENCE, asker.show(namespace, pod)).await {
-            Ok(Some(shown)) => Outcome::Shown(shown),
-            Ok(None) => Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned()),
-            Err(_) => Outcome::Failed(format!(
-                "the dataplane has been busy for {} seconds; the agent's log says with what",
-                ANSWER_PATIENCE.as_secs()
-            )),
-        },
+        Ok(Ask::Show { namespace, pod }) => {
+            match timeout(ANSWER_PATIENCE, asker.show(namespace, pod)).await {
+                Ok(Some(shown)) => Outcome::Shown(shown),
+                Ok(None) => {
+                    Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned())
+                }
+                Err(_) => Outcome::Failed(format!(
+                    "the dataplane has been busy for {} seconds; the agent's log says with what",
+                    ANSWER_PATIENCE.as_secs()
+                )),
+            }
+        }
         Err(problem) => Outcome::Failed(problem),
     };
     let answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;
@@ -203,7 +207,9 @@ mod tests {
 
     #[test]
     fn questions_of_other_versions_are_told_so() {
-        let show = |version: u32| format!(r#"{{"version":{version},"ask":{{"show":{{"namespace":"n","pod":"p"}}}}}}"#);
+        let show = |version: u32| {
+            format!(r#"{{"version":{version},"ask":{{"show":{{"namespace":"n","pod":"p"}}}}}}"#)
+        };
         let asked = Ask::Show { namespace: "n".to_owned(), pod: "p".to_owned() };
         assert_eq!(read(show(1).as_bytes()), Ok(asked));
         assert!(read(show(2).as_bytes()).unwrap_err().contains("version 2"));

@@ -168,8 +168,7 @@ async fn meanings(store: &dyn Store, endpoints: &[ShownEndpoint]) -> anyhow::Res
 async fn sources(
     store: &dyn Store,
     id: &PolicyId,
-) -> anyhow::Result<impl IntoIterator<Item = (SetId, SetSource)> + use<>>
-{
+) -> anyhow::Result<impl IntoIterator<Item = (SetId, SetSource)> + use<>> {
     let (namespace, name) = (id.namespace.to_string(), id.name.to_string());
     let key = Key { kind: id.kind.kind(), namespace, name };
     let Some(stored) = store.get(&key).await? else { return Ok(Default::default()) };

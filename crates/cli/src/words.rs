@@ -27,8 +27,11 @@ pub(crate) fn rule(rule: &Rule, sets: &Meanings) -> String {
     }));
     words.extend(rule.protocol.map(protocol));
     words.extend(rule.not_protocol.map(|unwanted| format!("anything but {}", protocol(unwanted))));
+    if rule.protocol.is_none() && (rule.icmp.is_some() || rule.not_icmp.is_some()) {
+        words.push("ICMP".to_owned());
+    }
     words.extend(rule.icmp.map(|wanted| icmp(&wanted)));
-    words.extend(rule.not_icmp.map(|unwanted| format!("not {}", icmp(&unwanted))));
+    words.extend(rule.not_icmp.map(|unwanted| format!("but not {}", icmp(&unwanted))));
     words.extend(entity("from", &rule.source, sets));
     words.extend(entity("to", &rule.destination, sets));
     if words.len() == 1 {
@@ -66,7 +69,7 @@ fn icmp(icmp: &IcmpMatch) -> String {
     let part = |what: &str, number: Option<u8>| number.map(|number| format!("{what} {number}"));
     let parts = [part("type", icmp.icmp_type), part("code", icmp.icmp_code)];
     let parts: Vec<_> = parts.into_iter().flatten().collect();
-    if parts.is_empty() { "any ICMP message".to_owned() } else { format!("ICMP {}", parts.join(" ")) }
+    if parts.is_empty() { "of any type".to_owned() } else { parts.join(" ") }
 }
 
 fn entity(way: &str, entity: &EntityMatch, sets: &Meanings) -> Option<String> {
@@ -108,10 +111,7 @@ mod tests {
         let sets: Meanings = [
             (
                 SetId::new("front"),
-                Meaning {
-                    members: 2,
-                    source: Some(SetSource::Selector("app == 'front'".parse().unwrap())),
-                },
+                Meaning { members: 2, source: Some(SetSource::Selector("app == 'front'".parse().unwrap())) },
             ),
             (
                 SetId::new("back"),
@@ -165,7 +165,7 @@ mod tests {
                     not_icmp: Some(IcmpMatch { icmp_type: Some(8), icmp_code: None }),
                     ..Rule::all(Action::Pass)
                 },
-                "Pass ICMP not ICMP type 8",
+                "Pass ICMP but not type 8",
             ),
         ] {
             assert_eq!(rule(&asked, &sets), wanted);

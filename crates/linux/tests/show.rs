@@ -94,11 +94,10 @@ fn each_rule_is_shown_with_what_it_comes_from() {
     let set = shown.sets.iter().find(|(name, _)| rules[1].text.contains(*name)).unwrap();
     assert_eq!(*set.1, SetId::new("clients"));
     let text = rules[1].text.replace(set.0, "clients");
-    assert_eq!(
-        text,
-        "meta nfproto ipv4 meta l4proto tcp ip saddr @clients th dport { 80, 443 } accept"
+    assert_eq!(text, "meta nfproto ipv4 meta l4proto tcp ip saddr @clients th dport { 80, 443 } accept");
+    assert!(
+        shown.lists.iter().flat_map(|list| &list.rules).all(|rule| !rule.differs && rule.count.is_none())
     );
-    assert!(shown.lists.iter().flat_map(|list| &list.rules).all(|rule| !rule.differs && rule.count.is_none()));
     let program = &shown.lists[1].rules;
     assert_eq!(program[0].policy, Some(policy_id("web")), "{program:#?}");
     assert_eq!(program[1].comment, "end of tier default");
@@ -125,14 +124,18 @@ fn what_somebody_else_changed_is_seen() {
     );
     other(&node, Op::SetRules(chain.name.clone(), vec![drop_all]));
     let shown = show(&mut node, &server);
-    let differing: Vec<_> = shown.lists.iter().flat_map(|list| &list.rules).filter(|rule| rule.differs).collect();
+    let differing: Vec<_> =
+        shown.lists.iter().flat_map(|list| &list.rules).filter(|rule| rule.differs).collect();
     assert_eq!(differing.iter().map(|rule| rule.text.as_str()).collect::<Vec<_>>(), ["drop"]);
     assert_eq!(shown.remarks, [format!("chain {} lacks 2 of the 2 rules that Tortie put there", chain.name)]);
 
     other(&node, Op::DeleteTable);
     let shown = show(&mut node, &server);
     assert!(shown.lists.iter().all(|list| list.rules.is_empty()), "{shown:#?}");
-    assert!(shown.remarks.iter().any(|remark| remark.contains("all new packets to the pod are dropped")), "{shown:#?}");
+    assert!(
+        shown.remarks.iter().any(|remark| remark.contains("all new packets to the pod are dropped")),
+        "{shown:#?}"
+    );
     assert!(node.resync().node.is_empty());
     assert_eq!(show(&mut node, &server).remarks, Vec::<String>::new());
 }
@@ -170,7 +173,13 @@ fn hits_are_counted_by_rule_and_by_value() {
 
     counting(&mut node, PolicyCounters::Disabled);
     let shown = show(&mut node, &server);
-    assert!(shown.lists.iter().flat_map(|list| &list.rules).all(|rule| rule.count.is_none() && rule.values.is_empty()));
+    assert!(
+        shown
+            .lists
+            .iter()
+            .flat_map(|list| &list.rules)
+            .all(|rule| rule.count.is_none() && rule.values.is_empty())
+    );
     assert_eq!(shown.remarks, Vec::<String>::new());
     assert!(client.reaches(&server, 80) && client.connect(server.address, 22).is_none());
 }
@@ -188,7 +197,8 @@ fn values_of_a_rule_that_does_not_hold_count_nothing() {
     assert_eq!(nets[0].addr(), address);
     node.change(|state| {
         let ingress = vec![from_nets(80), from_nets(443)].into_iter();
-        let ingress = ingress.map(|rule| Rule { source: EntityMatch { sets: vec![], ..rule.source }, ..rule });
+        let ingress =
+            ingress.map(|rule| Rule { source: EntityMatch { sets: vec![], ..rule.source }, ..rule });
         let rules = PolicyRules { ingress: ingress.collect(), egress: Vec::new() };
         state.policies.insert(policy_id("web"), Arc::new(rules));
     });
@@ -197,7 +207,8 @@ fn values_of_a_rule_that_does_not_hold_count_nothing() {
     let shown = show(&mut node, &server);
     let rules = of_policy(&shown, "web");
     let [rule] = rules.as_slice() else { panic!("they are folded into one: {rules:#?}") };
-    let counts: Vec<_> = rule.values.iter().map(|value| (value.text.as_str(), packets(value.count))).collect();
+    let counts: Vec<_> =
+        rule.values.iter().map(|value| (value.text.as_str(), packets(value.count))).collect();
     assert_eq!(
         counts.iter().copied().collect::<BTreeSet<_>>(),
         BTreeSet::from([("80", 0), ("443", 1), ("10.65.1.2", 1), ("10.99.0.0-10.99.255.255", 0)]),
@@ -233,7 +244,8 @@ fn counting_may_begin_and_end_at_any_time() {
                 assert!(client.reaches(&server, 443));
                 assert!(client.connect(server.address, 22).is_none());
             }
-            let listed = |node: &Node| node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
+            let listed =
+                |node: &Node| node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
             let after: Option<Table> = listed(&node);
             node.restart();
             assert_eq!(listed(&node), after, "nothing of the counters is left");

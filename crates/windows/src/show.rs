@@ -7,7 +7,7 @@ use tortie_dataplane::{Endpoint, Shown, ShownList, ShownPart, ShownRule};
 use tortie_hcn::schema::{Acl, AclDirection, AclRuleType, Endpoint as HcnEndpoint};
 use tortie_policy::program::PolicyId;
 
-use crate::acl::{ANY_PROTOCOL, NO_PROFILE, comes_from, end_of_tier, is_before_policy, transition};
+use crate::acl::{ANY_PROTOCOL, CLOSED, NO_PROFILE, comes_from, end_of_tier, is_before_policy, transition};
 
 /// What HNS has, where `desired` is what it should have.
 pub fn shown(endpoint: &Endpoint, found: &HcnEndpoint, desired: &[Acl]) -> Shown {
@@ -31,7 +31,7 @@ pub fn shown(endpoint: &Endpoint, found: &HcnEndpoint, desired: &[Acl]) -> Shown
     let policies: Vec<&PolicyId> = endpoint.program.policy_ids().collect();
     let tiers = endpoint.program.ingress.iter().chain(&endpoint.program.egress);
     let mut ends: Vec<String> = tiers.map(|tier| end_of_tier(&tier.name)).collect();
-    ends.push(NO_PROFILE.to_owned());
+    ends.extend([NO_PROFILE, CLOSED].map(str::to_owned));
     for (direction, name) in [(Direction::Ingress, "In"), (Direction::Egress, "Out")] {
         for before in [true, false] {
             let of_list = |acl: &&Acl| way(acl) == direction && is_before_policy(acl) == before;

@@ -19,18 +19,18 @@ fn of_endpoint(shown: &ShownEndpoint, sets: &Meanings) -> Value {
     let policies = asked.policies.iter().map(|(id, rules)| {
         let rules = |direction: Direction| -> Vec<Value> {
             let rules = rules.direction(direction).iter();
-            let rule = |(index, rule)| {
-                json!({"number": index + 1, "words": words::rule(rule, sets), "rule": rule})
-            };
+            let rule =
+                |(index, rule)| json!({"number": index + 1, "words": words::rule(rule, sets), "rule": rule});
             rules.enumerate().map(rule).collect()
         };
         json!({
             "policy": id, "ingress": rules(Direction::Ingress), "egress": rules(Direction::Egress),
         })
     });
-    let described = asked.sets.iter().map(|(id, members)| {
-        (id.to_string(), json!({"members": members, "words": words::set(id, sets)}))
-    });
+    let described = asked
+        .sets
+        .iter()
+        .map(|(id, members)| (id.to_string(), json!({"members": members, "words": words::set(id, sets)})));
     let mut document = json!({
         "interface": shown.id.interface,
         "endpoint": asked.endpoint,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tortie_agent::control::ShownEndpoint;
 use tortie_api::calico::FelixConfiguration;
-use tortie_api::net::Direction;
+use tortie_api::net::{Action, Direction};
 use tortie_dataplane::{Count, Shown, ShownList, ShownPart, ShownRule};
 use tortie_policy::program::{EndOfTier, PolicyId};
 
@@ -60,6 +60,9 @@ fn say_of_counters(system: &Shown) {
     }
 }
 
+/// What stands behind a tier that denies whatever it does not decide.
+const NEVER: &str = ": never asked, as nothing gets past the tier before";
+
 /// One direction of an endpoint.
 struct Page<'a> {
     shown: &'a ShownEndpoint,
@@ -80,8 +83,9 @@ impl<'a> Page<'a> {
         self.before_policy();
         let shown = self.shown;
         let program = &shown.asked.endpoint.program;
+        let mut reached = true;
         for tier in program.tiers(self.direction) {
-            output::line(&format!("  tier {}", tier.name));
+            output::line(&format!("  tier {}{}", tier.name, if reached { "" } else { NEVER }));
             tier.policies.iter().for_each(|id| self.policy(id));
             let end = match tier.end {
                 EndOfTier::Deny => "what no rule of it decides is denied",
@@ -89,13 +93,21 @@ impl<'a> Page<'a> {
             };
             output::line(&format!("    end of tier {}: {end}", tier.name));
             self.rules(|rule| rule.comment == format!("end of tier {}", tier.name), 6);
+            reached &= tier.end == EndOfTier::Pass || tier.policies.iter().any(|id| self.passes(id));
         }
-        // After a tier that denies at its end nothing comes any more, but for what it passes on.
-        output::line("  profiles");
+        output::line(&format!("  profiles{}", if reached { "" } else { NEVER }));
         program.profiles.iter().for_each(|id| self.policy(id));
         output::line("    what none of them allows is denied");
-        self.rules(|rule| rule.comment == "no profile allows it", 6);
+        self.rules(|rule| ["no profile allows it", "closed"].contains(&rule.comment.as_str()), 6);
         self.others();
+    }
+
+    /// Whether a policy may pass on what its tier would deny at its end.
+    fn passes(&self, id: &PolicyId) -> bool {
+        let rules = self.shown.asked.policies.iter().find(|(of, _)| of == id);
+        rules.is_some_and(|(_, rules)| {
+            rules.direction(self.direction).iter().any(|rule| rule.action == Action::Pass)
+        })
     }
 
     fn before_policy(&mut self) {
@@ -115,18 +127,24 @@ impl<'a> Page<'a> {
             output::line("      it is not known: it denies everything");
             return self.rules(|rule| rule.policy.as_ref() == Some(id), 8);
         };
+        // What leads to it; or where it is not known which of its rules a rule of the system stands for, that.
+        let of_all = |rule: &ShownRule| rule.policy.as_ref() == Some(id) && rule.numbers.is_empty();
+        let of_single = |rule: &ShownRule| rule.policy.as_ref() == Some(id) && !rule.numbers.is_empty();
+        if self.lists().flat_map(|(_, list)| &list.rules).any(of_single) {
+            self.rules(of_all, 6);
+        }
         let rules = rules.direction(self.direction);
         if rules.is_empty() {
             output::line("      no rules for this direction");
         }
         for (number, rule) in (1..).zip(rules) {
             output::line(&format!("      {number} {}", words::rule(rule, self.sets)));
-            let is_of_it = |rule: &ShownRule| rule.policy.as_ref() == Some(id) && rule.numbers.contains(&number);
+            let is_of_it =
+                |rule: &ShownRule| rule.policy.as_ref() == Some(id) && rule.numbers.contains(&number);
             self.folded(is_of_it);
             self.rules(is_of_it, 8);
         }
-        // What leads to it, and where it is not known which of its rules a rule of the system stands for.
-        self.rules(|rule| rule.policy.as_ref() == Some(id) && rule.numbers.is_empty(), 6);
+        self.rules(of_all, 6);
     }
 
     /// Tells of which rule before a rule of the system stands for this one, too.
@@ -135,7 +153,11 @@ impl<'a> Page<'a> {
         for (place, list) in self.lists() {
             let rules = list.rules.iter().enumerate();
             let printed = rules.filter(|(index, _)| self.printed.contains(&(place, *index)));
-            with.extend(printed.filter(|(_, rule)| wanted(rule)).filter_map(|(_, rule)| rule.numbers.first().copied()));
+            with.extend(
+                printed
+                    .filter(|(_, rule)| wanted(rule))
+                    .filter_map(|(_, rule)| rule.numbers.first().copied()),
+            );
         }
         for number in with {
             output::line(&coloured(FAINT, &format!("{:8}together with rule {number}", "")));
@@ -144,11 +166,13 @@ impl<'a> Page<'a> {
 
     /// Rules of the system that are no policy's, or of several.
     fn others(&mut self) {
-        let left = self.lists().any(|(place, list)| {
-            (0..list.rules.len()).any(|index| !self.printed.contains(&(place, index)))
-        });
+        let left = self
+            .lists()
+            .any(|(place, list)| (0..list.rules.len()).any(|index| !self.printed.contains(&(place, index))));
         if left {
-            output::line("  other rules of the system, such as those that stand for rules of several policies");
+            output::line(
+                "  other rules of the system, such as those that stand for rules of several policies",
+            );
             self.rules(|_| true, 6);
         }
     }
@@ -177,7 +201,8 @@ impl<'a> Page<'a> {
             Some(count) => format!("   {}", counted(count)),
             None => String::new(),
         };
-        let differs = if rule.differs { coloured(DENIED, "   ! not what Tortie put there") } else { String::new() };
+        let differs =
+            if rule.differs { coloured(DENIED, "   ! not what Tortie put there") } else { String::new() };
         let text = coloured(FAINT, &format!("{:indent$}{}{comment}", "", rule.text));
         output::line(&format!("{text}{count}{differs}"));
         if self.counters {
@@ -218,7 +243,8 @@ fn in_list(list: &ShownList) -> String {
 fn legend(system: &Shown, sets: &Meanings) {
     let texts = system.lists.iter().flat_map(|list| &list.rules).map(|rule| &rule.text);
     let texts: Vec<_> = texts.collect();
-    let named = system.sets.iter().filter(|(name, _)| texts.iter().any(|text| text.contains(&format!("@{name}"))));
+    let named =
+        system.sets.iter().filter(|(name, _)| texts.iter().any(|text| text.contains(&format!("@{name}"))));
     for (index, (name, id)) in named.enumerate() {
         if index == 0 {
             output::line("\nsets");

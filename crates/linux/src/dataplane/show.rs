@@ -30,17 +30,11 @@ const MOST_NUMBERS: usize = 100_000;
 
 impl PolicyTable {
     /// Reads what the kernel has for a pod.
-    pub fn show(
-        &mut self,
-        state: &NodeState,
-        id: &EndpointId,
-    ) -> std::result::Result<Shown, ShowError> {
+    pub fn show(&mut self, state: &NodeState, id: &EndpointId) -> std::result::Result<Shown, ShowError> {
         let unknown = || ShowError::NoEndpoint(id.to_string());
         let endpoint = state.endpoints.get(id).ok_or_else(unknown)?;
-        self.read(state, endpoint).map_err(|error| ShowError::System {
-            object: id.to_string(),
-            problem: error.to_string(),
-        })
+        self.read(state, endpoint)
+            .map_err(|error| ShowError::System { object: id.to_string(), problem: error.to_string() })
     }
 
     fn read(&mut self, state: &NodeState, endpoint: &Endpoint) -> Result<Shown> {
@@ -111,7 +105,9 @@ impl Reader<'_> {
             Some(Data::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) => {
                 self.chains(chain, slot.direction())
             }
-            _ => self.closed(slot, format!("the number {number} of {interface} leads nowhere in map {chains}")),
+            _ => {
+                self.closed(slot, format!("the number {number} of {interface} leads nowhere in map {chains}"))
+            }
         }
     }
 
@@ -173,7 +169,11 @@ impl Reader<'_> {
         let mut rules = Vec::with_capacity(listed.len());
         for listed in &listed {
             let differs = ours.is_some_and(|ours| !ours.contains(&listed.rule));
-            rules.push(ShownRule { differs, ..self.rule(listed, direction)? });
+            let mut rule = ShownRule { differs, ..self.rule(listed, direction)? };
+            if let ShownPart::Policy(id) = &part {
+                rule.policy.get_or_insert_with(|| id.clone());
+            }
+            rules.push(rule);
         }
         let words = match part {
             ShownPart::BeforePolicy => before_policy(direction, self.state),
@@ -261,9 +261,11 @@ impl Reader<'_> {
 /// What becomes of a pod's packets whatever its policy.
 fn before_policy(direction: Direction, state: &NodeState) -> String {
     match direction {
-        Direction::Ingress => "the node itself reaches its pods; packets of established connections pass, and what \
+        Direction::Ingress => {
+            "the node itself reaches its pods; packets of established connections pass, and what \
              belongs to no connection is dropped"
-            .to_owned(),
+                .to_owned()
+        }
         Direction::Egress => format!(
             "no tunnels, and nothing that is not from the pod's own address; packets of established connections pass, \
              and what belongs to no connection is dropped. To its own node, after policy: \
@@ -280,7 +282,9 @@ fn missing(chain: &str, ours: &[Rule], listed: &[CountedRule]) -> Option<String>
     match missing {
         0 if same_order || listed.len() > ours.len() => None,
         0 => Some(format!("chain {chain} has its rules in another order than Tortie put them there")),
-        missing => Some(format!("chain {chain} lacks {missing} of the {} rules that Tortie put there", ours.len())),
+        missing => {
+            Some(format!("chain {chain} lacks {missing} of the {} rules that Tortie put there", ours.len()))
+        }
     }
 }
 

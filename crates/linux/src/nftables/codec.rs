@@ -1,7 +1,7 @@
 //! Expressions and verdicts to and from attributes (`linux/netfilter/nf_tables.h`).
 
-use super::expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 use super::counts::Count;
+use super::expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 use super::model::Set;
 use crate::netlink::attribute::{Attributes, put, put_nest, put_text, put_u32_be};
 

@@ -32,6 +32,9 @@ const FIRST_PRIORITY: u16 = 1000;
 /// The lowest that works: the endpoint's closure, which holds whatever else is there.
 pub const LAST_PRIORITY: u16 = 65_500;
 
+/// Where the endpoint's closure comes from.
+pub const CLOSED: &str = "closed";
+
 /// What all our ACLs' identifiers begin with. ACLs of others on the same endpoint are left alone.
 const OURS: &str = "tortie/";
 
@@ -64,7 +67,7 @@ pub fn has_our_mark(policy: &Policy) -> bool {
 /// What closes an endpoint both ways. It is in the document that creates the endpoint, and stays for good behind policy.
 pub fn closed() -> Vec<Acl> {
     [AclDirection::In, AclDirection::Out]
-        .map(|direction| any(AclAction::Block, direction, LAST_PRIORITY, "closed"))
+        .map(|direction| any(AclAction::Block, direction, LAST_PRIORITY, CLOSED))
         .to_vec()
 }
 
