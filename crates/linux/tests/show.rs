@@ -170,6 +170,9 @@ fn hits_are_counted_by_rule_and_by_value() {
     let before = show(&mut node, &server);
     assert_eq!(node.resync(), Report::default());
     assert_eq!(show(&mut node, &server), before);
+    // Nor does an agent that comes after us.
+    node.restart();
+    assert_eq!(show(&mut node, &server), before);
 
     counting(&mut node, PolicyCounters::Disabled);
     let shown = show(&mut node, &server);

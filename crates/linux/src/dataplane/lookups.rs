@@ -4,6 +4,7 @@
 //! together: the addresses of their selectors, each with each protocol and port of its rule.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
@@ -72,28 +73,37 @@ impl Lookup {
     }
 }
 
-/// Which of these lines ask for a key of a set that many of them are looked up in.
+/// Finds which of these lines ask for a key of a set that many of them are looked up in: their comments.
 pub fn asking<'a>(
     lines: Vec<&'a Line>,
     sets: &BTreeMap<String, &SetId>,
     lookup: &Lookup,
-    state: &NodeState,
+    state: &'a NodeState,
 ) -> impl Fn(&Key) -> Vec<String> + use<'a> {
+    let family = lookup.key.family;
     let of_set = |line: &'a Line| {
         let (key, source) = keys(&line.tests, sets)?;
-        (key == lookup.key).then(|| (source.all_keys(state, key.family), &line.comment))
+        (key == lookup.key).then_some((source, &line.comment))
     };
     let all: Vec<_> = lines.into_iter().filter_map(of_set).collect();
     move |key| {
-        let asking = all.iter().filter(|(keys, _)| keys.contains(key));
+        let asking = all.iter().filter(|(source, _)| source.asks_for(key, family, state));
         asking.map(|(_, comment)| (*comment).clone()).collect()
     }
 }
 
 impl Source {
-    fn all_keys(&self, state: &NodeState, family: Family) -> BTreeSet<Key> {
-        let addresses = self.addresses(state, family);
-        addresses.iter().flat_map(|address| self.keys(address).collect::<Vec<_>>()).collect()
+    fn asks_for(&self, key: &Key, family: Family, state: &NodeState) -> bool {
+        let Some((bytes, tail)) = key.bytes().split_at_checked(family.field().length()) else { return false };
+        let has_address = || match &self.addresses {
+            Addresses::These(keys) => keys.iter().any(|key| key.bytes() == bytes),
+            Addresses::Of(id) => {
+                let member = address(bytes).map(|address| Member::Net(address.into()));
+                let members = state.sets.get(id).map(|(_, members)| members);
+                member.zip(members).is_some_and(|(member, members)| members.contains(&member))
+            }
+        };
+        self.tails.contains(tail) && has_address()
     }
 
     /// How many keys there are.
@@ -232,6 +242,12 @@ fn tails(protocols: Option<Vec<u8>>, ports: Option<Vec<Key>>) -> Option<BTreeSet
         }
     }
     Some(tails)
+}
+
+/// The address that a key's bytes are.
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
 /// The address of a member that is a single one of this family.

@@ -10,12 +10,12 @@ use crate::nftables::Key;
 impl Wanted {
     /// Finds the rules with one of these actions that ask for a key of a program's own set, such as
     /// `NetworkPolicy demo/web Ingress rule 1`; `None` where the set is no program's.
-    pub fn origins(
-        &self,
+    pub fn origins<'a>(
+        &'a self,
         set: &str,
         actions: &[Action],
-        state: &NodeState,
-    ) -> Option<impl Fn(&Key) -> Vec<String>> {
+        state: &'a NodeState,
+    ) -> Option<impl Fn(&Key) -> Vec<String> + use<'a>> {
         let mut programs = self.programs.values();
         let (program, lookup) =
             programs.find_map(|program| Some((program, program.written.lookups.get(set)?)))?;
