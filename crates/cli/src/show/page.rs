@@ -63,6 +63,9 @@ fn say_of_counters(system: &Shown) {
 /// What stands behind a tier that denies whatever it does not decide.
 const NEVER: &str = ": never asked, as nothing gets past the tier before";
 
+/// More of one rule of the system is not printed.
+const MOST_CHARACTERS: usize = 400;
+
 /// One direction of an endpoint.
 struct Page<'a> {
     shown: &'a ShownEndpoint,
@@ -203,7 +206,7 @@ impl<'a> Page<'a> {
         };
         let differs =
             if rule.differs { coloured(DENIED, "   ! not what Tortie put there") } else { String::new() };
-        let text = coloured(FAINT, &format!("{:indent$}{}{comment}", "", rule.text));
+        let text = coloured(FAINT, &format!("{:indent$}{}{comment}", "", shortened(&rule.text)));
         output::line(&format!("{text}{count}{differs}"));
         if self.counters {
             self.values(rule, indent + 2);
@@ -231,6 +234,14 @@ impl<'a> Page<'a> {
     }
 }
 
+/// An ACL may have thousands of addresses, which only JSON has whole.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MOST_CHARACTERS) {
+        Some((end, _)) => format!("{}… ({} characters more)", &text[..end], text[end..].chars().count()),
+        None => text.to_owned(),
+    }
+}
+
 fn counted(Count { packets, bytes }: Count) -> String {
     format!("{}, {}", output::count(packets, "packet"), output::count(bytes, "byte"))
 }
@@ -250,5 +261,17 @@ fn legend(system: &Shown, sets: &Meanings) {
             output::line("\nsets");
         }
         output::line(&format!("  @{name}: {}", words::set(id, sets)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_rules_are_cut_between_characters() {
+        assert_eq!(shortened("drop"), "drop");
+        let long = shortened(&"ä".repeat(MOST_CHARACTERS + 7));
+        assert_eq!(long, format!("{}… (7 characters more)", "ä".repeat(MOST_CHARACTERS)));
     }
 }
