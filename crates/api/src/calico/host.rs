@@ -134,7 +134,7 @@ pub enum EstablishedFlows {
 /// Whether the rules of policies count the packets that they match, on Linux.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum PolicyCounters {
-    /// They do not: to count costs something for each packet that policy is asked about.
+    /// They do not: a counter takes memory for each processor.
     #[default]
     Disabled,
     /// They do, and so does each value of rules that were folded into one.

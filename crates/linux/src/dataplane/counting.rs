@@ -21,6 +21,12 @@ pub fn room(state: &NodeState, room: usize) -> usize {
     if is_asked_for(state) { room / 2 } else { room }
 }
 
+/// How many keys the sets of programs may have, where this many may if none counts: a counter takes 16 bytes for each
+/// processor.
+pub fn most_keys(state: &NodeState, most: usize) -> usize {
+    if is_asked_for(state) { most / 8 } else { most }
+}
+
 /// Has the rules of programs and policies count, if that is asked for.
 pub fn take(state: &NodeState, change: &mut Change) {
     if is_asked_for(state) {

@@ -441,7 +441,8 @@ impl Wanted {
             deny: state.settings.deny,
             counts: counting::is_asked_for(state),
             in_a_row: around.config.rules_in_a_row,
-            most_keys: MOST_KEYS.saturating_sub(self.keys - program.written.keys()),
+            most_keys: counting::most_keys(state, MOST_KEYS)
+                .saturating_sub(self.keys - program.written.keys()),
         };
         write(name, &program.asked, &sources)
     }
