@@ -70,7 +70,9 @@ impl Show {
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
-        Ok(ExitCode::SUCCESS)
+        // Where the system could not be asked, only half of the answer is there.
+        let all = found.endpoints.iter().all(|endpoint| endpoint.system.is_ok());
+        Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(2) })
     }
 
     /// The pod's namespace and name.

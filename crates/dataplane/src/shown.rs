@@ -27,6 +27,7 @@ pub enum ShowError {
 
 /// What an endpoint's packets are asked, as the node state has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct AskedFor {
     /// The endpoint, with its program.
     pub endpoint: Endpoint,
@@ -58,6 +59,7 @@ impl AskedFor {
 
 /// What the system has for an endpoint, as it was just read from there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Shown {
     /// Where it was read, such as `nftables table tortie, interface cali12345678901`.
     pub read_from: String,
@@ -73,6 +75,7 @@ pub struct Shown {
 
 /// A list of rules: a chain, or the ACLs of one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ShownList {
     /// What the system knows it by.
     pub name: String,
@@ -88,6 +91,7 @@ pub struct ShownList {
 
 /// What a list of rules is there for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum ShownPart {
     /// What all endpoints' packets meet before policy.
     BeforePolicy,
@@ -99,6 +103,7 @@ pub enum ShownPart {
 
 /// One rule of the system.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ShownRule {
     /// The rule in the system's own language, more or less.
     pub text: String,
@@ -118,6 +123,7 @@ pub struct ShownRule {
 
 /// One value of a rule that stands for several.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct ShownValue {
     /// The value.
     pub text: String,
@@ -129,6 +135,7 @@ pub struct ShownValue {
 
 /// What was counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Count {
     /// Packets.
     pub packets: u64,

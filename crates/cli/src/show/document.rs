@@ -33,7 +33,10 @@ fn of_endpoint(shown: &ShownEndpoint, sets: &Meanings) -> Value {
         .map(|(id, members)| (id.to_string(), json!({"members": members, "words": words::set(id, sets)})));
     let mut document = json!({
         "interface": shown.id.interface,
-        "endpoint": asked.endpoint,
+        "containerId": asked.endpoint.container_id,
+        "hostInterface": asked.endpoint.host_interface,
+        "addresses": asked.endpoint.addresses,
+        "program": asked.endpoint.program,
         "policies": policies.collect::<Vec<_>>(),
         "sets": described.collect::<serde_json::Map<_, _>>(),
         "conditions": shown.conditions,

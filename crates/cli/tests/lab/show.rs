@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::{Lab, Running, User, leftovers};
 
@@ -139,5 +139,18 @@ fn what_cannot_be_shown_is_told_with_its_name() {
     refused("windows-server", &["--agent-socket", &primary], elsewhere);
     refused("windows-server", &["--agent-socket", "/nowhere.sock"], "no agent answers at /nowhere.sock");
     refused("windows-server", &["--agent-socket", "/nowhere.sock"], elsewhere);
+
+    // Half of the answer is there, and the other half is said to be missing.
+    let hns = lab.processes().into_iter().find(|process| process.command.contains("tortie-hns")).unwrap();
+    let hns = Pid::from_raw(i32::try_from(hns.pid).unwrap()).unwrap();
+    kill_process(hns, Signal::KILL).unwrap();
+    let output = lab.tortie(&["policy", "show", "windows-server", "-n", "calico-demo"]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("! calico-demo/windows-server (eth0): what is in force cannot be read: "),
+        "{text}"
+    );
+    assert!(text.contains("1 Deny TCP from 10.9.0.0/16"), "{text}");
     end(&lab, running);
 }
