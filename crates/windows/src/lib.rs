@@ -13,12 +13,14 @@ mod dataplane;
 mod endpoint;
 mod error;
 mod overlay;
+mod policing;
+mod policy_sets;
 mod routes;
 mod show;
 mod waits;
 mod wiring;
 
-pub use dataplane::{Clock, WindowsDataplane};
+pub use dataplane::{Clock, PolicySetsUse, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};

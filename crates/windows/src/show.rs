@@ -1,16 +1,23 @@
 //! The ACLs that HNS has for a pod, in the order in which it asks them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use tortie_api::net::Direction;
 use tortie_dataplane::{Endpoint, Shown, ShownList, ShownPart, ShownRule};
 use tortie_hcn::schema::{Acl, AclDirection, AclRuleType, Endpoint as HcnEndpoint};
-use tortie_policy::program::PolicyId;
+use tortie_policy::program::{PolicyId, SetId};
 
-use crate::acl::{ANY_PROTOCOL, CLOSED, NO_PROFILE, comes_from, end_of_tier, is_before_policy, transition};
+use crate::acl::{
+    ANY_PROTOCOL, CLOSED, List, NO_PROFILE, comes_from, end_of_tier, is_before_policy, transition,
+};
+use crate::endpoint::ours;
 
-/// What HNS has, where `desired` is what it should have.
-pub fn shown(endpoint: &Endpoint, found: &HcnEndpoint, desired: &[Acl]) -> Shown {
+/// What HNS has, where `given` is the list that it was given, with what the sets are that this names.
+pub fn shown(
+    endpoint: &Endpoint,
+    found: &HcnEndpoint,
+    given: Option<(&List, BTreeMap<String, String>)>,
+) -> Shown {
     let mut shown =
         Shown { read_from: format!("HNS endpoint {} ({})", found.name, found.id), ..Shown::default() };
     let mut acls = Vec::new();
@@ -21,12 +28,25 @@ pub fn shown(endpoint: &Endpoint, found: &HcnEndpoint, desired: &[Acl]) -> Shown
             Err(error) => shown.remarks.push(format!("an ACL cannot be read: {error}")),
         }
     }
-    let step = transition(&acls, desired);
-    if !step.add.is_empty() {
-        let (missing, all) = (step.add.len(), desired.len());
-        shown.remarks.push(format!("HNS lacks {missing} of the {all} ACLs that the policies come to"));
+    let mut differing = HashSet::new();
+    match given {
+        Some((list, sets)) => {
+            let desired = list.numbered(&ours(found));
+            let step = transition(&acls, &desired);
+            if !step.add.is_empty() {
+                let (missing, all) = (step.add.len(), desired.len());
+                shown
+                    .remarks
+                    .push(format!("HNS lacks {missing} of the {all} ACLs that the policies come to"));
+            }
+            differing.extend(step.remove);
+            shown.sets = sets.into_iter().map(|(id, name)| (id, SetId::new(name))).collect();
+        }
+        None => shown.remarks.push(
+            "HNS has not been given the ACLs of the pod's policies yet: nothing was compared with them"
+                .to_owned(),
+        ),
     }
-    let differing: HashSet<Acl> = step.remove.into_iter().collect();
     acls.sort_by_key(|acl| acl.priority);
     let policies: Vec<&PolicyId> = endpoint.program.policy_ids().collect();
     let tiers = endpoint.program.ingress.iter().chain(&endpoint.program.egress);
