@@ -53,14 +53,17 @@ fn each_acl_is_shown_with_what_it_comes_from() {
         ["Host Allow In", "900 Allow In, remote 10.244.3.1,172.16.0.3"]
     );
     let policy = rules(&shown, Direction::Ingress, false);
+    let numbered = texts(policy.clone());
+    let (priorities, rest): (Vec<u16>, Vec<&str>) = numbered
+        .iter()
+        .filter_map(|text| text.split_once(' '))
+        .map(|(priority, rest)| (priority.parse::<u16>().unwrap(), rest))
+        .unzip();
     assert_eq!(
-        texts(policy.clone()),
-        [
-            "1000 Block In, protocol 6, local ports 22",
-            "1001 Allow In, protocol 6, local ports 80",
-            "65500 Block In"
-        ]
+        rest,
+        ["Block In, protocol 6, local ports 22", "Allow In, protocol 6, local ports 80", "Block In"]
     );
+    assert!(priorities.is_sorted(), "in the order in which HNS asks them: {numbered:?}");
     let from: Vec<_> = policy.iter().map(|rule| rule.policy.as_ref().map(ToString::to_string)).collect();
     let id = policy_id("web").to_string();
     assert_eq!(from, [Some(id.clone()), Some(id), None]);

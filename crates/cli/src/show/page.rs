@@ -254,13 +254,12 @@ fn in_list(list: &ShownList) -> String {
 fn legend(system: &Shown, sets: &Meanings) {
     let texts = system.lists.iter().flat_map(|list| &list.rules).map(|rule| &rule.text);
     let texts: Vec<_> = texts.collect();
-    let named =
-        system.sets.iter().filter(|(name, _)| texts.iter().any(|text| text.contains(&format!("@{name}"))));
+    let named = system.sets.iter().filter(|(name, _)| texts.iter().any(|text| text.contains(name.as_str())));
     for (index, (name, id)) in named.enumerate() {
         if index == 0 {
             output::line("\nsets");
         }
-        output::line(&format!("  @{name}: {}", words::set(id, sets)));
+        output::line(&format!("  {name}: {}", words::set(id, sets)));
     }
 }
 
