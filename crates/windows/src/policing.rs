@@ -36,6 +36,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) sets: Option<(Guid, bool)>,
     /// The addresses that the node itself has towards its pods.
     pub(crate) node: BTreeSet<Ipv4Addr>,
+    /// What the operator has before policy.
+    pub(crate) static_rules: &'a [Acl],
     pub(crate) now: Instant,
 }
 
@@ -191,6 +193,7 @@ impl Policing {
         for id in std::mem::take(&mut self.due) {
             let Some(endpoint) = pass.state.endpoints.get(&id).cloned() else { continue };
             let (rows, conditions) = render(&endpoint, &pass.node, by_name, pass.state);
+            let rows = rows.with_static_rules(pass.static_rules);
             let list = self.list(&rows, sets);
             jobs.insert(id, Job { endpoint, rows, list, conditions, done: false });
         }

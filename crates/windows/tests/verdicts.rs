@@ -12,6 +12,8 @@ use node::*;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
+use serde_json::json;
+use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
 use tortie_dataplane::{Dataplane, Delta, NodeState, PodWiring};
 use tortie_hcn::{Call, Failure, Hcn};
@@ -20,7 +22,7 @@ use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Flow, IcmpMatch, Member, PolicyRules, Rule, SetId, SetKind,
     TierProgram, evaluate,
 };
-use tortie_windows::{PolicySetsUse, WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_windows::{StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 const NET_SETS: [&str; 3] = ["s:a", "s:b", "s:unknown"];
 const PORT_SETS: [&str; 2] = ["p:a", "p:unknown"];
@@ -191,6 +193,42 @@ fn flow() -> impl Strategy<Value = (Direction, Flow)> {
     )
 }
 
+type StaticRule = (Direction, Action, IpAddr, Protocol, Option<u16>);
+
+/// What the operator has before policy: about a peer, protocol and port. The priorities rise.
+fn static_rules() -> impl Strategy<Value = Vec<StaticRule>> {
+    let direction = select(vec![Direction::Ingress, Direction::Egress]);
+    let action = select(vec![Action::Allow, Action::Deny]);
+    let protocol = select(vec![Protocol::TCP, Protocol::UDP]);
+    vec((direction, action, address(), protocol, prop::option::of(port())), 0..3)
+}
+
+/// The same as the operator's file.
+fn file(rules: &[StaticRule]) -> StaticRules {
+    let rule = |(number, (direction, action, peer, protocol, port)): (usize, &StaticRule)| {
+        let (direction, ports) = match direction {
+            Direction::Ingress => ("In", "LocalPorts"),
+            Direction::Egress => ("Out", "RemotePorts"),
+        };
+        let action = if *action == Action::Allow { "Allow" } else { "Block" };
+        json!({"Name": "test", "Rule": {"Type": "ACL", "Id": number.to_string(), "Protocol": protocol.0, "Action": action,
+            "Direction": direction, "RemoteAddresses": peer.to_string(), ports: port.map(|port| port.to_string()).unwrap_or_default(),
+            "RuleType": "Switch", "Priority": number + 1}})
+    };
+    let rules: Vec<_> = rules.iter().enumerate().map(rule).collect();
+    StaticRules::parse(&json!({"Provider": "test", "Version": "1", "Rules": rules}).to_string()).unwrap()
+}
+
+/// What the first of the operator's rules that matches says.
+fn before_policy(rules: &[StaticRule], direction: Direction, flow: &Flow) -> Option<bool> {
+    let peer = if direction == Direction::Ingress { flow.source } else { flow.destination };
+    let matches = |(of, _, address, protocol, port): &&StaticRule| {
+        (*of, *address, *protocol) == (direction, peer, flow.protocol)
+            && port.is_none_or(|port| port == flow.destination_port)
+    };
+    rules.iter().find(matches).map(|(_, action, ..)| *action == Action::Allow)
+}
+
 fn expected(state: &NodeState, program: &EndpointProgram, direction: Direction, flow: &Flow) -> bool {
     direction == Direction::Ingress && node_addresses().contains(&flow.source)
         || evaluate(program, direction, flow, state)
@@ -209,8 +247,8 @@ fn config() -> impl Strategy<Value = Config> {
     })
 }
 
-fn policy_sets() -> impl Strategy<Value = PolicySetsUse> {
-    select(vec![PolicySetsUse::Disabled, PolicySetsUse::Enabled])
+fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
+    select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled])
 }
 
 proptest! {
@@ -218,20 +256,24 @@ proptest! {
 
     /// Programs without ICMP types are rendered exactly, whatever HNS does by default.
     #[test]
-    fn the_verdict_is_that_of_the_program(config in config(), sets in policy_sets(), said in said(false), flows in vec(flow(), 40)) {
+    fn the_verdict_is_that_of_the_program(
+        config in config(), sets in with_sets(), rules in static_rules(), said in said(false), flows in vec(flow(), 40),
+    ) {
         let mut node = Node::with(config, sets);
+        node.dataplane = node.dataplane.with_static_rules(file(&rules));
         node.connect();
         let report = node.apply(&said.deltas());
         prop_assert!(report.endpoints.is_empty() && report.node.is_empty() && !report.retry, "{report:?}");
         for (direction, flow) in &flows {
-            let allowed = expected(&node.state, &said.program, *direction, flow);
+            let allowed = before_policy(&rules, *direction, flow)
+                .unwrap_or_else(|| expected(&node.state, &said.program, *direction, flow));
             prop_assert_eq!(node.passes(*direction, flow), allowed, "{:?} {:?}\n{:#?}", direction, flow, node.acls());
         }
     }
 
     /// What cannot be said allows less, never more, and is told.
     #[test]
-    fn with_icmp_types_never_more_is_allowed(sets in policy_sets(), said in said(true), flows in vec(flow(), 40)) {
+    fn with_icmp_types_never_more_is_allowed(sets in with_sets(), said in said(true), flows in vec(flow(), 40)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         let report = node.apply(&said.deltas());
@@ -251,14 +293,15 @@ proptest! {
 
     /// While one list takes the place of another, nothing passes that both deny, and nothing is cut that both allow.
     #[test]
-    fn no_moment_between_two_programs_is_wrong(sets in policy_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
+    fn no_moment_between_two_programs_is_wrong(sets in with_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
         let watched = Arc::new(Watched::new());
         ensure_overlay(&*watched, &spec()).unwrap();
         let hcn: Arc<dyn Hcn> = watched.clone();
         let wiring = WindowsWiring::new(hcn.clone());
         let node = Node::over(watched.hns.clone());
         let pod = attachment(node.namespace());
-        let mut dataplane = WindowsDataplane::new(hcn, None).with_policy_sets(sets);
+        let mut dataplane = WindowsDataplane::new(hcn, None);
+        dataplane.apply(&[policy_sets(sets)]);
         *watched.flows.lock().unwrap() = flows.clone();
 
         // Connecting: closed, but for nobody.
@@ -282,15 +325,15 @@ proptest! {
 
     /// The same state again sends nothing, also after a restart.
     #[test]
-    fn what_is_there_is_not_sent_again(sets in policy_sets(), said in said(true)) {
-        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets.clone());
+    fn what_is_there_is_not_sent_again(sets in with_sets(), said in said(true)) {
+        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         node.apply(&said.deltas());
         node.hns.take();
         node.dataplane.resync();
         prop_assert_eq!(node.hns.take_changes(), vec![]);
         let mut restarted = Node::over(node.hns.clone());
-        restarted.dataplane = restarted.dataplane.with_policy_sets(sets);
+        restarted.apply(&[policy_sets(sets)]);
         restarted.apply(&said.deltas());
         prop_assert_eq!(restarted.hns.take_changes(), vec![]);
     }
