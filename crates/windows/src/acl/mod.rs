@@ -35,7 +35,7 @@ use spell::Speller;
 pub use peers::OUR_SETS;
 pub use rows::ANY_PROTOCOL;
 pub use spell::{Set, Sets};
-pub use transition::{Transition, anonymous, transition, unnumbered};
+pub use transition::{Transition, anonymous, transition};
 
 /// Traffic of the node itself to its own pods, before policy.
 pub const NODE_PRIORITY: u16 = 900;
