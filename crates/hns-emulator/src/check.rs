@@ -175,7 +175,7 @@ fn acl_document(policy: &Policy, acl: &Acl, config: &Config) -> Result<(), Failu
     ];
     for (name, list, feature) in fields {
         let ports = feature == Feature::AclPortRanges;
-        let plain = !list.contains(',') && !(ports && list.contains('-'));
+        let plain = !(list.contains(',') || ports && list.contains('-'));
         if !plain && !config.version.supports(feature) {
             return invalid(format!("ACL {:?}: HNS {} takes no list in {name}", acl.id, config.version));
         }
