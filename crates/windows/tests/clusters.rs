@@ -152,7 +152,8 @@ fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
                 let mut cluster = Cluster::new(&NODES, &config, *rendering).unwrap();
                 let counts = connections(&mut cluster, before, after, packets, on_rewrite);
                 let (on, off) = counts.map_err(|error| format!("{error:#}\n{}", manifest(after)))?;
-                (*kept.borrow_mut() += on, *broken.borrow_mut() += off);
+                *kept.borrow_mut() += on;
+                *broken.borrow_mut() += off;
                 Ok(())
             });
             if let Err(error) = result {
