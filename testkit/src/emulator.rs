@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ipnet::Ipv4Net;
@@ -20,7 +21,9 @@ use tortie_hcn::schema::{Endpoint, Namespace};
 use tortie_hcn::{Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::Flow;
-use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
+use tortie_windows::{
+    Clock, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
+};
 
 use crate::clusters::Objects;
 
@@ -29,15 +32,18 @@ use crate::clusters::Objects;
 pub struct Rendering {
     /// What it is called.
     pub name: &'static str,
-    /// Makes a dataplane of that kind.
-    pub dataplane: fn(Arc<dyn Hcn>) -> WindowsDataplane,
+    /// Makes a dataplane of that kind, with this clock.
+    pub dataplane: fn(Arc<dyn Hcn>, Clock) -> WindowsDataplane,
     /// Whether HNS of this configuration has what it needs.
     pub suits: fn(&Config) -> bool,
 }
 
 /// All there are. Each is right on every HNS that it suits.
-pub const RENDERINGS: [Rendering; 1] =
-    [Rendering { name: "lists", dataplane: |hcn| WindowsDataplane::new(hcn, None), suits: |_| true }];
+pub const RENDERINGS: [Rendering; 1] = [Rendering {
+    name: "lists",
+    dataplane: |hcn, clock| WindowsDataplane::with_clock(hcn, None, clock),
+    suits: |_| true,
+}];
 
 /// Every address is of every node's network. Where packets go is not asked here, so that blocks may overlap.
 const BLOCK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0);
@@ -76,6 +82,8 @@ pub struct Cluster {
     nodes: Vec<Node>,
     objects: BTreeMap<Key, Value>,
     places: BTreeMap<IpAddr, Place>,
+    /// How far the dataplanes' clocks are ahead.
+    ahead: Arc<Mutex<Duration>>,
 }
 
 /// Where an address is.
@@ -119,9 +127,26 @@ impl Cluster {
     /// # Errors
     /// What HNS refused.
     pub fn new(names: &[&str], config: &Config, rendering: Rendering) -> Result<Self> {
-        let nodes =
-            (0..).zip(names).map(|(index, name)| Node::new(name, node_address(index), config, rendering));
-        Ok(Self { nodes: nodes.collect::<Result<_>>()?, objects: BTreeMap::new(), places: BTreeMap::new() })
+        let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
+        let clock = || -> Clock {
+            let ahead = Arc::clone(&ahead);
+            Box::new(move || start + *lock(&ahead))
+        };
+        let nodes = (0..)
+            .zip(names)
+            .map(|(index, name)| Node::new(name, node_address(index), config, rendering, clock()))
+            .collect::<Result<_>>()?;
+        Ok(Self { nodes, objects: BTreeMap::new(), places: BTreeMap::new(), ahead })
+    }
+
+    /// Lets time pass for the dataplanes.
+    pub fn wait(&self, time: Duration) {
+        *lock(&self.ahead) += time;
+    }
+
+    /// Has the dataplanes compare all with HNS.
+    pub fn resync(&mut self) -> Vec<Report> {
+        self.nodes.iter_mut().map(|node| node.dataplane.resync()).collect()
     }
 
     /// The state of the nodes as calc has it.
@@ -247,7 +272,13 @@ impl Cluster {
 }
 
 impl Node {
-    fn new(name: &str, address: Ipv4Addr, config: &Config, rendering: Rendering) -> Result<Self> {
+    fn new(
+        name: &str,
+        address: Ipv4Addr,
+        config: &Config,
+        rendering: Rendering,
+        clock: Clock,
+    ) -> Result<Self> {
         ensure!((rendering.suits)(config), "HNS {} has nothing for {}", config.version, rendering.name);
         let hns = Emulator::new(Config { provider_address: address, ..config.clone() });
         let hns = Arc::new(Recorder::new(hns));
@@ -255,7 +286,7 @@ impl Node {
         ensure_overlay(&*hns, &spec)?;
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
-        let mut dataplane = (rendering.dataplane)(hcn);
+        let mut dataplane = (rendering.dataplane)(hcn, clock);
         dataplane.apply(&[Delta::Route(Route { destination: BLOCK, target: RouteTarget::Local })]);
         Ok(Self { hns, calc: Calc::new(name), dataplane, wiring })
     }
@@ -299,4 +330,8 @@ fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
             remote_port: destination_port,
         },
     })
+}
+
+fn lock(ahead: &Mutex<Duration>) -> MutexGuard<'_, Duration> {
+    ahead.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -305,6 +305,8 @@ fn what_a_restart_leaves() {
         let inwards = Packet { way: Way::In, ..out(6) };
         let closed = acls > 0;
         assert_eq!(node.hns.judge(node.endpoint, &inwards) == Ok(Verdict::Block), closed, "{survives:?}");
+        let uses = node.acls("Add", json!([acl_with(5, json!({"RemoteAddresses": "s1"}))]));
+        assert_eq!(uses.is_ok(), sets > 0, "{survives:?}");
         // Sets that are gone can come again, and those that are there cannot.
         let again = node.sets("Add", json!([set("s1", "IPSET", "10.0.0.1")]));
         assert_eq!(again.is_ok(), sets == 0, "{survives:?}");
