@@ -148,7 +148,7 @@ fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
     for on_rewrite in REWRITES {
         let config = Config { on_rewrite, ..Config::new(version, Ipv4Addr::UNSPECIFIED) };
         for rendering in RENDERINGS.iter().filter(|rendering| (rendering.suits)(&config)) {
-            let result = run(cases(1) * 40, &one_changes(), |(before, after, packets)| {
+            let result = run(cases(1) * 60, &one_changes(), |(before, after, packets)| {
                 let mut cluster = Cluster::new(&NODES, &config, *rendering).unwrap();
                 let counts = connections(&mut cluster, before, after, packets, on_rewrite);
                 let (on, off) = counts.map_err(|error| format!("{error:#}\n{}", manifest(after)))?;
@@ -163,7 +163,7 @@ fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
     }
     let (kept, broken) = (kept.take(), broken.take());
     println!("{kept} ends of connections went on, {broken} were reset");
-    assert!(kept > 500 && broken > 100);
+    assert!(kept > 300 && broken > 30, "{kept} and {broken} prove little");
 }
 
 /// A cluster with and without one of the objects that policy is made of.
@@ -256,13 +256,15 @@ fn compare(
                 Some(_) => Outcome::Wrong,
             }
         });
-        let was = oracle_says(&before, flow);
         // Between two policies, nothing passes that both deny.
-        let opened = |outcome, passes, was: &Option<Trace>, is: &Option<Trace>| {
-            outcome == Outcome::Stuck && passes == Some(true) && !verdict(was) && !verdict(is)
+        let opened = [egress, ingress].contains(&Outcome::Stuck) && {
+            let was = oracle_says(&before, flow);
+            let opened = |passes, was: &Option<Trace>, is: &Option<Trace>| {
+                passes == Some(true) && !verdict(was) && !verdict(is)
+            };
+            opened(ours.egress, &was.egress, &answer.egress)
+                || opened(ours.ingress, &was.ingress, &answer.ingress)
         };
-        let opened = opened(egress, ours.egress, &was.egress, &answer.egress)
-            || opened(ingress, ours.ingress, &was.ingress, &answer.ingress);
         if opened || [egress, ingress].contains(&Outcome::Wrong) {
             let said =
                 [&answer.egress, &answer.ingress].map(|trace| trace.as_ref().map(|trace| trace.verdict));
