@@ -210,7 +210,14 @@ impl Hcn for Emulator {
             return read(&state, call, &self.config);
         }
         let before = state.clone();
-        let answer = self.change(&mut state, call)?;
+        // What is refused changes nothing, however far it came.
+        let answer = match self.change(&mut state, call) {
+            Ok(answer) => answer,
+            Err(failure) => {
+                *state = before;
+                return Err(failure);
+            }
+        };
         self.follow(&mut state, before)?;
         Ok(answer)
     }
