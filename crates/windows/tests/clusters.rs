@@ -53,8 +53,8 @@ fn each<T: Copy>(all: Vec<Config>, positions: &[T], turn: fn(&mut Config, T)) ->
     all.iter().flat_map(|config| positions.iter().map(move |position| turned(config, *position))).collect()
 }
 
-/// Every HNS of that version that verdicts may depend on. What a Service's packet shows and what becomes of ICMP errors is not asked of
-/// packets between pods; what a write does to flows changes no verdict, and takes turns.
+/// Every HNS of that version that verdicts may depend on. What is seen of a Service and what becomes of ICMP errors is not
+/// asked of packets between pods; what a write does to flows changes no verdict, and takes turns.
 fn every_hns(version: Version) -> Vec<Config> {
     let all = vec![Config::new(version, Ipv4Addr::UNSPECIFIED)];
     let all = each(all, &DEFAULTS, |config, position| config.switch_default = position);
@@ -82,9 +82,25 @@ fn cases(usual: u32) -> u32 {
 /// A cluster, what it changes into, and packets.
 type Change = (Objects, Objects, Vec<Sent>);
 
+/// Half of the time the pods stay, and some of the rest comes or goes.
 fn changes() -> impl Strategy<Value = Change> {
     let cluster = || clusters_of_distinct_pods().prop_map(|objects| on_windows(&objects, &NODES)).boxed();
-    (cluster(), cluster(), prop::collection::vec(packets(), PACKETS).boxed())
+    let packets = prop::collection::vec(packets(), PACKETS).boxed();
+    let some = prop::option::of(any::<u64>());
+    (cluster(), cluster(), some, any::<bool>(), packets).prop_map(|(all, others, some, comes, packets)| {
+        let before = some.map_or(others, |stay| some_of(&all, stay));
+        if comes { (before, all, packets) } else { (all, before, packets) }
+    })
+}
+
+/// All pods, and the other objects whose bits are set.
+fn some_of(all: &Objects, bits: u64) -> Objects {
+    let stays = |(index, (key, _)): &(usize, &(Key, Value))| is_fixed(key) || bits >> (index % 64) & 1 == 1;
+    all.iter().enumerate().filter(stays).map(|(_, object)| object.clone()).collect()
+}
+
+fn is_fixed(key: &Key) -> bool {
+    matches!(key.kind, Kind::WorkloadEndpoint | Kind::Node)
 }
 
 fn run(
@@ -169,8 +185,7 @@ fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
 /// A cluster with and without one of the objects that policy is made of.
 fn one_changes() -> impl Strategy<Value = Change> {
     (changes(), any::<prop::sample::Index>(), any::<bool>()).prop_map(|((_, all, packets), index, comes)| {
-        let is_fixed = |(key, _): &&(Key, Value)| matches!(key.kind, Kind::WorkloadEndpoint | Kind::Node);
-        let others: Vec<&Key> = all.iter().filter(|object| !is_fixed(object)).map(|(key, _)| key).collect();
+        let others: Vec<&Key> = all.iter().map(|(key, _)| key).filter(|key| !is_fixed(key)).collect();
         let gone = others[index.index(others.len())].clone();
         let rest = all.iter().filter(|(key, _)| *key != gone).cloned().collect();
         if comes { (rest, all, packets) } else { (all, rest, packets) }

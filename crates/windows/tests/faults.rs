@@ -50,7 +50,7 @@ struct Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let cluster = clusters_of_distinct_pods().prop_map(|objects| on_windows(&objects, &NODES)).boxed();
-    let packets = prop::collection::vec(packets(), 40).boxed();
+    let packets = prop::collection::vec(packets(), 130).boxed();
     let hns = (
         select(vec![Config::SERVER_2019, Config::SERVER_2022, Config::NEWEST]),
         select(vec![AclRemoval::Works, AclRemoval::IgnoredSilently]),
@@ -64,7 +64,7 @@ fn cases() -> impl Strategy<Value = Case> {
             let rendering = *suiting[index.index(suiting.len())];
             (config, rendering)
         });
-    (cluster, any::<u64>(), any::<bool>(), packets, hns, 0_usize..4).prop_map(
+    (cluster, any::<u64>(), any::<bool>(), packets, hns, 0_usize..6).prop_map(
         |(all, stays, comes, packets, (config, rendering), at)| {
             let is_fixed = |key: &Key| matches!(key.kind, Kind::WorkloadEndpoint | Kind::Node);
             let stays =
@@ -115,7 +115,7 @@ fn fail(cluster: &Cluster, node: usize, case: &Case, hits: &Arc<AtomicUsize>) {
 fn nothing_opens_while_hns_fails_and_the_desired_is_reached() {
     for fault in FAULTS {
         let hits = Arc::new(AtomicUsize::new(0));
-        let config = TestConfig { cases: 120, failure_persistence: None, ..TestConfig::default() };
+        let config = TestConfig { cases: 150, failure_persistence: None, ..TestConfig::default() };
         let result = TestRunner::new(config).run(&cases(), |case| {
             let case = Case { fault, ..case };
             through_a_fault(&case, &hits).map_err(|problem| {
