@@ -32,7 +32,7 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
     if wanted("nftables") {
         setup::require_root("the benchmarks of nftables")?;
         setup::packages(&setup::TEST_PACKAGES)?;
-        for bench in ["table", "new_connections"] {
+        for bench in ["table", "members", "new_connections"] {
             cargo(&["bench", "--quiet", "--package", "tortie-linux", "--bench", bench])?;
         }
     }

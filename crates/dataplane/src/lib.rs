@@ -73,12 +73,16 @@ pub struct Condition {
 
 /// The reasons that inform only. Policy is in force, if narrower than it was asked for; or there is something of
 /// somebody else's, or about a single destination, that the operator should see to.
-const INFORMATION: [&str; 14] = [
+const INFORMATION: [&str; 18] = [
     "AddressNotServed",
+    "CalicoLeftover",
     "ForeignAcl",
+    "ForeignChainMayDrop",
+    "ForeignChainsUnknown",
     "ForeignVxlanLink",
     HOST_ENDPOINT_NOT_ENFORCED,
     "HostEndpointWithoutInterface",
+    "KernelModuleMissing",
     "MoreThanOneBlock",
     "NotUnderstood",
     "OverlayRemade",

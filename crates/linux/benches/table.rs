@@ -12,38 +12,25 @@ fn main() {
 }
 
 #[cfg(target_os = "linux")]
+#[path = "f1/mod.rs"]
+mod f1;
+
+#[cfg(target_os = "linux")]
 mod linux {
     use std::fmt::Write as _;
     use std::net::IpAddr;
     use std::process::{Command, Stdio};
     use std::sync::Arc;
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
 
-    use tortie_api::net::{Action, PortRange, Protocol};
-    use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Report};
+    use tortie_dataplane::{Dataplane as _, Delta, Report};
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
     use tortie_linux::namespace::NetNs;
     use tortie_linux::nftables::*;
-    use tortie_linux::route::{NewLink, NewLinkKind, Peer, RouteSocket};
-    use tortie_policy::program::{
-        EndOfTier, EndpointProgram, EntityMatch, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId,
-        SetKind, TierProgram,
-    };
+    use tortie_policy::program::Member;
 
-    const SETS: u32 = 2_000;
-    const MEMBERS: u32 = 100;
-    const POLICIES: u32 = 2_000;
-    const RULES: u32 = 10;
-
-    /// How the rules of the table are.
-    #[derive(Clone, Copy)]
-    struct Shape {
-        name: &'static str,
-        pods: u32,
-        /// Whether a policy's rules ask for one selector and different ports; else each asks for another selector, too.
-        one_selector: bool,
-    }
+    use crate::f1::*;
 
     const SHAPES: [Shape; 3] = [
         Shape { name: "100 pods, 20 policies each, 10 ports of one selector", pods: 100, one_selector: true },
@@ -90,12 +77,7 @@ mod linux {
     /// just that.
     fn tortie(shape: Shape) -> (Times, Times, u64) {
         let mut dataplane = Dataplane::open(Config { guard_table: false, ..Config::default() }).unwrap();
-        for pod in 0..shape.pods {
-            let (name, peer) = (format!("cali{pod}"), format!("peer{pod}"));
-            let peer = Peer { name: &peer, mac: None, mtu: None, namespace: None };
-            let link = NewLink { up: true, ..NewLink::new(&name, NewLinkKind::Veth(peer)) };
-            RouteSocket::open().unwrap().create(&link).unwrap();
-        }
+        make_links(shape.pods);
         let deltas = deltas(shape);
         let mut apply = |deltas: &[Delta]| assert_eq!(dataplane.apply(deltas), Report::default());
         let [whole, _] = measure(1, || apply(&deltas));
@@ -185,83 +167,5 @@ mod linux {
         let rule = measure(10, || run(&["-f", &chain]));
         let [verified, _] = measure(3, || run(&["list", "ruleset"]));
         Times { whole, member, rule, verified }
-    }
-
-    /// Does it so many times: the median and the 99th percentile.
-    fn measure(times: usize, mut work: impl FnMut()) -> [Duration; 2] {
-        let mut took: Vec<Duration> = (0..times)
-            .map(|_| {
-                let started = Instant::now();
-                work();
-                started.elapsed()
-            })
-            .collect();
-        took.sort();
-        [took[times / 2], took[times * 99 / 100]]
-    }
-
-    /// The memory of this process, in bytes.
-    fn resident() -> u64 {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-    }
-
-    impl Shape {
-        /// The set that a rule of a policy asks for.
-        fn set(self, policy: u32, rule: u32) -> u32 {
-            if self.one_selector { policy % SETS } else { (policy + rule * 101) % SETS }
-        }
-    }
-
-    fn port(rule: u32) -> u16 {
-        8000 + rule as u16 * 2
-    }
-
-    fn addresses(set: u32) -> impl Iterator<Item = IpAddr> {
-        (0..MEMBERS).map(move |n| (0x0a00_0000 + set * MEMBERS + n).to_be_bytes().into())
-    }
-
-    fn set_id(n: u32) -> SetId {
-        SetId::new(format!("s:{n:036}"))
-    }
-
-    fn deltas(shape: Shape) -> Vec<Delta> {
-        let members = |set| addresses(set).map(|address| Member::Net(address.into())).collect();
-        let mut deltas: Vec<_> =
-            (0..SETS).map(|n| Delta::SetCreated(set_id(n), SetKind::Nets, members(n))).collect();
-        let each = POLICIES / shape.pods;
-        for pod in 0..shape.pods {
-            let mut policies = Vec::new();
-            for number in pod * each..(pod + 1) * each {
-                let rule = |n: u32| {
-                    let sets = vec![set_id(shape.set(number, n))];
-                    let ports = vec![PortRange { first: port(n), last: port(n) }];
-                    Rule {
-                        protocol: Some(Protocol::TCP),
-                        source: EntityMatch { sets, ..EntityMatch::default() },
-                        destination: EntityMatch { ports, ..EntityMatch::default() },
-                        ..Rule::all(Action::Allow)
-                    }
-                };
-                let (namespace, name) = ("bench".into(), format!("p{number}").into());
-                let id = PolicyId { kind: PolicyKind::NetworkPolicy, namespace, name };
-                policies.push(id.clone());
-                let ingress = (0..RULES).map(rule).collect();
-                deltas.push(Delta::Policy(id, Arc::new(PolicyRules { ingress, egress: vec![] })));
-            }
-            let tier = TierProgram { name: "default".into(), policies, end: EndOfTier::Deny };
-            let endpoint = Endpoint {
-                container_id: format!("container-{pod}").into(),
-                host_interface: format!("cali{pod}").into(),
-                addresses: vec![IpAddr::from((0xac10_0000 + pod).to_be_bytes())],
-                mac: None,
-                program: Arc::new(EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() }),
-            };
-            let (namespace, interface) = ("bench".into(), "eth0".into());
-            let id = EndpointId { namespace, pod: format!("pod-{pod}").into(), interface };
-            deltas.push(Delta::Endpoint(id, Arc::new(endpoint)));
-        }
-        deltas
     }
 }

@@ -52,6 +52,18 @@ pub enum Error {
         /// The error number, and what the kernel said beside it.
         refusal: Refusal,
     },
+    /// The kernel refused an nftables table because it has not all that it takes.
+    #[error(
+        "{failure}; this kernel lacks {modules}: load them, or take a kernel that has them. Until then no policy of this \
+         node changes, and what is new stays unconnected"
+    )]
+    ModuleMissing {
+        /// The modules that are missing.
+        modules: String,
+        /// What was refused.
+        #[source]
+        failure: Box<Error>,
+    },
     /// The name of a pod's link is another pod's: names are digests, and these two are alike.
     #[error(
         "link {name} is that of {owner}, whose name comes to the same digits; give one of the two pods another name"
@@ -102,6 +114,7 @@ impl Error {
             Self::Refused { refusal, .. } | Self::Transaction { refusal, .. } => {
                 refusal.source.raw_os_error()
             }
+            Self::ModuleMissing { failure, .. } => failure.errno(),
             Self::TableOwned { .. } | Self::LinkTaken { .. } => None,
         }
     }

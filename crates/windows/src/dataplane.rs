@@ -1,23 +1,22 @@
 //! The node state, made true.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget,
-    not_enforced,
+    Condition, Dataplane, Delta, Endpoint, LocalNode, NodeState, Report, RouteTarget, not_enforced,
 };
-use tortie_hcn::Hcn;
+use tortie_hcn::{Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
-use crate::endpoint::{Vain, find, sync_acls};
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
+use crate::policing::{Pass, Policing};
 use crate::waits::Waits;
-use crate::{Error, NETWORK, acl, routes};
+use crate::{Error, NETWORK, routes};
 
 /// The VXLAN port that Windows has.
 const VXLAN_PORT: u16 = 4789;
@@ -43,17 +42,38 @@ pub struct WindowsDataplane {
     /// What HNS refused of the routes, and when they are tried again.
     routes_refused: Vec<Condition>,
     routes_wait: Waits<()>,
-    endpoints_due: BTreeSet<EndpointId>,
-    /// Endpoints that failed.
-    endpoints_wait: Waits<EndpointId>,
-    conditions: BTreeMap<EndpointId, Vec<Condition>>,
-    /// What HNS did not take.
-    vain: BTreeMap<EndpointId, Vain>,
+    policing: Policing,
+    /// The overlay network's identifier, when it was last seen.
+    network: Option<Guid>,
+    policy_sets: PolicySetsUse,
+    /// The version of HNS, when it was last asked for.
+    version: Option<Version>,
     clock: Clock,
     /// Whether the last pass asked to be called again soon.
     in_trouble: bool,
     /// When everything was looked at last.
     looked: Option<Instant>,
+}
+
+/// Whether ACLs name sets of addresses (semantics 25). With sets, a pod that comes or goes changes members of sets only, and
+/// no endpoint's ACLs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PolicySetsUse {
+    /// On versions of HNS that have been proven to do with sets what is asked for.
+    Auto {
+        /// These versions.
+        proven: BTreeSet<Version>,
+    },
+    /// Where HNS has them.
+    Enabled,
+    /// Nowhere.
+    Disabled,
+}
+
+impl Default for PolicySetsUse {
+    fn default() -> Self {
+        Self::Auto { proven: BTreeSet::new() }
+    }
 }
 
 /// Tells the time.
@@ -74,18 +94,24 @@ impl WindowsDataplane {
             overlay: None,
             current_overlay: CurrentOverlay::default(),
             network_refused: None,
-            network_wait: Waits::new(),
+            network_wait: Waits::default(),
             routes_due: false,
             routes_refused: Vec::new(),
-            routes_wait: Waits::new(),
-            endpoints_due: BTreeSet::new(),
-            endpoints_wait: Waits::new(),
-            conditions: BTreeMap::new(),
-            vain: BTreeMap::new(),
+            routes_wait: Waits::default(),
+            policing: Policing::default(),
+            network: None,
+            policy_sets: PolicySetsUse::default(),
+            version: None,
             clock,
             in_trouble: false,
             looked: None,
         }
+    }
+
+    /// The same, with ACLs that name sets, or do not.
+    #[must_use]
+    pub fn with_policy_sets(self, policy_sets: PolicySetsUse) -> Self {
+        Self { policy_sets, ..self }
     }
 
     /// The overlay network as it was when it was last looked at, also after the dataplane has been given away.
@@ -99,7 +125,7 @@ impl WindowsDataplane {
             Delta::Node(_) => {
                 // Its addresses are in every endpoint's list, its VNI in every route.
                 (self.overlay, self.routes_due) = (None, true);
-                self.endpoints_due.extend(self.state.endpoints.keys().cloned());
+                self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => (self.overlay, self.routes_due) = (None, true),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
@@ -111,14 +137,9 @@ impl WindowsDataplane {
             }
             // None of it concerns what HNS has: failsafe ports are host endpoints', and what HNS denies it drops.
             Delta::Settings(_) | Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
-            Delta::Endpoint(id, _) => drop(self.endpoints_due.insert(id.clone())),
-            Delta::EndpointRemoved(id) => {
-                // The HNS endpoint goes with the CNI DEL.
-                self.endpoints_due.remove(id);
-                self.endpoints_wait.forget(id);
-                self.conditions.remove(id);
-                self.vain.remove(id);
-            }
+            // The HNS endpoint may be another one than it was.
+            Delta::Endpoint(id, _) => self.policing.look_at_now(id.clone()),
+            Delta::EndpointRemoved(id) => self.policing.forget(id),
         }
         self.state.apply(delta);
     }
@@ -132,65 +153,37 @@ impl WindowsDataplane {
     fn touch_users_of_policies(&mut self, policies: &BTreeSet<&PolicyId>) {
         let uses = |endpoint: &Endpoint| endpoint.program.policy_ids().any(|id| policies.contains(id));
         let users = self.state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
-        self.endpoints_due.extend(users.map(|(id, _)| id.clone()));
+        users.for_each(|(id, _)| self.policing.touch(id.clone()));
     }
 
     fn reconcile(&mut self) -> Report {
         let (mut report, now) = (Report::default(), (self.clock)());
         report.node.extend(not_enforced(&self.state));
         self.routes_due |= self.routes_wait.due(now).next().is_some();
-        self.endpoints_due.extend(self.endpoints_wait.due(now));
         let mut away = None;
         if let Err(error) = self.sync_network(&mut report) {
             note(&mut report.node, &error);
             report.retry |= error.is_passing();
             away = error.is_unavailable().then_some(error);
         }
-        while away.is_none()
-            && let Some(id) = self.endpoints_due.pop_first()
-        {
-            away = self.reconcile_endpoint(id);
-        }
+        let sets = match away {
+            None => self.policy_sets().inspect_err(|error| away = Some(error.clone())).unwrap_or_default(),
+            Some(_) => None,
+        };
+        let pass = Pass { hcn: &*self.hcn, state: &self.state, sets, node: self.node_addresses(), now };
+        let away = away.or_else(|| self.policing.reconcile(&pass).err());
         if let Some(error) = away {
-            self.leave_the_rest(&error, &mut report);
+            // The network is asked for first when HNS is asked again.
+            self.overlay = None;
+            report.retry = true;
+            self.policing.put_off(&error);
         }
         // An older and wider list may be on an endpoint that failed: it does not count as in force.
-        report.retry |= !self.endpoints_wait.is_empty();
-        let told = self.conditions.iter().filter(|(_, conditions)| !conditions.is_empty());
-        report.endpoints = told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect();
+        report.retry |= self.policing.is_in_trouble();
+        report.node.extend(self.policing.conditions_of_sets());
+        report.endpoints = self.policing.conditions();
         self.in_trouble = report.retry;
         report
-    }
-
-    /// Makes one endpoint what it should be, and gives the error that says that HNS does not answer.
-    fn reconcile_endpoint(&mut self, id: EndpointId) -> Option<Error> {
-        let endpoint = Arc::clone(self.state.endpoints.get(&id)?);
-        let mut conditions = Vec::new();
-        let mut away = None;
-        match self.sync_endpoint(&id, &endpoint) {
-            Ok(told) => {
-                conditions = told;
-                self.endpoints_wait.forget(&id);
-            }
-            Err(error) => {
-                note(&mut conditions, &error);
-                self.endpoints_wait.failed(id.clone(), (self.clock)());
-                away = error.is_unavailable().then_some(error);
-            }
-        }
-        self.conditions.insert(id, conditions);
-        away
-    }
-
-    /// HNS does not answer, and each further call could take as long as its deadline: the rest stays due, and the network
-    /// is asked for first when HNS is asked again.
-    fn leave_the_rest(&mut self, error: &Error, report: &mut Report) {
-        self.overlay = None;
-        report.retry = true;
-        for id in &self.endpoints_due {
-            let message = format!("{id}: not brought up to date, as HNS does not answer: {error}");
-            self.conditions.insert(id.clone(), vec![Condition { reason: error.reason(), message }]);
-        }
     }
 
     /// The overlay network and its routes.
@@ -216,6 +209,7 @@ impl WindowsDataplane {
         if self.overlay.is_none() {
             let overlay = self.ensure_network(spec)?;
             self.current_overlay.set(&overlay);
+            self.network = Some(overlay.id);
             self.overlay = Some(overlay);
         }
         let Some(overlay) = &self.overlay else { return Ok(()) };
@@ -270,17 +264,19 @@ impl WindowsDataplane {
         ensured
     }
 
-    /// The endpoint's ACLs, and what the operator should know of them.
-    fn sync_endpoint(&mut self, id: &EndpointId, endpoint: &Endpoint) -> Result<Vec<Condition>, Error> {
-        let (desired, mut conditions) = acl::render(endpoint, &self.node_addresses(), &self.state);
-        let found = find(&*self.hcn, &endpoint.container_id, NETWORK)?;
-        let container_id = endpoint.container_id.to_string();
-        let found = found.ok_or(Error::NoEndpoint { container_id })?;
-        let mut vain = self.vain.remove(id);
-        let told = sync_acls(&*self.hcn, &found, &desired, &mut vain, (self.clock)());
-        self.vain.extend(vain.map(|vain| (id.clone(), vain)));
-        conditions.extend(told?);
-        Ok(conditions)
+    /// The network whose sets ACLs may name, where HNS has sets, and whether they shall.
+    fn policy_sets(&mut self) -> Result<Option<(Guid, bool)>, Error> {
+        let Some(network) = self.network else { return Ok(None) };
+        let version = match self.version {
+            Some(version) => version,
+            None => *self.version.insert(self.hcn.version()?),
+        };
+        let wanted = match &self.policy_sets {
+            PolicySetsUse::Auto { proven } => proven.contains(&version),
+            PolicySetsUse::Enabled => true,
+            PolicySetsUse::Disabled => false,
+        };
+        Ok(version.supports(Feature::SetPolicy).then_some((network, wanted)))
     }
 
     fn own_blocks(&self) -> impl Iterator<Item = Ipv4Net> {
@@ -308,10 +304,11 @@ impl Dataplane for WindowsDataplane {
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
         if !(self.in_trouble && just_looked) {
             self.looked = Some(now);
-            self.overlay = None;
+            // HNS may have been updated since.
+            (self.overlay, self.version) = (None, None);
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
-            let may_be_tried = |id: &&EndpointId| !self.endpoints_wait.has_to_wait(id, now);
-            self.endpoints_due.extend(self.state.endpoints.keys().filter(may_be_tried).cloned());
+            self.policing.look_at_sets();
+            self.state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
         }
         self.reconcile()
     }

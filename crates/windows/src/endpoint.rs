@@ -10,7 +10,7 @@ use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
 use crate::Error;
-use crate::acl::{LAST_PRIORITY, Transition, anonymous, closed, has_our_mark, is_ours, transition};
+use crate::acl::{LAST_PRIORITY, List, Transition, anonymous, closed, has_our_mark, is_ours, transition};
 
 /// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
@@ -64,14 +64,16 @@ pub(crate) fn find(
 pub(crate) fn sync_acls(
     hcn: &(impl Hcn + ?Sized),
     endpoint: &Endpoint,
-    desired: &[Acl],
+    list: &List,
     vain: &mut Option<Vain>,
     now: Instant,
 ) -> Result<Vec<Condition>, Error> {
     // Where a build drops the ids of ACLs, ours are known by what was sent, now and the last time.
-    let mut sent = desired.to_vec();
+    let mut sent = list.numbered(&[]);
     sent.extend(vain.iter().flat_map(|vain| vain.desired.clone()));
     let mut found = Found::on(endpoint, &sent);
+    let desired = &list.numbered(if found.unclear == 0 { &found.ours } else { &[] });
+    sent.extend_from_slice(desired);
     let not_taken =
         || Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" };
     if vain.as_ref().is_some_and(|vain| vain.is_again(desired, &found, now)) {
@@ -194,6 +196,12 @@ impl Found {
     fn is(&self, desired: &[Acl]) -> bool {
         self.unclear == 0 && transition(&self.ours, desired).is_empty()
     }
+}
+
+/// Our ACLs on the endpoint, as far as they can be told.
+pub(crate) fn ours(endpoint: &Endpoint) -> Vec<Acl> {
+    let acls = endpoint.policies.iter().filter_map(|policy| policy.settings::<Acl>().ok().flatten());
+    acls.filter(is_ours).collect()
 }
 
 /// Adds what closes an endpoint behind its policy, if that is missing.

@@ -13,11 +13,13 @@ mod dataplane;
 mod endpoint;
 mod error;
 mod overlay;
+mod policing;
+mod policy_sets;
 mod routes;
 mod waits;
 mod wiring;
 
-pub use dataplane::{Clock, WindowsDataplane};
+pub use dataplane::{Clock, PolicySetsUse, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};

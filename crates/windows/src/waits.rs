@@ -10,6 +10,12 @@ const LONGEST: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Waits<K>(BTreeMap<K, Wait>);
 
+impl<K> Default for Waits<K> {
+    fn default() -> Self {
+        Waits(BTreeMap::new())
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Wait {
     failures: u32,
@@ -17,8 +23,13 @@ struct Wait {
 }
 
 impl<K: Ord + Clone> Waits<K> {
-    pub(crate) fn new() -> Waits<K> {
-        Waits(BTreeMap::new())
+    /// What failed.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.keys()
+    }
+
+    pub(crate) fn contains(&self, key: &K) -> bool {
+        self.0.contains_key(key)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -55,7 +66,7 @@ mod tests {
     #[test]
     fn delays_double_up_to_a_minute() {
         let mut now = Instant::now();
-        let mut waits = Waits::new();
+        let mut waits = Waits::default();
         for seconds in [0, 1, 2, 4, 8, 16, 32, 60, 60].into_iter().chain([60; 80]) {
             waits.failed("x", now);
             if seconds > 0 {

@@ -214,7 +214,7 @@ fn the_acls_of_the_demo() {
     let host = |direction: &str| json!({"Id": "tortie/host", "Protocols": "256", "Action": "Allow", "Direction": direction, "RuleType": "Host"});
     let mut probe = switch("tortie/node", "256", "Allow", "In", 900);
     probe["RemoteAddresses"] = json!("10.244.3.1,172.16.0.3");
-    let mut rule = switch("tortie/NetworkPolicy/calico-demo/web", "6", "Allow", "In", 1000);
+    let mut rule = switch("tortie/NetworkPolicy/calico-demo/web", "6", "Allow", "In", 1063);
     rule["RemoteAddresses"] = json!("10.244.1.7");
     rule["LocalPorts"] = json!("80");
     let expected = [
@@ -223,7 +223,7 @@ fn the_acls_of_the_demo() {
         rule,
         switch("tortie/closed", "256", "Block", "In", 65_500),
         host("Out"),
-        switch("tortie/NetworkPolicy/calico-demo/allow-all", "256", "Allow", "Out", 1000),
+        switch("tortie/NetworkPolicy/calico-demo/allow-all", "256", "Allow", "Out", 1063),
         switch("tortie/closed", "256", "Block", "Out", 65_500),
     ];
     assert_eq!(acls, expected);

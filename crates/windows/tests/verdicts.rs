@@ -20,7 +20,7 @@ use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Flow, IcmpMatch, Member, PolicyRules, Rule, SetId, SetKind,
     TierProgram, evaluate,
 };
-use tortie_windows::{WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_windows::{PolicySetsUse, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 const NET_SETS: [&str; 3] = ["s:a", "s:b", "s:unknown"];
 const PORT_SETS: [&str; 2] = ["p:a", "p:unknown"];
@@ -209,13 +209,17 @@ fn config() -> impl Strategy<Value = Config> {
     })
 }
 
+fn policy_sets() -> impl Strategy<Value = PolicySetsUse> {
+    select(vec![PolicySetsUse::Disabled, PolicySetsUse::Enabled])
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
     /// Programs without ICMP types are rendered exactly, whatever HNS does by default.
     #[test]
-    fn the_verdict_is_that_of_the_program(config in config(), said in said(false), flows in vec(flow(), 40)) {
-        let mut node = Node::new(config);
+    fn the_verdict_is_that_of_the_program(config in config(), sets in policy_sets(), said in said(false), flows in vec(flow(), 40)) {
+        let mut node = Node::with(config, sets);
         node.connect();
         let report = node.apply(&said.deltas());
         prop_assert!(report.endpoints.is_empty() && report.node.is_empty() && !report.retry, "{report:?}");
@@ -227,8 +231,8 @@ proptest! {
 
     /// What cannot be said allows less, never more, and is told.
     #[test]
-    fn with_icmp_types_never_more_is_allowed(said in said(true), flows in vec(flow(), 40)) {
-        let mut node = Node::usual();
+    fn with_icmp_types_never_more_is_allowed(sets in policy_sets(), said in said(true), flows in vec(flow(), 40)) {
+        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         let report = node.apply(&said.deltas());
         for (direction, flow) in &flows {
@@ -247,14 +251,14 @@ proptest! {
 
     /// While one list takes the place of another, nothing passes that both deny, and nothing is cut that both allow.
     #[test]
-    fn no_moment_between_two_programs_is_wrong(before in said(false), after in said(false), flows in vec(flow(), 30)) {
+    fn no_moment_between_two_programs_is_wrong(sets in policy_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
         let watched = Arc::new(Watched::new());
         ensure_overlay(&*watched, &spec()).unwrap();
         let hcn: Arc<dyn Hcn> = watched.clone();
         let wiring = WindowsWiring::new(hcn.clone());
         let node = Node::over(watched.hns.clone());
         let pod = attachment(node.namespace());
-        let mut dataplane = WindowsDataplane::new(hcn, None);
+        let mut dataplane = WindowsDataplane::new(hcn, None).with_policy_sets(sets);
         *watched.flows.lock().unwrap() = flows.clone();
 
         // Connecting: closed, but for nobody.
@@ -278,14 +282,15 @@ proptest! {
 
     /// The same state again sends nothing, also after a restart.
     #[test]
-    fn what_is_there_is_not_sent_again(said in said(true)) {
-        let mut node = Node::usual();
+    fn what_is_there_is_not_sent_again(sets in policy_sets(), said in said(true)) {
+        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets.clone());
         node.connect();
         node.apply(&said.deltas());
         node.hns.take();
         node.dataplane.resync();
         prop_assert_eq!(node.hns.take_changes(), vec![]);
         let mut restarted = Node::over(node.hns.clone());
+        restarted.dataplane = restarted.dataplane.with_policy_sets(sets);
         restarted.apply(&said.deltas());
         prop_assert_eq!(restarted.hns.take_changes(), vec![]);
     }

@@ -74,6 +74,11 @@ impl Change {
         self.new.chains.values_mut()
     }
 
+    /// Leaves out chains as they should be: they are not to be there.
+    pub fn retain_new_chains(&mut self, stays: impl Fn(&Chain) -> bool) {
+        self.new.chains.retain(|_, chain| stays(chain));
+    }
+
     /// The same chains as they are, and those that go.
     pub fn old_chains(&self) -> impl Iterator<Item = &Chain> {
         self.old.chains.values()

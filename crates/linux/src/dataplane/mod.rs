@@ -1,5 +1,6 @@
 //! The Linux dataplane: node state as nftables, routes, VXLAN and kernel parameters.
 
+mod beside;
 mod change;
 mod cut;
 mod dirty;
@@ -7,6 +8,7 @@ mod fold;
 mod forget;
 mod frame;
 mod host_frame;
+mod lacking;
 mod literals;
 mod lookups;
 mod matches;
@@ -30,6 +32,7 @@ use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTar
 
 pub(crate) use self::network::link_parameters;
 
+use self::beside::Beside;
 use self::cut::Cut;
 use self::dirty::Dirty;
 use self::forget::Forgetter;
@@ -85,6 +88,7 @@ pub struct Dataplane {
     policy: PolicyTable,
     network: Network,
     forgetter: Forgetter,
+    beside: Beside,
     /// Since when all was last compared with the kernel, if since then nothing was wrong but that single pods wait, for
     /// their links for instance.
     waiting: Option<Instant>,
@@ -107,13 +111,14 @@ impl Dataplane {
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
-        let (state, released) = Default::default();
+        let (state, released, beside) = Default::default();
         let (started, network_behind, uncut) = (false, false, false);
         Ok(Self {
             state,
             policy,
             network,
             forgetter,
+            beside,
             waiting: None,
             network_behind,
             released,
@@ -229,6 +234,10 @@ impl Dataplane {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
         self.network.report(&mut report);
         report.node.extend(self.policy.host_conditions());
+        if self.policy.is_in_kernel() {
+            report.node.extend(self.policy.lacking.conditions());
+        }
+        report.node.extend(self.beside.conditions());
         if let Err(error) = policy {
             let reason = "PolicyNotInForce";
             report.retry = true;
@@ -276,8 +285,9 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let changed = deltas.iter().any(touches_network);
         let network =
             self.network_if_policed(changed, |network, state, changed| network.apply(state, changed));
+        self.beside.look_once(&self.policy.config.table, self.policy.nft.commits());
         let report = self.report(policy, settled.and(network));
-        if !report.retry || !report.node.is_empty() {
+        if !report.retry || report.node_failures().next().is_some() {
             self.waiting = None;
         }
         report
@@ -299,8 +309,9 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let policy = policy.and_then(|()| self.policy.resync(&self.state));
         let policy = self.cut_denied(Dirty::default(), policy);
         let network = self.network_if_policed(true, |network, state, _| network.resync(state));
+        self.beside.look(&self.policy.config.table, self.policy.nft.commits());
         let report = self.report(policy, network);
-        self.waiting = (report.retry && report.node.is_empty()).then_some(started);
+        self.waiting = (report.retry && report.node_failures().next().is_none()).then_some(started);
         report
     }
 }

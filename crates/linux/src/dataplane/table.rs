@@ -8,6 +8,7 @@ use tortie_dataplane::{Condition, EndpointId, NodeState};
 
 use super::Config;
 use super::dirty::Dirty;
+use super::lacking::{Lacking, may_be_missing};
 use super::wanted::{Around, Wanted};
 use crate::nftables::{Nft, Op, Table, Told, Watch};
 use crate::{Error, Result};
@@ -29,6 +30,8 @@ pub struct PolicyTable {
     /// Chains of policies, and programs, that the kernel has refused, and what it said. They stay closed until
     /// a policy changes, or the next resync.
     refused: BTreeMap<String, String>,
+    /// What the kernel was found not to have, after it has refused something.
+    pub(super) lacking: Lacking,
     /// The interfaces that have the node's own addresses.
     own_addresses: BTreeMap<IpAddr, String>,
     /// Who wants to know of changes by others, until the watch begins.
@@ -42,7 +45,7 @@ impl PolicyTable {
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
-        let (wanted, refused, own_addresses, told, watch) = Default::default();
+        let (wanted, refused, lacking, own_addresses, told, watch) = Default::default();
         Ok(Self {
             nft,
             config,
@@ -52,6 +55,7 @@ impl PolicyTable {
             switched: Instant::now(),
             wanted,
             refused,
+            lacking,
             own_addresses,
             told,
             watch,
@@ -110,6 +114,12 @@ impl PolicyTable {
     /// Reads the kernel's table and makes it what it should be.
     pub fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.refused.clear();
+        // What was missing may have come.
+        if self.lacking != Lacking::default()
+            && let Ok(lacking) = self.nft.lacking()
+        {
+            self.lacking = Lacking(lacking);
+        }
         self.adopt(state)
     }
 
@@ -160,6 +170,33 @@ impl PolicyTable {
     /// Compares the whole table with the kernel's. What the kernel refuses is closed, so that one bad policy does not keep
     /// the others from being enforced.
     fn adopt(&mut self, state: &NodeState) -> Result<()> {
+        let adopted = self.adopt_or_close(state);
+        adopted.map_err(|error| {
+            self.learn_what_is_missing(&error);
+            self.lacking.explain(error)
+        })
+    }
+
+    /// Finds out what the kernel has not, if that may be why it has refused something; whether that is news.
+    fn learn_what_is_missing(&mut self, error: &Error) -> bool {
+        if !may_be_missing(error) {
+            return false;
+        }
+        match self.nft.lacking() {
+            Ok(lacking) if self.lacking.0 != lacking => {
+                self.lacking = Lacking(lacking);
+                true
+            }
+            Ok(_) => false,
+            Err(error) => {
+                tracing::warn!(%error, "what the kernel lacks is not known");
+                false
+            }
+        }
+    }
+
+    fn adopt_or_close(&mut self, state: &NodeState) -> Result<()> {
+        let mut learned = false;
         self.kernel = None;
         self.garbage.clear();
         loop {
@@ -171,7 +208,9 @@ impl PolicyTable {
                 refused: &self.refused,
                 own_addresses: &self.own_addresses,
             };
-            let new = self.wanted.update(state, &dirty, &Table::default(), &around).into_table(self.flags);
+            let mut change = self.wanted.update(state, &dirty, &Table::default(), &around);
+            self.lacking.adapt(&mut change);
+            let new = change.into_table(self.flags);
             self.nft.check_owner(&self.config.table)?;
             let actual = self.nft.list(&self.config.table)?;
             let committed = self.put_whole(&new, actual);
@@ -184,13 +223,23 @@ impl PolicyTable {
                 self.flags = 0;
                 continue;
             }
+            if let Err(error) = &committed
+                && !learned
+                && self.learn_what_is_missing(error)
+            {
+                learned = true;
+                continue;
+            }
             if let Err(Error::Transaction { op, refusal, .. }) = &committed
                 && let Op::SetRules(chain, _) = op.as_ref()
                 && let Some(name) = self.wanted.owner(chain)
                 && !self.refused.contains_key(&name)
             {
                 tracing::error!(chain, %refusal, "the kernel refused a chain; what it stands for is denied");
-                self.refused.insert(name, format!("the kernel refused its chain {chain}: {refusal}"));
+                let missing = self.lacking.needed().map(|modules| format!("; this kernel lacks {modules}"));
+                let missing = missing.unwrap_or_default();
+                self.refused
+                    .insert(name, format!("the kernel refused its chain {chain}: {refusal}{missing}"));
                 continue;
             }
             committed?;
@@ -209,7 +258,8 @@ impl PolicyTable {
             refused: &self.refused,
             own_addresses: &self.own_addresses,
         };
-        let change = self.wanted.update(state, dirty, &kernel, &around);
+        let mut change = self.wanted.update(state, dirty, &kernel, &around);
+        self.lacking.adapt(&mut change);
         self.put_part(&mut kernel, change, dirty)?;
         self.kernel = Some(kernel);
         Ok(())

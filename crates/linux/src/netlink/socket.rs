@@ -179,10 +179,7 @@ impl Socket {
     ///
     /// # Errors
     /// `EMSGSIZE` when they do not fit in the send buffer: none of them was seen by the kernel.
-    pub(crate) fn transaction(
-        &mut self,
-        requests: &[Request],
-    ) -> io::Result<Vec<(usize, Result<(), Refusal>)>> {
+    pub fn transaction(&mut self, requests: &[Request]) -> io::Result<Vec<(usize, Result<(), Refusal>)>> {
         let first = self.sequence.wrapping_add(1);
         let mut data = Vec::with_capacity(requests.iter().map(Request::length).sum());
         for request in requests {
@@ -257,20 +254,38 @@ impl Socket {
 
     /// One attempt; `None` when it was disturbed.
     fn dump_once(&mut self, request: &Request) -> Result<Option<Vec<Reply>>, Refusal> {
+        let mut replies = Vec::new();
+        let quiet = self.stream(request, &mut |reply| {
+            replies.push(reply);
+            true
+        })?;
+        Ok(quiet.then_some(replies))
+    }
+
+    /// Asks for all objects of a kind, hands them over as they come, and says whether they held still meanwhile. Once
+    /// `take` wants no more, the rest stays unread, and the socket can be used for nothing else.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) fn stream(
+        &mut self,
+        request: &Request,
+        take: &mut dyn FnMut(Reply) -> bool,
+    ) -> Result<bool, Refusal> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut data = Vec::with_capacity(request.length());
         request.write(&mut data, NLM_F_DUMP, self.sequence);
         self.send(&data)?;
-        let (mut replies, mut disturbed) = (Vec::new(), false);
+        let mut quiet = true;
         loop {
             let Some(length) = receive(&self.socket, &mut self.buffer, 0)? else { continue };
             for message in split(&self.buffer[..length]).filter(|message| message.sequence == self.sequence) {
-                disturbed |= message.flags & NLM_F_DUMP_INTR != 0;
+                quiet &= message.flags & NLM_F_DUMP_INTR == 0;
                 match message.meaning() {
-                    Meaning::Object => replies.push(reply(message)),
-                    Meaning::Done => return Ok((!disturbed).then_some(replies)),
+                    Meaning::Object if take(reply(message)) => {}
+                    Meaning::Object | Meaning::Done => return Ok(quiet),
                     Meaning::Refused(refusal) if refusal.source.raw_os_error() == Some(libc::EINTR) => {
-                        return Ok(None);
+                        return Ok(false);
                     }
                     Meaning::Refused(refusal) => return Err(refusal),
                 }

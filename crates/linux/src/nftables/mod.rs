@@ -9,6 +9,8 @@ mod codec;
 mod decode;
 mod encode;
 mod model;
+pub(crate) mod others;
+pub(crate) mod probe;
 mod transaction;
 mod watch;
 
@@ -22,6 +24,8 @@ pub use transaction::{Op, Transaction, diff, diff_elements};
 pub(crate) use transaction::{additions, alterations, changeable, changes, created, removals};
 pub use watch::{Told, Watch};
 
+#[cfg(test)]
+pub(crate) use self::codec::unheard;
 use self::encode::Piece;
 pub(crate) use self::encode::rule_length;
 use crate::netlink::attribute::put_text;
@@ -34,6 +38,8 @@ pub struct Nft {
     socket: Socket,
     /// The most bytes of one transaction.
     limit: usize,
+    /// How many transactions the kernel has taken.
+    commits: u32,
 }
 
 /// How often a table or a set is read again when it changes meanwhile.
@@ -47,7 +53,7 @@ impl Nft {
     pub fn open() -> Result<Self> {
         let socket = Socket::open(Family::Netfilter)?;
         let limit = socket.send_limit();
-        Ok(Self { socket, limit })
+        Ok(Self { socket, limit, commits: 0 })
     }
 
     /// Makes no transaction larger than this many bytes, nor than the socket's buffer.
@@ -61,6 +67,11 @@ impl Nft {
         self.socket.port()
     }
 
+    /// How many transactions of this connection the kernel has taken, each of which has made a generation of the ruleset.
+    pub(crate) fn commits(&self) -> u32 {
+        self.commits
+    }
+
     /// How many bytes of messages fit in one transaction.
     #[must_use]
     pub fn room(&self) -> usize {
@@ -71,6 +82,16 @@ impl Nft {
     #[must_use]
     pub fn fits(&self, transaction: &Transaction) -> bool {
         encode::encode(transaction, self.room()).iter().map(Piece::length).sum::<usize>() <= self.room()
+    }
+
+    /// The messages of a transaction, from the one that begins it to the one that ends it, of which the last change asks for
+    /// an answer.
+    #[must_use]
+    pub fn messages(&self, transaction: &Transaction) -> Vec<Request> {
+        let pieces = encode::encode(transaction, self.room());
+        let mut requests: Vec<_> = pieces.into_iter().flat_map(|piece| piece.requests).collect();
+        requests.iter_mut().next_back().into_iter().for_each(|last| last.flags |= libc::NLM_F_ACK as u16);
+        [vec![encode::begin()], requests, vec![encode::end()]].concat()
     }
 
     /// Makes the changes, all or none.
@@ -137,6 +158,7 @@ impl Nft {
         if !answered {
             return Err(failed(std::io::Error::other("it did not answer")));
         }
+        self.commits = self.commits.wrapping_add(1);
         tracing::debug!(table, messages = ops.len(), "an nftables transaction is in force");
         Ok(())
     }

@@ -7,8 +7,7 @@ use tortie_api::net::{Action, Direction};
 use tortie_dataplane::Condition;
 use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule, TierProgram};
 
-use super::numbers::Addresses;
-use super::region::{Matched, Region, matched};
+use super::region::{Matched, Region, View, matched};
 
 /// What becomes of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +44,9 @@ struct TooMany(String);
 pub fn flatten(
     program: &EndpointProgram,
     direction: Direction,
-    own: &Addresses,
-    lookup: &impl Lookup,
+    view: View<'_, impl Lookup>,
 ) -> (Vec<Decision>, Vec<Condition>) {
-    let mut flattener = Flattener { direction, own, lookup, conditions: Vec::new(), steps: 0 };
+    let mut flattener = Flattener { direction, view, conditions: Vec::new(), steps: 0 };
     let list = flattener.program(program).unwrap_or_else(|TooMany(policy)| {
         flattener.conditions.push(too_many_rules(direction, &policy));
         vec![everything("too many rules")]
@@ -58,8 +56,7 @@ pub fn flatten(
 
 struct Flattener<'a, L> {
     direction: Direction,
-    own: &'a Addresses,
-    lookup: &'a L,
+    view: View<'a, L>,
     conditions: Vec<Condition>,
     /// How many decisions were looked at.
     steps: usize,
@@ -94,7 +91,7 @@ impl<L: Lookup> Flattener<'_, L> {
         // To prune after each of thousands of rules would take too long: it is done whenever the list has doubled.
         let mut enough = 2 * list.len();
         for id in policies.iter().rev() {
-            let Some(policy) = self.lookup.policy(id) else {
+            let Some(policy) = self.view.lookup.policy(id) else {
                 list = vec![everything(&id.to_string())];
                 continue;
             };
@@ -124,7 +121,7 @@ impl<L: Lookup> Flattener<'_, L> {
         if rule.action == Action::Log {
             return Ok(list);
         }
-        let Matched { exact, vague } = matched(rule, self.direction, self.own, self.lookup);
+        let Matched { exact, vague } = matched(rule, self.direction, &self.view);
         if !vague.is_empty() {
             self.conditions.push(self.not_expressible(id, index, rule.action));
         }

@@ -2,12 +2,18 @@
 //!
 //! The list of an endpoint is total in both directions: it says explicitly what becomes of every packet, because what
 //! HNS does with a packet that no ACL matches differs between builds (hns.md 4.1). Its order is made by priorities only,
-//! and rules of equal priority have the same action. [`transition`] rests on both.
+//! and what overlaps at one priority has one action. [`transition`] rests on both.
+//!
+//! A program is [rendered](render) into rows, which name peers as rules do, by sets. For HNS the rows are [listed](Rows::list):
+//! with the identifiers of sets where HNS has such, and else with the addresses that are in the sets at the time.
 
 mod flatten;
 mod numbers;
+mod peers;
+mod priorities;
 mod region;
 mod rows;
+mod spell;
 mod transition;
 
 use std::collections::{BTreeSet, HashSet};
@@ -20,8 +26,14 @@ use tortie_policy::program::Lookup;
 
 use flatten::flatten;
 use numbers::Addresses;
+use priorities::priorities;
+use region::View;
 use rows::{Row, rows};
-pub use transition::{Transition, anonymous, transition};
+use spell::Speller;
+
+pub use peers::OUR_SETS;
+pub use spell::{Set, Sets};
+pub use transition::{Transition, anonymous, transition, unnumbered};
 
 /// Traffic of the node itself to its own pods, before policy.
 const NODE_PRIORITY: u16 = 900;
@@ -51,44 +63,114 @@ pub fn closed() -> Vec<Acl> {
         .to_vec()
 }
 
-/// The ACLs that the endpoint is to have, and what the operator should know. `node` are the node's own addresses.
+/// What an endpoint is to have, before it is known which sets can be named.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    /// The ACLs whose priorities are given.
+    fixed: Vec<Acl>,
+    /// The endpoint's own addresses.
+    own: Addresses,
+    /// What policy decides about packets to the endpoint, and from it.
+    policy: [(AclDirection, Vec<Row>); 2],
+}
+
+/// The ACLs of an endpoint, but for the priorities of those that policy is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct List {
+    fixed: Vec<Acl>,
+    policy: [Vec<Acl>; 2],
+}
+
+/// What the endpoint is to have, and what the operator should know. `node` are the node's own addresses. Where `by_name`,
+/// peers may be named by sets.
 pub fn render(
     endpoint: &Endpoint,
     node: &BTreeSet<Ipv4Addr>,
+    by_name: bool,
     lookup: &impl Lookup,
-) -> (Vec<Acl>, Vec<Condition>) {
+) -> (Rows, Vec<Condition>) {
     let own: BTreeSet<Ipv4Addr> = endpoint.addresses.iter().filter_map(v4).collect();
-    let mut acls = closed();
+    let own_addresses = Addresses::of_nets(own.iter().copied().map(Into::into));
+    let mut rendered = Rows {
+        fixed: closed(),
+        own: own_addresses.clone(),
+        policy: [(AclDirection::In, vec![]), (AclDirection::Out, vec![])],
+    };
     let mut conditions = unserved_addresses(endpoint);
     if own.is_empty() {
-        return (acls, conditions);
+        return (rendered, conditions);
     }
-    acls.extend(node_to_pod(node));
+    rendered.fixed.extend(node_to_pod(node));
     // The node's own firewall, which a packet has to pass as well, leaves the decision to the switch.
-    acls.extend([AclDirection::In, AclDirection::Out].map(|direction| Acl {
+    rendered.fixed.extend([AclDirection::In, AclDirection::Out].map(|direction| Acl {
         rule_type: AclRuleType::Host,
         ..any(AclAction::Allow, direction, 0, "host")
     }));
-    let own = Addresses::of_nets(own.into_iter().map(Into::into));
-    for direction in [Direction::Ingress, Direction::Egress] {
-        let (list, told) = flatten(&endpoint.program, direction, &own, lookup);
+    let view = View { own: &own_addresses, by_name, lookup };
+    for (direction, (_, policy)) in
+        [Direction::Ingress, Direction::Egress].into_iter().zip(&mut rendered.policy)
+    {
+        let (list, told) = flatten(&endpoint.program, direction, view);
         conditions.extend(told);
-        match numbered(rows(&list), direction) {
-            Some(policy) => acls.extend(policy),
-            None => conditions.push(Condition {
+        *policy = rows(&list);
+        if runs(policy.iter().map(|row| &row.action)) > usize::from(LAST_PRIORITY - FIRST_PRIORITY) {
+            policy.clear();
+            conditions.push(Condition {
                 reason: "TooManyRules",
                 message: format!(
                     "{direction:?} policy needs more than the {} priorities that HNS has: all of it is denied",
                     LAST_PRIORITY - FIRST_PRIORITY
                 ),
-            }),
+            });
         }
     }
     conditions.sort();
     conditions.dedup();
-    let mut seen = HashSet::new();
-    acls.retain(|acl| seen.insert(acl.clone()));
-    (acls, conditions)
+    (rendered, conditions)
+}
+
+impl Rows {
+    /// The ACLs. Of those that would name sets, `spell_out` is asked whether they must not.
+    pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
+        let policy = self.policy.each_ref().map(|(direction, rows)| {
+            let speller = Speller { direction: direction.clone(), own: &self.own, sets };
+            let mut seen = HashSet::new();
+            let acls = rows.iter().flat_map(|row| speller.acls(row, spell_out));
+            // What comes a second time decides nothing.
+            acls.filter(|acl| seen.insert(acl.clone())).collect()
+        });
+        List { fixed: self.fixed.clone(), policy }
+    }
+}
+
+impl List {
+    /// The ACLs with their priorities, which those that are there already keep where that can be.
+    pub fn numbered(&self, actual: &[Acl]) -> Vec<Acl> {
+        let numbered = |policy: &Vec<Acl>| {
+            // There is room for all runs, or they would not have been rendered.
+            let priorities = priorities(policy, actual, FIRST_PRIORITY..LAST_PRIORITY).unwrap_or_default();
+            let acls = policy.iter().zip(priorities);
+            acls.map(|(acl, priority)| Acl { priority, ..acl.clone() }).collect::<Vec<_>>()
+        };
+        self.fixed.iter().cloned().chain(self.policy.iter().flat_map(numbered)).collect()
+    }
+
+    /// The identifiers of the sets that it names.
+    pub fn set_ids(&self) -> BTreeSet<String> {
+        self.policy.iter().flatten().flat_map(named_sets).map(str::to_owned).collect()
+    }
+}
+
+/// The identifiers of our sets that an ACL names.
+pub fn named_sets(acl: &Acl) -> impl Iterator<Item = &str> {
+    let parts = [&acl.local_addresses, &acl.remote_addresses].into_iter().flat_map(|list| list.split(','));
+    parts.filter(|part| part.starts_with(OUR_SETS))
+}
+
+/// How often the action changes, and one.
+fn runs<'a>(actions: impl Iterator<Item = &'a AclAction>) -> usize {
+    let mut last = None;
+    actions.filter(|action| last.replace(*action) != Some(*action)).count()
 }
 
 fn v4(address: &IpAddr) -> Option<Ipv4Addr> {
@@ -117,35 +199,6 @@ fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     })
 }
 
-/// The rows as ACLs: the priority rises where the action changes, so that rules may come and go within a run without
-/// moving others. `None` if there are not enough priorities.
-fn numbered(rows: Vec<Row>, direction: Direction) -> Option<Vec<Acl>> {
-    let direction = match direction {
-        Direction::Ingress => AclDirection::In,
-        Direction::Egress => AclDirection::Out,
-    };
-    let mut acls: Vec<Acl> = Vec::with_capacity(rows.len());
-    for row in rows {
-        let priority = match acls.last() {
-            None => FIRST_PRIORITY,
-            Some(last) if last.action == row.action => last.priority,
-            Some(last) => last.priority + 1,
-        };
-        if priority >= LAST_PRIORITY {
-            return None;
-        }
-        acls.push(Acl {
-            protocols: row.protocol.to_string(),
-            local_addresses: row.local_addresses,
-            remote_addresses: row.remote_addresses,
-            local_ports: row.local_ports,
-            remote_ports: row.remote_ports,
-            ..any(row.action, direction.clone(), priority, &row.origin)
-        });
-    }
-    Some(acls)
-}
-
 /// The ACL about all packets of one direction.
 fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
@@ -161,34 +214,5 @@ fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) 
         rule_type: AclRuleType::Switch,
         priority,
         extra: Extra::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn in_turn(count: usize) -> Vec<Row> {
-        let row = |index: usize| Row {
-            action: if index.is_multiple_of(2) { AclAction::Allow } else { AclAction::Block },
-            protocol: rows::ANY_PROTOCOL,
-            local_addresses: String::new(),
-            remote_addresses: String::new(),
-            local_ports: String::new(),
-            remote_ports: String::new(),
-            origin: "test".into(),
-        };
-        (0..count).map(row).collect()
-    }
-
-    #[test]
-    fn priorities_rise_where_the_action_changes_and_end_before_the_closure() {
-        let mut rows = in_turn(4);
-        rows.swap(1, 2);
-        let priorities = |acls: Vec<Acl>| acls.iter().map(|acl| acl.priority).collect::<Vec<_>>();
-        assert_eq!(numbered(rows, Direction::Ingress).map(priorities), Some(vec![1000, 1000, 1001, 1001]));
-        let full = numbered(in_turn(64_500), Direction::Egress).map(priorities);
-        assert_eq!(full.and_then(|all| all.last().copied()), Some(65_499));
-        assert_eq!(numbered(in_turn(64_501), Direction::Egress), None);
     }
 }

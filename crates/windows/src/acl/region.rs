@@ -1,6 +1,6 @@
 //! Regions: which packets a rule is about, as sets that can be cut with each other exactly.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -8,6 +8,7 @@ use tortie_api::net::{Direction, IpVersion, Protocol};
 use tortie_policy::program::{EntityMatch, IcmpMatch, Lookup, Member, Rule, SetId};
 
 use super::numbers::{Addresses, Ports, Protocols};
+use super::peers::{Named, Peers, Term};
 
 /// All packets whose protocol, addresses and ports lie in these sets. Where a set of ports is not everything, no
 /// protocol without ports is in the region.
@@ -25,14 +26,14 @@ pub struct Region {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Side {
     /// The addresses.
-    pub addresses: Addresses,
+    pub addresses: Peers,
     /// The ports.
     pub ports: Ports,
 }
 
 impl Side {
     fn all() -> Side {
-        Side { addresses: Addresses::all(), ports: Ports::all() }
+        Side { addresses: Peers::all(), ports: Ports::all() }
     }
 
     fn and(&self, other: &Side) -> Side {
@@ -87,15 +88,37 @@ pub struct Matched {
     pub vague: Vec<Region>,
 }
 
-/// What the rule matches of the IPv4 packets in this direction of an endpoint with the addresses `own`.
-pub fn matched(rule: &Rule, direction: Direction, own: &Addresses, lookup: &impl Lookup) -> Matched {
+/// Whom the list is for, and what it may name.
+#[derive(Debug)]
+pub struct View<'a, L> {
+    /// The endpoint's own addresses.
+    pub own: &'a Addresses,
+    /// Whether peers are named by sets, where rules do; or their addresses are spelled out.
+    pub by_name: bool,
+    /// What policies and sets are.
+    pub lookup: &'a L,
+}
+
+// By hand: what `lookup` refers to need not be copied.
+impl<L> Clone for View<'_, L> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<L> Copy for View<'_, L> {}
+
+/// What the rule matches of the IPv4 packets in this direction of an endpoint.
+pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>) -> Matched {
     let (exact, vague) = protocols(rule);
     let (local, remote) = match direction {
         Direction::Ingress => (&rule.destination, &rule.source),
         Direction::Egress => (&rule.source, &rule.destination),
     };
-    let local: Vec<Piece> = pieces(local, lookup).into_iter().filter_map(|piece| piece.at(own)).collect();
-    let remote = pieces(remote, lookup);
+    // Whether the endpoint is meant is decided here and now: it need not be asked for in an ACL.
+    let local = pieces(local, &View { by_name: false, ..*view });
+    let local: Vec<Piece> = local.into_iter().filter_map(|piece| piece.at(view.own)).collect();
+    let remote = pieces(remote, view);
     let regions = |protocols: Protocols| {
         let combine = |(local, remote): (&Piece, &Piece)| Region {
             protocols: protocols.and(local.protocols).and(remote.protocols),
@@ -142,13 +165,13 @@ struct Piece {
 }
 
 impl Piece {
-    /// The piece as it is for an endpoint with these addresses: its own side need not be asked for in an ACL.
+    /// The piece, with its addresses spelled out, as it is for an endpoint with these.
     fn at(mut self, own: &Addresses) -> Option<Piece> {
-        let here = self.side.addresses.and(own);
+        let here = self.side.addresses.literal().and(own);
         if here.is_empty() {
             return None;
         }
-        self.side.addresses = if here == *own { Addresses::all() } else { here };
+        self.side.addresses = if here == *own { Peers::all() } else { here.into() };
         Some(self)
     }
 
@@ -165,12 +188,12 @@ impl Piece {
 }
 
 /// What one side of a rule matches, in pieces that together are exactly that.
-fn pieces(entity: &EntityMatch, lookup: &impl Lookup) -> Vec<Piece> {
+fn pieces<L: Lookup>(entity: &EntityMatch, view: &View<'_, L>) -> Vec<Piece> {
     let whole = Piece {
         protocols: Protocols::ALL,
-        side: Side { addresses: addresses(entity, lookup), ports: Ports::all() },
+        side: Side { addresses: addresses(entity, view), ports: Ports::all() },
     };
-    let port_set = |id| grouped(lookup.set(id));
+    let port_set = |id| grouped(id, view);
     let mut pieces = if entity.ports.is_empty() && entity.port_sets.is_empty() {
         vec![whole]
     } else {
@@ -189,26 +212,18 @@ fn pieces(entity: &EntityMatch, lookup: &impl Lookup) -> Vec<Piece> {
     pieces
 }
 
-fn addresses(entity: &EntityMatch, lookup: &impl Lookup) -> Addresses {
-    let of_nets = |nets: &[IpNet]| Addresses::of_nets(nets.iter().filter_map(v4));
-    let of_set = |id: &SetId| {
-        let members = lookup.set(id).into_iter().flatten();
-        Addresses::of_nets(members.filter_map(|member| match member {
-            Member::Net(net) => v4(net),
-            Member::AddressPort { .. } => None,
-        }))
-    };
-    let mut addresses = if entity.nets.is_empty() { Addresses::all() } else { of_nets(&entity.nets) };
+fn addresses<L: Lookup>(entity: &EntityMatch, view: &View<'_, L>) -> Peers {
+    let of_nets = |nets: &[IpNet]| Term::Literal(Addresses::of_nets(nets.iter().filter_map(v4)));
+    let of_set = |id: &SetId| Term::of(Named::Nets(id.clone()), view.by_name, view.lookup);
+    let mut addresses = Peers::all();
+    if !entity.nets.is_empty() {
+        addresses = addresses.among(&of_nets(&entity.nets));
+    }
     if !entity.not_nets.is_empty() {
-        addresses = addresses.and(&of_nets(&entity.not_nets).not());
+        addresses = addresses.except(&of_nets(&entity.not_nets));
     }
-    for id in &entity.sets {
-        addresses = addresses.and(&of_set(id));
-    }
-    for id in &entity.not_sets {
-        addresses = addresses.and(&of_set(id).not());
-    }
-    addresses
+    let addresses = entity.sets.iter().fold(addresses, |all, id| all.among(&of_set(id)));
+    entity.not_sets.iter().fold(addresses, |all, id| all.except(&of_set(id)))
 }
 
 fn v4(net: &IpNet) -> Option<ipnet::Ipv4Net> {
@@ -227,30 +242,45 @@ fn ports(ranges: &[tortie_api::net::PortRange]) -> Ports {
 #[derive(Debug)]
 struct Group {
     protocol: Protocol,
-    addresses: Addresses,
+    addresses: Term,
     ports: Ports,
 }
 
-/// The set as few products: first the addresses of each port, then the ports of equal addresses.
-fn grouped(members: Option<&BTreeSet<Member>>) -> Vec<Group> {
+/// The set as few products: first the addresses of each port, then, where they are spelled out, the ports of equal
+/// addresses.
+fn grouped<L: Lookup>(id: &SetId, view: &View<'_, L>) -> Vec<Group> {
     let mut by_port: BTreeMap<(Protocol, u16), Vec<(u32, u32)>> = BTreeMap::new();
-    for member in members.into_iter().flatten() {
+    for member in view.lookup.set(id).into_iter().flatten() {
         if let Member::AddressPort { address: IpAddr::V4(address), protocol, port } = *member {
             by_port.entry((protocol, port)).or_default().push((address.into(), address.into()));
         }
     }
-    let mut by_addresses: BTreeMap<(Protocol, Addresses), Vec<(u32, u32)>> = BTreeMap::new();
-    for ((protocol, port), addresses) in by_port {
-        // A protocol without ports has packets of port 0 only, and no ports in an ACL.
-        let ports = match (protocol.has_ports(), port) {
-            (true, port) => (port.into(), port.into()),
-            (false, 0) => (0, 65_535),
-            (false, _) => continue,
+    // A protocol without ports has packets of port 0 only, and no ports in an ACL.
+    let range = |protocol: Protocol, port: u16| match (protocol.has_ports(), port) {
+        (true, port) => Some((port.into(), port.into())),
+        (false, 0) => Some((0, 65_535)),
+        (false, _) => None,
+    };
+    let ports_of = by_port.into_iter().filter_map(|((protocol, port), addresses)| {
+        Some((protocol, port, range(protocol, port)?, addresses))
+    });
+    if view.by_name {
+        let group = |(protocol, port, range, _)| Group {
+            protocol,
+            addresses: Term::Named(Named::Port(id.clone(), protocol, port)),
+            ports: Ports::from_ranges(vec![range]),
         };
-        by_addresses.entry((protocol, Addresses::from_ranges(addresses))).or_default().push(ports);
+        return ports_of.map(group).collect();
     }
-    let group =
-        |((protocol, addresses), ports)| Group { protocol, addresses, ports: Ports::from_ranges(ports) };
+    let mut by_addresses: BTreeMap<(Protocol, Addresses), Vec<(u32, u32)>> = BTreeMap::new();
+    for (protocol, _, range, addresses) in ports_of {
+        by_addresses.entry((protocol, Addresses::from_ranges(addresses))).or_default().push(range);
+    }
+    let group = |((protocol, addresses), ports)| Group {
+        protocol,
+        addresses: Term::Literal(addresses),
+        ports: Ports::from_ranges(ports),
+    };
     by_addresses.into_iter().map(group).collect()
 }
 
@@ -259,7 +289,7 @@ impl Group {
         Piece {
             protocols: piece.protocols.and(Protocols::of(&[self.protocol])),
             side: Side {
-                addresses: piece.side.addresses.and(&self.addresses),
+                addresses: piece.side.addresses.clone().among(&self.addresses),
                 ports: piece.side.ports.and(&self.ports),
             },
         }
@@ -273,7 +303,7 @@ impl Group {
         }
         let other_protocols =
             Piece { protocols: piece.protocols.and(inside.protocols.not()), side: piece.side.clone() };
-        let addresses = piece.side.addresses.and(&self.addresses.not());
+        let addresses = piece.side.addresses.clone().except(&self.addresses);
         let other_addresses =
             Piece { protocols: inside.protocols, side: Side { addresses, ports: piece.side.ports.clone() } };
         let ports = piece.side.ports.and(&self.ports.not());

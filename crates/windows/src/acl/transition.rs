@@ -47,6 +47,11 @@ pub fn anonymous(acl: &Acl) -> Acl {
     Acl { id: String::new(), ..normal(acl) }
 }
 
+/// The ACL in the form by which it is known whatever its priority.
+pub fn unnumbered(acl: &Acl) -> Acl {
+    Acl { priority: 0, ..normal(acl) }
+}
+
 /// The ACL in one form of the many that mean the same: HNS may give it back in another than it was sent in.
 fn normal(acl: &Acl) -> Acl {
     let ports = |part: &str| match part.split_once('-') {

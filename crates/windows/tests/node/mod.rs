@@ -17,7 +17,9 @@ use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, Flow, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
 };
-use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
+use tortie_windows::{
+    NETWORK, OverlaySpec, PolicySetsUse, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
+};
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
 pub const TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
@@ -42,6 +44,13 @@ impl Node {
         let hns = Arc::new(Recorder::new(Emulator::new(config)));
         ensure_overlay(&*hns, &spec()).unwrap();
         Node::over(hns)
+    }
+
+    /// A node whose overlay network exists, with ACLs that name sets, or do not.
+    pub fn with(config: Config, sets: PolicySetsUse) -> Node {
+        let mut node = Node::new(config);
+        node.dataplane = node.dataplane.with_policy_sets(sets);
+        node
     }
 
     /// The agent after a restart.

@@ -1,0 +1,328 @@
+//! What others have in the kernel that may drop what we let through (semantics 28). It is told of, and never touched.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+use tortie_dataplane::Condition;
+
+use crate::Result;
+use crate::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
+
+/// How many tables have a condition of their own, and how many chains one names; the rest is counted.
+const MOST_TABLES: usize = 20;
+const MOST_CHAINS: usize = 4;
+/// How many of their objects are read: as many take 0.6 s (Linux 6.18, two busy processors), and are several times what
+/// kube-proxy has for some thousand Services.
+const MOST_OBJECTS: usize = 100_000;
+/// How many of these are worth a second of rest, so that others who change a lot all the time keep nobody here busy: reading
+/// takes a thirtieth of the time at the most.
+const OBJECTS_PER_SECOND: usize = 5_000;
+
+/// What is known of others.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// The generation of the ruleset that was read, and how many transactions of ours it had then.
+    read: Option<(u32, u32)>,
+    /// Before this it is not read again.
+    rest_until: Option<Instant>,
+    /// What is to be said of it.
+    tables: Vec<Condition>,
+    /// What is to be said of tables that are not of nftables.
+    legacy: Vec<Condition>,
+    looked: bool,
+}
+
+impl Beside {
+    /// Looks, if nobody has looked yet.
+    pub fn look_once(&mut self, own: &str, commits: u32) {
+        if !self.looked {
+            self.look(own, commits);
+        }
+    }
+
+    /// Looks at what others have in the calling thread's network namespace. `own` is our table, and `commits` how many
+    /// transactions have been ours: where there have been no others, nothing is read again.
+    pub fn look(&mut self, own: &str, commits: u32) {
+        self.looked = true;
+        self.legacy = legacy(|names| fs::read_to_string(format!("/proc/thread-self/net/{names}")));
+        let unchanged = |(generation, before): (u32, u32)| {
+            let expected = generation.wrapping_add(commits.wrapping_sub(before));
+            current_generation().is_ok_and(|now| now == expected)
+        };
+        let rests = self.rest_until.is_some_and(|until| Instant::now() < until);
+        if rests || self.read.is_some_and(unchanged) {
+            return;
+        }
+        let read = Others::read(own, MOST_OBJECTS);
+        let generation = read.as_ref().ok().and_then(|others| others.generation);
+        self.read = generation.map(|generation| (generation, commits));
+        let objects = read.as_ref().map_or(0, |others| others.objects);
+        let rest = Duration::from_secs((objects / OBJECTS_PER_SECOND) as u64);
+        self.rest_until = Some(Instant::now() + rest);
+        self.tables = told(read);
+    }
+
+    /// What is to be said.
+    pub fn conditions(&self) -> impl Iterator<Item = Condition> {
+        self.tables.iter().chain(&self.legacy).cloned()
+    }
+}
+
+const MAY_DROP: &str = "ForeignChainMayDrop";
+const UNKNOWN: &str = "ForeignChainsUnknown";
+const CALICO: &str = "CalicoLeftover";
+
+fn told(read: Result<Others>) -> Vec<Condition> {
+    let others = match read {
+        Ok(others) => others,
+        Err(error) => {
+            let message = format!(
+                "whether others drop what Tortie lets through is not known: {error}; it is tried again"
+            );
+            return vec![Condition { reason: UNKNOWN, message }];
+        }
+    };
+    let dropping = others.tables.iter().filter_map(|(id, table)| of_table(id, table));
+    let mut conditions: Vec<_> = dropping.collect();
+    let more = conditions.len().saturating_sub(MOST_TABLES);
+    conditions.truncate(MOST_TABLES);
+    if more > 0 {
+        let message =
+            format!("{more} more tables of others may drop what Tortie lets through: `nft list ruleset`");
+        conditions.push(Condition { reason: MAY_DROP, message });
+    }
+    if others.cut_short {
+        let message =
+            "others have so many chains, rules and elements of maps in nftables that not all of them were \
+                       read: what is behind may drop what Tortie lets through"
+                .to_owned();
+        conditions.push(Condition { reason: UNKNOWN, message });
+    }
+    conditions.extend(calico(&others));
+    conditions
+}
+
+/// What is to be said of a table: its base chains that may drop packets.
+fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
+    let entered = table.chains.iter().filter_map(|(name, chain)| {
+        let base = chain.base.as_ref()?;
+        let why = why(table, name, chain, base)?;
+        let (hook, priority) = (id.hook(base.hook), base.priority);
+        let devices = match base.devices.as_slice() {
+            [] => String::new(),
+            devices => format!(" of {}", listed(devices)),
+        };
+        Some(format!("chain {} (hook {hook}{devices}, priority {priority}): {why}", name.escape_debug()))
+    });
+    let entered: Vec<_> = entered.collect();
+    let (named, more) = entered.split_at(entered.len().min(MOST_CHAINS));
+    let more = match more.len() {
+        0 => String::new(),
+        more => format!("; {more} more chains"),
+    };
+    (!named.is_empty()).then(|| Condition {
+        reason: MAY_DROP,
+        message: format!(
+            "table {id} of somebody else may drop what Tortie lets through, as an accept of one table does not hold in \
+             another: {}{more}. Tortie leaves it alone; `nft list table {id}` shows it",
+            named.join("; ")
+        ),
+    })
+}
+
+/// Why packets that enter a table by a base chain may be dropped.
+fn why(table: &Table, name: &str, chain: &Chain, base: &Base) -> Option<String> {
+    if base.drop && !chain.closed {
+        return Some("its policy drops".to_owned());
+    }
+    let mut doubtful = None;
+    for (at, end) in ends(table, name) {
+        let of_rule = || match at == name {
+            true => String::new(),
+            false => format!(" of chain {}", at.escape_debug()),
+        };
+        match end {
+            End::Drop => return Some(format!("a rule{} drops", of_rule())),
+            End::Reject => return Some(format!("a rule{} rejects", of_rule())),
+            End::Queue => doubtful = Some(format!("a rule{} asks a program (queue)", of_rule())),
+            End::Unknown(what) => {
+                let what = what.escape_debug();
+                doubtful = Some(format!("a rule{} does what Tortie does not know ({what})", of_rule()));
+            }
+            End::Chain(_) | End::Map(_) => {}
+        }
+    }
+    doubtful
+}
+
+/// Where packets come to from a chain, and in which chain that is said.
+fn ends<'a>(table: &'a Table, from: &'a str) -> Vec<(&'a str, &'a End)> {
+    let (mut seen, mut waiting, mut ends) = (BTreeSet::from([from]), vec![from], Vec::new());
+    while let Some(at) = waiting.pop() {
+        let own = table.chains.get(at).into_iter().flat_map(|chain| &chain.ends);
+        let mapped = own.clone().filter_map(|end| match end {
+            End::Map(map) => table.maps.get(map),
+            _ => None,
+        });
+        for end in own.chain(mapped.flatten()) {
+            if let End::Chain(next) = end
+                && seen.insert(next)
+            {
+                waiting.push(next);
+            }
+            ends.push((at, end));
+        }
+    }
+    ends
+}
+
+/// What Calico has left: its chains in the tables of `iptables`, or tables of its own.
+fn calico(others: &Others) -> Option<Condition> {
+    let (mut chains, mut places, mut asked) = (0, Vec::new(), false);
+    for (id, table) in &others.tables {
+        let whole = id.name == "calico";
+        let is_its = |name: &str| whole || name.starts_with("cali");
+        let count = table.chains.keys().filter(|name| is_its(name)).count();
+        if count > 0 {
+            chains += count;
+            places.push(id.to_string());
+            let entered = table.chains.iter().filter(|(_, chain)| chain.base.is_some());
+            asked |= entered.into_iter().any(|(name, _)| {
+                is_its(name)
+                    || ends(table, name)
+                        .iter()
+                        .any(|(_, end)| matches!(end, End::Chain(next) if is_its(next)))
+            });
+        }
+    }
+    let judges = match asked {
+        true => "they still judge packets beside Tortie",
+        false => "no packet comes to them",
+    };
+    (!places.is_empty()).then(|| Condition {
+        reason: CALICO,
+        message: format!(
+            "Calico has left {chains} chains in the nftables tables {}; {judges}. Tortie leaves them alone; remove them \
+             once no Calico runs on this node",
+            listed(&places)
+        ),
+    })
+}
+
+/// What is to be said of the tables of the older `iptables`, whose rules are no part of nftables; `read` gives the names
+/// of those of a family.
+fn legacy(read: impl Fn(&str) -> io::Result<String>) -> Vec<Condition> {
+    let families = [("ip", "iptables"), ("ip6", "ip6tables"), ("arp", "arptables")];
+    let of_family = |(family, program): (&str, &str)| {
+        let file = format!("{family}_tables_names");
+        let (reason, message) = match read(&file) {
+            // The kernel has no such tables.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => (UNKNOWN, format!("/proc/net/{file}, which names tables of {program}: {error}")),
+            Ok(names) if names.trim().is_empty() => return None,
+            Ok(names) => {
+                let mut names: Vec<_> = names.split_whitespace().map(str::to_owned).collect();
+                names.sort();
+                let message = format!(
+                    "this node has legacy {program} tables ({}). Tortie does not read them: they may drop what it lets \
+                     through, and hold what Calico left; `{program}-legacy-save` shows them",
+                    listed(&names)
+                );
+                (MAY_DROP, message)
+            }
+        };
+        Some(Condition { reason, message })
+    };
+    families.into_iter().filter_map(of_family).collect()
+}
+
+fn listed(names: &[String]) -> String {
+    let (named, more) = names.split_at(names.len().min(MOST_TABLES));
+    let named = named.join(", ");
+    match more.len() {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tortie_dataplane::is_failure;
+
+    use super::*;
+    use crate::Error;
+    use crate::namespace::NetNs;
+    use crate::nftables::{Nft, Op, Transaction};
+
+    #[test]
+    fn what_cannot_be_read_is_said_and_fails_nothing() {
+        let refused = || Error::refused("list them", "theirs")(io::Error::from_raw_os_error(libc::EINTR));
+        let said = [
+            told(Err(refused())),
+            told(Ok(Others { cut_short: true, ..Others::default() })),
+            legacy(|names| match names {
+                "ip6_tables_names" => Err(io::Error::from_raw_os_error(libc::EACCES)),
+                _ => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+            }),
+        ];
+        for conditions in said {
+            let reasons: Vec<_> = conditions.iter().map(|condition| condition.reason).collect();
+            assert_eq!(reasons, [UNKNOWN]);
+            assert!(!is_failure(UNKNOWN));
+        }
+    }
+
+    #[test]
+    fn it_is_read_again_only_when_others_have_changed_something() {
+        let changes = || {
+            let (mut ours, mut theirs) = (Nft::open().unwrap(), Nft::open().unwrap());
+            let change = |nft: &mut Nft, table: &str, op| {
+                nft.commit(&Transaction { table: table.to_owned(), ops: vec![op] }).unwrap();
+            };
+            let mut beside = Beside::default();
+            let mut reads_again = |ours: &Nft| {
+                beside.tables = vec![Condition { reason: MAY_DROP, message: "of old".to_owned() }];
+                beside.look("tortie", ours.commits());
+                beside.tables.is_empty()
+            };
+            let mut seen = vec![reads_again(&ours), reads_again(&ours)];
+            for op in [Op::AddTable(0), Op::AddChain("c".to_owned(), None)] {
+                change(&mut ours, "tortie", op);
+            }
+            seen.push(reads_again(&ours));
+            change(&mut theirs, "theirs", Op::AddTable(0));
+            seen.extend([reads_again(&ours), reads_again(&ours)]);
+            change(&mut ours, "tortie", Op::DeleteChain("c".to_owned()));
+            change(&mut theirs, "theirs", Op::DeleteTable);
+            seen.extend([reads_again(&ours), reads_again(&ours)]);
+            seen
+        };
+        let seen = NetNs::create().unwrap().run(changes).unwrap();
+        assert_eq!(seen, [true, false, false, true, false, true, false]);
+    }
+
+    /// Who changes a lot all the time is not read all the time.
+    #[test]
+    fn after_a_long_reading_it_rests() {
+        let read = || {
+            let (mut theirs, mut beside) = (Nft::open().unwrap(), Beside::default());
+            let chains = (0..2 * OBJECTS_PER_SECOND).map(|number| Op::AddChain(format!("c{number}"), None));
+            let ops = [Op::AddTable(0)].into_iter().chain(chains).collect();
+            theirs.commit(&Transaction { table: "theirs".to_owned(), ops }).unwrap();
+            let begun = Instant::now();
+            beside.look("tortie", 0);
+            theirs.commit(&Transaction { table: "theirs".to_owned(), ops: vec![Op::DeleteTable] }).unwrap();
+            beside.tables = vec![Condition { reason: MAY_DROP, message: "of old".to_owned() }];
+            while !beside.tables.is_empty() {
+                assert!(begun.elapsed() < Duration::from_secs(20));
+                beside.look("tortie", 0);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            begun.elapsed()
+        };
+        let rested = NetNs::create().unwrap().run(read).unwrap();
+        assert!(rested >= Duration::from_secs(2), "{rested:?}");
+    }
+}

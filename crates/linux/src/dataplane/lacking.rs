@@ -1,0 +1,222 @@
+//! What becomes of the table on a kernel that lacks modules.
+//!
+//! Without logs, counters and messages to senders the same packets pass, so these are left out and told of; so is the
+//! translation of addresses, which is no policy. Without anything else policy is not in force: what would have to be
+//! asked cannot be, and pods stay without routes, or under the table that there is.
+
+use std::collections::BTreeSet;
+
+use tortie_dataplane::Condition;
+
+use crate::Error;
+use crate::dataplane::change::Change;
+use crate::nftables::probe::Feature;
+use crate::nftables::{Chain, ChainKind, Expr, Verdict};
+
+/// What the kernel is known not to have.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Lacking(pub BTreeSet<Feature>);
+
+impl Lacking {
+    /// Leaves out of a change what it can be without.
+    pub fn adapt(&self, change: &mut Change) {
+        if self.0.is_empty() {
+            return;
+        }
+        if self.cannot_translate() {
+            let is_nat = |chain: &Chain| chain.base.is_some_and(|base| base.kind == ChainKind::Nat);
+            change.retain_new_chains(|chain| !is_nat(chain));
+        }
+        let lacks = |feature| self.0.contains(&feature);
+        for chain in change.new_chains() {
+            for rule in &mut chain.rules {
+                rule.exprs.retain(|expr| match expr {
+                    Expr::Log { .. } => !lacks(Feature::Log),
+                    Expr::Counter => !lacks(Feature::Counter),
+                    _ => true,
+                });
+                for expr in &mut rule.exprs {
+                    if matches!(expr, Expr::Reject(_)) && lacks(Feature::Reject) {
+                        *expr = Expr::Verdict(Verdict::Drop);
+                    }
+                }
+            }
+            chain.rules.retain(|rule| !rule.exprs.is_empty());
+        }
+    }
+
+    /// Address translation names an interface's address, and asks whether a packet is the node's own.
+    fn cannot_translate(&self) -> bool {
+        [Feature::Masquerade, Feature::Fib].iter().any(|feature| self.0.contains(feature))
+    }
+
+    /// What is to be said where the rest is in force.
+    pub fn conditions(&self) -> impl Iterator<Item = Condition> {
+        self.0.iter().filter_map(|feature| {
+            let so = said_without(*feature)?;
+            let modules = feature.modules();
+            let message =
+                format!("this kernel lacks {modules}: {so}. Load them, or take a kernel that has them");
+            Some(Condition { reason: "KernelModuleMissing", message })
+        })
+    }
+
+    /// The modules without which there is no policy, if such are missing.
+    pub fn needed(&self) -> Option<String> {
+        let needed = self.0.iter().filter(|feature| said_without(**feature).is_none());
+        let modules: Vec<_> = needed.map(|feature| feature.modules()).collect();
+        (!modules.is_empty()).then(|| modules.join(", "))
+    }
+
+    /// The failure, with the modules that are missing, if that may be why.
+    pub fn explain(&self, error: Error) -> Error {
+        match self.needed() {
+            Some(modules) if may_be_missing(&error) => {
+                Error::ModuleMissing { modules, failure: Box::new(error) }
+            }
+            _ => error,
+        }
+    }
+}
+
+/// What is to be said where the table does without it; `None` where it cannot.
+fn said_without(feature: Feature) -> Option<&'static str> {
+    match feature {
+        Feature::Log => Some("rules with the action Log log nothing; who passes is as it was asked for"),
+        Feature::Counter => Some("rules count no packets; who passes is as it was asked for"),
+        Feature::Reject => Some("what would be rejected is dropped without a word to its sender"),
+        Feature::Masquerade | Feature::Fib => {
+            Some("natOutgoing is not in force: packets of pods leave the pools with the pods' addresses")
+        }
+        _ => None,
+    }
+}
+
+/// Whether a failure may come of a module that is missing.
+pub fn may_be_missing(error: &Error) -> bool {
+    let numbers = [libc::ENOENT, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EINVAL];
+    matches!(error, Error::Transaction { .. } | Error::Refused { .. })
+        && error.errno().is_some_and(|number| numbers.contains(&number))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tortie_api::net::Action;
+    use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Report, Settings, is_failure};
+    use tortie_policy::program::{
+        EndOfTier, EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
+    };
+
+    use crate::dataplane::{Config, Dataplane};
+    use crate::namespace::NetNs;
+    use crate::nftables::{Chain, Expr, Nft, Reject, Table, Verdict, unheard};
+
+    /// A pod whose policy logs and denies by rejection, in a pool with natOutgoing.
+    fn deltas() -> Vec<Delta> {
+        let mut settings = Settings::default();
+        settings.pools.insert("10.65.0.0/16".parse().unwrap(), true);
+        settings.deny = tortie_api::calico::FilterDenyAction::Reject;
+        let id = PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "a".into(), name: "p".into() };
+        let ingress = vec![Rule::all(Action::Log), Rule::all(Action::Deny)];
+        let tier = TierProgram { name: "t".into(), policies: vec![id.clone()], end: EndOfTier::Deny };
+        let endpoint = Endpoint {
+            container_id: "c".into(),
+            host_interface: "cali1".into(),
+            addresses: vec![[10, 65, 1, 2].into()],
+            mac: None,
+            program: Arc::new(EndpointProgram { ingress: vec![tier], ..EndpointProgram::default() }),
+        };
+        vec![
+            Delta::Settings(settings.into()),
+            Delta::Policy(id, Arc::new(PolicyRules { ingress, egress: vec![] })),
+            Delta::Endpoint(
+                EndpointId { namespace: "a".into(), pod: "p".into(), interface: "eth0".into() },
+                Arc::new(endpoint),
+            ),
+        ]
+    }
+
+    /// The reports and tables on a kernel that does not know these expressions, and once it does.
+    fn on_kernel_without(names: &'static [&'static str]) -> [(Report, Option<Table>); 2] {
+        let run = move || {
+            let mut dataplane = Dataplane::open(Config::default()).unwrap();
+            let table = || Nft::open().unwrap().list("tortie").unwrap();
+            unheard::set(names);
+            dataplane.apply(&deltas());
+            // What is left out at first is left out of changes, too.
+            let [_, policy, _] = &deltas()[..] else { unreachable!() };
+            let report = dataplane.apply(std::slice::from_ref(policy));
+            let without = (report, table());
+            unheard::set(&[]);
+            [without, (dataplane.resync(), table())]
+        };
+        NetNs::create().unwrap().run(run).unwrap()
+    }
+
+    fn exprs(table: &Table) -> impl Iterator<Item = &Expr> {
+        table.chains.values().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.exprs)
+    }
+
+    /// The pod of the state has no link here, which is another matter.
+    fn said(report: &Report) -> Vec<(&'static str, &str)> {
+        report.node.iter().map(|condition| (condition.reason, condition.message.as_str())).collect()
+    }
+
+    #[test]
+    fn what_policy_can_do_without_is_left_out_and_told_of() {
+        let [(_, full), _] = on_kernel_without(&[]);
+        let full = full.unwrap();
+        let is_log = |expr: &Expr| matches!(expr, Expr::Log { .. });
+        let is_reject = |expr: &Expr| matches!(expr, Expr::Reject(_));
+        assert!(exprs(&full).any(is_log) && exprs(&full).any(is_reject));
+        let without = |change: &dyn Fn(&str, &mut Chain) -> bool| {
+            let mut table = full.clone();
+            table.chains.retain(|name, chain| change(name, chain));
+            table
+        };
+        let no_log = without(&|_, chain| {
+            chain.rules.retain(|rule| !rule.exprs.iter().any(is_log));
+            true
+        });
+        let silent = without(&|_, chain| {
+            for expr in chain.rules.iter_mut().flat_map(|rule| &mut rule.exprs) {
+                if matches!(expr, Expr::Reject(Reject::TcpReset | Reject::Prohibited)) {
+                    *expr = Expr::Verdict(Verdict::Drop);
+                }
+            }
+            true
+        });
+        let no_nat = without(&|name, _| name != "nat-outgoing");
+        let cases: [(&'static [&'static str], &Table, &[&str]); 4] = [
+            (&["log"], &no_log, &["lacks nft_log and nfnetlink_log: rules with the action Log log nothing"]),
+            (&["reject"], &silent, &["lacks nft_reject_inet: what would be rejected is dropped"]),
+            (&["masq"], &no_nat, &["nft_masq, nft_chain_nat and nf_nat: natOutgoing is not in force"]),
+            (&["fib"], &no_nat, &["lacks nft_fib_inet: natOutgoing is not in force"]),
+        ];
+        for (names, expected, messages) in cases {
+            let [(report, table), (after, repaired)] = on_kernel_without(names);
+            assert!(table.as_ref() == Some(expected), "{names:?}: {table:#?}");
+            assert_eq!(report.node.len(), messages.len(), "{report:?}");
+            for ((reason, message), expected) in said(&report).into_iter().zip(messages) {
+                assert!(message.contains(expected) && !is_failure(reason), "{names:?}: {message}");
+            }
+            assert!(repaired.as_ref() == Some(&full) && after.node.is_empty(), "{names:?}: {after:?}");
+        }
+    }
+
+    #[test]
+    fn without_the_rest_policy_is_not_in_force_and_the_modules_are_named() {
+        for names in [&["ct"] as &[_], &["ct", "log"]] {
+            let [(report, table), (after, repaired)] = on_kernel_without(names);
+            assert_eq!(table, None);
+            let said = said(&report);
+            assert!(said[0].0 == "PolicyNotInForce" && is_failure(said[0].0) && report.retry, "{said:?}");
+            assert!(said[0].1.contains("lacks nft_ct and nf_conntrack: load them"), "{said:?}");
+            let [conditions] = &report.endpoints.values().collect::<Vec<_>>()[..] else { panic!() };
+            assert!(conditions[0].message.contains("nft_ct and nf_conntrack"), "{conditions:?}");
+            assert!(repaired.is_some() && after.node.is_empty(), "{after:?}");
+        }
+    }
+}

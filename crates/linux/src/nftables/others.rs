@@ -1,0 +1,425 @@
+//! The tables of others, as far as it matters to us: where packets enter them, and what may become of the packets there.
+//!
+//! Rules are read for their ends only: verdicts, and expressions that end a packet by themselves. What the rules ask for
+//! before that is not looked at, so that an end that is reachable by some packet counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::codec::{LIST_ELEM, verdict};
+use super::decode::attributes;
+use super::encode::*;
+use super::expr::Verdict;
+use crate::netlink::attribute::{Attributes, put_text};
+use crate::netlink::{Family, Refusal, Reply, Request, Socket};
+use crate::{Error, Result};
+
+/// What the reading of a map costs beside its elements, counted in objects.
+const MAP: usize = 10;
+/// How often it is read again where it changes meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// What others have.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Others {
+    /// Their tables.
+    pub tables: BTreeMap<TableId, Table>,
+    /// How many objects were read.
+    pub objects: usize,
+    /// Whether there is more than was read.
+    pub cut_short: bool,
+    /// The generation of the ruleset that this is; `None` where it did not hold still.
+    pub generation: Option<u32>,
+}
+
+/// A table's family (`NFPROTO_…`) and name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TableId {
+    /// `NFPROTO_…` of `linux/netfilter.h`.
+    pub family: u8,
+    /// Its name.
+    pub name: String,
+}
+
+/// A table of somebody else.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Whether it sleeps, so that no packet enters it by itself.
+    pub dormant: bool,
+    /// Its chains, by name.
+    pub chains: BTreeMap<String, Chain>,
+    /// Where the verdicts of its maps lead, by the name of the map.
+    pub maps: BTreeMap<String, BTreeSet<End>>,
+}
+
+/// A chain of such a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chain {
+    /// Where packets enter it by themselves, if they do.
+    pub base: Option<Base>,
+    /// Where its rules lead.
+    pub ends: BTreeSet<End>,
+    /// Whether a rule without a condition accepts or leaves, so that what stands behind it, and the policy of the chain,
+    /// is never asked.
+    pub closed: bool,
+}
+
+/// How packets enter a chain by themselves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Base {
+    /// `NF_INET_…`, or what the family has instead.
+    pub hook: u32,
+    /// Lower comes first.
+    pub priority: i32,
+    /// Whether what reaches the end is dropped.
+    pub drop: bool,
+    /// The interfaces that it is bound to, where it is to some.
+    pub devices: Vec<String>,
+}
+
+/// What a rule, or an element of a map, may do with a packet; accepting and returning are none of these.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    /// Drops it.
+    Drop,
+    /// Rejects it.
+    Reject,
+    /// Asks a program, which may drop it.
+    Queue,
+    /// Something else, of this name, of which we do not know what it does.
+    Unknown(String),
+    /// Goes on in a chain.
+    Chain(String),
+    /// Goes on by what a map says.
+    Map(String),
+}
+
+impl Others {
+    /// Reads the tables of all families in the calling thread's network namespace, but for ours: the table `own` of the
+    /// family `inet`. No more than `most` tables, chains, rules and elements are read. Expressions that we do not know
+    /// are no error.
+    ///
+    /// # Errors
+    /// The kernel's refusal to list them.
+    pub fn read(own: &str, most: usize) -> Result<Self> {
+        let mut attempt = 1;
+        loop {
+            let mut reader = Reader { own, socket: Socket::open(Family::Netfilter)?, left: most };
+            let mut others = Self::default();
+            let before = generation(&mut reader.socket)?;
+            let quiet = reader.read(&mut others.tables).map_err(refused)?;
+            others.objects = most - reader.left;
+            if reader.left == 0 {
+                others.cut_short = true;
+                reader.socket = Socket::open(Family::Netfilter)?;
+            }
+            let held_still = quiet && generation(&mut reader.socket)? == before;
+            if held_still || attempt == ATTEMPTS {
+                others.generation = held_still.then_some(before);
+                return Ok(others);
+            }
+            attempt += 1;
+        }
+    }
+}
+
+/// The generation of the ruleset of the calling thread's network namespace: each transaction that changes something, of
+/// whomever, makes it one more.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn current_generation() -> Result<u32> {
+    generation(&mut Socket::open(Family::Netfilter)?)
+}
+
+fn generation(socket: &mut Socket) -> Result<u32> {
+    /// `NFTA_GEN_ID`
+    const ID: u16 = 1;
+    let replies = socket.get(&request(libc::NFT_MSG_GETGEN, 0, |_| ())).map_err(refused)?;
+    let number = replies.first().and_then(|reply| attributes(reply).u32_be(ID));
+    number.ok_or_else(|| refused(std::io::Error::from_raw_os_error(libc::EBADMSG).into()))
+}
+
+fn refused(refusal: Refusal) -> Error {
+    Error::refused("list them", "the nftables tables of others")(refusal)
+}
+
+fn request(kind: i32, family: u8, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
+    let Request { kind, flags, mut payload } = message(kind, 0, fill);
+    payload[0] = family;
+    Request { kind, flags, payload }
+}
+
+struct Reader<'a> {
+    own: &'a str,
+    socket: Socket,
+    /// How many more objects are read.
+    left: usize,
+}
+
+impl Reader<'_> {
+    /// Whether they held still. Ends early when `left` is 0.
+    fn read(&mut self, tables: &mut BTreeMap<TableId, Table>) -> Result<bool, Refusal> {
+        let mut quiet = self.tables(tables)?;
+        if self.left > 0 {
+            quiet &= self.chains(tables)?;
+        }
+        for (id, table) in tables.iter_mut().filter(|(_, table)| table.is_entered()) {
+            if self.left > 0 {
+                quiet &= self.rules(id, table)?;
+            }
+            let ends = table.chains.values().flat_map(|chain| &chain.ends);
+            let maps: BTreeSet<_> = ends.filter_map(End::map).map(str::to_owned).collect();
+            for map in maps {
+                self.left = self.left.saturating_sub(MAP);
+                if self.left > 0 {
+                    quiet &= self.elements(id, map, table)?;
+                }
+            }
+        }
+        Ok(quiet)
+    }
+
+    fn tables(&mut self, tables: &mut BTreeMap<TableId, Table>) -> Result<bool, Refusal> {
+        /// `NFT_TABLE_F_DORMANT`
+        const DORMANT: u32 = 1;
+        let (own, left) = (self.own, &mut self.left);
+        self.socket.stream(&request(libc::NFT_MSG_GETTABLE, 0, |_| ()), &mut |reply| {
+            if let Some(id) = table_id(&reply)
+                && !(id.family == INET && id.name == own)
+            {
+                let flags = attributes(&reply).u32_be(NFTA_TABLE_FLAGS).unwrap_or(0);
+                tables.insert(id, Table { dormant: flags & DORMANT != 0, ..Table::default() });
+                *left -= 1;
+            }
+            *left > 0
+        })
+    }
+
+    fn chains(&mut self, tables: &mut BTreeMap<TableId, Table>) -> Result<bool, Refusal> {
+        // The kernel lists those of all tables in any case.
+        let left = &mut self.left;
+        self.socket.stream(&request(libc::NFT_MSG_GETCHAIN, 0, |_| ()), &mut |reply| {
+            let data = attributes(&reply);
+            if let Some(name) = data.text(NFTA_CHAIN_NAME)
+                && let Some(table) = table_id(&reply).and_then(|id| tables.get_mut(&id))
+            {
+                let base = if table.dormant { None } else { base(data) };
+                table.chains.insert(name, Chain { base, ..Chain::default() });
+                *left -= 1;
+            }
+            *left > 0
+        })
+    }
+
+    fn rules(&mut self, id: &TableId, table: &mut Table) -> Result<bool, Refusal> {
+        let left = &mut self.left;
+        let request = request(libc::NFT_MSG_GETRULE, id.family, |to| put_text(to, NFTA_TABLE, &id.name));
+        self.socket.stream(&request, &mut |reply| {
+            let data = attributes(&reply);
+            let chain = data.text(NFTA_RULE_CHAIN).and_then(|name| table.chains.get_mut(&name));
+            if let Some(chain) = chain.filter(|chain| !chain.closed) {
+                chain.take(data);
+            }
+            *left -= 1;
+            *left > 0
+        })
+    }
+
+    fn elements(&mut self, id: &TableId, map: String, table: &mut Table) -> Result<bool, Refusal> {
+        let left = &mut self.left;
+        let request = request(libc::NFT_MSG_GETSETELEM, id.family, |to| {
+            put_text(to, NFTA_TABLE, &id.name);
+            put_text(to, NFTA_SET_ELEM_LIST_SET, &map);
+        });
+        let ends = table.maps.entry(map).or_default();
+        let listed = self.socket.stream(&request, &mut |reply| {
+            let list = attributes(&reply).nest(NFTA_SET_ELEM_LIST_ELEMENTS);
+            for (_, element) in list.filter(|(kind, _)| *kind == LIST_ELEM) {
+                ends.extend(end(Attributes(element).nest(NFTA_SET_ELEM_DATA)));
+                *left = left.saturating_sub(1);
+            }
+            *left > 0
+        });
+        match listed {
+            // It has gone with its rule.
+            Err(refusal) if refusal.source.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            listed => listed,
+        }
+    }
+}
+
+fn table_id(reply: &Reply) -> Option<TableId> {
+    Some(TableId { family: *reply.payload.first()?, name: attributes(reply).text(NFTA_TABLE)? })
+}
+
+fn base(chain: Attributes<'_>) -> Option<Base> {
+    /// `NFTA_HOOK_DEV`, `NFTA_HOOK_DEVS`, `NFTA_DEVICE_NAME`
+    const DEVICE: u16 = 3;
+    const DEVICES: u16 = 4;
+    const NAME: u16 = 1;
+    let hook = Attributes(chain.get(NFTA_CHAIN_HOOK)?);
+    let listed = hook.nest(DEVICES).filter(|(kind, _)| *kind == NAME);
+    let listed = listed.map(|(_, name)| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned());
+    let mut devices: Vec<_> = listed.chain(hook.text(DEVICE)).collect();
+    devices.sort();
+    devices.dedup();
+    Some(Base {
+        hook: hook.u32_be(NFTA_HOOK_HOOKNUM)?,
+        priority: hook.u32_be(NFTA_HOOK_PRIORITY)?.cast_signed(),
+        drop: chain.u32_be(NFTA_CHAIN_POLICY) == Some(0),
+        devices,
+    })
+}
+
+/// Where data that is a verdict leads.
+fn end(data: Attributes<'_>) -> Option<End> {
+    /// `NFTA_DATA_VERDICT`
+    const VERDICT: u16 = 2;
+    data.get(VERDICT)?;
+    match verdict(data) {
+        Some(Verdict::Accept | Verdict::Continue | Verdict::Return) => None,
+        Some(Verdict::Drop) => Some(End::Drop),
+        Some(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(End::Chain(chain)),
+        None => Some(End::Unknown("verdict".to_owned())),
+    }
+}
+
+impl End {
+    fn map(&self) -> Option<&str> {
+        match self {
+            Self::Map(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
+impl Table {
+    fn is_entered(&self) -> bool {
+        self.chains.values().any(|chain| chain.base.is_some())
+    }
+}
+
+impl Chain {
+    /// Takes the next rule in.
+    fn take(&mut self, rule: Attributes<'_>) {
+        // `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`, and the verdict's register and place in `immediate` and `lookup`.
+        const NAME: u16 = 1;
+        const DATA: u16 = 2;
+        const VERDICT_REGISTER: Option<u32> = Some(0);
+        let mut always = true;
+        for (_, expr) in rule.nest(NFTA_RULE_EXPRESSIONS).filter(|(kind, _)| *kind == LIST_ELEM) {
+            let name = Attributes(expr).text(NAME).unwrap_or_default();
+            let data = Attributes(expr).nest(DATA);
+            match name.as_str() {
+                "immediate" if data.u32_be(1) == VERDICT_REGISTER => {
+                    let verdict = verdict(data.nest(2));
+                    self.ends.extend(end(data.nest(2)));
+                    let goes_on = matches!(verdict, None | Some(Verdict::Continue | Verdict::Jump(_)));
+                    // From a base chain that is returned from, the policy decides.
+                    let to_policy = matches!(verdict, Some(Verdict::Return | Verdict::Goto(_)));
+                    self.closed |= always && !goes_on && !(to_policy && self.base.is_some());
+                }
+                "lookup" if data.u32_be(3) == VERDICT_REGISTER => {
+                    self.ends.extend(data.text(1).map(End::Map));
+                }
+                "reject" => drop(self.ends.insert(End::Reject)),
+                "queue" => drop(self.ends.insert(End::Queue)),
+                "target" => self.ends.extend(target(&data.text(1).unwrap_or_default())),
+                name if HARMLESS.split(' ').any(|known| known == name) => {}
+                name => drop(self.ends.insert(End::Unknown(name.to_owned()))),
+            }
+            always &= matches!(name.as_str(), "counter" | "log" | "notrack");
+        }
+    }
+}
+
+/// What a target of `iptables` does that is run by nftables.
+fn target(name: &str) -> Option<End> {
+    match name {
+        "REJECT" => Some(End::Reject),
+        "NFQUEUE" => Some(End::Queue),
+        name if HARMLESS_TARGETS.split(' ').any(|known| known == name) => None,
+        name => Some(End::Unknown(name.to_owned())),
+    }
+}
+
+/// Expressions that end no packet.
+const HARMLESS: &str = "bitwise byteorder cmp connlimit counter ct dup dynset exthdr fib flow_offload hash immediate inner \
+    last limit log lookup masq match meta nat notrack numgen objref osf payload quota range redir rt \
+    secmark socket tproxy tunnel xfrm";
+
+/// Targets that end no packet.
+const HARMLESS_TARGETS: &str = "AUDIT CHECKSUM CLASSIFY CONNMARK CONNSECMARK CT DNAT DSCP ECN HL HMARK IDLETIMER LED LOG MARK \
+    MASQUERADE NETMAP NFLOG NOTRACK RATEEST REDIRECT SECMARK SET SNAT TCPMSS TEE TOS TPROXY TTL";
+
+/// As `nft` writes it.
+impl fmt::Display for TableId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name.escape_debug();
+        match self.family {
+            INET => write!(f, "inet {name}"),
+            2 => write!(f, "ip {name}"),
+            3 => write!(f, "arp {name}"),
+            5 => write!(f, "netdev {name}"),
+            7 => write!(f, "bridge {name}"),
+            10 => write!(f, "ip6 {name}"),
+            other => write!(f, "{other} {name}"),
+        }
+    }
+}
+
+impl TableId {
+    /// The name of a hook of its family.
+    pub fn hook(&self, number: u32) -> &'static str {
+        let names: &[&str] = match self.family {
+            3 => &["input", "output", "forward"],
+            5 => &["ingress", "egress"],
+            _ => &["prerouting", "input", "forward", "output", "postrouting", "ingress"],
+        };
+        names.get(number as usize).copied().unwrap_or("unknown")
+    }
+}
+
+/// `NFPROTO_INET`
+const INET: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::NetNs;
+    use crate::nftables::{self, Expr, Nft, diff};
+
+    #[test]
+    fn no_more_is_read_than_is_asked_for() {
+        let rule =
+            nftables::Rule { exprs: vec![Expr::Counter, Expr::Verdict(Verdict::Drop)], ..Default::default() };
+        let chain = nftables::Chain { base: None, rules: vec![rule; 100] };
+        let base = nftables::BaseChain {
+            kind: nftables::ChainKind::Filter,
+            hook: nftables::Hook::Forward,
+            priority: 0,
+            drop: false,
+        };
+        let base = nftables::Chain { base: Some(base), ..chain.clone() };
+        let chains = [("a".to_owned(), base), ("b".to_owned(), chain)].into();
+        let table = nftables::Table { chains, ..Default::default() };
+        let read = |own, most| {
+            let transaction = diff("fw", &table, None);
+            let read = || {
+                Nft::open().unwrap().commit(&transaction).unwrap();
+                Others::read(own, most).unwrap()
+            };
+            NetNs::create().unwrap().run(read).unwrap()
+        };
+        let whole = read("tortie", 1_000);
+        let fw = &whole.tables[&TableId { family: INET, name: "fw".to_owned() }];
+        assert_eq!(fw.chains["b"].ends, BTreeSet::from([End::Drop]));
+        assert!(fw.chains["b"].closed && !whole.cut_short && whole.generation.is_some());
+        for most in [1, 2, 3, 4, 102, 203] {
+            assert!(read("tortie", most).cut_short, "{most}");
+        }
+        assert!(!read("tortie", 204).cut_short);
+        assert_eq!(read("fw", 1).tables, BTreeMap::new(), "ours is not looked at");
+    }
+}

@@ -1,0 +1,202 @@
+//! What of nftables the kernel has not: modules that are missing.
+
+use std::collections::BTreeSet;
+
+use super::encode::{self, Piece};
+use super::expr::{Expr, Reject};
+use super::model::{BaseChain, ChainKind, Field, Hook, Rule, SetSpec};
+use super::transaction::{Op, Transaction};
+use super::{Nft, Result};
+use crate::Error;
+use crate::netlink::Request;
+
+/// A part of nftables that kernels may be built without, or have as a module that is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Feature {
+    /// nftables itself.
+    Tables,
+    /// Tables for both families.
+    Inet,
+    /// Counters of rules.
+    Counter,
+    /// The state of connections, and packets that have none.
+    Conntrack,
+    /// Refusals that are told to the sender.
+    Reject,
+    /// What nflog listeners are told.
+    Log,
+    /// Chains that translate addresses, and the address of the interface that a packet leaves by.
+    Masquerade,
+    /// What the routing tables say of an address.
+    Fib,
+    /// Sets of single keys.
+    HashSet,
+    /// Sets of ranges.
+    IntervalSet,
+    /// Sets of ranges of keys with several fields.
+    ConcatenatedIntervalSet,
+}
+
+impl Feature {
+    /// The modules that it is in, as `modprobe` and `CONFIG_…` know them.
+    pub fn modules(self) -> &'static str {
+        match self {
+            Self::Tables => "nfnetlink and nf_tables",
+            Self::Inet => "nf_tables (with CONFIG_NF_TABLES_INET)",
+            Self::Counter => "nft_counter",
+            Self::Conntrack => "nft_ct and nf_conntrack",
+            Self::Reject => "nft_reject_inet",
+            Self::Log => "nft_log and nfnetlink_log",
+            Self::Masquerade => "nft_masq, nft_chain_nat and nf_nat",
+            Self::Fib => "nft_fib_inet",
+            Self::HashSet | Self::IntervalSet => "nf_tables_set",
+            Self::ConcatenatedIntervalSet => "nf_tables with nft_set_pipapo (Linux 5.6)",
+        }
+    }
+
+    /// Changes that only a kernel takes that has it. What they name is made by [`BEFORE`].
+    fn tries(self) -> Vec<Op> {
+        let rule = |expr| vec![Op::SetRules(CHAIN.to_owned(), vec![Rule::new(vec![expr], "")])];
+        let set = |spec| vec![Op::AddSet(format!("{self:?}"), spec)];
+        match self {
+            Self::Tables | Self::Inet => Vec::new(),
+            Self::Counter => rule(Expr::Counter),
+            Self::Conntrack => [rule(Expr::CtState { register: 0 }), rule(Expr::Notrack)].concat(),
+            Self::Reject => rule(Expr::Reject(Reject::Prohibited)),
+            Self::Log => rule(Expr::Log { group: 1, prefix: String::new() }),
+            Self::Masquerade => {
+                let (kind, hook) = (ChainKind::Nat, Hook::Postrouting);
+                let base = BaseChain { kind, hook, priority: 100, drop: false };
+                [vec![Op::AddChain("nat".to_owned(), Some(base))], rule(Expr::Masquerade)].concat()
+            }
+            Self::Fib => rule(Expr::Fib { register: 0, result: 3, flags: 1 }),
+            Self::HashSet => set(SetSpec::hash(&[Field::Ipv4])),
+            Self::IntervalSet => set(SetSpec::interval(&[Field::Ipv4])),
+            Self::ConcatenatedIntervalSet => set(SetSpec::interval(&[Field::Ipv4, Field::Port])),
+        }
+    }
+}
+
+/// What is tried, beside the table itself.
+const TRIED: [Feature; 9] = [
+    Feature::Counter,
+    Feature::Conntrack,
+    Feature::Reject,
+    Feature::Log,
+    Feature::Masquerade,
+    Feature::Fib,
+    Feature::HashSet,
+    Feature::IntervalSet,
+    Feature::ConcatenatedIntervalSet,
+];
+
+const TABLE: &str = "tortie-probe";
+const CHAIN: &str = "probe";
+
+impl Nft {
+    /// Finds what of nftables, as far as this crate uses it, the kernel has not, by a transaction that is never made: its
+    /// last change cannot be. Modules that are there are loaded by it.
+    ///
+    /// # Errors
+    /// The kernel took the transaction for something else than that, or none at all.
+    pub fn lacking(&mut self) -> Result<BTreeSet<Feature>> {
+        let tries = TRIED.into_iter().flat_map(|feature| {
+            let ops = feature.tries().into_iter();
+            ops.map(move |op| (feature, op))
+        });
+        self.refused_of(tries)
+    }
+
+    /// Those features of which a change is refused as one of which the kernel has never heard.
+    fn refused_of(&mut self, tries: impl Iterator<Item = (Feature, Op)>) -> Result<BTreeSet<Feature>> {
+        let before = [Op::AddTable(0), Op::AddChain(CHAIN.to_owned(), None)];
+        let before = before.map(|op| (Feature::Inet, op)).into_iter();
+        let never = (Feature::Tables, Op::DeleteChain("none".to_owned()));
+        let (features, ops): (Vec<_>, Vec<_>) = before.chain(tries).chain([never]).unzip();
+        let transaction = Transaction { table: TABLE.to_owned(), ops };
+        let requests = |piece: Piece| piece.requests.into_iter().map(move |request| (piece.op, request));
+        let pieces = encode::encode(&transaction, self.room());
+        let (places, messages): (Vec<usize>, Vec<Request>) = pieces.into_iter().flat_map(requests).unzip();
+        let batch = [vec![encode::begin()], messages, vec![encode::end()]].concat();
+        let failed = || Error::refused("say what of nftables it has", "the kernel");
+        let answers = self.socket.transaction(&batch).map_err(failed())?;
+
+        let mut lacking = BTreeSet::new();
+        let mut never_made = false;
+        for (index, answer) in answers {
+            let Err(refusal) = answer else { continue };
+            let place = index.checked_sub(1).and_then(|index| places.get(index));
+            let feature = place.map_or(Feature::Tables, |place| features[*place]);
+            never_made |= place.is_none_or(|place| features[*place] == Feature::Tables);
+            let unheard = matches!(
+                refusal.source.raw_os_error(),
+                Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)
+            );
+            // The last change is refused in any case.
+            if unheard && place.is_none_or(|place| *place + 1 < features.len()) {
+                lacking.insert(feature);
+            }
+        }
+        if !never_made {
+            return Err(failed()(std::io::Error::other("it did not refuse what cannot be")));
+        }
+        // Without these all others are refused, too.
+        Ok([Feature::Tables, Feature::Inet]
+            .into_iter()
+            .find(|feature| lacking.contains(feature))
+            .map_or(lacking, |first| BTreeSet::from([first])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::namespace::NetNs;
+
+    fn probed(tries: Vec<(Feature, Op)>) -> BTreeSet<Feature> {
+        let probe = || {
+            let mut nft = Nft::open().unwrap();
+            let found = nft.refused_of(tries.into_iter()).unwrap();
+            assert_eq!(nft.list(TABLE).unwrap(), None, "nothing is made");
+            found
+        };
+        NetNs::create().unwrap().run(probe).unwrap()
+    }
+
+    fn rule(expr: &str) -> Op {
+        let exprs = vec![Expr::Counter, Expr::Other(expr.to_owned(), Vec::new())];
+        Op::SetRules(CHAIN.to_owned(), vec![Rule::new(exprs, "")])
+    }
+
+    #[test]
+    fn this_kernel_has_all() {
+        let found = NetNs::create().unwrap().run(|| Nft::open().unwrap().lacking().unwrap()).unwrap();
+        assert_eq!(found, BTreeSet::new());
+    }
+
+    /// To the kernel a name that nobody has ever heard of is a module that is not there.
+    #[test]
+    fn what_the_kernel_has_not_is_found() {
+        let tries = |feature: Feature| feature.tries().into_iter().map(move |op| (feature, op));
+        let with = |unheard: &[Feature]| {
+            let ops = TRIED.into_iter().flat_map(|feature| match unheard.contains(&feature) {
+                true => vec![(feature, rule("tortie"))],
+                false => tries(feature).collect(),
+            });
+            probed(ops.collect())
+        };
+        for feature in TRIED {
+            assert_eq!(with(&[feature]), BTreeSet::from([feature]));
+        }
+        let three = [Feature::Log, Feature::Fib, Feature::HashSet];
+        assert_eq!(with(&three), BTreeSet::from(three));
+        assert_eq!(with(&TRIED), BTreeSet::from(TRIED));
+    }
+
+    #[test]
+    fn what_is_refused_for_other_reasons_is_not_lacking() {
+        let too_long = Expr::Log { group: 1, prefix: "x".repeat(200) };
+        let op = Op::SetRules(CHAIN.to_owned(), vec![Rule::new(vec![too_long], "")]);
+        assert_eq!(probed(vec![(Feature::Log, op)]), BTreeSet::new());
+    }
+}

@@ -1,0 +1,130 @@
+//! Which priority each ACL of a list has: such that what is there already keeps its own, and new ones find room between.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use tortie_hcn::schema::Acl;
+
+use super::transition::unnumbered;
+
+/// How far apart ACLs are put where there is room.
+const STEP: u32 = 64;
+
+/// The priorities of a list in which the first match decides; ACLs of one action that follow one another are a run, within
+/// which the order is of no account, and which may share a priority. As many as possible of those that `actual` has keep
+/// theirs; so one more, or one less, changes no other, as long as there is room. `None` if `room` is not enough for all
+/// runs.
+pub fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<u16>> {
+    let mut there: HashMap<Acl, u16> = HashMap::new();
+    for acl in actual.iter().filter(|acl| room.contains(&acl.priority)) {
+        there.entry(unnumbered(acl)).or_insert(acl.priority);
+    }
+    let mut places = Vec::with_capacity(list.len());
+    let mut run = 0;
+    for (index, acl) in list.iter().enumerate() {
+        run += usize::from(index > 0 && list[index - 1].action != acl.action);
+        places.push(Place { index, run, kept: there.get(&unnumbered(acl)).copied() });
+    }
+    // Within a run those that may keep their priorities come in the order of these.
+    places.sort_by_key(|place| (place.run, place.kept));
+    keep_most(&mut places);
+    let mut given = vec![0; places.len()];
+    let mut moved = 1;
+    while let Err(tight) = fill(&places, &room, &mut given) {
+        // There is no room where it is needed: the neighbours move, too.
+        let around = tight.start.saturating_sub(moved)..(tight.end + moved).min(places.len());
+        if around == tight {
+            return None;
+        }
+        places[around].iter_mut().for_each(|place| place.kept = None);
+        moved *= 2;
+    }
+    let mut priorities = vec![0; places.len()];
+    places.iter().zip(given).for_each(|(place, given)| priorities[place.index] = given);
+    Some(priorities)
+}
+
+/// One ACL of a list.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    index: usize,
+    /// The number of its run.
+    run: usize,
+    /// The priority that it has already.
+    kept: Option<u16>,
+}
+
+/// Leaves as many as possible their priorities: the longest sequence that rises where runs change.
+fn keep_most(places: &mut [Place]) {
+    // At each length the last place of a sequence, and before each place the one that it follows.
+    let mut ends: Vec<usize> = Vec::new();
+    let mut before: Vec<Option<usize>> = vec![None; places.len()];
+    // Within a run a priority may come again; in a later run it must be a higher one.
+    let key = |place: &Place| place.kept.map(|kept| (kept, std::cmp::Reverse(place.run)));
+    for (at, place) in places.iter().enumerate() {
+        let Some(own) = key(place) else { continue };
+        let length = ends.partition_point(|end| key(&places[*end]).is_some_and(|last| last <= own));
+        before[at] = length.checked_sub(1).map(|last| ends[last]);
+        if length == ends.len() { ends.push(at) } else { ends[length] = at }
+    }
+    let mut keep = vec![false; places.len()];
+    let mut next = ends.last().copied();
+    while let Some(at) = next {
+        keep[at] = true;
+        next = before[at];
+    }
+    for (place, keep) in places.iter_mut().zip(keep) {
+        place.kept = place.kept.filter(|_| keep);
+    }
+}
+
+/// Gives each place a priority between those that stay. Where there is no room, says for which places.
+fn fill(places: &[Place], room: &Range<u16>, given: &mut [u16]) -> Result<(), Range<usize>> {
+    let mut begin = 0;
+    while begin < places.len() {
+        if let Some(kept) = places[begin].kept {
+            given[begin] = kept;
+            begin += 1;
+            continue;
+        }
+        let length = places[begin..].iter().take_while(|place| place.kept.is_none()).count();
+        let end = begin + length;
+        let (before, after) = (begin.checked_sub(1).map(|at| &places[at]), places.get(end));
+        let low = before.and_then(|place| place.kept).map_or(u32::from(room.start) - 1, u32::from);
+        let high: u32 = after.and_then(|place| place.kept).unwrap_or(room.end).into();
+        // Each has its own, so that others find room between, or each run has.
+        let shared = |run: usize| {
+            let has_it =
+                |place: Option<&Place>| place.filter(|place| place.run == run).and_then(|place| place.kept);
+            has_it(before).or_else(|| has_it(after))
+        };
+        let apart = high - low > u32::try_from(length).unwrap_or(u32::MAX);
+        let mut groups: Vec<Range<usize>> = Vec::new();
+        for at in begin..end {
+            let same = at > begin && places[at - 1].run == places[at].run;
+            match groups.last_mut() {
+                Some(group) if same && !apart => group.end = at + 1,
+                _ => groups.push(at..at + 1),
+            }
+        }
+        if !apart {
+            groups.retain(|group| match shared(places[group.start].run) {
+                Some(priority) => {
+                    given[group.clone()].fill(priority);
+                    false
+                }
+                None => true,
+            });
+        }
+        let parts = u32::try_from(groups.len()).unwrap_or(u32::MAX).saturating_add(1);
+        let step = if after.is_some() { (high - low) / parts } else { ((high - low) / parts).min(STEP) };
+        if step == 0 && !groups.is_empty() {
+            return Err(begin..end);
+        }
+        for (group, priority) in groups.into_iter().zip((low + step..).step_by(step.max(1) as usize)) {
+            given[group].fill(u16::try_from(priority).unwrap_or(room.end));
+        }
+        begin = end;
+    }
+    Ok(())
+}

@@ -1,0 +1,354 @@
+//! The policy of a node's pods: ACLs on their endpoints, and the sets that ACLs name.
+//!
+//! Where both change, packets must at no moment meet what neither the old state nor the new one has: an ACL of before with
+//! the members of after, or the other way round. So what changes goes in this order:
+//!
+//! 1. Sets that are new are made. Nothing names them yet.
+//! 2. Each endpoint gets its new list; but where an ACL that it does not have yet names a set whose members change, the
+//!    new members are spelled out. ACLs that go, and name such a set, are gone then.
+//! 3. The sets get their new members.
+//! 4. What was spelled out becomes the set's name again, which means the same now.
+//! 5. Sets that nothing names any more are removed.
+//!
+//! The sets that an endpoint may name which could not be changed stay as they are; for all others they are spelled out.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState};
+use tortie_hcn::schema::Acl;
+use tortie_hcn::{Guid, Hcn};
+use tracing::warn;
+
+use crate::acl::{List, Rows, Set, Sets, named_sets, render, unnumbered};
+use crate::endpoint::{Vain, find, ours, sync_acls};
+use crate::policy_sets::PolicySets;
+use crate::waits::Waits;
+use crate::{Error, NETWORK};
+
+/// The node, at the time of a pass.
+pub(crate) struct Pass<'a> {
+    pub(crate) hcn: &'a dyn Hcn,
+    pub(crate) state: &'a NodeState,
+    /// The network of the pods, where HNS has sets, and whether ACLs shall name them.
+    pub(crate) sets: Option<(Guid, bool)>,
+    /// The addresses that the node itself has towards its pods.
+    pub(crate) node: BTreeSet<Ipv4Addr>,
+    pub(crate) now: Instant,
+}
+
+/// What is in force on endpoints, and what is to be done about them.
+#[derive(Default)]
+pub(crate) struct Policing {
+    /// The endpoints whose lists may have to change.
+    due: BTreeSet<EndpointId>,
+    /// Those of them that are looked at in any case.
+    look: BTreeSet<EndpointId>,
+    /// Endpoints that failed.
+    waits: Waits<EndpointId>,
+    conditions: BTreeMap<EndpointId, Vec<Condition>>,
+    /// What HNS did not take.
+    vain: BTreeMap<EndpointId, Vain>,
+    /// The lists that endpoints have.
+    in_force: BTreeMap<EndpointId, List>,
+    /// The sets that the ACLs of an endpoint may name, whatever has failed.
+    named: BTreeMap<EndpointId, BTreeSet<String>>,
+    /// The sets that lists name.
+    wanted: BTreeMap<String, Set>,
+    /// The sets as HNS has them, if that is known.
+    actual: Option<PolicySets>,
+    /// Sets that cannot be named for now, and why.
+    unusable: BTreeMap<String, Condition>,
+}
+
+/// An endpoint that is due.
+struct Job {
+    endpoint: Arc<Endpoint>,
+    rows: Rows,
+    /// What it is to have in the end.
+    list: List,
+    conditions: Vec<Condition>,
+    done: bool,
+}
+
+impl Policing {
+    /// Has an endpoint be brought up to date.
+    pub(crate) fn touch(&mut self, id: EndpointId) {
+        self.due.insert(id);
+    }
+
+    /// Has an endpoint be read from HNS, as it may be another one than before.
+    pub(crate) fn look_at_now(&mut self, id: EndpointId) {
+        self.look.insert(id.clone());
+        self.due.insert(id);
+    }
+
+    /// Has an endpoint be read from HNS, and mended, unless it has to wait.
+    pub(crate) fn look_at(&mut self, id: EndpointId, now: Instant) {
+        if !self.waits.has_to_wait(&id, now) {
+            self.look_at_now(id);
+        }
+    }
+
+    /// Has the sets be read from HNS, and tried again.
+    pub(crate) fn look_at_sets(&mut self) {
+        self.actual = None;
+        self.unusable.clear();
+    }
+
+    /// The endpoint is gone: HNS deletes it with the CNI DEL.
+    pub(crate) fn forget(&mut self, id: &EndpointId) {
+        self.due.remove(id);
+        self.look.remove(id);
+        self.waits.forget(id);
+        self.conditions.remove(id);
+        self.vain.remove(id);
+        self.in_force.remove(id);
+        self.named.remove(id);
+    }
+
+    /// What is to be said of endpoints.
+    pub(crate) fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
+        let told = self.conditions.iter().filter(|(_, conditions)| !conditions.is_empty());
+        told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect()
+    }
+
+    /// What is to be said of sets.
+    pub(crate) fn conditions_of_sets(&self) -> impl Iterator<Item = Condition> {
+        self.unusable.values().cloned()
+    }
+
+    /// Whether something failed.
+    pub(crate) fn is_in_trouble(&self) -> bool {
+        !self.waits.is_empty() || !self.due.is_empty()
+    }
+
+    /// HNS does not answer, and each further call could take as long as its deadline: what is due stays so.
+    pub(crate) fn put_off(&mut self, error: &Error) {
+        for id in &self.due {
+            let message = format!("{id}: not brought up to date, as HNS does not answer: {error}");
+            self.conditions.insert(id.clone(), vec![Condition { reason: error.reason(), message }]);
+        }
+    }
+
+    /// Brings everything that is due up to date. Gives the error that says that HNS does not answer.
+    pub(crate) fn reconcile(&mut self, pass: &Pass<'_>) -> Result<(), Error> {
+        self.due.extend(self.waits.due(pass.now));
+        let sets = Sets::new(pass.state);
+        let mut jobs = self.jobs(pass, &sets);
+        let result = self.work(pass, &sets, &mut jobs);
+        if result.is_err() {
+            // Of what has been done, nothing is lost by doing it again.
+            self.actual = None;
+            self.due.extend(jobs.into_keys());
+        }
+        result
+    }
+
+    fn work(
+        &mut self,
+        pass: &Pass<'_>,
+        sets: &Sets<'_, NodeState>,
+        jobs: &mut BTreeMap<EndpointId, Job>,
+    ) -> Result<(), Error> {
+        self.add_sets(pass, sets, jobs)?;
+        let changing: BTreeSet<String> = match &self.actual {
+            Some(actual) => {
+                self.wanted.values().filter(|set| actual.differs(set)).map(|set| set.id.clone()).collect()
+            }
+            None => BTreeSet::new(),
+        };
+        for (id, job) in jobs.iter_mut() {
+            self.look_after(pass, sets, id, job, &changing)?;
+        }
+        self.change_sets(pass, sets, jobs, &changing)?;
+        let nothing = BTreeSet::new();
+        for (id, job) in jobs.iter_mut().filter(|(_, job)| !job.done) {
+            self.look_after(pass, sets, id, job, &nothing)?;
+        }
+        for (id, job) in jobs {
+            if !self.waits.contains(id) {
+                self.conditions.insert(id.clone(), std::mem::take(&mut job.conditions));
+            }
+        }
+        self.remove_sets(pass)
+    }
+
+    /// What is due, rendered.
+    fn jobs(&mut self, pass: &Pass<'_>, sets: &Sets<'_, NodeState>) -> BTreeMap<EndpointId, Job> {
+        let mut jobs = BTreeMap::new();
+        let by_name = pass.sets.is_some_and(|(_, by_name)| by_name);
+        for id in std::mem::take(&mut self.due) {
+            let Some(endpoint) = pass.state.endpoints.get(&id).cloned() else { continue };
+            let (rows, conditions) = render(&endpoint, &pass.node, by_name, pass.state);
+            let list = self.list(&rows, sets);
+            jobs.insert(id, Job { endpoint, rows, list, conditions, done: false });
+        }
+        self.want(jobs.values(), sets);
+        jobs
+    }
+
+    /// The list that names sets, but for those that cannot be named.
+    fn list(&self, rows: &Rows, sets: &Sets<'_, NodeState>) -> List {
+        rows.list(sets, &|acls| acls.iter().flat_map(named_sets).any(|id| self.unusable.contains_key(id)))
+    }
+
+    /// Notes the sets that lists name, with their members.
+    fn want<'a>(&mut self, jobs: impl Iterator<Item = &'a Job>, sets: &Sets<'_, NodeState>) {
+        let ids = jobs.flat_map(|job| job.list.set_ids()).collect();
+        self.wanted.extend(sets.named(&ids).into_iter().map(|set| (set.id.clone(), set)));
+    }
+
+    /// Some sets have turned out not to be usable.
+    fn do_without(
+        &mut self,
+        refused: BTreeMap<String, Condition>,
+        sets: &Sets<'_, NodeState>,
+        jobs: &mut BTreeMap<EndpointId, Job>,
+    ) {
+        if refused.is_empty() {
+            return;
+        }
+        // Those that have them and are not at work now have their turn soon.
+        let names_one = |list: &List| list.set_ids().iter().any(|id| refused.contains_key(id));
+        for (id, _) in self.in_force.iter().filter(|(id, list)| !jobs.contains_key(*id) && names_one(list)) {
+            let message =
+                format!("{id}: a set that its ACLs name cannot be changed; its members are spelled out next");
+            self.conditions.insert(id.clone(), vec![Condition { reason: "PolicySetHeld", message }]);
+            self.due.insert(id.clone());
+        }
+        self.unusable.extend(refused);
+        for job in jobs.values_mut() {
+            job.list = self.list(&job.rows, sets);
+            job.done = false;
+        }
+    }
+
+    /// Makes sets that are new.
+    fn add_sets(
+        &mut self,
+        pass: &Pass<'_>,
+        sets: &Sets<'_, NodeState>,
+        jobs: &mut BTreeMap<EndpointId, Job>,
+    ) -> Result<(), Error> {
+        let Some((network, _)) = pass.sets else { return Ok(()) };
+        let mut actual = match self.actual.take() {
+            Some(actual) => actual,
+            None => PolicySets::read(pass.hcn, network)?,
+        };
+        let missing: Vec<&Set> = self.wanted.values().filter(|set| !actual.has(&set.id)).collect();
+        let refused = actual.add(pass.hcn, network, &missing);
+        self.actual = Some(actual);
+        self.do_without(refused?, sets, jobs);
+        Ok(())
+    }
+
+    /// Brings one endpoint up to date, as far as that can be while sets are changing.
+    fn look_after(
+        &mut self,
+        pass: &Pass<'_>,
+        sets: &Sets<'_, NodeState>,
+        id: &EndpointId,
+        job: &mut Job,
+        changing: &BTreeSet<String>,
+    ) -> Result<(), Error> {
+        let failing = self.waits.contains(id);
+        if !failing && !self.look.contains(id) && self.in_force.get(id) == Some(&job.list) {
+            job.done = true;
+            return Ok(());
+        }
+        match self.sync(pass, sets, id, job, changing) {
+            Ok(()) => self.waits.forget(id),
+            Err(error) if error.is_unavailable() => return Err(error),
+            Err(error) => {
+                warn!(%error, "not as it should be yet");
+                let told = Condition { reason: error.reason(), message: error.to_string() };
+                self.conditions.insert(id.clone(), vec![told]);
+                self.waits.failed(id.clone(), pass.now);
+                // It has its turn when it has waited.
+                job.done = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(
+        &mut self,
+        pass: &Pass<'_>,
+        sets: &Sets<'_, NodeState>,
+        id: &EndpointId,
+        job: &mut Job,
+        changing: &BTreeSet<String>,
+    ) -> Result<(), Error> {
+        let container_id = job.endpoint.container_id.to_string();
+        let found = find(pass.hcn, &container_id, NETWORK)?.ok_or(Error::NoEndpoint { container_id })?;
+        let there: HashSet<Acl> = ours(&found).iter().map(unnumbered).collect();
+        let now = job.rows.list(sets, &|acls| {
+            let unusable = acls.iter().flat_map(named_sets).any(|id| self.unusable.contains_key(id));
+            let in_flux = acls.iter().flat_map(named_sets).any(|id| changing.contains(id));
+            unusable || in_flux && !acls.iter().all(|acl| there.contains(&unnumbered(acl)))
+        });
+        let named = self.named.entry(id.clone()).or_default();
+        named.extend(now.set_ids());
+        named.extend(there.iter().flat_map(named_sets).map(str::to_owned));
+        let mut vain = self.vain.remove(id);
+        let told = sync_acls(pass.hcn, &found, &now, &mut vain, pass.now);
+        self.vain.extend(vain.map(|vain| (id.clone(), vain)));
+        for condition in told? {
+            if !job.conditions.contains(&condition) {
+                job.conditions.push(condition);
+            }
+        }
+        self.named.insert(id.clone(), now.set_ids());
+        self.look.remove(id);
+        job.done = now == job.list;
+        self.in_force.insert(id.clone(), now);
+        Ok(())
+    }
+
+    /// Gives sets their new members; but those that an endpoint may name which failed stay.
+    fn change_sets(
+        &mut self,
+        pass: &Pass<'_>,
+        sets: &Sets<'_, NodeState>,
+        jobs: &mut BTreeMap<EndpointId, Job>,
+        changing: &BTreeSet<String>,
+    ) -> Result<(), Error> {
+        let (Some((network, _)), Some(mut actual)) = (pass.sets, self.actual.take()) else { return Ok(()) };
+        let mut held = BTreeMap::new();
+        for id in self.waits.keys() {
+            let named = self.named.get(id);
+            for set in changing.iter().filter(|set| named.is_none_or(|named| named.contains(*set))) {
+                let message = format!(
+                    "the set {set} keeps its members, as {id} may name it in ACLs that cannot be changed"
+                );
+                held.insert(set.clone(), Condition { reason: "PolicySetHeld", message });
+            }
+        }
+        let free = changing.iter().filter(|id| !held.contains_key(*id));
+        let free: Vec<&Set> = free.filter_map(|id| self.wanted.get(id)).collect();
+        let refused = actual.change(pass.hcn, network, &free);
+        self.actual = Some(actual);
+        held.extend(refused?);
+        self.do_without(held, sets, jobs);
+        Ok(())
+    }
+
+    /// Removes sets that nothing names any more.
+    fn remove_sets(&mut self, pass: &Pass<'_>) -> Result<(), Error> {
+        let (Some((network, _)), Some(mut actual)) = (pass.sets, self.actual.take()) else { return Ok(()) };
+        let in_lists = self.in_force.values().flat_map(List::set_ids);
+        let used: BTreeSet<String> = in_lists.chain(self.named.values().flatten().cloned()).collect();
+        self.wanted.retain(|id, _| used.contains(id));
+        // While something failed, it is not known what its ACLs name.
+        let surplus = match self.waits.is_empty() {
+            true => actual.ids().filter(|id| !used.contains(*id)).cloned().collect(),
+            false => BTreeSet::new(),
+        };
+        let removed = actual.remove(pass.hcn, network, &surplus);
+        self.actual = Some(actual);
+        removed
+    }
+}
