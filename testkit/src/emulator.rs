@@ -18,11 +18,11 @@ use tortie_dataplane::{
     Dataplane as _, Delta, EndpointId, NodeState, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
 };
 use tortie_hcn::schema::{Endpoint, Namespace};
-use tortie_hcn::{Hcn, HcnExt};
+use tortie_hcn::{Feature, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::Flow;
 use tortie_windows::{
-    Clock, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
+    Clock, NETWORK, OverlaySpec, PolicySetsUse, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
 };
 
 use crate::clusters::Objects;
@@ -36,14 +36,29 @@ pub struct Rendering {
     pub dataplane: fn(Arc<dyn Hcn>, Clock) -> WindowsDataplane,
     /// Whether HNS of this configuration has what it needs.
     pub suits: fn(&Config) -> bool,
+    /// Whether ACLs name sets: else what HNS makes of those makes no difference.
+    pub names_sets: bool,
 }
 
 /// All there are. Each is right on every HNS that it suits.
-pub const RENDERINGS: [Rendering; 1] = [Rendering {
-    name: "lists",
-    dataplane: |hcn, clock| WindowsDataplane::with_clock(hcn, None, clock),
-    suits: |_| true,
-}];
+pub const RENDERINGS: [Rendering; 2] = [
+    Rendering {
+        name: "lists",
+        dataplane: |hcn, clock| {
+            WindowsDataplane::with_clock(hcn, None, clock).with_policy_sets(PolicySetsUse::Disabled)
+        },
+        suits: |_| true,
+        names_sets: false,
+    },
+    Rendering {
+        name: "sets",
+        dataplane: |hcn, clock| {
+            WindowsDataplane::with_clock(hcn, None, clock).with_policy_sets(PolicySetsUse::Enabled)
+        },
+        suits: |config| config.version.supports(Feature::SetPolicy),
+        names_sets: true,
+    },
+];
 
 /// Every address is of every node's network. Where packets go is not asked here, so that blocks may overlap.
 const BLOCK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0);

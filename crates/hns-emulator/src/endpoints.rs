@@ -12,7 +12,7 @@ use tortie_hcn::{Failure, Guid, HResult};
 use crate::addresses::mac;
 use crate::check::{address, document, fail};
 use crate::config::{AclRemoval, Config, OnRewrite, UpdateReplaces};
-use crate::networks::remove_policy;
+use crate::networks::{is_same, remove_policy};
 use crate::state::{CREATED, DETACHED, Guard, State};
 
 impl State {
@@ -164,7 +164,7 @@ fn update(policies: &mut Vec<Policy>, new: Vec<Policy>, replaces: UpdateReplaces
 fn add(policies: &mut Vec<Policy>, new: Vec<Policy>) -> Result<Written, Failure> {
     let written = if has_acl(&new) { Written::Added } else { Written::Nothing };
     for policy in new {
-        if policies.contains(&policy) {
+        if policies.iter().any(|other| is_same(other, &policy)) {
             let error = format!("{} {}", policy.r#type, policy.settings);
             return fail(HResult::HCN_E_POLICY_ALREADY_EXISTS, error);
         }

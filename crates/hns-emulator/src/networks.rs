@@ -9,6 +9,7 @@ use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::check::{self, address, document, fail, prefix, settings};
 use crate::config::Config;
+use crate::reply::say_the_same;
 use crate::sets::{Sets, values};
 use crate::state::{Guard, State};
 
@@ -192,7 +193,7 @@ fn add_policy(network: &mut Network, policy: Policy) -> Result<(), Failure> {
         let same_set = set.as_ref().is_some_and(|set| {
             other.settings::<SetPolicy>().ok().flatten().is_some_and(|other| other.id == set.id)
         });
-        *other == &policy || same_prefix || same_set
+        is_same(other, &policy) || same_prefix || same_set
     });
     if let Some(twin) = twin {
         return fail(HResult::HCN_E_POLICY_ALREADY_EXISTS, format!("{} {}", twin.r#type, twin.settings));
@@ -201,12 +202,14 @@ fn add_policy(network: &mut Network, policy: Policy) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether it is the same policy, as HNS shows it or as it was sent.
+pub(crate) fn is_same(a: &Policy, b: &Policy) -> bool {
+    a.r#type.eq_ignore_ascii_case(&b.r#type) && say_the_same(&a.settings, &b.settings)
+}
+
 /// A policy goes only if it is named whole.
 pub(crate) fn remove_policy(policies: &mut Vec<Policy>, policy: &Policy) -> Result<(), Failure> {
-    let same = |other: &Policy| {
-        other.r#type.eq_ignore_ascii_case(&policy.r#type) && other.settings == policy.settings
-    };
-    match policies.iter().position(same) {
+    match policies.iter().position(|other| is_same(other, policy)) {
         Some(at) => {
             policies.remove(at);
             Ok(())

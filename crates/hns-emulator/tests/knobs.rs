@@ -200,6 +200,29 @@ fn removal_and_update() {
     }
 }
 
+/// What was read can be sent back: HNS leaves out zero values, such as Allow.
+#[test]
+fn what_was_read_is_what_was_sent() {
+    let node = Node::new(config());
+    node.acls("Add", json!([allow_out(9)])).unwrap();
+    node.sets("Add", json!([set("s1", "IPSET", "10.0.0.1")])).unwrap();
+    let read = |kind, id| -> Value {
+        let query = Call::Query { kind, id, query: String::new() };
+        serde_json::from_str::<Value>(&node.hns.call(&query).unwrap()).unwrap()["Policies"].take()
+    };
+    let shown = read(Kind::Endpoint, node.endpoint);
+    assert_eq!(shown[0]["Settings"].get("Action"), None);
+    let twice = Err(HResult::HCN_E_POLICY_ALREADY_EXISTS);
+    assert_eq!(node.acls("Add", shown.clone()), twice);
+    let other = json!([acl_with(9, json!({"Direction": "Out"}))]);
+    assert_eq!(node.acls("Remove", other), Err(HResult::HCN_E_POLICY_NOT_FOUND), "Block is no zero");
+    assert_eq!(node.acls("Remove", shown), Ok(()));
+    let shown = read(Kind::Network, node.network);
+    let sets: Vec<&Value> = shown.as_array().unwrap().iter().filter(|p| p["Type"] == "SetPolicy").collect();
+    assert_eq!(sets[0]["Settings"].get("PolicyType"), None);
+    assert_eq!(node.sets("Remove", json!(sets)), Ok(()));
+}
+
 /// Whether flows of TCP and UDP are established after each request, by knob.
 #[test]
 fn what_a_write_does_to_flows() {
