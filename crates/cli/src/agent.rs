@@ -15,6 +15,9 @@ use crate::store::StoreArguments;
 /// How long one call of HNS may take: some take many seconds, and some never end (`hns.md` 1.1).
 const HCN_DEADLINE: Duration = Duration::from_secs(30);
 
+/// Where operators ask the agent of this node, where nothing else is said.
+pub(crate) const CONTROL_SOCKET: &str = "/run/tortie/control.sock";
+
 #[derive(clap::Args)]
 pub(crate) struct Agent {
     /// The name of this node
@@ -25,6 +28,9 @@ pub(crate) struct Agent {
     /// Where the CNI plugin finds the agent
     #[arg(long, value_name = "PATH", default_value = "/run/tortie/agent.sock")]
     cni_socket: PathBuf,
+    /// Where operators ask the agent
+    #[arg(long, value_name = "PATH", default_value = CONTROL_SOCKET)]
+    control_socket: PathBuf,
     /// Where the CNI plugin leaves deletions while the agent is away
     #[arg(long, value_name = "FOLDER", default_value = "/var/lib/tortie/cni-deletions")]
     deletion_queue: PathBuf,
@@ -46,6 +52,7 @@ impl Agent {
                 store: self.store.open()?,
                 platform,
                 cni_socket: self.cni_socket,
+                control_socket: self.control_socket,
                 deletion_queue: self.deletion_queue,
             };
             let mut terminate = signal(SignalKind::terminate())?;

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
-use tortie_api::calico::{EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec, FilterDenyAction};
+use tortie_api::calico::{
+    EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec, FilterDenyAction, PolicyCounters,
+};
 use tortie_api::net::Protocol;
 
 /// What the operator has set for a node.
@@ -20,6 +22,8 @@ pub struct Settings {
     pub deny: FilterDenyAction,
     /// What becomes of established flows that a changed policy denies (semantics 20).
     pub established_flows: EstablishedFlows,
+    /// Whether the rules of policies count what they match.
+    pub policy_counters: PolicyCounters,
     /// The networks of pods, and whether packets from there to outside of all of them get their node's address.
     pub pools: BTreeMap<IpNet, bool>,
 }
@@ -50,6 +54,7 @@ impl Settings {
             endpoint_to_host: felix.default_endpoint_to_host_action.unwrap_or_default(),
             deny: felix.deny_action(),
             established_flows: felix.established_flows.unwrap_or_default(),
+            policy_counters: felix.policy_counters.unwrap_or_default(),
             pools,
         }
     }

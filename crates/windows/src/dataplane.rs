@@ -7,16 +7,18 @@ use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, Endpoint, LocalNode, NodeState, Report, RouteTarget, not_enforced,
+    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, ShowError,
+    Shown, not_enforced,
 };
 use tortie_hcn::{Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
+use crate::endpoint::find;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::policing::{Pass, Policing};
 use crate::waits::Waits;
-use crate::{Error, NETWORK, routes};
+use crate::{Error, NETWORK, routes, show};
 
 /// The VXLAN port that Windows has.
 const VXLAN_PORT: u16 = 4789;
@@ -291,6 +293,15 @@ impl WindowsDataplane {
 }
 
 impl Dataplane for WindowsDataplane {
+    fn show(&mut self, id: &EndpointId) -> Result<Shown, ShowError> {
+        let endpoint = self.state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
+        let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };
+        let found = find(&*self.hcn, &endpoint.container_id, NETWORK).map_err(failed)?;
+        let container_id = endpoint.container_id.to_string();
+        let found = found.ok_or_else(|| failed(Error::NoEndpoint { container_id }))?;
+        Ok(show::shown(endpoint, &found, self.policing.list_of(id)))
+    }
+
     fn apply(&mut self, deltas: &[Delta]) -> Report {
         for delta in deltas {
             self.take(delta);

@@ -16,6 +16,7 @@ mod overlay;
 mod policing;
 mod policy_sets;
 mod routes;
+mod show;
 mod waits;
 mod wiring;
 

@@ -115,6 +115,14 @@ impl Policing {
         told.map(|(id, conditions)| (id.clone(), conditions.clone())).collect()
     }
 
+    /// The list that an endpoint was given last, if there is one, and what the sets are that it names, for people.
+    pub(crate) fn list_of(&self, id: &EndpointId) -> Option<(&List, BTreeMap<String, String>)> {
+        let list = self.in_force.get(id)?;
+        let named = list.set_ids().into_iter();
+        let named = named.filter_map(|id| Some((self.wanted.get(&id)?.name.clone(), id)));
+        Some((list, named.map(|(name, id)| (id, name)).collect()))
+    }
+
     /// What is to be said of sets.
     pub(crate) fn conditions_of_sets(&self) -> impl Iterator<Item = Condition> {
         self.unusable.values().cloned()

@@ -103,6 +103,10 @@ pub struct FelixConfigurationSpec {
     /// annotation [`FelixConfiguration::ESTABLISHED_FLOWS`] says it.
     #[serde(skip)]
     pub established_flows: Option<EstablishedFlows>,
+    /// Whether rules count what they match. As `established_flows`, by the annotation
+    /// [`FelixConfiguration::POLICY_COUNTERS`].
+    #[serde(skip)]
+    pub policy_counters: Option<PolicyCounters>,
 }
 
 /// What becomes of a packet that policy denies.
@@ -127,22 +131,40 @@ pub enum EstablishedFlows {
     Cut,
 }
 
+/// Whether the rules of policies count the packets that they match, on Linux.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum PolicyCounters {
+    /// They do not: a counter takes memory for each processor.
+    #[default]
+    Disabled,
+    /// They do, and so does each value of rules that were folded into one.
+    Enabled,
+}
+
 impl FelixConfiguration {
     /// The annotation that says what becomes of established flows: `Keep` or `Cut`.
     pub const ESTABLISHED_FLOWS: &str = "tortie.io/establishedFlows";
+    /// The annotation that says whether rules count what they match: `Disabled` or `Enabled`.
+    pub const POLICY_COUNTERS: &str = "tortie.io/policyCounters";
 
     /// Takes in what annotations say.
     pub(crate) fn read_annotations(&mut self) -> Result<(), FieldError> {
-        let Some(text) = self.metadata.annotations.get(Self::ESTABLISHED_FLOWS) else { return Ok(()) };
-        self.spec.established_flows = match text.as_str() {
-            "Keep" => Some(EstablishedFlows::Keep),
-            "Cut" => Some(EstablishedFlows::Cut),
-            _ => {
-                let path = format!("metadata.annotations.{}", Self::ESTABLISHED_FLOWS);
-                return Err(FieldError::new(&path, format!("{text:?} is neither Keep nor Cut")));
-            }
-        };
+        let flows = [("Keep", EstablishedFlows::Keep), ("Cut", EstablishedFlows::Cut)];
+        self.spec.established_flows = self.annotation(Self::ESTABLISHED_FLOWS, flows)?;
+        let counters = [("Disabled", PolicyCounters::Disabled), ("Enabled", PolicyCounters::Enabled)];
+        self.spec.policy_counters = self.annotation(Self::POLICY_COUNTERS, counters)?;
         Ok(())
+    }
+
+    /// What an annotation says, if it is there: one of two words.
+    fn annotation<T>(&self, name: &str, words: [(&str, T); 2]) -> Result<Option<T>, FieldError> {
+        let Some(text) = self.metadata.annotations.get(name) else { return Ok(None) };
+        let [one, other] = words.each_ref().map(|(word, _)| *word);
+        let found = words.into_iter().find(|(word, _)| word == text);
+        found.map(|(_, value)| Some(value)).ok_or_else(|| {
+            let path = format!("metadata.annotations.{name}");
+            FieldError::new(&path, format!("{text:?} is neither {one} nor {other}"))
+        })
     }
 }
 
@@ -226,6 +248,7 @@ impl FelixConfigurationSpec {
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(all.nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(all.iptables_filter_deny_action),
             established_flows: self.established_flows.or(all.established_flows),
+            policy_counters: self.policy_counters.or(all.policy_counters),
         }
     }
 
