@@ -90,15 +90,22 @@ fn single_elements(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use std::cell::RefCell;
     use std::net::IpAddr;
 
     use ipnet::IpNet;
     use proptest::collection::{btree_set, vec};
     use proptest::prelude::*;
+    use proptest::sample::Index;
+    use proptest::test_runner::{Config, TestRunner};
     use tortie_policy::program::SetKind;
 
     use super::*;
+    use crate::dataplane::change::Steps;
+    use crate::namespace::NetNs;
+    use crate::nftables::{Nft, Op, Transaction, diff};
 
     /// Networks that often are in one another or side by side, also at both ends of all addresses.
     fn network() -> impl Strategy<Value = Member> {
@@ -116,52 +123,63 @@ mod tests {
         })
     }
 
-    /// What a change of a set comes to, and which sets come or go.
-    fn taken(
-        state: &NodeState,
-        kernel: &Table,
-        touched: Touched,
-    ) -> (Vec<crate::nftables::Op>, BTreeSet<SetId>) {
-        let dirty = Dirty { sets: [(id(), touched)].into(), ..Dirty::default() };
-        let mut change = Change::default();
-        let reshaped = take_sets(state, &dirty, kernel, &mut change);
-        let steps = change.steps(kernel);
-        ([steps.prepare, steps.switch, steps.clear].concat(), reshaped)
-    }
-
     fn id() -> SetId {
         SetId::new("s")
     }
 
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2_000))]
+    /// What a change of the set comes to, and whether it came to other nftables sets.
+    fn taken(state: &NodeState, kernel: &Table, touched: Touched) -> (Vec<Op>, bool) {
+        let dirty = Dirty { sets: [(id(), touched)].into(), ..Dirty::default() };
+        let mut change = Change::default();
+        let reshaped = take_sets(state, &dirty, kernel, &mut change);
+        let Steps { prepare, switch, clear } = change.steps(kernel);
+        ([prepare, switch, clear].concat(), !reshaped.is_empty())
+    }
 
-        #[test]
-        fn members_one_by_one_come_to_what_the_whole_set_comes_to(
-            before in btree_set(network(), 0..12),
-            turns in vec(btree_set(network(), 1..5), 1..5),
-            again in any::<prop::sample::Index>(),
-        ) {
+    /// Takes in that each of these members goes if it is there, and comes if it is not: one by one, beside the whole set.
+    fn turn(
+        touched: &BTreeSet<Member>,
+        state: &mut NodeState,
+        table: &mut Table,
+        nft: &mut Nft,
+    ) -> Result<(), TestCaseError> {
+        let members = &mut state.sets.get_mut(&id()).unwrap().1;
+        *members = &*members ^ touched;
+        let (ops, reshaped) = taken(state, table, Touched::Whole);
+        prop_assert_eq!(single_elements(state, &id(), touched, table).is_none(), reshaped);
+        prop_assert_eq!(&taken(state, table, Touched::Members(touched.clone())), &(ops.clone(), reshaped));
+        ops.iter().for_each(|op| table.apply(op));
+        prop_assert_eq!(&table.sets, &kernel_sets(state, &id()));
+        let transaction = Transaction { table: "t".to_owned(), ops };
+        prop_assert!(transaction.ops.is_empty() || nft.commit(&transaction).is_ok(), "{:?}", transaction);
+        let listed = nft.list("t").unwrap();
+        prop_assert_eq!(listed.as_ref(), Some(&*table));
+        Ok(())
+    }
+
+    #[test]
+    fn networks_one_by_one_come_to_what_the_whole_set_comes_to() {
+        let test = |nft: &RefCell<Nft>, before, turns: Vec<(BTreeSet<Member>, Index)>| {
             let mut state = NodeState::default();
-            state.sets.insert(id(), (SetKind::Nets, before.clone()));
-            let mut kernel = Table { sets: kernel_sets(&state, &id()), ..Table::default() };
-            for mut touched in turns {
-                // One that is there goes, too; of the others each that is there goes, and each that is not comes.
-                let members = &mut state.sets.get_mut(&id()).unwrap().1;
-                touched.extend(members.iter().nth(again.index(members.len().max(1))).copied());
-                for member in &touched {
-                    if !members.remove(member) {
-                        members.insert(*member);
-                    }
-                }
-                let wanted = kernel_sets(&state, &id());
-                let whole = taken(&state, &kernel, Touched::Whole);
-                prop_assert_eq!(&taken(&state, &kernel, Touched::Members(touched.clone())), &whole);
-                let one_by_one = single_elements(&state, &id(), &touched, &kernel);
-                prop_assert_eq!(one_by_one.is_some(), whole.1.is_empty(), "{:?}", whole);
-                whole.0.iter().for_each(|op| kernel.apply(op));
-                prop_assert_eq!(&kernel.sets, &wanted);
+            state.sets.insert(id(), (SetKind::Nets, before));
+            let mut table = Table { sets: kernel_sets(&state, &id()), ..Table::default() };
+            let nft = &mut *nft.borrow_mut();
+            let old = nft.list("t").unwrap();
+            nft.commit(&diff("t", &table, old.as_ref())).unwrap();
+            for (mut touched, again) in turns {
+                // One that surely is there.
+                let there = &state.sets[&id()].1;
+                touched.extend(there.iter().nth(again.index(there.len().max(1))));
+                turn(&touched, &mut state, &mut table, nft)?;
             }
-        }
+            Ok(())
+        };
+        let config = Config { cases: 1_000, failure_persistence: None, ..Config::default() };
+        let strategy = (btree_set(network(), 0..12), vec((btree_set(network(), 1..5), any::<Index>()), 1..5));
+        let run = move || {
+            let nft = RefCell::new(Nft::open().unwrap());
+            TestRunner::new(config).run(&strategy, |(before, turns)| test(&nft, before, turns)).unwrap();
+        };
+        NetNs::create().unwrap().run(run).unwrap();
     }
 }
