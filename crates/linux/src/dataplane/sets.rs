@@ -160,8 +160,8 @@ pub fn changes(
     }
 }
 
-/// The same for networks. Beside those that have come or gone the ranges hold what they held, and in them what members hold
-/// now; a range that they reach or touch is another one then, or none.
+/// The same for networks. What is held can have changed only in those that have come or gone: there it is looked up anew;
+/// beside them the old ranges hold. Only ranges that overlap with them, or touch them, can be others now.
 fn range_changes(
     touched: &[IpNet],
     members: &BTreeSet<Member>,
