@@ -58,6 +58,10 @@ pub fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut 
     reshaped
 }
 
+/// The most networks of a set that are looked at one by one. Each costs some microseconds: of more it would take longer than
+/// all ranges of the set do.
+const MOST_NETWORKS: usize = 1_000;
+
 /// What becomes of elements of one nftables set.
 struct Elements {
     part: Part,
@@ -65,7 +69,8 @@ struct Elements {
     changes: BTreeMap<Key, Option<Value>>,
 }
 
-/// The elements that come and go with members, if that is all there is to do: no nftables set comes or goes.
+/// The elements that come and go with members, if that is all there is to do: no nftables set comes or goes, nor very many
+/// networks.
 fn single_elements(
     state: &NodeState,
     id: &SetId,
@@ -78,6 +83,9 @@ fn single_elements(
         by_part.entry(Part::of(member)).or_default().push(member);
     }
     let parts = by_part.into_iter().map(|(part, touched)| {
+        if matches!(part, Part::Nets(_)) && touched.len() > MOST_NETWORKS {
+            return None;
+        }
         let name = part.name(id);
         let there = &kernel.sets.get(&name)?.elements;
         let changes = changes(part, &touched, desired, there);
