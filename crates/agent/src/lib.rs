@@ -3,6 +3,8 @@
 //! [`run`] brings the node's end of the overlay up, feeds the dataplane, and only then offers CNI: the first pod finds
 //! everything in place. Each part is a file of its own; this one only wires them.
 
+pub mod control;
+
 mod feed;
 mod labels;
 mod locks;
@@ -28,6 +30,7 @@ use locks::Locks;
 use node::Prepared;
 use plane::InForce;
 use pods::Pods;
+pub use tortie_windows::StaticRules;
 
 /// What an agent is told at its start.
 pub struct Config {
@@ -39,6 +42,8 @@ pub struct Config {
     pub platform: Platform,
     /// The socket for the CNI plugin.
     pub cni_socket: PathBuf,
+    /// The socket for operators' questions ([`control`]).
+    pub control_socket: PathBuf,
     /// Where the plugin leaves deletions while the agent is away.
     pub deletion_queue: PathBuf,
 }
@@ -47,8 +52,13 @@ pub struct Config {
 pub enum Platform {
     /// Linux, in the agent's own network namespace.
     Linux,
-    /// Windows, by its Host Compute Network API.
-    Windows(Arc<dyn Hcn>),
+    /// Windows.
+    Windows {
+        /// Its Host Compute Network API.
+        hcn: Arc<dyn Hcn>,
+        /// What every pod has before policy.
+        static_rules: StaticRules,
+    },
     /// Anything else that implements the two traits, such as a test's. Where its end of the overlay is, it says itself.
     Other {
         /// Makes true what the node must be.
@@ -62,7 +72,7 @@ impl Platform {
     fn os(&self) -> &'static str {
         match self {
             Platform::Linux => "linux",
-            Platform::Windows(_) => "windows",
+            Platform::Windows { .. } => "windows",
             Platform::Other { .. } => "other",
         }
     }
@@ -116,7 +126,7 @@ impl AgentError {
 /// # Errors
 /// It cannot start, or a part of it has ended.
 pub async fn run(config: Config) -> Result<(), AgentError> {
-    let Config { node, store, platform, cni_socket, deletion_queue } = config;
+    let Config { node, store, platform, cni_socket, control_socket, deletion_queue } = config;
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
@@ -126,6 +136,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
 
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
+    let asker = batches.asker();
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
     parts.add("the feed of the dataplane", feed::run(store.clone(), batches));
@@ -141,10 +152,14 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         _ = first.wait_for(|now| now.given > 0) => {}
         error = parts.ended() => return Err(error),
     }
+    let control = server::listen(&control_socket)
+        .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
+    parts.add("the control socket", control::run(node.clone(), asker, control));
     let (busy, mtu) = (Locks::default(), network.mtu);
     let pods = Arc::new(Pods { busy, store, ipam, wiring, node, os, mtu, in_force });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
+    tracing::info!(socket = %cni_socket.display(), "pods can be added");
     parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
     parts.add("the CNI server", server::run(pods, listener));
     Err(parts.ended().await)

@@ -6,11 +6,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tortie_api::Key;
 use tortie_calc::{Calc, Finding};
-use tortie_dataplane::{Condition, Dataplane, EndpointId, Report};
+use tortie_dataplane::{AskedFor, Condition, Dataplane, EndpointId, Report};
 use tortie_store::Revision;
+
+use crate::control::{ShownEndpoint, Told};
 
 /// How often the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
@@ -37,8 +39,31 @@ enum Event {
     Batch(Batch),
     /// Somebody else has changed what the dataplane made.
     Disturbed,
+    /// An operator wants to see what is in force for a pod.
+    Show(Question),
     /// Nobody will send a batch any more.
     End,
+}
+
+/// Which pod an operator wants to see.
+#[derive(Debug)]
+struct Question {
+    namespace: String,
+    pod: String,
+    answer: oneshot::Sender<Vec<ShownEndpoint>>,
+}
+
+/// Where operators' questions go.
+#[derive(Debug, Clone)]
+pub(crate) struct Asker(mpsc::Sender<Event>);
+
+impl Asker {
+    /// What is in force for the interfaces of a pod; `None` where there is nobody to say it.
+    pub(crate) async fn show(&self, namespace: String, pod: String) -> Option<Vec<ShownEndpoint>> {
+        let (answer, answered) = oneshot::channel();
+        self.0.send(Event::Show(Question { namespace, pod, answer })).ok()?;
+        answered.await.ok()
+    }
 }
 
 /// Where batches go. The thread ends when it is dropped.
@@ -49,6 +74,11 @@ impl Batches {
     /// Hands a batch over; whether there is still somebody to take it.
     pub(crate) fn send(&self, batch: Batch) -> bool {
         self.0.send(Event::Batch(batch)).is_ok()
+    }
+
+    /// Where the same thread is asked.
+    pub(crate) fn asker(&self) -> Asker {
+        Asker(self.0.clone())
     }
 }
 
@@ -120,7 +150,8 @@ impl Plane {
         loop {
             match events.recv() {
                 Ok(Event::Batch(first)) => break self.take_in([first]),
-                Ok(Event::Disturbed) => {}
+                // Who asks is told that nothing is known yet.
+                Ok(Event::Disturbed | Event::Show(_)) => {}
                 Ok(Event::End) | Err(_) => return,
             }
         }
@@ -137,17 +168,19 @@ impl Plane {
                 Err(mpsc::RecvTimeoutError::Timeout) => continue,
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
             };
-            let (mut batches, mut pause) = (Vec::new(), None);
+            let (mut batches, mut questions, mut pause) = (Vec::new(), Vec::new(), None);
             for event in std::iter::once(first).chain(events.try_iter().take(TOGETHER)) {
                 match event {
                     Event::Batch(batch) => batches.push(batch),
                     Event::Disturbed => pause = Some(MEND_INTERVAL),
+                    Event::Show(question) => questions.push(question),
                     Event::End => return,
                 }
             }
             if !batches.is_empty() {
                 self.take_in(batches);
             }
+            questions.into_iter().for_each(|question| self.answer(question));
             // However many changes come, they do not put the resync off; a failure brings it nearer.
             resync_at = resync_at.min(Instant::now() + pause.unwrap_or_else(|| self.pause()));
         }
@@ -167,6 +200,32 @@ impl Plane {
             self.report = self.dataplane.apply(&self.calc.flush());
         }
         self.settle();
+    }
+
+    /// Shows the interfaces of a pod. Who asked may have gone.
+    fn answer(&mut self, Question { namespace, pod, answer }: Question) {
+        let state = self.calc.state();
+        let is_asked = |id: &&EndpointId| *id.namespace == *namespace && *id.pod == *pod;
+        let ids = state.endpoints.keys().filter(is_asked).cloned();
+        let asked = ids.filter_map(|id| Some((AskedFor::of(state, &id)?, id)));
+        let asked: Vec<_> = asked.collect();
+        let shown = asked.into_iter().map(|(asked, id)| ShownEndpoint {
+            conditions: self.told_of(&id),
+            system: self.dataplane.show(&id),
+            asked,
+            id,
+        });
+        let _ = answer.send(shown.collect());
+    }
+
+    /// What the report says of an endpoint, and what of the whole node fails.
+    fn told_of(&self, id: &EndpointId) -> Vec<Told> {
+        let own = self.report.endpoints.get(id).into_iter().flatten();
+        let told = |condition: &Condition| Told {
+            reason: condition.reason.to_owned(),
+            message: condition.message.clone(),
+        };
+        own.chain(self.report.node_failures()).map(told).collect()
     }
 
     fn pause(&self) -> Duration {

@@ -1,6 +1,8 @@
 //! The socket that the CNI plugin calls, and the deletions that it left on disk while the agent was away.
 
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +20,7 @@ const QUEUE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long to wait before a call is accepted again after that failed; mostly for want of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Makes the socket. One that is left over is replaced.
+/// Makes a socket for the agent's own user. One that is left over is replaced.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = socket.parent() {
         std::fs::create_dir_all(folder)?;
@@ -28,7 +30,7 @@ pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(socket)?;
-    tracing::info!(socket = %socket.display(), "pods can be added");
+    std::fs::set_permissions(socket, Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 

@@ -11,6 +11,7 @@ use tortie_policy::oracle::Snapshot;
 
 use crate::explain::{DENIED, FAINT, coloured};
 use crate::output;
+use crate::show::Show;
 use crate::snapshot::Source;
 
 const WARNING: Style = AnsiColor::Yellow.on_default();
@@ -19,6 +20,8 @@ const WARNING: Style = AnsiColor::Yellow.on_default();
 pub(crate) enum PolicyCommand {
     /// Find rules that never match or never decide, policies about nobody, and what else is probably not meant
     Lint(Box<Lint>),
+    /// Show what is in force for a pod, as its node has it: the policies in words, and the rules of the system beside them
+    Show(Box<Show>),
 }
 
 #[derive(clap::Args)]
@@ -38,8 +41,10 @@ enum Format {
 
 impl PolicyCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self::Lint(lint) = self;
-        lint.run()
+        match self {
+            Self::Lint(lint) => lint.run(),
+            Self::Show(show) => show.run(),
+        }
     }
 }
 

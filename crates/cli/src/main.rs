@@ -16,9 +16,11 @@ mod matrix;
 mod output;
 mod planned;
 mod preview;
+mod show;
 mod snapshot;
 mod store;
 mod wait;
+mod words;
 
 use std::ffi::OsStr;
 use std::path::Path;

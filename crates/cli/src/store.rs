@@ -25,6 +25,11 @@ pub(crate) struct StoreArguments {
 }
 
 impl StoreArguments {
+    /// Whether it is that of the lab that runs here.
+    pub(crate) fn is_of_lab(&self) -> bool {
+        cfg!(feature = "lab") && self.store.is_none()
+    }
+
     /// Opens the datastore; must be called in a runtime.
     pub(crate) fn open(&self) -> anyhow::Result<Arc<dyn Store>> {
         let Some(address) = &self.store else { return default_store() };

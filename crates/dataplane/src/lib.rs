@@ -2,12 +2,14 @@
 //! implements: [`Dataplane`] makes the state true, [`PodWiring`] connects one pod.
 
 mod settings;
+mod shown;
 mod state;
 mod wiring;
 
 use std::collections::BTreeMap;
 
 pub use settings::{Failsafe, Settings};
+pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
 pub use state::{
     ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalNode, MacAddress, NodeState, Route,
     RouteTarget, Vtep,
@@ -27,6 +29,12 @@ pub trait Dataplane: Send {
     /// Has `told` called, on any thread, when somebody else has changed what the dataplane made, and a resync is in place.
     /// Where the system does not tell, or nobody else can change anything, it is never called.
     fn watch(&mut self, _told: Box<dyn Fn() + Send>) {}
+
+    /// Reads what the system has for an endpoint, and changes nothing.
+    ///
+    /// # Errors
+    /// The endpoint is not known, or the system did not answer.
+    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError>;
 }
 
 /// What a dataplane has to say after it worked.

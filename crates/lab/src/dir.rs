@@ -118,6 +118,12 @@ impl LabDir {
         self.path.join("store.sock")
     }
 
+    /// Where the agent of a node answers what operators ask.
+    #[must_use]
+    pub fn control_socket(&self, node: &str) -> PathBuf {
+        self.node(node).join("control.sock")
+    }
+
     pub(crate) fn store_file(&self) -> PathBuf {
         self.path.join("store.redb")
     }

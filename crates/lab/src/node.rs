@@ -89,6 +89,7 @@ impl Node {
         let mut arguments = vec!["agent".to_owned(), "--node".to_owned(), self.name.clone()];
         let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         option("--cni-socket", shown(self.cni_socket(dir)));
+        option("--control-socket", shown(dir.control_socket(&self.name)));
         option("--deletion-queue", shown(self.deletion_queue(dir)));
         match self.os {
             Os::Linux => option("--store", format!("unix:{}", dir.store_socket().display())),

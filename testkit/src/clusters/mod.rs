@@ -15,7 +15,7 @@ use proptest::option::of;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::{Map, Value, json};
-use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::calico::{FelixConfiguration, WorkloadEndpoint};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 
@@ -83,7 +83,7 @@ pub fn clusters() -> impl Strategy<Value = Objects> {
 
 /// Clusters whose pods have addresses of their own, as a kernel has to find them.
 pub fn clusters_of_distinct_pods() -> impl Strategy<Value = Objects> {
-    clusters_of(prop::collection::vec(pod(), 1..6).prop_map(|mut pods| {
+    let clusters = clusters_of(prop::collection::vec(pod(), 1..6).prop_map(|mut pods| {
         let mut taken = Vec::new();
         for pod in &mut pods {
             for address in &mut pod.addresses {
@@ -95,7 +95,16 @@ pub fn clusters_of_distinct_pods() -> impl Strategy<Value = Objects> {
             pod.addresses.retain(|address| !address.is_empty());
         }
         pods
-    }))
+    }));
+    // Rules may count, or not.
+    (clusters, of(select(vec!["Enabled", "Disabled"]))).prop_map(|(mut objects, counters)| {
+        objects.extend(counters.map(|counters| {
+            let annotations = json!({FelixConfiguration::POLICY_COUNTERS: counters});
+            let value = json!({"metadata": {"name": "default", "annotations": annotations}, "spec": {}});
+            (Key::global(Kind::FelixConfiguration, "default"), value)
+        }));
+        objects
+    })
 }
 
 fn clusters_of(pods: impl Strategy<Value = Vec<Pod>>) -> impl Strategy<Value = Objects> {

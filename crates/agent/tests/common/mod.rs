@@ -17,7 +17,7 @@ use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
 use tortie_dataplane::{
     Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring,
-    Report, WiringError,
+    Report, ShowError, Shown, WiringError,
 };
 use tortie_store::{Embedded, Store, Stored};
 
@@ -74,6 +74,13 @@ impl Dataplane for FakeOs {
 
     fn watch(&mut self, told: Box<dyn Fn() + Send>) {
         self.lock().disturbed = Some(told);
+    }
+
+    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError> {
+        assert!(!self.lock().dies, "the test wants the dataplane to die");
+        let unknown = || ShowError::NoEndpoint(endpoint.to_string());
+        self.lock().state.endpoints.get(endpoint).map(|_| ()).ok_or_else(unknown)?;
+        Ok(Shown { read_from: format!("the test's maps, {}", endpoint.pod), ..Shown::default() })
     }
 
     fn resync(&mut self) -> Report {
@@ -170,6 +177,7 @@ impl Bed {
             store: store.clone(),
             platform: Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) },
             cni_socket: dir.path().join("agent.sock"),
+            control_socket: dir.path().join("control.sock"),
             deletion_queue: dir.path().join("queue"),
         };
         Self { store, os, dir, agent: tokio::spawn(tortie_agent::run(config)) }

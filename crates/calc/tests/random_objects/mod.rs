@@ -353,8 +353,9 @@ fn felix() -> impl Strategy<Value = Object> {
     let port = json!([{"protocol": "TCP", "port": 22, "net": "10.0.0.0/8"}]);
     let ports = || weighted(0.4, select(vec![json!([]), port.clone()]));
     let flows = weighted(0.3, select(vec!["Keep", "Cut", "Bogus"]));
-    (name, action(), (deny(), deny()), ports(), ports(), flows).prop_map(
-        |(name, action, (deny, old_deny), inbound, outbound, flows)| {
+    let counters = weighted(0.3, select(vec!["Enabled", "Disabled", "Bogus"]));
+    (name, action(), (deny(), deny()), ports(), ports(), flows, counters).prop_map(
+        |(name, action, (deny, old_deny), inbound, outbound, flows, counters)| {
             let spec = fields(vec![
                 ("defaultEndpointToHostAction", action),
                 ("nftablesFilterDenyAction", deny),
@@ -364,7 +365,10 @@ fn felix() -> impl Strategy<Value = Object> {
             ]);
             let mut value = json!({"metadata": {"name": name}, "spec": spec});
             if let Some(flows) = flows {
-                value["metadata"]["annotations"] = json!({"tortie.io/establishedFlows": flows});
+                value["metadata"]["annotations"]["tortie.io/establishedFlows"] = json!(flows);
+            }
+            if let Some(counters) = counters {
+                value["metadata"]["annotations"]["tortie.io/policyCounters"] = json!(counters);
             }
             (Key::global(Kind::FelixConfiguration, name), value)
         },

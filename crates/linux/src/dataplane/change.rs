@@ -74,6 +74,11 @@ impl Change {
         self.new.chains.values_mut()
     }
 
+    /// The chains as they should be, with their names.
+    pub fn new_chains_by_name(&mut self) -> impl Iterator<Item = (&String, &mut Chain)> {
+        self.new.chains.iter_mut()
+    }
+
     /// Leaves out chains as they should be: they are not to be there.
     pub fn retain_new_chains(&mut self, stays: impl Fn(&Chain) -> bool) {
         self.new.chains.retain(|_, chain| stays(chain));

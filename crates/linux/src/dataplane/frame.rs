@@ -35,8 +35,8 @@ const FORWARD_FROM: &str = "forward-from";
 const FORWARD_TO: &str = "forward-to";
 const INPUT_FROM: &str = "input-from";
 const INPUT: &str = "input";
-const FROM_WORKLOAD: &str = "from-workload";
-const TO_WORKLOAD: &str = "to-workload";
+pub const FROM_WORKLOAD: &str = "from-workload";
+pub const TO_WORKLOAD: &str = "to-workload";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use super::change::Change;
+use super::counting;
 use super::sets::digest;
 use crate::nftables::{Chain, Expr, Set, SetRef, Table};
 
@@ -21,7 +22,7 @@ impl Literals {
     /// the chains.
     pub fn take(&mut self, kernel: &Table, change: &mut Change) {
         let mut sets = BTreeMap::new();
-        change.new_chains().for_each(|chain| lift(chain, &mut sets));
+        change.new_chains_by_name().for_each(|(name, chain)| lift(name, chain, &mut sets));
         let mut touched = BTreeSet::new();
         for name in change.new_chains().flat_map(|chain| names(chain)) {
             *self.users.entry(name.clone()).or_default() += 1;
@@ -47,19 +48,29 @@ impl Literals {
 }
 
 /// Names what a chain spells out.
-fn lift(chain: &mut Chain, sets: &mut BTreeMap<String, Set>) {
-    for expr in chain.rules.iter_mut().flat_map(|rule| &mut rule.exprs) {
-        if let Expr::Lookup { set, .. } = expr
-            && let SetRef::Inline(spelled) = set
-        {
-            let name = name(spelled);
-            sets.entry(name.clone()).or_insert_with(|| (**spelled).clone());
-            *set = SetRef::Named(name);
+fn lift(of: &str, chain: &mut Chain, sets: &mut BTreeMap<String, Set>) {
+    for rule in &mut chain.rules {
+        let counting = rule.exprs.iter().any(counting::is_counting).then(|| rule.clone());
+        for (place, expr) in rule.exprs.iter_mut().enumerate() {
+            if let Expr::Lookup { set, .. } = expr
+                && let SetRef::Inline(spelled) = set
+            {
+                let name = match &counting {
+                    // Nobody shares it: what it counts would be that of others, too.
+                    Some(rule) if spelled.spec.counts => {
+                        format!("{PREFIX}{}", counting::name(of, rule, place, spelled))
+                    }
+                    _ => name(spelled),
+                };
+                sets.entry(name.clone()).or_insert_with(|| (**spelled).clone());
+                *set = SetRef::Named(name);
+            }
         }
     }
 }
 
-const PREFIX: &str = "l-";
+/// How the names of these sets begin.
+pub const PREFIX: &str = "l-";
 
 /// The same for sets with the same elements.
 fn name(set: &Set) -> String {

@@ -4,6 +4,7 @@
 //! together: the addresses of their selectors, each with each protocol and port of its rule.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
@@ -26,6 +27,8 @@ pub struct Lookup {
     sources: Vec<Source>,
     /// How many keys it was made for.
     pub keys: usize,
+    /// Whether each key counts.
+    counts: bool,
 }
 
 /// The keys of one rule: each of its addresses with each tail.
@@ -51,12 +54,12 @@ impl Lookup {
                 elements.extend(source.keys(&address).map(|key| (key, Value::default())));
             }
         }
-        Set { spec: self.key.spec(), elements }
+        Set { spec: self.spec(), elements }
     }
 
     /// What its elements are.
     pub fn spec(&self) -> SetSpec {
-        self.key.spec()
+        SetSpec { counts: self.counts, ..self.key.spec() }
     }
 
     /// The keys that come or go with a member of a set, and whether each is wanted.
@@ -70,7 +73,39 @@ impl Lookup {
     }
 }
 
+/// Finds which of these lines ask for a key of a set that many of them are looked up in: their comments.
+pub fn asking<'a>(
+    lines: Vec<&'a Line>,
+    sets: &BTreeMap<String, &SetId>,
+    lookup: &Lookup,
+    state: &'a NodeState,
+) -> impl Fn(&Key) -> Vec<String> + use<'a> {
+    let family = lookup.key.family;
+    let of_set = |line: &'a Line| {
+        let (key, source) = keys(&line.tests, sets)?;
+        (key == lookup.key).then_some((source, &line.comment))
+    };
+    let all: Vec<_> = lines.into_iter().filter_map(of_set).collect();
+    move |key| {
+        let asking = all.iter().filter(|(source, _)| source.asks_for(key, family, state));
+        asking.map(|(_, comment)| (*comment).clone()).collect()
+    }
+}
+
 impl Source {
+    fn asks_for(&self, key: &Key, family: Family, state: &NodeState) -> bool {
+        let Some((bytes, tail)) = key.bytes().split_at_checked(family.field().length()) else { return false };
+        let has_address = || match &self.addresses {
+            Addresses::These(keys) => keys.iter().any(|key| key.bytes() == bytes),
+            Addresses::Of(id) => {
+                let member = address(bytes).map(|address| Member::Net(address.into()));
+                let members = state.sets.get(id).map(|(_, members)| members);
+                member.zip(members).is_some_and(|(member, members)| members.contains(&member))
+            }
+        };
+        self.tails.contains(tail) && has_address()
+    }
+
     /// How many keys there are.
     fn count(&self, members: &dyn Fn(&SetId) -> usize) -> usize {
         let addresses = match &self.addresses {
@@ -133,7 +168,8 @@ pub fn look_up(
             continue;
         }
         most_keys -= count;
-        let set = format!("{prefix}-{number}");
+        // Another name where it is another set: it can then be there beside the one that it replaces.
+        let set = format!("{prefix}-{number}{}", if sources.counts { "c" } else { "" });
         let (mut of_all, mut comments) = (Vec::new(), Vec::new());
         for (source, _, its_comments) in group {
             of_all.push(source);
@@ -141,7 +177,7 @@ pub fn look_up(
         }
         let found = Test::Member { key, set: set.clone(), invert: false };
         others.push((vec![Test::Family(key.family), found], comments));
-        lookups.push((set, Lookup { key, sources: of_all, keys: count }));
+        lookups.push((set, Lookup { key, sources: of_all, keys: count, counts: sources.counts }));
     }
     let line = |(tests, comments): (Conjunction, Vec<String>)| {
         let comment = joined(&comments);
@@ -206,6 +242,12 @@ fn tails(protocols: Option<Vec<u8>>, ports: Option<Vec<Key>>) -> Option<BTreeSet
         }
     }
     Some(tails)
+}
+
+/// The address that a key's bytes are.
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
 /// The address of a member that is a single one of this family.

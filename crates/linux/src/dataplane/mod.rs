@@ -2,6 +2,7 @@
 
 mod beside;
 mod change;
+mod counting;
 mod cut;
 mod dirty;
 mod fold;
@@ -18,6 +19,7 @@ mod packet_test;
 mod policies;
 mod programs;
 mod sets;
+mod show;
 mod slots;
 mod staged;
 mod table;
@@ -28,7 +30,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget};
+use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget, ShowError, Shown};
 
 pub(crate) use self::network::link_parameters;
 
@@ -295,6 +297,10 @@ impl tortie_dataplane::Dataplane for Dataplane {
 
     fn watch(&mut self, told: Box<dyn Fn() + Send>) {
         self.policy.watch(told);
+    }
+
+    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError> {
+        self.policy.show(&self.state, endpoint)
     }
 
     fn resync(&mut self) -> Report {

@@ -106,6 +106,8 @@ pub struct Sources<'a> {
     /// How many members a set has.
     pub members: &'a dyn Fn(&SetId) -> usize,
     pub deny: FilterDenyAction,
+    /// Whether rules count.
+    pub counts: bool,
     /// The most rules of a tier that are asked one after another.
     pub in_a_row: usize,
     /// The most keys of sets of the program's own. Rules that would need more are asked one after another.

@@ -1,5 +1,6 @@
 //! Expressions and verdicts to and from attributes (`linux/netfilter/nf_tables.h`).
 
+use super::counts::Count;
 use super::expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 use super::model::Set;
 use crate::netlink::attribute::{Attributes, put, put_nest, put_text, put_u32_be};
@@ -26,6 +27,21 @@ pub fn put_expr(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> u
         put_text(to, EXPR_NAME, name(expr));
         put_nest(to, EXPR_DATA, |to| put_expr_data(to, expr, inline));
     });
+}
+
+/// Puts the content of an expression that counts.
+pub fn put_counter(to: &mut Vec<u8>) {
+    put_text(to, EXPR_NAME, name(&Expr::Counter));
+    put_nest(to, EXPR_DATA, |_| ());
+}
+
+/// What an expression has counted, if that is what it does (`NFTA_COUNTER_BYTES`, `NFTA_COUNTER_PACKETS`).
+pub fn count(attributes: Attributes<'_>) -> Option<Count> {
+    if attributes.text(EXPR_NAME).as_deref() != Some("counter") {
+        return None;
+    }
+    let data = attributes.nest(EXPR_DATA);
+    Some(Count { packets: data.u64_be(2)?, bytes: data.u64_be(1)? })
 }
 
 /// What the kernel knows it by; in tests some are as unknown to it as those of a module that is not there.

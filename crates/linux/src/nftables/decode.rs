@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::codec::{LIST_ELEM, expr, value, verdict};
+use super::codec::{LIST_ELEM, count, expr, value, verdict};
+use super::counts::Count;
 use super::encode::*;
 use super::model::{
     BaseChain, Chain, ChainKind, Data, DataKind, Field, Hook, Key, Rule, Set, SetSpec, Value,
@@ -73,6 +74,7 @@ pub fn set(data: Attributes<'_>) -> Option<(String, Set)> {
             Some(kind) if kind == Field::Mark as u32 => Some(DataKind::Number),
             _ => None,
         },
+        counts: count(data.nest(NFTA_SET_EXPR)).is_some(),
     };
     if flags & !NFT_SET_ANONYMOUS_OR_CONSTANT != set_flags(&spec) {
         spec.key.clear();
@@ -95,6 +97,7 @@ pub struct Listed {
     key: Key,
     closes: bool,
     value: Value,
+    count: Option<Count>,
 }
 
 /// The elements in one message. One that cannot be read is left out: it is none of ours.
@@ -112,7 +115,19 @@ fn listed(data: Attributes<'_>) -> Option<Listed> {
         key: Key::new(value(data, NFTA_SET_ELEM_KEY)?)?,
         closes: data.u32_be(NFTA_SET_ELEM_FLAGS).unwrap_or(0) & NFT_SET_ELEM_INTERVAL_END != 0,
         value: Value { end, data: element_data(data) },
+        count: count(data.nest(NFTA_SET_ELEM_EXPR)),
     })
+}
+
+/// What each element has counted, by its key, of ranges by the first.
+pub fn counts(listed: &[Listed]) -> BTreeMap<Key, Count> {
+    listed.iter().filter_map(|element| Some((element.key, element.count?))).collect()
+}
+
+/// What a rule's first counter has counted.
+pub fn rule_count(data: Attributes<'_>) -> Option<Count> {
+    let mut list = data.nest(NFTA_RULE_EXPRESSIONS).filter(|(kind, _)| *kind == LIST_ELEM);
+    list.find_map(|(_, one)| count(Attributes(one)))
 }
 
 fn element_data(data: Attributes<'_>) -> Option<Data> {

@@ -1,6 +1,6 @@
 //! Changes to messages (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`).
 
-use super::codec::{ANONYMOUS, LIST_ELEM, put_expr, put_value, put_verdict};
+use super::codec::{ANONYMOUS, LIST_ELEM, put_counter, put_expr, put_value, put_verdict};
 use super::model::{BaseChain, ChainKind, Data, DataKind, Element, Field, Key, Rule, Set, SetSpec};
 use super::transaction::{Op, Transaction};
 use crate::netlink::Request;
@@ -209,6 +209,9 @@ impl Encoder<'_> {
                 }
             }
             put_u32_be(to, NFTA_SET_ID, id);
+            if spec.counts {
+                put_nest(to, NFTA_SET_EXPR, put_counter);
+            }
             put(to, NFTA_SET_USERDATA, &byte_order(spec));
             if set_flags(spec) & NFT_SET_CONCAT != 0 {
                 put_nest(to, NFTA_SET_DESC, |to| {
@@ -351,6 +354,8 @@ pub const NFTA_SET_DATA_LEN: u16 = 7;
 pub const NFTA_SET_DESC: u16 = 9;
 pub const NFTA_SET_ID: u16 = 10;
 pub const NFTA_SET_USERDATA: u16 = 13;
+/// What every new element gets a copy of (Linux 5.7 for sets that no rule fills).
+pub const NFTA_SET_EXPR: u16 = 17;
 pub const NFTA_SET_DESC_CONCAT: u16 = 2;
 pub const NFTA_SET_FIELD_LEN: u16 = 1;
 pub const NFTA_SET_ELEM_LIST_SET: u16 = 2;
@@ -359,6 +364,7 @@ pub const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
 pub const NFTA_SET_ELEM_KEY: u16 = 1;
 pub const NFTA_SET_ELEM_DATA: u16 = 2;
 pub const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub const NFTA_SET_ELEM_EXPR: u16 = 7;
 pub const NFTA_SET_ELEM_KEY_END: u16 = 10;
 pub const NFT_SET_INTERVAL: u32 = 4;
 pub const NFT_SET_MAP: u32 = 8;

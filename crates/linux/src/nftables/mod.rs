@@ -6,20 +6,24 @@
 pub mod expr;
 
 mod codec;
+mod counts;
 mod decode;
 mod encode;
 mod model;
 pub(crate) mod others;
 pub(crate) mod probe;
+mod text;
 mod transaction;
 mod watch;
 
 use std::collections::BTreeMap;
 
+pub use counts::{Count, CountedElements, CountedRule};
 pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 pub use model::{
     BaseChain, Chain, ChainKind, Data, DataKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value,
 };
+pub use text::{element_text, rule_text};
 pub use transaction::{Op, Transaction, diff, diff_elements};
 pub(crate) use transaction::{additions, alterations, changeable, changes, created, removals};
 pub use watch::{Told, Watch};
@@ -221,7 +225,7 @@ impl Nft {
         let mut sets = BTreeMap::new();
         for reply in self.dump(libc::NFT_MSG_GETSET, table, |_| ())? {
             let Some((name, mut set)) = decode::set(decode::attributes(&reply)) else { continue };
-            set.elements = self.elements(table, &name, &set.spec)?;
+            set.elements = self.counted_elements(table, &name, &set.spec)?.elements;
             sets.insert(name, set);
         }
         let (anonymous, sets) =
@@ -239,24 +243,6 @@ impl Nft {
             }
         }
         Ok(Table { flags, chains, sets })
-    }
-
-    /// The elements of a set. A hash set that was just filled is still being resized by the kernel, which then lists
-    /// some elements twice and leaves as many out; so a list with doubles is asked for again.
-    fn elements(&mut self, table: &str, set: &str, spec: &SetSpec) -> Result<BTreeMap<Key, Value>> {
-        for _ in 0..LIST_ATTEMPTS {
-            let replies = self.dump(libc::NFT_MSG_GETSETELEM, table, |to| {
-                put_text(to, encode::NFTA_SET_ELEM_LIST_SET, set);
-            })?;
-            let listed = replies.iter().flat_map(|reply| decode::elements(decode::attributes(reply)));
-            let listed: Vec<_> = listed.collect();
-            let count = listed.len();
-            let elements = decode::join(spec, listed);
-            if spec.interval || elements.len() == count {
-                return Ok(elements);
-            }
-        }
-        Err(busy(format!("table {table}, set {set}")))
     }
 
     /// The objects of a kind in a table. The kernel does not leave out those of other tables for every kind.

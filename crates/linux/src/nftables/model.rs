@@ -114,13 +114,15 @@ pub struct SetSpec {
     pub interval: bool,
     /// What the elements lead to, in a map.
     pub data: Option<DataKind>,
+    /// Whether each element counts the packets for which it was found. The counts are no part of the value.
+    pub counts: bool,
 }
 
 impl SetSpec {
     /// A set of single keys.
     #[must_use]
     pub fn hash(key: &[Field]) -> Self {
-        Self { key: key.to_vec(), interval: false, data: None }
+        Self { key: key.to_vec(), interval: false, data: None, counts: false }
     }
 
     /// A set of ranges of keys.

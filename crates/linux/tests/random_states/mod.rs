@@ -10,6 +10,7 @@ use proptest::collection::{btree_set, vec};
 use proptest::option::{of, weighted};
 use proptest::prelude::*;
 use proptest::sample::select;
+use tortie_api::calico::PolicyCounters;
 use tortie_api::net::{Action, IpVersion, PortRange, Protocol};
 use tortie_dataplane::{Endpoint, EndpointId, NodeState};
 use tortie_policy::program::*;
@@ -60,9 +61,13 @@ pub fn id(name: &str) -> EndpointId {
 pub fn state() -> impl Strategy<Value = NodeState> {
     let sets = vec(of(set()), 5);
     let policies = vec(weighted(0.95, (vec(rule(), 0..4), vec(rule(), 0..4))), 4);
-    (sets, policies, tiers(), tiers(), vec(prop_oneof![3 => Just(99u8), 1 => 0u8..4], 0..4)).prop_map(
-        |(sets, policies, ingress, egress, profiles)| {
+    let profiles = vec(prop_oneof![3 => Just(99u8), 1 => 0u8..4], 0..4);
+    (sets, policies, tiers(), tiers(), profiles, prop::bool::weighted(0.3)).prop_map(
+        |(sets, policies, ingress, egress, profiles, counts)| {
             let mut state = NodeState::default();
+            if counts {
+                Arc::make_mut(&mut state.settings).policy_counters = PolicyCounters::Enabled;
+            }
             for (n, set) in sets.into_iter().enumerate() {
                 state.sets.extend(set.map(|set| (set_id(n as u8), set)));
             }

@@ -36,6 +36,14 @@ const MOST_STEPS: usize = 10_000_000;
 /// How many regions about all peers are remembered, to find what lies behind them.
 const MOST_WIDE: usize = 256;
 
+/// Where what nothing allows is denied.
+pub const NO_PROFILE: &str = "no profile allows it";
+
+/// Where a tier denies what none of its rules decides.
+pub fn end_of_tier(name: &str) -> String {
+    format!("end of tier {name}")
+}
+
 /// The policy at which the list got too long.
 struct TooMany(String);
 
@@ -65,7 +73,7 @@ struct Flattener<'a, L> {
 impl<L: Lookup> Flattener<'_, L> {
     /// From the end to the beginning: what comes after a tier is known when its Pass rules are met.
     fn program(&mut self, program: &EndpointProgram) -> Result<Vec<Decision>, TooMany> {
-        let nothing_matched = vec![everything("no profile allows it")];
+        let nothing_matched = vec![everything(NO_PROFILE)];
         let mut list = self.policies(&program.profiles, None, nothing_matched)?;
         for tier in program.tiers(self.direction).iter().rev() {
             list = self.tier(tier, list)?;
@@ -75,7 +83,7 @@ impl<L: Lookup> Flattener<'_, L> {
 
     fn tier(&mut self, tier: &TierProgram, next: Vec<Decision>) -> Result<Vec<Decision>, TooMany> {
         let end = match tier.end {
-            EndOfTier::Deny => vec![everything(&format!("end of tier {}", tier.name))],
+            EndOfTier::Deny => vec![everything(&end_of_tier(&tier.name))],
             EndOfTier::Pass => next.clone(),
         };
         self.policies(&tier.policies, Some(&next), end)

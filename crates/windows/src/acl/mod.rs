@@ -25,6 +25,7 @@ use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Polic
 use tortie_policy::program::Lookup;
 
 use flatten::flatten;
+pub use flatten::{NO_PROFILE, end_of_tier};
 use numbers::Addresses;
 use priorities::priorities;
 use region::View;
@@ -32,15 +33,19 @@ use rows::{Row, rows};
 use spell::Speller;
 
 pub use peers::OUR_SETS;
+pub use rows::ANY_PROTOCOL;
 pub use spell::{Set, Sets};
-pub use transition::{Transition, anonymous, transition, unnumbered};
+pub use transition::{Transition, anonymous, transition};
 
 /// Traffic of the node itself to its own pods, before policy.
-const NODE_PRIORITY: u16 = 900;
+pub const NODE_PRIORITY: u16 = 900;
 /// The first priority of policy.
-const FIRST_PRIORITY: u16 = 1000;
+pub const FIRST_PRIORITY: u16 = 1000;
 /// The lowest that works: the endpoint's closure, which holds whatever else is there.
 pub const LAST_PRIORITY: u16 = 65_500;
+
+/// Where the endpoint's closure comes from.
+pub const CLOSED: &str = "closed";
 
 /// What all our ACLs' identifiers begin with. ACLs of others on the same endpoint are left alone.
 const OURS: &str = "tortie/";
@@ -48,6 +53,21 @@ const OURS: &str = "tortie/";
 /// Whether the ACL is one of ours.
 pub fn is_ours(acl: &Acl) -> bool {
     acl.id.starts_with(OURS)
+}
+
+/// Whether the ACL is about what packets meet before policy: the node's own firewall, and the node itself.
+pub fn is_before_policy(acl: &Acl) -> bool {
+    acl.rule_type != AclRuleType::Switch || (is_ours(acl) && acl.priority < FIRST_PRIORITY)
+}
+
+/// Whether the ACL is one of ours that comes from there.
+pub fn comes_from(acl: &Acl, origin: &str) -> bool {
+    acl.id == id(origin)
+}
+
+/// The identifier of ACLs from there. A space in one is nowhere said to be allowed.
+fn id(origin: &str) -> String {
+    format!("{OURS}{}", origin.replace(' ', "/"))
 }
 
 /// Whether an ACL that cannot be read is one of ours.
@@ -59,7 +79,7 @@ pub fn has_our_mark(policy: &Policy) -> bool {
 /// What closes an endpoint both ways. It is in the document that creates the endpoint, and stays for good behind policy.
 pub fn closed() -> Vec<Acl> {
     [AclDirection::In, AclDirection::Out]
-        .map(|direction| any(AclAction::Block, direction, LAST_PRIORITY, "closed"))
+        .map(|direction| any(AclAction::Block, direction, LAST_PRIORITY, CLOSED))
         .to_vec()
 }
 
@@ -130,6 +150,12 @@ pub fn render(
 }
 
 impl Rows {
+    /// The same with ACLs of the operator's before policy.
+    pub fn with_static_rules(mut self, acls: &[Acl]) -> Self {
+        self.fixed.extend_from_slice(acls);
+        self
+    }
+
     /// The ACLs. Of those that would name sets, `spell_out` is asked whether they must not.
     pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
         let policy = self.policy.each_ref().map(|(direction, rows)| {
@@ -199,11 +225,15 @@ fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     })
 }
 
+/// The ACL about all packets of one direction that a static rule begins with.
+pub fn of_static_rule(action: AclAction, direction: AclDirection, name: &str) -> Acl {
+    any(action, direction, 0, &format!("static {name}"))
+}
+
 /// The ACL about all packets of one direction.
 fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
-        // A space in an identifier is nowhere said to be allowed.
-        id: format!("{OURS}{}", origin.replace(' ', "/")),
+        id: id(origin),
         protocols: rows::ANY_PROTOCOL.to_string(),
         action,
         direction,

@@ -128,3 +128,94 @@ fn fill(places: &[Place], room: &Range<u16>, given: &mut [u16]) -> Result<(), Ra
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tortie_hcn::schema::{AclAction, AclDirection};
+
+    use super::super::any as about_all;
+    use super::*;
+
+    /// A list by its actions and what tells its ACLs apart.
+    fn list(entries: &[(bool, u16)]) -> Vec<Acl> {
+        let acl = |(allow, number): &(bool, u16)| Acl {
+            local_ports: number.to_string(),
+            ..about_all(if *allow { AclAction::Allow } else { AclAction::Block }, AclDirection::In, 0, "test")
+        };
+        entries.iter().map(acl).collect()
+    }
+
+    fn entries() -> impl Strategy<Value = Vec<(bool, u16)>> {
+        let numbers = prop::collection::btree_set(0_u16..60, 0..40);
+        (numbers, prop::collection::vec(proptest::bool::ANY, 40), proptest::num::u64::ANY).prop_map(
+            |(numbers, actions, seed)| {
+                let mut entries: Vec<_> =
+                    numbers.into_iter().zip(actions).map(|(number, allow)| (allow, number)).collect();
+                entries.sort_by_key(|(_, number)| (u64::from(*number) + 1).wrapping_mul(seed | 1));
+                entries
+            },
+        )
+    }
+
+    fn numbered(list: &[Acl], priorities: &[u16]) -> Vec<Acl> {
+        list.iter()
+            .zip(priorities)
+            .map(|(acl, priority)| Acl { priority: *priority, ..acl.clone() })
+            .collect()
+    }
+
+    fn runs(list: &[Acl]) -> usize {
+        list.chunk_by(|one, next| one.action == next.action).count()
+    }
+
+    proptest! {
+        /// Whatever is there, and however little room: the first match is that of the list.
+        #[test]
+        fn the_order_is_that_of_the_list(
+            old in entries(), new in entries(), end in 1005_u16..1100, mixed in prop::collection::vec(1000_u16..1110, 40),
+        ) {
+            let (old, new) = (list(&old), list(&new));
+            let actual = numbered(&old, &mixed);
+            let Some(given) = priorities(&new, &actual, 1000..end) else {
+                prop_assert!(runs(&new) > usize::from(end - 1000));
+                return Ok(());
+            };
+            prop_assert!(given.iter().all(|priority| (1000..end).contains(priority)), "{given:?}");
+            let with = numbered(&new, &given);
+            for (at, acl) in with.iter().enumerate() {
+                let later = with[at + 1..].iter().filter(|later| later.action != acl.action);
+                prop_assert!(later.clone().all(|later| later.priority > acl.priority), "{given:?}");
+            }
+            // What is as it should be stays.
+            prop_assert_eq!(priorities(&new, &with, 1000..end), Some(given));
+        }
+
+        /// One more or one less moves no other, as long as there is room.
+        #[test]
+        fn one_change_is_one_change(old in entries(), at in 0_usize..40, allow in proptest::bool::ANY) {
+            let room = 1000..LAST;
+            let mut entries = old;
+            let first = list(&entries);
+            let before = numbered(&first, &priorities(&first, &[], room.clone()).unwrap());
+            entries.insert(at.min(entries.len()), (allow, 1000));
+            let more = list(&entries);
+            let after = numbered(&more, &priorities(&more, &before, room.clone()).unwrap());
+            prop_assert!(before.iter().all(|acl| after.contains(acl)), "{before:#?} {after:#?}");
+            let again = numbered(&first, &priorities(&first, &after, room).unwrap());
+            prop_assert_eq!(again, before);
+        }
+    }
+
+    const LAST: u16 = 65_500;
+
+    #[test]
+    fn as_many_runs_as_there_is_room() {
+        let entries: Vec<_> = (0..64_500_u32).map(|at| (at % 2 == 0, (at / 2) as u16)).collect();
+        let full = list(&entries);
+        let given = priorities(&full, &[], 1000..LAST).unwrap();
+        assert!(given.iter().copied().eq(1000..LAST));
+        let more = list(&[entries, vec![(true, 65_535)]].concat());
+        assert_eq!(priorities(&more, &[], 1000..LAST), None);
+    }
+}

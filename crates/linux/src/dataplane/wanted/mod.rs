@@ -7,12 +7,14 @@ use tortie_api::net::Direction;
 use tortie_dataplane::{EndpointId, HostEndpoint, NodeState};
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
+mod origins;
 mod parts;
 mod said;
 
 use self::parts::{take_frame, take_sets};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
+use crate::dataplane::counting;
 use crate::dataplane::dirty::{Dirty, Touched};
 use crate::dataplane::frame::{self, ODD_INTERFACES};
 use crate::dataplane::literals::Literals;
@@ -138,6 +140,7 @@ impl Wanted {
         self.touch_lookups(state, dirty, &touched, &mut change);
         let interfaces = Interfaces { of_pods: touched.interfaces, of_hosts: touched.host_interfaces };
         self.open(&interfaces, around.config, &mut change);
+        counting::take(state, &mut change);
         self.literals.take(kernel, &mut change);
         change.host_interfaces = interfaces.of_hosts;
         change.programs = touched.programs;
@@ -346,7 +349,7 @@ impl Wanted {
                     STAGES_OF_POLICIES.iter().filter_map(|stage| around.refused.get(&name(*stage)));
                 let new = match refused.next() {
                     Some(problem) => Lines::deny(format!("{id}: {problem}")),
-                    None => Lines::new(id, rules, direction, exists, around.room),
+                    None => Lines::new(id, rules, direction, exists, counting::room(state, around.room)),
                 };
                 self.problems += usize::from(new.problem.is_some());
                 let old = std::mem::replace(&mut policy.lines[index(direction)], new);
@@ -436,8 +439,10 @@ impl Wanted {
             },
             members: &|id| state.sets.get(id).map_or(0, |(_, members)| members.len()),
             deny: state.settings.deny,
+            counts: counting::is_asked_for(state),
             in_a_row: around.config.rules_in_a_row,
-            most_keys: MOST_KEYS.saturating_sub(self.keys - program.written.keys()),
+            most_keys: counting::most_keys(state, MOST_KEYS)
+                .saturating_sub(self.keys - program.written.keys()),
         };
         write(name, &program.asked, &sources)
     }

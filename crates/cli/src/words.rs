@@ -1,0 +1,174 @@
+//! Rules of programs in words.
+
+use std::collections::BTreeMap;
+
+use tortie_api::net::{IpVersion, PortRange, Protocol};
+use tortie_policy::SetSource;
+use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
+
+/// What a set is, as far as that is known.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Meaning {
+    /// How many members it has on the node.
+    pub(crate) members: usize,
+    /// What makes its members.
+    pub(crate) source: Option<SetSource>,
+}
+
+/// What the sets are.
+pub(crate) type Meanings = BTreeMap<SetId, Meaning>;
+
+/// The rule in one line: `Allow TCP from app == "front" (2 members) to port 80`.
+pub(crate) fn rule(rule: &Rule, sets: &Meanings) -> String {
+    let mut words = vec![format!("{:?}", rule.action)];
+    words.extend(rule.ip_version.map(|version| match version {
+        IpVersion::V4 => "IPv4".to_owned(),
+        IpVersion::V6 => "IPv6".to_owned(),
+    }));
+    words.extend(rule.protocol.map(protocol));
+    words.extend(rule.not_protocol.map(|unwanted| format!("anything but {}", protocol(unwanted))));
+    if rule.protocol.is_none() && (rule.icmp.is_some() || rule.not_icmp.is_some()) {
+        words.push("ICMP".to_owned());
+    }
+    words.extend(rule.icmp.map(|wanted| icmp(&wanted)));
+    words.extend(rule.not_icmp.map(|unwanted| format!("but not {}", icmp(&unwanted))));
+    words.extend(entity("from", &rule.source, sets));
+    words.extend(entity("to", &rule.destination, sets));
+    if words.len() == 1 {
+        words.push("everything".to_owned());
+    }
+    words.join(" ")
+}
+
+/// What a set holds: `app == "front" (2 members)`.
+pub(crate) fn set(id: &SetId, sets: &Meanings) -> String {
+    let Some(meaning) = sets.get(id) else { return format!("set {id}") };
+    let what = match &meaning.source {
+        None => format!("set {id}"),
+        Some(SetSource::Selector(selector)) => selector.to_string(),
+        Some(SetSource::NamedPort { selector, name, protocol: None }) => {
+            format!("port {name:?} of {selector}")
+        }
+        Some(SetSource::NamedPort { selector, name, protocol: Some(wanted) }) => {
+            format!("{} port {name:?} of {selector}", protocol(*wanted))
+        }
+        Some(SetSource::Service { namespace, name, with_ports }) => {
+            let what = if *with_ports { "the backends, with their ports," } else { "the backends" };
+            format!("{what} of Service {namespace}/{name}")
+        }
+    };
+    format!("{what} ({})", crate::output::count(meaning.members as u64, "member"))
+}
+
+fn protocol(protocol: Protocol) -> String {
+    let text = protocol.to_string();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { format!("protocol {text}") } else { text }
+}
+
+fn icmp(icmp: &IcmpMatch) -> String {
+    let part = |what: &str, number: Option<u8>| number.map(|number| format!("{what} {number}"));
+    let parts = [part("type", icmp.icmp_type), part("code", icmp.icmp_code)];
+    let parts: Vec<_> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "of any type".to_owned() } else { parts.join(" ") }
+}
+
+fn entity(way: &str, entity: &EntityMatch, sets: &Meanings) -> Option<String> {
+    let mut parts = Vec::new();
+    let listed = |all: Vec<String>| all.join(", ");
+    let nets = |nets: &[ipnet::IpNet]| listed(nets.iter().map(net).collect());
+    parts.extend((!entity.nets.is_empty()).then(|| nets(&entity.nets)));
+    parts.extend(entity.sets.iter().map(|id| set(id, sets)));
+    parts.extend((!entity.not_nets.is_empty()).then(|| format!("none of {}", nets(&entity.not_nets))));
+    parts.extend(entity.not_sets.iter().map(|id| format!("none of {}", set(id, sets))));
+    let mut ports: Vec<String> = Vec::new();
+    ports.extend((!entity.ports.is_empty()).then(|| numbers(&entity.ports)));
+    ports.extend(entity.port_sets.iter().map(|id| set(id, sets)));
+    parts.extend((!ports.is_empty()).then(|| ports.join(" or ")));
+    let unwanted = &entity.not_ports;
+    parts.extend((!unwanted.is_empty()).then(|| format!("not {}", numbers(unwanted))));
+    parts.extend(entity.not_port_sets.iter().map(|id| format!("not {}", set(id, sets))));
+    (!parts.is_empty()).then(|| format!("{way} {}", parts.join(" and ")))
+}
+
+/// A network; of a single address the address.
+fn net(net: &ipnet::IpNet) -> String {
+    if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
+}
+
+fn numbers(ports: &[PortRange]) -> String {
+    let text: Vec<_> = ports.iter().map(PortRange::to_string).collect();
+    let is_one = ports.len() == 1 && ports.iter().all(|range| range.first == range.last);
+    format!("{} {}", if is_one { "port" } else { "ports" }, text.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tortie_api::net::Action;
+
+    #[test]
+    fn rules_read_as_sentences() {
+        let sets: Meanings = [
+            (
+                SetId::new("front"),
+                Meaning { members: 2, source: Some(SetSource::Selector("app == 'front'".parse().unwrap())) },
+            ),
+            (
+                SetId::new("back"),
+                Meaning {
+                    members: 1,
+                    source: Some(SetSource::Service {
+                        namespace: "shop".to_owned(),
+                        name: "back".to_owned(),
+                        with_ports: true,
+                    }),
+                },
+            ),
+        ]
+        .into();
+        let all = Rule::all(Action::Allow);
+        let ports = |ports: &[(u16, u16)]| {
+            ports.iter().map(|(first, last)| PortRange { first: *first, last: *last }).collect::<Vec<_>>()
+        };
+        for (asked, wanted) in [
+            (all.clone(), "Allow everything"),
+            (
+                Rule {
+                    protocol: Some(Protocol::TCP),
+                    source: EntityMatch { sets: vec![SetId::new("front")], ..EntityMatch::default() },
+                    destination: EntityMatch { ports: ports(&[(80, 80)]), ..EntityMatch::default() },
+                    ..all.clone()
+                },
+                "Allow TCP from app == \"front\" (2 members) to port 80",
+            ),
+            (
+                Rule {
+                    not_protocol: Some(Protocol(47)),
+                    source: EntityMatch {
+                        nets: vec!["10.0.0.0/8".parse().unwrap(), "10.1.0.1/32".parse().unwrap()],
+                        not_sets: vec![SetId::new("unknown")],
+                        ..EntityMatch::default()
+                    },
+                    destination: EntityMatch {
+                        ports: ports(&[(80, 80), (8000, 8080)]),
+                        port_sets: vec![SetId::new("back")],
+                        ..EntityMatch::default()
+                    },
+                    ..Rule::all(Action::Deny)
+                },
+                "Deny anything but protocol 47 from 10.0.0.0/8, 10.1.0.1 and none of set unknown to ports 80, 8000:8080 \
+                 or the backends, with their ports, of Service shop/back (1 member)",
+            ),
+            (
+                Rule {
+                    protocol: Some(Protocol::ICMP),
+                    not_icmp: Some(IcmpMatch { icmp_type: Some(8), icmp_code: None }),
+                    ..Rule::all(Action::Pass)
+                },
+                "Pass ICMP but not type 8",
+            ),
+        ] {
+            assert_eq!(rule(&asked, &sets), wanted);
+        }
+    }
+}

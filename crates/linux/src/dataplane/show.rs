@@ -1,0 +1,348 @@
+//! What the kernel has for a pod: from its interface by the number of its program to the chains of its policies.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tortie_api::net::{Action, Direction};
+use tortie_dataplane::{
+    Count, Endpoint, EndpointId, NodeState, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue,
+};
+use tortie_policy::program::{PolicyId, SetId};
+
+use super::frame::{self, FROM_WORKLOAD, TO_WORKLOAD};
+use super::literals;
+use super::sets::Part;
+use super::slots::Slot;
+use super::table::PolicyTable;
+use super::wanted::Wanted;
+use crate::Result;
+use crate::nftables::{
+    self, CountedElements, CountedRule, Data, Expr, Key, Nft, Rule, Set, SetRef, SetSpec, Table, Value,
+    Verdict, element_text, rule_text,
+};
+
+/// The most values of a set that are spelled out in a rule's text.
+const MOST_SPELLED_OUT: usize = 16;
+/// The most values of one rule that are told; where there are more, those that have counted nothing are left out.
+const MOST_VALUES: usize = 4096;
+
+/// More rules than any policy may have.
+const MOST_NUMBERS: usize = 100_000;
+
+impl PolicyTable {
+    /// Reads what the kernel has for a pod.
+    pub fn show(&mut self, state: &NodeState, id: &EndpointId) -> std::result::Result<Shown, ShowError> {
+        let unknown = || ShowError::NoEndpoint(id.to_string());
+        let endpoint = state.endpoints.get(id).ok_or_else(unknown)?;
+        self.read(state, endpoint)
+            .map_err(|error| ShowError::System { object: id.to_string(), problem: error.to_string() })
+    }
+
+    fn read(&mut self, state: &NodeState, endpoint: &Endpoint) -> Result<Shown> {
+        let specs = self.nft.set_specs(&self.config.table)?;
+        let mut reader = Reader {
+            nft: &mut self.nft,
+            table: &self.config.table,
+            specs,
+            ours: self.kernel.as_ref(),
+            wanted: &self.wanted,
+            state,
+            policies: endpoint.program.policy_ids().collect(),
+            shown: Shown {
+                read_from: format!(
+                    "nftables table inet {}, interface {}",
+                    self.config.table, endpoint.host_interface
+                ),
+                counting: Some(super::counting::is_asked_for(state)),
+                sets: names_of_sets(state, endpoint),
+                ..Shown::default()
+            },
+        };
+        if reader.ours.is_none() {
+            let remark = "what Tortie puts into the table is not in force yet: nothing was compared with it";
+            reader.shown.remarks.push(remark.to_owned());
+        }
+        for slot in Slot::OF_PODS {
+            reader.slot(slot, &endpoint.host_interface)?;
+        }
+        Ok(reader.shown)
+    }
+}
+
+/// The nftables sets by whose names an endpoint's rules may ask for members.
+fn names_of_sets(state: &NodeState, endpoint: &Endpoint) -> BTreeMap<String, SetId> {
+    let policies = endpoint.program.policy_ids().filter_map(|id| state.policies.get(id));
+    let ids: BTreeSet<&SetId> = policies.flat_map(|rules| rules.set_ids()).collect();
+    let names = |id: &SetId| Part::ALL.map(|part| (part.name(id), id.clone()));
+    ids.into_iter().flat_map(names).collect()
+}
+
+struct Reader<'a> {
+    nft: &'a mut Nft,
+    table: &'a str,
+    specs: BTreeMap<String, SetSpec>,
+    /// The table as it was last made, if that is known.
+    ours: Option<&'a Table>,
+    wanted: &'a Wanted,
+    state: &'a NodeState,
+    policies: BTreeSet<&'a PolicyId>,
+    shown: Shown,
+}
+
+impl Reader<'_> {
+    /// What packets of one direction are asked.
+    fn slot(&mut self, slot: Slot, interface: &str) -> Result<()> {
+        let before = match slot {
+            Slot::FromWorkload => FROM_WORKLOAD,
+            _ => TO_WORKLOAD,
+        };
+        self.list(before, slot.direction(), ShownPart::BeforePolicy)?;
+        let (programs, chains) = slot.maps();
+        let number = self.find(programs, &Key::interface(interface))?;
+        let Some(Data::Number(number)) = number else {
+            return self.closed(slot, format!("{interface} has no program in map {programs}"));
+        };
+        match self.find(chains, &frame::program_key(number))? {
+            Some(Data::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) => {
+                self.chains(chain, slot.direction())
+            }
+            _ => {
+                self.closed(slot, format!("the number {number} of {interface} leads nowhere in map {chains}"))
+            }
+        }
+    }
+
+    fn closed(&mut self, slot: Slot, why: String) -> Result<()> {
+        let packets = match slot.direction() {
+            Direction::Ingress => "packets to the pod",
+            Direction::Egress => "packets from the pod",
+        };
+        self.shown.remarks.push(format!("{why}: all new {packets} are dropped"));
+        Ok(())
+    }
+
+    /// What a map has for a key.
+    fn find(&mut self, map: &str, key: &Key) -> Result<Option<Data>> {
+        Ok(self.elements(map)?.elements.get(key).and_then(|value| value.data.clone()))
+    }
+
+    fn elements(&mut self, set: &str) -> Result<CountedElements> {
+        match self.specs.get(set) {
+            Some(spec) => self.nft.counted_elements(self.table, set, spec),
+            None => Ok(CountedElements::default()),
+        }
+    }
+
+    /// A program's chains, each with those of the policies that it jumps to.
+    fn chains(&mut self, first: String, direction: Direction) -> Result<()> {
+        let mut next = Some(first);
+        let mut seen = BTreeSet::new();
+        while let Some(chain) = next.take().filter(|chain| seen.insert(chain.clone())) {
+            for (verdict, comment) in self.list(&chain, direction, ShownPart::Program)? {
+                match verdict {
+                    Verdict::Goto(chain) => next = Some(chain),
+                    Verdict::Jump(chain) if seen.insert(chain.clone()) => {
+                        let part = match self.policy(&comment) {
+                            Some(policy) => ShownPart::Policy(policy.clone()),
+                            None => ShownPart::Program,
+                        };
+                        self.list(&chain, direction, part)?;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a chain, and gives where its rules lead, with their comments.
+    fn list(&mut self, chain: &str, direction: Direction, part: ShownPart) -> Result<Vec<(Verdict, String)>> {
+        let listed = self.nft.counted_rules(self.table, chain)?;
+        let verdicts = listed.iter().filter_map(|CountedRule { rule, .. }| match rule.exprs.last() {
+            Some(Expr::Verdict(verdict)) => Some((verdict.clone(), rule.comment.clone())),
+            _ => None,
+        });
+        let verdicts = verdicts.collect();
+        let ours = self.ours.map(|ours| ours.chains.get(chain).map_or(&[][..], |chain| &chain.rules));
+        if let Some(ours) = ours {
+            self.shown.remarks.extend(missing(chain, ours, &listed));
+        }
+        let mut rules = Vec::with_capacity(listed.len());
+        for listed in &listed {
+            let differs = ours.is_some_and(|ours| !ours.contains(&listed.rule));
+            let mut rule = ShownRule { differs, ..self.rule(listed, direction)? };
+            if let ShownPart::Policy(id) = &part {
+                rule.policy.get_or_insert_with(|| id.clone());
+            }
+            rules.push(rule);
+        }
+        let words = match part {
+            ShownPart::BeforePolicy => before_policy(direction, self.state),
+            ShownPart::Program | ShownPart::Policy(_) => String::new(),
+        };
+        let list = ShownList { name: chain.to_owned(), direction, part, words, rules };
+        self.shown.lists.push(list);
+        Ok(verdicts)
+    }
+
+    fn rule(&mut self, listed: &CountedRule, direction: Direction) -> Result<ShownRule> {
+        let CountedRule { rule, count } = listed;
+        let (policy, numbers) = self.origin(&rule.comment, direction);
+        let (spelled_out, values) = self.spell_out(rule)?;
+        Ok(ShownRule {
+            text: rule_text(&spelled_out),
+            comment: rule.comment.clone(),
+            policy,
+            numbers,
+            count: count.map(shown),
+            values,
+            differs: false,
+        })
+    }
+
+    /// The rule with the values of its own sets in it, and with what these have counted.
+    fn spell_out(&mut self, rule: &Rule) -> Result<(Rule, Vec<ShownValue>)> {
+        let (mut exprs, mut values) = (Vec::<Expr>::new(), Vec::new());
+        let mut asked: Vec<(Expr, Set)> = Vec::new();
+        for expr in &rule.exprs {
+            let Expr::Lookup { register, set: SetRef::Named(name), invert } = expr else {
+                exprs.push(expr.clone());
+                continue;
+            };
+            let is_literal = name.starts_with(literals::PREFIX);
+            let Some(spec) = self.specs.get(name).filter(|spec| is_literal || spec.counts).cloned() else {
+                exprs.push(expr.clone());
+                continue;
+            };
+            let elements = self.elements(name)?;
+            if spec.counts {
+                let from = self.wanted.origins(name, actions(rule), self.state);
+                let from = |key: &Key| from.as_ref().map_or_else(Vec::new, |from| from(key));
+                values.extend(counted_values(&spec, &elements, from));
+            }
+            let set = Set { spec: SetSpec { counts: false, ..spec }, elements: elements.elements };
+            // Of the same field with the same values: it is there to count them.
+            if let Some(load) = exprs.last()
+                && asked.iter().any(|before| before.0 == *load && before.1 == set)
+            {
+                exprs.pop();
+                continue;
+            }
+            asked.extend(exprs.last().map(|load| (load.clone(), set.clone())));
+            let set = match is_literal && set.elements.len() <= MOST_SPELLED_OUT {
+                true => SetRef::Inline(Box::new(set)),
+                false => SetRef::Named(name.clone()),
+            };
+            exprs.push(Expr::Lookup { register: *register, set, invert: *invert });
+        }
+        Ok((Rule { exprs, comment: String::new() }, values))
+    }
+
+    /// Which rules of which policy a rule comes from, by its comment.
+    fn origin(&self, comment: &str, direction: Direction) -> (Option<PolicyId>, Vec<usize>) {
+        for id in &self.policies {
+            let name = format!("{id} {direction:?} rule ");
+            if let Some(numbers) = comment.strip_prefix(&name).and_then(numbers) {
+                return (Some((*id).clone()), numbers);
+            }
+        }
+        (self.policy(comment).cloned(), Vec::new())
+    }
+
+    /// The policy of this name, of which there may have been room for a part only.
+    fn policy(&self, comment: &str) -> Option<&PolicyId> {
+        let is = |id: &&&PolicyId| {
+            let name = id.to_string();
+            name == comment || (comment.len() + 4 > Rule::LONGEST_COMMENT && name.starts_with(comment))
+        };
+        self.policies.iter().find(is).copied()
+    }
+}
+
+/// What becomes of a pod's packets whatever its policy.
+fn before_policy(direction: Direction, state: &NodeState) -> String {
+    match direction {
+        Direction::Ingress => {
+            "the node itself reaches its pods; packets of established connections pass, and what \
+             belongs to no connection is dropped"
+                .to_owned()
+        }
+        Direction::Egress => format!(
+            "no tunnels, and nothing that is not from the pod's own address; packets of established connections pass, \
+             and what belongs to no connection is dropped. To its own node, after policy: \
+             defaultEndpointToHostAction {:?}",
+            state.settings.endpoint_to_host
+        ),
+    }
+}
+
+/// What a chain lacks of the rules that were put there.
+fn missing(chain: &str, ours: &[Rule], listed: &[CountedRule]) -> Option<String> {
+    let missing = ours.iter().filter(|rule| !listed.iter().any(|listed| listed.rule == **rule)).count();
+    let same_order = ours.iter().eq(listed.iter().map(|listed| &listed.rule));
+    match missing {
+        0 if same_order || listed.len() > ours.len() => None,
+        0 => Some(format!("chain {chain} has its rules in another order than Tortie put them there")),
+        missing => {
+            Some(format!("chain {chain} lacks {missing} of the {} rules that Tortie put there", ours.len()))
+        }
+    }
+}
+
+/// The values of a set whose elements count.
+fn counted_values(
+    spec: &SetSpec,
+    elements: &CountedElements,
+    from: impl Fn(&Key) -> Vec<String>,
+) -> Vec<ShownValue> {
+    let all = elements.elements.len() <= MOST_VALUES;
+    let count = |key: &Key| elements.counts.get(key).copied();
+    let told = elements.elements.iter();
+    let told = told.filter(|(key, _)| all || count(key).is_some_and(|count| count.packets > 0));
+    let value = |(key, value): (&Key, &Value)| ShownValue {
+        text: element_text(&spec.key, key, value),
+        count: count(key).map(shown),
+        from: from(key),
+    };
+    told.take(MOST_VALUES).map(value).collect()
+}
+
+/// The actions of policies' rules that a rule may carry out.
+fn actions(rule: &Rule) -> &'static [Action] {
+    match rule.exprs.last() {
+        Some(Expr::Verdict(Verdict::Accept)) => &[Action::Allow],
+        Some(Expr::Verdict(Verdict::Goto(_))) => &[Action::Pass],
+        Some(Expr::Verdict(Verdict::Drop) | Expr::Reject(_)) => &[Action::Deny, Action::Pass],
+        _ => &[],
+    }
+}
+
+fn shown(nftables::Count { packets, bytes }: nftables::Count) -> Count {
+    Count { packets, bytes }
+}
+
+/// Reads `1, 3-5`.
+fn numbers(text: &str) -> Option<Vec<usize>> {
+    let mut numbers = Vec::new();
+    for part in text.split(", ") {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        if last.saturating_sub(first) >= MOST_NUMBERS {
+            return None; // nobody has so many rules: somebody else has written it
+        }
+        numbers.extend(first..=last);
+    }
+    Some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_they_were_listed() {
+        assert_eq!(numbers("1, 3-5, 9"), Some(vec![1, 3, 4, 5, 9]));
+        assert_eq!(numbers("1, x"), None);
+        assert_eq!(numbers(""), None);
+        assert_eq!(numbers("1-18446744073709551614"), None);
+    }
+}

@@ -1,0 +1,30 @@
+//! Where what is in the table comes from, for people.
+
+use tortie_api::net::Action;
+use tortie_dataplane::NodeState;
+
+use super::Wanted;
+use crate::dataplane::lookups::{address_sets, asking};
+use crate::nftables::Key;
+
+impl Wanted {
+    /// Finds the rules with one of these actions that ask for a key of a program's own set, such as
+    /// `NetworkPolicy demo/web Ingress rule 1`; `None` where the set is no program's.
+    pub fn origins<'a>(
+        &'a self,
+        set: &str,
+        actions: &[Action],
+        state: &'a NodeState,
+    ) -> Option<impl Fn(&Key) -> Vec<String> + use<'a>> {
+        let mut programs = self.programs.values();
+        let (program, lookup) =
+            programs.find_map(|program| Some((program, program.written.lookups.get(set)?)))?;
+        let direction = program.asked.direction;
+        let policies = program.asked.policies().filter_map(|id| self.policies.get(id));
+        let all: Vec<_> = policies.map(|policy| policy.lines(direction)).collect();
+        let sets = address_sets(all.iter().flat_map(|lines| &lines.sets));
+        let lines = all.iter().copied().flat_map(|lines| &lines.lines);
+        let lines = lines.filter(|line| actions.contains(&line.action)).collect();
+        Some(asking(lines, &sets, lookup, state))
+    }
+}

@@ -1,0 +1,99 @@
+//! Rules and elements with what they have counted, read chain by chain and set by set.
+
+use std::collections::BTreeMap;
+
+use super::{Key, LIST_ATTEMPTS, Nft, Rule, SetSpec, Value, decode, encode};
+use crate::Result;
+use crate::netlink::Reply;
+use crate::netlink::attribute::put_text;
+
+/// What was counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes of these, from the IP header on.
+    pub bytes: u64,
+}
+
+/// A rule as it is in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CountedRule {
+    /// The rule.
+    pub rule: Rule,
+    /// What it has counted, if it counts.
+    pub count: Option<Count>,
+}
+
+/// The elements of a set as they are in the kernel.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CountedElements {
+    /// The elements, by key.
+    pub elements: BTreeMap<Key, Value>,
+    /// What they have counted, by key, if they count.
+    pub counts: BTreeMap<Key, Count>,
+}
+
+impl Nft {
+    /// The rules of a chain, in order; none where there is no such chain. Sets that belong to a rule alone are not read:
+    /// such a rule's lookups are [`Expr::Other`](super::Expr::Other).
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn counted_rules(&mut self, table: &str, chain: &str) -> Result<Vec<CountedRule>> {
+        let replies = self.dump_if_there(libc::NFT_MSG_GETRULE, table, |to| {
+            put_text(to, encode::NFTA_RULE_CHAIN, chain);
+        })?;
+        let rules = replies.iter().filter_map(|reply| {
+            let data = decode::attributes(reply);
+            // Old kernels do not leave out those of other chains.
+            let (of, rule) = decode::rule(data, &|_| None)?;
+            (of == chain).then(|| CountedRule { rule, count: decode::rule_count(data) })
+        });
+        Ok(rules.collect())
+    }
+
+    /// What the sets of a table are, by name, without their elements; none where there is no such table.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_specs(&mut self, table: &str) -> Result<BTreeMap<String, SetSpec>> {
+        let replies = self.dump_if_there(libc::NFT_MSG_GETSET, table, |_| ())?;
+        let sets = replies.iter().filter_map(|reply| decode::set(decode::attributes(reply)));
+        Ok(sets.map(|(name, set)| (name, set.spec)).collect())
+    }
+
+    /// The elements of a set. A hash set that was just filled is still being resized by the kernel, which then lists
+    /// some elements twice and leaves as many out; so a list with doubles is asked for again.
+    ///
+    /// # Errors
+    /// The kernel's refusal, or that the set never held still.
+    pub fn counted_elements(&mut self, table: &str, set: &str, spec: &SetSpec) -> Result<CountedElements> {
+        for _ in 0..LIST_ATTEMPTS {
+            let replies = self.dump(libc::NFT_MSG_GETSETELEM, table, |to| {
+                put_text(to, encode::NFTA_SET_ELEM_LIST_SET, set);
+            })?;
+            let listed = replies.iter().flat_map(|reply| decode::elements(decode::attributes(reply)));
+            let listed: Vec<_> = listed.collect();
+            let (count, counts) = (listed.len(), decode::counts(&listed));
+            let elements = decode::join(spec, listed);
+            if spec.interval || elements.len() == count {
+                return Ok(CountedElements { elements, counts });
+            }
+        }
+        Err(super::busy(format!("table {table}, set {set}")))
+    }
+
+    /// As [`dump`](Self::dump): of what is not there, nothing.
+    fn dump_if_there(
+        &mut self,
+        kind: i32,
+        table: &str,
+        fill: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Vec<Reply>> {
+        match self.dump(kind, table, fill) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => Ok(Vec::new()),
+            replies => replies,
+        }
+    }
+}
