@@ -11,7 +11,7 @@ use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, ShowError,
     Shown, not_enforced,
 };
-use tortie_hcn::{Feature, Guid, Hcn, HcnExt, Version};
+use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
@@ -52,6 +52,7 @@ pub struct WindowsDataplane {
     network: Option<Guid>,
     /// The version of HNS, when it was last asked for.
     version: Option<Version>,
+    version_due: bool,
     clock: Clock,
     /// Whether the last pass asked to be called again soon.
     in_trouble: bool,
@@ -85,6 +86,7 @@ impl WindowsDataplane {
             static_rules: StaticRules::default(),
             network: None,
             version: None,
+            version_due: true,
             clock,
             in_trouble: false,
             looked: None,
@@ -257,11 +259,20 @@ impl WindowsDataplane {
 
     /// The network whose sets ACLs may name, where HNS has sets, and whether they shall.
     fn policy_sets(&mut self) -> Result<Option<(Guid, bool)>, Error> {
-        let Some(network) = self.network else { return Ok(None) };
-        let version = match self.version {
-            Some(version) => version,
-            None => *self.version.insert(self.hcn.version()?),
-        };
+        if self.network.is_none() {
+            // Whatever is wrong with it, its endpoints may have ACLs that name sets.
+            self.network = self.hcn.network_by_name(NETWORK)?.map(|network| network.id);
+        }
+        if self.version_due {
+            match self.hcn.version() {
+                Ok(version) => (self.version, self.version_due) = (Some(version), false),
+                Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
+                Err(error) => {
+                    warn!(%error, "HNS does not say its version; it is taken for the last one known")
+                }
+            }
+        }
+        let (Some(network), Some(version)) = (self.network, self.version) else { return Ok(None) };
         let settings = &self.state.settings;
         let wanted = match settings.windows_policy_sets {
             WindowsPolicySets::Auto => settings.proven_policy_sets.contains(&(version.major, version.minor)),
@@ -306,9 +317,9 @@ impl Dataplane for WindowsDataplane {
         if !(self.in_trouble && just_looked) {
             self.looked = Some(now);
             // HNS may have been updated since.
-            (self.overlay, self.version) = (None, None);
+            (self.overlay, self.version_due) = (None, true);
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
-            self.policing.look_at_sets();
+            self.policing.look_at_sets(now);
             self.state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
         }
         self.reconcile()
