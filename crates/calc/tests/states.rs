@@ -111,6 +111,12 @@ fn administered() -> Objects {
             ),
             (Key::namespaced(Kind::EndpointSlice, "bank", "till-1"), slice),
             office,
+            namespaced(
+                Kind::Service,
+                "bank",
+                "till",
+                json!({"clusterIPs": ["10.96.0.9"], "externalIPs": ["192.0.2.80"], "ports": [{"port": 80}]}),
+            ),
         ],
     )
 }

@@ -88,9 +88,10 @@ pub struct Condition {
 
 /// The reasons that inform only. Policy is in force, if narrower than it was asked for; or there is something of
 /// somebody else's, or about a single destination, that the operator should see to.
-const INFORMATION: [&str; 18] = [
+const INFORMATION: [&str; 21] = [
     "AddressNotServed",
     "CalicoLeftover",
+    "ClientAddressHidden",
     "ForeignAcl",
     "ForeignChainMayDrop",
     "ForeignChainsUnknown",
@@ -105,6 +106,8 @@ const INFORMATION: [&str; 18] = [
     "RouteRefused",
     "RouteTaken",
     "RuleNotExpressible",
+    "ServiceAddressTaken",
+    "ServicePartlyAllowed",
     "TooManyRules",
     "VxlanPortNotSupported",
 ];

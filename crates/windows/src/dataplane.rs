@@ -129,7 +129,12 @@ impl WindowsDataplane {
                 (self.overlay, self.routes_due) = (None, true);
                 self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
             }
-            Delta::Route(_) | Delta::RouteRemoved(_) => (self.overlay, self.routes_due) = (None, true),
+            Delta::Route(_) | Delta::RouteRemoved(_) => {
+                (self.overlay, self.routes_due) = (None, true);
+                // A Service's address may be a pod's now.
+                self.policing.services_changed();
+            }
+            Delta::Service(..) | Delta::ServiceRemoved(_) => self.policing.services_changed(),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
                 self.touch_users_of_set(id);
@@ -293,6 +298,10 @@ impl WindowsDataplane {
 }
 
 impl Dataplane for WindowsDataplane {
+    fn asks_for_services(&self) -> bool {
+        true
+    }
+
     fn show(&mut self, id: &EndpointId) -> Result<Shown, ShowError> {
         let endpoint = self.state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
         let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };

@@ -22,7 +22,7 @@ use tortie_hcn::schema::Acl;
 use tortie_hcn::{Guid, Hcn};
 use tracing::warn;
 
-use crate::acl::{List, Rows, Set, Sets, named_sets, render, unnumbered};
+use crate::acl::{Frontends, Judged, List, Rows, Services, Set, Sets, named_sets, render, unnumbered};
 use crate::endpoint::{Vain, find, ours, sync_acls};
 use crate::policy_sets::PolicySets;
 use crate::waits::Waits;
@@ -61,6 +61,10 @@ pub(crate) struct Policing {
     actual: Option<PolicySets>,
     /// Sets that cannot be named for now, and why.
     unusable: BTreeMap<String, Condition>,
+    /// The cluster's Services; `None` where they may have changed.
+    frontends: Option<Frontends>,
+    /// What they have added to endpoints' lists.
+    judged: BTreeMap<EndpointId, Arc<Judged>>,
 }
 
 /// An endpoint that is due.
@@ -77,6 +81,11 @@ impl Policing {
     /// Has an endpoint be brought up to date.
     pub(crate) fn touch(&mut self, id: EndpointId) {
         self.due.insert(id);
+    }
+
+    /// Has the cluster's Services be taken in anew.
+    pub(crate) fn services_changed(&mut self) {
+        self.frontends = None;
     }
 
     /// Has an endpoint be read from HNS, as it may be another one than before.
@@ -107,6 +116,7 @@ impl Policing {
         self.vain.remove(id);
         self.in_force.remove(id);
         self.named.remove(id);
+        self.judged.remove(id);
     }
 
     /// What is to be said of endpoints.
@@ -188,14 +198,34 @@ impl Policing {
     fn jobs(&mut self, pass: &Pass<'_>, sets: &Sets<'_, NodeState>) -> BTreeMap<EndpointId, Job> {
         let mut jobs = BTreeMap::new();
         let by_name = pass.sets.is_some_and(|(_, by_name)| by_name);
+        let known = self.frontends.take();
+        let changed = known.is_none();
+        let frontends = known.unwrap_or_else(|| Frontends::new(pass.state));
+        let services = Services::new(&frontends, pass.state);
+        if changed {
+            self.judge_again(&services);
+        }
         for id in std::mem::take(&mut self.due) {
             let Some(endpoint) = pass.state.endpoints.get(&id).cloned() else { continue };
-            let (rows, conditions) = render(&endpoint, &pass.node, by_name, pass.state);
+            let (rows, conditions) = render(&endpoint, &pass.node, by_name, &services, pass.state);
+            self.judged.extend(rows.services().map(|judged| (id.clone(), Arc::clone(judged))));
             let list = self.list(&rows, sets);
             jobs.insert(id, Job { endpoint, rows, list, conditions, done: false });
         }
+        self.frontends = Some(frontends);
         self.want(jobs.values(), sets);
         jobs
+    }
+
+    /// Finds the endpoints to whose lists the Services now add something else than before.
+    fn judge_again(&mut self, services: &Services<'_, NodeState>) {
+        for (id, judged) in &mut self.judged {
+            let again = judged.again(services);
+            if again.judgement != judged.judgement {
+                self.due.insert(id.clone());
+            }
+            *judged = again;
+        }
     }
 
     /// The list that names sets, but for those that cannot be named.
