@@ -154,10 +154,11 @@ fn backends(slices: &[&Slice], port: &NamedPort) -> Vec<(Ipv4Addr, u16)> {
         let of_slice = |slice: &&Slice| {
             let targets: Vec<u16> = slice.ports.iter().filter(meant).map(|port| port.number).collect();
             let backends = slice.backends.iter().filter(|(_, its)| *its == readiness);
-            let pairs = backends
-                .flat_map(|(address, _)| targets.iter().map(|target| (*address, *target)))
-                .collect::<Vec<_>>();
-            pairs
+            let to = |(address, _): &(Ipv4Addr, _)| {
+                let address = *address;
+                targets.iter().map(move |target| (address, *target))
+            };
+            backends.flat_map(to).collect::<Vec<_>>()
         };
         sorted(slices.iter().flat_map(of_slice).collect())
     };

@@ -17,13 +17,15 @@ mod policing;
 mod policy_sets;
 mod routes;
 mod show;
+mod static_rules;
 mod waits;
 mod wiring;
 
-pub use dataplane::{Clock, PolicySetsUse, WindowsDataplane};
+pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
+pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;
 
 /// The name of the overlay network, as Calico has it.

@@ -12,16 +12,17 @@ use node::*;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
+use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{
     Dataplane, Delta, EndpointId, PodWiring, Report, Route, RouteTarget, Service, ServiceId, ServicePort,
 };
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
-use tortie_hns_emulator::Config;
+use tortie_hns_emulator::{Config, EgressSees, Verdict};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Flow, Member, Rule, SetId, SetKind, evaluate,
 };
-use tortie_windows::{PolicySetsUse, endpoint_id};
+use tortie_windows::endpoint_id;
 
 /// The pod's own ports that random rules tell apart, and one that they do not.
 const OWN_PORTS: [u16; 4] = [1, 2, 3, 40_000];
@@ -100,6 +101,9 @@ fn rule() -> impl Strategy<Value = Rule> {
     )
 }
 
+/// Whose a VIP:port is, and where it leads.
+type Front<'a> = (BTreeSet<&'a ServiceId>, BTreeSet<(Ipv4Addr, u16)>);
+
 /// What a cluster says of one pod, and its Services.
 #[derive(Debug, Clone)]
 struct Said {
@@ -164,10 +168,8 @@ impl Said {
     }
 
     /// Whose each VIP:port is, and where it leads.
-    fn fronts(
-        &self,
-    ) -> BTreeMap<(Ipv4Addr, Protocol, u16), (BTreeSet<&ServiceId>, BTreeSet<(Ipv4Addr, u16)>)> {
-        let mut fronts = BTreeMap::<_, (BTreeSet<_>, BTreeSet<_>)>::new();
+    fn fronts(&self) -> BTreeMap<(Ipv4Addr, Protocol, u16), Front<'_>> {
+        let mut fronts = BTreeMap::<_, Front<'_>>::new();
         for (id, service) in &self.services {
             for vip in service.addresses() {
                 for port in &service.ports {
@@ -211,9 +213,10 @@ proptest! {
 
     #[test]
     fn a_vip_is_allowed_if_all_its_backends_are_and_else_denied(
-        said in said(), sets in select(vec![PolicySetsUse::Disabled, PolicySetsUse::Enabled]),
+        said in said(), sets in select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled]),
+        sees in select(vec![EgressSees::Vip, EgressSees::Backend]),
     ) {
-        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
+        let mut node = Node::with(Config { egress_sees: sees, ..Config::new(Config::SERVER_2022, NODE) }, sets);
         node.connect();
         let report = node.apply(&said.deltas());
         let program = |flow: &Flow| evaluate(&said.program, Direction::Egress, flow, &node.state);
@@ -226,7 +229,6 @@ proptest! {
                 backends.iter().flat_map(|(to, port)| flows(*to, *protocol, *port)).map(|flow| program(&flow)).collect();
             let (all, none) = (verdicts.iter().all(|allowed| *allowed), !verdicts.contains(&true));
             for flow in flows(*vip, *protocol, *port) {
-                // ACLs see the Service's address.
                 let passes = node.passes(Direction::Egress, &flow);
                 let shown = || format!("{flow:?}\n{:#?}", node.acls());
                 if backends.is_empty() {
@@ -237,9 +239,17 @@ proptest! {
                     prop_assert!(all || !passes, "wider than the backends: {}", shown());
                     prop_assert!(passes || !all || own_ports_matter, "narrower than the backends: {}", shown());
                 }
+                // As a connection to the Service, whichever backend it goes to.
+                for (to, target) in backends {
+                    let direct = Flow { destination: (*to).into(), destination_port: *target, ..flow };
+                    let (packet, front) = (packet(Direction::Egress, &direct), Some((*vip, *port)));
+                    let verdict = node.hns.inner().judge_to_service(endpoint_id(CONTAINER), &packet, front).unwrap();
+                    let wanted = if sees == EgressSees::Vip { passes } else { program(&direct) };
+                    prop_assert_eq!(verdict == Verdict::Allow, wanted, "{:?} by {}", direct, shown());
+                }
             }
             partly |= !none && !backends.is_empty() && (services.len() > 1 || !all);
-            // ACLs see the backend's.
+            // Without the Service.
             for flow in backends.iter().flat_map(|(to, port)| flows(*to, *protocol, *port)) {
                 prop_assert_eq!(node.passes(Direction::Egress, &flow), program(&flow), "{:?}", flow);
                 let inwards = back(flow);
@@ -268,14 +278,14 @@ proptest! {
     /// The list depends on what the cluster says, not on when it said it.
     #[test]
     fn services_that_come_and_go_leave_no_trace(before in services(), said in said()) {
-        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), PolicySetsUse::Disabled);
+        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
         node.connect();
         node.apply(&Said { services: before.clone(), ..said.clone() }.deltas());
         let gone = before.keys().filter(|id| !said.services.contains_key(*id));
         let mut deltas: Vec<Delta> = gone.cloned().map(Delta::ServiceRemoved).collect();
         deltas.extend(said.services.iter().map(|(id, of)| Delta::Service(id.clone(), Arc::new(of.clone()))));
         let report = node.apply(&deltas);
-        let mut fresh = Node::with(Config::new(Config::SERVER_2022, NODE), PolicySetsUse::Disabled);
+        let mut fresh = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
         fresh.connect();
         prop_assert_eq!(fresh.apply(&said.deltas()).endpoints, report.endpoints);
         let in_order = |node: &Node| {
@@ -483,7 +493,7 @@ fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
 /// By sets or spelled out: what is in the sets counts, also when only that changes.
 #[test]
 fn members_of_sets_count() {
-    for sets in [PolicySetsUse::Disabled, PolicySetsUse::Enabled] {
+    for sets in [WindowsPolicySets::Disabled, WindowsPolicySets::Enabled] {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         let web = SetId::new("s:web");
