@@ -16,6 +16,7 @@ use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
 use crate::endpoint::find;
+use crate::load_balancers::LoadBalancers;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::policing::{Pass, Policing};
 use crate::static_rules::StaticRules;
@@ -48,6 +49,7 @@ pub struct WindowsDataplane {
     routes_wait: Waits<()>,
     policing: Policing,
     static_rules: StaticRules,
+    load_balancers: LoadBalancers,
     /// The overlay network's identifier, when it was last seen.
     network: Option<Guid>,
     /// The version of HNS, when it was last asked for.
@@ -83,6 +85,7 @@ impl WindowsDataplane {
             routes_wait: Waits::default(),
             policing: Policing::default(),
             static_rules: StaticRules::default(),
+            load_balancers: LoadBalancers::default(),
             network: None,
             version: None,
             clock,
@@ -173,7 +176,11 @@ impl WindowsDataplane {
             self.overlay = None;
             report.retry = true;
             self.policing.put_off(&error);
+        } else {
+            self.load_balancers.look(&*self.hcn);
         }
+        let node = self.node_addresses();
+        report.node.extend(self.load_balancers.condition(&self.state, &node, self.version));
         // An older and wider list may be on an endpoint that failed: it does not count as in force.
         report.retry |= self.policing.is_in_trouble();
         report.node.extend(self.policing.conditions_of_sets());
@@ -318,6 +325,7 @@ impl Dataplane for WindowsDataplane {
             (self.overlay, self.version) = (None, None);
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
             self.policing.look_at_sets();
+            self.load_balancers.look_at();
             self.state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
         }
         self.reconcile()
