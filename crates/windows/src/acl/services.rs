@@ -320,3 +320,55 @@ impl Told {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tortie_dataplane::{Service, ServicePort};
+
+    use super::*;
+
+    /// Thousands of Services with three backends each, on a few ports.
+    fn cluster(services: u32) -> NodeState {
+        let mut state = NodeState::default();
+        for number in 0..services {
+            let backend =
+                |of: u32| (Ipv4Addr::from(0x0a00_0000 + number * 8 + of), 8000 + (number % 20) as u16);
+            let ports = vec![ServicePort {
+                protocol: Protocol::TCP,
+                port: 80,
+                backends: (0..3).map(backend).collect(),
+            }];
+            let cluster_ips = vec![Ipv4Addr::from(0x0a60_0000 + number)];
+            let id = ServiceId { namespace: "n".into(), name: format!("s{number}").into() };
+            state.services.insert(id, Arc::new(Service { cluster_ips, external_ips: vec![], ports }));
+        }
+        state
+    }
+
+    /// Each decision about some networks, the last about everything.
+    fn list(decisions: u32, ranges: u32) -> Vec<Decision> {
+        let decision = |number: u32| {
+            let begin = |range: u32| 0x0a00_0000 + (number * ranges + range) * 16;
+            let addresses = (0..ranges).map(|range| (begin(range), begin(range) + 7)).collect();
+            let remote = Side { addresses: Addresses::from_ranges(addresses).into(), ports: Ports::all() };
+            let region = Region { remote, ..Region::all() };
+            Decision { verdict: Verdict::Allow, region, origin: "policy".into() }
+        };
+        let end = Decision { verdict: Verdict::Deny, region: Region::all(), origin: "end".into() };
+        (0..decisions).map(decision).chain([end]).collect()
+    }
+
+    #[test]
+    fn equal_lists_are_judged_once() {
+        let state = cluster(10);
+        let frontends = Frontends::new(&state);
+        let services = Services::new(&frontends, &state);
+        let one = services.judge(list(2, 2));
+        assert!(Arc::ptr_eq(&one, &services.judge(list(2, 2))));
+        assert!(Arc::ptr_eq(&one, &one.again(&services)));
+        assert!(!Arc::ptr_eq(&one, &services.judge(list(2, 3))));
+        // What is in every second network is allowed: every second Service.
+        let [row] = &one.judgement.rows[..] else { panic!("{one:?}") };
+        assert_eq!(row.remote.addresses.literal().ranges().len(), 4);
+    }
+}
