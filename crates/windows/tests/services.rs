@@ -118,7 +118,7 @@ const POLICIES: [&str; 3] = ["one", "two", "three"];
 
 fn said() -> impl Strategy<Value = Said> {
     let tier = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
-    let tiers = vec(tier.prop_map(|(policies, end)| tier_of(&policies, end)), 0..3);
+    let tiers = vec(tier.prop_map(|(policies, end)| tier("tier", &policies, end)), 0..3);
     let set = || btree_set(backend(), 0..4);
     let ports = btree_set((backend(), protocol(), port()), 0..4);
     (tiers, any::<bool>(), vec(vec(rule(), 0..4), 3), [set(), set()], ports, services()).prop_map(
@@ -134,10 +134,6 @@ fn said() -> impl Strategy<Value = Said> {
             services,
         },
     )
-}
-
-fn tier_of(policies: &[&str], end: EndOfTier) -> tortie_policy::program::TierProgram {
-    tier("tier", policies, end)
 }
 
 impl Said {
@@ -183,10 +179,6 @@ impl Said {
     }
 }
 
-fn service_id(name: &str) -> ServiceId {
-    ServiceId { namespace: "shop".into(), name: name.into() }
-}
-
 fn flows(to: Ipv4Addr, protocol: Protocol, port: u16) -> impl Iterator<Item = Flow> {
     OWN_PORTS.into_iter().map(move |own| Flow {
         source: POD.into(),
@@ -196,16 +188,6 @@ fn flows(to: Ipv4Addr, protocol: Protocol, port: u16) -> impl Iterator<Item = Fl
         destination_port: port,
         icmp: None,
     })
-}
-
-fn back(flow: Flow) -> Flow {
-    Flow {
-        source: flow.destination,
-        destination: flow.source,
-        source_port: flow.destination_port,
-        destination_port: flow.source_port,
-        ..flow
-    }
 }
 
 proptest! {

@@ -80,9 +80,7 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
     let sets: BTreeSet<&SetId> = state.policies.values().flat_map(|rules| rules.set_ids()).collect();
     state.sets.retain(|id, _| sets.contains(id));
     network_from_scratch(objects, &mut state);
-    state.settings = Arc::new(settings(objects));
-    state.services = services::services(objects);
-    state
+    NodeState { settings: Arc::new(settings(objects)), services: services::services(objects), ..state }
 }
 
 /// What is said of the node alone goes before what is said of all; what cannot be read closes the node itself.
