@@ -117,8 +117,8 @@ struct Said {
 const POLICIES: [&str; 3] = ["one", "two", "three"];
 
 fn said() -> impl Strategy<Value = Said> {
-    let tier = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
-    let tiers = vec(tier.prop_map(|(policies, end)| tier("tier", &policies, end)), 0..3);
+    let parts = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
+    let tiers = vec(parts.prop_map(|(policies, end)| tier("tier", &policies, end)), 0..3);
     let set = || btree_set(backend(), 0..4);
     let ports = btree_set((backend(), protocol(), port()), 0..4);
     (tiers, any::<bool>(), vec(vec(rule(), 0..4), 3), [set(), set()], ports, services()).prop_map(
