@@ -144,12 +144,13 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
+    let kinds = tortie_calc::kinds(dataplane.asks_for_services());
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let asker = batches.asker();
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
-    parts.add("the feed of the dataplane", feed::run(store.clone(), batches));
+    parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches));
     parts.add("the following of labels", labels::run(store.clone(), node.clone()));
     parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone()));
     if let Some(announced) = announced {

@@ -16,6 +16,7 @@ use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
 use crate::endpoint::find;
+use crate::load_balancers::LoadBalancers;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::policing::{Pass, Policing};
 use crate::static_rules::StaticRules;
@@ -48,6 +49,7 @@ pub struct WindowsDataplane {
     routes_wait: Waits<()>,
     policing: Policing,
     static_rules: StaticRules,
+    load_balancers: LoadBalancers,
     /// The overlay network's identifier, when it was last seen.
     network: Option<Guid>,
     /// The version of HNS, when it was last asked for.
@@ -84,6 +86,7 @@ impl WindowsDataplane {
             routes_wait: Waits::default(),
             policing: Policing::default(),
             static_rules: StaticRules::default(),
+            load_balancers: LoadBalancers::default(),
             network: None,
             version: None,
             version_due: true,
@@ -112,7 +115,12 @@ impl WindowsDataplane {
                 (self.overlay, self.routes_due) = (None, true);
                 self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
             }
-            Delta::Route(_) | Delta::RouteRemoved(_) => (self.overlay, self.routes_due) = (None, true),
+            Delta::Route(_) | Delta::RouteRemoved(_) => {
+                (self.overlay, self.routes_due) = (None, true);
+                // A Service's address may be a pod's now.
+                self.policing.services_changed();
+            }
+            Delta::Service(..) | Delta::ServiceRemoved(_) => self.policing.services_changed(),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
                 self.touch_users_of_set(id);
@@ -170,7 +178,11 @@ impl WindowsDataplane {
             self.overlay = None;
             report.retry = true;
             self.policing.put_off(&error);
+        } else {
+            self.load_balancers.look(&*self.hcn);
         }
+        let node = self.node_addresses();
+        report.node.extend(self.load_balancers.condition(&self.state, &node, self.version));
         // An older and wider list may be on an endpoint that failed: it does not count as in force.
         report.retry |= self.policing.is_in_trouble();
         report.node.extend(self.policing.conditions_of_sets());
@@ -294,6 +306,10 @@ impl WindowsDataplane {
 }
 
 impl Dataplane for WindowsDataplane {
+    fn asks_for_services(&self) -> bool {
+        true
+    }
+
     fn show(&mut self, id: &EndpointId) -> Result<Shown, ShowError> {
         let endpoint = self.state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
         let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };
@@ -320,6 +336,7 @@ impl Dataplane for WindowsDataplane {
             (self.overlay, self.version_due) = (None, true);
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
             self.policing.look_at_sets(now);
+            self.load_balancers.look_at();
             self.state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
         }
         self.reconcile()

@@ -22,7 +22,9 @@ use tortie_hcn::schema::{Acl, Policy};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tracing::warn;
 
-use crate::acl::{List, OUR_SETS, Rows, Set, Sets, named_sets, render, transition};
+use crate::acl::{
+    Frontends, Judged, List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition,
+};
 use crate::endpoint::{Vain, find, ours, sync_acls};
 use crate::policy_sets::PolicySets;
 use crate::waits::Waits;
@@ -68,6 +70,10 @@ pub(crate) struct Policing {
     sweep: bool,
     /// Sets that cannot be named for now, why, and until when.
     unusable: BTreeMap<String, (Condition, Instant)>,
+    /// The cluster's Services; `None` where they may have changed.
+    frontends: Option<Frontends>,
+    /// What they have added to endpoints' lists.
+    judged: BTreeMap<EndpointId, Arc<Judged>>,
 }
 
 /// An endpoint that is due.
@@ -84,6 +90,11 @@ impl Policing {
     /// Has an endpoint be brought up to date.
     pub(crate) fn touch(&mut self, id: EndpointId) {
         self.due.insert(id);
+    }
+
+    /// Has the cluster's Services be taken in anew.
+    pub(crate) fn services_changed(&mut self) {
+        self.frontends = None;
     }
 
     /// Has an endpoint be read from HNS, as it may be another one than before.
@@ -114,6 +125,7 @@ impl Policing {
         self.vain.remove(id);
         self.in_force.remove(id);
         self.named.remove(id);
+        self.judged.remove(id);
     }
 
     /// What is to be said of endpoints.
@@ -196,15 +208,35 @@ impl Policing {
     fn jobs(&mut self, pass: &Pass<'_>, sets: &Sets<'_, NodeState>) -> BTreeMap<EndpointId, Job> {
         let mut jobs = BTreeMap::new();
         let by_name = pass.sets.is_some_and(|(_, by_name)| by_name);
+        let known = self.frontends.take();
+        let changed = known.is_none();
+        let frontends = known.unwrap_or_else(|| Frontends::new(pass.state));
+        let services = Services::new(&frontends, pass.state);
+        if changed {
+            self.judge_again(&services);
+        }
         for id in std::mem::take(&mut self.due) {
             let Some(endpoint) = pass.state.endpoints.get(&id).cloned() else { continue };
-            let (rows, conditions) = render(&endpoint, &pass.node, by_name, pass.state);
+            let (rows, conditions) = render(&endpoint, &pass.node, by_name, &services, pass.state);
+            self.judged.extend(rows.services().map(|judged| (id.clone(), Arc::clone(judged))));
             let rows = rows.with_static_rules(pass.static_rules);
             let list = self.list(&rows, sets);
             jobs.insert(id, Job { endpoint, rows, list, conditions, done: false });
         }
+        self.frontends = Some(frontends);
         self.want(jobs.values(), sets);
         jobs
+    }
+
+    /// Finds the endpoints to whose lists the Services now add something else than before.
+    fn judge_again(&mut self, services: &Services<'_, NodeState>) {
+        for (id, judged) in &mut self.judged {
+            let again = judged.again(services);
+            if again.judgement != judged.judgement {
+                self.due.insert(id.clone());
+            }
+            *judged = again;
+        }
     }
 
     /// The list that names sets, but for those that cannot be named.
