@@ -8,6 +8,7 @@
 //! with the identifiers of sets where HNS has such, and else with the addresses that are in the sets at the time.
 
 mod flatten;
+mod fold;
 mod numbers;
 mod peers;
 mod priorities;
@@ -26,6 +27,7 @@ use tortie_policy::program::Lookup;
 
 use flatten::flatten;
 pub use flatten::{NO_PROFILE, end_of_tier};
+use fold::fold;
 use numbers::Addresses;
 use priorities::priorities;
 use region::View;
@@ -132,7 +134,7 @@ pub fn render(
     {
         let (list, told) = flatten(&endpoint.program, direction, view);
         conditions.extend(told);
-        *policy = rows(&list);
+        *policy = fold(rows(&list));
         if runs(policy.iter().map(|row| &row.action)) > usize::from(LAST_PRIORITY - FIRST_PRIORITY) {
             policy.clear();
             conditions.push(Condition {

@@ -36,6 +36,14 @@ impl<const MAX: u32> Numbers<MAX> {
         Self { ranges: merged.into() }
     }
 
+    /// What is in one of them.
+    pub fn union(all: &[Self]) -> Self {
+        match all {
+            [one] => one.clone(),
+            _ => Self::from_ranges(all.iter().flat_map(|numbers| numbers.ranges.iter().copied()).collect()),
+        }
+    }
+
     /// The inclusive ranges, sorted; between two there is a gap.
     pub fn ranges(&self) -> &[(u32, u32)] {
         &self.ranges
@@ -203,10 +211,12 @@ mod tests {
                 prop_assert_eq!(both.contains(n), a.contains(n) && b.contains(n));
                 prop_assert_eq!(not.contains(n), !a.contains(n));
             }
+            let union = Small::union(&[a.clone(), b.clone()]);
+            prop_assert!((0..32).all(|n| union.contains(n) == (a.contains(n) || b.contains(n))));
             prop_assert_eq!(a.is_within(&b), (0..32).all(|n| !a.contains(n) || b.contains(n)));
             prop_assert_eq!(a.is_all(), (0..32).all(|n| a.contains(n)));
             prop_assert_eq!(a.is_empty(), (0..32).all(|n| !a.contains(n)));
-            for set in [&a, &both, &not] {
+            for set in [&a, &both, &not, &union] {
                 prop_assert!(set.ranges().windows(2).all(|w| w[0].1 + 1 < w[1].0), "normal form");
             }
         }
