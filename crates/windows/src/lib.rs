@@ -9,6 +9,7 @@
 //! again (hns.md 4.3).
 
 mod acl;
+mod cost;
 mod dataplane;
 mod endpoint;
 mod error;
@@ -20,6 +21,7 @@ mod show;
 mod waits;
 mod wiring;
 
+pub use cost::{Because, Cost, Costing, PolicyCost, RuleCost, Saving, Tally, Way};
 pub use dataplane::{Clock, PolicySetsUse, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;

@@ -1,79 +1,64 @@
 //! Rows that are one ACL together.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-
 use super::numbers::{Addresses, Numbers, Ports};
 use super::peers::Peers;
 use super::rows::Row;
 
-/// The same decisions in fewer rows. Rows of one action that follow one another are a run, within which the order is of no
-/// account; those of a run that come from one policy and differ in one field only become one row with what both have in
-/// that field: addresses that are spelled out, or ports. Rows of different policies stay apart, as each ACL says whose it
-/// is. There are never more ACLs than before: two lists together take no more networks, and no more pieces, than apart.
-pub fn fold(rows: Vec<Row>) -> Vec<Row> {
-    let mut folded = Vec::with_capacity(rows.len());
-    let mut rows = rows.into_iter().peekable();
-    while let Some(first) = rows.next() {
-        let action = first.action.clone();
-        let mut run = vec![first];
-        while let Some(row) = rows.next_if(|row| row.action == action) {
-            run.push(row);
-        }
-        folded.extend(fold_run(run));
-    }
-    folded
-}
-
-/// What has been joined in one field may be alike in another now, so it goes round until nothing is.
-fn fold_run(mut run: Vec<Row>) -> Vec<Row> {
+/// The same decisions in fewer rows. Rows of one policy and action that follow one another, and differ in one field only,
+/// become one row with what they have in that field: addresses that are spelled out, or ports. Rows of different policies
+/// stay apart, as each ACL says whose it is.
+///
+/// There are never more ACLs than before: two lists together take no more networks, and no more pieces, than apart. And
+/// one row more or less changes its neighbours only: rows further away are not joined, as then one that comes between
+/// could tear many apart.
+pub fn fold(mut rows: Vec<Row>) -> Vec<Row> {
+    // What has been joined in one field may be alike in another now, so it goes round until nothing is.
     loop {
-        let before = run.len();
-        if before < 2 {
-            return run;
-        }
+        let before = rows.len();
         // Names of sets cannot be joined.
         let peers = |row: &Row| row.remote.addresses.is_literal().then(|| row.remote.addresses.literal().clone());
-        run = join(run, peers, |row, peers: Addresses| row.remote.addresses = Peers::from(peers));
-        run = join(run, |row| Some(row.local.ports.clone()), |row, ports: Ports| row.local.ports = ports);
-        run = join(run, |row| Some(row.remote.ports.clone()), |row, ports: Ports| row.remote.ports = ports);
-        if run.len() == before {
-            return run;
+        rows = join(rows, peers, |row, peers: Addresses| row.remote.addresses = Peers::from(peers));
+        rows = join(rows, |row| Some(row.local.ports.clone()), |row, ports: Ports| row.local.ports = ports);
+        rows = join(rows, |row| Some(row.remote.ports.clone()), |row, ports: Ports| row.remote.ports = ports);
+        if rows.len() == before {
+            return rows;
         }
     }
 }
 
-/// Joins rows that differ only in the field that `get` reads, where it has one, and `set` writes. What is joined is where
-/// its first row was.
+/// Joins neighbours that differ only in the field that `get` reads, where it has one, and `set` writes.
 fn join<const MAX: u32>(
-    run: Vec<Row>,
+    rows: Vec<Row>,
     get: impl Fn(&Row) -> Option<Numbers<MAX>>,
     set: impl Fn(&mut Row, Numbers<MAX>),
 ) -> Vec<Row> {
-    let mut joined: Vec<(Row, Vec<Numbers<MAX>>)> = Vec::with_capacity(run.len());
-    let mut places: HashMap<Row, usize> = HashMap::new();
-    for row in run {
-        let Some(numbers) = get(&row) else {
-            joined.push((row, Vec::new()));
-            continue;
-        };
-        let mut alike = row.clone();
-        set(&mut alike, Numbers::all());
-        match places.entry(alike) {
-            Entry::Occupied(place) => joined[*place.get()].1.push(numbers),
-            Entry::Vacant(place) => {
-                place.insert(joined.len());
-                joined.push((row, vec![numbers]));
-            }
+    /// Rows that are alike but for the field.
+    struct Group<const MAX: u32> {
+        first: Row,
+        /// The first without the field, unless it has none.
+        alike: Option<Row>,
+        fields: Vec<Numbers<MAX>>,
+    }
+    let mut groups: Vec<Group<MAX>> = Vec::with_capacity(rows.len());
+    for first in rows {
+        let field = get(&first);
+        let alike = field.as_ref().map(|_| {
+            let mut alike = first.clone();
+            set(&mut alike, Numbers::all());
+            alike
+        });
+        match groups.last_mut() {
+            Some(last) if alike.is_some() && last.alike == alike => last.fields.extend(field),
+            _ => groups.push(Group { first, alike, fields: field.into_iter().collect() }),
         }
     }
-    let finish = |(mut row, parts): (Row, Vec<Numbers<MAX>>)| {
-        if parts.len() > 1 {
-            set(&mut row, Numbers::union(&parts));
+    let finish = |Group { mut first, fields, .. }: Group<MAX>| {
+        if fields.len() > 1 {
+            set(&mut first, Numbers::union(&fields));
         }
-        row
+        first
     };
-    joined.into_iter().map(finish).collect()
+    groups.into_iter().map(finish).collect()
 }
 
 #[cfg(test)]
@@ -101,7 +86,7 @@ mod tests {
         // Four corners are one row, in two rounds.
         let corners = [(a, web), (a, tls), (b, web), (b, tls)].map(|(peer, port)| row(Allow, "p", peer, port));
         assert_eq!(fold(corners.to_vec()), [joined.clone()]);
-        // One that stands apart comes in when the others have become like it.
+        // In whatever order they come, as long as they are neighbours.
         let mut wide = row(Allow, "p", b, web);
         wide.local.ports = joined.local.ports.clone();
         assert_eq!(fold(vec![row(Allow, "p", a, web), row(Allow, "p", a, tls), wide]), [joined]);

@@ -14,6 +14,7 @@ mod peers;
 mod priorities;
 mod region;
 mod rows;
+mod shape;
 mod spell;
 mod transition;
 
@@ -29,6 +30,7 @@ use flatten::flatten;
 pub use flatten::{NO_PROFILE, end_of_tier};
 use fold::fold;
 use numbers::Addresses;
+pub use numbers::Ports;
 use priorities::priorities;
 use region::View;
 use rows::{Row, rows};
@@ -36,7 +38,8 @@ use spell::Speller;
 
 pub use peers::OUR_SETS;
 pub use rows::ANY_PROTOCOL;
-pub use spell::{Set, Sets};
+pub use shape::{Shape, shape};
+pub use spell::{CHUNK, Set, Sets, port_lists, text};
 pub use transition::{Transition, anonymous, transition, unnumbered};
 
 /// Traffic of the node itself to its own pods, before policy.
@@ -122,12 +125,7 @@ pub fn render(
     if own.is_empty() {
         return (rendered, conditions);
     }
-    rendered.fixed.extend(node_to_pod(node));
-    // The node's own firewall, which a packet has to pass as well, leaves the decision to the switch.
-    rendered.fixed.extend([AclDirection::In, AclDirection::Out].map(|direction| Acl {
-        rule_type: AclRuleType::Host,
-        ..any(AclAction::Allow, direction, 0, "host")
-    }));
+    rendered.fixed.extend(before_policy(node));
     let view = View { own: &own_addresses, by_name, lookup };
     for (direction, (_, policy)) in
         [Direction::Ingress, Direction::Egress].into_iter().zip(&mut rendered.policy)
@@ -211,6 +209,16 @@ fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     six.map(condition).collect()
 }
 
+/// What every endpoint has for what packets meet before policy.
+pub fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
+    // The node's own firewall, which a packet has to pass as well, leaves the decision to the switch.
+    let host = [AclDirection::In, AclDirection::Out].map(|direction| Acl {
+        rule_type: AclRuleType::Host,
+        ..any(AclAction::Allow, direction, 0, "host")
+    });
+    node_to_pod(node).into_iter().chain(host).collect()
+}
+
 /// Probes come from the node itself, and always get through (semantics 2).
 fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     let addresses: Vec<String> = node.iter().map(Ipv4Addr::to_string).collect();
@@ -222,7 +230,7 @@ fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
 }
 
 /// The ACL about all packets of one direction.
-fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
+pub fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
         id: id(origin),
         protocols: rows::ANY_PROTOCOL.to_string(),

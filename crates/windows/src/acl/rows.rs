@@ -13,7 +13,7 @@ use super::region::Side;
 pub const ANY_PROTOCOL: u16 = 256;
 
 /// A decision about one protocol, or any.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// Allow or Block.
     pub action: AclAction,

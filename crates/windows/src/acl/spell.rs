@@ -15,7 +15,7 @@ use super::peers::Peers;
 use super::rows::Row;
 
 /// The most addresses or ports in one ACL (hns.md 4.1), and addresses in one set.
-const CHUNK: usize = 4000;
+pub const CHUNK: usize = 4000;
 
 /// What stands in a set without members (semantics 25): an address that no packet has.
 const NOBODY: &str = "240.0.0.0";
@@ -158,7 +158,8 @@ impl<L: Lookup> Speller<'_, L> {
     }
 }
 
-fn text(net: &Ipv4Net) -> String {
+/// The network as HNS reads it; of a single address the address.
+pub fn text(net: &Ipv4Net) -> String {
     if net.prefix_len() == 32 { net.addr().to_string() } else { net.to_string() }
 }
 
@@ -166,7 +167,8 @@ fn address_lists(addresses: &Addresses) -> Vec<String> {
     lists(addresses, |addresses| addresses.to_nets().iter().map(text).collect())
 }
 
-fn port_lists(ports: &Ports) -> Vec<String> {
+/// The ports as lists for ACLs.
+pub fn port_lists(ports: &Ports) -> Vec<String> {
     lists(ports, |ports| {
         let text = |(first, last): &(u32, u32)| {
             let mut text = first.to_string();
