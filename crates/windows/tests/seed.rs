@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
-use tortie_dataplane::{Dataplane, Delta, EndpointId, PodAttachment, PodWiring};
+use tortie_dataplane::{Dataplane, Delta, EndpointId, NodeState, PodAttachment, PodWiring};
 use tortie_hcn::schema::{Acl, Namespace};
 use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind as HcnKind};
 use tortie_hns_emulator::{Config, Emulator, Recorder};
@@ -155,13 +155,18 @@ impl Cluster {
         all.collect()
     }
 
+    /// What policy costs on each node, as calc has its state.
+    fn costings(&self) -> impl Iterator<Item = (&NodeState, Costing<'_, NodeState>)> {
+        self.0.iter().zip(1..).map(|(node, number)| {
+            let state = node.calc.state();
+            (state, Costing::new(state, [Ipv4Addr::new(172, 16, 0, number)].into()))
+        })
+    }
+
     /// What each workload costs, as it is computed from calc's state.
     fn costs(&self) -> BTreeMap<String, Cost> {
         let mut costs = BTreeMap::new();
-        for (number, node) in self.0.iter().enumerate() {
-            let state = node.calc.state();
-            let own = [Ipv4Addr::new(172, 16, 0, u8::try_from(number + 1).unwrap())].into();
-            let costing = Costing::new(state, own);
+        for (state, costing) in self.costings() {
             costs.extend(state.endpoints.iter().map(|(id, endpoint)| (id.pod.to_string(), costing.cost(endpoint))));
         }
         costs
@@ -170,9 +175,7 @@ impl Cluster {
     /// What Calico gives each workload.
     fn naive(&self) -> BTreeMap<String, Vec<Acl>> {
         let mut lists = BTreeMap::new();
-        for node in &self.0 {
-            let state = node.calc.state();
-            let costing = Costing::new(state, BTreeSet::new());
+        for (state, costing) in self.costings() {
             let list = |(id, endpoint): (&EndpointId, &Arc<_>)| (id.pod.to_string(), costing.acls(endpoint, Way::Naive));
             lists.extend(state.endpoints.iter().map(list));
         }
