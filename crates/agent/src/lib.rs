@@ -30,6 +30,7 @@ use locks::Locks;
 use node::Prepared;
 use plane::InForce;
 use pods::Pods;
+pub use tortie_windows::StaticRules;
 
 /// What an agent is told at its start.
 pub struct Config {
@@ -51,8 +52,13 @@ pub struct Config {
 pub enum Platform {
     /// Linux, in the agent's own network namespace.
     Linux,
-    /// Windows, by its Host Compute Network API.
-    Windows(Arc<dyn Hcn>),
+    /// Windows.
+    Windows {
+        /// Its Host Compute Network API.
+        hcn: Arc<dyn Hcn>,
+        /// What every pod has before policy.
+        static_rules: StaticRules,
+    },
     /// Anything else that implements the two traits, such as a test's. Where its end of the overlay is, it says itself.
     Other {
         /// Makes true what the node must be.
@@ -66,7 +72,7 @@ impl Platform {
     fn os(&self) -> &'static str {
         match self {
             Platform::Linux => "linux",
-            Platform::Windows(_) => "windows",
+            Platform::Windows { .. } => "windows",
             Platform::Other { .. } => "other",
         }
     }

@@ -15,7 +15,9 @@ use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, Request, Use};
 use tortie_store::{Store, StoreError};
-use tortie_windows::{CurrentOverlay, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_windows::{
+    CurrentOverlay, Overlay, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay,
+};
 
 use crate::plane::InForce;
 use crate::{AgentError, Platform};
@@ -100,7 +102,9 @@ pub(crate) async fn prepare(
 ) -> Result<Prepared, AgentError> {
     match platform {
         Platform::Linux => prepare_linux(store, ipam, node).await,
-        Platform::Windows(hcn) => prepare_windows(store, ipam, node, &hcn, network).await,
+        Platform::Windows { hcn, static_rules } => {
+            prepare_windows(store, ipam, node, &hcn, static_rules, network).await
+        }
         Platform::Other { dataplane, wiring } => Ok(Prepared { dataplane, wiring, announced: None }),
     }
 }
@@ -135,6 +139,7 @@ async fn prepare_windows(
     ipam: &Ipam,
     node: &str,
     hcn: &Arc<dyn Hcn>,
+    static_rules: StaticRules,
     network: &ClusterNetwork,
 ) -> Result<Prepared, AgentError> {
     let block = ipam.ensure_block().await?;
@@ -154,7 +159,7 @@ async fn prepare_windows(
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
     };
-    let dataplane = WindowsDataplane::new(hcn.clone(), None);
+    let dataplane = WindowsDataplane::new(hcn.clone(), None).with_static_rules(static_rules);
     let announced = Announced { first: Tunnel::of(&overlay), overlay: Some(dataplane.current_overlay()) };
     annotate(store, node, &announced.first).await?;
     Ok(Prepared {

@@ -1,13 +1,13 @@
 //! `tortie agent`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
-use tortie_agent::{Config, Platform};
+use tortie_agent::{Config, Platform, StaticRules};
 use tortie_hcn::{Address, RemoteHcn};
 
 use crate::store::StoreArguments;
@@ -37,6 +37,9 @@ pub(crate) struct Agent {
     /// A Windows node: where its HNS is reached
     #[arg(long, value_name = "PATH")]
     hcn_socket: Option<PathBuf>,
+    /// A Windows node: rules that every pod has before policy, as in Calico's static-rules.json
+    #[arg(long, value_name = "FILE", requires = "hcn_socket")]
+    static_rules: Option<PathBuf>,
 }
 
 impl Agent {
@@ -45,7 +48,10 @@ impl Agent {
         crate::runtime()?.block_on(async {
             let platform = match self.hcn_socket {
                 None => Platform::Linux,
-                Some(socket) => Platform::Windows(Arc::new(RemoteHcn::new(Address::Unix(socket), HCN_DEADLINE))),
+                Some(socket) => Platform::Windows {
+                    hcn: Arc::new(RemoteHcn::new(Address::Unix(socket), HCN_DEADLINE)),
+                    static_rules: self.static_rules.as_deref().map_or(Ok(StaticRules::default()), static_rules)?,
+                },
             };
             let config = Config {
                 node: self.node,
@@ -65,4 +71,11 @@ impl Agent {
             }
         })
     }
+}
+
+/// Reads the operator's file. One that is wrong keeps the agent from starting: what is in force stays so.
+fn static_rules(file: &Path) -> anyhow::Result<StaticRules> {
+    let read = || format!("static rules {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(read)?;
+    StaticRules::parse(&text).with_context(read)
 }

@@ -1,10 +1,11 @@
 //! What the operator has set for a node (FelixConfiguration, IPPools).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use tortie_api::calico::{
     EndpointToHostAction, EstablishedFlows, FelixConfigurationSpec, FilterDenyAction, PolicyCounters,
+    WindowsPolicySets,
 };
 use tortie_api::net::Protocol;
 
@@ -24,6 +25,10 @@ pub struct Settings {
     pub established_flows: EstablishedFlows,
     /// Whether the rules of policies count what they match.
     pub policy_counters: PolicyCounters,
+    /// Whether ACLs of Windows nodes name sets of addresses (semantics 25).
+    pub windows_policy_sets: WindowsPolicySets,
+    /// The versions of HNS, major and minor, on which `Auto` has them do so.
+    pub proven_policy_sets: BTreeSet<(u32, u32)>,
     /// The networks of pods, and whether packets from there to outside of all of them get their node's address.
     pub pools: BTreeMap<IpNet, bool>,
 }
@@ -55,6 +60,8 @@ impl Settings {
             deny: felix.deny_action(),
             established_flows: felix.established_flows.unwrap_or_default(),
             policy_counters: felix.policy_counters.unwrap_or_default(),
+            windows_policy_sets: felix.windows_policy_sets.unwrap_or_default(),
+            proven_policy_sets: felix.proven_policy_sets.clone().unwrap_or_default(),
             pools,
         }
     }

@@ -16,7 +16,7 @@ use tortie_policy::program::{Lookup, PolicyId};
 use crate::acl::{Sets, comes_from, named_sets, render};
 use naive::Naive;
 
-pub use rules::{Because, RuleCost, Saving};
+pub use rules::{Because, RuleCost, Saving, Written};
 
 /// A way to render policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +149,8 @@ impl Tally {
         let ports = [items(&acl.local_ports), items(&acl.remote_ports)];
         let names = named_sets(acl).count();
         // An empty list is one, which means all.
-        let each = addresses.iter().chain(&ports).map(|count| u64::try_from(*count).unwrap_or(u64::MAX).max(1));
+        let each =
+            addresses.iter().chain(&ports).map(|count| u64::try_from(*count).unwrap_or(u64::MAX).max(1));
         Self {
             acls: 1,
             addresses: addresses.iter().sum::<usize>() - names,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
+use tortie_api::calico::WindowsPolicySets;
 use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, ShowError,
     Shown, not_enforced,
@@ -17,6 +18,7 @@ use tracing::warn;
 use crate::endpoint::find;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::policing::{Pass, Policing};
+use crate::static_rules::StaticRules;
 use crate::waits::Waits;
 use crate::{Error, NETWORK, routes, show};
 
@@ -45,9 +47,9 @@ pub struct WindowsDataplane {
     routes_refused: Vec<Condition>,
     routes_wait: Waits<()>,
     policing: Policing,
+    static_rules: StaticRules,
     /// The overlay network's identifier, when it was last seen.
     network: Option<Guid>,
-    policy_sets: PolicySetsUse,
     /// The version of HNS, when it was last asked for.
     version: Option<Version>,
     clock: Clock,
@@ -55,27 +57,6 @@ pub struct WindowsDataplane {
     in_trouble: bool,
     /// When everything was looked at last.
     looked: Option<Instant>,
-}
-
-/// Whether ACLs name sets of addresses (semantics 25). With sets, a pod that comes or goes changes members of sets only, and
-/// no endpoint's ACLs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PolicySetsUse {
-    /// On versions of HNS that have been proven to do with sets what is asked for.
-    Auto {
-        /// These versions.
-        proven: BTreeSet<Version>,
-    },
-    /// Where HNS has them.
-    Enabled,
-    /// Nowhere.
-    Disabled,
-}
-
-impl Default for PolicySetsUse {
-    fn default() -> Self {
-        Self::Auto { proven: BTreeSet::new() }
-    }
 }
 
 /// Tells the time.
@@ -101,8 +82,8 @@ impl WindowsDataplane {
             routes_refused: Vec::new(),
             routes_wait: Waits::default(),
             policing: Policing::default(),
+            static_rules: StaticRules::default(),
             network: None,
-            policy_sets: PolicySetsUse::default(),
             version: None,
             clock,
             in_trouble: false,
@@ -110,10 +91,10 @@ impl WindowsDataplane {
         }
     }
 
-    /// The same, with ACLs that name sets, or do not.
+    /// The same, with rules that every pod has before policy (semantics 26).
     #[must_use]
-    pub fn with_policy_sets(self, policy_sets: PolicySetsUse) -> Self {
-        Self { policy_sets, ..self }
+    pub fn with_static_rules(self, static_rules: StaticRules) -> Self {
+        Self { static_rules, ..self }
     }
 
     /// The overlay network as it was when it was last looked at, also after the dataplane has been given away.
@@ -137,8 +118,9 @@ impl WindowsDataplane {
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
                 self.touch_users_of_policies(&BTreeSet::from([id]))
             }
-            // None of it concerns what HNS has: failsafe ports are host endpoints', and what HNS denies it drops.
-            Delta::Settings(_) | Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
+            // Of all that can be set, whether ACLs name sets.
+            Delta::Settings(_) => self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
+            Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             // The HNS endpoint may be another one than it was.
             Delta::Endpoint(id, _) => self.policing.look_at_now(id.clone()),
             Delta::EndpointRemoved(id) => self.policing.forget(id),
@@ -172,7 +154,14 @@ impl WindowsDataplane {
             None => self.policy_sets().inspect_err(|error| away = Some(error.clone())).unwrap_or_default(),
             Some(_) => None,
         };
-        let pass = Pass { hcn: &*self.hcn, state: &self.state, sets, node: self.node_addresses(), now };
+        let pass = Pass {
+            hcn: &*self.hcn,
+            state: &self.state,
+            sets,
+            node: self.node_addresses(),
+            static_rules: &self.static_rules.0,
+            now,
+        };
         let away = away.or_else(|| self.policing.reconcile(&pass).err());
         if let Some(error) = away {
             // The network is asked for first when HNS is asked again.
@@ -273,10 +262,11 @@ impl WindowsDataplane {
             Some(version) => version,
             None => *self.version.insert(self.hcn.version()?),
         };
-        let wanted = match &self.policy_sets {
-            PolicySetsUse::Auto { proven } => proven.contains(&version),
-            PolicySetsUse::Enabled => true,
-            PolicySetsUse::Disabled => false,
+        let settings = &self.state.settings;
+        let wanted = match settings.windows_policy_sets {
+            WindowsPolicySets::Auto => settings.proven_policy_sets.contains(&(version.major, version.minor)),
+            WindowsPolicySets::Enabled => true,
+            WindowsPolicySets::Disabled => false,
         };
         Ok(version.supports(Feature::SetPolicy).then_some((network, wanted)))
     }

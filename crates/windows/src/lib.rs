@@ -18,14 +18,16 @@ mod policing;
 mod policy_sets;
 mod routes;
 mod show;
+mod static_rules;
 mod waits;
 mod wiring;
 
-pub use cost::{Because, Cost, Costing, PolicyCost, RuleCost, Saving, Tally, Way};
-pub use dataplane::{Clock, PolicySetsUse, WindowsDataplane};
+pub use cost::{Because, Cost, Costing, PolicyCost, RuleCost, Saving, Tally, Way, Written};
+pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
+pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;
 
 /// The name of the overlay network, as Calico has it.

@@ -4,15 +4,15 @@
 //! the members of after, or the other way round. So what changes goes in this order:
 //!
 //! 1. Sets that are new are made. Nothing names them yet.
-//! 2. Each endpoint gets its new list; but where an ACL that it does not have yet names a set whose members change, the
-//!    new members are spelled out. ACLs that go, and name such a set, are gone then.
+//! 2. Each endpoint whose list changes gets the new one; but where it names a set whose members change, the new members
+//!    are spelled out. It names no such set then.
 //! 3. The sets get their new members.
 //! 4. What was spelled out becomes the set's name again, which means the same now.
 //! 5. Sets that nothing names any more are removed.
 //!
 //! The sets that an endpoint may name which could not be changed stay as they are; for all others they are spelled out.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,7 @@ use tortie_hcn::schema::Acl;
 use tortie_hcn::{Guid, Hcn};
 use tracing::warn;
 
-use crate::acl::{List, Rows, Set, Sets, named_sets, render, unnumbered};
+use crate::acl::{List, Rows, Set, Sets, named_sets, render, transition};
 use crate::endpoint::{Vain, find, ours, sync_acls};
 use crate::policy_sets::PolicySets;
 use crate::waits::Waits;
@@ -36,6 +36,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) sets: Option<(Guid, bool)>,
     /// The addresses that the node itself has towards its pods.
     pub(crate) node: BTreeSet<Ipv4Addr>,
+    /// What the operator has before policy.
+    pub(crate) static_rules: &'a [Acl],
     pub(crate) now: Instant,
 }
 
@@ -191,6 +193,7 @@ impl Policing {
         for id in std::mem::take(&mut self.due) {
             let Some(endpoint) = pass.state.endpoints.get(&id).cloned() else { continue };
             let (rows, conditions) = render(&endpoint, &pass.node, by_name, pass.state);
+            let rows = rows.with_static_rules(pass.static_rules);
             let list = self.list(&rows, sets);
             jobs.insert(id, Job { endpoint, rows, list, conditions, done: false });
         }
@@ -292,12 +295,14 @@ impl Policing {
     ) -> Result<(), Error> {
         let container_id = job.endpoint.container_id.to_string();
         let found = find(pass.hcn, &container_id, NETWORK)?.ok_or(Error::NoEndpoint { container_id })?;
-        let there: HashSet<Acl> = ours(&found).iter().map(unnumbered).collect();
-        let now = job.rows.list(sets, &|acls| {
-            let unusable = acls.iter().flat_map(named_sets).any(|id| self.unusable.contains_key(id));
-            let in_flux = acls.iter().flat_map(named_sets).any(|id| changing.contains(id));
-            unusable || in_flux && !acls.iter().all(|acl| there.contains(&unnumbered(acl)))
-        });
+        let there = ours(&found);
+        let names_one = |acls: &[Acl]| {
+            let mut sets = acls.iter().flat_map(named_sets);
+            sets.any(|id| self.unusable.contains_key(id) || changing.contains(id))
+        };
+        // A list that stays as it is may go on naming sets: it is of before, and then of after, as they are.
+        let stays = transition(&there, &job.list.numbered(&there)).is_empty();
+        let now = if stays { job.list.clone() } else { job.rows.list(sets, &names_one) };
         let named = self.named.entry(id.clone()).or_default();
         named.extend(now.set_ids());
         named.extend(there.iter().flat_map(named_sets).map(str::to_owned));

@@ -13,19 +13,20 @@ use programs::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{Delta, NodeState};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, Modify, RequestType, lenient};
 use tortie_hcn::{Call, Kind};
 use tortie_hns_emulator::Config;
 use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Rule, SetId, SetKind};
-use tortie_windows::{Because, Cost, Costing, PolicySetsUse, Way};
+use tortie_windows::{Because, Cost, Costing, Way};
 
-fn policy_sets() -> impl Strategy<Value = PolicySetsUse> {
-    select(vec![PolicySetsUse::Disabled, PolicySetsUse::Enabled])
+fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
+    select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled])
 }
 
-fn ready(sets: PolicySetsUse) -> Node {
+fn ready(sets: WindowsPolicySets) -> Node {
     let node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
     node.connect();
     node
@@ -107,19 +108,19 @@ proptest! {
 
     /// What is said to be the cost is what HNS has.
     #[test]
-    fn the_cost_is_what_hns_has(sets in policy_sets(), said in said(true)) {
+    fn the_cost_is_what_hns_has(sets in with_sets(), said in said(true)) {
         let mut node = ready(sets.clone());
         node.apply(&said.deltas());
         let cost = cost_of(&node.state);
         let acls = node.acls();
-        let tally = if sets == PolicySetsUse::Enabled { cost.sets } else { cost.lists };
+        let tally = if sets == WindowsPolicySets::Enabled { cost.sets } else { cost.lists };
         prop_assert_eq!(tally, acls.iter().collect());
     }
 
     /// The same state gives the same list, whatever came before, and in whatever order and portions it came.
     #[test]
     fn the_list_depends_on_the_state_alone(
-        sets in policy_sets(), before in said(false), (after, portions) in said(false).prop_flat_map(|said| {
+        sets in with_sets(), before in said(false), (after, portions) in said(false).prop_flat_map(|said| {
             let deltas = said.deltas();
             let portions = vec(1_usize..4, deltas.len());
             (Just(deltas).prop_shuffle(), portions)
@@ -162,12 +163,12 @@ fn usual_rule() -> impl Strategy<Value = Rule> {
 }
 
 fn with_rules(rules: &[Rule]) -> Vec<Delta> {
-    let nets = |nets: &[&str]| nets.iter().map(|net| tortie_policy::program::Member::Net(net.parse().unwrap())).collect();
-    let set = |id: &str, members: &[&str]| Delta::SetCreated(SetId::new(id), SetKind::Nets, nets(members));
-    let program = EndpointProgram {
-        ingress: vec![tier("default", &["long"], EndOfTier::Deny)],
-        ..open_program()
+    let nets = |nets: &[&str]| {
+        nets.iter().map(|net| tortie_policy::program::Member::Net(net.parse().unwrap())).collect()
     };
+    let set = |id: &str, members: &[&str]| Delta::SetCreated(SetId::new(id), SetKind::Nets, nets(members));
+    let program =
+        EndpointProgram { ingress: vec![tier("default", &["long"], EndOfTier::Deny)], ..open_program() };
     vec![
         local_node(),
         own_block(),
@@ -190,7 +191,7 @@ proptest! {
     /// However long the policy is.
     #[test]
     fn one_rule_changes_few_acls(
-        sets in policy_sets(), rules in vec(usual_rule(), 1..60), at in any::<prop::sample::Index>(), other in usual_rule(), change in 0..3,
+        sets in with_sets(), rules in vec(usual_rule(), 1..60), at in any::<prop::sample::Index>(), other in usual_rule(), change in 0..3,
     ) {
         let mut node = ready(sets);
         node.apply(&with_rules(&rules));
@@ -218,7 +219,11 @@ fn a_rule_says_what_makes_it_dear() {
     let set = |id: &str| EntityMatch { sets: vec![SetId::new(id)], ..EntityMatch::default() };
     let rules = vec![
         from(set("many")),
-        from(EntityMatch { not_sets: vec![SetId::new("few")], nets: vec!["10.0.0.0/24".parse().unwrap()], ..EntityMatch::default() }),
+        from(EntityMatch {
+            not_sets: vec![SetId::new("few")],
+            nets: vec!["10.0.0.0/24".parse().unwrap()],
+            ..EntityMatch::default()
+        }),
         Rule { not_protocol: Some(Protocol::UDP), ..Rule::all(Action::Deny) },
         from(set("nobody")),
     ];
@@ -227,7 +232,7 @@ fn a_rule_says_what_makes_it_dear() {
     deltas.insert(2, Delta::SetCreated(SetId::new("few"), SetKind::Nets, nets(0x0a00_0001, 3)));
     let state = state(&deltas);
     let costing = costing(&state);
-    let costs = costing.rules(&state.endpoints[&pod_id()], |id| &*id.name == "long");
+    let costs = costing.rules(&state.endpoints[&pod_id()], |id| &*id.name == "long", &|_, _| None);
     let because: Vec<Because> = costs.iter().map(|cost| cost.because).collect();
     assert!(
         matches!(

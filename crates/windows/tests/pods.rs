@@ -233,7 +233,13 @@ fn the_acls_of_the_demo() {
 fn a_change_sends_only_what_changes() {
     let mut node = Node::usual();
     node.connect();
-    let nets: Vec<Rule> = (0..40).map(|i| only_web_from(&format!("10.1.{i}.0/24"))).collect();
+    // Rules that differ in two fields: each is an ACL.
+    let to_port = |port: u16, net: String| {
+        let mut rule = only_web_from(&net);
+        rule.destination.ports = vec![PortRange { first: port, last: port }];
+        rule
+    };
+    let nets: Vec<Rule> = (0..40).map(|i| to_port(i, format!("10.1.{i}.0/24"))).collect();
     let web = policy("web", nets.clone(), vec![]);
     node.apply(&[local_node(), own_block(), allow_all(), web, endpoint(one_policy())]);
     let before = node.acls().len();

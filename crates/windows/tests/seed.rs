@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tortie_api::calico::WorkloadEndpoint;
+use tortie_api::calico::{FelixConfiguration, WindowsPolicySets, WorkloadEndpoint};
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{Dataplane, Delta, EndpointId, NodeState, PodAttachment, PodWiring};
@@ -20,7 +20,7 @@ use tortie_hcn::schema::{Acl, Namespace};
 use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind as HcnKind};
 use tortie_hns_emulator::{Config, Emulator, Recorder};
 use tortie_windows::{
-    Cost, Costing, NETWORK, OverlaySpec, PolicySetsUse, Tally, Way, WindowsDataplane, WindowsWiring, endpoint_id,
+    Cost, Costing, NETWORK, OverlaySpec, Tally, Way, WindowsDataplane, WindowsWiring, endpoint_id,
     ensure_overlay,
 };
 
@@ -94,7 +94,7 @@ struct Node {
 struct Cluster(Vec<Node>);
 
 impl Cluster {
-    fn new(policy: Policy, sets: &PolicySetsUse) -> Cluster {
+    fn new(policy: Policy, sets: WindowsPolicySets) -> Cluster {
         let node = |number: usize| {
             let own = Ipv4Addr::new(172, 16, 0, u8::try_from(number + 1).unwrap());
             let hns = Arc::new(Recorder::new(Emulator::new(Config::new(Config::SERVER_2022, own))));
@@ -102,18 +102,31 @@ impl Cluster {
             ensure_overlay(&*hns, &spec).unwrap();
             let hcn: Arc<dyn Hcn> = hns.clone();
             let wiring = WindowsWiring::new(hcn.clone());
-            let dataplane = WindowsDataplane::new(hcn, None).with_policy_sets(sets.clone());
-            Node { hns, calc: Calc::new(format!("win{number}")), dataplane, wiring, connected: BTreeSet::new() }
+            let dataplane = WindowsDataplane::new(hcn, None);
+            Node {
+                hns,
+                calc: Calc::new(format!("win{number}")),
+                dataplane,
+                wiring,
+                connected: BTreeSet::new(),
+            }
         };
         let mut cluster = Cluster((0..NODES).map(node).collect());
-        let mut objects = vec![(Key::global(Kind::Namespace, "default"), json!({"metadata": {"name": "default"}}))];
+        let mut objects =
+            vec![(Key::global(Kind::Namespace, "default"), json!({"metadata": {"name": "default"}}))];
         for number in 0..NODES {
             let name = format!("win{number}");
             let annotations = json!({"projectcalico.org/IPv4Address": format!("172.16.0.{}/24", number + 1)});
-            objects.push((Key::global(Kind::Node, &name), json!({"metadata": {"name": name, "annotations": annotations}})));
+            objects.push((
+                Key::global(Kind::Node, &name),
+                json!({"metadata": {"name": name, "annotations": annotations}}),
+            ));
         }
         objects.extend((0..WORKLOADS).map(|number| workload(number, role(number))));
         objects.push(policy.object());
+        let annotations = json!({FelixConfiguration::WINDOWS_POLICY_SETS: format!("{sets:?}")});
+        let felix = json!({"metadata": {"name": "default", "annotations": annotations}, "spec": {}});
+        objects.push((Key::global(Kind::FelixConfiguration, "default"), felix));
         cluster.update(&objects);
         cluster
     }
@@ -138,7 +151,10 @@ impl Cluster {
                     node.wiring.connect(&pod).unwrap();
                 }
             }
-            let route = tortie_dataplane::Route { destination: block(number), target: tortie_dataplane::RouteTarget::Local };
+            let route = tortie_dataplane::Route {
+                destination: block(number),
+                target: tortie_dataplane::RouteTarget::Local,
+            };
             deltas.insert(0, Delta::Route(route));
             let report = node.dataplane.apply(&deltas);
             assert!(report.endpoints.is_empty(), "{report:?}");
@@ -151,7 +167,10 @@ impl Cluster {
             let endpoint = node.hns.inner().endpoint(endpoint_id(&id.pod)).unwrap();
             endpoint.policies.iter().filter_map(|policy| policy.settings().unwrap()).collect()
         };
-        let all = self.0.iter().flat_map(|node| node.connected.iter().map(move |id| (id.pod.to_string(), of(node, id))));
+        let all = self
+            .0
+            .iter()
+            .flat_map(|node| node.connected.iter().map(move |id| (id.pod.to_string(), of(node, id))));
         all.collect()
     }
 
@@ -167,7 +186,9 @@ impl Cluster {
     fn costs(&self) -> BTreeMap<String, Cost> {
         let mut costs = BTreeMap::new();
         for (state, costing) in self.costings() {
-            costs.extend(state.endpoints.iter().map(|(id, endpoint)| (id.pod.to_string(), costing.cost(endpoint))));
+            costs.extend(
+                state.endpoints.iter().map(|(id, endpoint)| (id.pod.to_string(), costing.cost(endpoint))),
+            );
         }
         costs
     }
@@ -176,7 +197,9 @@ impl Cluster {
     fn naive(&self) -> BTreeMap<String, Vec<Acl>> {
         let mut lists = BTreeMap::new();
         for (state, costing) in self.costings() {
-            let list = |(id, endpoint): (&EndpointId, &Arc<_>)| (id.pod.to_string(), costing.acls(endpoint, Way::Naive));
+            let list = |(id, endpoint): (&EndpointId, &Arc<_>)| {
+                (id.pod.to_string(), costing.acls(endpoint, Way::Naive))
+            };
             lists.extend(state.endpoints.iter().map(list));
         }
         lists
@@ -229,13 +252,13 @@ fn measured(lists: &BTreeMap<String, Vec<Acl>>, touched: usize) -> Measured {
 }
 
 /// Both ways of ours, measured in HNS; a client comes, and its endpoints' own calls do not count.
-fn ours(policy: Policy, sets: &PolicySetsUse) -> (Measured, BTreeMap<String, Vec<Acl>>) {
+fn ours(policy: Policy, sets: WindowsPolicySets) -> (Measured, BTreeMap<String, Vec<Acl>>) {
     let mut cluster = Cluster::new(policy, sets);
     let lists = cluster.acls();
     // What is said to be the cost is what HNS has.
     for (name, cost) in cluster.costs() {
         let tally: Tally = lists[&name].iter().collect();
-        let said = if *sets == PolicySetsUse::Enabled { cost.sets } else { cost.lists };
+        let said = if sets == WindowsPolicySets::Enabled { cost.sets } else { cost.lists };
         assert_eq!((said.acls, said.names), (tally.acls, tally.names), "{name}");
     }
     cluster.modified();
@@ -243,7 +266,7 @@ fn ours(policy: Policy, sets: &PolicySetsUse) -> (Measured, BTreeMap<String, Vec
     let mut modified = cluster.modified();
     modified.remove(&endpoint_id(&format!("w{NEW}")));
     let concerned: BTreeSet<Guid> = match sets {
-        PolicySetsUse::Enabled => BTreeSet::new(),
+        WindowsPolicySets::Enabled => BTreeSet::new(),
         _ => servers().iter().map(|name| endpoint_id(name)).collect(),
     };
     assert_eq!(modified, concerned, "{policy:?}: exactly those that the client concerns");
@@ -251,7 +274,7 @@ fn ours(policy: Policy, sets: &PolicySetsUse) -> (Measured, BTreeMap<String, Vec
 }
 
 fn naive(policy: Policy) -> Measured {
-    let mut cluster = Cluster::new(policy, &PolicySetsUse::Disabled);
+    let mut cluster = Cluster::new(policy, WindowsPolicySets::Disabled);
     let before = cluster.naive();
     cluster.update(&[workload(NEW, "client")]);
     let after = cluster.naive();
@@ -266,11 +289,15 @@ fn selectors_on_both_sides_cost_what_the_rewritten_policy_costs() {
     let mut rows = Vec::new();
     let mut of_policies = Vec::new();
     for policy in [Policy::Inefficient, Policy::Efficient] {
-        let (lists, spelled_out) = ours(policy, &PolicySetsUse::Disabled);
-        let (sets, by_name) = ours(policy, &PolicySetsUse::Enabled);
+        let (lists, spelled_out) = ours(policy, WindowsPolicySets::Disabled);
+        let (sets, by_name) = ours(policy, WindowsPolicySets::Enabled);
         let naive = naive(policy);
         assert!(lists.policy.acls <= naive.policy.acls && lists.policy.pairs <= naive.policy.pairs);
-        rows.extend([(policy, "Calico's way", naive), (policy, "without sets", lists), (policy, "with sets", sets)]);
+        rows.extend([
+            (policy, "Calico's way", naive),
+            (policy, "without sets", lists),
+            (policy, "with sets", sets),
+        ]);
         of_policies.push([spelled_out, by_name]);
     }
     let [inefficient, efficient] = &of_policies[..] else { panic!() };
@@ -290,7 +317,11 @@ fn table(rows: &[(Policy, &str, Measured)]) -> String {
     for (policy, way, Measured { policy: tally, on_server, on_other, touched }) in rows {
         let name = if *policy == Policy::Inefficient { "inefficient" } else { "much more efficient" };
         let (acls, addresses, pairs) = (tally.acls, tally.addresses, tally.pairs);
-        writeln!(table, "| {name} | {way} | {acls} | {addresses} | {pairs} | {on_server} | {on_other} | {touched} |").unwrap();
+        writeln!(
+            table,
+            "| {name} | {way} | {acls} | {addresses} | {pairs} | {on_server} | {on_other} | {touched} |"
+        )
+        .unwrap();
     }
     table
 }
@@ -306,6 +337,11 @@ fn in_docs(table: &str) {
     if std::env::var_os("TORTIE_BLESS").is_some() {
         std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
     } else {
-        assert_eq!(documented, table, "{} is not what was measured; TORTIE_BLESS=1 writes it", path.display());
+        assert_eq!(
+            documented,
+            table,
+            "{} is not what was measured; TORTIE_BLESS=1 writes it",
+            path.display()
+        );
     }
 }

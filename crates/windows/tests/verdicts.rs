@@ -4,20 +4,27 @@
 mod node;
 mod programs;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
+use ipnet::IpNet;
 use node::*;
 use programs::*;
-use proptest::collection::vec;
+use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::select;
-use tortie_api::net::{Direction, Protocol};
-use tortie_dataplane::{Dataplane, NodeState, PodWiring};
-use tortie_hcn::{Call, Failure, Hcn};
+use serde_json::json;
+use tortie_api::calico::WindowsPolicySets;
+use tortie_api::net::{Action, Direction, Protocol};
+use tortie_dataplane::{Dataplane, Delta, NodeState, PodWiring};
+use tortie_hcn::schema::{Modify, PolicyList, RequestType, lenient};
+use tortie_hcn::{Call, Failure, Hcn, Kind};
 use tortie_hns_emulator::{Config, DefaultAction, Emulator, Recorder};
-use tortie_policy::program::{EndpointProgram, Flow, evaluate};
-use tortie_windows::{PolicySetsUse, WindowsDataplane, WindowsWiring, ensure_overlay};
+use tortie_policy::program::{
+    EndOfTier, EndpointProgram, EntityMatch, Flow, Member, Rule, SetId, SetKind, evaluate,
+};
+use tortie_windows::{StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 fn flow() -> impl Strategy<Value = (Direction, Flow)> {
     let kind = (protocol(), port(), port(), (0_u8..4, 0_u8..3));
@@ -32,6 +39,42 @@ fn flow() -> impl Strategy<Value = (Direction, Flow)> {
             (if inwards { Direction::Ingress } else { Direction::Egress }, flow)
         },
     )
+}
+
+type StaticRule = (Direction, Action, IpAddr, Protocol, Option<u16>);
+
+/// What the operator has before policy: about a peer, protocol and port. The priorities rise.
+fn static_rules() -> impl Strategy<Value = Vec<StaticRule>> {
+    let direction = select(vec![Direction::Ingress, Direction::Egress]);
+    let action = select(vec![Action::Allow, Action::Deny]);
+    let protocol = select(vec![Protocol::TCP, Protocol::UDP]);
+    vec((direction, action, address(), protocol, prop::option::of(port())), 0..3)
+}
+
+/// The same as the operator's file.
+fn file(rules: &[StaticRule]) -> StaticRules {
+    let rule = |(number, (direction, action, peer, protocol, port)): (usize, &StaticRule)| {
+        let (direction, ports) = match direction {
+            Direction::Ingress => ("In", "LocalPorts"),
+            Direction::Egress => ("Out", "RemotePorts"),
+        };
+        let action = if *action == Action::Allow { "Allow" } else { "Block" };
+        json!({"Name": "test", "Rule": {"Type": "ACL", "Id": number.to_string(), "Protocol": protocol.0, "Action": action,
+            "Direction": direction, "RemoteAddresses": peer.to_string(), ports: port.map(|port| port.to_string()).unwrap_or_default(),
+            "RuleType": "Switch", "Priority": number + 1}})
+    };
+    let rules: Vec<_> = rules.iter().enumerate().map(rule).collect();
+    StaticRules::parse(&json!({"Provider": "test", "Version": "1", "Rules": rules}).to_string()).unwrap()
+}
+
+/// What the first of the operator's rules that matches says.
+fn before_policy(rules: &[StaticRule], direction: Direction, flow: &Flow) -> Option<bool> {
+    let peer = if direction == Direction::Ingress { flow.source } else { flow.destination };
+    let matches = |(of, _, address, protocol, port): &&StaticRule| {
+        (*of, *address, *protocol) == (direction, peer, flow.protocol)
+            && port.is_none_or(|port| port == flow.destination_port)
+    };
+    rules.iter().find(matches).map(|(_, action, ..)| *action == Action::Allow)
 }
 
 fn expected(state: &NodeState, program: &EndpointProgram, direction: Direction, flow: &Flow) -> bool {
@@ -52,8 +95,8 @@ fn config() -> impl Strategy<Value = Config> {
     })
 }
 
-fn policy_sets() -> impl Strategy<Value = PolicySetsUse> {
-    select(vec![PolicySetsUse::Disabled, PolicySetsUse::Enabled])
+fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
+    select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled])
 }
 
 proptest! {
@@ -61,20 +104,24 @@ proptest! {
 
     /// Programs without ICMP types are rendered exactly, whatever HNS does by default.
     #[test]
-    fn the_verdict_is_that_of_the_program(config in config(), sets in policy_sets(), said in said(false), flows in vec(flow(), 40)) {
+    fn the_verdict_is_that_of_the_program(
+        config in config(), sets in with_sets(), rules in static_rules(), said in said(false), flows in vec(flow(), 40),
+    ) {
         let mut node = Node::with(config, sets);
+        node.dataplane = node.dataplane.with_static_rules(file(&rules));
         node.connect();
         let report = node.apply(&said.deltas());
         prop_assert!(report.endpoints.is_empty() && report.node.is_empty() && !report.retry, "{report:?}");
         for (direction, flow) in &flows {
-            let allowed = expected(&node.state, &said.program, *direction, flow);
+            let allowed = before_policy(&rules, *direction, flow)
+                .unwrap_or_else(|| expected(&node.state, &said.program, *direction, flow));
             prop_assert_eq!(node.passes(*direction, flow), allowed, "{:?} {:?}\n{:#?}", direction, flow, node.acls());
         }
     }
 
     /// What cannot be said allows less, never more, and is told.
     #[test]
-    fn with_icmp_types_never_more_is_allowed(sets in policy_sets(), said in said(true), flows in vec(flow(), 40)) {
+    fn with_icmp_types_never_more_is_allowed(sets in with_sets(), said in said(true), flows in vec(flow(), 40)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         let report = node.apply(&said.deltas());
@@ -94,48 +141,129 @@ proptest! {
 
     /// While one list takes the place of another, nothing passes that both deny, and nothing is cut that both allow.
     #[test]
-    fn no_moment_between_two_programs_is_wrong(sets in policy_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
-        let watched = Arc::new(Watched::new());
-        ensure_overlay(&*watched, &spec()).unwrap();
-        let hcn: Arc<dyn Hcn> = watched.clone();
-        let wiring = WindowsWiring::new(hcn.clone());
-        let node = Node::over(watched.hns.clone());
-        let pod = attachment(node.namespace());
-        let mut dataplane = WindowsDataplane::new(hcn, None).with_policy_sets(sets);
-        *watched.flows.lock().unwrap() = flows.clone();
+    fn no_moment_between_two_programs_is_wrong(sets in with_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
+        between(sets, &before.deltas(), &after.deltas(), &flows)?;
+    }
 
-        // Connecting: closed, but for nobody.
-        wiring.connect(&pod).unwrap();
-        for seen in watched.seen.lock().unwrap().drain(..) {
-            prop_assert!(!seen.contains(&true), "open before policy");
-        }
-        dataplane.apply(&before.deltas());
-        watched.seen.lock().unwrap().clear();
-        let verdicts = || -> Vec<bool> { flows.iter().map(|(direction, flow)| node.passes(*direction, flow)).collect() };
-        let old = verdicts();
-        let report = dataplane.apply(&after.deltas());
-        prop_assert!(report.endpoints.is_empty());
-        let new = verdicts();
-        for seen in watched.seen.lock().unwrap().iter() {
-            for (index, passes) in seen.iter().enumerate() {
-                prop_assert!(*passes == old[index] || *passes == new[index], "{:?}", flows[index]);
-            }
-        }
+    /// Nor while lists change that name sets, and these sets with them.
+    #[test]
+    fn no_moment_between_two_states_of_sets_is_wrong(before in of_sets(), after in of_sets(), same in 0_u8..4) {
+        // Now and then only the sets change, or only the rules do.
+        let after = OfSets {
+            rules: if same == 0 { before.rules.clone() } else { after.rules },
+            sets: if same == 1 { before.sets.clone() } else { after.sets },
+        };
+        let peers = (0_u8..8).map(|last| IpAddr::from([10, 0, 0, last])).chain([POD.into()]);
+        let flow = |peer| {
+            let own = IpAddr::from(POD);
+            let flow = |source, destination| Flow {
+                source, destination, protocol: Protocol::TCP, source_port: 1, destination_port: 1, icmp: None,
+            };
+            [(Direction::Ingress, flow(peer, own)), (Direction::Egress, flow(own, peer))]
+        };
+        let flows: Vec<_> = peers.flat_map(flow).collect();
+        between(WindowsPolicySets::Enabled, &before.deltas(), &after.deltas(), &flows)?;
     }
 
     /// The same state again sends nothing, also after a restart.
     #[test]
-    fn what_is_there_is_not_sent_again(sets in policy_sets(), said in said(true)) {
-        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets.clone());
+    fn what_is_there_is_not_sent_again(sets in with_sets(), said in said(true)) {
+        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         node.apply(&said.deltas());
         node.hns.take();
         node.dataplane.resync();
         prop_assert_eq!(node.hns.take_changes(), vec![]);
         let mut restarted = Node::over(node.hns.clone());
-        restarted.dataplane = restarted.dataplane.with_policy_sets(sets);
+        restarted.apply(&[policy_sets(sets)]);
         restarted.apply(&said.deltas());
         prop_assert_eq!(restarted.hns.take_changes(), vec![]);
+    }
+}
+
+/// Makes one state another one, and judges the flows all the while.
+fn between(
+    sets: WindowsPolicySets,
+    before: &[Delta],
+    after: &[Delta],
+    flows: &[(Direction, Flow)],
+) -> Result<(), TestCaseError> {
+    let watched = Arc::new(Watched::new());
+    ensure_overlay(&*watched, &spec()).unwrap();
+    let hcn: Arc<dyn Hcn> = watched.clone();
+    let wiring = WindowsWiring::new(hcn.clone());
+    let node = Node::over(watched.hns.clone());
+    let pod = attachment(node.namespace());
+    let mut dataplane = WindowsDataplane::new(hcn, None);
+    dataplane.apply(&[policy_sets(sets)]);
+    *watched.flows.lock().unwrap() = flows.to_vec();
+
+    // Connecting: closed, but for nobody.
+    wiring.connect(&pod).unwrap();
+    for seen in watched.seen.lock().unwrap().drain(..) {
+        prop_assert!(!seen.contains(&true), "open before policy");
+    }
+    dataplane.apply(before);
+    watched.seen.lock().unwrap().clear();
+    let verdicts =
+        || -> Vec<bool> { flows.iter().map(|(direction, flow)| node.passes(*direction, flow)).collect() };
+    let old = verdicts();
+    let report = dataplane.apply(after);
+    prop_assert!(report.endpoints.is_empty());
+    let new = verdicts();
+    for seen in watched.seen.lock().unwrap().iter() {
+        for (index, passes) in seen.iter().enumerate() {
+            prop_assert!(*passes == old[index] || *passes == new[index], "{:?}", flows[index]);
+        }
+    }
+    Ok(())
+}
+
+/// A policy whose rules name sets, and their members.
+#[derive(Debug, Clone)]
+struct OfSets {
+    rules: Vec<(Action, [Vec<SetId>; 2])>,
+    sets: [BTreeSet<IpNet>; 2],
+}
+
+fn of_sets() -> impl Strategy<Value = OfSets> {
+    let names = || prop_oneof![3 => Just(vec![]), 2 => select(vec!["s:a", "s:b"]).prop_map(|name| vec![SetId::new(name)])];
+    let action = select(vec![Action::Allow, Action::Deny, Action::Pass]);
+    let members = || {
+        let own = prop_oneof![4 => 0_u8..8, 1 => Just(255)];
+        let net = own.prop_map(|last| match last {
+            255 => IpNet::from(IpAddr::from(POD)),
+            last => IpNet::from(IpAddr::from([10, 0, 0, last])),
+        });
+        btree_set(net, 0..6)
+    };
+    let rules = vec((action, [names(), names()]), 1..4);
+    (rules, [members(), members()]).prop_map(|(rules, sets)| OfSets { rules, sets })
+}
+
+impl OfSets {
+    fn deltas(&self) -> Vec<Delta> {
+        let entity = |[sets, not_sets]: &[Vec<SetId>; 2]| EntityMatch {
+            sets: sets.clone(),
+            not_sets: not_sets.clone(),
+            ..EntityMatch::default()
+        };
+        let rules = |inwards: bool| {
+            let rule = |(action, peers): &(Action, [Vec<SetId>; 2])| match inwards {
+                true => Rule { source: entity(peers), ..Rule::all(*action) },
+                false => Rule { destination: entity(peers), ..Rule::all(*action) },
+            };
+            self.rules.iter().map(rule).collect()
+        };
+        let set = |(name, nets): (&str, &BTreeSet<IpNet>)| {
+            let members = nets.iter().copied().map(Member::Net).collect();
+            Delta::SetCreated(SetId::new(name), SetKind::Nets, members)
+        };
+        let mut deltas = vec![local_node(), own_block(), policy("web", rules(true), rules(false))];
+        deltas.extend(["s:a", "s:b"].into_iter().zip(&self.sets).map(set));
+        let tiers = || vec![tier("default", &["web"], EndOfTier::Deny)];
+        deltas.push(endpoint(EndpointProgram { ingress: tiers(), egress: tiers(), profiles: vec![] }));
+        deltas
     }
 }
 
@@ -155,6 +283,25 @@ impl Watched {
 
 impl Hcn for Watched {
     fn call(&self, call: &Call) -> Result<String, Failure> {
+        // Nobody says that HNS changes several sets at once.
+        if let Call::Modify { kind: Kind::Network, id, settings } = call
+            && let Ok(request) = lenient::<Modify>(settings)
+            && request.request_type == RequestType::Update
+        {
+            let policies: PolicyList = lenient(&request.settings.to_string()).unwrap();
+            for policy in policies.policies {
+                let one = Modify::policies(RequestType::Update, vec![policy]);
+                let settings = serde_json::to_string(&one).unwrap();
+                self.judged(&Call::Modify { kind: Kind::Network, id: *id, settings })?;
+            }
+            return Ok(String::new());
+        }
+        self.judged(call)
+    }
+}
+
+impl Watched {
+    fn judged(&self, call: &Call) -> Result<String, Failure> {
         let answer = self.hns.call(call)?;
         if !call.is_read() {
             let flows = self.flows.lock().unwrap();

@@ -1,5 +1,6 @@
 //! HostEndpoint: an interface of a node under policy; and what FelixConfiguration says of them (`calico.md` 2.2, 2.7).
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde::Deserialize;
@@ -107,6 +108,14 @@ pub struct FelixConfigurationSpec {
     /// [`FelixConfiguration::POLICY_COUNTERS`].
     #[serde(skip)]
     pub policy_counters: Option<PolicyCounters>,
+    /// Whether ACLs of Windows nodes name sets of addresses (semantics 25). As `established_flows`, by the annotation
+    /// [`FelixConfiguration::WINDOWS_POLICY_SETS`].
+    #[serde(skip)]
+    pub windows_policy_sets: Option<WindowsPolicySets>,
+    /// The versions of HNS on which sets have been seen to do what is asked of them, by the annotation
+    /// [`FelixConfiguration::PROVEN_POLICY_SETS`].
+    #[serde(skip)]
+    pub proven_policy_sets: Option<BTreeSet<(u32, u32)>>,
 }
 
 /// What becomes of a packet that policy denies.
@@ -141,11 +150,27 @@ pub enum PolicyCounters {
     Enabled,
 }
 
+/// Whether ACLs of Windows nodes name sets of addresses (SetPolicy of HNS), or spell addresses out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum WindowsPolicySets {
+    /// They name sets on the versions of HNS that are proven.
+    #[default]
+    Auto,
+    /// They name sets wherever HNS has such.
+    Enabled,
+    /// They do not.
+    Disabled,
+}
+
 impl FelixConfiguration {
     /// The annotation that says what becomes of established flows: `Keep` or `Cut`.
     pub const ESTABLISHED_FLOWS: &str = "tortie.io/establishedFlows";
     /// The annotation that says whether rules count what they match: `Disabled` or `Enabled`.
     pub const POLICY_COUNTERS: &str = "tortie.io/policyCounters";
+    /// The annotation that says whether ACLs of Windows nodes name sets: `Auto`, `Enabled` or `Disabled`.
+    pub const WINDOWS_POLICY_SETS: &str = "tortie.io/windowsPolicySets";
+    /// The annotation that lists the versions of HNS on which `Auto` has ACLs name sets, as in `13.2,15.4`.
+    pub const PROVEN_POLICY_SETS: &str = "tortie.io/provenPolicySets";
 
     /// Takes in what annotations say.
     pub(crate) fn read_annotations(&mut self) -> Result<(), FieldError> {
@@ -153,17 +178,41 @@ impl FelixConfiguration {
         self.spec.established_flows = self.annotation(Self::ESTABLISHED_FLOWS, flows)?;
         let counters = [("Disabled", PolicyCounters::Disabled), ("Enabled", PolicyCounters::Enabled)];
         self.spec.policy_counters = self.annotation(Self::POLICY_COUNTERS, counters)?;
+        let sets = [
+            ("Auto", WindowsPolicySets::Auto),
+            ("Enabled", WindowsPolicySets::Enabled),
+            ("Disabled", WindowsPolicySets::Disabled),
+        ];
+        self.spec.windows_policy_sets = self.annotation(Self::WINDOWS_POLICY_SETS, sets)?;
+        self.spec.proven_policy_sets = self.proven_policy_sets()?;
         Ok(())
     }
 
-    /// What an annotation says, if it is there: one of two words.
-    fn annotation<T>(&self, name: &str, words: [(&str, T); 2]) -> Result<Option<T>, FieldError> {
+    /// What an annotation says, if it is there: one of some words.
+    fn annotation<T, const N: usize>(
+        &self,
+        name: &str,
+        words: [(&str, T); N],
+    ) -> Result<Option<T>, FieldError> {
         let Some(text) = self.metadata.annotations.get(name) else { return Ok(None) };
-        let [one, other] = words.each_ref().map(|(word, _)| *word);
+        let known = words.each_ref().map(|(word, _)| *word);
         let found = words.into_iter().find(|(word, _)| word == text);
         found.map(|(_, value)| Some(value)).ok_or_else(|| {
             let path = format!("metadata.annotations.{name}");
-            FieldError::new(&path, format!("{text:?} is neither {one} nor {other}"))
+            FieldError::new(&path, format!("{text:?} is none of {}", known.join(", ")))
+        })
+    }
+
+    fn proven_policy_sets(&self) -> Result<Option<BTreeSet<(u32, u32)>>, FieldError> {
+        let Some(text) = self.metadata.annotations.get(Self::PROVEN_POLICY_SETS) else { return Ok(None) };
+        let version = |part: &str| {
+            let (major, minor) = part.trim().split_once('.')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        };
+        let versions = text.split(',').filter(|part| !part.trim().is_empty());
+        versions.map(version).collect::<Option<_>>().map(Some).ok_or_else(|| {
+            let path = format!("metadata.annotations.{}", Self::PROVEN_POLICY_SETS);
+            FieldError::new(&path, format!("{text:?} is no list of versions such as 13.2,15.4"))
         })
     }
 }
@@ -249,6 +298,8 @@ impl FelixConfigurationSpec {
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(all.iptables_filter_deny_action),
             established_flows: self.established_flows.or(all.established_flows),
             policy_counters: self.policy_counters.or(all.policy_counters),
+            windows_policy_sets: self.windows_policy_sets.or(all.windows_policy_sets),
+            proven_policy_sets: self.proven_policy_sets.clone().or_else(|| all.proven_policy_sets.clone()),
         }
     }
 

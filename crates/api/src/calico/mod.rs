@@ -10,7 +10,7 @@ mod tier;
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use host::{
     EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration, FelixConfigurationSpec,
-    FilterDenyAction, HostEndpoint, HostEndpointSpec, PolicyCounters,
+    FilterDenyAction, HostEndpoint, HostEndpointSpec, PolicyCounters, WindowsPolicySets,
 };
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,

@@ -16,7 +16,8 @@ pub fn fold(mut rows: Vec<Row>) -> Vec<Row> {
     loop {
         let before = rows.len();
         // Names of sets cannot be joined.
-        let peers = |row: &Row| row.remote.addresses.is_literal().then(|| row.remote.addresses.literal().clone());
+        let peers =
+            |row: &Row| row.remote.addresses.is_literal().then(|| row.remote.addresses.literal().clone());
         rows = join(rows, peers, |row, peers: Addresses| row.remote.addresses = Peers::from(peers));
         rows = join(rows, |row| Some(row.local.ports.clone()), |row, ports: Ports| row.local.ports = ports);
         rows = join(rows, |row| Some(row.remote.ports.clone()), |row, ports: Ports| row.remote.ports = ports);
@@ -84,7 +85,8 @@ mod tests {
         let mut joined = row(Allow, "p", both, web);
         joined.local.ports = Ports::from_ranges(vec![web, tls]);
         // Four corners are one row, in two rounds.
-        let corners = [(a, web), (a, tls), (b, web), (b, tls)].map(|(peer, port)| row(Allow, "p", peer, port));
+        let corners =
+            [(a, web), (a, tls), (b, web), (b, tls)].map(|(peer, port)| row(Allow, "p", peer, port));
         assert_eq!(fold(corners.to_vec()), [joined.clone()]);
         // In whatever order they come, as long as they are neighbours.
         let mut wide = row(Allow, "p", b, web);

@@ -40,12 +40,12 @@ pub use peers::OUR_SETS;
 pub use rows::ANY_PROTOCOL;
 pub use shape::{Shape, shape};
 pub use spell::{CHUNK, Set, Sets, port_lists, text};
-pub use transition::{Transition, anonymous, transition, unnumbered};
+pub use transition::{Transition, anonymous, transition};
 
 /// Traffic of the node itself to its own pods, before policy.
-const NODE_PRIORITY: u16 = 900;
+pub const NODE_PRIORITY: u16 = 900;
 /// The first priority of policy.
-const FIRST_PRIORITY: u16 = 1000;
+pub const FIRST_PRIORITY: u16 = 1000;
 /// The lowest that works: the endpoint's closure, which holds whatever else is there.
 pub const LAST_PRIORITY: u16 = 65_500;
 
@@ -150,6 +150,12 @@ pub fn render(
 }
 
 impl Rows {
+    /// The same with ACLs of the operator's before policy.
+    pub fn with_static_rules(mut self, acls: &[Acl]) -> Self {
+        self.fixed.extend_from_slice(acls);
+        self
+    }
+
     /// The ACLs. Of those that would name sets, `spell_out` is asked whether they must not.
     pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
         let policy = self.policy.each_ref().map(|(direction, rows)| {
@@ -212,10 +218,8 @@ fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
 /// What every endpoint has for what packets meet before policy.
 pub fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
     // The node's own firewall, which a packet has to pass as well, leaves the decision to the switch.
-    let host = [AclDirection::In, AclDirection::Out].map(|direction| Acl {
-        rule_type: AclRuleType::Host,
-        ..any(AclAction::Allow, direction, 0, "host")
-    });
+    let host = [AclDirection::In, AclDirection::Out]
+        .map(|direction| Acl { rule_type: AclRuleType::Host, ..any(AclAction::Allow, direction, 0, "host") });
     node_to_pod(node).into_iter().chain(host).collect()
 }
 
@@ -227,6 +231,11 @@ fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
         remote_addresses: addresses.join(","),
         ..any(AclAction::Allow, AclDirection::In, NODE_PRIORITY, "node")
     })
+}
+
+/// The ACL about all packets of one direction that a static rule begins with.
+pub fn of_static_rule(action: AclAction, direction: AclDirection, name: &str) -> Acl {
+    any(action, direction, 0, &format!("static {name}"))
 }
 
 /// The ACL about all packets of one direction.

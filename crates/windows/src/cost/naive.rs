@@ -181,7 +181,8 @@ impl<'a, L: Lookup> Naive<'a, L> {
 
     /// What one side of a rule is: one list of addresses, or one for each port that has addresses of its own.
     fn sides(&self, entity: &EntityMatch) -> Vec<(Option<Protocol>, Side)> {
-        let literal = (!entity.nets.is_empty()).then(|| Arc::new(entity.nets.iter().filter_map(v4).collect::<Nets>()));
+        let literal =
+            (!entity.nets.is_empty()).then(|| Arc::new(entity.nets.iter().filter_map(v4).collect::<Nets>()));
         let sets = entity.sets.iter().map(|id| self.members(id));
         let nets = literal.into_iter().chain(sets).reduce(|one, other| Arc::new(intersection(&one, &other)));
         if nets.as_ref().is_some_and(|nets| nets.is_empty()) {
@@ -286,9 +287,11 @@ impl Side {
 /// Of each pair the narrower, where one has the other.
 fn intersection(one: &Nets, other: &Nets) -> Nets {
     let inside = |net: &Ipv4Net, nets: &Nets| {
-        (0..=net.prefix_len()).any(|length| Ipv4Net::new(net.addr(), length).is_ok_and(|up| nets.contains(&up.trunc())))
+        (0..=net.prefix_len())
+            .any(|length| Ipv4Net::new(net.addr(), length).is_ok_and(|up| nets.contains(&up.trunc())))
     };
-    let narrower = one.iter().filter(|net| inside(net, other)).chain(other.iter().filter(|net| inside(net, one)));
+    let narrower =
+        one.iter().filter(|net| inside(net, other)).chain(other.iter().filter(|net| inside(net, one)));
     narrower.copied().collect()
 }
 
@@ -317,7 +320,10 @@ fn spelled(rule: &Expansion, direction: Direction) -> Vec<Acl> {
             for local_ports in &local_ports {
                 for remote_ports in &remote_ports {
                     acls.push(Acl {
-                        protocols: rule.protocol.map_or(ANY_PROTOCOL, |Protocol(number)| number.into()).to_string(),
+                        protocols: rule
+                            .protocol
+                            .map_or(ANY_PROTOCOL, |Protocol(number)| number.into())
+                            .to_string(),
                         local_addresses: local_addresses.clone(),
                         remote_addresses: remote_addresses.clone(),
                         local_ports: local_ports.clone(),

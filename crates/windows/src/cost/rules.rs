@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::Endpoint;
 use tortie_policy::program::{Lookup, PolicyId, PolicyRules, Rule, SetId};
 
-use super::{Costing, Tally, Way};
+use super::{Costing, Tally};
 use crate::acl::{Shape, shape};
 
 /// What a rule adds to the cost of an endpoint.
@@ -43,7 +44,7 @@ pub enum Because {
     Nothing,
     /// It passes on: what comes after it is written once more, for what it matches.
     Next,
-    /// It is about all protocols but one: each that is named anywhere gets a list of its own.
+    /// It is about all protocols but one, which gets a list of its own.
     ButOneProtocol,
     /// Products of addresses, ports and protocols.
     Products {
@@ -53,6 +54,8 @@ pub enum Because {
         lists: usize,
         /// Of how many protocols each; an ACL is about one.
         protocols: usize,
+        /// How many rules it was made of: one, or for each peer and protocol one.
+        rules: usize,
         /// Whether it excludes addresses, so that it names what is left of all.
         excludes: bool,
         /// How many addresses and networks it has.
@@ -60,37 +63,88 @@ pub enum Because {
     },
 }
 
+/// Of how many compiled rules each rule of a policy is made, in order, as it was written.
+pub type Written<'a> = &'a dyn Fn(&PolicyId, Direction) -> Option<Vec<usize>>;
+
 impl<L: Lookup> Costing<'_, L> {
-    /// What each rule of the endpoint's policies adds to its cost, of those policies that are `wanted`. Each rule is
-    /// rendered away, so it takes as many renderings as there are rules.
-    pub fn rules(&self, endpoint: &Endpoint, wanted: impl Fn(&PolicyId) -> bool) -> Vec<RuleCost> {
-        let all = [Way::Lists, Way::Sets].map(|way| self.acls(endpoint, way).iter().collect::<Tally>());
+    /// What each rule of the endpoint's policies adds to its cost, of those policies that are `wanted`. Rules are told as
+    /// they were `written`, where that is known, and else as they are compiled. Each is rendered away, so it takes as many
+    /// renderings as there are rules.
+    pub fn rules(
+        &self,
+        endpoint: &Endpoint,
+        wanted: impl Fn(&PolicyId) -> bool,
+        written: Written<'_>,
+    ) -> Vec<RuleCost> {
+        let all = [false, true].map(|by_name| self.tally(endpoint, self.lookup, by_name));
         let mut costs = Vec::new();
         for direction in [Direction::Ingress, Direction::Egress] {
             let tiers = endpoint.program.tiers(direction).iter();
             let asked = tiers.flat_map(|tier| &tier.policies).chain(&endpoint.program.profiles);
             let mut seen = BTreeSet::new();
             for id in asked.filter(|id| wanted(id) && seen.insert(*id)) {
-                let Some(rules) = self.lookup.policy(id) else { continue };
-                for (index, rule) in rules.direction(direction).iter().enumerate() {
-                    let without = Without { lookup: self.lookup, id, rules: less(rules, direction, index) };
-                    let saving = |by_name: bool, all: Tally| {
-                        let left: Tally = self.ours(endpoint, &without, by_name).0.iter().collect();
+                let Some(policy) = self.lookup.policy(id) else { continue };
+                let rules = policy.direction(direction);
+                let lengths =
+                    written(id, direction).filter(|lengths| lengths.iter().sum::<usize>() == rules.len());
+                let lengths = lengths.unwrap_or_else(|| vec![1; rules.len()]);
+                let mut begin = 0;
+                for (index, length) in lengths.into_iter().enumerate() {
+                    let these = begin..begin + length;
+                    begin += length;
+                    let lookup =
+                        Without { lookup: self.lookup, id, rules: less(policy, direction, these.clone()) };
+                    let saving = |by_name: bool| {
+                        let (all, left) = (all[usize::from(by_name)], self.tally(endpoint, &lookup, by_name));
                         let less = |all: usize, left: usize| signed(all) - signed(left);
-                        Saving { acls: less(all.acls, left.acls), addresses: less(all.addresses, left.addresses) }
+                        Saving {
+                            acls: less(all.acls, left.acls),
+                            addresses: less(all.addresses, left.addresses),
+                        }
                     };
                     costs.push(RuleCost {
                         policy: id.clone(),
                         direction,
                         number: index + 1,
-                        lists: saving(false, all[0]),
-                        sets: saving(true, all[1]),
-                        because: because(rule, direction, shape(rule, direction, endpoint, self.lookup)),
+                        lists: saving(false),
+                        sets: saving(true),
+                        because: self.because(&rules[these], direction, endpoint),
                     });
                 }
             }
         }
         costs
+    }
+
+    fn tally(&self, endpoint: &Endpoint, policies: &impl Lookup, by_name: bool) -> Tally {
+        self.ours(endpoint, policies, by_name).0.iter().collect()
+    }
+
+    fn because(&self, rules: &[Rule], direction: Direction, endpoint: &Endpoint) -> Because {
+        let shapes = rules.iter().map(|rule| shape(rule, direction, endpoint, self.lookup));
+        let all = shapes.fold(Shape::default(), |all, shape| Shape {
+            products: all.products + shape.products,
+            protocols: all.protocols.max(shape.protocols),
+            lists: all.lists.max(shape.lists),
+            addresses: all.addresses + shape.addresses,
+        });
+        let excludes = |rule: &Rule| {
+            let peer = if direction == Direction::Ingress { &rule.source } else { &rule.destination };
+            !peer.not_nets.is_empty() || !peer.not_sets.is_empty() || !peer.not_port_sets.is_empty()
+        };
+        match rules {
+            _ if all.products == 0 => Because::Nothing,
+            [rule, ..] if rule.action == Action::Pass => Because::Next,
+            [rule, ..] if rule.not_protocol.is_some() => Because::ButOneProtocol,
+            rules => Because::Products {
+                products: all.products,
+                lists: all.lists,
+                protocols: all.protocols,
+                rules: rules.len(),
+                excludes: rules.iter().any(excludes),
+                addresses: all.addresses,
+            },
+        }
     }
 }
 
@@ -98,11 +152,11 @@ fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn less(rules: &PolicyRules, direction: Direction, index: usize) -> PolicyRules {
+fn less(rules: &PolicyRules, direction: Direction, these: Range<usize>) -> PolicyRules {
     let mut rules = rules.clone();
     match direction {
-        Direction::Ingress => drop(rules.ingress.remove(index)),
-        Direction::Egress => drop(rules.egress.remove(index)),
+        Direction::Ingress => drop(rules.ingress.drain(these)),
+        Direction::Egress => drop(rules.egress.drain(these)),
     }
     rules
 }
@@ -124,43 +178,30 @@ impl<L: Lookup> Lookup for Without<'_, L> {
     }
 }
 
-fn because(rule: &Rule, direction: Direction, shape: Shape) -> Because {
-    let peer = if direction == Direction::Ingress { &rule.source } else { &rule.destination };
-    match rule.action {
-        _ if shape.products == 0 => Because::Nothing,
-        Action::Pass => Because::Next,
-        _ if rule.not_protocol.is_some() => Because::ButOneProtocol,
-        _ => Because::Products {
-            products: shape.products,
-            lists: shape.lists,
-            protocols: shape.protocols,
-            excludes: !peer.not_nets.is_empty() || !peer.not_sets.is_empty() || !peer.not_port_sets.is_empty(),
-            addresses: shape.addresses,
-        },
-    }
-}
-
 impl fmt::Display for Because {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (products, lists, protocols, excludes, addresses) = match *self {
+        let (products, lists, protocols, rules, excludes, addresses) = match *self {
             Self::Nothing => return f.write_str("it matches nothing here"),
             Self::Next => {
                 return f.write_str("what comes after its tier is written once more, for what it passes on");
             }
             Self::ButOneProtocol => {
                 return f.write_str(
-                    "it is about all protocols but one, which an ACL cannot say: each protocol that rules name gets a list of \
-                     its own",
+                    "it is about all protocols but one, which an ACL cannot say: that one gets a list of its own, with all \
+                     other rules",
                 );
             }
-            Self::Products { products, lists, protocols, excludes, addresses } => {
-                (products, lists, protocols, excludes, addresses)
+            Self::Products { products, lists, protocols, rules, excludes, addresses } => {
+                (products, lists, protocols, rules, excludes, addresses)
             }
         };
         let mut factors = Vec::new();
-        if products > 1 && excludes {
+        if rules > 1 {
+            factors.push(format!("it is {rules} rules, one for each of its peers and protocols"));
+        }
+        if products > rules && excludes {
             factors.push(format!("what is left around what it excludes is {products} parts"));
-        } else if products > 1 {
+        } else if products > rules {
             factors.push(format!("its ports have addresses of their own, which makes {products} parts"));
         }
         if lists > 1 {
@@ -172,10 +213,13 @@ impl fmt::Display for Because {
         match (factors.as_slice(), addresses) {
             ([], 0) => f.write_str("it is one ACL"),
             ([], _) if excludes => {
-                write!(f, "what is left of all addresses, without those that it excludes, is {addresses} networks")
+                write!(
+                    f,
+                    "what is left of all addresses, without those that it excludes, is {addresses} networks"
+                )
             }
-            ([], 1) => f.write_str("it names 1 address"),
-            ([], _) => write!(f, "it names {addresses} addresses that make no larger network"),
+            ([], 1) => f.write_str("it is one ACL about one address or network"),
+            ([], _) => write!(f, "it is one ACL about {addresses} addresses and networks"),
             (factors, _) => f.write_str(&factors.join(", each of which is combined with this: ")),
         }
     }

@@ -6,10 +6,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::{
     ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment,
-    PodWiring, Report, Route, RouteTarget, Vtep,
+    PodWiring, Report, Route, RouteTarget, Settings, Vtep,
 };
 use tortie_hcn::schema::{Acl, DrMacAddress, Namespace};
 use tortie_hcn::{Guid, Hcn, HcnExt};
@@ -17,9 +18,7 @@ use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, Flow, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
 };
-use tortie_windows::{
-    NETWORK, OverlaySpec, PolicySetsUse, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
-};
+use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
 
 pub const NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
 pub const TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
@@ -47,9 +46,9 @@ impl Node {
     }
 
     /// A node whose overlay network exists, with ACLs that name sets, or do not.
-    pub fn with(config: Config, sets: PolicySetsUse) -> Node {
+    pub fn with(config: Config, sets: WindowsPolicySets) -> Node {
         let mut node = Node::new(config);
-        node.dataplane = node.dataplane.with_policy_sets(sets);
+        node.apply(&[policy_sets(sets)]);
         node
     }
 
@@ -173,6 +172,11 @@ pub fn local_node() -> Delta {
     let vtep = Vtep { node: "minion".into(), address: TUNNEL, mac: MacAddress([2; 6]), parent: NODE };
     let network = ClusterNetwork::default();
     Delta::Node(LocalNode { name: "minion".into(), address: NODE, vtep: Some(vtep), network })
+}
+
+/// Has ACLs name sets, or not.
+pub fn policy_sets(windows_policy_sets: WindowsPolicySets) -> Delta {
+    Delta::Settings(Arc::new(Settings { windows_policy_sets, ..Settings::default() }))
 }
 
 pub fn own_block() -> Delta {

@@ -12,7 +12,8 @@ use proptest::sample::{select, subsequence};
 use tortie_api::net::{Action, IpVersion, PortRange, Protocol};
 use tortie_dataplane::Delta;
 use tortie_policy::program::{
-    EndOfTier, EndpointProgram, EntityMatch, IcmpMatch, Member, PolicyRules, Rule, SetId, SetKind, TierProgram,
+    EndOfTier, EndpointProgram, EntityMatch, IcmpMatch, Member, PolicyRules, Rule, SetId, SetKind,
+    TierProgram,
 };
 
 use crate::node::*;
@@ -170,4 +171,3 @@ impl Said {
         deltas
     }
 }
-
