@@ -15,7 +15,7 @@ cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; 
 cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, 200,000
                             flows on this kernel, 10,000 changes and a thousand kills under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
-cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables; all without NAME
+cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel]
                             replays files of published verdicts; fails where one differs; kernel needs root";
 

@@ -17,11 +17,23 @@ fn document(more: &str, arguments: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"))
 }
 
-/// n1 is a Windows node. The rules of `all` select on both sides.
+/// A Windows node with two pods. The rules of `all` select on both sides.
 const MORE: &str = "\
 apiVersion: v1
 kind: Node
-metadata: {name: n1, labels: {kubernetes.io/os: windows}, annotations: {projectcalico.org/IPv4Address: 192.0.2.1/24}}
+metadata: {name: w1, labels: {kubernetes.io/os: windows}, annotations: {projectcalico.org/IPv4Address: 192.0.2.7/24}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: win-0, namespace: shop, labels: {app: front}}
+spec: {nodeName: w1, containers: [{name: c}]}
+status: {podIP: 10.0.2.1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: win-1, namespace: jobs}
+spec: {nodeName: w1, containers: [{name: c}]}
+status: {podIP: 10.0.2.2}
 ---
 apiVersion: projectcalico.org/v3
 kind: NetworkPolicy
@@ -52,7 +64,7 @@ spec:
 
 #[test]
 fn a_pod_by_policy_and_rule() {
-    let found = document(MORE, &["shop/front-5d8f6c7b9-x2x4k"]);
+    let found = document(MORE, &["shop/win-0"]);
     let rules: Vec<Value> = found["rules"]
         .as_array()
         .unwrap()
@@ -62,19 +74,19 @@ fn a_pod_by_policy_and_rule() {
         })
         .collect();
     // Kubernetes' rules are told as they were written, though the first is four for calc.
-    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 1, "p.yml:28", 4])), "{rules:?}");
-    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 2, "p.yml:30", 3])), "{rules:?}");
+    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 1, "p.yml:40", 4])), "{rules:?}");
+    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 2, "p.yml:42", 3])), "{rules:?}");
     // Of no rule about other pods is anything rendered here.
-    assert!(rules.contains(&json!(["NetworkPolicy shop/all", 1, "p.yml:12", 0])), "{rules:?}");
+    assert!(rules.contains(&json!(["NetworkPolicy shop/all", 1, "p.yml:24", 0])), "{rules:?}");
     let because = |number: u64| {
         let is = |rule: &&Value| rule["policy"] == "NetworkPolicy shop/all" && rule["rule"] == number;
         found["rules"].as_array().unwrap().iter().find(is).unwrap()["because"].as_str().unwrap().to_owned()
     };
     assert_eq!(because(1), "it matches nothing here");
     assert!(because(2).starts_with("it is about all protocols but one"), "{}", because(2));
-    let (code, out, err) = cost(MORE, &["shop/front-5d8f6c7b9-x2x4k"]);
+    let (code, out, err) = cost(MORE, &["shop/win-0"]);
     assert_eq!((code, err.as_str()), (0, ""));
-    assert!(out.starts_with("Pod shop/front-5d8f6c7b9-x2x4k, on a Windows node:\n"), "{out}");
+    assert!(out.starts_with("Pod shop/win-0, on a Windows node:\n"), "{out}");
     assert!(out.contains("To save most, change what costs most (HNS before 13):\n  rule 2 (ingress) of NetworkPolicy shop/all costs"), "{out}");
     assert!(out.contains("The naive expansion leaves out 1 rule"), "{out}");
 }
@@ -86,7 +98,7 @@ fn everything_on_windows_nodes() {
     let mut pods: Vec<&str> =
         found["pods"].as_array().unwrap().iter().map(|pod| pod["pod"].as_str().unwrap()).collect();
     pods.sort_unstable();
-    assert_eq!(pods, ["jobs/nightly-x9s2b", "shop/front-5d8f6c7b9-x2x4k"], "the others are on n2");
+    assert_eq!(pods, ["jobs/win-1", "shop/win-0"], "the others are on Linux nodes");
     let sum = |way: &str| -> u64 {
         found["pods"].as_array().unwrap().iter().map(|pod| pod[way]["acls"].as_u64().unwrap()).sum()
     };
