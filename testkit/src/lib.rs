@@ -1,6 +1,7 @@
 //! What tests of several rooms share, and `cargo xtask` with them. It is no room: nothing of the program depends on it.
 
 pub mod clusters;
+pub mod emulator;
 pub mod flows;
 pub mod frames;
 #[cfg(target_os = "linux")]

@@ -2,17 +2,21 @@
 //! pair of pods, protocol and port (`rows`: from, to, `TCP/80`, ingress, egress, combined).
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
+use testkit::emulator::{self, RENDERINGS, Rendering};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{EndpointId, Report};
+use tortie_hcn::Version;
+use tortie_hns_emulator::Config as HnsConfig;
 use tortie_linux::dataplane::Config;
 use tortie_policy::oracle::{self, Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
@@ -23,7 +27,7 @@ use crate::setup::require_root;
 const SHOWN: usize = 20;
 const NODE: &str = "node";
 /// Some pods are then on one node, and some not.
-const KERNEL_NODES: [&str; 2] = ["n1", "n2"];
+const TWO_NODES: [&str; 2] = ["n1", "n2"];
 
 type Objects = Vec<(Key, Value)>;
 /// Of each pod, by `namespace/name`.
@@ -38,6 +42,33 @@ enum On {
     Oracle,
     /// This machine's kernel, by packets between namespaces.
     Kernel,
+    /// Windows nodes with an emulated HNS of this version, with its preset, and a way to render policy.
+    Emulator(Version, Rendering),
+}
+
+impl fmt::Display for On {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Program => f.write_str("program"),
+            Self::Oracle => f.write_str("oracle"),
+            Self::Kernel => f.write_str("kernel"),
+            Self::Emulator(version, rendering) => write!(f, "emulator (HNS {version}, {})", rendering.name),
+        }
+    }
+}
+
+/// Every HNS with every rendering that suits it.
+fn emulators() -> Vec<On> {
+    let versions = [HnsConfig::SERVER_2019, HnsConfig::SERVER_2022, HnsConfig::NEWEST];
+    let suiting = |version| {
+        let suits = move |rendering: &&Rendering| (rendering.suits)(&hns(version));
+        RENDERINGS.iter().filter(suits).map(move |rendering| On::Emulator(version, *rendering))
+    };
+    versions.into_iter().flat_map(suiting).collect()
+}
+
+fn hns(version: Version) -> HnsConfig {
+    HnsConfig::new(version, Ipv4Addr::UNSPECIFIED)
 }
 
 /// What came of a file.
@@ -48,51 +79,59 @@ struct Tally {
     differences: Vec<String>,
 }
 
-/// `cargo xtask vectors FILE… [--on program|oracle|kernel]`.
+/// `cargo xtask vectors FILE… [--on program|oracle|kernel|emulator]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (files, on) = match arguments {
         [files @ .., "--on", on] => (files, *on),
         files => (files, "program"),
     };
-    let on = match on {
-        "program" => On::Program,
-        "oracle" => On::Oracle,
-        "kernel" => On::Kernel,
-        other => bail!("--on {other:?} is not there; there are program, oracle and kernel"),
+    let judges = match on {
+        "program" => vec![On::Program],
+        "oracle" => vec![On::Oracle],
+        "kernel" => vec![On::Kernel],
+        "emulator" => emulators(),
+        other => bail!("--on {other:?} is not there; there are program, oracle, kernel and emulator"),
     };
     if files.is_empty() {
         bail!("which files?");
     }
-    let mut judge = Judge::new(on)?;
     let mut different = 0;
-    for file in files {
-        let begun = Instant::now();
-        let text = read(file)?;
-        let mut tally = Tally::default();
-        for (number, line) in text.lines().enumerate() {
-            let step: Value = serde_json::from_str(line).with_context(|| format!("{file}:{}", number + 1))?;
-            replay(&step, &mut judge, &mut tally)
-                .with_context(|| format!("{file}:{}: {}", number + 1, step["desc"]))?;
+    for on in judges {
+        let mut judge = Judge::new(on)?;
+        for file in files {
+            different += replay_file(file, on, &mut judge)?;
         }
-        for difference in tally.differences.iter().take(SHOWN) {
-            println!("  {difference}");
-        }
-        println!(
-            "{file} on {on:?}: {} cells, {} of them a pod to itself (never leaves the pod, not judged), {} differences, {:.2} s",
-            tally.cells,
-            tally.to_itself,
-            tally.differences.len(),
-            begun.elapsed().as_secs_f64(),
-        );
-        if tally.cells == tally.to_itself {
-            bail!("{file} holds nothing that can be judged");
-        }
-        different += tally.differences.len();
     }
     if different > 0 {
         bail!("{different} verdicts differ");
     }
     Ok(())
+}
+
+/// Gives the number of differences.
+fn replay_file(file: &str, on: On, judge: &mut Judge) -> Result<usize> {
+    let begun = Instant::now();
+    let text = read(file)?;
+    let mut tally = Tally::default();
+    for (number, line) in text.lines().enumerate() {
+        let step: Value = serde_json::from_str(line).with_context(|| format!("{file}:{}", number + 1))?;
+        replay(&step, judge, &mut tally)
+            .with_context(|| format!("{file}:{}: {}", number + 1, step["desc"]))?;
+    }
+    for difference in tally.differences.iter().take(SHOWN) {
+        println!("  {difference}");
+    }
+    println!(
+        "{file} on {on}: {} cells, {} of them a pod to itself (never leaves the pod, not judged), {} differences, {:.2} s",
+        tally.cells,
+        tally.to_itself,
+        tally.differences.len(),
+        begun.elapsed().as_secs_f64(),
+    );
+    if tally.cells == tally.to_itself {
+        bail!("{file} holds nothing that can be judged");
+    }
+    Ok(tally.differences.len())
 }
 
 fn read(file: &str) -> Result<String> {
@@ -178,6 +217,7 @@ enum Judge {
     Program,
     Oracle,
     Kernel(Box<testkit::kernel::Cluster>),
+    Emulator(Box<emulator::Cluster>),
 }
 
 impl Judge {
@@ -187,7 +227,10 @@ impl Judge {
             On::Oracle => Self::Oracle,
             On::Kernel => {
                 require_root("verdicts of the kernel")?;
-                Self::Kernel(Box::new(testkit::kernel::Cluster::new(KERNEL_NODES, &Config::default())?))
+                Self::Kernel(Box::new(testkit::kernel::Cluster::new(TWO_NODES, &Config::default())?))
+            }
+            On::Emulator(version, rendering) => {
+                Self::Emulator(Box::new(emulator::Cluster::new(&TWO_NODES, &hns(version), rendering)?))
             }
         })
     }
@@ -195,7 +238,7 @@ impl Judge {
     /// The nodes that pods are spread over.
     fn nodes(&self) -> &'static [&'static str] {
         match self {
-            Self::Kernel(_) => &KERNEL_NODES,
+            Self::Kernel(_) | Self::Emulator(_) => &TWO_NODES,
             _ => &[NODE],
         }
     }
@@ -218,6 +261,7 @@ impl Judge {
                 rows.iter().map(|row| Ok(both(by_oracle(&snapshot, row)?))).collect()
             }
             Self::Kernel(cluster) => by_kernel(cluster, objects, rows),
+            Self::Emulator(cluster) => by_emulator(cluster, objects, rows),
         }
     }
 }
@@ -279,6 +323,26 @@ fn by_kernel(
     let flows: Vec<Flow> = rows.iter().map(|row| row.flow).collect();
     let passed = cluster.passed(&flows)?;
     Ok((0..rows.len()).map(|row| Verdicts { single: None, combined: passed.contains(&row) }).collect())
+}
+
+/// Changes the cluster of the last step into that of this one, and asks the ACLs of both ends. All of it can be said in
+/// ACLs, SCTP's ports too: there are no exceptions, and any condition is a failure.
+fn by_emulator(
+    cluster: &mut emulator::Cluster,
+    objects: &Objects,
+    rows: &[Row<'_>],
+) -> Result<Vec<Verdicts>> {
+    for report in cluster.change(&emulator::on_windows(objects, &TWO_NODES))? {
+        if report != Report::default() {
+            bail!("a node says of this cluster: {report:?}");
+        }
+    }
+    let judge = |row: &Row<'_>| {
+        let ends = cluster.judge(&row.flow)?;
+        let both = ends.ingress.zip(ends.egress).with_context(|| format!("{} -> {}", row.from, row.to))?;
+        Ok(Verdicts { single: Some(both), combined: both.0 && both.1 })
+    };
+    rows.iter().map(judge).collect()
 }
 
 /// The step after its own actions on namespaces and pods: the file shows them as they were before, but policies as they

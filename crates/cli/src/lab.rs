@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
-use tortie_hns_emulator::{Config as HnsConfig, ServiceConfig, run_service};
+use tortie_hns_emulator::{Config as HnsConfig, OnRewrite, ServiceConfig, run_service};
 use tortie_lab::demo::{self, Manifests};
 use tortie_lab::{Cluster, LabDir, Outcome, Progress, Size, join, matrix, supervise};
 
@@ -234,10 +234,10 @@ pub(crate) fn hns_process() -> anyhow::Result<ExitCode> {
     crate::log("info");
     let [socket, address] = arguments()?;
     let address: Ipv4Addr = address.parse().with_context(|| format!("{address:?} is no IPv4 address"))?;
-    run_service(ServiceConfig {
-        hns: HnsConfig::new(HnsConfig::SERVER_2022, address),
-        socket: socket.into(),
-    })?;
+    // The lab is for what policy does. What a write of ACLs does to connections on Windows nobody knows well enough to
+    // show it as a fact.
+    let hns = HnsConfig { on_rewrite: OnRewrite::Keep, ..HnsConfig::new(HnsConfig::SERVER_2022, address) };
+    run_service(ServiceConfig { hns, socket: socket.into() })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -74,8 +74,8 @@ fn a_pod_by_policy_and_rule() {
         })
         .collect();
     // Kubernetes' rules are told as they were written, though the first is four for calc.
-    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 1, "p.yml:40", 4])), "{rules:?}");
-    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 2, "p.yml:42", 3])), "{rules:?}");
+    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 1, "p.yml:39", 4])), "{rules:?}");
+    assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 2, "p.yml:41", 2])), "{rules:?}");
     // Of no rule about other pods is anything rendered here.
     assert!(rules.contains(&json!(["NetworkPolicy shop/all", 1, "p.yml:24", 0])), "{rules:?}");
     let because = |number: u64| {
@@ -126,7 +126,7 @@ fn a_policy_by_rule() {
 fn what_cannot_be_answered_says_of_what() {
     for (asked, expected) in [
         ("shop/nobody", "Pod shop/nobody does not exist"),
-        ("np/shop/back", "is none of"),
+        ("shop/back/np", "is none of"),
         ("networkpolicy/shop/back", "NetworkPolicy shop/back does not exist (a Kubernetes policy is a knp)"),
         ("knp/shop/back", "KubernetesNetworkPolicy shop/back selects no pod on a Windows node"),
         ("stagednetworkpolicy/shop/back", "StagedNetworkPolicy shop/back is no policy that is in force"),

@@ -19,6 +19,38 @@ impl Ranges {
         after > 0 && ranges[after - 1].contains(&number)
     }
 
+    /// Nobody.
+    pub(crate) fn none() -> Ranges {
+        Ranges::Of(vec![])
+    }
+
+    /// What is in these networks.
+    pub(crate) fn of_nets(nets: impl IntoIterator<Item = Ipv4Net>) -> Ranges {
+        Ranges::of(nets.into_iter().map(|net| net.network().into()..=net.broadcast().into()).collect())
+    }
+
+    /// What is in either.
+    pub(crate) fn or(&self, other: &Ranges) -> Ranges {
+        match (self, other) {
+            (Ranges::Of(a), Ranges::Of(b)) => Ranges::of([&a[..], b].concat()),
+            _ => Ranges::Any,
+        }
+    }
+
+    /// What is in both.
+    pub(crate) fn and(&self, other: &Ranges) -> Ranges {
+        let (Ranges::Of(ours), Ranges::Of(theirs)) = (self, other) else {
+            return if *self == Ranges::Any { other.clone() } else { self.clone() };
+        };
+        let (mut both, mut a, mut b) = (Vec::new(), 0, 0);
+        while let (Some(our), Some(their)) = (ours.get(a), theirs.get(b)) {
+            let overlap = *our.start().max(their.start())..=*our.end().min(their.end());
+            both.extend((!overlap.is_empty()).then_some(overlap));
+            if our.end() < their.end() { a += 1 } else { b += 1 }
+        }
+        Ranges::Of(both)
+    }
+
     fn of(mut ranges: Vec<RangeInclusive<u32>>) -> Ranges {
         ranges.sort_by_key(|range| *range.start());
         let mut merged: Vec<RangeInclusive<u32>> = Vec::with_capacity(ranges.len());
@@ -34,12 +66,8 @@ impl Ranges {
     }
 }
 
-/// The text of one part of a list that is none of what such a list may hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NotUnderstood(pub String);
-
-/// Reads a comma list of ports and ranges of ports (`80,8000-8080`); empty is any.
-pub(crate) fn ports(list: &str) -> Result<Ranges, NotUnderstood> {
+/// Reads a comma list of ports and ranges of ports (`80,8000-8080`); empty is any. A part that is neither is the error.
+pub(crate) fn ports(list: &str) -> Result<Ranges, String> {
     if list.is_empty() {
         return Ok(Ranges::Any);
     }
@@ -50,47 +78,14 @@ pub(crate) fn ports(list: &str) -> Result<Ranges, NotUnderstood> {
         (!range.is_empty()).then_some(range)
     };
     list.split(',')
-        .map(|part| range(part).ok_or_else(|| NotUnderstood(part.to_owned())))
+        .map(|part| range(part).ok_or_else(|| part.to_owned()))
         .collect::<Result<_, _>>()
         .map(Ranges::of)
-}
-
-/// Reads a comma list of addresses and CIDRs; empty is any. What is neither is looked up with `set`, which gives the
-/// list that a set of that name holds.
-pub(crate) fn addresses<'a>(
-    list: &str,
-    set: &dyn Fn(&str) -> Option<&'a str>,
-) -> Result<Ranges, NotUnderstood> {
-    if list.is_empty() {
-        return Ok(Ranges::Any);
-    }
-    let mut ranges = Vec::new();
-    for part in list.split(',') {
-        match (cidr(part), set(part)) {
-            (Some(net), _) => ranges.push(range(net)),
-            (None, Some(members)) => {
-                for member in members.split(',').filter(|member| !member.is_empty()) {
-                    // A member of a nested set is a set of addresses; deeper nesting does not exist.
-                    match (cidr(member), set(member)) {
-                        (Some(net), _) => ranges.push(range(net)),
-                        (None, Some(inner)) => ranges.extend(inner.split(',').filter_map(cidr).map(range)),
-                        (None, None) => return Err(NotUnderstood(member.to_owned())),
-                    }
-                }
-            }
-            (None, None) => return Err(NotUnderstood(part.to_owned())),
-        }
-    }
-    Ok(Ranges::of(ranges))
 }
 
 /// An IPv4 address or CIDR.
 pub(crate) fn cidr(text: &str) -> Option<Ipv4Net> {
     text.parse::<Ipv4Net>().ok().or_else(|| text.parse::<Ipv4Addr>().ok().map(Ipv4Net::from))
-}
-
-fn range(net: Ipv4Net) -> RangeInclusive<u32> {
-    net.network().into()..=net.broadcast().into()
 }
 
 /// A MAC address as HNS reads it: with dashes, in any case.
@@ -108,10 +103,6 @@ pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
 mod tests {
     use super::*;
 
-    fn no_sets(_: &str) -> Option<&'static str> {
-        None
-    }
-
     #[test]
     fn lists_of_ports() {
         let list = ports("80,8000-8080,8040-9000,1").unwrap();
@@ -125,39 +116,19 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_addresses() {
-        let list = addresses("10.0.0.0/8,192.168.1.5,0.0.0.0/32,255.255.255.255", &no_sets).unwrap();
-        let cases = [
-            ("10.255.0.1", true),
-            ("11.0.0.0", false),
-            ("192.168.1.5", true),
-            ("192.168.1.6", false),
-            ("0.0.0.0", true),
-            ("0.0.0.1", false),
-            ("255.255.255.255", true),
-        ];
-        for (address, inside) in cases {
-            assert_eq!(list.contains(address.parse::<Ipv4Addr>().unwrap().into()), inside, "{address}");
+    fn ranges_are_joined_and_cut() {
+        let of = |list: &str| ports(list).unwrap();
+        let none = Ranges::none();
+        let cases =
+            [("1-5,10-20", "4-12", "1-20", "4-5,10-12"), ("1-5", "6-7", "1-5,6-7", ""), ("7", "7", "7", "7")];
+        for (a, b, either, both) in cases {
+            let both = if both.is_empty() { none.clone() } else { of(both) };
+            assert_eq!((of(a).or(&of(b)), of(a).and(&of(b))), (of(either), both), "{a} {b}");
         }
-        for bad in ["Any", "10.0.0.0/33", "10.0.0.1,", " 10.0.0.1", "::1"] {
-            assert!(addresses(bad, &no_sets).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn sets_stand_for_their_members() {
-        let set = |id: &str| match id {
-            "inner" => Some("10.0.0.1,10.0.0.2"),
-            "outer" => Some("inner"),
-            "empty" => Some(""),
-            "broken" => Some("gone"),
-            _ => None,
-        };
-        let holds = |list: &str| addresses(list, &set).map(|ranges| ranges.contains(0x0a00_0002));
-        assert_eq!(holds("inner"), Ok(true));
-        assert_eq!(holds("outer"), Ok(true));
-        assert_eq!(holds("empty"), Ok(false), "an empty set is nobody, not anybody");
-        assert_eq!(holds("broken"), Err(NotUnderstood("gone".into())));
+        assert_eq!(of("1").and(&Ranges::Any), of("1"));
+        assert_eq!(Ranges::Any.and(&of("1")), of("1"));
+        assert_eq!(of("1").or(&Ranges::Any), Ranges::Any);
+        assert!(!none.contains(0));
     }
 
     #[test]

@@ -14,9 +14,7 @@ use tortie_hcn::{Failure, Feature, HResult};
 use crate::acl::AccessControl;
 use crate::addresses::{cidr, mac};
 use crate::config::Config;
-
-/// The largest priority with which an ACL works (hns.md 4.1).
-const MAX_PRIORITY: u16 = 65_500;
+use crate::sets::Sets;
 
 /// The VNIs that Windows takes.
 const VNIS: std::ops::Range<u32> = 4096..1 << 24;
@@ -91,11 +89,8 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     }
     if let Some(set) = settings::<SetPolicy>(policy)? {
         let nested = set.policy_type == SetPolicyType::NestedIpSet;
-        needs(config, if nested { Feature::NestedIpSet } else { Feature::SetPolicy }, policy)?;
-        let strange =
-            set.values.split(',').find(|value| !value.is_empty() && !nested && cidr(value).is_none());
-        return strange
-            .map_or(Ok(()), |value| invalid(format!("set {}: {value:?} is not an address", set.id)));
+        // What it holds is looked at together with the network's other sets.
+        return needs(config, if nested { Feature::NestedIpSet } else { Feature::SetPolicy }, policy);
     }
     if policy.is::<HostRoute>() {
         needs(config, Feature::HostRoute, policy)?;
@@ -119,26 +114,33 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     fail(HResult::HCN_E_INVALID_POLICY_TYPE, format!("{} is not a policy of a network here", policy.r#type))
 }
 
-/// Checks the policies that an endpoint is to have. `set` gives the values of the network's sets.
-pub(crate) fn endpoint_policies<'a>(
+/// Checks the policies that an endpoint is to have, and gives its ACLs, ready to be asked. `sets` are its network's.
+pub(crate) fn endpoint_policies(
     endpoint: &Endpoint,
-    set: &dyn Fn(&str) -> Option<&'a str>,
+    sets: &Sets,
     config: &Config,
-) -> Result<(), Failure> {
+) -> Result<AccessControl, Failure> {
     let policies = &endpoint.policies;
     if policies.iter().filter(|policy| policy.is::<InterfaceParameters>()).count() > 1 {
         return fail(HResult::HCN_INTERFACEPARAMETERS_ALREADY_APPLIED, "InterfaceParameters twice");
     }
+    let mut acls = Vec::new();
     for policy in policies {
-        endpoint_policy(policy)?;
+        match settings::<Acl>(policy)? {
+            Some(acl) => {
+                acl_document(policy, &acl, config)?;
+                acls.push(acl);
+            }
+            None => endpoint_policy(policy)?,
+        }
     }
-    access_control(policies, set, config).map(drop)
+    if let Some(most) = config.limits.endpoint_acls.filter(|most| acls.len() > *most) {
+        return invalid(format!("{} ACLs, and {most} are possible", acls.len()));
+    }
+    AccessControl::new(acls, sets, config).or_else(|problem| invalid(format!("ACL: {}", problem.0)))
 }
 
 fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
-    if let Some(acl) = settings::<Acl>(policy)? {
-        return acl_document(policy, &acl);
-    }
     if let Some(nat) = settings::<OutBoundNat>(policy)? {
         let strange = nat.exceptions.iter().find(|exception| cidr(exception).is_none());
         return strange.map_or(Ok(()), |text| invalid(format!("OutBoundNAT exception {text:?}")));
@@ -159,33 +161,37 @@ fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
 }
 
 /// A client that leaves out what an ACL is about most likely does not mean the zero value.
-fn acl_document(policy: &Policy, acl: &Acl) -> Result<(), Failure> {
+fn acl_document(policy: &Policy, acl: &Acl, config: &Config) -> Result<(), Failure> {
     for member in ["Action", "Direction", "RuleType"] {
         if policy.settings.get(member).is_none() {
             return invalid(format!("ACL {:?} without {member}", acl.id));
         }
     }
+    let fields = [
+        ("LocalAddresses", &acl.local_addresses, Feature::AclAddressLists),
+        ("RemoteAddresses", &acl.remote_addresses, Feature::AclAddressLists),
+        ("LocalPorts", &acl.local_ports, Feature::AclPortRanges),
+        ("RemotePorts", &acl.remote_ports, Feature::AclPortRanges),
+    ];
+    for (name, list, feature) in fields {
+        let ports = feature == Feature::AclPortRanges;
+        let plain = !(list.contains(',') || ports && list.contains('-'));
+        if !plain && !config.version.supports(feature) {
+            return invalid(format!("ACL {:?}: HNS {} takes no list in {name}", acl.id, config.version));
+        }
+        let (count, most) = (list.split(',').count(), config.limits.field_entries);
+        if let Some(most) = most.filter(|most| config.strict && count > *most) {
+            return invalid(format!("ACL {:?}: {name} has {count} entries, {most} are advised", acl.id));
+        }
+    }
+    let priorities = &config.limits.priorities;
     match acl.rule_type {
-        AclRuleType::Switch if !(1..=MAX_PRIORITY).contains(&acl.priority) => {
-            invalid(format!("ACL {:?}: Priority {} is not 1 to {MAX_PRIORITY}", acl.id, acl.priority))
+        AclRuleType::Switch if !priorities.contains(&acl.priority) => {
+            invalid(format!("ACL {:?}: Priority {} is not in {priorities:?}", acl.id, acl.priority))
         }
         AclRuleType::Host if acl.priority != 0 => {
             invalid(format!("ACL {:?}: RuleType Host takes no Priority", acl.id))
         }
         _ => Ok(()),
     }
-}
-
-/// The ACLs among the policies of an endpoint, ready to be asked.
-pub(crate) fn access_control<'a>(
-    policies: &[Policy],
-    set: &dyn Fn(&str) -> Option<&'a str>,
-    config: &Config,
-) -> Result<AccessControl, Failure> {
-    let mut acls = Vec::new();
-    for policy in policies {
-        acls.extend(settings::<Acl>(policy)?);
-    }
-    AccessControl::new(acls, set, config)
-        .or_else(|part| invalid(format!("ACL: {:?} is not understood, and no set has that Id", part.0)))
 }

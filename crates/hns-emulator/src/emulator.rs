@@ -1,20 +1,27 @@
 //! The emulated HNS: takes calls, keeps objects.
 
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 
-use crate::acl::{Packet, Verdict};
-use crate::check::{access_control, fail};
-use crate::config::Config;
+use crate::acl::{Packet, Verdict, Way};
+use crate::check::fail;
+use crate::config::{Config, EgressSees};
+use crate::flows::{Flows, Key};
 use crate::reply::{Filter, properties};
-use crate::state::{State, sets};
+use crate::restart::Survives;
+use crate::state::State;
 
 /// An HNS that lives in this process.
 pub struct Emulator {
     config: Config,
     state: Mutex<State>,
+    /// The flows of each endpoint that [`Emulator::open`] made. The switch has its own.
+    flows: Mutex<HashMap<Guid, Flows>>,
     #[cfg(target_os = "linux")]
     switch: Option<crate::switch::Switch>,
 }
@@ -25,6 +32,7 @@ impl Emulator {
         Emulator {
             config,
             state: Mutex::default(),
+            flows: Mutex::default(),
             #[cfg(target_os = "linux")]
             switch: None,
         }
@@ -40,7 +48,7 @@ impl Emulator {
         node: tortie_linux::namespace::NetNs,
     ) -> Result<Emulator, crate::Error> {
         let switch = crate::switch::Switch::start(node, config.provider_address)?;
-        Ok(Emulator { config, state: Mutex::default(), switch: Some(switch) })
+        Ok(Emulator { config, state: Mutex::default(), flows: Mutex::default(), switch: Some(switch) })
     }
 
     /// What the ACLs of an endpoint do with the first packet of a flow.
@@ -48,11 +56,79 @@ impl Emulator {
     /// # Errors
     /// There is no such endpoint.
     pub fn judge(&self, endpoint: Guid, packet: &Packet) -> Result<Verdict, Failure> {
+        self.judge_to_service(endpoint, packet, None)
+    }
+
+    /// The same for a packet that goes to a Service: `packet` has the backend's address and port, `vip` those that it was
+    /// sent to. Which of them the sender's ACLs see is a knob.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn judge_to_service(
+        &self,
+        endpoint: Guid,
+        packet: &Packet,
+        vip: Option<(Ipv4Addr, u16)>,
+    ) -> Result<Verdict, Failure> {
+        Ok(self.state().guard(endpoint)?.control.judge(&self.seen(packet, vip)))
+    }
+
+    /// Sends the first packet of a flow past the endpoint's ACLs, and keeps the flow if it passes. No switch is asked.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn open(
+        &self,
+        endpoint: Guid,
+        packet: &Packet,
+        vip: Option<(Ipv4Addr, u16)>,
+    ) -> Result<Verdict, Failure> {
         let state = self.state();
-        let endpoint = state.endpoint(endpoint)?;
-        let sets = sets(state.network(endpoint.host_compute_network)?);
-        let set = |id: &str| sets.get(id).map(String::as_str);
-        access_control(&endpoint.policies, &set, &self.config).map(|control| control.judge(packet))
+        let guard = state.guard(endpoint)?;
+        let mut flows = self.flows();
+        let flows = flows.entry(endpoint).or_insert_with(|| Flows::new(guard.resets));
+        flows.follow(guard.resets);
+        Ok(flows.begin(Key::of(packet), &self.seen(packet, vip), &guard.control, Instant::now()))
+    }
+
+    /// Whether a flow that [`open`](Self::open) let pass is still established: it has not been reset since, and its
+    /// packets pass both ways without asking the ACLs.
+    ///
+    /// # Errors
+    /// There is no such endpoint.
+    pub fn is_open(&self, endpoint: Guid, packet: &Packet) -> Result<bool, Failure> {
+        let state = self.state();
+        let guard = state.guard(endpoint)?;
+        let mut flows = self.flows();
+        let Some(flows) = flows.get_mut(&endpoint) else { return Ok(false) };
+        flows.follow(guard.resets);
+        Ok(flows.is_known(&Key::of(packet), Instant::now()))
+    }
+
+    /// HNS stops and starts again. What it does not answer in between is up to a [`Recorder`](crate::Recorder).
+    ///
+    /// # Errors
+    /// The switch cannot follow.
+    pub fn restart(&self, survives: Survives) -> Result<(), Failure> {
+        let mut state = self.state();
+        let before = state.clone();
+        state.restart(survives, &self.config)?;
+        self.flows().retain(|endpoint, _| state.endpoints.contains_key(endpoint));
+        self.follow(&mut state, before)
+    }
+
+    /// A packet as the ACLs of its endpoint see it.
+    fn seen(&self, packet: &Packet, vip: Option<(Ipv4Addr, u16)>) -> Packet {
+        match (vip, self.config.egress_sees) {
+            (Some((remote, remote_port)), EgressSees::Vip) if packet.way == Way::Out => {
+                Packet { remote, remote_port, ..*packet }
+            }
+            _ => *packet,
+        }
+    }
+
+    fn flows(&self) -> MutexGuard<'_, HashMap<Guid, Flows>> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -77,7 +153,7 @@ impl Emulator {
             .map(|()| String::new()),
             Call::Delete { kind, id } => match kind {
                 Kind::Network => state.delete_network(*id),
-                Kind::Endpoint => state.delete_endpoint(*id),
+                Kind::Endpoint => state.delete_endpoint(*id).inspect(|()| drop(self.flows().remove(id))),
                 Kind::Namespace => state.delete_namespace(*id),
             }
             .map(|()| String::new()),
@@ -134,7 +210,14 @@ impl Hcn for Emulator {
             return read(&state, call, &self.config);
         }
         let before = state.clone();
-        let answer = self.change(&mut state, call)?;
+        // What is refused changes nothing, however far it came.
+        let answer = match self.change(&mut state, call) {
+            Ok(answer) => answer,
+            Err(failure) => {
+                *state = before;
+                return Err(failure);
+            }
+        };
         self.follow(&mut state, before)?;
         Ok(answer)
     }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{
-    Endpoint, IpConfig, Modify, Network, PolicyList, RequestType, ResourceType, Subnet,
+    Acl, Endpoint, IpConfig, Modify, Network, Policy, PolicyList, RequestType, ResourceType, Subnet,
 };
 use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::addresses::mac;
-use crate::check::{self, address, document, fail};
-use crate::config::Config;
-use crate::networks::remove_policy;
-use crate::state::{CREATED, DETACHED, State, sets};
+use crate::check::{address, document, fail};
+use crate::config::{AclRemoval, Config, OnRewrite, UpdateReplaces};
+use crate::networks::{is_same, remove_policy};
+use crate::state::{CREATED, DETACHED, Guard, State};
 
 impl State {
     pub(crate) fn create_endpoint(
@@ -38,10 +38,10 @@ impl State {
         endpoint.base.state = Some(CREATED);
         self.settle_addresses(&mut endpoint, network)?;
         settle_mac(&mut endpoint)?;
-        let sets = sets(network);
-        check::endpoint_policies(&endpoint, &|id| sets.get(id).map(String::as_str), config)?;
+        let control = self.control(&endpoint, config)?.into();
         let id = endpoint.id;
         self.endpoints.insert(id, endpoint.into());
+        self.guards.insert(id, Guard { control, resets: 0 });
         Ok(id)
     }
 
@@ -53,31 +53,23 @@ impl State {
             return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
         }
         let PolicyList { policies, .. } = document(&request.settings.to_string(), config.strict)?;
-        match request.request_type {
-            // Update is the whole new list, of all types.
-            RequestType::Update => changed.policies = policies,
-            RequestType::Add => {
-                for policy in policies {
-                    if changed.policies.contains(&policy) {
-                        let error = format!("{} {}", policy.r#type, policy.settings);
-                        return fail(HResult::HCN_E_POLICY_ALREADY_EXISTS, error);
-                    }
-                    changed.policies.push(policy);
-                }
-            }
-            RequestType::Remove => {
-                for policy in policies {
-                    remove_policy(&mut changed.policies, &policy)?;
-                }
-            }
+        if let Some(most) = config.limits.modify_policies.filter(|most| policies.len() > *most) {
+            let error = format!("{} policies in one request, and {most} are possible", policies.len());
+            return fail(HResult::HCN_E_INVALID_POLICY, error);
+        }
+        let written = match request.request_type {
+            RequestType::Update => update(&mut changed.policies, policies, config.update_replaces),
+            RequestType::Add => add(&mut changed.policies, policies)?,
+            RequestType::Remove => remove(&mut changed.policies, &policies, config.acl_removal)?,
             other => {
                 let error = format!("RequestType {other} for policies of an endpoint");
                 return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
             }
-        }
-        let sets = sets(self.network(changed.host_compute_network)?);
-        check::endpoint_policies(&changed, &|id| sets.get(id).map(String::as_str), config)?;
+        };
+        let control = self.control(&changed, config)?.into();
+        let resets = self.guard(id)?.resets + u64::from(written.resets(config.on_rewrite));
         *self.endpoint_mut(id)? = changed;
+        self.guards.insert(id, Guard { control, resets });
         Ok(())
     }
 
@@ -88,6 +80,7 @@ impl State {
             self.detach(namespace, id)?;
         }
         self.endpoints.remove(&id);
+        self.guards.remove(&id);
         Ok(())
     }
 
@@ -131,6 +124,70 @@ impl State {
             net.hosts().find(|ip| !is_reserved(*ip, net, subnet) && self.holder(network.id, *ip).is_none())
         })
     }
+}
+
+/// What a request did to the ACLs of an endpoint.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Written {
+    Nothing,
+    Added,
+    Replaced,
+}
+
+impl Written {
+    pub(crate) fn resets(self, knob: OnRewrite) -> bool {
+        match knob {
+            OnRewrite::Keep => false,
+            OnRewrite::ResetOnAnyChange => self != Written::Nothing,
+            OnRewrite::ResetOnRemoveOrUpdate => self == Written::Replaced,
+        }
+    }
+}
+
+fn has_acl(policies: &[Policy]) -> bool {
+    policies.iter().any(Policy::is::<Acl>)
+}
+
+/// The request's policies take the place of all, or of those of their types.
+fn update(policies: &mut Vec<Policy>, new: Vec<Policy>, replaces: UpdateReplaces) -> Written {
+    let goes = |old: &Policy| match replaces {
+        UpdateReplaces::All => true,
+        UpdateReplaces::SameType => new.iter().any(|new| new.r#type.eq_ignore_ascii_case(&old.r#type)),
+    };
+    let lost = policies.iter().any(|old| old.is::<Acl>() && goes(old));
+    let written = if lost || has_acl(&new) { Written::Replaced } else { Written::Nothing };
+    policies.retain(|old| !goes(old));
+    policies.extend(new);
+    written
+}
+
+fn add(policies: &mut Vec<Policy>, new: Vec<Policy>) -> Result<Written, Failure> {
+    let written = if has_acl(&new) { Written::Added } else { Written::Nothing };
+    for policy in new {
+        if policies.iter().any(|other| is_same(other, &policy)) {
+            let error = format!("{} {}", policy.r#type, policy.settings);
+            return fail(HResult::HCN_E_POLICY_ALREADY_EXISTS, error);
+        }
+        policies.push(policy);
+    }
+    Ok(written)
+}
+
+fn remove(policies: &mut Vec<Policy>, old: &[Policy], removal: AclRemoval) -> Result<Written, Failure> {
+    let mut written = Written::Nothing;
+    for policy in old {
+        match removal {
+            AclRemoval::RefusedAlways if policy.is::<Acl>() => {
+                return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, "this HNS does not remove ACLs");
+            }
+            AclRemoval::IgnoredSilently if policy.is::<Acl>() => continue,
+            _ => remove_policy(policies, policy)?,
+        }
+        if policy.is::<Acl>() {
+            written = Written::Replaced;
+        }
+    }
+    Ok(written)
 }
 
 fn subnets(network: &Network) -> impl Iterator<Item = (Ipv4Net, &Subnet)> {

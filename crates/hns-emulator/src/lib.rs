@@ -21,21 +21,28 @@ mod endpoints;
 mod error;
 #[cfg(target_os = "linux")]
 mod fabric;
+mod flows;
 mod namespaces;
 mod networks;
 mod recorder;
 mod reply;
+mod restart;
 #[cfg(target_os = "linux")]
 mod service;
+mod sets;
 mod state;
 #[cfg(target_os = "linux")]
 mod switch;
 
 pub use acl::{Packet, Verdict, Way};
-pub use config::{Config, DefaultAction};
+pub use config::{
+    AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, Limits, OnRewrite, SetReading, SeveralSets,
+    UpdateReplaces,
+};
 pub use emulator::Emulator;
 #[cfg(target_os = "linux")]
 pub use error::Error;
-pub use recorder::Recorder;
+pub use recorder::{Hold, Recorder};
+pub use restart::Survives;
 #[cfg(target_os = "linux")]
 pub use service::{ServiceConfig, bind_compartment, run_service};

@@ -2,14 +2,16 @@
 
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{
-    Acl, DrMacAddress, Modify, Network, NetworkMode, Policy, PolicyList, ProviderAddress, RemoteSubnetRoute,
-    RequestType, ResourceType, SetPolicy, Subnet, Vsid,
+    DrMacAddress, Modify, Network, NetworkMode, Policy, PolicyList, ProviderAddress, RemoteSubnetRoute,
+    RequestType, ResourceType, SetPolicy, SetPolicyType, Subnet, Vsid,
 };
 use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::check::{self, address, document, fail, prefix, settings};
 use crate::config::Config;
-use crate::state::{State, sets};
+use crate::reply::say_the_same;
+use crate::sets::{Sets, values};
+use crate::state::{Guard, State};
 
 impl State {
     pub(crate) fn create_network(&mut self, id: Guid, text: &str, config: &Config) -> Result<Guid, Failure> {
@@ -35,8 +37,10 @@ impl State {
         if network.r#type == NetworkMode::Overlay {
             add_overlay_policies(&mut network, config)?;
         }
+        let sets = Sets::of(&network.policies, &Sets::default(), config)?;
         let id = network.id;
         self.networks.insert(id, network.into());
+        self.sets.insert(id, sets.into());
         Ok(id)
     }
 
@@ -49,22 +53,49 @@ impl State {
         }
         let PolicyList { policies, .. } = document(&request.settings.to_string(), config.strict)?;
         let mut changed = network.clone();
+        let before = self.sets.get(&id).cloned().unwrap_or_default();
         for policy in policies {
             check::network_policy(&policy, config)?;
             match request.request_type {
-                RequestType::Add => add_policy(&mut changed, policy)?,
+                RequestType::Add => {
+                    check_members(&before, &policy)?;
+                    add_policy(&mut changed, policy)?;
+                }
                 RequestType::Remove => {
                     remove_policy(&mut changed.policies, &policy)?;
-                    self.check_set_unused(id, &policy)?;
+                    self.check_set_unused(id, &before, &policy)?;
                 }
-                RequestType::Update => update_set(&mut changed, policy)?,
+                RequestType::Update => {
+                    check_members(&before, &policy)?;
+                    update_set(&mut changed, policy)?;
+                }
                 ref other => {
                     let error = format!("RequestType {other} for policies of a network");
                     return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
                 }
             }
         }
+        let sets = Sets::of(&changed.policies, &before, config)?;
         *self.network_mut(id)? = changed;
+        if sets != *before {
+            self.set_sets(id, sets, config)?;
+        }
+        Ok(())
+    }
+
+    /// The new values are in force at once, in the ACLs that name their sets. That is no write of those ACLs: flows go on.
+    fn set_sets(&mut self, network: Guid, sets: Sets, config: &Config) -> Result<(), Failure> {
+        self.sets.insert(network, sets.into());
+        let concerned: Vec<Guid> = self
+            .endpoints_of(network)
+            .map(|endpoint| endpoint.id)
+            .filter(|id| self.guards.get(id).is_some_and(|guard| !guard.control.sets().is_empty()))
+            .collect();
+        for id in concerned {
+            let control = self.control(self.endpoint(id)?, config)?.into();
+            let resets = self.guard(id)?.resets;
+            self.guards.insert(id, Guard { control, resets });
+        }
         Ok(())
     }
 
@@ -76,22 +107,35 @@ impl State {
             return fail(HResult::HCN_E_ENTITY_HAS_REFERENCES, error);
         }
         self.networks.remove(&id);
+        self.sets.remove(&id);
         Ok(())
     }
 
-    /// A set that an ACL or another set names cannot go.
-    fn check_set_unused(&self, network: Guid, policy: &Policy) -> Result<(), Failure> {
+    /// A set that an ACL or another set names cannot go: HCN_E_ENTITY_HAS_REFERENCES, "still referenced, cannot remove"
+    /// (hns.md 1.5). A set of sets that goes in the same request still counts (hns.md 2.6: "in separate requests").
+    fn check_set_unused(&self, network: Guid, sets: &Sets, policy: &Policy) -> Result<(), Failure> {
         let Some(set) = settings::<SetPolicy>(policy)? else { return Ok(()) };
-        let names = |list: &str| list.split(',').any(|part| part == set.id);
-        let used_by_acl = self.endpoints_of(network).flat_map(|endpoint| &endpoint.policies).any(|policy| {
-            let acl = policy.settings::<Acl>().ok().flatten();
-            acl.is_some_and(|acl| names(&acl.local_addresses) || names(&acl.remote_addresses))
-        });
-        let used_by_set = sets(self.network(network)?).values().any(|values| names(values));
-        if used_by_acl || used_by_set {
-            return fail(HResult::HCN_E_ENTITY_HAS_REFERENCES, format!("set {} is in use", set.id));
+        let names =
+            |id: &Guid| self.guards.get(id).is_some_and(|guard| guard.control.sets().contains(&set.id));
+        let acl = self.endpoints_of(network).map(|endpoint| endpoint.id).find(names);
+        let user = acl.map(|id| format!("an ACL of endpoint {id}"));
+        match user.or_else(|| sets.user_of(&set.id).map(|id| format!("set {id:?}"))) {
+            Some(user) => {
+                fail(HResult::HCN_E_ENTITY_HAS_REFERENCES, format!("set {:?} is in {user}", set.id))
+            }
+            None => Ok(()),
         }
-        Ok(())
+    }
+}
+
+/// The members of a set of sets are there before the request (hns.md 2.6: sets of addresses first, "in separate
+/// requests").
+fn check_members(before: &Sets, policy: &Policy) -> Result<(), Failure> {
+    let Some(set) = settings::<SetPolicy>(policy)? else { return Ok(()) };
+    let nested = set.policy_type == SetPolicyType::NestedIpSet;
+    match values(&set.values).find(|id| nested && before.members(id).is_none()) {
+        Some(id) => fail(HResult::HCN_E_INVALID_POLICY, format!("set {:?}: there is no set {id:?}", set.id)),
+        None => Ok(()),
     }
 }
 
@@ -149,7 +193,7 @@ fn add_policy(network: &mut Network, policy: Policy) -> Result<(), Failure> {
         let same_set = set.as_ref().is_some_and(|set| {
             other.settings::<SetPolicy>().ok().flatten().is_some_and(|other| other.id == set.id)
         });
-        *other == &policy || same_prefix || same_set
+        is_same(other, &policy) || same_prefix || same_set
     });
     if let Some(twin) = twin {
         return fail(HResult::HCN_E_POLICY_ALREADY_EXISTS, format!("{} {}", twin.r#type, twin.settings));
@@ -158,12 +202,14 @@ fn add_policy(network: &mut Network, policy: Policy) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether it is the same policy, as HNS shows it or as it was sent.
+pub(crate) fn is_same(a: &Policy, b: &Policy) -> bool {
+    a.r#type.eq_ignore_ascii_case(&b.r#type) && say_the_same(&a.settings, &b.settings)
+}
+
 /// A policy goes only if it is named whole.
 pub(crate) fn remove_policy(policies: &mut Vec<Policy>, policy: &Policy) -> Result<(), Failure> {
-    let same = |other: &Policy| {
-        other.r#type.eq_ignore_ascii_case(&policy.r#type) && other.settings == policy.settings
-    };
-    match policies.iter().position(same) {
+    match policies.iter().position(|other| is_same(other, policy)) {
         Some(at) => {
             policies.remove(at);
             Ok(())

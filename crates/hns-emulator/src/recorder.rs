@@ -1,23 +1,36 @@
 //! Watches the calls that a client makes, and makes them fail on demand.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tortie_hcn::{Call, Failure, Hcn};
 
 /// What a [`Recorder`] does with a call before it reaches HNS: an answer in HNS's place, or `None` to let it through.
 type Fault = Box<dyn FnMut(&Call) -> Option<Result<String, Failure>> + Send>;
+/// What it does with the answer to a call that was carried out: another one in its place, or `None`.
+type Loss = Box<dyn FnMut(&Call) -> Option<Failure> + Send>;
+/// Which calls it holds up.
+type Which = Box<dyn Fn(&Call) -> bool + Send>;
 
 /// An [`Hcn`] that notes every call on its way to another.
 pub struct Recorder<H> {
     inner: H,
     calls: Mutex<Vec<Call>>,
     fault: Mutex<Option<Fault>>,
+    loss: Mutex<Option<Loss>>,
+    held: Mutex<Option<(Which, Held)>>,
 }
 
 impl<H: Hcn> Recorder<H> {
     /// Notes the calls to `inner`.
     pub fn new(inner: H) -> Recorder<H> {
-        Recorder { inner, calls: Mutex::default(), fault: Mutex::default() }
+        Recorder {
+            inner,
+            calls: Mutex::default(),
+            fault: Mutex::default(),
+            loss: Mutex::default(),
+            held: Mutex::default(),
+        }
     }
 
     /// Whom the calls go to.
@@ -27,7 +40,7 @@ impl<H: Hcn> Recorder<H> {
 
     /// The calls since the last time that this was asked.
     pub fn take(&self) -> Vec<Call> {
-        std::mem::take(&mut *self.calls.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.calls))
     }
 
     /// The calls since the last time that changed something.
@@ -37,20 +50,99 @@ impl<H: Hcn> Recorder<H> {
 
     /// From now on asks `fault` before each call. Its answer may be a failure, or a success of a call that never happened.
     pub fn set_fault(&self, fault: impl FnMut(&Call) -> Option<Result<String, Failure>> + Send + 'static) {
-        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(fault));
+        *lock(&self.fault) = Some(Box::new(fault));
+    }
+
+    /// From now on asks `loss` after each call that was carried out and went well. What it gives is the caller's answer:
+    /// the call has happened, and its reply is lost.
+    pub fn lose_replies(&self, loss: impl FnMut(&Call) -> Option<Failure> + Send + 'static) {
+        *lock(&self.loss) = Some(Box::new(loss));
+    }
+
+    /// From now on holds up such calls before they reach HNS, until the value is dropped: an HNS that is slow.
+    pub fn hold(&self, which: impl Fn(&Call) -> bool + Send + 'static) -> Hold {
+        let held = Held::default();
+        *lock(&self.held) = Some((Box::new(which), held.clone()));
+        Hold(held)
     }
 
     /// Lets all calls through again.
     pub fn clear_fault(&self) {
-        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.fault) = None;
+        *lock(&self.loss) = None;
+    }
+}
+
+/// Calls that are held up.
+#[derive(Debug, Clone, Default)]
+struct Held(Arc<(Mutex<Gate>, Condvar)>);
+
+#[derive(Debug, Default)]
+struct Gate {
+    waiting: usize,
+    open: bool,
+}
+
+/// Holds calls up until it is dropped.
+#[derive(Debug)]
+pub struct Hold(Held);
+
+impl Hold {
+    /// Waits until so many calls are held up at once; false if that takes longer than `patience`.
+    pub fn has(&self, calls: usize, patience: Duration) -> bool {
+        let Held(shared) = &self.0;
+        let (gate, changed) = &**shared;
+        let end = Instant::now() + patience;
+        let mut gate = lock(gate);
+        while gate.waiting < calls {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            gate =
+                changed.wait_timeout(gate, left).map_or_else(|error| error.into_inner().0, |(gate, _)| gate);
+        }
+        true
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let Held(shared) = &self.0;
+        lock(&shared.0).open = true;
+        shared.1.notify_all();
+    }
+}
+
+impl Held {
+    fn pass(&self) {
+        let (gate, changed) = &*self.0;
+        let mut gate = lock(gate);
+        gate.waiting += 1;
+        changed.notify_all();
+        while !gate.open {
+            gate = changed.wait(gate).unwrap_or_else(PoisonError::into_inner);
+        }
+        gate.waiting -= 1;
     }
 }
 
 impl<H: Hcn> Hcn for Recorder<H> {
     fn call(&self, call: &Call) -> Result<String, Failure> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call.clone());
-        let fault =
-            self.fault.lock().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|ask| ask(call));
-        fault.unwrap_or_else(|| self.inner.call(call))
+        lock(&self.calls).push(call.clone());
+        let held = lock(&self.held).as_ref().filter(|(which, _)| which(call)).map(|(_, held)| held.clone());
+        if let Some(held) = held {
+            held.pass();
+        }
+        let fault = lock(&self.fault).as_mut().and_then(|ask| ask(call));
+        let answer = fault.unwrap_or_else(|| self.inner.call(call))?;
+        match lock(&self.loss).as_mut().and_then(|ask| ask(call)) {
+            Some(failure) => Err(failure),
+            None => Ok(answer),
+        }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -28,12 +28,27 @@ pub(crate) fn properties(object: &impl Serialize) -> Value {
 fn leave_out_zeroes(value: &mut Value) {
     match value {
         Value::Object(members) => {
-            members.retain(|key, member| !ZEROES.iter().any(|(k, v)| k == key && member == v));
+            members.retain(|key, member| !is_zero(key, member));
             members.values_mut().for_each(leave_out_zeroes);
         }
         Value::Array(items) => items.iter_mut().for_each(leave_out_zeroes),
         _ => {}
     }
+}
+
+/// Whether two documents say the same: one may leave out what the other writes, where HNS does so.
+pub(crate) fn say_the_same(a: &Value, b: &Value) -> bool {
+    let (Value::Object(ours), Value::Object(theirs)) = (a, b) else { return a == b };
+    let in_both = |(key, member): (&String, &Value)| match theirs.get(key) {
+        Some(other) => say_the_same(member, other),
+        None => is_zero(key, member),
+    };
+    ours.iter().all(in_both)
+        && theirs.iter().all(|(key, member)| ours.contains_key(key) || is_zero(key, member))
+}
+
+fn is_zero(key: &str, member: &Value) -> bool {
+    ZEROES.iter().any(|(k, v)| *k == key && member == v)
 }
 
 /// Which objects a query asks for.

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tortie_hcn::schema::{Endpoint, Namespace, Network, SetPolicy};
+use tortie_hcn::schema::{Endpoint, Namespace, Network};
 use tortie_hcn::{Failure, Guid, HResult};
 
-use crate::check::fail;
+use crate::acl::AccessControl;
+use crate::check::{self, fail};
+use crate::config::Config;
+use crate::sets::Sets;
 
 /// The states of an endpoint (hns.md 1.3).
 pub(crate) const CREATED: u16 = 1;
@@ -22,12 +25,36 @@ pub(crate) struct State {
     pub(crate) namespaces: BTreeMap<Guid, Arc<Namespace>>,
     /// The Linux network namespaces that stand for compartments, by HCN namespace.
     pub(crate) compartments: BTreeMap<Guid, PathBuf>,
+    /// The sets of each network.
+    pub(crate) sets: BTreeMap<Guid, Arc<Sets>>,
+    /// The ACLs of each endpoint.
+    pub(crate) guards: BTreeMap<Guid, Guard>,
     /// What the objects come to for the switch.
     #[cfg(target_os = "linux")]
     pub(crate) plans: BTreeMap<Guid, Arc<crate::fabric::Plan>>,
 }
 
+/// What the ACLs of an endpoint come to.
+#[derive(Clone)]
+pub(crate) struct Guard {
+    pub(crate) control: Arc<AccessControl>,
+    /// How often a write of the ACLs has reset the endpoint's flows.
+    pub(crate) resets: u64,
+}
+
 impl State {
+    /// The ACLs of an endpoint that exists.
+    pub(crate) fn guard(&self, id: Guid) -> Result<&Guard, Failure> {
+        self.guards.get(&id).ok_or_else(|| absent(HResult::HCN_E_ENDPOINT_NOT_FOUND, "endpoint", id))
+    }
+
+    /// Checks the policies of an endpoint and gives its ACLs, ready to be asked.
+    pub(crate) fn control(&self, endpoint: &Endpoint, config: &Config) -> Result<AccessControl, Failure> {
+        let none = Arc::default();
+        let sets = self.sets.get(&endpoint.host_compute_network).unwrap_or(&none);
+        check::endpoint_policies(endpoint, sets, config)
+    }
+
     pub(crate) fn network(&self, id: Guid) -> Result<&Network, Failure> {
         self.networks
             .get(&id)
@@ -91,10 +118,4 @@ impl State {
 
 fn absent(code: HResult, kind: &str, id: Guid) -> Failure {
     Failure::new(code, format!("{kind} {id} does not exist"))
-}
-
-/// The values of a network's sets, by identifier.
-pub(crate) fn sets(network: &Network) -> BTreeMap<String, String> {
-    let sets = network.policies.iter().filter_map(|policy| policy.settings::<SetPolicy>().ok().flatten());
-    sets.map(|set| (set.id, set.values)).collect()
 }

@@ -6,9 +6,11 @@ mod cluster;
 
 use std::time::Duration;
 
-use cluster::{Cluster, Place, acl_block_in, connects, transfer};
+use cluster::{Cluster, Connection, Place, acl_block_in, connects, transfer};
+use serde_json::json;
 use tortie_hcn::HcnExt;
 use tortie_hcn::schema::{Modify, Policy, RequestType};
+use tortie_hns_emulator::OnRewrite;
 
 /// Enough for many super-segments, and for a window that opens wide.
 const MANY: usize = 8 << 20;
@@ -41,7 +43,7 @@ fn acls_cut_and_open_and_established_flows_go_on() {
     let cluster = Cluster::new();
     let node = &cluster.windows[0];
     let (pod, neighbour, linux) = (node.pod(0), node.pod(1), cluster.linux());
-    let kept = cluster::Connection::open(&linux, &pod);
+    let kept = Connection::open(&linux, &pod);
     let blocked = vec![Policy::of(&acl_block_in(1000, &linux.address.to_string()))];
     node.hns.modify_endpoint(pod.endpoint, &Modify::policies(RequestType::Add, blocked.clone())).unwrap();
     assert!(!connects(&linux, &pod), "blocked");
@@ -52,6 +54,45 @@ fn acls_cut_and_open_and_established_flows_go_on() {
     for from in [&linux, &neighbour, &node.node()] {
         assert!(connects(from, &pod));
     }
+}
+
+/// A write of an endpoint's ACLs breaks its connections, with whomever; those of other endpoints go on.
+#[test]
+fn a_write_of_acls_resets_connections_at_both_ends() {
+    use RequestType::{Add, Remove, Update};
+    let cases = [
+        (OnRewrite::Keep, [(Add, false), (Update, false), (Remove, false)]),
+        (OnRewrite::ResetOnAnyChange, [(Add, true), (Update, true), (Remove, true)]),
+        (OnRewrite::ResetOnRemoveOrUpdate, [(Add, false), (Update, true), (Remove, true)]),
+    ];
+    for (on_rewrite, requests) in cases {
+        let cluster = Cluster::with(on_rewrite);
+        let node = &cluster.windows[0];
+        let (pod, neighbour, far, linux) =
+            (node.pod(0), node.pod(1), cluster.windows[1].pod(0), cluster.linux());
+        let others = [Connection::open(&linux, &neighbour), Connection::open(&far, &linux)];
+        for (request, breaks) in requests {
+            let of_pod = [(&linux, &pod), (&pod, &neighbour), (&pod, &far)];
+            let of_pod = of_pod.map(|(from, to)| Connection::open(from, to));
+            of_pod.iter().for_each(Connection::exchange);
+            let acls = ["In", "Out"].map(allow).to_vec();
+            node.hns.modify_endpoint(pod.endpoint, &Modify::policies(request.clone(), acls)).unwrap();
+            for connection in &of_pod {
+                if breaks {
+                    assert!(connection.is_reset(), "{on_rewrite:?} {request}");
+                } else {
+                    connection.exchange();
+                }
+            }
+            others.iter().for_each(Connection::exchange);
+        }
+    }
+}
+
+/// An ACL that allows everything in a direction.
+fn allow(direction: &str) -> Policy {
+    let settings = json!({"Action": "Allow", "Direction": direction, "RuleType": "Switch", "Priority": 100});
+    Policy { r#type: "ACL".into(), settings, extra: Default::default() }
 }
 
 #[test]

@@ -2,69 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
+mod documents;
+
 use std::net::Ipv4Addr;
 
+use documents::*;
 use serde_json::{Value, json};
 use tortie_hcn::schema::{
-    DrMacAddress, Endpoint, HostRoute, Modify, Network, Policy, ProviderAddress, RequestType, SetPolicy,
-    lenient,
+    DrMacAddress, Endpoint, HostRoute, Modify, Network, Policy, ProviderAddress, RequestType, lenient,
 };
 use tortie_hcn::{Call, Class, Guid, HResult, Hcn, HcnExt, Kind, Version};
 use tortie_hns_emulator::{Config, Emulator};
-
-fn emulator() -> Emulator {
-    Emulator::new(Config::new(Config::SERVER_2022, Ipv4Addr::new(172, 16, 0, 3)))
-}
-
-fn overlay(name: &str) -> Value {
-    json!({"Name": name, "Type": "Overlay", "Policies": [{"Type": "HostRoute", "Settings": {}}],
-        "Ipams": [{"Type": "Static", "Subnets": [{"IpAddressPrefix": "10.244.3.0/26",
-            "Policies": [{"Type": "VSID", "Settings": {"IsolationId": 4096}}],
-            "Routes": [{"NextHop": "10.244.3.1", "DestinationPrefix": "0.0.0.0/0"}]}]}],
-        "SchemaVersion": {"Major": 2, "Minor": 0}})
-}
-
-fn endpoint(address: &str) -> Value {
-    json!({"Name": "abc_Calico", "IpConfigurations": [{"IpAddress": address}],
-        "MacAddress": "0E-2A-0a-f4-03-07",
-        "Routes": [{"NextHop": "10.244.3.1", "DestinationPrefix": "0.0.0.0/0"}]})
-}
-
-fn acl(priority: u16) -> Value {
-    json!({"Type": "ACL", "Settings": {"Id": "x", "Protocols": "256", "Action": "Block", "Direction": "In",
-        "RuleType": "Switch", "Priority": priority}})
-}
-
-fn create(hcn: &Emulator, kind: Kind, network: Guid, document: &Value) -> Result<Guid, HResult> {
-    let call = Call::Create { kind, network, id: Guid::ZERO, settings: document.to_string() };
-    hcn.call(&call).map(|id| serde_json::from_str(&id).unwrap()).map_err(|failure| failure.code)
-}
-
-fn modify(hcn: &Emulator, kind: Kind, id: Guid, document: &Value) -> Result<(), HResult> {
-    let call = Call::Modify { kind, id, settings: document.to_string() };
-    hcn.call(&call).map(drop).map_err(|failure| failure.code)
-}
-
-fn policies(hcn: &Emulator, kind: Kind, id: Guid, request: &str, policies: Value) -> Result<(), HResult> {
-    let request =
-        json!({"RequestType": request, "ResourceType": "Policy", "Settings": {"Policies": policies}});
-    modify(hcn, kind, id, &request)
-}
-
-/// The document with the value at a JSON pointer replaced, or taken away.
-fn with(mut document: Value, at: &str, value: Option<Value>) -> Value {
-    if let (Some(place), Some(value)) = (document.pointer_mut(at), &value) {
-        *place = value.clone();
-        return document;
-    }
-    let (parent, key) = at.rsplit_once('/').unwrap();
-    let parent = document.pointer_mut(parent).unwrap();
-    match value {
-        Some(value) => parent[key] = value,
-        None => drop(parent.as_object_mut().unwrap().remove(key)),
-    }
-    document
-}
 
 #[test]
 fn networks_that_are_wrong_are_refused() {
@@ -331,38 +279,6 @@ fn zero_values_are_left_out_of_answers() {
     let settings = json!({"Id": "x", "Protocols": "256", "RuleType": "Switch", "Priority": 1});
     assert_eq!(answer["Policies"][0]["Settings"], settings);
     assert_eq!(answer["IpConfigurations"][0]["PrefixLength"], 26, "the subnet's");
-}
-
-#[test]
-fn sets_need_their_version_and_stay_while_in_use() {
-    let set = |id: &str, values: &str| {
-        json!([{"Type": "SetPolicy", "Settings":
-            {"Id": id, "Name": id, "PolicyType": "IPSET", "Values": values}}])
-    };
-    for (version, has) in [(Config::SERVER_2019, false), (Config::SERVER_2022, true), (Config::NEWEST, true)]
-    {
-        let hcn = Emulator::new(Config::new(version, Ipv4Addr::LOCALHOST));
-        assert_eq!(hcn.version(), Ok(version));
-        let network = create(&hcn, Kind::Network, Guid::ZERO, &overlay("Calico")).unwrap();
-        let change = |request, what| policies(&hcn, Kind::Network, network, request, what);
-        let added = change("Add", set("s1", "10.0.0.1,10.0.0.2"));
-        assert_eq!(added, if has { Ok(()) } else { Err(HResult::HCN_E_INVALID_POLICY_TYPE) }, "{version}");
-        if !has {
-            continue;
-        }
-        assert_eq!(change("Add", set("s1", "")), Err(HResult::HCN_E_POLICY_ALREADY_EXISTS));
-        let uses = with(acl(1), "/Settings/RemoteAddresses", Some(json!("s1")));
-        let document = with(endpoint("10.244.3.7"), "/Policies", Some(json!([uses])));
-        let id = create(&hcn, Kind::Endpoint, network, &document).unwrap();
-        assert_eq!(change("Update", set("s1", "10.0.0.3")), Ok(()));
-        assert_eq!(change("Update", set("s2", "10.0.0.3")), Err(HResult::HCN_E_POLICY_NOT_FOUND));
-        assert_eq!(change("Remove", set("s1", "10.0.0.3")), Err(HResult::HCN_E_ENTITY_HAS_REFERENCES));
-        hcn.delete_endpoint(id).unwrap();
-        let sets: Vec<SetPolicy> =
-            hcn.network(network).unwrap().policies.iter().filter_map(|p| p.settings().unwrap()).collect();
-        assert_eq!(sets[0].values, "10.0.0.3");
-        assert_eq!(change("Remove", json!([Policy::of(&sets[0])])), Ok(()));
-    }
 }
 
 #[test]

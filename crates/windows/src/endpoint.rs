@@ -82,7 +82,12 @@ pub(crate) fn sync_acls(
     *vain = None;
     // Where ours cannot be read, the difference is not known: then only the whole list helps.
     if found.unclear == 0 && !found.is(desired) {
-        change(hcn, endpoint, &transition(&found.ours, desired))?;
+        match change(hcn, endpoint, &transition(&found.ours, desired)) {
+            Ok(()) => {}
+            Err(error) if error.is_unavailable() => return Err(error),
+            // Nothing is lost: what was not taken is seen when it is read back.
+            Err(error) => warn!(endpoint = endpoint.name, %error, "HNS refused the change of the ACLs"),
+        }
         found = Found::on(&hcn.endpoint(endpoint.id)?, &sent);
     }
     if found.is(desired) {

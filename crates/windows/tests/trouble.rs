@@ -283,7 +283,8 @@ fn an_endpoint_that_hns_refuses_for_good_costs_little_and_holds_up_no_other() {
         attempts += calls.iter().filter(|call| !call.is_read()).count();
     }
     assert!(quiet > 90, "{quiet} passes of 120 without a call");
-    assert!((5..10).contains(&attempts), "{attempts}");
+    // Each time what changes, and then the whole list.
+    assert!((10..20).contains(&attempts), "{attempts}");
     // What is wanted now is tried now.
     node.apply(&[policy("allow-all", vec![Rule::all(Action::Deny)], vec![])]);
     assert!(

@@ -8,11 +8,12 @@ use std::time::Instant;
 use tortie_hcn::Guid;
 use tracing::{debug, trace};
 
-use super::flows::Flows;
 use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
+use super::judge::{self, Decision};
 use super::plan::{MTU, Plan, PodPort, Remote};
 use super::segment::complete;
-use crate::acl::{Verdict, Way};
+use crate::acl::Way;
+use crate::flows::Flows;
 
 /// A place where frames come in and go out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,13 +41,28 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// Takes new plans. The flows of endpoints that are still there go on.
-    pub(crate) fn set_plans(&mut self, plans: BTreeMap<Guid, Arc<Plan>>) {
+    /// Takes new plans. The flows of endpoints that are still there go on, unless they were reset: then the ends of
+    /// connections are told by what is given.
+    pub(crate) fn set_plans(&mut self, plans: BTreeMap<Guid, Arc<Plan>>, now: Instant) -> Vec<Output> {
         let is_there = |endpoint: &Guid| {
             plans.values().flat_map(|plan| plan.pods.values()).any(|pod| pod.endpoint == *endpoint)
         };
         self.flows.retain(|endpoint, _| is_there(endpoint));
-        self.plans = plans;
+        self.plans = plans.clone();
+        let pods = plans.iter().flat_map(|(id, plan)| plan.pods.values().map(move |pod| (*id, plan, pod)));
+        let mut outputs = Vec::new();
+        for (network, plan, pod) in pods {
+            let Some(flows) = self.flows.get_mut(&pod.endpoint) else { continue };
+            for (key, expected) in flows.follow(pod.resets) {
+                debug!(endpoint = %pod.endpoint, ?key, "the connection is reset: the ACLs were written");
+                let [to_pod, to_peer] = judge::resets(&key, &expected);
+                outputs.extend(to_pod.map(|packet| answer(plan, pod, &packet)));
+                outputs.extend(
+                    to_peer.into_iter().flat_map(|packet| self.send_for(network, plan, pod, &packet, now)),
+                );
+            }
+        }
+        outputs
     }
 
     /// A frame came in at a port.
@@ -70,8 +86,10 @@ impl Fabric {
                         debug!(?port, source = %packet.source(), "dropped: not the endpoint's own address");
                         return vec![];
                     }
-                    if self.judge(pod, &packet, Way::Out, now) == Verdict::Block {
-                        return vec![];
+                    match self.judge(pod, &packet, Way::Out, now) {
+                        Decision::Pass => {}
+                        Decision::Drop => return vec![],
+                        Decision::Answer(packet) => return vec![answer(&plan, pod, &packet)],
                     }
                 }
                 self.forward(network, &plan, source, &packet, now)
@@ -114,11 +132,8 @@ impl Fabric {
                 return vec![];
             }
         };
-        let deliver = |packet: &Vec<u8>| {
-            let packet = Ipv4Packet::parse(packet)?;
-            self.deliver(network, &plan, plan.router_mac, &packet, now)
-        };
-        packets.iter().filter_map(deliver).collect()
+        let packets = packets.iter().filter_map(|packet| Ipv4Packet::parse(packet));
+        packets.flat_map(|packet| self.deliver(network, &plan, plan.router_mac, &packet, now)).collect()
     }
 
     /// To a port of this node, or through a tunnel.
@@ -134,7 +149,20 @@ impl Fabric {
         if let Some(remote) = plan.remote(to).filter(|_| !plan.pods.contains_key(&to)) {
             return vec![encapsulate(plan, remote, packet)];
         }
-        self.deliver(network, plan, source, packet, now).into_iter().collect()
+        self.deliver(network, plan, source, packet, now)
+    }
+
+    /// A packet in the name of a pod.
+    fn send_for(
+        &mut self,
+        network: Guid,
+        plan: &Plan,
+        pod: &PodPort,
+        packet: &[u8],
+        now: Instant,
+    ) -> Vec<Output> {
+        let Some(packet) = Ipv4Packet::parse(packet) else { return vec![] };
+        self.forward(network, plan, pod.mac, &packet, now)
     }
 
     /// To a port of this node, if it has the address.
@@ -145,30 +173,40 @@ impl Fabric {
         source: Mac,
         packet: &Ipv4Packet<'_>,
         now: Instant,
-    ) -> Option<Output> {
+    ) -> Vec<Output> {
         let to = packet.destination();
         if let Some(pod) = plan.pods.get(&to) {
-            if self.judge(pod, packet, Way::In, now) == Verdict::Block {
-                return None;
-            }
-            return Some(Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, source, packet.bytes())));
+            return match self.judge(pod, packet, Way::In, now) {
+                Decision::Pass => {
+                    let frame = ipv4_frame(pod.mac, source, packet.bytes());
+                    vec![Output::Frame(Port::Pod(pod.endpoint), frame)]
+                }
+                Decision::Drop => vec![],
+                Decision::Answer(packet) => self.send_for(network, plan, pod, &packet, now),
+            };
         }
         if plan.host_route && (to == plan.gateway || to == plan.provider) {
             let frame = ipv4_frame(plan.router_mac, source, packet.bytes());
-            return Some(Output::Frame(Port::Node(network), frame));
+            return vec![Output::Frame(Port::Node(network), frame)];
         }
         debug!(from = %packet.source(), %to, "dropped: no port and no route has this address");
-        None
+        vec![]
     }
 
-    fn judge(&mut self, pod: &PodPort, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> Verdict {
-        let verdict = self.flows.entry(pod.endpoint).or_default().judge(packet, way, &pod.acl, now);
-        if verdict == Verdict::Block {
+    fn judge(&mut self, pod: &PodPort, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> Decision {
+        let flows = self.flows.entry(pod.endpoint).or_insert_with(|| Flows::new(pod.resets));
+        let decision = judge::judge(flows, packet, way, &pod.acl, now);
+        if decision != Decision::Pass {
             let (from, to, protocol) = (packet.source(), packet.destination(), packet.protocol());
             trace!(endpoint = %pod.endpoint, ?way, %from, %to, protocol, "blocked");
         }
-        verdict
+        decision
     }
+}
+
+/// A packet to a pod that the switch itself makes.
+fn answer(plan: &Plan, pod: &PodPort, packet: &[u8]) -> Output {
+    Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, plan.router_mac, packet))
 }
 
 fn encapsulate(plan: &Plan, remote: &Remote, packet: &Ipv4Packet<'_>) -> Output {

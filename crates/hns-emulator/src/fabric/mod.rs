@@ -3,9 +3,9 @@
 //! [`Fabric`] takes a frame that came in somewhere and says which frames go out where. The switch does the rest.
 
 mod checksum;
-mod flows;
 mod forward;
 mod frame;
+mod judge;
 mod plan;
 mod segment;
 

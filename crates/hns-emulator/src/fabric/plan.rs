@@ -15,9 +15,8 @@ use tracing::error;
 use super::frame::Mac;
 use crate::acl::AccessControl;
 use crate::addresses::mac;
-use crate::check::access_control;
 use crate::config::Config;
-use crate::state::{State, sets};
+use crate::state::{Guard, State};
 
 /// The MTU of a container's interface, unless the endpoint says otherwise (hns.md 4.5).
 pub(crate) const MTU: u32 = 1450;
@@ -39,8 +38,6 @@ pub(crate) struct Plan {
     pub(crate) remotes: Vec<Remote>,
     /// The attached endpoints by their addresses.
     pub(crate) pods: BTreeMap<Ipv4Addr, Arc<PodPort>>,
-    /// The values of the sets that ACLs refer to.
-    sets: BTreeMap<String, String>,
 }
 
 /// A subnet on another node.
@@ -62,7 +59,9 @@ pub(crate) struct PodPort {
     pub(crate) gateway: Option<Ipv4Addr>,
     pub(crate) mac: Mac,
     pub(crate) mtu: u32,
-    pub(crate) acl: AccessControl,
+    pub(crate) acl: Arc<AccessControl>,
+    /// How often its flows were reset.
+    pub(crate) resets: u64,
     /// The document that all this is from.
     document: Arc<Endpoint>,
 }
@@ -90,7 +89,8 @@ impl Plan {
         let overlays = state.networks.values().filter(|network| network.r#type == NetworkMode::Overlay);
         overlays
             .filter_map(|network| {
-                let plan = Plan::of_network(network, state, config, before.get(&network.id).map(Arc::as_ref));
+                let before = before.get(&network.id).map(Arc::as_ref);
+                let plan = Plan::of_network(network, state, config, before);
                 if plan.is_none() {
                     error!(network = %network.id, "an overlay network that cannot be understood is not forwarded");
                 }
@@ -102,18 +102,20 @@ impl Plan {
     fn of_network(network: &Network, state: &State, config: &Config, before: Option<&Plan>) -> Option<Plan> {
         let subnet = network.subnets().next()?;
         let vsid = subnet.policies.iter().find_map(|policy| policy.settings::<Vsid>().ok().flatten())?;
-        let sets = sets(network);
-        let before = before.filter(|before| before.sets == sets);
         let attached =
             state.endpoints_of(network.id).filter(|endpoint| !endpoint.host_compute_namespace.is_zero());
         let pods = attached.filter_map(|endpoint| {
             let address: Ipv4Addr = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
             let known = before.and_then(|before| before.pods.get(&address));
-            if let Some(known) = known.filter(|pod| Arc::ptr_eq(&pod.document, endpoint)) {
+            let guard = state.guard(endpoint.id).ok();
+            let is_same = |pod: &&Arc<PodPort>| {
+                Arc::ptr_eq(&pod.document, endpoint)
+                    && guard.is_some_and(|guard| Arc::ptr_eq(&pod.acl, &guard.control))
+            };
+            if let Some(known) = known.filter(is_same) {
                 return Some((address, Arc::clone(known)));
             }
-            let acl = access_control(&endpoint.policies, &|id| sets.get(id).map(String::as_str), config);
-            let port = acl.ok().and_then(|acl| PodPort::of(endpoint, address, acl));
+            let port = guard.and_then(|guard| PodPort::of(endpoint, address, guard));
             if port.is_none() {
                 error!(endpoint = %endpoint.id, "an endpoint that cannot be understood is not forwarded");
             }
@@ -130,7 +132,6 @@ impl Plan {
             check_tunnel_sources: config.check_tunnel_sources,
             remotes: remotes(network),
             pods,
-            sets,
         })
     }
 
@@ -186,7 +187,7 @@ fn remotes(network: &Network) -> Vec<Remote> {
 }
 
 impl PodPort {
-    fn of(endpoint: &Arc<Endpoint>, address: Ipv4Addr, acl: AccessControl) -> Option<PodPort> {
+    fn of(endpoint: &Arc<Endpoint>, address: Ipv4Addr, guard: &Guard) -> Option<PodPort> {
         let default = endpoint.routes.iter().find(|route| route.destination_prefix == "0.0.0.0/0");
         let parameters =
             endpoint.policies.iter().find_map(|p| p.settings::<InterfaceParameters>().ok().flatten());
@@ -198,7 +199,8 @@ impl PodPort {
             gateway: default.and_then(|route| route.next_hop.parse().ok()),
             mac: mac(&endpoint.mac_address)?,
             mtu: parameters.map_or(MTU, |parameters| parameters.mtu),
-            acl,
+            acl: Arc::clone(&guard.control),
+            resets: guard.resets,
             document: Arc::clone(endpoint),
         })
     }

@@ -85,7 +85,8 @@ impl Engine {
     }
 
     pub(super) fn set_plans(&self, plans: BTreeMap<Guid, Arc<Plan>>) {
-        self.fabric().set_plans(plans);
+        let outputs = self.fabric().set_plans(plans, Instant::now());
+        self.send(outputs);
     }
 
     /// Makes [`run`](Self::run) return.

@@ -16,7 +16,7 @@ use tortie_hcn::schema::{
     Policy, RemoteSubnetRoute, RequestType, lenient,
 };
 use tortie_hcn::{Guid, HcnExt};
-use tortie_hns_emulator::{Config, DefaultAction, Emulator, bind_compartment};
+use tortie_hns_emulator::{Config, DefaultAction, Emulator, OnRewrite, bind_compartment};
 use tortie_linux::namespace::NetNs;
 use tortie_linux::route::{
     Address, Change, FdbEntry, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket, Vxlan,
@@ -67,10 +67,15 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn new() -> Cluster {
+        Cluster::with(OnRewrite::Keep)
+    }
+
+    pub fn with(on_rewrite: OnRewrite) -> Cluster {
         let underlay = NetNs::create().unwrap();
         underlay.run(|| RouteSocket::open().unwrap().create(&bridge("br0")).unwrap()).unwrap();
         let nodes: Vec<Arc<NetNs>> = (1..=3).map(|number| join(&underlay, number)).collect();
-        let windows = (2..=3).map(|number| windows_node(nodes[number as usize - 1].clone(), number));
+        let windows =
+            (2..=3).map(|number| windows_node(nodes[number as usize - 1].clone(), number, on_rewrite));
         let windows: Vec<WindowsNode> = windows.collect();
         let dr_macs: Vec<String> = windows.iter().map(|node| dr_mac(&node.hns, node.network)).collect();
         for (index, node) in windows.iter().enumerate() {
@@ -130,10 +135,11 @@ fn change(changes: &[Change]) {
     }
 }
 
-fn windows_node(namespace: Arc<NetNs>, number: u8) -> WindowsNode {
+fn windows_node(namespace: Arc<NetNs>, number: u8, on_rewrite: OnRewrite) -> WindowsNode {
     let config = Config {
         host_default: None,
         switch_default: DefaultAction::DenySameDirection,
+        on_rewrite,
         ..Config::new(Config::SERVER_2022, provider(number))
     };
     let own = NetNs::open(&path_of(&namespace)).unwrap();
@@ -269,6 +275,16 @@ impl Connection {
             to.read_exact(&mut heard).unwrap();
             assert_eq!(&heard, b"still here");
         }
+    }
+}
+
+impl Connection {
+    /// Both ends learn that the connection is reset, although neither sends anything.
+    pub fn is_reset(&self) -> bool {
+        [&self.client, &self.server].into_iter().all(|mut end| {
+            let read = end.read(&mut [0]);
+            read.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+        })
     }
 }
 

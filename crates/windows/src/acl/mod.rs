@@ -160,10 +160,11 @@ impl Rows {
     pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
         let policy = self.policy.each_ref().map(|(direction, rows)| {
             let speller = Speller { direction: direction.clone(), own: &self.own, sets };
-            let mut seen = HashSet::new();
-            let acls = rows.iter().flat_map(|row| speller.acls(row, spell_out));
+            let acls: Vec<Acl> = rows.iter().flat_map(|row| speller.acls(row, spell_out)).collect();
             // What comes a second time decides nothing.
-            acls.filter(|acl| seen.insert(acl.clone())).collect()
+            let mut seen = HashSet::with_capacity(acls.len());
+            let first: Vec<bool> = acls.iter().map(|acl| seen.insert(acl)).collect();
+            acls.into_iter().zip(first).filter_map(|(acl, first)| first.then_some(acl)).collect()
         });
         List { fixed: self.fixed.clone(), policy }
     }

@@ -1,7 +1,7 @@
 //! Rows as ACLs: lists of addresses and ports as HNS reads them, or the identifiers of sets.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -37,12 +37,14 @@ pub struct Set {
 pub struct Sets<'a, L> {
     lookup: &'a L,
     made: RefCell<BTreeMap<String, Arc<[Set]>>>,
+    /// Addresses as lists for ACLs: endpoints under the same policies have the same.
+    lists: RefCell<HashMap<Addresses, Arc<[String]>>>,
 }
 
 impl<'a, L: Lookup> Sets<'a, L> {
     /// Sets with the members that `lookup` knows.
     pub fn new(lookup: &'a L) -> Self {
-        Self { lookup, made: RefCell::default() }
+        Self { lookup, made: RefCell::default(), lists: RefCell::default() }
     }
 
     /// The peers as sets: one, or as many as it takes.
@@ -50,6 +52,16 @@ impl<'a, L: Lookup> Sets<'a, L> {
         let id = peers.set_id();
         let mut made = self.made.borrow_mut();
         Arc::clone(made.entry(id.clone()).or_insert_with(|| sets(&id, peers, self.lookup)))
+    }
+
+    /// The addresses as lists for ACLs.
+    fn lists(&self, addresses: &Addresses) -> Arc<[String]> {
+        if let Some(lists) = self.lists.borrow().get(addresses) {
+            return Arc::clone(lists);
+        }
+        let lists: Arc<[String]> = address_lists(addresses).into();
+        self.lists.borrow_mut().insert(addresses.clone(), Arc::clone(&lists));
+        lists
     }
 
     /// Those that were asked for and have one of these identifiers.
@@ -103,8 +115,8 @@ impl<L: Lookup> Speller<'_, L> {
     }
 
     fn spelled_out(&self, row: &Row, peers: &Addresses) -> Vec<Acl> {
-        let local = address_lists(row.local.addresses.literal());
-        let remote = address_lists(peers);
+        let local = self.sets.lists(row.local.addresses.literal());
+        let remote = self.sets.lists(peers);
         let pairs =
             local.iter().flat_map(|local| remote.iter().map(move |remote| (local.clone(), remote.clone())));
         self.with_ports(row, pairs.collect())

@@ -1,5 +1,7 @@
 //! Frames in, frames out: what the fabric decides.
 
+mod flows;
+
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -39,11 +41,16 @@ struct Node {
 impl Node {
     /// `acls` are those of pod b.
     fn new(acls: Value) -> Node {
-        let config = Config {
+        Node::with(acls, |_| {})
+    }
+
+    fn with(acls: Value, change: impl FnOnce(&mut Config)) -> Node {
+        let mut config = Config {
             host_default: None,
             switch_default: DefaultAction::DenySameDirection,
             ..Config::new(Config::SERVER_2022, PROVIDER)
         };
+        change(&mut config);
         let mut state = State::default();
         let network = json!({"Name": "Calico", "Type": "Overlay", "Policies": [
                 {"Type": "HostRoute", "Settings": {}},
@@ -71,8 +78,8 @@ impl Node {
         node
     }
 
-    fn replan(&mut self) {
-        self.fabric.set_plans(Plan::of(&self.state, &self.config, &BTreeMap::new()));
+    fn replan(&mut self) -> Vec<Output> {
+        self.fabric.set_plans(Plan::of(&self.state, &self.config, &BTreeMap::new()), self.now)
     }
 
     fn plan(&self) -> std::sync::Arc<Plan> {
@@ -259,79 +266,6 @@ fn the_switch_answers_arp() {
         assert_eq!(&reply[20..28], [&[0, 2][..], &answer].concat());
         assert_eq!(reply[28..32], target.parse::<Ipv4Addr>().unwrap().octets());
     }
-}
-
-#[test]
-fn acls_hold_at_the_port_for_every_source_and_replies_pass() {
-    let closed = json!([acl(
-        "In",
-        "Allow",
-        json!({"Protocols": "6", "LocalPorts": "80",
-        "RemoteAddresses": "10.244.9.9"})
-    )]);
-    let mut node = Node::new(closed);
-    let (b, leg, router) = (node.b, Port::Node(node.network), node.plan().router_mac);
-    assert_eq!(node.send_from_a(&tcp(A, 1000, B, 80, SYN, b"")), [], "another pod of the node");
-    let probe = tcp(GATEWAY, 1000, B, 80, SYN, b"");
-    assert_eq!(node.send(leg, &ipv4_frame(MAC_B, router, &probe)), [], "the node itself");
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp("10.244.9.8", 1000, B, 80, SYN, b"")), []);
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 81, SYN, b"")), []);
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 80, SYN, b"")).len(), 1);
-
-    // What b itself began may be answered, for as long as the flow lives.
-    let out = ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b""));
-    assert_eq!(node.send(Port::Pod(b), &out).len(), 1);
-    let answer = tcp(FAR, 443, B, 2000, ACK, b"");
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
-    let new = tcp(FAR, 443, B, 2000, SYN, b"");
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &new), [], "a new connection over the same ports");
-    let out = ipv4_frame(router, MAC_B, &tcp(B, 2001, FAR, 443, SYN, b""));
-    assert_eq!(node.send(Port::Pod(b), &out).len(), 1);
-    node.now += Duration::from_secs(3601);
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 443, B, 2001, ACK, b"")), [], "long ago");
-}
-
-#[test]
-fn an_error_about_a_flow_comes_in_and_others_do_not() {
-    let mut node = Node::new(json!([acl("In", "Block", json!({}))]));
-    let (b, router) = (node.b, node.plan().router_mac);
-    let sent = tcp(B, 2000, FAR, 443, SYN, b"");
-    assert_eq!(node.send(Port::Pod(b), &ipv4_frame(router, MAC_B, &sent)).len(), 1);
-    let error = |about: &[u8]| {
-        let payload = [&[3, 4, 0, 0, 0, 0, 5, 0][..], &about[..28]].concat();
-        packet(1, FAR, B, &payload)
-    };
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &error(&sent)).len(), 1);
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &error(&tcp(B, 2001, FAR, 443, SYN, b""))), []);
-    let ping = packet(1, FAR, B, &[8, 0, 0, 0, 0, 7, 0, 1]);
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &ping), []);
-    let ask = ipv4_frame(router, MAC_B, &packet(1, B, FAR, &[8, 0, 0, 0, 0, 7, 0, 1]));
-    assert_eq!(node.send(Port::Pod(b), &ask).len(), 1);
-    let answer = packet(1, FAR, B, &[0, 0, 0, 0, 0, 7, 0, 1]);
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
-}
-
-#[test]
-fn flows_outlive_a_new_plan_but_not_their_endpoint() {
-    let mut node = Node::new(json!([acl("In", "Block", json!({}))]));
-    let (b, router) = (node.b, node.plan().router_mac);
-    let answer = tcp(FAR, 443, B, 2000, ACK, b"");
-    node.send(Port::Pod(b), &ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b"")));
-    node.replan();
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer).len(), 1);
-    let document = serde_json::to_string(&*node.state.endpoints[&b]).unwrap();
-    let namespace = node.state.endpoints[&b].host_compute_namespace;
-    node.state.delete_endpoint(b).unwrap();
-    node.replan();
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer), []);
-    // The same endpoint again: its old flows are not its new ones.
-    let mut again: Value = serde_json::from_str(&document).unwrap();
-    again.as_object_mut().unwrap().remove("HostComputeNamespace");
-    node.state.create_endpoint(node.network, b, &again.to_string(), &node.config).unwrap();
-    let attach = json!({"ResourceType": "Endpoint", "RequestType": "Add", "Settings": {"EndpointId": b}});
-    node.state.modify_namespace(namespace, &attach.to_string(), &node.config).unwrap();
-    node.replan();
-    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer), []);
 }
 
 /// The packet as a kernel that relies on hardware leaves it.

@@ -1,0 +1,134 @@
+//! One ACL, ready to be asked.
+
+use std::net::Ipv4Addr;
+
+use tortie_hcn::schema::{Acl, AclAction, AclDirection};
+
+use super::{Packet, Verdict, Way};
+use crate::addresses::{Ranges, cidr, ports};
+use crate::config::{Config, SetReading, SeveralSets};
+use crate::sets::Sets;
+
+/// Why an ACL cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NotUnderstood(pub String);
+
+/// "Any protocol", as HNS writes it.
+const ANY_PROTOCOL: u16 = 256;
+
+#[derive(Debug, Clone)]
+pub(super) struct Rule {
+    pub(super) id: String,
+    pub(super) way: Way,
+    pub(super) verdict: Verdict,
+    pub(super) priority: u16,
+    protocols: Vec<u16>,
+    local: Side,
+    remote: Side,
+    local_ports: Ranges,
+    remote_ports: Ranges,
+    reading: SetReading,
+}
+
+/// An address field.
+#[derive(Debug, Clone)]
+enum Side {
+    /// It is empty.
+    Any,
+    /// Who is in it by addresses, and who by sets: the two may mean different ends of a packet.
+    Of { addresses: Ranges, sets: Ranges },
+}
+
+impl Rule {
+    pub(super) fn new(acl: &Acl, sets: &Sets, config: &Config) -> Result<Rule, NotUnderstood> {
+        let protocols = acl.protocols.split(',').filter(|part| !part.is_empty());
+        let protocols = protocols.map(|part| {
+            let number = part.parse().ok().filter(|number| *number <= ANY_PROTOCOL);
+            number.ok_or_else(|| NotUnderstood(format!("{part:?} is not a protocol number")))
+        });
+        let list = |text| {
+            ports(text).map_err(|part| NotUnderstood(format!("{part:?} is no port or range of ports")))
+        };
+        Ok(Rule {
+            id: acl.id.clone(),
+            way: match acl.direction {
+                AclDirection::In => Way::In,
+                AclDirection::Out => Way::Out,
+                AclDirection::Unknown(ref text) => return Err(NotUnderstood(format!("Direction {text:?}"))),
+            },
+            verdict: match acl.action {
+                AclAction::Allow => Verdict::Allow,
+                AclAction::Block => Verdict::Block,
+                // Pass belongs into a TierAcl.
+                ref other => return Err(NotUnderstood(format!("Action {other}"))),
+            },
+            priority: acl.priority,
+            protocols: protocols.collect::<Result<_, _>>()?,
+            local: Side::new(&acl.local_addresses, sets, config)?,
+            remote: Side::new(&acl.remote_addresses, sets, config)?,
+            local_ports: list(&acl.local_ports)?,
+            remote_ports: list(&acl.remote_ports)?,
+            reading: config.set_reading,
+        })
+    }
+
+    pub(super) fn matches(&self, packet: &Packet) -> bool {
+        let protocol = u16::from(packet.protocol);
+        let has_ports = matches!(packet.protocol, 6 | 17 | 132);
+        let port = |list: &Ranges, port: u16| match list {
+            Ranges::Any => true,
+            some => has_ports && some.contains(port.into()),
+        };
+        let (local, remote) = (packet.local, packet.remote);
+        let (set_local, set_remote) = match (self.reading, packet.way) {
+            // The source of what comes in is the peer.
+            (SetReading::Flow, Way::In) => (remote, local),
+            _ => (local, remote),
+        };
+        self.way == packet.way
+            && (self.protocols.is_empty()
+                || self.protocols.iter().any(|p| *p == protocol || *p == ANY_PROTOCOL))
+            && self.local.holds(local, set_local)
+            && self.remote.holds(remote, set_remote)
+            && port(&self.local_ports, packet.local_port)
+            && port(&self.remote_ports, packet.remote_port)
+    }
+}
+
+impl Side {
+    /// Reads a comma list of addresses and CIDRs, or of identifiers of sets. What mixes them is refused: nothing is known
+    /// of it. An HNS that is not strict takes who is in any of the addresses, or in the sets.
+    fn new(list: &str, sets: &Sets, config: &Config) -> Result<Side, NotUnderstood> {
+        if list.is_empty() {
+            return Ok(Side::Any);
+        }
+        let (mut nets, mut named): (Vec<_>, Vec<&Ranges>) = (vec![], vec![]);
+        for part in list.split(',') {
+            match (cidr(part), sets.members(part)) {
+                (Some(net), _) => nets.push(net),
+                (None, Some(members)) => named.push(members),
+                (None, None) => {
+                    return Err(NotUnderstood(format!("{part:?} is no address, and no set has that Id")));
+                }
+            }
+        }
+        if config.strict && !nets.is_empty() && !named.is_empty() {
+            return Err(NotUnderstood(format!("{list:?} has addresses and sets in one field")));
+        }
+        let join = match config.several_sets {
+            SeveralSets::Union => Ranges::or,
+            SeveralSets::Intersection => Ranges::and,
+        };
+        let sets = named.into_iter().cloned().reduce(|all, one| join(&all, &one));
+        Ok(Side::Of { addresses: Ranges::of_nets(nets), sets: sets.unwrap_or_else(Ranges::none) })
+    }
+
+    fn holds(&self, as_address: Ipv4Addr, as_set: Ipv4Addr) -> bool {
+        match self {
+            Side::Any => true,
+            Side::Of { addresses, sets } => {
+                addresses.contains(as_address.into()) || sets.contains(as_set.into())
+            }
+        }
+    }
+}

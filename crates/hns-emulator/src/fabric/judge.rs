@@ -1,0 +1,168 @@
+//! What becomes of a packet at an endpoint's port.
+
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use super::checksum::{UDP, finish};
+use super::frame::{Ipv4Packet, u16_at};
+use crate::acl::{AccessControl, Verdict, Way};
+use crate::flows::{Expected, Flows, ICMP, Key, TCP};
+
+const SCTP: u8 = 132;
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+
+/// What becomes of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    /// It passes.
+    Pass,
+    /// It is dropped.
+    Drop,
+    /// It is dropped, and its sender gets this packet.
+    Answer(Vec<u8>),
+}
+
+/// Whether the packet passes the port.
+pub(super) fn judge(
+    flows: &mut Flows,
+    packet: &Ipv4Packet<'_>,
+    way: Way,
+    acl: &AccessControl,
+    now: Instant,
+) -> Decision {
+    let pass_if = |passes| if passes { Decision::Pass } else { Decision::Drop };
+    if packet.fragment_offset() != 0 {
+        // Later fragments have no ports: they pass when there is a flow between the same addresses.
+        let (local, remote) = ends(packet.source(), packet.destination(), way);
+        return pass_if(flows.any_between(packet.protocol(), local, remote, now));
+    }
+    let Some(key) = key(packet, way) else { return Decision::Drop };
+    if acl.related_icmp_passes && is_related_to_known(flows, packet, way, now) {
+        return Decision::Pass;
+    }
+    let segment = Segment::of(packet);
+    // A new connection may use the ports of an old one: it is asked about.
+    let opens = segment.as_ref().is_some_and(|segment| segment.flags & (SYN | ACK) == SYN);
+    if !opens && flows.is_over(&key, now) {
+        return segment.and_then(|segment| segment.refusal(packet)).map_or(Decision::Drop, Decision::Answer);
+    }
+    let known = !opens && flows.is_known(&key, now);
+    if !known && flows.begin(key, &key.seen(way), acl, now) == Verdict::Block {
+        return Decision::Drop;
+    }
+    flows.saw(&key, segment.map(|segment| segment.expected(way)).unwrap_or_default(), now);
+    Decision::Pass
+}
+
+/// The packets that end a connection, for its local and its remote end.
+pub(super) fn resets(key: &Key, expected: &Expected) -> [Option<Vec<u8>>; 2] {
+    let (local, remote) = ((key.local, key.local_port), (key.remote, key.remote_port));
+    [
+        expected.local.map(|sequence| reset(remote, local, sequence)),
+        expected.remote.map(|sequence| reset(local, remote, sequence)),
+    ]
+}
+
+fn reset(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), sequence: u32) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, TCP, 0, 0];
+    packet.extend(from.0.octets());
+    packet.extend(to.0.octets());
+    packet.extend(from.1.to_be_bytes());
+    packet.extend(to.1.to_be_bytes());
+    packet.extend(sequence.to_be_bytes());
+    packet.extend([0, 0, 0, 0, 0x50, RST, 0, 0, 0, 0, 0, 0]);
+    finish(&mut packet);
+    packet
+}
+
+/// What a TCP segment says of its connection.
+struct Segment {
+    flags: u8,
+    sequence: u32,
+    acknowledges: u32,
+    /// How many sequence numbers it takes.
+    length: u32,
+}
+
+impl Segment {
+    fn of(packet: &Ipv4Packet<'_>) -> Option<Segment> {
+        let tcp = packet.payload();
+        let header = usize::from(tcp.get(12)? >> 4) * 4;
+        let flags = *tcp.get(13)?;
+        let number = |at: usize| Some(u32::from_be_bytes(tcp.get(at..at + 4)?.try_into().ok()?));
+        let data = tcp.len().checked_sub(header)? as u32;
+        let length = data + u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
+        let is_tcp = packet.protocol() == TCP;
+        is_tcp.then_some(Segment { flags, sequence: number(4)?, acknowledges: number(8)?, length })
+    }
+
+    /// Its sender expects what it acknowledges, its receiver what comes behind it.
+    fn expected(&self, way: Way) -> Expected {
+        let sender = (self.flags & ACK != 0).then_some(self.acknowledges);
+        let receiver = Some(self.sequence.wrapping_add(self.length));
+        match way {
+            Way::In => Expected { local: receiver, remote: sender },
+            Way::Out => Expected { local: sender, remote: receiver },
+        }
+    }
+
+    /// The answer of an end that knows no such connection (RFC 9293 3.10.7.1).
+    fn refusal(&self, packet: &Ipv4Packet<'_>) -> Option<Vec<u8>> {
+        let tcp = packet.payload();
+        let (from, to) = (u16_at(tcp, 0)?, u16_at(tcp, 2)?);
+        let answers = self.flags & RST == 0 && self.flags & ACK != 0;
+        answers.then(|| reset((packet.destination(), to), (packet.source(), from), self.acknowledges))
+    }
+}
+
+/// Whether it is an ICMP error about a packet of a known flow.
+fn is_related_to_known(flows: &Flows, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> bool {
+    let payload = packet.payload();
+    // Destination unreachable, time exceeded, parameter problem: the packet that it is about follows (RFC 792).
+    let is_error = packet.protocol() == ICMP && matches!(payload.first(), Some(3 | 11 | 12));
+    let Some(about) = payload.get(8..).filter(|_| is_error) else { return false };
+    let back = if way == Way::In { Way::Out } else { Way::In };
+    quoted_key(about, back).is_some_and(|key| flows.is_known(&key, now))
+}
+
+fn ends(source: Ipv4Addr, destination: Ipv4Addr, way: Way) -> (Ipv4Addr, Ipv4Addr) {
+    match way {
+        Way::In => (destination, source),
+        Way::Out => (source, destination),
+    }
+}
+
+fn key(packet: &Ipv4Packet<'_>, way: Way) -> Option<Key> {
+    let (local, remote) = ends(packet.source(), packet.destination(), way);
+    key_of(packet.protocol(), packet.payload(), local, remote, way)
+}
+
+/// The flow of a packet that an ICMP error quotes: the header is whole, what follows may be cut short.
+fn quoted_key(quoted: &[u8], way: Way) -> Option<Key> {
+    let header = usize::from(quoted.first()? & 0x0f) * 4;
+    let address = |at: usize| -> Option<Ipv4Addr> {
+        let octets: [u8; 4] = quoted.get(at..at + 4)?.try_into().ok()?;
+        Some(octets.into())
+    };
+    let (local, remote) = ends(address(12)?, address(16)?, way);
+    key_of(*quoted.get(9)?, quoted.get(header..)?, local, remote, way)
+}
+
+fn key_of(protocol: u8, payload: &[u8], local: Ipv4Addr, remote: Ipv4Addr, way: Way) -> Option<Key> {
+    let (local_port, remote_port) = match protocol {
+        TCP | UDP | SCTP => {
+            let (source, destination) = (u16_at(payload, 0)?, u16_at(payload, 2)?);
+            if way == Way::In { (destination, source) } else { (source, destination) }
+        }
+        // Echo and timestamp, question and answer.
+        ICMP if matches!(payload.first(), Some(0 | 8 | 13 | 14)) => {
+            let identifier = u16_at(payload, 4)?;
+            (identifier, identifier)
+        }
+        _ => (0, 0),
+    };
+    Some(Key { protocol, local, remote, local_port, remote_port })
+}

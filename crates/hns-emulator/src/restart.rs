@@ -1,0 +1,58 @@
+//! HNS stops and starts again (hns.md 1.6, 4.2, 4.3).
+
+use std::sync::Arc;
+
+use tortie_hcn::Failure;
+use tortie_hcn::schema::{Acl, Policy, SetPolicy};
+
+use crate::config::Config;
+use crate::endpoints::Written;
+use crate::sets::Sets;
+use crate::state::{Guard, State};
+
+/// What of its objects HNS has after it has stopped and started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Survives {
+    /// All of it.
+    Everything,
+    /// All but the ACLs of endpoints.
+    AllButAcls,
+    /// All but the ACLs of endpoints and the sets of networks.
+    AllButAclsAndSets,
+    /// Nothing, as after a reboot of networks that do not persist.
+    Nothing,
+}
+
+impl State {
+    /// ACLs that are lost reset flows as ACLs that are removed do.
+    pub(crate) fn restart(&mut self, survives: Survives, config: &Config) -> Result<(), Failure> {
+        match survives {
+            Survives::Everything => {}
+            Survives::AllButAcls => self.lose_acls(config)?,
+            Survives::AllButAclsAndSets => {
+                self.lose_acls(config)?;
+                self.networks.values_mut().map(Arc::make_mut).for_each(|network| {
+                    network.policies.retain(|policy| !policy.is::<SetPolicy>());
+                });
+                self.sets.values_mut().for_each(|sets| *sets = Arc::new(Sets::default()));
+            }
+            Survives::Nothing => *self = State::default(),
+        }
+        Ok(())
+    }
+
+    fn lose_acls(&mut self, config: &Config) -> Result<(), Failure> {
+        for id in self.endpoints.keys().copied().collect::<Vec<_>>() {
+            let endpoint = self.endpoint_mut(id)?;
+            let had = endpoint.policies.iter().any(Policy::is::<Acl>);
+            if !had {
+                continue;
+            }
+            endpoint.policies.retain(|policy| !policy.is::<Acl>());
+            let control = self.control(self.endpoint(id)?, config)?.into();
+            let resets = self.guard(id)?.resets + u64::from(Written::Replaced.resets(config.on_rewrite));
+            self.guards.insert(id, Guard { control, resets });
+        }
+        Ok(())
+    }
+}

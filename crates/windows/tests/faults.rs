@@ -1,0 +1,183 @@
+//! A policy changes while HNS fails: nothing opens in between, and what is desired is reached in the end.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test says what it expects by unwrap")]
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+use proptest::test_runner::{Config as TestConfig, TestRunner};
+use serde_json::Value;
+use testkit::clusters::{NODES, Objects, clusters_of_distinct_pods, manifest, packets};
+use testkit::emulator::{Cluster, Ends, RENDERINGS, Rendering, on_windows};
+use testkit::flows::beginnings;
+use tortie_api::{Key, Kind};
+use tortie_hcn::{Call, Failure, HResult};
+use tortie_hns_emulator::{AclRemoval, Config, Survives, UpdateReplaces};
+use tortie_policy::program::Flow;
+
+/// What HNS does at one of the calls that change something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// It refuses it, this time.
+    Refuses,
+    /// It does not answer, and does nothing; nor does it answer any later call.
+    Hangs,
+    /// It does what it is asked, and the answer is lost.
+    LosesTheReply,
+    /// It says that it has done it, and has not.
+    Lies,
+}
+
+const FAULTS: [Fault; 4] = [Fault::Refuses, Fault::Hangs, Fault::LosesTheReply, Fault::Lies];
+/// More than any wait between two attempts, and than a list that HNS made another of is left alone.
+const LONG: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Clone)]
+struct Case {
+    /// The same pods, and some of the rest.
+    before: Objects,
+    after: Objects,
+    flows: Vec<Flow>,
+    config: Config,
+    rendering: Rendering,
+    fault: Fault,
+    /// At which call, of those of each node that change something.
+    at: usize,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let cluster = clusters_of_distinct_pods().prop_map(|objects| on_windows(&objects, &NODES)).boxed();
+    let packets = prop::collection::vec(packets(), 130).boxed();
+    let hns = (
+        select(vec![Config::SERVER_2019, Config::SERVER_2022, Config::NEWEST]),
+        select(vec![AclRemoval::Works, AclRemoval::IgnoredSilently]),
+        select(vec![UpdateReplaces::All, UpdateReplaces::SameType]),
+        any::<Index>(),
+    )
+        .prop_map(|(version, acl_removal, update_replaces, index)| {
+            let config =
+                Config { acl_removal, update_replaces, ..Config::new(version, Ipv4Addr::UNSPECIFIED) };
+            let suiting: Vec<_> = RENDERINGS.iter().filter(|rendering| (rendering.suits)(&config)).collect();
+            let rendering = *suiting[index.index(suiting.len())];
+            (config, rendering)
+        });
+    (cluster, any::<u64>(), any::<bool>(), packets, hns, 0_usize..6).prop_map(
+        |(all, stays, comes, packets, (config, rendering), at)| {
+            let is_fixed = |key: &Key| matches!(key.kind, Kind::WorkloadEndpoint | Kind::Node);
+            let stays =
+                |(index, (key, _)): &(usize, &(Key, Value))| is_fixed(key) || stays >> (index % 64) & 1 == 1;
+            let rest = all.iter().enumerate().filter(stays).map(|(_, object)| object.clone()).collect();
+            let (before, after) = if comes { (rest, all) } else { (all, rest) };
+            let flows = beginnings(&packets).into_iter().filter(|flow| flow.source.is_ipv4()).collect();
+            Case { before, after, flows, config, rendering, fault: Fault::Refuses, at }
+        },
+    )
+}
+
+/// What the ends of each flow say. Each endpoint is right by itself: one may have its new policy when another one still
+/// has its old.
+fn verdicts(cluster: &Cluster, flows: &[Flow]) -> Vec<Ends<bool>> {
+    flows.iter().map(|flow| cluster.judge(flow).unwrap()).collect()
+}
+
+fn fresh(objects: &Objects, case: &Case) -> Cluster {
+    let mut cluster = Cluster::new(&NODES, &case.config, case.rendering).unwrap();
+    cluster.change(objects).unwrap();
+    cluster
+}
+
+/// Has HNS of a node fail at the call; `hits` counts that.
+fn fail(cluster: &Cluster, node: usize, case: &Case, hits: &Arc<AtomicUsize>) {
+    let (hns, at, hits) = (cluster.hns(node), case.at, Arc::clone(hits));
+    let mut changes = 0;
+    // Whether it is the call, and whether it is that or a later one.
+    let mut comes = move |call: &Call| {
+        changes += usize::from(!call.is_read());
+        let now = !call.is_read() && changes == at + 1;
+        hits.fetch_add(usize::from(now), Ordering::Relaxed);
+        (now, changes > at)
+    };
+    let timeout = || Failure::new(HResult::ERROR_TIMEOUT, "no answer");
+    let refusal = || Failure::new(HResult::HCN_E_INVALID_POLICY, "not now");
+    match case.fault {
+        Fault::Refuses => hns.set_fault(move |call| comes(call).0.then(|| Err(refusal()))),
+        Fault::Hangs => hns.set_fault(move |call| comes(call).1.then(|| Err(timeout()))),
+        Fault::LosesTheReply => hns.lose_replies(move |call| comes(call).0.then(timeout)),
+        Fault::Lies => hns.set_fault(move |call| comes(call).0.then(|| Ok(String::new()))),
+    }
+}
+
+/// An HNS that hangs from a call on shows the state between two calls.
+#[test]
+fn nothing_opens_while_hns_fails_and_the_desired_is_reached() {
+    for fault in FAULTS {
+        let hits = Arc::new(AtomicUsize::new(0));
+        let config = TestConfig { cases: 150, failure_persistence: None, ..TestConfig::default() };
+        let result = TestRunner::new(config).run(&cases(), |case| {
+            let case = Case { fault, ..case };
+            through_a_fault(&case, &hits).map_err(|problem| {
+                let (before, after) = (manifest(&case.before), manifest(&case.after));
+                let Case { at, config, rendering, .. } = &case;
+                TestCaseError::fail(format!(
+                    "{problem}\nat call {at}, {rendering:?}, {config:?}\nbefore.yml:\n{before}\nafter.yml:\n{after}"
+                ))
+            })
+        });
+        if let Err(error) = result {
+            panic!("{fault:?}: {error}");
+        }
+        println!("{fault:?}: {hits:?} times");
+        assert!(hits.load(Ordering::Relaxed) > 20, "{fault:?}: {hits:?} faults prove little");
+    }
+}
+
+fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
+    let mut cluster = fresh(&case.before, case);
+    let flows: Vec<Flow> = case.flows.iter().filter(|flow| cluster.is_of_pods(flow)).copied().collect();
+    let (old, new) = (verdicts(&cluster, &flows), verdicts(&fresh(&case.after, case), &flows));
+    (0..NODES.len()).for_each(|node| fail(&cluster, node, case, hits));
+    let reports = cluster.change(&case.after).unwrap();
+    let between = verdicts(&cluster, &flows);
+    for (index, flow) in flows.iter().enumerate() {
+        let ends = |list: &[Ends<bool>]| [list[index].egress, list[index].ingress];
+        let (now, denied) = (ends(&between), [ends(&old), ends(&new)]);
+        for end in 0..2 {
+            if now[end] == Some(true) && denied.iter().all(|ends| ends[end] == Some(false)) {
+                return Err(format!("opened: {flow:?}"));
+            }
+        }
+    }
+    if between != new && !reports.iter().any(|report| report.retry) {
+        return Err(format!("not in force, and nobody is told: {reports:?}"));
+    }
+    (0..NODES.len()).for_each(|node| cluster.hns(node).clear_fault());
+    cluster.wait(LONG);
+    let reports = cluster.resync();
+    if reports.iter().any(|report| report.retry) || verdicts(&cluster, &flows) != new {
+        return Err(format!("HNS is well again, and it is not reached: {reports:?}"));
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// HNS comes back without the ACLs. Until that is seen, endpoints are open: HNS tells nobody.
+    #[test]
+    fn what_hns_lost_is_there_again_after_one_look(case in cases(), sets_too in any::<bool>()) {
+        let mut cluster = fresh(&case.after, &case);
+        let flows: Vec<Flow> = case.flows.iter().filter(|flow| cluster.is_of_pods(flow)).copied().collect();
+        let before = verdicts(&cluster, &flows);
+        let survives = if sets_too { Survives::AllButAclsAndSets } else { Survives::AllButAcls };
+        for node in 0..NODES.len() {
+            cluster.hns(node).inner().restart(survives).unwrap();
+        }
+        prop_assert!(flows.is_empty() || before.iter().all(|ends| ends.all()) || verdicts(&cluster, &flows) != before);
+        let reports = cluster.resync();
+        prop_assert!(reports.iter().all(|report| !report.retry), "{reports:?}");
+        prop_assert_eq!(verdicts(&cluster, &flows), before);
+    }
+}

@@ -1,0 +1,170 @@
+//! Emulated Windows nodes with real interfaces.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::Ipv4Net;
+use tortie_api::net::Action;
+use tortie_dataplane::{
+    ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, PodAttachment, PodWiring, Report,
+    Route, RouteTarget, Vtep,
+};
+use tortie_hcn::schema::Namespace;
+use tortie_hcn::{Hcn, HcnExt};
+use tortie_hns_emulator::{Config, Emulator, bind_compartment};
+use tortie_linux::namespace::NetNs;
+use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule};
+use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
+
+pub struct Node {
+    pub number: u8,
+    pub hns: Arc<Emulator>,
+    pub dataplane: WindowsDataplane,
+    pub namespace: NetNs,
+    pub pods: Vec<(NetNs, Ipv4Addr)>,
+    pub vtep: Vtep,
+}
+
+pub fn block(number: u8) -> Ipv4Net {
+    Ipv4Net::new([10, 244, number, 0].into(), 26).unwrap()
+}
+
+pub fn path_of(namespace: &NetNs) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), namespace.as_fd().as_raw_fd()).into()
+}
+
+pub fn name(number: u8) -> String {
+    format!("node-{number}")
+}
+
+/// Two namespaces with a cable between them.
+pub fn underlay() -> [NetNs; 2] {
+    let nodes = [NetNs::create().unwrap(), NetNs::create().unwrap()];
+    let peer = Peer { name: "eth0", mac: None, mtu: None, namespace: Some(nodes[1].as_fd()) };
+    let cable = NewLink::new("eth0", NewLinkKind::Veth(peer));
+    nodes[0].run(|| RouteSocket::open().unwrap().create(&cable).unwrap()).unwrap();
+    for (number, node) in (1..).zip(&nodes) {
+        let set_up = || {
+            let link = tortie_linux::interface_index("eth0").unwrap();
+            let address =
+                Address { link, address: Ipv4Addr::new(172, 16, 0, number).into(), prefix_length: 24 };
+            let changes = [Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])];
+            RouteSocket::open().unwrap().change_all(&changes).unwrap().into_iter().for_each(Result::unwrap);
+        };
+        node.run(set_up).unwrap();
+    }
+    nodes
+}
+
+impl Node {
+    pub fn new(number: u8, namespace: NetNs) -> Node {
+        Node::with(number, namespace, |config| config)
+    }
+
+    /// The same, on an HNS of which something else is known.
+    pub fn with(number: u8, namespace: NetNs, config: impl FnOnce(Config) -> Config) -> Node {
+        let parent = Ipv4Addr::new(172, 16, 0, number);
+        let own = NetNs::open(&path_of(&namespace)).unwrap();
+        let config = config(Config::new(Config::SERVER_2022, parent));
+        let hns = Arc::new(Emulator::with_switch(config, own).unwrap());
+        let hcn: Arc<dyn Hcn> = hns.clone();
+        let spec = OverlaySpec { name: NETWORK.into(), block: block(number), vni: 4096, adapter: None };
+        let overlay = ensure_overlay(&*hns, &spec).unwrap();
+        let vtep = Vtep { node: name(number), address: overlay.gateway, mac: overlay.router_mac, parent };
+        let dataplane = WindowsDataplane::new(hcn, None);
+        Node { number, hns, dataplane, namespace, pods: vec![], vtep }
+    }
+
+    pub fn start(&mut self, other: &Vtep, other_number: u8) {
+        let node = LocalNode {
+            name: name(self.number),
+            address: self.vtep.parent,
+            vtep: Some(self.vtep.clone()),
+            network: ClusterNetwork::default(),
+        };
+        let route = |destination, target| Delta::Route(Route { destination, target });
+        let allow = Arc::new(PolicyRules {
+            ingress: vec![Rule::all(Action::Allow)],
+            egress: vec![Rule::all(Action::Allow)],
+        });
+        self.apply(&[
+            Delta::Node(node),
+            route(block(self.number), RouteTarget::Local),
+            route(block(other_number), RouteTarget::Vxlan { node: name(other_number) }),
+            Delta::Vtep(other.clone()),
+            Delta::Policy(policy_id("open"), allow),
+        ]);
+    }
+
+    pub fn apply(&mut self, deltas: &[Delta]) {
+        assert_eq!(self.dataplane.apply(deltas), Report::default());
+    }
+
+    pub fn add_pod(&mut self, last: u8) {
+        let namespace = NetNs::create().unwrap();
+        let compartment = self.hns.create_namespace(&Namespace::default()).unwrap();
+        bind_compartment(&*self.hns, compartment, Some(&path_of(&namespace))).unwrap();
+        let address = Ipv4Addr::new(10, 244, self.number, last);
+        let pod = PodAttachment {
+            endpoint: pod_id(last),
+            container_id: format!("container-{last}"),
+            netns: compartment.to_string(),
+            address,
+            block: block(self.number),
+            mtu: 1450,
+        };
+        WindowsWiring::new(self.hns.clone()).connect(&pod).unwrap();
+        self.pods.push((namespace, address));
+        let open = EndpointProgram { profiles: vec![policy_id("open")], ..EndpointProgram::default() };
+        self.set_program(last, open);
+    }
+
+    pub fn set_program(&mut self, last: u8, program: EndpointProgram) {
+        let endpoint = Endpoint {
+            container_id: format!("container-{last}").into(),
+            host_interface: "".into(),
+            addresses: vec![Ipv4Addr::new(10, 244, self.number, last).into()],
+            mac: None,
+            program: Arc::new(program),
+        };
+        self.apply(&[Delta::Endpoint(pod_id(last), Arc::new(endpoint))]);
+    }
+}
+
+pub fn pod_id(last: u8) -> EndpointId {
+    EndpointId { namespace: "demo".into(), pod: format!("pod-{last}").into(), interface: "eth0".into() }
+}
+
+pub fn policy_id(name: &str) -> PolicyId {
+    PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: name.into() }
+}
+
+/// Sends a megabyte there and back. `None` if no connection comes about.
+pub fn talk(from: &NetNs, to: &(NetNs, Ipv4Addr)) -> Option<usize> {
+    let listener = to.0.run(|| TcpListener::bind((to.1, 80)).unwrap()).unwrap();
+    let address = SocketAddr::from((to.1, 80));
+    let mut client =
+        from.run(|| TcpStream::connect_timeout(&address, Duration::from_millis(800))).unwrap().ok()?;
+    let (mut server, _) = listener.accept().unwrap();
+    let echo = std::thread::spawn(move || {
+        server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut heard = Vec::new();
+        server.read_to_end(&mut heard).unwrap();
+        server.write_all(&heard).unwrap();
+    });
+    client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let sent: Vec<u8> = (0..1_000_000_u32).map(|i| (i % 251) as u8).collect();
+    client.write_all(&sent).unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut heard = Vec::new();
+    client.read_to_end(&mut heard).unwrap();
+    echo.join().unwrap();
+    assert!(heard == sent);
+    Some(heard.len())
+}
