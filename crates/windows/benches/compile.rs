@@ -122,7 +122,11 @@ fn rules(number: usize) -> PolicyRules {
     let ingress = vec![
         rule(Action::Allow, of_set(number), number),
         rule(Action::Deny, net(format!("198.51.{}.0/24", number % 256)), number + 1),
-        rule(if number % 10 == 0 { Action::Pass } else { Action::Allow }, of_set(number * 7 + 1), number + 2),
+        rule(
+            if number.is_multiple_of(10) { Action::Pass } else { Action::Allow },
+            of_set(number * 7 + 1),
+            number + 2,
+        ),
         rule(Action::Allow, net(format!("10.{}.0.0/16", number % 200)), number + 3),
     ];
     PolicyRules { ingress, egress: vec![] }

@@ -109,7 +109,7 @@ proptest! {
     /// What is said to be the cost is what HNS has.
     #[test]
     fn the_cost_is_what_hns_has(sets in with_sets(), said in said(true)) {
-        let mut node = ready(sets.clone());
+        let mut node = ready(sets);
         node.apply(&said.deltas());
         let cost = cost_of(&node.state);
         let acls = node.acls();
@@ -126,7 +126,7 @@ proptest! {
             (Just(deltas).prop_shuffle(), portions)
         }),
     ) {
-        let mut straight = ready(sets.clone());
+        let mut straight = ready(sets);
         straight.apply(&after);
         let mut round_about = ready(sets);
         round_about.apply(&before.deltas());
