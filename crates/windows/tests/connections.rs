@@ -178,7 +178,9 @@ fn what_concerns_an_endpoint_does_to_its_connections_what_hns_does() {
     let more = |number: u16| {
         let PolicyRules { ingress, .. } = &*from("s:clients", 80);
         let [also] = &from("s:clients", number).ingress[..] else { unreachable!() };
-        Arc::new(PolicyRules { ingress: [&ingress[..], std::slice::from_ref(also)].concat(), egress: vec![] })
+        // Of another protocol: what differs in its ports only would be one ACL with the rule before, which then goes.
+        let also = Rule { protocol: Some(Protocol::UDP), ..also.clone() };
+        Arc::new(PolicyRules { ingress: [&ingress[..], &[also]].concat(), egress: vec![] })
     };
     let (add, remove) = (more(81), from("s:clients", 80));
     let cases = [
