@@ -23,8 +23,10 @@ use crate::nftables::{
     diff, removals,
 };
 
-/// How long a packet may need through the chains. Those that it may be on its way to stay for so long.
-const GRACE: Duration = Duration::from_millis(1);
+/// How long a packet may need through the chains: what it may be on its way to stays for so long. It is far more than the
+/// chains take; but a processor that is virtual may be taken away in the midst of them (with one millisecond, a packet was
+/// lost in some 300 changes of programs).
+const GRACE: Duration = Duration::from_millis(10);
 
 impl PolicyTable {
     /// Makes the whole table.
