@@ -47,7 +47,8 @@ fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
         17 => ([&ports[..], &[0, 12, 0, 0], &tag].concat(), Some(6)),
         1 | 58 => {
             let (icmp_type, icmp_code) = flow.icmp.unwrap_or_default();
-            ([&[icmp_type, icmp_code, 0, 0, 0, 7, 0, 7], &tag[..]].concat(), Some(2))
+            // The tag is also the identifier: of two questions to one host each is a flow of its own.
+            ([&[icmp_type, icmp_code, 0, 0, tag[2], tag[3], 0, 7], &tag[..]].concat(), Some(2))
         }
         132 => return sctp_init(&ports, tag),
         _ => ([&[0; 8], &tag[..]].concat(), None),

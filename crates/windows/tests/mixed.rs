@@ -1,0 +1,246 @@
+//! Policy verdicts of mixed clusters by real frames: between Linux nodes on this kernel and Windows nodes with an emulated
+//! HNS and its switch, what arrives is what the oracle lets through, whichever systems a flow's ends are on.
+//!
+//! `PROPTEST_CASES` says how many clusters; each is asked about some dozens of flows between its pods, with another HNS and
+//! another way to render policy by turns of chance. A disagreement shrinks to a manifest and an `explain` command; the test
+//! prints what has been asked, and what is known to be narrower.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config as TestConfig, TestError, TestRunner};
+use testkit::clusters::{Objects, Sent, clusters_of_distinct_pods, manifest, packets};
+use testkit::emulator::{RENDERINGS, Rendering};
+use testkit::flows::beginnings;
+use testkit::mixed::{Cluster, NODES, System, addresses, between_pods, placed};
+use tortie_api::net::Protocol;
+use tortie_dataplane::Report;
+use tortie_hns_emulator::{Config, SetReading, SeveralSets};
+use tortie_policy::oracle::{Answer, Oracle, Peer, Question, Snapshot, Trace, Verdict};
+use tortie_policy::program::Flow;
+
+const CLUSTERS: u32 = 150;
+const PACKETS: usize = 120;
+
+/// The one exception: ICMP types in rules, which HNS cannot match. Less is allowed, and the endpoint bears this condition.
+const ICMP_TYPES: &str = "RuleNotExpressible";
+
+const CLASSES: [&str; 6] = [
+    "Linux to Windows",
+    "Windows to Linux",
+    "Windows, same node",
+    "Windows, other node",
+    "Linux, same node",
+    "Linux, other node",
+];
+const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
+const NARROWER: &str = "narrower: ICMP types";
+
+/// Every HNS that is asked, by a name.
+fn every_hns() -> Vec<(String, Config)> {
+    let mut all = Vec::new();
+    for version in [Config::SERVER_2019, Config::SERVER_2022, Config::NEWEST] {
+        for set_reading in [SetReading::Endpoint, SetReading::Flow] {
+            for several_sets in [SeveralSets::Union, SeveralSets::Intersection] {
+                let preset = Config::new(version, Ipv4Addr::UNSPECIFIED);
+                let name = format!("HNS {version}, sets as {set_reading:?} and {several_sets:?}");
+                all.push((name, Config { set_reading, several_sets, ..preset }));
+            }
+        }
+    }
+    // It has no sets.
+    all.drain(1..4);
+    all
+}
+
+/// One cluster on one HNS.
+#[derive(Debug, Clone)]
+struct Case {
+    hns: String,
+    config: Config,
+    rendering: Rendering,
+    objects: Objects,
+    packets: Vec<Sent>,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let packets = prop::collection::vec(packets(), PACKETS);
+    let rendering = select(&RENDERINGS[..]);
+    (select(every_hns()), rendering, clusters_of_distinct_pods(), addresses(), packets).prop_map(
+        |((hns, config), rendering, objects, addresses, packets)| {
+            let rendering = if (rendering.suits)(&config) { rendering } else { RENDERINGS[0] };
+            let objects = placed(&objects, &addresses);
+            let packets = between_pods(&packets, &objects);
+            Case { hns, config, rendering, objects, packets }
+        },
+    )
+}
+
+#[test]
+fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
+    let clusters =
+        std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CLUSTERS);
+    let nodes = RefCell::new(BTreeMap::new());
+    let asked = RefCell::new(Asked::default());
+    let config = TestConfig {
+        cases: clusters,
+        max_shrink_iters: 300,
+        failure_persistence: None,
+        ..TestConfig::default()
+    };
+    let result = TestRunner::new(config).run(&cases(), |case| {
+        let mut nodes = nodes.borrow_mut();
+        let cluster = nodes.entry(case.hns.clone()).or_insert_with(|| Cluster::new(&case.config).unwrap());
+        compare(cluster, &case, &mut asked.borrow_mut()).map_err(|error| {
+            // What went wrong may have been in the middle of a change.
+            nodes.remove(&case.hns);
+            TestCaseError::fail(error)
+        })
+    });
+    println!("{}", asked.borrow().table());
+    match result {
+        Ok(()) => {}
+        Err(TestError::Fail(reason, _)) => panic!("{reason}"),
+        Err(other) => panic!("{other}"),
+    }
+    asked.borrow().check(clusters);
+}
+
+/// Makes the cluster, and sends every packet.
+fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Asked) -> Result<(), String> {
+    let shown =
+        || format!("{}, {}\ncluster.yml:\n{}", case.hns, case.rendering.name, manifest(&case.objects));
+    let failed = |error: anyhow::Error| format!("{error:#}\n{}", shown());
+    let reports = cluster.change(&case.objects, case.rendering).map_err(failed)?;
+    in_force(&reports).map_err(|error| format!("{error}\n{}", shown()))?;
+    let mut snapshot = Snapshot::new();
+    for (key, value) in &case.objects {
+        snapshot.insert(key.clone(), value.clone(), None);
+    }
+    let oracle = Oracle::new(&snapshot);
+    let flows = beginnings(&case.packets);
+    let passed = cluster.passed(&flows).map_err(failed)?;
+    for (index, flow) in flows.iter().enumerate() {
+        let (arrives, answer) = (passed.contains(&index), oracle_says(&oracle, flow));
+        let allowed = [&answer.egress, &answer.ingress].into_iter().all(is_allowed);
+        let narrower = allowed && !arrives && may_be_narrower(cluster, &reports, flow);
+        if arrives != allowed && !narrower {
+            let said =
+                [&answer.egress, &answer.ingress].map(|trace| trace.as_ref().map(|trace| trace.verdict));
+            return Err(format!(
+                "{flow:?}\n{}: arrives: {arrives}; the oracle: {said:?}\n{}\n\
+                 tortie explain -f cluster.yml {} {} --port {}",
+                class(cluster, flow),
+                shown(),
+                flow.source,
+                flow.destination,
+                shown_port(flow),
+            ));
+        }
+        asked.note(class(cluster, flow), flow, case.rendering, arrives, narrower);
+    }
+    Ok(())
+}
+
+/// Nodes say nothing, and pods on Windows at most the one thing that is known.
+fn in_force(reports: &[Report]) -> Result<(), String> {
+    for (report, (node, system)) in reports.iter().zip(NODES) {
+        let known = |reason| system == System::Windows && reason == ICMP_TYPES;
+        let told = report.conditions().any(|condition| !known(condition.reason));
+        if report.retry || !report.node.is_empty() || told {
+            return Err(format!("{node}: {report:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether an end of the flow bears the condition that its ACLs allow less.
+fn may_be_narrower(cluster: &Cluster, reports: &[Report], flow: &Flow) -> bool {
+    let is_told = |address| {
+        let at = cluster.place(address);
+        let told = at.and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
+        told.is_some_and(|told| told.iter().any(|condition| condition.reason == ICMP_TYPES))
+    };
+    flow.protocol == Protocol::ICMP && (is_told(flow.source) || is_told(flow.destination))
+}
+
+fn oracle_says(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
+    let question = Question {
+        from: Peer::Address(flow.source),
+        to: Peer::Address(flow.destination),
+        protocol: flow.protocol,
+        source_port: flow.source_port,
+        destination_port: flow.destination_port,
+        icmp: flow.icmp,
+        via: None,
+    };
+    oracle.evaluate(&question).unwrap()
+}
+
+fn is_allowed(trace: &Option<Trace>) -> bool {
+    trace.as_ref().is_some_and(|trace| trace.verdict == Verdict::Allow)
+}
+
+fn shown_port(flow: &Flow) -> String {
+    match flow.icmp {
+        Some((kind, _)) => format!("icmp/{kind}"),
+        None => format!("{}/{}", flow.protocol.to_string().to_lowercase(), flow.destination_port),
+    }
+}
+
+/// Which of [`CLASSES`] a flow is of.
+fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
+    let node = |address: IpAddr| cluster.place(address).unwrap().node;
+    let (from, to) = (node(flow.source), node(flow.destination));
+    let index = match (NODES[from].1, NODES[to].1) {
+        (System::Linux, System::Windows) => 0,
+        (System::Windows, System::Linux) => 1,
+        (System::Windows, System::Windows) if from == to => 2,
+        (System::Windows, System::Windows) => 3,
+        (System::Linux, System::Linux) if from == to => 4,
+        (System::Linux, System::Linux) => 5,
+    };
+    CLASSES[index]
+}
+
+/// How many flows of each kind were sent, and how many arrived.
+#[derive(Default)]
+struct Asked(BTreeMap<String, (usize, usize)>);
+
+impl Asked {
+    fn note(&mut self, class: &str, flow: &Flow, rendering: Rendering, arrives: bool, narrower: bool) {
+        let known = narrower.then(|| NARROWER.to_owned());
+        let kinds = ["all".to_owned(), format!("{class}, {}", flow.protocol), rendering.name.to_owned()];
+        for kind in kinds.into_iter().chain(known) {
+            let (sent, arrived) = self.0.entry(kind).or_default();
+            *sent += 1;
+            *arrived += usize::from(arrives);
+        }
+    }
+
+    fn table(&self) -> String {
+        let rows = self.0.iter().map(|(kind, (sent, arrived))| format!("{kind:26} {sent:>8} {arrived:>8}\n"));
+        format!("{:26} {:>8} {:>8}\n", "flows", "sent", "arrived") + &rows.collect::<String>()
+    }
+
+    /// Every class and protocol must have been asked about, and both have arrived and not, in proportion to the number of
+    /// clusters.
+    fn check(&self, clusters: u32) {
+        let clusters = usize::try_from(clusters).unwrap();
+        let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
+        for kind in kinds.chain(RENDERINGS.map(|rendering| rendering.name.to_owned())) {
+            let (sent, arrived) = self.0.get(&kind).copied().unwrap_or_default();
+            let fewest = (clusters / 40).max(1);
+            let both = arrived >= fewest && sent - arrived >= fewest;
+            assert!(both, "{kind}: {sent} flows were sent, {arrived} arrived: that proves little");
+        }
+        let ((all, _), narrower) = (self.0["all"], self.0.get(NARROWER).map_or(0, |(sent, _)| *sent));
+        assert!(all >= clusters * 20, "only {all} flows of {clusters} clusters");
+        assert!(narrower * 50 < all, "{narrower} of {all} flows are narrower");
+    }
+}
