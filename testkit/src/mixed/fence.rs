@@ -1,11 +1,10 @@
 //! Packets that no policy is asked of: when they are there, those before them have been received or dropped.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use ipnet::Ipv4Net;
 use tortie_dataplane::MacAddress;
 use tortie_linux::namespace::NetNs;
 
@@ -83,23 +82,29 @@ fn all_arrive<'a>(markers: impl Iterator<Item = &'a Marker> + Clone, patience: D
     Ok(true)
 }
 
-/// The second address of a block.
-pub(super) fn gateway(block: Ipv4Net) -> Ipv4Addr {
-    Ipv4Addr::from(u32::from(block.network()) + 1)
+/// An ARP question (RFC 826) about an address that nobody else asks for, so that answers are told apart. It is beyond the
+/// subnet, where the switch has an answer for everybody.
+pub(super) struct Question {
+    mac: MacAddress,
+    own: Ipv4Addr,
+    target: Ipv4Addr,
 }
 
-/// Who has the address? (RFC 826)
-pub(super) fn arp_request(mac: MacAddress, own: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
-    let mut frame = vec![0xff; 6];
-    frame.extend(mac.0);
-    frame.extend([0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1]);
-    frame.extend(mac.0);
-    frame.extend(own.octets());
-    frame.extend([0; 6]);
-    frame.extend(target.octets());
-    frame
-}
+impl Question {
+    pub(super) fn new(mac: MacAddress, own: Ipv4Addr) -> Self {
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        let [_, a, b, c] = ASKED.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+        Self { mac, own, target: Ipv4Addr::new(100, a, b, c) }
+    }
 
-pub(super) fn is_arp_reply(frame: &[u8]) -> bool {
-    frame.get(12..22) == Some(&[0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2])
+    pub(super) fn frame(&self) -> Vec<u8> {
+        let (mac, own, target) = (self.mac.0, self.own.octets(), self.target.octets());
+        let ethernet = [&[0xff; 6][..], &mac, &[0x08, 0x06]].concat();
+        [&ethernet, &[0, 1, 8, 0, 6, 4, 0, 1][..], &mac, &own, &[0; 6], &target].concat()
+    }
+
+    pub(super) fn is_answered_by(&self, frame: &[u8]) -> bool {
+        let is_reply = frame.get(12..22) == Some(&[0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2]);
+        is_reply && frame.get(28..32) == Some(&self.target.octets())
+    }
 }

@@ -41,7 +41,7 @@ impl Host for Node {
         let link = self.namespace.run(|| interface_index(&at.host_interface))??;
         let neighbour = Neighbour { link, address: address.into(), mac: OTHERS };
         self.routes.change(&Change::SetNeighbour(neighbour))?;
-        Ok(End { socket, mac: OTHERS, router: ROUTER, _namespace: Some(outside) })
+        Ok(End { socket, mac: OTHERS, router: ROUTER, _namespace: outside })
     }
 
     fn disconnect(&mut self, at: &Place) -> Result<()> {

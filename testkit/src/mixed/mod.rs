@@ -43,7 +43,7 @@ use crate::frames;
 use crate::links::keep_to_one_processor;
 use crate::told::tell;
 
-use self::fence::Marker;
+use self::fence::{Marker, Question};
 pub use self::placed::{Addresses, NODES, System, addresses, between_pods, placed};
 
 /// The VNI of Calico's VXLAN.
@@ -106,8 +106,8 @@ struct End {
     mac: MacAddress,
     /// Where its frames go.
     router: MacAddress,
-    /// Where it is, unless others see to that it stays.
-    _namespace: Option<NetNs>,
+    /// Where it is.
+    _namespace: NetNs,
 }
 
 impl Cluster {
@@ -242,8 +242,8 @@ impl Cluster {
         let windows = self.pods.iter().filter(|(_, pod)| NODES[pod.at.node].1 == System::Windows);
         for (address, pod) in windows {
             let IpAddr::V4(v4) = *address else { continue };
-            let block = placed::block(pod.at.node as u8);
-            let tags = pod.end.answered(v4, block).with_context(|| address.to_string())?;
+            let tags = pod.end.answered(v4, PATIENCE)?;
+            let tags = tags.with_context(|| format!("the switch does not answer {address}"))?;
             arrived.extend(tags.into_iter().map(|tag| (tag, *address)));
         }
         // ...is ahead of what is sent through the tunnels now. A packet that passes a node takes a turn more than one that
@@ -272,24 +272,33 @@ impl End {
         Ok(())
     }
 
-    /// Asks the switch who has the gateway's address until it answers: what was sent before has been seen to, and frames
-    /// come and go. Gives the tags of other packets that came.
-    fn answered(&self, own: Ipv4Addr, block: Ipv4Net) -> Result<BTreeSet<u32>> {
-        let (mut tags, deadline) = (BTreeSet::new(), Instant::now() + PATIENCE);
-        let request = fence::arp_request(self.mac, own, fence::gateway(block));
+    /// Asks the switch a question that it answers whatever policy says. With the answer, what was sent before has been seen
+    /// to, and the tags of other packets that came are given; without one in that time, `None`.
+    fn answered(&self, own: Ipv4Addr, patience: Duration) -> Result<Option<BTreeSet<u32>>> {
+        let (mut tags, deadline) = (BTreeSet::new(), Instant::now() + patience);
+        let question = Question::new(self.mac, own);
         let mut buffer = [0; 2048];
-        self.send(&request)?;
-        loop {
+        self.send(&question.frame())?;
+        while Instant::now() < deadline {
             while let Some(length) = self.socket.receive(&mut buffer)? {
                 let frame = &buffer[..length];
-                if fence::is_arp_reply(frame) {
-                    return Ok(tags);
+                if question.is_answered_by(frame) {
+                    return Ok(Some(tags));
                 }
                 tags.insert(frames::tag(frame));
             }
-            ensure!(Instant::now() < deadline, "the switch does not answer");
             std::thread::yield_now();
         }
+        Ok(None)
+    }
+
+    /// Until frames come and go: the cable's queues become active some time after its ends are up.
+    fn wait_until_live(&self, own: Ipv4Addr) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.answered(own, Duration::from_millis(10))?.is_none() {
+            ensure!(Instant::now() < deadline, "the switch does not answer {own}");
+        }
+        Ok(())
     }
 }
 

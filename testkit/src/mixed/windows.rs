@@ -17,7 +17,6 @@ use tortie_linux::route::{Address, Change, RouteSocket};
 use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 use super::{End, Host, Place, VNI, path_of};
-use crate::links::wait_for;
 
 const INTERFACE: &str = "eth0";
 
@@ -65,9 +64,10 @@ impl Host for Node {
             RouteSocket::open()?.change(&Change::DeleteAddress(address))?;
             Ok(PacketSocket::open(link)?)
         })??;
-        wait_for(&namespace, INTERFACE)?;
         let router = self.overlay.router_mac;
-        Ok(End { socket, mac: interface.mac, router, _namespace: Some(namespace) })
+        let end = End { socket, mac: interface.mac, router, _namespace: namespace };
+        end.wait_until_live(address)?;
+        Ok(end)
     }
 
     fn disconnect(&mut self, at: &Place) -> Result<()> {
