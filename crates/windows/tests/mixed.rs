@@ -41,13 +41,19 @@ const CLASSES: [&str; 6] = [
     "Linux, other node",
 ];
 const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
+const READINGS: [SetReading; 2] = [SetReading::Endpoint, SetReading::Flow];
 const NARROWER: &str = "narrower: ICMP types";
+
+/// Flows where ACLs may name sets, which HNS reads in that way.
+fn by_sets_as(reading: SetReading) -> String {
+    format!("by sets, read as {reading:?}")
+}
 
 /// Every HNS that is asked, by a name.
 fn every_hns() -> Vec<(String, Config)> {
     let mut all = Vec::new();
     for version in [Config::SERVER_2019, Config::SERVER_2022, Config::NEWEST] {
-        for set_reading in [SetReading::Endpoint, SetReading::Flow] {
+        for set_reading in READINGS {
             for several_sets in [SeveralSets::Union, SeveralSets::Intersection] {
                 let preset = Config::new(version, Ipv4Addr::UNSPECIFIED);
                 let name = format!("HNS {version}, sets as {set_reading:?} and {several_sets:?}");
@@ -72,9 +78,14 @@ struct Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let packets = prop::collection::vec(packets(), PACKETS).boxed();
-    let cluster = (clusters_of_distinct_pods().boxed(), any::<bool>(), addresses().boxed());
-    (select(every_hns()), select(&RENDERINGS[..]), cluster, packets).prop_map(
-        |((hns, config), rendering, (mut objects, open, addresses), packets)| {
+    let policies = (prop::collection::vec(by_selectors(), 0..3).boxed(), any::<bool>());
+    let cluster = (clusters_of_distinct_pods().boxed(), policies, addresses().boxed());
+    // Where there is a choice, sets more often: there is more to be read wrong.
+    let rendering = prop_oneof![1 => Just(RENDERINGS[0]), 2 => Just(RENDERINGS[1])];
+    (select(every_hns()), rendering, cluster, packets).prop_map(
+        |((hns, config), rendering, (mut objects, (policies, open), addresses), packets)| {
+            let named = |(index, spec)| global_policy(&format!("by-selectors-{index}"), spec);
+            objects.extend(policies.into_iter().enumerate().map(named));
             objects.extend(open.then(open_at_last));
             let rendering = if (rendering.suits)(&config) { rendering } else { RENDERINGS[0] };
             let objects = placed(&objects, &addresses);
@@ -84,12 +95,31 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
+/// A policy whose peers are those whom selectors find: where ACLs name sets, they are sets.
+fn by_selectors() -> impl Strategy<Value = Value> {
+    let peers = || select(vec!["a == 'x'", "has(b)", "a != 'x'", "b in {'x', 'y'}", "!has(a)"]);
+    let action = || select(vec!["Allow", "Deny", "Pass"]);
+    let rules = |side: &'static str| {
+        let rule = (action(), peers())
+            .prop_map(move |(action, peers)| json!({"action": action, side: {"selector": peers}}));
+        prop::collection::vec(rule, 1..3)
+    };
+    (0..3u8, select(vec!["all()", "has(a)", "!has(b)"]), rules("source"), rules("destination")).prop_map(
+        |(order, pods, ingress, egress)| {
+            json!({"order": order, "selector": pods, "types": ["Ingress", "Egress"], "ingress": ingress, "egress": egress})
+        },
+    )
+}
+
 /// Allows what no other policy has decided: else most would be denied for want of one.
 fn open_at_last() -> (Key, Value) {
     let allow = json!([{"action": "Allow"}]);
     let spec = json!({"order": 1e6, "types": ["Ingress", "Egress"], "ingress": allow, "egress": allow});
-    let key = Key::global(Kind::GlobalNetworkPolicy, "open-at-last");
-    (key, json!({"metadata": {"name": "open-at-last"}, "spec": spec}))
+    global_policy("open-at-last", spec)
+}
+
+fn global_policy(name: &str, spec: Value) -> (Key, Value) {
+    (Key::global(Kind::GlobalNetworkPolicy, name), json!({"metadata": {"name": name}, "spec": spec}))
 }
 
 #[test]
@@ -129,6 +159,7 @@ fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Asked) -> Result<(), 
     let failed = |error: anyhow::Error| format!("{error:#}\n{}", shown());
     let reports = cluster.change(&case.objects, case.rendering).map_err(failed)?;
     in_force(&reports).map_err(|error| format!("{error}\n{}", shown()))?;
+    let by_sets = cluster.policy_sets().map_err(failed)? > 0;
     let mut snapshot = Snapshot::new();
     for (key, value) in &case.objects {
         snapshot.insert(key.clone(), value.clone(), None);
@@ -153,7 +184,10 @@ fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Asked) -> Result<(), 
                 shown_port(flow),
             ));
         }
-        asked.note(class(cluster, flow), flow, case.rendering, arrives, narrower);
+        asked.note(class(cluster, flow), flow, arrives, narrower);
+        if by_sets {
+            asked.count(&by_sets_as(case.config.set_reading), arrives);
+        }
     }
     Ok(())
 }
@@ -224,14 +258,18 @@ fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
 struct Asked(BTreeMap<String, (usize, usize)>);
 
 impl Asked {
-    fn note(&mut self, class: &str, flow: &Flow, rendering: Rendering, arrives: bool, narrower: bool) {
-        let known = narrower.then(|| NARROWER.to_owned());
-        let kinds = ["all".to_owned(), format!("{class}, {}", flow.protocol), rendering.name.to_owned()];
-        for kind in kinds.into_iter().chain(known) {
-            let (sent, arrived) = self.0.entry(kind).or_default();
-            *sent += 1;
-            *arrived += usize::from(arrives);
+    fn note(&mut self, class: &str, flow: &Flow, arrives: bool, narrower: bool) {
+        self.count("all", arrives);
+        self.count(&format!("{class}, {}", flow.protocol), arrives);
+        if narrower {
+            self.count(NARROWER, arrives);
         }
+    }
+
+    fn count(&mut self, kind: &str, arrives: bool) {
+        let (sent, arrived) = self.0.entry(kind.to_owned()).or_default();
+        *sent += 1;
+        *arrived += usize::from(arrives);
     }
 
     fn table(&self) -> String {
@@ -239,12 +277,13 @@ impl Asked {
         format!("{:26} {:>8} {:>8}\n", "flows", "sent", "arrived") + &rows.collect::<String>()
     }
 
-    /// Every class and protocol must have been asked about, and both have arrived and not, in proportion to the number of
-    /// clusters.
+    /// Every class and protocol must have been asked about, and every reading of sets; and both have arrived and not, in
+    /// proportion to the number of clusters.
     fn check(&self, clusters: u32) {
         let clusters = usize::try_from(clusters).unwrap();
         let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
-        for kind in kinds.chain(RENDERINGS.map(|rendering| rendering.name.to_owned())) {
+        let readings = READINGS.map(by_sets_as);
+        for kind in kinds.chain(readings) {
             let (sent, arrived) = self.0.get(&kind).copied().unwrap_or_default();
             let fewest = (clusters / 100).max(1);
             let both = arrived >= fewest && sent - arrived >= fewest;

@@ -82,6 +82,8 @@ trait Host {
     fn disconnect(&mut self, at: &Place) -> Result<()>;
     /// Has the dataplane apply deltas.
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report>;
+    /// How many sets its rules may name, where that depends on how policy is rendered.
+    fn policy_sets(&self) -> Result<usize>;
 }
 
 /// Where a pod is.
@@ -151,6 +153,14 @@ impl Cluster {
     /// The state of the nodes as calc has it.
     pub fn states(&self) -> impl Iterator<Item = &NodeState> {
         self.nodes.iter().map(|node| node.calc.state())
+    }
+
+    /// How many sets the Windows nodes have for ACLs to name.
+    ///
+    /// # Errors
+    /// What HNS refused.
+    pub fn policy_sets(&self) -> Result<usize> {
+        self.nodes.iter().map(|node| node.host.policy_sets()).sum()
     }
 
     /// Where an address is, if it is a pod's.

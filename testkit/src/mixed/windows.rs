@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use ipnet::Ipv4Net;
 use tortie_dataplane::{Dataplane as _, Delta, PodAttachment, PodWiring as _, Report};
-use tortie_hcn::schema::Namespace;
+use tortie_hcn::schema::{Namespace, SetPolicy};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
 use tortie_linux::interface_index;
@@ -78,5 +78,10 @@ impl Host for Node {
 
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report> {
         Ok(self.dataplane.apply(deltas))
+    }
+
+    fn policy_sets(&self) -> Result<usize> {
+        let network = self.hns.network(self.overlay.id)?;
+        Ok(network.policies.iter().filter(|policy| policy.is::<SetPolicy>()).count())
     }
 }
