@@ -8,7 +8,6 @@ use std::time::Duration;
 use futures::StreamExt;
 use serde_json::Value;
 use tortie_api::{Key, Kind};
-use tortie_calc::KINDS;
 use tortie_store::{Event, Revision, Store, StoreError};
 
 use crate::plane::{Batch, Batches};
@@ -18,11 +17,11 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(500);
 /// How many events go into one batch at the most.
 const BATCH: usize = 1_024;
 
-/// Feeds the thread until it ends.
-pub(crate) async fn run(store: Arc<dyn Store>, batches: Batches) {
+/// Feeds the thread with objects of these kinds until it ends.
+pub(crate) async fn run(store: Arc<dyn Store>, wanted: Vec<Kind>, batches: Batches) {
     let mut known = BTreeSet::new();
     loop {
-        match follow(&*store, &batches, &mut known).await {
+        match follow(&*store, &wanted, &batches, &mut known).await {
             Ok(()) => return,
             Err(error @ (StoreError::Compacted(_) | StoreError::FellBehind)) => {
                 tracing::info!(%error, "the store's history was lost; everything is listed again");
@@ -36,8 +35,13 @@ pub(crate) async fn run(store: Arc<dyn Store>, batches: Batches) {
 }
 
 /// Ends without an error when the thread has ended.
-async fn follow(store: &dyn Store, batches: &Batches, known: &mut BTreeSet<Key>) -> Result<(), StoreError> {
-    let (objects, revision) = snapshot(store).await?;
+async fn follow(
+    store: &dyn Store,
+    wanted: &[Kind],
+    batches: &Batches,
+    known: &mut BTreeSet<Key>,
+) -> Result<(), StoreError> {
+    let (objects, revision) = snapshot(store, wanted).await?;
     let gone = known.iter().filter(|key| !objects.contains_key(*key)).map(|key| (key.clone(), None));
     let mut changes: Vec<_> = gone.collect();
     *known = objects.keys().cloned().collect();
@@ -55,7 +59,7 @@ async fn follow(store: &dyn Store, batches: &Batches, known: &mut BTreeSet<Key>)
         for event in chunk {
             let event = event?;
             batch.revision = event.revision();
-            if !KINDS.contains(&event.key().kind) {
+            if !wanted.contains(&event.key().kind) {
                 continue;
             }
             let (key, value) = change(event);
@@ -75,10 +79,13 @@ async fn follow(store: &dyn Store, batches: &Batches, known: &mut BTreeSet<Key>)
 /// All objects that a node's state depends on, at one moment. The kinds are listed one after the other, while changes
 /// go on; those between the first listing and the last are taken in, so that no policy is missing that was there before
 /// a pod.
-async fn snapshot(store: &dyn Store) -> Result<(BTreeMap<Key, Value>, Revision), StoreError> {
+async fn snapshot(
+    store: &dyn Store,
+    wanted: &[Kind],
+) -> Result<(BTreeMap<Key, Value>, Revision), StoreError> {
     let mut objects = BTreeMap::new();
     let mut listed = BTreeMap::new();
-    for kind in KINDS {
+    for kind in wanted.iter().copied() {
         let listing = store.list(kind).await?;
         listed.insert(kind, listing.revision);
         objects.extend(listing.items.into_iter().map(|stored| (stored.key, stored.value)));

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tortie_api::report::NodeStatus;
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
@@ -76,6 +77,15 @@ impl Platform {
             Platform::Other { .. } => "other",
         }
     }
+
+    /// What each report of the node says.
+    fn about(&self) -> NodeStatus {
+        let static_rules = match self {
+            Platform::Windows { static_rules, .. } => static_rules.told(),
+            Platform::Linux | Platform::Other { .. } => Vec::new(),
+        };
+        NodeStatus { os: self.os().to_owned(), static_rules, ..NodeStatus::default() }
+    }
 }
 
 /// Why an agent could not start, or stopped.
@@ -130,18 +140,19 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
-    let os = platform.os();
+    let (os, about) = (platform.os(), platform.about());
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
+    let kinds = tortie_calc::kinds(dataplane.asks_for_services());
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let asker = batches.asker();
     let mut parts = Parts { running: JoinSet::new(), in_force: in_force.clone() };
     parts.add(DATAPLANE, plane::ended(in_force.clone()));
-    parts.add("the feed of the dataplane", feed::run(store.clone(), batches));
+    parts.add("the feed of the dataplane", feed::run(store.clone(), kinds, batches));
     parts.add("the following of labels", labels::run(store.clone(), node.clone()));
-    parts.add("the report", report::run(store.clone(), node.clone(), os, in_force.clone()));
+    parts.add("the report", report::run(store.clone(), node.clone(), about, in_force.clone()));
     if let Some(announced) = announced {
         let announcing = node::keep_announced(store.clone(), node.clone(), announced, in_force.clone());
         parts.add("the announcement of the node", announcing);

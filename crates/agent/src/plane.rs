@@ -121,7 +121,9 @@ pub(crate) fn start(
     dataplane.watch(Box::new(move || drop(disturb.send(Event::Disturbed))));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
     let (report, told) = Default::default();
-    let mut plane = Plane { calc: Calc::new(node), dataplane, publish, given: 0, revision: 0, report, told };
+    let calc = Calc::new(node);
+    let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
+    let mut plane = Plane { calc, dataplane, publish, given: 0, revision: 0, report, told };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&events))?;
     Ok((Batches(sender), in_force))
 }

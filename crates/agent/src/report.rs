@@ -24,18 +24,18 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// How many conditions a report lists; the rest is counted.
 const MAX_CONDITIONS: usize = 50;
 
-/// Writes reports until the dataplane's thread ends.
+/// Writes reports until the dataplane's thread ends. `about` is what every report says.
 pub(crate) async fn run(
     store: Arc<dyn Store>,
     node: String,
-    os: &'static str,
+    about: NodeStatus,
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let key = Key::global(Kind::NodeReport, &node);
     let mut written: Option<NodeStatus> = None;
     let mut allowance = Allowance { left: BURST, counted: Instant::now() };
     while in_force.changed().await.is_ok() {
-        let status = status(os, &in_force.borrow_and_update());
+        let status = status(&about, &in_force.borrow_and_update());
         let pause = match &written {
             Some(written) if *written == status => continue,
             Some(written) if written.conditions == status.conditions => allowance.take(Instant::now()).err(),
@@ -100,7 +100,8 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
     }
 }
 
-fn status(os: &str, in_force: &InForce) -> NodeStatus {
+/// `about` is what stays.
+fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
     let reported = |object: String, reason: &str, message: &str| ReportedCondition {
         object,
         reason: reason.to_owned(),
@@ -121,11 +122,11 @@ fn status(os: &str, in_force: &InForce) -> NodeStatus {
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
     NodeStatus {
-        os: os.to_owned(),
         revision: in_force.revision,
         endpoints: in_force.endpoints.len(),
         conditions,
         more,
+        ..about.clone()
     }
 }
 

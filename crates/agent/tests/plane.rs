@@ -189,3 +189,31 @@ async fn status_says_whether_pods_can_be_added() {
     os.lock().report = Report::default();
     until("the agent is ready", || async { bed.call(status.clone()).await.is_ok() }).await;
 }
+
+/// Where Services are not asked for they are not even read; where they are, those that were there before count, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn services_are_for_those_who_ask() {
+    let service = |name: &str, address: &str| {
+        let spec = json!({"clusterIPs": [address], "ports": [{"port": 80}]});
+        let metadata = json!({"name": name, "namespace": "n"});
+        (Key::namespaced(Kind::Service, "n", name), json!({"metadata": metadata, "spec": spec}))
+    };
+    for asks in [false, true] {
+        let (store, os) = (cluster().await, FakeOs::default());
+        let (key, value) = service("before", "10.96.0.1");
+        store.create(&key, value).await.unwrap();
+        os.lock().asks_for_services = asks;
+        let bed = Bed::on(store, os);
+        until("the first state", || async { !bed.os.lock().batches.is_empty() }).await;
+        let (key, value) = service("after", "10.96.0.2");
+        bed.store.create(&key, value).await.unwrap();
+        let annotations = json!({
+            "projectcalico.org/IPv4Address": "192.0.2.2/24", "projectcalico.org/IPv4VXLANTunnelAddr": "10.0.0.65",
+        });
+        let node = json!({"metadata": {"name": "node-2", "annotations": annotations}});
+        bed.store.create(&Key::global(Kind::Node, "node-2"), node).await.unwrap();
+        until("what came later", || async { !bed.os.lock().state.vteps.is_empty() }).await;
+        let known = bed.os.lock().state.services.keys().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(known, if asks { vec!["n/after", "n/before"] } else { vec![] });
+    }
+}

@@ -1,8 +1,12 @@
 //! What a node says of itself (semantics 29): policies have no status field that Tortie may use.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::Metadata;
+use crate::net::{Direction, PortRange, Protocol};
 
 /// The report of one node, under the node's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,12 +32,77 @@ pub struct NodeStatus {
     pub revision: u64,
     /// How many pods the node has.
     pub endpoints: usize,
+    /// The rules of the operator's own that the node's pods have before policy, the first one first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub static_rules: Vec<StaticRule>,
     /// What the operator should know, bounded in number; `more` counts what was left out.
     #[serde(default)]
     pub conditions: Vec<ReportedCondition>,
     /// How many conditions there are beyond those listed.
     #[serde(default)]
     pub more: usize,
+}
+
+/// A rule that every pod of a node has before policy: a static rule of Windows (semantics 26).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StaticRule {
+    /// Its name.
+    pub name: String,
+    /// Whether what it matches passes.
+    pub allow: bool,
+    /// Packets to the pod, or from it.
+    pub direction: Direction,
+    /// The IP protocol number; absent is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u8>,
+    /// The pod's addresses and ports.
+    #[serde(default)]
+    pub local: StaticSide,
+    /// Its peer's.
+    #[serde(default)]
+    pub remote: StaticSide,
+}
+
+/// One side of a packet in a static rule. Empty is any.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StaticSide {
+    /// Networks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nets: Vec<IpNet>,
+    /// Ports.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PortRange>,
+}
+
+impl StaticRule {
+    /// Whether it decides about a packet of this protocol and direction between these ends, each an address and a port.
+    #[must_use]
+    pub fn matches(
+        &self,
+        direction: Direction,
+        protocol: Protocol,
+        source: (IpAddr, u16),
+        destination: (IpAddr, u16),
+    ) -> bool {
+        let (local, remote) = match direction {
+            Direction::Ingress => (destination, source),
+            Direction::Egress => (source, destination),
+        };
+        self.direction == direction
+            && self.protocol.is_none_or(|number| number == protocol.0)
+            && self.local.has(protocol, local)
+            && self.remote.has(protocol, remote)
+    }
+}
+
+impl StaticSide {
+    fn has(&self, protocol: Protocol, (address, port): (IpAddr, u16)) -> bool {
+        let has_port = || protocol.has_ports() && self.ports.iter().any(|range| range.contains(port));
+        (self.nets.is_empty() || self.nets.iter().any(|net| net.contains(&address)))
+            && (self.ports.is_empty() || has_port())
+    }
 }
 
 /// One condition of a node or of one of its endpoints.

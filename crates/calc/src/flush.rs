@@ -52,6 +52,7 @@ impl Calc {
         deltas.extend(endpoints.into_iter().map(Given::into_delta));
         deltas.extend(removed_policies);
         deltas.extend(removed_sets);
+        deltas.extend(self.services.iter_mut().flat_map(|services| services.flush(&self.state)));
         if self.state == NodeState::default() {
             self.state = NodeState::from_nothing(&deltas);
         } else {

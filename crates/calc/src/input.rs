@@ -9,7 +9,7 @@ use serde_json::Value;
 use tortie_api::calico::{
     EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, IpPool, TierDefault, WorkloadEndpointSpec,
 };
-use tortie_api::kubernetes::Node;
+use tortie_api::kubernetes::{EndpointSlice, Node, Service};
 use tortie_api::net::Action;
 use tortie_api::{FieldError, Key, Kind, Network, Resource};
 use tortie_ipam::Block;
@@ -19,7 +19,6 @@ use tortie_policy::{
 };
 
 use crate::policies::{Body, TierSettings};
-use crate::subjects::Backends;
 
 /// What an object says.
 pub(crate) enum Input {
@@ -30,7 +29,8 @@ pub(crate) enum Input {
     /// The labels of a namespace or service account.
     Labels(OwnLabels),
     NetworkSet(OwnLabels, Box<[IpNet]>),
-    Backends(Backends),
+    Slice(EndpointSlice),
+    Service(Box<Service>),
     Endpoint(OwnLabels, Box<WorkloadEndpointSpec>),
     Host(OwnLabels, Box<HostEndpointSpec>),
     Node(Node),
@@ -104,11 +104,8 @@ pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
             nets.dedup();
             Input::NetworkSet(set.metadata.labels.into(), nets.into())
         }
-        (Kind::EndpointSlice, Resource::EndpointSlice(slice)) => Input::Backends(Backends {
-            service: (key.namespace.clone(), slice.service().unwrap_or_default().to_owned()),
-            addresses: slice.addresses().collect(),
-            backends: slice.backends().collect(),
-        }),
+        (Kind::EndpointSlice, Resource::EndpointSlice(slice)) => Input::Slice(slice),
+        (Kind::Service, Resource::Service(service)) => Input::Service(Box::new(service)),
         (Kind::WorkloadEndpoint, Resource::WorkloadEndpoint(endpoint)) => {
             Input::Endpoint(endpoint.metadata.labels.into(), Box::new(endpoint.spec))
         }

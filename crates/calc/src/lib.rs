@@ -12,6 +12,7 @@ mod keys;
 mod network;
 mod policies;
 mod selection;
+mod services;
 mod sets;
 mod slab;
 mod subjects;
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use std::collections::HashSet;
+use tortie_api::kubernetes::EndpointSlice;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
@@ -32,13 +34,14 @@ use flush::InUse;
 use input::Input;
 use network::Network;
 use policies::Policies;
+use services::Services;
 use sets::Sets;
 use slab::No;
-use subjects::Subjects;
+use subjects::{Backends, Subjects};
 
 pub use network::vtep_mac;
 
-/// The kinds of object that a node's state depends on.
+/// The kinds of object that every node's state depends on; [`Calc::kinds`] are those of one.
 pub const KINDS: [Kind; 19] = [
     Kind::Namespace,
     Kind::ServiceAccount,
@@ -61,6 +64,12 @@ pub const KINDS: [Kind; 19] = [
     Kind::FelixConfiguration,
 ];
 
+/// The kinds of object that a node's state depends on, where it has to have the cluster's Services, or not.
+#[must_use]
+pub fn kinds(services: bool) -> Vec<Kind> {
+    KINDS.into_iter().chain(services.then_some(Kind::Service)).collect()
+}
+
 /// The computation for one node.
 pub struct Calc {
     node: String,
@@ -68,6 +77,8 @@ pub struct Calc {
     policies: Policies,
     sets: Sets,
     network: Network,
+    /// The cluster's Services, where the node asks for them.
+    services: Option<Services>,
     /// What is wrong with objects that are no policies.
     problems: BTreeMap<Key, String>,
     /// What has been given out.
@@ -99,6 +110,7 @@ impl Calc {
             policies: Policies::default(),
             sets: Sets::default(),
             network: Network::default(),
+            services: None,
             problems: BTreeMap::new(),
             state: NodeState::default(),
             in_use: InUse::default(),
@@ -106,6 +118,18 @@ impl Calc {
             gone_endpoints: Vec::new(),
             touched_policies: Vec::new(),
         }
+    }
+
+    /// The same, for a node whose state has to have the cluster's Services.
+    #[must_use]
+    pub fn with_services(self) -> Self {
+        Self { services: Some(Services::default()), ..self }
+    }
+
+    /// The kinds of object that this node's state depends on.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<Kind> {
+        kinds(self.services.is_some())
     }
 
     /// The node's state as it has been given out.
@@ -116,7 +140,7 @@ impl Calc {
 
     /// Takes in that the object is now `value`, or is gone.
     pub fn update(&mut self, key: &Key, value: Option<&Value>) {
-        if KINDS.contains(&key.kind) {
+        if self.reads(key.kind) {
             let (input, problem) = input::read(key, value);
             self.take_in(key, input, problem);
         }
@@ -124,9 +148,13 @@ impl Calc {
 
     /// The same, of an object that has been read, and so has nothing wrong with it. IPAM's blocks have no such form.
     pub fn update_typed(&mut self, key: &Key, object: Option<Resource>) {
-        if KINDS.contains(&key.kind) {
+        if self.reads(key.kind) {
             self.take_in(key, object.and_then(|object| input::typed(key, object)), None);
         }
+    }
+
+    fn reads(&self, kind: Kind) -> bool {
+        KINDS.contains(&kind) || kind == Kind::Service && self.services.is_some()
     }
 
     /// What could not be used as it is: policies that therefore deny, objects that are therefore left out.
@@ -152,13 +180,23 @@ impl Calc {
             Some(Input::NetworkSet(own, nets)) => self.update_network_set(key, Some((own, nets))),
             Some(Input::Endpoint(own, spec)) => self.update_endpoint(key, Some((own, *spec))),
             Some(Input::Host(own, spec)) => self.update_host(key, Some((own, *spec))),
-            Some(Input::Backends(backends)) => self.sets.update_backends(key, Some(backends), &self.state),
+            Some(Input::Slice(slice)) => self.update_slice(key, Some(&slice)),
+            Some(Input::Service(service)) => {
+                self.services.iter_mut().for_each(|services| services.update_service(key, Some(&service)));
+            }
             Some(Input::Node(node)) => self.network.update_node(&key.name, Some(node)),
             Some(Input::Felix(spec)) => self.network.update_felix(&key.name, Some(*spec)),
             Some(Input::Pool(pool)) => self.network.update_pool(&key.name, Some(pool)),
             Some(Input::Block(cidr, node)) => self.network.update_block(cidr, Some(node)),
             None => self.forget(key),
         }
+    }
+
+    /// Backends count for rules that name their Service, and for whoever asks where its addresses lead.
+    fn update_slice(&mut self, key: &Key, slice: Option<&EndpointSlice>) {
+        let backends = slice.map(|slice| Backends::new(&key.namespace, slice));
+        self.sets.update_backends(key, backends, &self.state);
+        self.services.iter_mut().for_each(|services| services.update_slice(key, slice));
     }
 
     /// Takes in that an object is gone, or says nothing that can be read.
@@ -170,7 +208,10 @@ impl Calc {
             Kind::NetworkSet | Kind::GlobalNetworkSet => self.update_network_set(key, None),
             Kind::WorkloadEndpoint => self.update_endpoint(key, None),
             Kind::HostEndpoint => self.update_host(key, None),
-            Kind::EndpointSlice => self.sets.update_backends(key, None, &self.state),
+            Kind::EndpointSlice => self.update_slice(key, None),
+            Kind::Service => {
+                self.services.iter_mut().for_each(|services| services.update_service(key, None));
+            }
             Kind::Node => self.network.update_node(&key.name, None),
             Kind::IpPool => self.network.update_pool(&key.name, None),
             Kind::FelixConfiguration => self.network.update_felix(&key.name, None),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use tortie_api::calico::{EndpointPort, HostEndpointSpec, WorkloadEndpointSpec};
+use tortie_api::kubernetes::EndpointSlice;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_policy::{OwnLabels, SubjectLabels};
@@ -79,6 +80,16 @@ pub(crate) struct Backends {
     pub(crate) service: (String, String),
     pub(crate) addresses: Box<[IpAddr]>,
     pub(crate) backends: Box<[(IpAddr, Protocol, u16)]>,
+}
+
+impl Backends {
+    pub(crate) fn new(namespace: &str, slice: &EndpointSlice) -> Self {
+        Self {
+            service: (namespace.to_owned(), slice.service().unwrap_or_default().to_owned()),
+            addresses: slice.addresses().collect(),
+            backends: slice.backends().collect(),
+        }
+    }
 }
 
 /// A namespace, service account or profile, if anything is known of it or belongs to it.

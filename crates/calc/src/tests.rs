@@ -18,7 +18,7 @@ proptest! {
     fn what_is_gone_leaves_nothing_behind(
         objects in prop::collection::vec((random_objects::object(), any::<bool>(), any::<bool>()), 0..60),
     ) {
-        let mut calc = Calc::new("n0");
+        let mut calc = Calc::new("n0").with_services();
         for ((key, value), stays, flush) in &objects {
             calc.update(key, Some(value));
             if !stays {
@@ -34,6 +34,7 @@ proptest! {
         }
         calc.flush();
         prop_assert!(calc.subjects.is_empty() && calc.policies.is_empty() && calc.sets.is_empty());
+        prop_assert!(calc.services.as_ref().is_some_and(crate::services::Services::is_empty));
         prop_assert!(calc.in_use.is_empty() && calc.problems.is_empty() && calc.findings().is_empty());
     }
 }

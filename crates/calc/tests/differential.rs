@@ -169,7 +169,7 @@ impl Coverage {
             DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
             DecidedBy::NoProfile => decided("no profile".into()),
             DecidedBy::Nobody => decided(format!("nobody in table {:?}", trace.table)),
-            DecidedBy::EndpointToHost { .. } | DecidedBy::Failsafe => {}
+            DecidedBy::EndpointToHost { .. } | DecidedBy::Failsafe | DecidedBy::StaticRule { .. } => {}
         }
         if trace.endpoint.starts_with("host endpoint") {
             let reply = if trace.reply { " (reply)" } else { "" };

@@ -111,6 +111,12 @@ fn administered() -> Objects {
             ),
             (Key::namespaced(Kind::EndpointSlice, "bank", "till-1"), slice),
             office,
+            namespaced(
+                Kind::Service,
+                "bank",
+                "till",
+                json!({"clusterIPs": ["10.96.0.9"], "externalIPs": ["192.0.2.80"], "ports": [{"port": 80}]}),
+            ),
         ],
     )
 }
@@ -256,7 +262,7 @@ impl Run {
 
 fn run(sequence: &[&Objects], order: Order, flushes: Flushes) {
     let (now, told) = (Objects::new(), NodeState::default());
-    let mut run = Run { calc: Calc::new(NODE), now, told, dice: Dice(sequence.len() as u64) };
+    let mut run = Run { calc: Calc::new(NODE).with_services(), now, told, dice: Dice(sequence.len() as u64) };
     for state in sequence {
         run.walk(state, order, flushes);
     }
@@ -304,4 +310,33 @@ fn the_states_differ() {
             assert_ne!(from_scratch(objects), from_scratch(others), "{name} and {other}");
         }
     }
+}
+
+/// A slice of thousands that changes is one change, and one that says the same for others is none.
+#[test]
+fn one_slice_is_one_delta() {
+    let slice = |address: &str, ready: bool| {
+        json!({
+            "metadata": {"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web7"}},
+            "addressType": "IPv4", "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}],
+            "ports": [{"port": 8080}],
+        })
+    };
+    let mut calc = Calc::new(NODE).with_services();
+    for number in 0..1_000 {
+        let spec = json!({"clusterIPs": [format!("10.96.{}.{}", number / 250, number % 250)], "ports": [{"port": 80}]});
+        let (key, value) = namespaced(Kind::Service, "shop", &format!("web{number}"), spec);
+        calc.update(&key, Some(&value));
+    }
+    assert_eq!(calc.flush().len(), 1_000);
+    let key = Key::namespaced(Kind::EndpointSlice, "shop", "web-1");
+    calc.update(&key, Some(&slice("10.0.0.1", true)));
+    let [tortie_dataplane::Delta::Service(id, service)] = &calc.flush()[..] else { panic!() };
+    assert_eq!(id.to_string(), "shop/web7");
+    assert_eq!(service.ports[0].backends, [("10.0.0.1".parse().unwrap(), 8080)]);
+    // A backend that is not ready was not one before, either.
+    calc.update(&key, Some(&slice("10.0.0.1", false)));
+    assert_eq!(calc.flush().len(), 1);
+    calc.update(&key, Some(&slice("10.0.0.2", false)));
+    assert_eq!(calc.flush(), []);
 }

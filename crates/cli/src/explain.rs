@@ -253,6 +253,9 @@ fn show_trace(trace: &Trace) {
         DecidedBy::NotUnderstood { policy } => format!("by {policy}, which cannot be understood"),
         DecidedBy::EndOfTier { tier } => format!("at the end of tier {tier}: no rule matches"),
         DecidedBy::NoProfile => "as no policy decides and no profile allows".to_owned(),
+        DecidedBy::StaticRule { node, name } => {
+            format!("by the static rule {name} of node {node}, before policy")
+        }
         DecidedBy::Failsafe => "as a failsafe port, which its policies do not close".to_owned(),
         DecidedBy::Nobody if trace.reply => "as no rule allows it".to_owned(),
         DecidedBy::Nobody => "as no rule decides".to_owned(),

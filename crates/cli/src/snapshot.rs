@@ -171,8 +171,7 @@ fn add_addresses(snapshot: &mut Snapshot) {
 
 /// Whether verdicts may depend on objects of this kind.
 fn matters(kind: Kind) -> bool {
-    let bookkeeping =
-        [Kind::IpamBlock, Kind::BlockAffinity, Kind::IpamHandle, Kind::IpamConfig, Kind::NodeReport];
+    let bookkeeping = [Kind::IpamBlock, Kind::BlockAffinity, Kind::IpamHandle, Kind::IpamConfig];
     !bookkeeping.contains(&kind)
 }
 

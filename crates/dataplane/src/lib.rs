@@ -1,6 +1,7 @@
 //! What a node must be ([`NodeState`]), how it changes ([`Delta`]), and the two traits that an operating system
 //! implements: [`Dataplane`] makes the state true, [`PodWiring`] connects one pod.
 
+mod services;
 mod settings;
 mod shown;
 mod state;
@@ -8,6 +9,7 @@ mod wiring;
 
 use std::collections::BTreeMap;
 
+pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
 pub use state::{
@@ -29,6 +31,11 @@ pub trait Dataplane: Send {
     /// Has `told` called, on any thread, when somebody else has changed what the dataplane made, and a resync is in place.
     /// Where the system does not tell, or nobody else can change anything, it is never called.
     fn watch(&mut self, _told: Box<dyn Fn() + Send>) {}
+
+    /// Whether the state has to have the cluster's Services, which is a lot to keep where nobody asks for it.
+    fn asks_for_services(&self) -> bool {
+        false
+    }
 
     /// Reads what the system has for an endpoint, and changes nothing.
     ///
@@ -81,9 +88,10 @@ pub struct Condition {
 
 /// The reasons that inform only. Policy is in force, if narrower than it was asked for; or there is something of
 /// somebody else's, or about a single destination, that the operator should see to.
-const INFORMATION: [&str; 18] = [
+const INFORMATION: [&str; 21] = [
     "AddressNotServed",
     "CalicoLeftover",
+    "ClientAddressHidden",
     "ForeignAcl",
     "ForeignChainMayDrop",
     "ForeignChainsUnknown",
@@ -98,6 +106,8 @@ const INFORMATION: [&str; 18] = [
     "RouteRefused",
     "RouteTaken",
     "RuleNotExpressible",
+    "ServiceAddressTaken",
+    "ServicePartlyAllowed",
     "TooManyRules",
     "VxlanPortNotSupported",
 ];

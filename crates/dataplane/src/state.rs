@@ -12,7 +12,7 @@ use tortie_policy::program::{
     EndpointProgram, HostEndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind,
 };
 
-use crate::Settings;
+use crate::{Service, ServiceId, Settings};
 
 /// A 48-bit MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -192,6 +192,8 @@ pub struct NodeState {
     pub vteps: BTreeMap<String, Vtep>,
     /// The destinations of the overlay.
     pub routes: BTreeMap<Ipv4Net, RouteTarget>,
+    /// The cluster's Services, where the dataplane asks for them.
+    pub services: BTreeMap<ServiceId, Arc<Service>>,
 }
 
 /// One change of a [`NodeState`]. `calc` gives them in an order in which everything that is named exists: sets before
@@ -235,6 +237,10 @@ pub enum Delta {
     Route(Route),
     /// A destination that is gone.
     RouteRemoved(Ipv4Net),
+    /// A Service that is new or has changed, or whose backends have.
+    Service(ServiceId, Arc<Service>),
+    /// A Service that is gone, or has no address any more.
+    ServiceRemoved(ServiceId),
 }
 
 impl NodeState {
@@ -291,6 +297,8 @@ impl NodeState {
             Delta::VtepRemoved(node) => drop(self.vteps.remove(&node)),
             Delta::Route(Route { destination, target }) => drop(self.routes.insert(destination, target)),
             Delta::RouteRemoved(destination) => drop(self.routes.remove(&destination)),
+            Delta::Service(id, service) => drop(self.services.insert(id, service)),
+            Delta::ServiceRemoved(id) => drop(self.services.remove(&id)),
         }
     }
 }

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use crate::schema::{Endpoint, Modify, Namespace, Network, Query, lenient};
+use crate::schema::{Endpoint, LoadBalancer, Modify, Namespace, Network, Query, lenient};
 use crate::{Class, Error, Failure, Guid, Version};
 
 /// The kinds of objects that HNS keeps.
@@ -18,6 +18,8 @@ pub enum Kind {
     Endpoint,
     /// HostComputeNamespace.
     Namespace,
+    /// HostComputeLoadBalancer.
+    LoadBalancer,
 }
 
 impl fmt::Display for Kind {
@@ -26,6 +28,7 @@ impl fmt::Display for Kind {
             Kind::Network => "network",
             Kind::Endpoint => "endpoint",
             Kind::Namespace => "namespace",
+            Kind::LoadBalancer => "load balancer",
         })
     }
 }
@@ -224,6 +227,21 @@ pub trait HcnExt: Hcn {
     /// Deletes a namespace.
     fn delete_namespace(&self, id: Guid) -> Result<(), Error> {
         delete(self, Kind::Namespace, id)
+    }
+
+    /// One load balancer.
+    fn load_balancer(&self, id: Guid) -> Result<LoadBalancer, Error> {
+        get(self, Kind::LoadBalancer, id)
+    }
+
+    /// Creates a load balancer and gives its identifier.
+    fn create_load_balancer(&self, balancer: &LoadBalancer) -> Result<Guid, Error> {
+        create(self, Kind::LoadBalancer, Guid::ZERO, balancer.id, balancer)
+    }
+
+    /// Deletes a load balancer.
+    fn delete_load_balancer(&self, id: Guid) -> Result<(), Error> {
+        delete(self, Kind::LoadBalancer, id)
     }
 }
 

@@ -1,10 +1,11 @@
 //! The emulated HNS: takes calls, keeps objects.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 
@@ -143,18 +144,21 @@ impl Emulator {
                 Kind::Network => state.create_network(*id, settings, config),
                 Kind::Endpoint => state.create_endpoint(*network, *id, settings, config),
                 Kind::Namespace => state.create_namespace(*id, settings, config),
+                Kind::LoadBalancer => state.create_load_balancer(*id, settings, config),
             }
             .map(|id| json!(id).to_string()),
             Call::Modify { kind, id, settings } => match kind {
                 Kind::Network => state.modify_network(*id, settings, config),
                 Kind::Endpoint => state.modify_endpoint(*id, settings, config),
                 Kind::Namespace => state.modify_namespace(*id, settings, config),
+                Kind::LoadBalancer => fail(HResult::E_NOTIMPL, "load balancers are not modified here"),
             }
             .map(|()| String::new()),
             Call::Delete { kind, id } => match kind {
                 Kind::Network => state.delete_network(*id),
                 Kind::Endpoint => state.delete_endpoint(*id).inspect(|()| drop(self.flows().remove(id))),
                 Kind::Namespace => state.delete_namespace(*id),
+                Kind::LoadBalancer => state.delete_load_balancer(*id),
             }
             .map(|()| String::new()),
             Call::Emulator { name, settings } => self.emulator_call(state, name, settings),
@@ -236,6 +240,7 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
                 Kind::Network => properties(state.network(*id)?),
                 Kind::Endpoint => properties(state.endpoint(*id)?),
                 Kind::Namespace => properties(state.namespace(*id)?),
+                Kind::LoadBalancer => properties(state.load_balancer(*id)?),
             };
             Ok(object.to_string())
         }
@@ -247,9 +252,13 @@ fn read(state: &State, call: &Call, config: &Config) -> Result<String, Failure> 
 }
 
 fn objects(state: &State, kind: Kind) -> Vec<(Guid, Value)> {
+    fn shown<T: Serialize>(objects: &BTreeMap<Guid, Arc<T>>) -> Vec<(Guid, Value)> {
+        objects.iter().map(|(id, object)| (*id, properties(&**object))).collect()
+    }
     match kind {
-        Kind::Network => state.networks.iter().map(|(id, object)| (*id, properties(&**object))).collect(),
-        Kind::Endpoint => state.endpoints.iter().map(|(id, object)| (*id, properties(&**object))).collect(),
-        Kind::Namespace => state.namespaces.iter().map(|(id, object)| (*id, properties(&**object))).collect(),
+        Kind::Network => shown(&state.networks),
+        Kind::Endpoint => shown(&state.endpoints),
+        Kind::Namespace => shown(&state.namespaces),
+        Kind::LoadBalancer => shown(&state.load_balancers),
     }
 }

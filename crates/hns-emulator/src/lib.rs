@@ -1,6 +1,6 @@
 //! HNS without Windows.
 //!
-//! [`Emulator`] answers the Host Compute Network API ([`tortie_hcn::Hcn`]): it keeps networks, endpoints and namespaces,
+//! [`Emulator`] answers the Host Compute Network API ([`tortie_hcn::Hcn`]): it keeps networks, endpoints, namespaces and load balancers,
 //! checks every document strictly (HNS itself ignores what it does not know, which hides typing errors), and answers
 //! with HNS's error codes. [`Emulator::judge`] says what the ACLs of an endpoint do with a packet; it reads the stored
 //! documents and nothing else, so that what a client meant and what it sent can be told apart.
@@ -22,6 +22,7 @@ mod error;
 #[cfg(target_os = "linux")]
 mod fabric;
 mod flows;
+mod load_balancers;
 mod namespaces;
 mod networks;
 mod recorder;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tortie_hcn::schema::{Endpoint, Namespace, Network};
+use tortie_hcn::schema::{Endpoint, LoadBalancer, Namespace, Network};
 use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::acl::AccessControl;
@@ -23,6 +23,7 @@ pub(crate) struct State {
     pub(crate) networks: BTreeMap<Guid, Arc<Network>>,
     pub(crate) endpoints: BTreeMap<Guid, Arc<Endpoint>>,
     pub(crate) namespaces: BTreeMap<Guid, Arc<Namespace>>,
+    pub(crate) load_balancers: BTreeMap<Guid, Arc<LoadBalancer>>,
     /// The Linux network namespaces that stand for compartments, by HCN namespace.
     pub(crate) compartments: BTreeMap<Guid, PathBuf>,
     /// The sets of each network.
@@ -111,11 +112,12 @@ impl State {
         }
         let taken = self.networks.contains_key(&wanted)
             || self.endpoints.contains_key(&wanted)
-            || self.namespaces.contains_key(&wanted);
+            || self.namespaces.contains_key(&wanted)
+            || self.load_balancers.contains_key(&wanted);
         if taken { fail(HResult::ERROR_ALREADY_EXISTS, format!("{wanted} exists")) } else { Ok(wanted) }
     }
 }
 
-fn absent(code: HResult, kind: &str, id: Guid) -> Failure {
+pub(crate) fn absent(code: HResult, kind: &str, id: Guid) -> Failure {
     Failure::new(code, format!("{kind} {id} does not exist"))
 }

@@ -52,6 +52,49 @@ const CASES: &[Case] = &[
         &[r#"+ element networks {"prefix":{"addr":"10.2.0.0","len":16}}"#],
     ),
     (
+        "one comes next to it, and they are one range",
+        |state| members(state, "clients").extend([net("10.3.0.0/17")]),
+        &[
+            r#"- element networks {"prefix":{"addr":"10.2.0.0","len":16}}"#,
+            r#"+ element networks {"range":["10.2.0.0","10.3.127.255"]}"#,
+        ],
+    ),
+    ("one comes inside another", |state| members(state, "clients").extend([net("10.8.128.0/20")]), &[]),
+    (
+        "the one around it goes, and the first of two side by side",
+        |state| {
+            let gone = [net("10.8.0.0/16"), net("10.2.0.0/16")];
+            members(state, "clients").retain(|member| !gone.contains(member));
+        },
+        &[
+            r#"- element networks {"prefix":{"addr":"10.8.0.0","len":16}}"#,
+            r#"+ element networks {"prefix":{"addr":"10.8.128.0","len":20}}"#,
+            r#"- element networks {"range":["10.2.0.0","10.3.127.255"]}"#,
+            r#"+ element networks {"prefix":{"addr":"10.3.0.0","len":17}}"#,
+        ],
+    ),
+    (
+        "they come again",
+        |state| members(state, "clients").extend([net("10.8.0.0/16"), net("10.2.0.0/16")]),
+        &[
+            r#"- element networks {"prefix":{"addr":"10.8.128.0","len":20}}"#,
+            r#"+ element networks {"prefix":{"addr":"10.8.0.0","len":16}}"#,
+            r#"- element networks {"prefix":{"addr":"10.3.0.0","len":17}}"#,
+            r#"+ element networks {"range":["10.2.0.0","10.3.127.255"]}"#,
+        ],
+    ),
+    (
+        "what is inside goes, and one of two side by side",
+        |state| {
+            let gone = [net("10.8.128.0/20"), net("10.3.0.0/17")];
+            members(state, "clients").retain(|member| !gone.contains(member));
+        },
+        &[
+            r#"- element networks {"range":["10.2.0.0","10.3.127.255"]}"#,
+            r#"+ element networks {"prefix":{"addr":"10.2.0.0","len":16}}"#,
+        ],
+    ),
+    (
         "the networks go",
         |state| members(state, "clients").retain(|member| *member == net("10.9.0.1/32")),
         &[

@@ -11,11 +11,12 @@ use tortie_dataplane::{
     Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, ShowError,
     Shown, not_enforced,
 };
-use tortie_hcn::{Feature, Guid, Hcn, HcnExt, Version};
+use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
 use crate::endpoint::find;
+use crate::load_balancers::LoadBalancers;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::policing::{Pass, Policing};
 use crate::static_rules::StaticRules;
@@ -48,10 +49,12 @@ pub struct WindowsDataplane {
     routes_wait: Waits<()>,
     policing: Policing,
     static_rules: StaticRules,
+    load_balancers: LoadBalancers,
     /// The overlay network's identifier, when it was last seen.
     network: Option<Guid>,
     /// The version of HNS, when it was last asked for.
     version: Option<Version>,
+    version_due: bool,
     clock: Clock,
     /// Whether the last pass asked to be called again soon.
     in_trouble: bool,
@@ -83,8 +86,10 @@ impl WindowsDataplane {
             routes_wait: Waits::default(),
             policing: Policing::default(),
             static_rules: StaticRules::default(),
+            load_balancers: LoadBalancers::default(),
             network: None,
             version: None,
+            version_due: true,
             clock,
             in_trouble: false,
             looked: None,
@@ -110,7 +115,12 @@ impl WindowsDataplane {
                 (self.overlay, self.routes_due) = (None, true);
                 self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
             }
-            Delta::Route(_) | Delta::RouteRemoved(_) => (self.overlay, self.routes_due) = (None, true),
+            Delta::Route(_) | Delta::RouteRemoved(_) => {
+                (self.overlay, self.routes_due) = (None, true);
+                // A Service's address may be a pod's now.
+                self.policing.services_changed();
+            }
+            Delta::Service(..) | Delta::ServiceRemoved(_) => self.policing.services_changed(),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
                 self.touch_users_of_set(id);
@@ -168,7 +178,11 @@ impl WindowsDataplane {
             self.overlay = None;
             report.retry = true;
             self.policing.put_off(&error);
+        } else {
+            self.load_balancers.look(&*self.hcn);
         }
+        let node = self.node_addresses();
+        report.node.extend(self.load_balancers.condition(&self.state, &node, self.version));
         // An older and wider list may be on an endpoint that failed: it does not count as in force.
         report.retry |= self.policing.is_in_trouble();
         report.node.extend(self.policing.conditions_of_sets());
@@ -257,11 +271,20 @@ impl WindowsDataplane {
 
     /// The network whose sets ACLs may name, where HNS has sets, and whether they shall.
     fn policy_sets(&mut self) -> Result<Option<(Guid, bool)>, Error> {
-        let Some(network) = self.network else { return Ok(None) };
-        let version = match self.version {
-            Some(version) => version,
-            None => *self.version.insert(self.hcn.version()?),
-        };
+        if self.network.is_none() {
+            // Whatever is wrong with it, its endpoints may have ACLs that name sets.
+            self.network = self.hcn.network_by_name(NETWORK)?.map(|network| network.id);
+        }
+        if self.version_due {
+            match self.hcn.version() {
+                Ok(version) => (self.version, self.version_due) = (Some(version), false),
+                Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
+                Err(error) => {
+                    warn!(%error, "HNS does not say its version; it is taken for the last one known")
+                }
+            }
+        }
+        let (Some(network), Some(version)) = (self.network, self.version) else { return Ok(None) };
         let settings = &self.state.settings;
         let wanted = match settings.windows_policy_sets {
             WindowsPolicySets::Auto => settings.proven_policy_sets.contains(&(version.major, version.minor)),
@@ -283,6 +306,10 @@ impl WindowsDataplane {
 }
 
 impl Dataplane for WindowsDataplane {
+    fn asks_for_services(&self) -> bool {
+        true
+    }
+
     fn show(&mut self, id: &EndpointId) -> Result<Shown, ShowError> {
         let endpoint = self.state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
         let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };
@@ -306,9 +333,10 @@ impl Dataplane for WindowsDataplane {
         if !(self.in_trouble && just_looked) {
             self.looked = Some(now);
             // HNS may have been updated since.
-            (self.overlay, self.version) = (None, None);
+            (self.overlay, self.version_due) = (None, true);
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
-            self.policing.look_at_sets();
+            self.policing.look_at_sets(now);
+            self.load_balancers.look_at();
             self.state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
         }
         self.reconcile()

@@ -12,6 +12,7 @@ mod acl;
 mod dataplane;
 mod endpoint;
 mod error;
+mod load_balancers;
 mod overlay;
 mod policing;
 mod policy_sets;

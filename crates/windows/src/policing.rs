@@ -15,18 +15,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState};
-use tortie_hcn::schema::Acl;
-use tortie_hcn::{Guid, Hcn};
+use tortie_hcn::schema::{Acl, Policy};
+use tortie_hcn::{Guid, Hcn, HcnExt};
 use tracing::warn;
 
-use crate::acl::{List, Rows, Set, Sets, named_sets, render, transition};
+use crate::acl::{
+    Frontends, Judged, List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition,
+};
 use crate::endpoint::{Vain, find, ours, sync_acls};
 use crate::policy_sets::PolicySets;
 use crate::waits::Waits;
 use crate::{Error, NETWORK};
+
+/// How long a set that HNS refused is spelled out: each change from one to the other writes ACLs.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// The node, at the time of a pass.
 pub(crate) struct Pass<'a> {
@@ -59,10 +64,16 @@ pub(crate) struct Policing {
     named: BTreeMap<EndpointId, BTreeSet<String>>,
     /// The sets that lists name.
     wanted: BTreeMap<String, Set>,
-    /// The sets as HNS has them, if that is known.
-    actual: Option<PolicySets>,
-    /// Sets that cannot be named for now, and why.
-    unusable: BTreeMap<String, Condition>,
+    /// The sets of a network as HNS has them, if that is known.
+    actual: Option<(Guid, PolicySets)>,
+    /// Whether sets that nothing names are looked for.
+    sweep: bool,
+    /// Sets that cannot be named for now, why, and until when.
+    unusable: BTreeMap<String, (Condition, Instant)>,
+    /// The cluster's Services; `None` where they may have changed.
+    frontends: Option<Frontends>,
+    /// What they have added to endpoints' lists.
+    judged: BTreeMap<EndpointId, Arc<Judged>>,
 }
 
 /// An endpoint that is due.
@@ -81,6 +92,11 @@ impl Policing {
         self.due.insert(id);
     }
 
+    /// Has the cluster's Services be taken in anew.
+    pub(crate) fn services_changed(&mut self) {
+        self.frontends = None;
+    }
+
     /// Has an endpoint be read from HNS, as it may be another one than before.
     pub(crate) fn look_at_now(&mut self, id: EndpointId) {
         self.look.insert(id.clone());
@@ -95,9 +111,9 @@ impl Policing {
     }
 
     /// Has the sets be read from HNS, and tried again.
-    pub(crate) fn look_at_sets(&mut self) {
-        self.actual = None;
-        self.unusable.clear();
+    pub(crate) fn look_at_sets(&mut self, now: Instant) {
+        (self.actual, self.sweep) = (None, true);
+        self.unusable.retain(|_, (_, until)| now < *until);
     }
 
     /// The endpoint is gone: HNS deletes it with the CNI DEL.
@@ -109,6 +125,7 @@ impl Policing {
         self.vain.remove(id);
         self.in_force.remove(id);
         self.named.remove(id);
+        self.judged.remove(id);
     }
 
     /// What is to be said of endpoints.
@@ -127,18 +144,19 @@ impl Policing {
 
     /// What is to be said of sets.
     pub(crate) fn conditions_of_sets(&self) -> impl Iterator<Item = Condition> {
-        self.unusable.values().cloned()
+        self.unusable.values().map(|(condition, _)| condition.clone())
     }
 
     /// Whether something failed.
     pub(crate) fn is_in_trouble(&self) -> bool {
-        !self.waits.is_empty() || !self.due.is_empty()
+        let differs = |(_, actual): &(Guid, PolicySets)| self.wanted.values().any(|set| actual.differs(set));
+        !self.waits.is_empty() || !self.due.is_empty() || self.actual.as_ref().is_some_and(differs)
     }
 
     /// HNS does not answer, and each further call could take as long as its deadline: what is due stays so.
     pub(crate) fn put_off(&mut self, error: &Error) {
         for id in &self.due {
-            let message = format!("{id}: not brought up to date, as HNS does not answer: {error}");
+            let message = format!("{id}: not brought up to date yet: {error}");
             self.conditions.insert(id.clone(), vec![Condition { reason: error.reason(), message }]);
         }
     }
@@ -165,7 +183,7 @@ impl Policing {
     ) -> Result<(), Error> {
         self.add_sets(pass, sets, jobs)?;
         let changing: BTreeSet<String> = match &self.actual {
-            Some(actual) => {
+            Some((_, actual)) => {
                 self.wanted.values().filter(|set| actual.differs(set)).map(|set| set.id.clone()).collect()
             }
             None => BTreeSet::new(),
@@ -190,15 +208,35 @@ impl Policing {
     fn jobs(&mut self, pass: &Pass<'_>, sets: &Sets<'_, NodeState>) -> BTreeMap<EndpointId, Job> {
         let mut jobs = BTreeMap::new();
         let by_name = pass.sets.is_some_and(|(_, by_name)| by_name);
+        let known = self.frontends.take();
+        let changed = known.is_none();
+        let frontends = known.unwrap_or_else(|| Frontends::new(pass.state));
+        let services = Services::new(&frontends, pass.state);
+        if changed {
+            self.judge_again(&services);
+        }
         for id in std::mem::take(&mut self.due) {
             let Some(endpoint) = pass.state.endpoints.get(&id).cloned() else { continue };
-            let (rows, conditions) = render(&endpoint, &pass.node, by_name, pass.state);
+            let (rows, conditions) = render(&endpoint, &pass.node, by_name, &services, pass.state);
+            self.judged.extend(rows.services().map(|judged| (id.clone(), Arc::clone(judged))));
             let rows = rows.with_static_rules(pass.static_rules);
             let list = self.list(&rows, sets);
             jobs.insert(id, Job { endpoint, rows, list, conditions, done: false });
         }
+        self.frontends = Some(frontends);
         self.want(jobs.values(), sets);
         jobs
+    }
+
+    /// Finds the endpoints to whose lists the Services now add something else than before.
+    fn judge_again(&mut self, services: &Services<'_, NodeState>) {
+        for (id, judged) in &mut self.judged {
+            let again = judged.again(services);
+            if again.judgement != judged.judgement {
+                self.due.insert(id.clone());
+            }
+            *judged = again;
+        }
     }
 
     /// The list that names sets, but for those that cannot be named.
@@ -215,7 +253,7 @@ impl Policing {
     /// Some sets have turned out not to be usable.
     fn do_without(
         &mut self,
-        refused: BTreeMap<String, Condition>,
+        refused: BTreeMap<String, (Condition, Instant)>,
         sets: &Sets<'_, NodeState>,
         jobs: &mut BTreeMap<EndpointId, Job>,
     ) {
@@ -223,17 +261,18 @@ impl Policing {
             return;
         }
         // Those that have them and are not at work now have their turn soon.
-        let names_one = |list: &List| list.set_ids().iter().any(|id| refused.contains_key(id));
-        for (id, _) in self.in_force.iter().filter(|(id, list)| !jobs.contains_key(*id) && names_one(list)) {
+        let names_one = |named: &BTreeSet<String>| named.iter().any(|id| refused.contains_key(id));
+        for (id, _) in self.named.iter().filter(|(id, named)| !jobs.contains_key(*id) && names_one(named)) {
             let message =
                 format!("{id}: a set that its ACLs name cannot be changed; its members are spelled out next");
             self.conditions.insert(id.clone(), vec![Condition { reason: "PolicySetHeld", message }]);
             self.due.insert(id.clone());
         }
         self.unusable.extend(refused);
-        for job in jobs.values_mut() {
+        for (id, job) in jobs {
             job.list = self.list(&job.rows, sets);
-            job.done = false;
+            // What has just failed has its turn when it has waited.
+            job.done = self.waits.contains(id) && !self.look.contains(id);
         }
     }
 
@@ -246,13 +285,14 @@ impl Policing {
     ) -> Result<(), Error> {
         let Some((network, _)) = pass.sets else { return Ok(()) };
         let mut actual = match self.actual.take() {
-            Some(actual) => actual,
-            None => PolicySets::read(pass.hcn, network)?,
+            Some((of, actual)) if of == network => actual,
+            _ => PolicySets::read(pass.hcn, network)?,
         };
         let missing: Vec<&Set> = self.wanted.values().filter(|set| !actual.has(&set.id)).collect();
-        let refused = actual.add(pass.hcn, network, &missing);
-        self.actual = Some(actual);
-        self.do_without(refused?, sets, jobs);
+        let refused = actual.add(pass.hcn, network, &missing)?;
+        self.actual = Some((network, actual));
+        let until = pass.now + TRY_AGAIN_AFTER;
+        self.do_without(refused.into_iter().map(|(id, told)| (id, (told, until))).collect(), sets, jobs);
         Ok(())
     }
 
@@ -275,9 +315,15 @@ impl Policing {
             Err(error) if error.is_unavailable() => return Err(error),
             Err(error) => {
                 warn!(%error, "not as it should be yet");
+                if matches!(error, Error::NoEndpoint { .. }) {
+                    // What is not there names nothing.
+                    self.named.insert(id.clone(), BTreeSet::new());
+                    self.in_force.remove(id);
+                }
                 let told = Condition { reason: error.reason(), message: error.to_string() };
                 self.conditions.insert(id.clone(), vec![told]);
                 self.waits.failed(id.clone(), pass.now);
+                self.look.remove(id);
                 // It has its turn when it has waited.
                 job.done = true;
             }
@@ -293,6 +339,8 @@ impl Policing {
         job: &mut Job,
         changing: &BTreeSet<String>,
     ) -> Result<(), Error> {
+        // Until it has succeeded, nobody knows what the endpoint has.
+        self.look.insert(id.clone());
         let container_id = job.endpoint.container_id.to_string();
         let found = find(pass.hcn, &container_id, NETWORK)?.ok_or(Error::NoEndpoint { container_id })?;
         let there = ours(&found);
@@ -305,7 +353,7 @@ impl Policing {
         let now = if stays { job.list.clone() } else { job.rows.list(sets, &names_one) };
         let named = self.named.entry(id.clone()).or_default();
         named.extend(now.set_ids());
-        named.extend(there.iter().flat_map(named_sets).map(str::to_owned));
+        named.extend(found.policies.iter().flat_map(sets_in));
         let mut vain = self.vain.remove(id);
         let told = sync_acls(pass.hcn, &found, &now, &mut vain, pass.now);
         self.vain.extend(vain.map(|vain| (id.clone(), vain)));
@@ -329,7 +377,7 @@ impl Policing {
         jobs: &mut BTreeMap<EndpointId, Job>,
         changing: &BTreeSet<String>,
     ) -> Result<(), Error> {
-        let (Some((network, _)), Some(mut actual)) = (pass.sets, self.actual.take()) else { return Ok(()) };
+        let Some((network, mut actual)) = self.actual.take() else { return Ok(()) };
         let mut held = BTreeMap::new();
         for id in self.waits.keys() {
             let named = self.named.get(id);
@@ -337,31 +385,47 @@ impl Policing {
                 let message = format!(
                     "the set {set} keeps its members, as {id} may name it in ACLs that cannot be changed"
                 );
-                held.insert(set.clone(), Condition { reason: "PolicySetHeld", message });
+                held.insert(set.clone(), (Condition { reason: "PolicySetHeld", message }, pass.now));
             }
         }
         let free = changing.iter().filter(|id| !held.contains_key(*id));
         let free: Vec<&Set> = free.filter_map(|id| self.wanted.get(id)).collect();
-        let refused = actual.change(pass.hcn, network, &free);
-        self.actual = Some(actual);
-        held.extend(refused?);
+        let refused = actual.change(pass.hcn, network, &free)?;
+        self.actual = Some((network, actual));
+        let until = pass.now + TRY_AGAIN_AFTER;
+        held.extend(refused.into_iter().map(|(id, told)| (id, (told, until))));
         self.do_without(held, sets, jobs);
         Ok(())
     }
 
-    /// Removes sets that nothing names any more.
+    /// Removes sets that nothing names any more: no endpoint of the network, whether it is known here or not.
     fn remove_sets(&mut self, pass: &Pass<'_>) -> Result<(), Error> {
-        let (Some((network, _)), Some(mut actual)) = (pass.sets, self.actual.take()) else { return Ok(()) };
-        let in_lists = self.in_force.values().flat_map(List::set_ids);
-        let used: BTreeSet<String> = in_lists.chain(self.named.values().flatten().cloned()).collect();
+        let used: BTreeSet<&String> = self.named.values().flatten().collect();
         self.wanted.retain(|id, _| used.contains(id));
-        // While something failed, it is not known what its ACLs name.
-        let surplus = match self.waits.is_empty() {
-            true => actual.ids().filter(|id| !used.contains(*id)).cloned().collect(),
+        let Some((network, mut actual)) = self.actual.take() else { return Ok(()) };
+        let mut surplus: BTreeSet<String> = match std::mem::take(&mut self.sweep) {
+            true => actual.ids().filter(|id| !used.contains(id)).cloned().collect(),
             false => BTreeSet::new(),
         };
-        let removed = actual.remove(pass.hcn, network, &surplus);
-        self.actual = Some(actual);
-        removed
+        if !surplus.is_empty() {
+            for endpoint in pass.hcn.endpoints_of_network(network)? {
+                let named: BTreeSet<String> = endpoint.policies.iter().flat_map(sets_in).collect();
+                surplus.retain(|id| !named.contains(id));
+            }
+            actual.remove(pass.hcn, network, &surplus)?;
+        }
+        self.actual = Some((network, actual));
+        Ok(())
     }
+}
+
+/// The identifiers of our sets that a policy of an endpoint names, whosever it is: it may be one of ours that lost its id.
+fn sets_in(policy: &Policy) -> Vec<String> {
+    let lists = ["LocalAddresses", "RemoteAddresses"].into_iter();
+    let lists = lists.filter_map(|member| policy.settings.get(member)?.as_str());
+    lists
+        .flat_map(|list| list.split(','))
+        .filter(|part| part.starts_with(OUR_SETS))
+        .map(str::to_owned)
+        .collect()
 }

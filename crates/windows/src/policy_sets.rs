@@ -10,6 +10,8 @@ use tracing::{debug, warn};
 use crate::Error;
 use crate::acl::{OUR_SETS, Set};
 
+const NOT_TAKEN: &str = "HNS accepted it, but it is not as it should be when read back";
+
 /// Our sets of a network, as HNS has them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PolicySets(BTreeMap<String, BTreeSet<String>>);
@@ -38,43 +40,69 @@ impl PolicySets {
         self.0.get(&set.id).is_some_and(|values| *values != set.values)
     }
 
-    /// Makes sets that are not there. Gives those that HNS refuses.
+    /// Makes sets that are not there: all at once, or one by one if HNS refuses that. Gives those that it refuses.
     pub(crate) fn add(
         &mut self,
         hcn: &(impl Hcn + ?Sized),
         network: Guid,
         sets: &[&Set],
     ) -> Result<BTreeMap<String, Condition>, Error> {
-        self.send(
-            hcn,
-            network,
-            &RequestType::Add,
-            sets.iter().map(|set| (*set, set.values.clone())).collect(),
-        )
+        if sets.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let request = RequestType::Add;
+        let new: Vec<_> = sets.iter().map(|set| (*set, set.values.clone())).collect();
+        let mut problems = BTreeMap::new();
+        if send(hcn, network, &request, &new)?.is_some() {
+            for one in new.chunks(1) {
+                let error = send(hcn, network, &request, one)?;
+                problems.extend(error.map(|error| refused(&request, one[0].0, &error.to_string())));
+            }
+        }
+        // A success says little (hns.md 4.3).
+        *self = Self::read(hcn, network)?;
+        for set in sets.iter().filter(|set| self.0.get(&set.id) != Some(&set.values)) {
+            problems.entry(set.id.clone()).or_insert_with(|| refused(&request, set, NOT_TAKEN).1);
+        }
+        Ok(problems)
     }
 
     /// Gives sets that are there their members. What comes, comes to all of them before anything goes: a packet whose
-    /// peer moves from one set to another is then, at any moment, in the sets that it has been in or in those that it
-    /// will be in, or in both; so the first ACL that matches it is its first one before or after.
+    /// peer moves from one set to another is then in the set that it has been in or in the one that it will be in, or in
+    /// both; so the first ACL that matches it is its first one before or after. All sets go into one request: where HNS
+    /// refuses that, none is changed by itself, as ACLs name them together. All of them are given back then.
     pub(crate) fn change(
         &mut self,
         hcn: &(impl Hcn + ?Sized),
         network: Guid,
         sets: &[&Set],
     ) -> Result<BTreeMap<String, Condition>, Error> {
-        let with = |set: &Set, values: &BTreeSet<String>| &set.values | values;
-        let grown: Vec<_> = sets
-            .iter()
-            .filter_map(|set| Some((*set, with(set, self.0.get(&set.id)?))))
-            .filter(|(set, values)| self.0.get(&set.id) != Some(values))
-            .collect();
-        let refused = self.send(hcn, network, &RequestType::Update, grown)?;
-        if !refused.is_empty() {
-            return Ok(refused);
+        for with_those_that_go in [true, false] {
+            let wanted = |set: &Set| match self.0.get(&set.id) {
+                Some(there) if with_those_that_go => &set.values | there,
+                _ => set.values.clone(),
+            };
+            let changes = sets.iter().map(|set| (*set, wanted(set)));
+            let changes: Vec<_> =
+                changes.filter(|(set, values)| self.0.get(&set.id) != Some(values)).collect();
+            if changes.is_empty() {
+                continue;
+            }
+            let request = RequestType::Update;
+            let problem = match send(hcn, network, &request, &changes)? {
+                Some(error) => error.to_string(),
+                None => {
+                    // Nothing goes before what comes is there.
+                    *self = Self::read(hcn, network)?;
+                    if changes.iter().all(|(set, values)| self.0.get(&set.id) == Some(values)) {
+                        continue;
+                    }
+                    NOT_TAKEN.to_owned()
+                }
+            };
+            return Ok(sets.iter().map(|set| refused(&request, set, &problem)).collect());
         }
-        let shrunk = sets.iter().filter(|set| self.differs(set));
-        let shrunk: Vec<_> = shrunk.map(|set| (*set, set.values.clone())).collect();
-        self.send(hcn, network, &RequestType::Update, shrunk)
+        Ok(BTreeMap::new())
     }
 
     /// Removes sets that nothing names. HNS keeps those that something does name; they are left for the next time.
@@ -100,50 +128,35 @@ impl PolicySets {
         }
         Ok(())
     }
+}
 
-    /// Sends sets all at once, or one by one if HNS refuses that, and takes in what it took.
-    fn send(
-        &mut self,
-        hcn: &(impl Hcn + ?Sized),
-        network: Guid,
-        request: &RequestType,
-        sets: Vec<(&Set, BTreeSet<String>)>,
-    ) -> Result<BTreeMap<String, Condition>, Error> {
-        if sets.is_empty() {
-            return Ok(BTreeMap::new());
-        }
-        debug!(sets = sets.len(), %request, "changing sets");
-        let send = |sets: &[(&Set, BTreeSet<String>)]| {
-            let documents = sets.iter().map(|(set, values)| document(set, values)).collect();
-            match hcn.modify_network(network, &Modify::policies(request.clone(), documents)) {
-                Ok(()) => Ok(None),
-                Err(error) if matches!(error.class(), Class::NotFound | Class::Unavailable) => Err(error),
-                Err(error) => Ok(Some(error)),
-            }
-        };
-        let mut refused = BTreeMap::new();
-        if sets.len() > 1 && send(&sets)?.is_none() {
-            self.0.extend(sets.into_iter().map(|(set, values)| (set.id.clone(), values)));
-            return Ok(refused);
-        }
-        for (set, values) in sets {
-            match send(&[(set, values.clone())])? {
-                None => drop(self.0.insert(set.id.clone(), values)),
-                Some(error) => {
-                    let message = format!(
-                        "{request} of the set {} ({}): {error}; its addresses are spelled out in ACLs",
-                        set.id, set.name
-                    );
-                    refused.insert(set.id.clone(), Condition { reason: "PolicySetRefused", message });
-                }
-            }
-        }
-        Ok(refused)
+/// Sends sets in one request. Gives what HNS says against it.
+fn send(
+    hcn: &(impl Hcn + ?Sized),
+    network: Guid,
+    request: &RequestType,
+    sets: &[(&Set, BTreeSet<String>)],
+) -> Result<Option<tortie_hcn::Error>, Error> {
+    debug!(sets = sets.len(), %request, "changing sets");
+    let documents = sets.iter().map(|(set, values)| document(set, values)).collect();
+    match hcn.modify_network(network, &Modify::policies(request.clone(), documents)) {
+        Ok(()) => Ok(None),
+        Err(error) if matches!(error.class(), Class::NotFound | Class::Unavailable) => Err(error.into()),
+        Err(error) => Ok(Some(error)),
     }
 }
 
+fn refused(request: &RequestType, set: &Set, problem: &str) -> (String, Condition) {
+    let (id, name) = (&set.id, &set.name);
+    let message =
+        format!("{request} of the set {id} ({name}): {problem}; its addresses are spelled out in ACLs");
+    (id.clone(), Condition { reason: "PolicySetRefused", message })
+}
+
+/// The values in the form in which they are sent.
 fn values(list: &str) -> BTreeSet<String> {
-    list.split(',').filter(|value| !value.is_empty()).map(str::to_owned).collect()
+    let values = list.split(',').map(str::trim).filter(|value| !value.is_empty());
+    values.map(|value| value.strip_suffix("/32").unwrap_or(value).to_owned()).collect()
 }
 
 fn document(set: &Set, values: &BTreeSet<String>) -> Policy {

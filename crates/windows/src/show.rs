@@ -8,7 +8,7 @@ use tortie_hcn::schema::{Acl, AclDirection, AclRuleType, Endpoint as HcnEndpoint
 use tortie_policy::program::{PolicyId, SetId};
 
 use crate::acl::{
-    ANY_PROTOCOL, CLOSED, List, NO_PROFILE, comes_from, end_of_tier, is_before_policy, transition,
+    ANY_PROTOCOL, CLOSED, List, NO_PROFILE, SERVICE, comes_from, end_of_tier, is_before_policy, transition,
 };
 use crate::endpoint::ours;
 
@@ -51,7 +51,7 @@ pub fn shown(
     let policies: Vec<&PolicyId> = endpoint.program.policy_ids().collect();
     let tiers = endpoint.program.ingress.iter().chain(&endpoint.program.egress);
     let mut ends: Vec<String> = tiers.map(|tier| end_of_tier(&tier.name)).collect();
-    ends.extend([NO_PROFILE, CLOSED].map(str::to_owned));
+    ends.extend([NO_PROFILE, CLOSED, SERVICE].map(str::to_owned));
     for (direction, name) in [(Direction::Ingress, "In"), (Direction::Egress, "Out")] {
         for before in [true, false] {
             let of_list = |acl: &&Acl| way(acl) == direction && is_before_policy(acl) == before;

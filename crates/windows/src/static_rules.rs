@@ -2,11 +2,14 @@
 //! (calico.md 7.9). Clouds have it to keep pods from their metadata services.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
+use tortie_api::net::{Direction, PortRange};
+use tortie_api::report::{StaticRule, StaticSide};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType};
 
 use crate::acl::{ANY_PROTOCOL, FIRST_PRIORITY, NODE_PRIORITY, of_static_rule};
@@ -97,6 +100,37 @@ impl StaticRules {
             acls.push(acl);
         }
         Ok(Self(acls))
+    }
+}
+
+impl StaticRules {
+    /// The rules as the node's report has them, the first one first. Those of RuleType Host have a say only in the node's
+    /// own firewall, and are left out.
+    #[must_use]
+    pub fn told(&self) -> Vec<StaticRule> {
+        let mut acls: Vec<&Acl> = self.0.iter().filter(|acl| acl.rule_type == AclRuleType::Switch).collect();
+        acls.sort_by_key(|acl| acl.priority);
+        let side = |addresses: &str, ports: &str| {
+            let net =
+                |part: &str| part.parse::<IpNet>().or_else(|_| part.parse::<IpAddr>().map(IpNet::from)).ok();
+            let range = |part: &str| {
+                let (first, last) = part.split_once('-').unwrap_or((part, part));
+                Some(PortRange { first: first.parse().ok()?, last: last.parse().ok()? })
+            };
+            StaticSide {
+                nets: parts(addresses).filter_map(net).collect(),
+                ports: parts(ports).filter_map(range).collect(),
+            }
+        };
+        let told = |acl: &Acl| StaticRule {
+            name: acl.id.clone(),
+            allow: acl.action == AclAction::Allow,
+            direction: if acl.direction == AclDirection::In { Direction::Ingress } else { Direction::Egress },
+            protocol: acl.protocols.parse().ok(),
+            local: side(&acl.local_addresses, &acl.local_ports),
+            remote: side(&acl.remote_addresses, &acl.remote_ports),
+        };
+        acls.into_iter().map(told).collect()
     }
 }
 

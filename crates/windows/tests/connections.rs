@@ -178,7 +178,7 @@ fn what_concerns_an_endpoint_does_to_its_connections_what_hns_does() {
     let more = |number: u16| {
         let PolicyRules { ingress, .. } = &*from("s:clients", 80);
         let [also] = &from("s:clients", number).ingress[..] else { unreachable!() };
-        Arc::new(PolicyRules { ingress: [&ingress[..], &[also.clone()]].concat(), egress: vec![] })
+        Arc::new(PolicyRules { ingress: [&ingress[..], std::slice::from_ref(also)].concat(), egress: vec![] })
     };
     let (add, remove) = (more(81), from("s:clients", 80));
     let cases = [

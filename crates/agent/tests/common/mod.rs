@@ -35,6 +35,8 @@ pub struct Os {
     pub disturbed: Option<Box<dyn Fn() + Send>>,
     /// What it says from now on.
     pub report: Report,
+    /// Whether it asks for Services.
+    pub asks_for_services: bool,
     /// Whether it panics when it is next asked.
     pub dies: bool,
     /// Which container has each endpoint's interface.
@@ -70,6 +72,10 @@ impl Dataplane for FakeOs {
         deltas.iter().for_each(|delta| os.state.apply(delta));
         os.batches.push(deltas.to_vec());
         os.report.clone()
+    }
+
+    fn asks_for_services(&self) -> bool {
+        self.lock().asks_for_services
     }
 
     fn watch(&mut self, told: Box<dyn Fn() + Send>) {

@@ -13,4 +13,7 @@ pub use network_policy::{
     IntOrString, IpBlock, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort,
     NetworkPolicyRule, NetworkPolicySpec, Requirement,
 };
-pub use service::{EndpointSlice, Service, ServicePort, ServiceSpec, SliceEndpoint, SlicePort};
+pub use service::{
+    EndpointSlice, LoadBalancerIngress, LoadBalancerStatus, Service, ServicePort, ServiceSpec, ServiceStatus,
+    SliceConditions, SliceEndpoint, SlicePort,
+};

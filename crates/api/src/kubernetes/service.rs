@@ -1,4 +1,4 @@
-//! `v1` Service and `discovery.k8s.io/v1` EndpointSlice, as far as policy asks for backends.
+//! `v1` Service and `discovery.k8s.io/v1` EndpointSlice, as far as policy asks for addresses and backends.
 
 use std::net::IpAddr;
 
@@ -16,18 +16,57 @@ pub struct Service {
     /// Its addresses and ports.
     #[serde(default)]
     pub spec: ServiceSpec,
+    /// What the cluster has given it.
+    #[serde(default)]
+    pub status: ServiceStatus,
 }
 
 /// The addresses and ports of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
+    /// Its own address; the first of `cluster_ips`.
+    #[serde(rename = "clusterIP")]
+    pub cluster_ip: Option<String>,
     /// Its own addresses; `None` stands for a headless Service.
     #[serde(rename = "clusterIPs", deserialize_with = "list")]
     pub cluster_ips: Vec<String>,
+    /// Addresses from outside that the nodes take for it, too.
+    #[serde(rename = "externalIPs", deserialize_with = "list")]
+    pub external_ips: Vec<String>,
+    /// `ClusterIP` if absent; an `ExternalName` is a name in DNS, and nothing else.
+    #[serde(rename = "type")]
+    pub service_type: Option<String>,
     /// Its ports.
     #[serde(deserialize_with = "list")]
     pub ports: Vec<ServicePort>,
+}
+
+/// What the cluster has given a Service.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ServiceStatus {
+    /// Its load balancer.
+    pub load_balancer: LoadBalancerStatus,
+}
+
+/// The load balancer of a Service.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct LoadBalancerStatus {
+    /// Where it takes packets.
+    #[serde(deserialize_with = "list")]
+    pub ingress: Vec<LoadBalancerIngress>,
+}
+
+/// Where a load balancer takes packets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LoadBalancerIngress {
+    /// Its address; absent where it has a name only.
+    pub ip: Option<String>,
+    /// `VIP` if absent: packets to the address are the nodes' business. `Proxy`: they have to go by the load balancer.
+    pub ip_mode: Option<String>,
 }
 
 /// A port of a Service.
@@ -62,6 +101,21 @@ pub struct SliceEndpoint {
     /// Its addresses; a slice of type FQDN holds names here.
     #[serde(default, deserialize_with = "list")]
     pub addresses: Vec<String>,
+    /// Whether it can take connections.
+    #[serde(default)]
+    pub conditions: Option<SliceConditions>,
+}
+
+/// Whether a backend can take connections.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SliceConditions {
+    /// New ones; it can if that is not known.
+    pub ready: Option<bool>,
+    /// Any, also while it ends; as `ready` if that is not known.
+    pub serving: Option<bool>,
+    /// Whether it ends.
+    pub terminating: Option<bool>,
 }
 
 /// A port of the backends of a slice.
@@ -76,6 +130,46 @@ pub struct SlicePort {
     /// Its number; a slice may leave it open, and then no rule can mean it.
     #[serde(default)]
     pub port: Option<u16>,
+}
+
+impl Service {
+    /// Its own addresses; none, where it is headless, or a name in DNS.
+    #[must_use]
+    pub fn cluster_ips(&self) -> Vec<IpAddr> {
+        let spec = &self.spec;
+        if spec.service_type.as_deref() == Some("ExternalName") {
+            return Vec::new();
+        }
+        let one = spec.cluster_ip.iter().filter(|_| spec.cluster_ips.is_empty());
+        spec.cluster_ips.iter().chain(one).filter_map(|address| address.parse().ok()).collect()
+    }
+
+    /// The addresses from outside that nodes take for it. Where it has none of its own, they take none at all.
+    #[must_use]
+    pub fn external_ips(&self) -> Vec<IpAddr> {
+        if self.cluster_ips().is_empty() {
+            return Vec::new();
+        }
+        let by_nodes = |ingress: &&LoadBalancerIngress| ingress.ip_mode.as_deref() != Some("Proxy");
+        let ingress = self.status.load_balancer.ingress.iter().filter(by_nodes);
+        let ingress = ingress.filter_map(|ingress| ingress.ip.as_ref());
+        self.spec.external_ips.iter().chain(ingress).filter_map(|address| address.parse().ok()).collect()
+    }
+}
+
+impl SliceEndpoint {
+    /// Whether new connections are for it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.conditions.unwrap_or_default().ready.unwrap_or(true)
+    }
+
+    /// Whether it ends, and takes connections until then: such are for it where no backend is ready.
+    #[must_use]
+    pub fn serves_while_it_ends(&self) -> bool {
+        let conditions = self.conditions.unwrap_or_default();
+        conditions.terminating == Some(true) && conditions.serving.unwrap_or(self.is_ready())
+    }
 }
 
 impl EndpointSlice {

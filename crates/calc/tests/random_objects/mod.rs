@@ -23,7 +23,8 @@ pub fn object() -> impl Strategy<Value = Object> {
         2 => profile(),
         2 => network_set(),
         2 => host_endpoint(),
-        2 => slice(),
+        3 => slice(),
+        2 => service(),
         2 => node(),
         2 => block(),
         1 => pool(),
@@ -299,17 +300,72 @@ fn host_endpoint() -> impl Strategy<Value = Object> {
 
 fn slice() -> impl Strategy<Value = Object> {
     let ports = subsequence(
-        vec![json!({"protocol": "TCP", "port": 80}), json!({"protocol": "UDP", "port": 53})],
-        0..3,
+        vec![
+            json!({"protocol": "TCP", "port": 80}),
+            json!({"protocol": "UDP", "port": 53}),
+            json!({"name": "web", "port": 8080}),
+            json!({"name": "web", "port": null}),
+        ],
+        0..4,
     );
+    let condition = || of(any::<bool>());
+    let conditions = (condition(), condition(), condition()).prop_map(|(ready, serving, terminating)| {
+        json!({"ready": ready, "serving": serving, "terminating": terminating})
+    });
     let addresses = subsequence(vec!["10.0.0.1", "10.0.0.2", "fd00::1"], 0..3);
-    (name("ns", 2), name("slice", 3), select(vec!["s", "t"]), addresses, ports).prop_map(
-        |(ns, name, service, addresses, ports)| {
+    let endpoint = (addresses, of(conditions));
+    let endpoints = prop::collection::vec(endpoint, 0..3).prop_map(|endpoints| {
+        let endpoint = |(addresses, conditions)| json!({"addresses": addresses, "conditions": conditions});
+        endpoints.into_iter().map(endpoint).collect::<Vec<Value>>()
+    });
+    (name("ns", 2), name("slice", 3), select(vec!["s", "t"]), endpoints, ports).prop_map(
+        |(ns, name, service, endpoints, ports)| {
             let value = json!({
                 "metadata": {"name": name, "namespace": ns, "labels": {"kubernetes.io/service-name": service}},
-                "addressType": "IPv4", "endpoints": [{"addresses": addresses}], "ports": ports,
+                "addressType": "IPv4", "endpoints": endpoints, "ports": ports,
             });
             (Key::namespaced(Kind::EndpointSlice, ns, name), value)
+        },
+    )
+}
+
+fn service() -> impl Strategy<Value = Object> {
+    let addresses = subsequence(vec!["10.96.0.1", "fd00::96", "None", "10.96.0.2"], 0..3);
+    let outer = subsequence(vec!["192.0.2.7", "fd00::7", "nowhere"], 0..3);
+    let ingress = subsequence(
+        vec![
+            json!({"ip": "192.0.2.8"}),
+            json!({"hostname": "lb.example"}),
+            json!({"ip": "192.0.2.9", "ipMode": "Proxy"}),
+            json!({"ip": "192.0.2.10", "ipMode": "VIP"}),
+        ],
+        0..4,
+    );
+    let ports = subsequence(
+        vec![
+            json!({"port": 80}),
+            json!({"port": 53, "protocol": "UDP"}),
+            json!({"name": "web", "port": 443, "targetPort": "http"}),
+            json!({"name": "odd", "port": 1, "protocol": "ODD"}),
+        ],
+        0..4,
+    );
+    let own =
+        (addresses, of(select(vec!["10.96.0.3", "None", ""])), of(select(vec!["ClusterIP", "ExternalName"])));
+    (name("ns", 2), select(vec!["s", "t"]), own, outer, ingress, ports).prop_map(
+        |(ns, name, (addresses, address, kind), outer, ingress, ports)| {
+            let spec = fields(vec![
+                ("clusterIPs", (!addresses.is_empty()).then(|| json!(addresses))),
+                ("clusterIP", address.map(Value::from)),
+                ("type", kind.map(Value::from)),
+                ("externalIPs", Some(json!(outer))),
+                ("ports", Some(json!(ports))),
+            ]);
+            let value = json!({
+                "metadata": {"name": name, "namespace": ns},
+                "spec": spec, "status": {"loadBalancer": {"ingress": ingress}},
+            });
+            (Key::namespaced(Kind::Service, ns, name), value)
         },
     )
 }

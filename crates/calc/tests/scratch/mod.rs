@@ -1,5 +1,7 @@
 //! The node's state from the objects, straight from the text of the architecture: no index, no memory.
 
+mod services;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -35,7 +37,7 @@ struct Subjects {
     backends: Vec<(String, String, Vec<IpAddr>, Backends)>,
 }
 
-/// What the node must be.
+/// What the node must be that asks for Services.
 pub fn from_scratch(objects: &Objects) -> NodeState {
     let mut state = NodeState::default();
     let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
@@ -78,8 +80,7 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
     let sets: BTreeSet<&SetId> = state.policies.values().flat_map(|rules| rules.set_ids()).collect();
     state.sets.retain(|id, _| sets.contains(id));
     network_from_scratch(objects, &mut state);
-    state.settings = Arc::new(settings(objects));
-    state
+    NodeState { settings: Arc::new(settings(objects)), services: services::services(objects), ..state }
 }
 
 /// What is said of the node alone goes before what is said of all; what cannot be read closes the node itself.
@@ -449,6 +450,8 @@ pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
     changed(&before.routes, &after.routes, |destination, target| {
         deltas.push(Delta::Route(tortie_dataplane::Route { destination, target }));
     });
+    changed(&before.services, &after.services, |id, service| deltas.push(Delta::Service(id, service)));
+    deltas.extend(gone(&before.services, &after.services).map(Delta::ServiceRemoved));
     deltas.extend(gone(&before.sets, &after.sets).map(Delta::SetRemoved));
     deltas.extend(gone(&before.policies, &after.policies).map(Delta::PolicyRemoved));
     deltas.extend(gone(&before.endpoints, &after.endpoints).map(Delta::EndpointRemoved));

@@ -4,6 +4,7 @@
 //! unknown members in silence; [`strict`] finds them, for tests and for the emulator.
 
 mod endpoint;
+mod load_balancer;
 mod modify;
 mod namespace;
 mod network;
@@ -12,6 +13,7 @@ mod query;
 mod wire_enum;
 
 pub use endpoint::{Endpoint, EndpointFlags, IpConfig};
+pub use load_balancer::{LoadBalancer, LoadBalancerFlags, LoadBalancerPortMapping};
 pub use modify::{Modify, NamespaceEndpoint, PolicyList, RequestType, ResourceType};
 pub use namespace::{Namespace, NamespaceResource, NamespaceType};
 pub use network::{Ipam, MacPool, MacRange, Network, NetworkFlags, NetworkMode, Route, Subnet};

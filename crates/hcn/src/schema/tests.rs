@@ -60,6 +60,13 @@ fn documents() -> Vec<(&'static str, Value)> {
                 "Resources":[{"Type":"Endpoint","Data":{"Id":"6ba7b811-9dad-11d1-80b4-00c04fd430c8"}}]}),
         ),
         (
+            "load balancer",
+            json!({"HostComputeEndpoints":["6ba7b811-9dad-11d1-80b4-00c04fd430c8"],"SourceVIP":"10.244.3.2",
+                "FrontendVIPs":["10.96.0.1"],
+                "PortMappings":[{"Protocol":6,"InternalPort":8080,"ExternalPort":80,"DistributionType":2}],
+                "Flags":1,"SchemaVersion":{"Major":2,"Minor":0}}),
+        ),
+        (
             "modify",
             json!({"ResourceType":"Endpoint","RequestType":"Add",
                 "Settings":{"EndpointId":"6ba7b810-9dad-11d1-80b4-00c04fd430c8"}}),
@@ -76,6 +83,7 @@ fn strictly(kind: &str, text: &str) -> Result<Value, DocumentError> {
         "network" => value(strict::<Network>(text)),
         "endpoint" => value(strict::<Endpoint>(text)),
         "namespace" => value(strict::<Namespace>(text)),
+        "load balancer" => value(strict::<LoadBalancer>(text)),
         "modify" => value(strict::<Modify>(text)),
         _ => value(strict::<Query>(text)),
     }

@@ -49,6 +49,8 @@ impl Dirty {
                 self.frame = true;
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {}
+            // Policy sees a Service's backends here, never its address.
+            Delta::Service(..) | Delta::ServiceRemoved(_) => {}
         }
     }
 

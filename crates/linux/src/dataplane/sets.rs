@@ -5,6 +5,7 @@
 //! of IPv4 addresses is always there; the others only while they have members, so that rules ask for no more than needed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -13,7 +14,7 @@ use tortie_dataplane::NodeState;
 use tortie_policy::program::{Member, SetId, SetKind};
 
 use super::packet_test::Ranges;
-use crate::nftables::{Element, Field, Key, Register, Set, SetSpec};
+use crate::nftables::{Element, Field, Key, Register, Set, SetSpec, Value};
 
 /// The family of packets that a set or a rule is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,25 +103,14 @@ impl Part {
         }
     }
 
-    fn of(member: &Member) -> Self {
+    /// The part that a member belongs to.
+    pub fn of(member: &Member) -> Self {
         match member {
             Member::Net(net) if net.prefix_len() == net.max_prefix_len() => {
                 Self::Addresses(Family::of(net.addr()))
             }
             Member::Net(net) => Self::Nets(Family::of(net.addr())),
             Member::AddressPort { address, .. } => Self::AddressPorts(Family::of(*address)),
-        }
-    }
-}
-
-/// The set that holds this member, and its key there. `None` for a network, which may be one with others there.
-pub fn single(member: &Member) -> Option<(Part, Key)> {
-    let part = Part::of(member);
-    match (part, member) {
-        (Part::Nets(_), _) => None,
-        (_, Member::Net(net)) => Some((part, Key::address(net.addr()))),
-        (_, Member::AddressPort { address, protocol, port }) => {
-            Some((part, Key::address_port(*address, protocol.0, *port)))
         }
     }
 }
@@ -144,14 +134,99 @@ pub fn set(spec: SetSpec, elements: impl IntoIterator<Item = Element>) -> Set {
 fn elements(part: Part, members: &BTreeSet<Member>) -> Vec<Element> {
     let members = members.iter().filter(|member| Part::of(member) == part);
     match part {
-        Part::Nets(_) => {
-            let nets = members.filter_map(|member| match member {
-                Member::Net(net) => Some(*net),
-                Member::AddressPort { .. } => None,
-            });
-            ranges(nets).iter().map(|(first, last)| Element::range(*first, *last)).collect()
+        Part::Nets(_) => ranges(members.filter_map(network))
+            .iter()
+            .map(|(first, last)| Element::range(*first, *last))
+            .collect(),
+        _ => members.map(single).map(Element::key).collect(),
+    }
+}
+
+/// What becomes of elements of a part's nftables set, of which these are `there`, when members of the part have come or
+/// gone; `members` are those of now. A key may have what it has already.
+pub fn changes(
+    part: Part,
+    touched: &[&Member],
+    members: &BTreeSet<Member>,
+    there: &BTreeMap<Key, Value>,
+) -> BTreeMap<Key, Option<Value>> {
+    let touched = touched.iter().copied();
+    match part {
+        Part::Nets(_) => range_changes(&touched.filter_map(network).collect::<Vec<_>>(), members, there),
+        _ => {
+            let wanted = |member: &Member| members.contains(member).then(Value::default);
+            touched.map(|member| (single(member), wanted(member))).collect()
         }
-        _ => members.filter_map(single).map(|(_, key)| Element::key(key)).collect(),
+    }
+}
+
+/// The same for networks. What is held can have changed only in those that have come or gone: there it is looked up anew;
+/// beside them the old ranges hold. Only ranges that overlap with them, or touch them, can be others now.
+fn range_changes(
+    touched: &[IpNet],
+    members: &BTreeSet<Member>,
+    there: &BTreeMap<Key, Value>,
+) -> BTreeMap<Key, Option<Value>> {
+    let changed = ranges(touched.iter().copied());
+    let old = Ranges::new(changed.iter().flat_map(|range| neighbours(range, there)).collect());
+    let new = ranges(touched.iter().flat_map(|net| held(*net, members)));
+    let new = Ranges::new(without(&old, &changed)).union(&new);
+    let mut changes: BTreeMap<_, _> = old.iter().map(|(first, _)| (*first, None)).collect();
+    let come = new.iter().map(|(first, last)| Element::range(*first, *last));
+    changes.extend(come.map(|element| (element.key, Some(element.value))));
+    changes
+}
+
+/// The ranges of a set that overlap with a range, or touch it.
+fn neighbours((first, last): &(Key, Key), there: &BTreeMap<Key, Value>) -> impl Iterator<Item = (Key, Key)> {
+    let from = first.previous().unwrap_or(*first);
+    let to = last.next().unwrap_or(*last);
+    let before = there.range(..=to).rev().map(|(first, value)| (*first, value.end.unwrap_or(*first)));
+    before.take_while(move |(_, last)| *last >= from)
+}
+
+/// What lies in some ranges and not in others.
+fn without(ranges: &Ranges, others: &Ranges) -> Vec<(Key, Key)> {
+    let mut left = Vec::new();
+    let mut others = others.iter().peekable();
+    for (first, last) in ranges.iter() {
+        let mut next = Some(*first);
+        // One that goes on behind this range may reach into the one that follows.
+        while let (Some(from), Some((begin, end))) = (next, others.peek().filter(|(begin, _)| begin <= last))
+        {
+            left.extend(begin.previous().filter(|before| from <= *before).map(|before| (from, before)));
+            next = end.next().map(|behind| behind.max(from)).filter(|behind| behind <= last);
+            if end <= last {
+                others.next();
+            }
+        }
+        left.extend(next.map(|from| (from, *last)));
+    }
+    left
+}
+
+/// What members hold of a network: all of it, if one of them encloses it, or the networks in it.
+fn held(net: IpNet, members: &BTreeSet<Member>) -> Vec<IpNet> {
+    if iter::successors(Some(net), IpNet::supernet).any(|net| members.contains(&Member::Net(net))) {
+        return vec![net];
+    }
+    let last = IpNet::from(net.broadcast());
+    let inside = members.range(Member::Net(net)..=Member::Net(last));
+    inside.filter(|member| matches!(Part::of(member), Part::Nets(_))).filter_map(network).collect()
+}
+
+fn network(member: &Member) -> Option<IpNet> {
+    match member {
+        Member::Net(net) => Some(*net),
+        Member::AddressPort { .. } => None,
+    }
+}
+
+/// The key of a member that is an element of its own.
+fn single(member: &Member) -> Key {
+    match member {
+        Member::Net(net) => Key::address(net.addr()),
+        Member::AddressPort { address, protocol, port } => Key::address_port(*address, protocol.0, *port),
     }
 }
 

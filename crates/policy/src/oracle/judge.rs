@@ -69,6 +69,24 @@ impl Oracle<'_> {
         trace.decided(Verdict::Deny, DecidedBy::NoProfile)
     }
 
+    /// What the static rules of the pod's node say, if they decide (semantics 26).
+    pub(super) fn before_policy(
+        &self,
+        pod: &Workload,
+        direction: Direction,
+        packet: &Packet<'_>,
+    ) -> Option<Trace> {
+        let report = self.snapshot.get(&Key::global(Kind::NodeReport, &pod.node))?;
+        let Ok(Resource::NodeReport(report)) = &report.resource else { return None };
+        let [source, destination] =
+            [&packet.source, &packet.destination].map(|side| (side.address, side.port));
+        let mut rules = report.status.static_rules.iter();
+        let rule = rules.find(|rule| rule.matches(direction, packet.protocol, source, destination))?;
+        let mut trace = Trace::begin(pod.identity.to_string(), direction, Table::Normal);
+        let by = DecidedBy::StaticRule { node: pod.node.clone(), name: rule.name.clone() };
+        Some(trace.decided(Verdict::from(rule.allow), by))
+    }
+
     /// What is stored says its rules, and where it cannot be understood, no. The profile of a namespace that exists
     /// allows everything; any other has no rules.
     pub(super) fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {

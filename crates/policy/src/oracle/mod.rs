@@ -112,7 +112,8 @@ impl<'a> Oracle<'a> {
         for hop in &way.hops {
             match hop {
                 Hop::Pod(pod, direction) => {
-                    let trace = self.judge(&Asked::pod(pod), *direction, &packet);
+                    let before = self.before_policy(pod, *direction, &packet);
+                    let trace = before.unwrap_or_else(|| self.judge(&Asked::pod(pod), *direction, &packet));
                     answer.verdict = answer.verdict.and(trace.verdict);
                     match direction {
                         Direction::Egress => answer.egress = Some(trace),

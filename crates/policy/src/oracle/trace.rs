@@ -115,6 +115,13 @@ pub enum DecidedBy {
         /// The tier.
         tier: String,
     },
+    /// A static rule of the pod's node, before policy (semantics 26).
+    StaticRule {
+        /// The node.
+        node: String,
+        /// The rule.
+        name: String,
+    },
     /// No tier decided, and no profile allows.
     NoProfile,
     /// No rule of the table decided: the next one is asked, and after the last the packet passes.

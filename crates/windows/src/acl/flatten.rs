@@ -10,7 +10,7 @@ use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule,
 use super::region::{Matched, Region, View, matched};
 
 /// What becomes of packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// They pass.
     Allow,

@@ -13,11 +13,13 @@ mod peers;
 mod priorities;
 mod region;
 mod rows;
+mod services;
 mod spell;
 mod transition;
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use tortie_api::net::Direction;
 use tortie_dataplane::{Condition, Endpoint};
@@ -34,6 +36,7 @@ use spell::Speller;
 
 pub use peers::OUR_SETS;
 pub use rows::ANY_PROTOCOL;
+pub use services::{Frontends, Judged, SERVICE, Services};
 pub use spell::{Set, Sets};
 pub use transition::{Transition, anonymous, transition};
 
@@ -92,6 +95,8 @@ pub struct Rows {
     own: Addresses,
     /// What policy decides about packets to the endpoint, and from it.
     policy: [(AclDirection, Vec<Row>); 2],
+    /// What Services have added to it.
+    services: Option<Arc<Judged>>,
 }
 
 /// The ACLs of an endpoint, but for the priorities of those that policy is made of.
@@ -103,11 +108,13 @@ pub struct List {
 
 /// What the endpoint is to have, and what the operator should know. `node` are the node's own addresses. Where `by_name`,
 /// peers may be named by sets.
-pub fn render(
+/// Before what policy says of packets from the endpoint comes what Services add.
+pub fn render<L: Lookup>(
     endpoint: &Endpoint,
     node: &BTreeSet<Ipv4Addr>,
     by_name: bool,
-    lookup: &impl Lookup,
+    services: &Services<'_, L>,
+    lookup: &L,
 ) -> (Rows, Vec<Condition>) {
     let own: BTreeSet<Ipv4Addr> = endpoint.addresses.iter().filter_map(v4).collect();
     let own_addresses = Addresses::of_nets(own.iter().copied().map(Into::into));
@@ -115,6 +122,7 @@ pub fn render(
         fixed: closed(),
         own: own_addresses.clone(),
         policy: [(AclDirection::In, vec![]), (AclDirection::Out, vec![])],
+        services: None,
     };
     let mut conditions = unserved_addresses(endpoint);
     if own.is_empty() {
@@ -133,6 +141,12 @@ pub fn render(
         let (list, told) = flatten(&endpoint.program, direction, view);
         conditions.extend(told);
         *policy = rows(&list);
+        if direction == Direction::Egress {
+            let judged = services.judge(list);
+            policy.splice(..0, judged.judgement.rows.iter().cloned());
+            conditions.extend_from_slice(&judged.judgement.conditions);
+            rendered.services = Some(judged);
+        }
         if runs(policy.iter().map(|row| &row.action)) > usize::from(LAST_PRIORITY - FIRST_PRIORITY) {
             policy.clear();
             conditions.push(Condition {
@@ -150,6 +164,11 @@ pub fn render(
 }
 
 impl Rows {
+    /// What Services have added to the endpoint's egress.
+    pub fn services(&self) -> Option<&Arc<Judged>> {
+        self.services.as_ref()
+    }
+
     /// The same with ACLs of the operator's before policy.
     pub fn with_static_rules(mut self, acls: &[Acl]) -> Self {
         self.fixed.extend_from_slice(acls);

@@ -86,7 +86,8 @@ fn excepted(list: &[Decision]) -> Protocols {
     broad.fold(Protocols::NONE, |all, protocols| all.or(protocols.not()))
 }
 
-fn row(decision: &Decision, protocol: u16) -> Row {
+/// The decision about one protocol.
+pub fn row(decision: &Decision, protocol: u16) -> Row {
     let Decision { region, verdict, origin } = decision;
     let action = match verdict {
         Verdict::Allow => AclAction::Allow,

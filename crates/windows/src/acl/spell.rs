@@ -14,8 +14,10 @@ use super::numbers::{Addresses, Numbers, Ports};
 use super::peers::Peers;
 use super::rows::Row;
 
-/// The most addresses or ports in one ACL (hns.md 4.1), and addresses in one set.
+/// The most addresses or ports in one ACL (hns.md 4.1).
 const CHUNK: usize = 4000;
+/// The most addresses in one set: with as many that come, before others go, it has no more than an ACL.
+const CHUNK_OF_SET: usize = CHUNK / 2;
 
 /// What stands in a set without members (semantics 25): an address that no packet has.
 const NOBODY: &str = "240.0.0.0";
@@ -66,7 +68,7 @@ fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
     let mut name = peers.to_string();
     name.truncate(name.floor_char_boundary(LONGEST_NAME));
     // One of them stays, whatever becomes of the members.
-    let chunks = if nets.is_empty() { vec![&[][..]] } else { nets.chunks(CHUNK).collect() };
+    let chunks = if nets.is_empty() { vec![&[][..]] } else { nets.chunks(CHUNK_OF_SET).collect() };
     let set = |(number, nets): (usize, &[Ipv4Net])| {
         let values: BTreeSet<String> = nets.iter().map(text).collect();
         Set {

@@ -10,7 +10,7 @@ use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::{
     ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment,
-    PodWiring, Report, Route, RouteTarget, Settings, Vtep,
+    PodWiring, Report, Route, RouteTarget, ServiceId, Settings, Vtep,
 };
 use tortie_hcn::schema::{Acl, DrMacAddress, Namespace};
 use tortie_hcn::{Guid, Hcn, HcnExt};
@@ -206,4 +206,19 @@ pub fn open_program() -> EndpointProgram {
 
 pub fn node_addresses() -> BTreeSet<IpAddr> {
     [NODE.into(), TUNNEL.into()].into()
+}
+
+/// A flow the other way round.
+pub fn back(flow: Flow) -> Flow {
+    Flow {
+        source: flow.destination,
+        destination: flow.source,
+        source_port: flow.destination_port,
+        destination_port: flow.source_port,
+        ..flow
+    }
+}
+
+pub fn service_id(name: &str) -> ServiceId {
+    ServiceId { namespace: "shop".into(), name: name.into() }
 }

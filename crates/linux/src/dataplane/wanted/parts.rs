@@ -9,7 +9,7 @@ use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{Dirty, Touched};
 use crate::dataplane::frame;
-use crate::dataplane::sets::{Part, kernel_sets, single};
+use crate::dataplane::sets::{Part, changes, kernel_sets};
 use crate::nftables::{Key, Table, Value};
 
 /// Takes the frame in; what is in its sets because of pods stays.
@@ -37,10 +37,12 @@ pub fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut 
     let mut reshaped = BTreeSet::new();
     for (id, touched) in &dirty.sets {
         if let Touched::Members(members) = touched
-            && let Some(members) = single_members(state, id, members, kernel)
+            && let Some(parts) = single_elements(state, id, members, kernel)
         {
-            for (part, key, wanted) in members {
-                change.element(&part.name(id), || part.spec(), key, wanted.then(Value::default));
+            for Elements { part, name, changes } in parts {
+                for (key, wanted) in changes {
+                    change.element(&name, || part.spec(), key, wanted);
+                }
             }
             continue;
         }
@@ -56,25 +58,136 @@ pub fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut 
     reshaped
 }
 
-/// Members that come and go one by one, if that is all there is to do: no networks, and no nftables set that comes or
-/// goes.
-fn single_members(
+/// The most networks of a set that are looked at one by one. Each costs some microseconds: of more it would take longer than
+/// all ranges of the set do.
+const MOST_NETWORKS: usize = 1_000;
+
+/// What becomes of elements of one nftables set.
+struct Elements {
+    part: Part,
+    name: String,
+    changes: BTreeMap<Key, Option<Value>>,
+}
+
+/// The elements that come and go with members, if that is all there is to do: no nftables set comes or goes, nor very many
+/// networks.
+fn single_elements(
     state: &NodeState,
     id: &SetId,
     touched: &BTreeSet<Member>,
     kernel: &Table,
-) -> Option<Vec<(Part, Key, bool)>> {
+) -> Option<Vec<Elements>> {
     let (kind, desired) = state.sets.get(id)?;
-    let mut members = Vec::new();
-    let mut left: BTreeMap<Part, usize> = BTreeMap::new();
+    let mut by_part: BTreeMap<Part, Vec<&Member>> = BTreeMap::new();
     for member in touched {
-        let (part, key) = single(member)?;
-        let there = &kernel.sets.get(&part.name(id))?.elements;
-        let (is_there, wanted) = (there.contains_key(&key), desired.contains(member));
-        let left = left.entry(part).or_insert(there.len());
-        *left = *left + usize::from(wanted && !is_there) - usize::from(is_there && !wanted);
-        members.push((part, key, wanted));
+        by_part.entry(Part::of(member)).or_default().push(member);
     }
-    let stays = |(part, left): (&Part, &usize)| *left > 0 || part.always(*kind);
-    left.iter().all(stays).then_some(members)
+    let parts = by_part.into_iter().map(|(part, touched)| {
+        if matches!(part, Part::Nets(_)) && touched.len() > MOST_NETWORKS {
+            return None;
+        }
+        let name = part.name(id);
+        let there = &kernel.sets.get(&name)?.elements;
+        let changes = changes(part, &touched, desired, there);
+        let is_there = |(key, _): &(&Key, &Option<Value>)| there.contains_key(key);
+        let replaced = changes.iter().filter(is_there).count();
+        let left = there.len() - replaced + changes.values().flatten().count();
+        (left > 0 || part.always(*kind)).then_some(Elements { part, name, changes })
+    });
+    parts.collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::cell::RefCell;
+    use std::net::IpAddr;
+
+    use ipnet::IpNet;
+    use proptest::collection::{btree_set, vec};
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+    use proptest::test_runner::{Config, TestRunner};
+    use tortie_policy::program::SetKind;
+
+    use super::*;
+    use crate::dataplane::change::Steps;
+    use crate::namespace::NetNs;
+    use crate::nftables::{Nft, Op, Transaction, diff};
+
+    /// Networks that often are in one another or side by side, also at both ends of all addresses.
+    fn network() -> impl Strategy<Value = Member> {
+        let near = prop_oneof![8 => 0u8..48, 1 => Just(u8::MAX - 3), 1 => Just(u8::MAX)];
+        let bits = prop_oneof![6 => 0u8..6, 1 => 0u8..=128];
+        (any::<bool>(), any::<bool>(), near, bits).prop_map(|(v4, high, near, bits)| {
+            let fill = if high { u8::MAX } else { 0 };
+            let ends = |length: usize| [vec![fill; length - 1], vec![near]].concat();
+            let address: IpAddr = match v4 {
+                true => <[u8; 4]>::try_from(ends(4)).unwrap().into(),
+                false => <[u8; 16]>::try_from(ends(16)).unwrap().into(),
+            };
+            let longest = if v4 { 32 } else { 128 };
+            Member::Net(IpNet::new(address, longest - bits.min(longest)).unwrap().trunc())
+        })
+    }
+
+    fn id() -> SetId {
+        SetId::new("s")
+    }
+
+    /// What a change of the set comes to, and whether it came to other nftables sets.
+    fn taken(state: &NodeState, kernel: &Table, touched: Touched) -> (Vec<Op>, bool) {
+        let dirty = Dirty { sets: [(id(), touched)].into(), ..Dirty::default() };
+        let mut change = Change::default();
+        let reshaped = take_sets(state, &dirty, kernel, &mut change);
+        let Steps { prepare, switch, clear } = change.steps(kernel);
+        ([prepare, switch, clear].concat(), !reshaped.is_empty())
+    }
+
+    /// Takes in that each of these members goes if it is there, and comes if it is not: one by one, beside the whole set.
+    fn turn(
+        touched: &BTreeSet<Member>,
+        state: &mut NodeState,
+        table: &mut Table,
+        nft: &mut Nft,
+    ) -> Result<(), TestCaseError> {
+        let members = &mut state.sets.get_mut(&id()).unwrap().1;
+        *members = &*members ^ touched;
+        let (ops, reshaped) = taken(state, table, Touched::Whole);
+        prop_assert_eq!(single_elements(state, &id(), touched, table).is_none(), reshaped);
+        prop_assert_eq!(&taken(state, table, Touched::Members(touched.clone())), &(ops.clone(), reshaped));
+        ops.iter().for_each(|op| table.apply(op));
+        prop_assert_eq!(&table.sets, &kernel_sets(state, &id()));
+        let transaction = Transaction { table: "t".to_owned(), ops };
+        prop_assert!(transaction.ops.is_empty() || nft.commit(&transaction).is_ok(), "{:?}", transaction);
+        let listed = nft.list("t").unwrap();
+        prop_assert_eq!(listed.as_ref(), Some(&*table));
+        Ok(())
+    }
+
+    #[test]
+    fn networks_one_by_one_come_to_what_the_whole_set_comes_to() {
+        let test = |nft: &RefCell<Nft>, before, turns: Vec<(BTreeSet<Member>, Index)>| {
+            let mut state = NodeState::default();
+            state.sets.insert(id(), (SetKind::Nets, before));
+            let mut table = Table { sets: kernel_sets(&state, &id()), ..Table::default() };
+            let nft = &mut *nft.borrow_mut();
+            let old = nft.list("t").unwrap();
+            nft.commit(&diff("t", &table, old.as_ref())).unwrap();
+            for (mut touched, again) in turns {
+                // One that surely is there.
+                let there = &state.sets[&id()].1;
+                touched.extend(there.iter().nth(again.index(there.len().max(1))));
+                turn(&touched, &mut state, &mut table, nft)?;
+            }
+            Ok(())
+        };
+        let config = Config { cases: 1_000, failure_persistence: None, ..Config::default() };
+        let strategy = (btree_set(network(), 0..12), vec((btree_set(network(), 1..5), any::<Index>()), 1..5));
+        let run = move || {
+            let nft = RefCell::new(Nft::open().unwrap());
+            TestRunner::new(config).run(&strategy, |(before, turns)| test(&nft, before, turns)).unwrap();
+        };
+        NetNs::create().unwrap().run(run).unwrap();
+    }
 }

@@ -1,0 +1,72 @@
+//! Load balancers (hns.md 2.7, 4.4): kept as they are. No packet is balanced.
+
+use std::collections::BTreeSet;
+
+use tortie_hcn::schema::{LoadBalancer, LoadBalancerPortMapping};
+use tortie_hcn::{Failure, Feature, Guid, HResult};
+
+use crate::check::{address, document, fail};
+use crate::config::Config;
+use crate::state::{State, absent};
+
+impl State {
+    pub(crate) fn create_load_balancer(
+        &mut self,
+        id: Guid,
+        text: &str,
+        config: &Config,
+    ) -> Result<Guid, Failure> {
+        let mut balancer: LoadBalancer = document(text, config.strict)?;
+        balancer.id = self.new_id(id, balancer.id)?;
+        self.check_load_balancer(&balancer, config)?;
+        let id = balancer.id;
+        self.load_balancers.insert(id, balancer.into());
+        Ok(id)
+    }
+
+    pub(crate) fn delete_load_balancer(&mut self, id: Guid) -> Result<(), Failure> {
+        self.load_balancer(id)?;
+        self.load_balancers.remove(&id);
+        Ok(())
+    }
+
+    /// A missing load balancer has the plain code of Windows, as a namespace has (hns.md 1.4).
+    pub(crate) fn load_balancer(&self, id: Guid) -> Result<&LoadBalancer, Failure> {
+        let found = self.load_balancers.get(&id).map(AsRef::as_ref);
+        found.ok_or_else(|| absent(HResult::ERROR_NOT_FOUND, "load balancer", id))
+    }
+
+    fn check_load_balancer(&self, balancer: &LoadBalancer, config: &Config) -> Result<(), Failure> {
+        for endpoint in &balancer.host_compute_endpoints {
+            self.endpoint(*endpoint)?;
+        }
+        for vip in &balancer.frontend_vips {
+            address(vip, "FrontendVIPs")?;
+        }
+        if !balancer.source_vip.is_empty() {
+            address(&balancer.source_vip, "SourceVIP")?;
+        }
+        if balancer.is_direct() && !config.version.supports(Feature::Dsr) {
+            let error = format!("HNS {} has no direct server return", config.version);
+            return fail(HResult::HCN_E_REQUEST_UNSUPPORTED, error);
+        }
+        let taken: BTreeSet<_> = self.load_balancers.values().flat_map(|other| fronts(other)).collect();
+        match fronts(balancer).find(|front| taken.contains(front)) {
+            Some(front) => fail(HResult::HCN_E_PORT_ALREADY_EXISTS, format!("{front:?} is balanced already")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Addresses, protocols and ports; the empty address is the node's.
+fn fronts(balancer: &LoadBalancer) -> impl Iterator<Item = (&str, u32, u16)> {
+    let vips: Vec<&str> = match balancer.frontend_vips.is_empty() {
+        true => vec![""],
+        false => balancer.frontend_vips.iter().map(String::as_str).collect(),
+    };
+    let of_vip = |vip| {
+        let front = move |port: &LoadBalancerPortMapping| (vip, port.protocol, port.external_port);
+        balancer.port_mappings.iter().map(front)
+    };
+    vips.into_iter().flat_map(of_vip)
+}

@@ -1,0 +1,374 @@
+//! Addresses of Services in the egress list (semantics 24).
+//!
+//! A pod's connection to a Service goes to a backend, but whether ACLs see the backend's address or still the Service's
+//! (its VIP) is not known. So the list is made right for both: what it says of backends it says already, and in front of it
+//! come rows about VIP:port, wherever its own verdict on that is not the Service's. The Service's is: allowed, if every
+//! backend is; else denied.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use tortie_api::net::Protocol;
+use tortie_dataplane::{Condition, NodeState, ServiceId};
+use tortie_policy::program::Lookup;
+
+use super::flatten::{Decision, Verdict};
+use super::numbers::{Addresses, Ports};
+use super::peers::Peers;
+use super::region::{Region, Side};
+use super::rows::{Row, row};
+
+/// Where rows about the addresses of Services come from.
+pub const SERVICE: &str = "Service";
+
+/// How many Services are named in one condition.
+const NAMED: usize = 10;
+
+/// What of a list Services are judged by.
+type Content = Vec<(Verdict, Region)>;
+/// A protocol and a port.
+type Port = (Protocol, u16);
+
+/// The Services of the cluster, put so that lists can be judged by them.
+#[derive(Debug)]
+pub struct Frontends {
+    /// What each VIP:port leads to.
+    fronts: Vec<Frontend>,
+    /// The addresses that have to be looked up in a list to judge all that, sorted.
+    asked: BTreeMap<Port, Vec<u32>>,
+    /// The blocks that pods have their addresses from.
+    pods: Addresses,
+}
+
+/// A VIP:port.
+#[derive(Debug)]
+struct Frontend {
+    /// Whose it is; more than one have it if somebody has made a mistake.
+    services: Vec<ServiceId>,
+    vip: u32,
+    port: Port,
+    /// Address and port of the backends.
+    backends: Vec<(u32, u16)>,
+}
+
+/// What Services add to a list.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Judgement {
+    /// The rows in front.
+    pub rows: Vec<Row>,
+    /// What the operator should know.
+    pub conditions: Vec<Condition>,
+}
+
+/// A list, and what Services add to it.
+#[derive(Debug)]
+pub struct Judged {
+    list: Vec<Decision>,
+    /// What they add.
+    pub judgement: Judgement,
+}
+
+impl Judged {
+    /// The same list, judged anew.
+    pub fn again(&self, services: &Services<'_, impl Lookup>) -> Arc<Judged> {
+        services.judge(self.list.clone())
+    }
+}
+
+/// Services at the time of a pass: each list is judged once.
+pub struct Services<'a, L> {
+    frontends: &'a Frontends,
+    lookup: &'a L,
+    judged: RefCell<HashMap<Content, Arc<Judged>>>,
+}
+
+impl Frontends {
+    /// From the Services of the node's state.
+    pub fn new(state: &NodeState) -> Self {
+        let mut by_front: BTreeMap<(Port, u32), Frontend> = BTreeMap::new();
+        for (id, service) in &state.services {
+            for vip in service.addresses().map(u32::from) {
+                for port in &service.ports {
+                    let front = ((port.protocol, port.port), vip);
+                    let new = || Frontend { services: vec![], vip, port: front.0, backends: vec![] };
+                    let entry = by_front.entry(front).or_insert_with(new);
+                    // One Service may name an address twice, and that is no collision with itself.
+                    if entry.services.last() != Some(id) {
+                        entry.services.push(id.clone());
+                    }
+                    entry.backends.extend(port.backends.iter().map(|(to, port)| (u32::from(*to), *port)));
+                }
+            }
+        }
+        // What leads nowhere is not worth a row.
+        let fronts: Vec<_> = by_front.into_values().filter(|front| !front.backends.is_empty()).collect();
+        let mut asked: BTreeMap<Port, Vec<u32>> = BTreeMap::new();
+        for front in &fronts {
+            asked.entry(front.port).or_default().push(front.vip);
+            for (address, port) in &front.backends {
+                asked.entry((front.port.0, *port)).or_default().push(*address);
+            }
+        }
+        for addresses in asked.values_mut() {
+            addresses.sort_unstable();
+            addresses.dedup();
+        }
+        Self { fronts, asked, pods: Addresses::of_nets(state.routes.keys().copied()) }
+    }
+}
+
+/// What a list says of one address and port, whatever the endpoint's own port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sure {
+    Allowed,
+    Denied,
+    /// That depends.
+    Neither,
+}
+
+impl<'a, L: Lookup> Services<'a, L> {
+    /// Services, and what sets have in them now.
+    pub fn new(frontends: &'a Frontends, lookup: &'a L) -> Self {
+        Self { frontends, lookup, judged: RefCell::default() }
+    }
+
+    /// What Services add to an egress list.
+    pub fn judge(&self, list: Vec<Decision>) -> Arc<Judged> {
+        let key: Content = list.iter().map(|decision| (decision.verdict, decision.region.clone())).collect();
+        if let Some(judged) = self.judged.borrow().get(&key) {
+            return Arc::clone(judged);
+        }
+        let judged = Arc::new(Judged { judgement: self.judge_list(&list), list });
+        self.judged.borrow_mut().insert(key, Arc::clone(&judged));
+        judged
+    }
+
+    fn judge_list(&self, list: &[Decision]) -> Judgement {
+        let said = Said::new(list, self.frontends, self.lookup);
+        let (mut wanted, mut partly) = (BTreeMap::new(), Told::default());
+        let (mut taken, mut of_pods) = (Told::default(), Told::default());
+        for front in &self.frontends.fronts {
+            let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
+            let backends = || front.backends.iter().map(|backend| of(*backend));
+            let (all, none) =
+                (backends().all(|sure| sure == Sure::Allowed), backends().all(|sure| sure == Sure::Denied));
+            let collides = front.services.len() > 1;
+            if collides && !none {
+                taken.note(front);
+            } else if !all && !none {
+                partly.note(front);
+            }
+            let now = said.of(front.port, front.vip);
+            let verdict = if all && !collides { Verdict::Allow } else { Verdict::Deny };
+            let as_wanted = match verdict {
+                Verdict::Allow => now == Sure::Allowed,
+                Verdict::Deny => now == Sure::Denied,
+            };
+            if verdict == Verdict::Allow && !as_wanted && self.frontends.pods.contains(front.vip) {
+                // Whoever may write a Service can give it a pod's address: that does not open the way to the pod.
+                of_pods.note(front);
+            } else if !as_wanted {
+                let addresses: &mut Vec<_> =
+                    wanted.entry((verdict == Verdict::Deny, front.port)).or_default();
+                addresses.push((front.vip, front.vip));
+            }
+        }
+        let rows = wanted.into_iter().map(|((deny, port), addresses)| {
+            let verdict = if deny { Verdict::Deny } else { Verdict::Allow };
+            about(verdict, port, Addresses::from_ranges(addresses))
+        });
+        let partly = partly.condition("ServicePartlyAllowed", "only some of the backends are allowed");
+        let taken = taken.condition("ServiceAddressTaken", "another Service has the same address and port");
+        let of_pods = of_pods.condition("ServiceAddressTaken", "the address is one that pods have");
+        let conditions = [partly, taken, of_pods].into_iter().flatten().collect();
+        Judgement { rows: rows.collect(), conditions }
+    }
+}
+
+fn about(verdict: Verdict, (protocol, port): Port, addresses: Addresses) -> Row {
+    let all = Region::all();
+    let ports = Ports::from_ranges(vec![(port.into(), port.into())]);
+    let region = Region { remote: Side { addresses: addresses.into(), ports }, ..all };
+    row(&Decision { verdict, region, origin: SERVICE.into() }, protocol.0.into())
+}
+
+/// What a list says of all addresses that are asked for.
+struct Said<'a> {
+    frontends: &'a Frontends,
+    verdicts: BTreeMap<Port, Vec<Sure>>,
+}
+
+impl<'a> Said<'a> {
+    fn new(list: &[Decision], frontends: &'a Frontends, lookup: &impl Lookup) -> Self {
+        let mut peers: HashMap<&Peers, Addresses> = HashMap::new();
+        let mut verdicts = BTreeMap::new();
+        for (port, asked) in &frontends.asked {
+            let mut walk = Walk::new(asked);
+            let number = Ports::from_ranges(vec![(port.1.into(), port.1.into())]);
+            for Decision { verdict, region, .. } in list {
+                if !region.protocols.contains(port.0) || !number.is_within(&region.remote.ports) {
+                    continue;
+                }
+                let remote = &region.remote.addresses;
+                let addresses = match remote.is_literal() {
+                    true => remote.literal(),
+                    false => peers.entry(remote).or_insert_with(|| remote.addresses(lookup)),
+                };
+                let whole = region.local.addresses.is_all() && region.local.ports.is_all();
+                walk.decide(addresses, *verdict, whole);
+                if walk.left == 0 {
+                    break;
+                }
+            }
+            verdicts.insert(*port, walk.end());
+        }
+        Self { frontends, verdicts }
+    }
+
+    fn of(&self, port: Port, address: u32) -> Sure {
+        let place = self.frontends.asked.get(&port).and_then(|asked| asked.binary_search(&address).ok());
+        let sure = place.and_then(|place| self.verdicts.get(&port)?.get(place));
+        sure.copied().unwrap_or(Sure::Neither)
+    }
+}
+
+/// The addresses of one port on their way through a list.
+struct Walk<'a> {
+    asked: &'a [u32],
+    /// Whether a decision so far allows, and whether one denies; and whether none after these counts.
+    seen: Vec<(bool, bool, bool)>,
+    /// How many are not decided.
+    left: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn new(asked: &'a [u32]) -> Self {
+        Self { asked, seen: vec![(false, false, false); asked.len()], left: asked.len() }
+    }
+
+    /// A decision about these addresses, with all of the endpoint's ports, or not.
+    fn decide(&mut self, addresses: &Addresses, verdict: Verdict, whole: bool) {
+        let mut note = |place: usize| {
+            let (allows, denies, done) = &mut self.seen[place];
+            if *done {
+                return;
+            }
+            match verdict {
+                Verdict::Allow => *allows = true,
+                Verdict::Deny => *denies = true,
+            }
+            *done = whole;
+            self.left -= usize::from(whole);
+        };
+        // Whichever is shorter is gone through, and looked up in the other.
+        if addresses.ranges().len() > self.asked.len() {
+            let meant = |(_, address): &(usize, &u32)| addresses.contains(**address);
+            self.asked.iter().enumerate().filter(meant).for_each(|(place, _)| note(place));
+            return;
+        }
+        for (first, last) in addresses.ranges() {
+            let begin = self.asked.partition_point(|address| address < first);
+            let length = self.asked[begin..].partition_point(|address| address <= last);
+            (begin..begin + length).for_each(&mut note);
+        }
+    }
+
+    fn end(self) -> Vec<Sure> {
+        let sure = |(allows, denies, done)| match (allows, denies, done) {
+            (true, false, true) => Sure::Allowed,
+            (false, true, true) => Sure::Denied,
+            _ => Sure::Neither,
+        };
+        self.seen.into_iter().map(sure).collect()
+    }
+}
+
+/// The Services that something is to be told of, the first of them by name.
+#[derive(Default)]
+struct Told(BTreeMap<ServiceId, Vec<String>>);
+
+impl Told {
+    fn note(&mut self, front: &Frontend) {
+        let (vip, (protocol, port)) = (Ipv4Addr::from(front.vip), front.port);
+        for service in &front.services {
+            self.0.entry(service.clone()).or_default().push(format!("{vip}:{port}/{protocol}"));
+        }
+    }
+
+    fn condition(self, reason: &'static str, why: &str) -> Option<Condition> {
+        /// Which addresses of one Service are spelled out.
+        const ADDRESSES: usize = 4;
+        let count = self.0.len();
+        let service = |(id, fronts): (&ServiceId, &Vec<String>)| {
+            let (more, shown) = (fronts.len().saturating_sub(ADDRESSES), fronts.iter().take(ADDRESSES));
+            let shown = shown.map(String::as_str).collect::<Vec<_>>().join(", ");
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("{id} ({shown}{more})")
+        };
+        let named: Vec<String> = self.0.iter().take(NAMED).map(service).collect();
+        let more =
+            if count > NAMED { format!(", and {} more Services", count - NAMED) } else { String::new() };
+        (count > 0).then(|| Condition {
+            reason,
+            message: format!(
+                "Service {}{more}: {why}. Connections to the Service are denied if ACLs see its address on this node; \
+                 connections to the backends themselves are as the policies say",
+                named.join("; ")
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tortie_dataplane::{Service, ServicePort};
+
+    use super::*;
+
+    /// Thousands of Services with three backends each, on a few ports.
+    fn cluster(services: u32) -> NodeState {
+        let mut state = NodeState::default();
+        for number in 0..services {
+            let backend =
+                |of: u32| (Ipv4Addr::from(0x0a00_0000 + number * 8 + of), 8000 + (number % 20) as u16);
+            let ports = vec![ServicePort {
+                protocol: Protocol::TCP,
+                port: 80,
+                backends: (0..3).map(backend).collect(),
+            }];
+            let cluster_ips = vec![Ipv4Addr::from(0x0a60_0000 + number)];
+            let id = ServiceId { namespace: "n".into(), name: format!("s{number}").into() };
+            state.services.insert(id, Arc::new(Service { cluster_ips, external_ips: vec![], ports }));
+        }
+        state
+    }
+
+    /// Each decision about some networks, the last about everything.
+    fn list(decisions: u32, ranges: u32) -> Vec<Decision> {
+        let decision = |number: u32| {
+            let begin = |range: u32| 0x0a00_0000 + (number * ranges + range) * 16;
+            let addresses = (0..ranges).map(|range| (begin(range), begin(range) + 7)).collect();
+            let remote = Side { addresses: Addresses::from_ranges(addresses).into(), ports: Ports::all() };
+            let region = Region { remote, ..Region::all() };
+            Decision { verdict: Verdict::Allow, region, origin: "policy".into() }
+        };
+        let end = Decision { verdict: Verdict::Deny, region: Region::all(), origin: "end".into() };
+        (0..decisions).map(decision).chain([end]).collect()
+    }
+
+    #[test]
+    fn equal_lists_are_judged_once() {
+        let state = cluster(10);
+        let frontends = Frontends::new(&state);
+        let services = Services::new(&frontends, &state);
+        let one = services.judge(list(2, 2));
+        assert!(Arc::ptr_eq(&one, &services.judge(list(2, 2))));
+        assert!(Arc::ptr_eq(&one, &one.again(&services)));
+        assert!(!Arc::ptr_eq(&one, &services.judge(list(2, 3))));
+        // What is in every second network is allowed: every second Service.
+        let [row] = &one.judgement.rows[..] else { panic!("{one:?}") };
+        assert_eq!(row.remote.addresses.literal().ranges().len(), 4);
+    }
+}

@@ -1,0 +1,495 @@
+//! The addresses of Services in a pod's egress (semantics 24): whichever address ACLs see, a connection to a Service is
+//! allowed only if the way to all of its backends is; and the way to a backend is as if there were no Service.
+#![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
+
+mod node;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use node::*;
+use proptest::collection::{btree_set, vec};
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+use tortie_api::calico::WindowsPolicySets;
+use tortie_api::net::{Action, Direction, PortRange, Protocol};
+use tortie_dataplane::{
+    Dataplane, Delta, EndpointId, PodWiring, Report, Route, RouteTarget, Service, ServiceId, ServicePort,
+};
+use tortie_hcn::schema::{Acl, AclAction, AclDirection};
+use tortie_hns_emulator::{Config, EgressSees, Verdict};
+use tortie_policy::program::{
+    EndOfTier, EndpointProgram, EntityMatch, Flow, Member, Rule, SetId, SetKind, evaluate,
+};
+use tortie_windows::endpoint_id;
+
+/// The pod's own ports that random rules tell apart, and one that they do not.
+const OWN_PORTS: [u16; 4] = [1, 2, 3, 40_000];
+
+fn vip() -> impl Strategy<Value = Ipv4Addr> {
+    select(["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"].map(|text| text.parse().unwrap()).to_vec())
+}
+
+fn backend() -> impl Strategy<Value = Ipv4Addr> {
+    (0_u8..6).prop_map(|last| Ipv4Addr::new(10, 0, 0, last))
+}
+
+fn port() -> impl Strategy<Value = u16> {
+    1_u16..4
+}
+
+fn protocol() -> impl Strategy<Value = Protocol> {
+    select([6, 6, 17, 132].map(Protocol).to_vec())
+}
+
+fn services() -> impl Strategy<Value = BTreeMap<ServiceId, Service>> {
+    let backends = btree_set((backend(), port()), 0..4).prop_map(|backends| backends.into_iter().collect());
+    let port = (protocol(), port(), backends).prop_map(|(protocol, port, backends)| ServicePort {
+        protocol,
+        port,
+        backends,
+    });
+    let service = (btree_set(vip(), 1..3), vec(port, 0..3)).prop_map(|(vips, ports)| {
+        let (external_ips, cluster_ips) = vips.into_iter().partition(|vip| vip.octets()[0] == 192);
+        Service { cluster_ips, external_ips, ports }
+    });
+    prop::collection::btree_map(select(vec!["a", "b", "c", "d"]).prop_map(service_id), service, 0..4)
+}
+
+fn seldom<T: Clone + std::fmt::Debug + 'static>(
+    some: impl Strategy<Value = T> + 'static,
+) -> BoxedStrategy<Vec<T>> {
+    prop_oneof![3 => Just(vec![]), 2 => vec(some, 1..3)].boxed()
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    let nets = [
+        "10.0.0.0/30",
+        "10.0.0.4/31",
+        "10.96.0.0/16",
+        "10.96.0.2/32",
+        "0.0.0.0/0",
+        "10.0.0.1/32",
+        "192.0.2.0/24",
+    ];
+    let net = move || select(nets.map(|net| net.parse().unwrap()).to_vec());
+    let set = || select(vec![SetId::new("s:a"), SetId::new("s:b")]);
+    let ranges = || (port(), port()).prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) });
+    let port_sets = seldom(Just(SetId::new("p:a")));
+    let destination =
+        (seldom(net()), seldom(net()), seldom(set()), seldom(set()), seldom(ranges()), port_sets).prop_map(
+            |(nets, not_nets, sets, not_sets, ports, port_sets)| EntityMatch {
+                nets,
+                not_nets,
+                sets,
+                not_sets,
+                ports,
+                port_sets,
+                ..EntityMatch::default()
+            },
+        );
+    let own = prop_oneof![6 => Just(vec![]), 1 => vec(ranges(), 1..2)];
+    let action = select(vec![Action::Allow, Action::Allow, Action::Deny, Action::Pass]);
+    (action, prop::option::weighted(0.4, protocol()), destination, own).prop_map(
+        |(action, protocol, destination, ports)| Rule {
+            protocol,
+            source: EntityMatch { ports, ..EntityMatch::default() },
+            destination,
+            ..Rule::all(action)
+        },
+    )
+}
+
+/// Whose a VIP:port is, and where it leads.
+type Front<'a> = (BTreeSet<&'a ServiceId>, BTreeSet<(Ipv4Addr, u16)>);
+
+/// What a cluster says of one pod, and its Services.
+#[derive(Debug, Clone)]
+struct Said {
+    program: EndpointProgram,
+    policies: Vec<Vec<Rule>>,
+    sets: [BTreeSet<Ipv4Addr>; 2],
+    ports: BTreeSet<(Ipv4Addr, Protocol, u16)>,
+    services: BTreeMap<ServiceId, Service>,
+}
+
+const POLICIES: [&str; 3] = ["one", "two", "three"];
+
+fn said() -> impl Strategy<Value = Said> {
+    let parts = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
+    let tiers = vec(parts.prop_map(|(policies, end)| tier("tier", &policies, end)), 0..3);
+    let set = || btree_set(backend(), 0..4);
+    let ports = btree_set((backend(), protocol(), port()), 0..4);
+    (tiers, any::<bool>(), vec(vec(rule(), 0..4), 3), [set(), set()], ports, services()).prop_map(
+        |(egress, open, policies, sets, ports, services)| Said {
+            program: EndpointProgram {
+                egress,
+                profiles: if open { vec![policy_id("allow-all")] } else { vec![] },
+                ..EndpointProgram::default()
+            },
+            policies,
+            sets,
+            ports,
+            services,
+        },
+    )
+}
+
+impl Said {
+    fn deltas(&self) -> Vec<Delta> {
+        let set = |name, members: &BTreeSet<Ipv4Addr>| {
+            let net = |address: &Ipv4Addr| Member::Net(IpAddr::from(*address).into());
+            Delta::SetCreated(SetId::new(name), SetKind::Nets, members.iter().map(net).collect())
+        };
+        let member = |(address, protocol, port): &(Ipv4Addr, Protocol, u16)| Member::AddressPort {
+            address: (*address).into(),
+            protocol: *protocol,
+            port: *port,
+        };
+        let ports = self.ports.iter().map(member).collect();
+        let mut deltas = vec![
+            local_node(),
+            own_block(),
+            allow_all(),
+            set("s:a", &self.sets[0]),
+            set("s:b", &self.sets[1]),
+            Delta::SetCreated(SetId::new("p:a"), SetKind::AddressPorts, ports),
+        ];
+        let policies = POLICIES.iter().zip(&self.policies);
+        deltas.extend(policies.map(|(name, egress)| policy(name, vec![], egress.clone())));
+        deltas.extend(self.services.iter().map(|(id, of)| Delta::Service(id.clone(), Arc::new(of.clone()))));
+        deltas.push(endpoint(self.program.clone()));
+        deltas
+    }
+
+    /// Whose each VIP:port is, and where it leads.
+    fn fronts(&self) -> BTreeMap<(Ipv4Addr, Protocol, u16), Front<'_>> {
+        let mut fronts = BTreeMap::<_, Front<'_>>::new();
+        for (id, service) in &self.services {
+            for vip in service.addresses() {
+                for port in &service.ports {
+                    let front = fronts.entry((vip, port.protocol, port.port)).or_default();
+                    front.0.insert(id);
+                    front.1.extend(port.backends.iter().copied());
+                }
+            }
+        }
+        fronts
+    }
+}
+
+fn flows(to: Ipv4Addr, protocol: Protocol, port: u16) -> impl Iterator<Item = Flow> {
+    OWN_PORTS.into_iter().map(move |own| Flow {
+        source: POD.into(),
+        destination: to.into(),
+        protocol,
+        source_port: own,
+        destination_port: port,
+        icmp: None,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_vip_is_allowed_if_all_its_backends_are_and_else_denied(
+        said in said(), sets in select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled]),
+        sees in select(vec![EgressSees::Vip, EgressSees::Backend]),
+    ) {
+        let mut node = Node::with(Config { egress_sees: sees, ..Config::new(Config::SERVER_2022, NODE) }, sets);
+        node.connect();
+        let report = node.apply(&said.deltas());
+        let program = |flow: &Flow| evaluate(&said.program, Direction::Egress, flow, &node.state);
+        // Where a rule tells the pod's own ports apart, several together may allow what none of them alone does.
+        let rules = || said.policies.iter().flatten();
+        let own_ports_matter = rules().any(|rule| !rule.source.ports.is_empty());
+        let (fronts, mut partly) = (said.fronts(), false);
+        for ((vip, protocol, port), (services, backends)) in &fronts {
+            let verdicts: Vec<bool> =
+                backends.iter().flat_map(|(to, port)| flows(*to, *protocol, *port)).map(|flow| program(&flow)).collect();
+            let (all, none) = (verdicts.iter().all(|allowed| *allowed), !verdicts.contains(&true));
+            for flow in flows(*vip, *protocol, *port) {
+                let passes = node.passes(Direction::Egress, &flow);
+                let shown = || format!("{flow:?}\n{:#?}", node.acls());
+                if backends.is_empty() {
+                    prop_assert_eq!(passes, program(&flow), "a Service without backends: {}", shown());
+                } else if services.len() > 1 {
+                    prop_assert!(!passes, "two Services: {}", shown());
+                } else {
+                    prop_assert!(all || !passes, "wider than the backends: {}", shown());
+                    prop_assert!(passes || !all || own_ports_matter, "narrower than the backends: {}", shown());
+                }
+                // As a connection to the Service, whichever backend it goes to.
+                for (to, target) in backends {
+                    let direct = Flow { destination: (*to).into(), destination_port: *target, ..flow };
+                    let (packet, front) = (packet(Direction::Egress, &direct), Some((*vip, *port)));
+                    let verdict = node.hns.inner().judge_to_service(endpoint_id(CONTAINER), &packet, front).unwrap();
+                    let wanted = if sees == EgressSees::Vip { passes } else { program(&direct) };
+                    prop_assert_eq!(verdict == Verdict::Allow, wanted, "{:?} by {}", direct, shown());
+                }
+            }
+            partly |= !none && !backends.is_empty() && (services.len() > 1 || !all);
+            // Without the Service.
+            for flow in backends.iter().flat_map(|(to, port)| flows(*to, *protocol, *port)) {
+                prop_assert_eq!(node.passes(Direction::Egress, &flow), program(&flow), "{:?}", flow);
+                let inwards = back(flow);
+                let allowed = evaluate(&said.program, Direction::Ingress, &inwards, &node.state);
+                prop_assert_eq!(node.passes(Direction::Ingress, &inwards), allowed, "{:?}", inwards);
+            }
+        }
+        // Whatever is not a Service's, is not touched.
+        for vip in said.services.values().flat_map(Service::addresses) {
+            for (protocol, port) in [(6, 1), (6, 2), (6, 3), (6, 4), (17, 1), (132, 2)] {
+                let protocol = Protocol(protocol);
+                if !fronts.contains_key(&(vip, protocol, port)) {
+                    for flow in flows(vip, protocol, port) {
+                        prop_assert_eq!(node.passes(Direction::Egress, &flow), program(&flow), "{:?}", flow);
+                    }
+                }
+            }
+        }
+        let told = report.endpoints.get(&pod_id()).into_iter().flatten();
+        let told: Vec<&str> = told.map(|condition| condition.reason).collect();
+        prop_assert!(!partly || !told.is_empty());
+        prop_assert!(partly || own_ports_matter || told.is_empty(), "{told:?}");
+        prop_assert!(!report.retry && report.node.is_empty());
+    }
+
+    /// The list depends on what the cluster says, not on when it said it.
+    #[test]
+    fn services_that_come_and_go_leave_no_trace(before in services(), said in said()) {
+        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
+        node.connect();
+        node.apply(&Said { services: before.clone(), ..said.clone() }.deltas());
+        let gone = before.keys().filter(|id| !said.services.contains_key(*id));
+        let mut deltas: Vec<Delta> = gone.cloned().map(Delta::ServiceRemoved).collect();
+        deltas.extend(said.services.iter().map(|(id, of)| Delta::Service(id.clone(), Arc::new(of.clone()))));
+        let report = node.apply(&deltas);
+        let mut fresh = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
+        fresh.connect();
+        prop_assert_eq!(fresh.apply(&said.deltas()).endpoints, report.endpoints);
+        let in_order = |node: &Node| {
+            let mut acls = node.acls();
+            acls.sort_by_key(|acl| (acl.direction.clone() == AclDirection::Out, acl.priority));
+            // Where there was something before, numbers may have other gaps.
+            let text = |acl: Acl| format!("{:?}", Acl { priority: 0, ..acl });
+            acls.into_iter().map(text).collect::<BTreeSet<_>>()
+        };
+        prop_assert_eq!(in_order(&node), in_order(&fresh));
+        node.hns.take();
+        node.dataplane.resync();
+        prop_assert_eq!(node.hns.take_changes(), vec![]);
+    }
+}
+
+fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
+    let parse = |text: &&str| text.parse().unwrap();
+    Service {
+        cluster_ips: vips.iter().map(parse).collect(),
+        external_ips: vec![],
+        ports: vec![ServicePort {
+            protocol: Protocol::TCP,
+            port,
+            backends: backends.iter().map(|text| (text.parse().unwrap(), 8080)).collect(),
+        }],
+    }
+}
+
+fn is_now(name: &str, service: Service) -> Delta {
+    Delta::Service(service_id(name), Arc::new(service))
+}
+
+fn to(nets: &[&str]) -> Rule {
+    let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
+    let destination = EntityMatch { nets, ..EntityMatch::default() };
+    Rule { protocol: Some(Protocol::TCP), destination, ..Rule::all(Action::Allow) }
+}
+
+/// Only what `rule` allows.
+fn isolated(rule: Rule) -> [Delta; 2] {
+    let program = EndpointProgram {
+        egress: vec![tier("default", &["out"], EndOfTier::Deny)],
+        ..EndpointProgram::default()
+    };
+    [policy("out", vec![], vec![rule]), endpoint(program)]
+}
+
+fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
+    let mut node = Node::usual();
+    node.connect();
+    let mut deltas = vec![local_node(), own_block(), allow_all()];
+    deltas.extend(more);
+    let report = node.apply(&deltas);
+    (node, report)
+}
+
+fn rows(node: &Node) -> Vec<(AclAction, String, String)> {
+    let acls = node.acls().into_iter().filter(|acl| acl.id == "tortie/Service");
+    let mut rows: Vec<_> = acls
+        .map(|acl| (acl.action, acl.remote_addresses, format!("{}:{}", acl.protocols, acl.remote_ports)))
+        .collect();
+    rows.sort_by(|a, b| a.1.cmp(&b.1));
+    rows
+}
+
+#[test]
+fn what_each_pod_pays() {
+    let services = || {
+        [
+            is_now("web", service(&["10.96.0.1", "10.96.0.9"], 80, &["10.0.0.1", "10.0.0.2"])),
+            is_now("shop", service(&["10.96.0.2"], 80, &["10.0.0.1"])),
+            is_now("half", service(&["10.96.0.3"], 80, &["10.0.0.1", "10.0.9.9"])),
+            is_now("db", service(&["10.96.0.4"], 80, &["10.0.9.9"])),
+            is_now("idle", service(&["10.96.0.5"], 80, &[])),
+        ]
+    };
+    let with = |more: Vec<Delta>| started(services().into_iter().chain(more));
+    // An open pod, and one without policy that allows anything.
+    assert_eq!(rows(&with(vec![endpoint(open_program())]).0), []);
+    let (node, report) = with(vec![endpoint(EndpointProgram::default())]);
+    assert_eq!((rows(&node), report.endpoints.len()), (vec![], 0));
+    // One that may reach the backends of some: one ACL for all of these.
+    let (node, report) = with(isolated(to(&["10.0.0.0/24"])).into());
+    let allowed = (AclAction::Allow, "10.96.0.1,10.96.0.2,10.96.0.9".to_owned(), "6:80".to_owned());
+    assert_eq!(rows(&node), [allowed]);
+    let [told] = &report.endpoints[&pod_id()][..] else { panic!("{report:?}") };
+    assert_eq!(told.reason, "ServicePartlyAllowed");
+    assert!(told.message.contains("shop/half (10.96.0.3:80/TCP)"), "{}", told.message);
+    assert!(!told.message.contains("shop/db") && !told.message.contains("shop/web"), "{}", told.message);
+    assert!(!tortie_dataplane::is_failure(told.reason));
+    // One whose list would let it to the addresses of Services, and not to what is behind them.
+    let (node, _) = with(isolated(to(&["10.96.0.0/16", "10.0.0.0/24"])).into());
+    let denied = (AclAction::Block, "10.96.0.3,10.96.0.4".to_owned(), "6:80".to_owned());
+    assert_eq!(rows(&node), [denied]);
+}
+
+#[test]
+fn a_rule_about_some_of_the_pods_own_ports_is_not_enough() {
+    let source = EntityMatch { ports: vec![PortRange { first: 0, last: 1023 }], ..EntityMatch::default() };
+    let rule = Rule { source, ..to(&["10.0.0.0/24"]) };
+    let web = is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1"]));
+    let (node, report) = started(isolated(rule).into_iter().chain([web]));
+    assert_eq!(rows(&node), []);
+    assert_eq!(report.endpoints[&pod_id()][0].reason, "ServicePartlyAllowed");
+}
+
+#[test]
+fn two_services_with_one_address_are_denied() {
+    let one = is_now("one", service(&["10.96.0.1"], 80, &["10.0.0.1"]));
+    let two = is_now("two", service(&["10.96.0.1"], 80, &["10.0.0.2"]));
+    let (mut node, report) = started([one, two, endpoint(open_program())]);
+    assert_eq!(rows(&node), [(AclAction::Block, "10.96.0.1".to_owned(), "6:80".to_owned())]);
+    let told = &report.endpoints[&pod_id()][0];
+    assert_eq!(told.reason, "ServiceAddressTaken");
+    assert!(told.message.contains("shop/one") && told.message.contains("shop/two"), "{}", told.message);
+    let report = node.apply(&[Delta::ServiceRemoved(service_id("two"))]);
+    assert_eq!((rows(&node), report.endpoints.len()), (vec![], 0));
+}
+
+/// Whoever may write a Service could else open the way to a pod whose address he gives it.
+#[test]
+fn a_pods_address_is_not_opened_by_a_service() {
+    let block = Delta::Route(Route {
+        destination: "10.0.7.0/26".parse().unwrap(),
+        target: RouteTarget::Vxlan { node: "other".into() },
+    });
+    let victim = Service {
+        external_ips: vec!["10.0.7.7".parse().unwrap(), "192.0.2.1".parse().unwrap()],
+        ..service(&["10.96.0.1"], 80, &["10.0.0.1"])
+    };
+    let vtep = tortie_dataplane::Vtep {
+        node: "other".into(),
+        address: "10.0.7.1".parse().unwrap(),
+        mac: tortie_dataplane::MacAddress([6; 6]),
+        parent: "172.16.0.9".parse().unwrap(),
+    };
+    let more = [Delta::Vtep(vtep), block, is_now("evil", victim)];
+    let (mut node, report) = started(more.into_iter().chain(isolated(to(&["10.0.0.0/24"]))));
+    let allowed = (AclAction::Allow, "10.96.0.1,192.0.2.1".to_owned(), "6:80".to_owned());
+    assert_eq!(rows(&node), [allowed]);
+    assert!(report.endpoints[&pod_id()][0].message.contains("10.0.7.7:80/TCP"), "{report:?}");
+    // The block is another's than pods'.
+    node.apply(&[Delta::RouteRemoved("10.0.7.0/26".parse().unwrap())]);
+    assert_eq!(rows(&node)[0].1, "10.0.7.7,10.96.0.1,192.0.2.1");
+}
+
+#[test]
+fn thousands_of_services_are_a_few_acls() {
+    let vips = (0..8_001_u32).map(|number| Ipv4Addr::from(0x0a60_0000 + 2 * number).to_string());
+    let services = vips.enumerate().map(|(number, vip)| {
+        let port = if number % 2 == 0 { 80 } else { 443 };
+        is_now(&format!("s{number}"), service(&[&vip], port, &["10.0.0.1"]))
+    });
+    let (node, _) = started(services.chain(isolated(to(&["10.0.0.0/24"]))));
+    let mut lengths: Vec<_> = rows(&node)
+        .iter()
+        .map(|(_, addresses, ports)| (ports.clone(), addresses.split(',').count()))
+        .collect();
+    lengths.sort();
+    let of = |ports: &str, count| (ports.to_owned(), count);
+    assert_eq!(lengths, [of("6:443", 4000), of("6:80", 1), of("6:80", 4000)]);
+}
+
+/// A second pod, open, beside the first, which is isolated.
+fn beside(node: &Node) -> (EndpointId, Delta) {
+    let id = EndpointId { pod: "open".into(), ..pod_id() };
+    let attachment = tortie_dataplane::PodAttachment {
+        endpoint: id.clone(),
+        container_id: "fedcba".into(),
+        address: "10.244.3.6".parse().unwrap(),
+        ..attachment(node.namespace())
+    };
+    node.wiring.connect(&attachment).unwrap();
+    let Delta::Endpoint(_, first) = endpoint(open_program()) else { panic!() };
+    let mut second = (*first).clone();
+    (second.container_id, second.addresses) = ("fedcba".into(), vec!["10.244.3.6".parse().unwrap()]);
+    (id.clone(), Delta::Endpoint(id, Arc::new(second)))
+}
+
+#[test]
+fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
+    let (mut node, _) = started(
+        isolated(to(&["10.0.0.0/24"]))
+            .into_iter()
+            .chain([is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1"]))]),
+    );
+    let (_, second) = beside(&node);
+    node.apply(&[second]);
+    node.hns.take();
+    // One more backend that is allowed, a Service without backends, one that goes: nobody reads or writes anything.
+    node.apply(&[is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1", "10.0.0.2"]))]);
+    node.apply(&[is_now("idle", service(&["10.96.0.2"], 80, &[]))]);
+    node.apply(&[Delta::ServiceRemoved(service_id("idle"))]);
+    assert_eq!(node.hns.take(), vec![]);
+    // One that is not allowed is the isolated pod's business alone.
+    let report = node.apply(&[is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1", "10.0.9.9"]))]);
+    assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&pod_id()]);
+    let changes = node.hns.take_changes();
+    assert_eq!(changes.len(), 1, "{changes:?}");
+    assert!(format!("{changes:?}").contains(&endpoint_id(CONTAINER).to_string()), "{changes:?}");
+    assert_eq!(rows(&node), []);
+}
+
+/// By sets or spelled out: what is in the sets counts, also when only that changes.
+#[test]
+fn members_of_sets_count() {
+    for sets in [WindowsPolicySets::Disabled, WindowsPolicySets::Enabled] {
+        let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
+        node.connect();
+        let web = SetId::new("s:web");
+        let member = |text: &str| Member::Net(text.parse().unwrap());
+        let destination = EntityMatch { sets: vec![web.clone()], ..EntityMatch::default() };
+        let rule = Rule { destination, ..Rule::all(Action::Allow) };
+        let created = Delta::SetCreated(web.clone(), SetKind::Nets, [member("10.0.0.1/32")].into());
+        let service = is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1", "10.0.0.2"]));
+        let deltas = [local_node(), own_block(), created, service];
+        node.apply(&deltas.into_iter().chain(isolated(rule)).collect::<Vec<_>>());
+        let flow = flows("10.96.0.1".parse().unwrap(), Protocol::TCP, 80).next().unwrap();
+        assert!(!node.passes(Direction::Egress, &flow));
+        let (added, removed) = (vec![member("10.0.0.2/32")], vec![]);
+        let report = node.apply(&[Delta::SetChanged { id: web, added, removed }]);
+        assert!(node.passes(Direction::Egress, &flow) && report.endpoints.is_empty());
+    }
+}
