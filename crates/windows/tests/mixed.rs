@@ -44,7 +44,7 @@ const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
 const READINGS: [SetReading; 2] = [SetReading::Endpoint, SetReading::Flow];
 const NARROWER: &str = "narrower: ICMP types";
 
-/// Flows where ACLs may name sets, which HNS reads in that way.
+/// Flows in clusters where ACLs name sets, which HNS reads in that way.
 fn by_sets_as(reading: SetReading) -> String {
     format!("by sets, read as {reading:?}")
 }
@@ -159,7 +159,7 @@ fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Asked) -> Result<(), 
     let failed = |error: anyhow::Error| format!("{error:#}\n{}", shown());
     let reports = cluster.change(&case.objects, case.rendering).map_err(failed)?;
     in_force(&reports).map_err(|error| format!("{error}\n{}", shown()))?;
-    let by_sets = cluster.policy_sets().map_err(failed)? > 0;
+    let by_sets = cluster.acls_that_name_sets().map_err(failed)? > 0;
     let mut snapshot = Snapshot::new();
     for (key, value) in &case.objects {
         snapshot.insert(key.clone(), value.clone(), None);

@@ -53,7 +53,7 @@ impl Host for Node {
         Ok(self.namespace.run(|| self.dataplane.apply(deltas))?)
     }
 
-    fn policy_sets(&self) -> Result<usize> {
+    fn rules_that_name_sets(&self) -> Result<usize> {
         Ok(0)
     }
 }

@@ -82,8 +82,8 @@ trait Host {
     fn disconnect(&mut self, at: &Place) -> Result<()>;
     /// Has the dataplane apply deltas.
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report>;
-    /// How many sets its rules may name, where that depends on how policy is rendered.
-    fn policy_sets(&self) -> Result<usize>;
+    /// How many rules of pods name sets, where that depends on how policy is rendered.
+    fn rules_that_name_sets(&self) -> Result<usize>;
 }
 
 /// Where a pod is.
@@ -155,12 +155,12 @@ impl Cluster {
         self.nodes.iter().map(|node| node.calc.state())
     }
 
-    /// How many sets the Windows nodes have for ACLs to name.
+    /// How many ACLs of Windows nodes name sets.
     ///
     /// # Errors
     /// What HNS refused.
-    pub fn policy_sets(&self) -> Result<usize> {
-        self.nodes.iter().map(|node| node.host.policy_sets()).sum()
+    pub fn acls_that_name_sets(&self) -> Result<usize> {
+        self.nodes.iter().map(|node| node.host.rules_that_name_sets()).sum()
     }
 
     /// Where an address is, if it is a pod's.

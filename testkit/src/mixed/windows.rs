@@ -1,13 +1,13 @@
 //! A Windows node: an emulated HNS with its switch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use ipnet::Ipv4Net;
 use tortie_dataplane::{Dataplane as _, Delta, PodAttachment, PodWiring as _, Report};
-use tortie_hcn::schema::{Namespace, SetPolicy};
+use tortie_hcn::schema::{Acl, Namespace, SetPolicy};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
 use tortie_linux::interface_index;
@@ -80,8 +80,14 @@ impl Host for Node {
         Ok(self.dataplane.apply(deltas))
     }
 
-    fn policy_sets(&self) -> Result<usize> {
+    fn rules_that_name_sets(&self) -> Result<usize> {
         let network = self.hns.network(self.overlay.id)?;
-        Ok(network.policies.iter().filter(|policy| policy.is::<SetPolicy>()).count())
+        let sets = network.policies.iter().filter_map(|policy| policy.settings::<SetPolicy>().ok().flatten());
+        let sets: BTreeSet<String> = sets.map(|set| set.id).collect();
+        let names = |list: &str| list.split(',').any(|part| sets.contains(part));
+        let endpoints = self.hns.endpoints_of_network(self.overlay.id)?;
+        let policies = endpoints.iter().flat_map(|endpoint| &endpoint.policies);
+        let acls = policies.filter_map(|policy| policy.settings::<Acl>().ok().flatten());
+        Ok(acls.filter(|acl| names(&acl.local_addresses) || names(&acl.remote_addresses)).count())
     }
 }
