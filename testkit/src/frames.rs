@@ -40,7 +40,7 @@ pub fn frame(flow: &Flow, to: [u8; 6], tag: u32) -> Vec<u8> {
 
 fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
     let ports = [flow.source_port.to_be_bytes(), flow.destination_port.to_be_bytes()].concat();
-    let tag = (tag ^ MAGIC).to_be_bytes();
+    let tag = tagged(tag);
     let (mut packet, sum_at) = match flow.protocol.0 {
         // SYN, header of 20 bytes
         6 => ([&ports[..], &[0; 8], &[0x50, 2, 0xff, 0xff, 0, 0, 0, 0], &tag].concat(), Some(16)),
@@ -99,6 +99,11 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 /// What tags are mixed with on the wire. The kernel's own frames end in small numbers: a multicast report ends in the
 /// address of all routers, `ff02::2`.
 const MAGIC: u32 = 0x5eed_0000;
+
+/// The bytes that a packet ends in.
+pub(crate) fn tagged(tag: u32) -> [u8; 4] {
+    (tag ^ MAGIC).to_be_bytes()
+}
 
 /// The tag at the end of a frame; of a frame that is not ours, some large number.
 #[must_use]

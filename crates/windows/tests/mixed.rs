@@ -40,6 +40,8 @@ const CLASSES: [&str; 6] = [
     "Linux, same node",
     "Linux, other node",
 ];
+const FROM_OWN_NODE: [&str; 2] = ["own node to Linux", "own node to Windows"];
+const FROM_OTHER_NODES: [&str; 2] = ["other node to Linux", "other node to Windows"];
 const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
 const READINGS: [SetReading; 2] = [SetReading::Endpoint, SetReading::Flow];
 const NARROWER: &str = "narrower: ICMP types";
@@ -154,18 +156,19 @@ fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
 
 /// Makes the cluster, and sends every packet.
 fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Asked) -> Result<(), String> {
-    let shown =
-        || format!("{}, {}\ncluster.yml:\n{}", case.hns, case.rendering.name, manifest(&case.objects));
+    let all: Objects = cluster.node_objects().chain(&case.objects).cloned().collect();
+    let shown = || format!("{}, {}\ncluster.yml:\n{}", case.hns, case.rendering.name, manifest(&all));
     let failed = |error: anyhow::Error| format!("{error:#}\n{}", shown());
     let reports = cluster.change(&case.objects, case.rendering).map_err(failed)?;
     in_force(&reports).map_err(|error| format!("{error}\n{}", shown()))?;
     let by_sets = cluster.acls_that_name_sets().map_err(failed)? > 0;
     let mut snapshot = Snapshot::new();
-    for (key, value) in &case.objects {
+    for (key, value) in &all {
         snapshot.insert(key.clone(), value.clone(), None);
     }
     let oracle = Oracle::new(&snapshot);
-    let flows = beginnings(&case.packets);
+    let mut flows = beginnings(&case.packets);
+    flows.extend(from_nodes(cluster));
     let passed = cluster.passed(&flows).map_err(failed)?;
     for (index, flow) in flows.iter().enumerate() {
         let (arrives, answer) = (passed.contains(&index), oracle_says(&oracle, flow));
@@ -204,6 +207,13 @@ fn in_force(reports: &[Report]) -> Result<(), String> {
     Ok(())
 }
 
+/// From each node's own kernel to each pod.
+fn from_nodes(cluster: &Cluster) -> Vec<Flow> {
+    let pods: Vec<IpAddr> = cluster.pods().collect();
+    let of_node = |node| pods.iter().map(move |pod| cluster.from_node(node, *pod, 53));
+    (0..NODES.len()).flat_map(of_node).collect()
+}
+
 /// Whether an end of the flow bears the condition that its ACLs allow less.
 fn may_be_narrower(cluster: &Cluster, reports: &[Report], flow: &Flow) -> bool {
     let is_told = |address| {
@@ -228,7 +238,7 @@ fn oracle_says(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
 }
 
 fn is_allowed(trace: &Option<Trace>) -> bool {
-    trace.as_ref().is_some_and(|trace| trace.verdict == Verdict::Allow)
+    trace.as_ref().is_none_or(|trace| trace.verdict == Verdict::Allow)
 }
 
 fn shown_port(flow: &Flow) -> String {
@@ -238,10 +248,19 @@ fn shown_port(flow: &Flow) -> String {
     }
 }
 
-/// Which of [`CLASSES`] a flow is of.
+/// Which of [`CLASSES`] a flow is of, or where it comes from if that is a node.
 fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
-    let node = |address: IpAddr| cluster.place(address).unwrap().node;
-    let (from, to) = (node(flow.source), node(flow.destination));
+    let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
+    let to = node(flow.destination).unwrap();
+    let Some(from) = node(flow.source) else {
+        let is_own = cluster.from_node(to, flow.destination, flow.destination_port) == *flow;
+        return match (is_own, NODES[to].1) {
+            (true, System::Linux) => FROM_OWN_NODE[0],
+            (true, System::Windows) => FROM_OWN_NODE[1],
+            (false, System::Linux) => FROM_OTHER_NODES[0],
+            (false, System::Windows) => FROM_OTHER_NODES[1],
+        };
+    };
     let index = match (NODES[from].1, NODES[to].1) {
         (System::Linux, System::Windows) => 0,
         (System::Windows, System::Linux) => 1,
@@ -282,12 +301,17 @@ impl Asked {
     fn check(&self, clusters: u32) {
         let clusters = usize::try_from(clusters).unwrap();
         let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
-        let readings = READINGS.map(by_sets_as);
-        for kind in kinds.chain(readings) {
+        let others =
+            READINGS.map(by_sets_as).into_iter().chain(FROM_OTHER_NODES.map(|from| format!("{from}, UDP")));
+        for kind in kinds.chain(others) {
             let (sent, arrived) = self.0.get(&kind).copied().unwrap_or_default();
             let fewest = (clusters / 100).max(1);
             let both = arrived >= fewest && sent - arrived >= fewest;
             assert!(both, "{kind}: {sent} flows were sent, {arrived} arrived: that proves little");
+        }
+        for from in FROM_OWN_NODE {
+            let (sent, arrived) = self.0[&format!("{from}, UDP")];
+            assert!(sent >= clusters / 10 && arrived == sent, "{from}: {arrived} of {sent} arrived");
         }
         let ((all, _), narrower) = (self.0["all"], self.0.get(NARROWER).map_or(0, |(sent, _)| *sent));
         assert!(all >= clusters * 20, "only {all} flows of {clusters} clusters");

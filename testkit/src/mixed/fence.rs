@@ -1,14 +1,17 @@
 //! Packets that no policy is asked of: when they are there, those before them have been received or dropped.
 
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use tortie_api::net::Protocol;
 use tortie_dataplane::MacAddress;
 use tortie_linux::namespace::NetNs;
+use tortie_policy::program::Flow;
 
 use super::PATIENCE;
+use crate::frames;
 
 const PORT: u16 = 7;
 
@@ -24,6 +27,23 @@ impl Marker {
         let socket = namespace.run(|| UdpSocket::bind((address, PORT)))?;
         let socket = socket.with_context(|| format!("{address} port {PORT}"))?;
         Ok(Self { socket, address, _namespace: namespace })
+    }
+
+    /// A flow to a pod that begins at this socket.
+    pub(super) fn flow(&self, destination: IpAddr, destination_port: u16) -> Flow {
+        let (source, source_port, protocol) = (self.address.into(), PORT, Protocol::UDP);
+        Flow { source, destination, protocol, source_port, destination_port, icmp: None }
+    }
+
+    /// Whether the flow is one of those.
+    pub(super) fn is_source_of(&self, flow: &Flow) -> bool {
+        *flow == self.flow(flow.destination, flow.destination_port)
+    }
+
+    /// Sends a packet of such a flow.
+    pub(super) fn send(&self, flow: &Flow, tag: u32) -> Result<()> {
+        self.socket.send_to(&frames::tagged(tag), (flow.destination, flow.destination_port))?;
+        Ok(())
     }
 
     /// Until it has this number from so many; others' are late ones.

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
 use tortie_api::kubernetes::Node as NodeResource;
@@ -169,6 +169,22 @@ impl Cluster {
         self.pods.get(&address).map(|pod| &pod.at)
     }
 
+    /// The addresses of the pods.
+    pub fn pods(&self) -> impl Iterator<Item = IpAddr> {
+        self.pods.keys().copied()
+    }
+
+    /// The nodes as the datastore has them.
+    pub fn node_objects(&self) -> impl Iterator<Item = &(Key, Value)> {
+        self.overlay.iter().filter(|(key, _)| key.kind == Kind::Node)
+    }
+
+    /// What a node can send a pod from its end of the tunnel, in the name of its own kernel.
+    #[must_use]
+    pub fn from_node(&self, node: usize, to: IpAddr, destination_port: u16) -> Flow {
+        self.nodes[node].marker.flow(to, destination_port)
+    }
+
     /// Changes the cluster into that of these objects, which have to be [`placed`], with policy rendered on Windows in
     /// this way. All pods get sandboxes of their own: no flow of before is remembered.
     ///
@@ -228,9 +244,13 @@ impl Cluster {
         static SENT: AtomicU32 = AtomicU32::new(0);
         let mut sent = BTreeMap::new();
         for (index, flow) in flows.iter().enumerate() {
-            let source = self.pods.get(&flow.source).with_context(|| format!("{flow:?} is no pod's"))?;
             let tag = SENT.fetch_add(1, Ordering::Relaxed) & TAGS;
-            source.end.send(&frames::frame(flow, source.end.router.0, tag))?;
+            let node = || self.nodes.iter().find(|node| node.marker.is_source_of(flow));
+            match (self.pods.get(&flow.source), node()) {
+                (Some(Pod { end, .. }), _) => end.send(&frames::frame(flow, end.router.0, tag))?,
+                (None, Some(node)) => node.marker.send(flow, tag)?,
+                (None, None) => bail!("{flow:?} is none of a pod, nor of what nodes can send"),
+            }
             sent.insert(tag, index);
         }
         let mut arrived = self.fence()?;
