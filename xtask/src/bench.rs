@@ -23,11 +23,16 @@ const DEMOS: usize = 5;
 /// Runs the measurements of these names; all without names.
 pub(crate) fn run(names: &[&str]) -> Result<()> {
     let wanted = |name: &str| names.is_empty() || names.contains(&name);
-    if let Some(unknown) = names.iter().find(|name| !["calc", "cni", "demo", "nftables"].contains(name)) {
-        bail!("there is no benchmark {unknown:?}; there are calc, cni, demo, nftables");
+    if let Some(unknown) =
+        names.iter().find(|name| !["calc", "cni", "demo", "nftables", "windows"].contains(name))
+    {
+        bail!("there is no benchmark {unknown:?}; there are calc, cni, demo, nftables, windows");
     }
     if wanted("calc") {
         calc()?;
+    }
+    if wanted("windows") {
+        cargo(&["bench", "--quiet", "--package", "tortie-windows", "--bench", "compile"])?;
     }
     if wanted("nftables") {
         setup::require_root("the benchmarks of nftables")?;

@@ -16,8 +16,8 @@ cargo xtask soak            what takes too long for every change: a million verd
                             of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
                             10,000 changes and a thousand kills under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
-cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables; all without NAME
-cargo xtask vectors FILE… [--on program|oracle|kernel|emulator]
+cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
+cargo xtask vectors FILE… [--on program|oracle|kernel]
                             replays files of published verdicts; fails where one differs; kernel needs root";
 
 /// The published verdicts, seen from the workspace. They are not part of the project.

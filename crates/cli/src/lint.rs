@@ -9,6 +9,7 @@ use tortie_api::Kind;
 use tortie_policy::lint::{Finding, Level, lint};
 use tortie_policy::oracle::Snapshot;
 
+use crate::cost::CostOf;
 use crate::explain::{DENIED, FAINT, coloured};
 use crate::output;
 use crate::show::Show;
@@ -22,6 +23,8 @@ pub(crate) enum PolicyCommand {
     Lint(Box<Lint>),
     /// Show what is in force for a pod, as its node has it: the policies in words, and the rules of the system beside them
     Show(Box<Show>),
+    /// Say what policies cost on Windows nodes, and which rule to change to save most: in a cluster, or in manifests
+    Cost(Box<CostOf>),
 }
 
 #[derive(clap::Args)]
@@ -44,6 +47,7 @@ impl PolicyCommand {
         match self {
             Self::Lint(lint) => lint.run(),
             Self::Show(show) => show.run(),
+            Self::Cost(cost) => cost.run(),
         }
     }
 }

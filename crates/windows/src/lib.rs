@@ -9,6 +9,7 @@
 //! again (hns.md 4.3).
 
 mod acl;
+mod cost;
 mod dataplane;
 mod endpoint;
 mod error;
@@ -22,6 +23,7 @@ mod static_rules;
 mod waits;
 mod wiring;
 
+pub use cost::{Because, Cost, Costing, PolicyCost, RuleCost, Saving, Tally, Way, Written};
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;

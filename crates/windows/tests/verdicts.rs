@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
+mod programs;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,175 +11,21 @@ use std::sync::{Arc, Mutex};
 
 use ipnet::IpNet;
 use node::*;
+use programs::*;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
-use proptest::sample::{select, subsequence};
+use proptest::sample::select;
 use serde_json::json;
 use tortie_api::calico::WindowsPolicySets;
-use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
+use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{Dataplane, Delta, NodeState, PodWiring};
 use tortie_hcn::schema::{Modify, PolicyList, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Hcn, Kind};
 use tortie_hns_emulator::{Config, DefaultAction, Emulator, Recorder};
 use tortie_policy::program::{
-    EndOfTier, EndpointProgram, EntityMatch, Flow, IcmpMatch, Member, PolicyRules, Rule, SetId, SetKind,
-    TierProgram, evaluate,
+    EndOfTier, EndpointProgram, EntityMatch, Flow, Member, Rule, SetId, SetKind, evaluate,
 };
 use tortie_windows::{StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay};
-
-const NET_SETS: [&str; 3] = ["s:a", "s:b", "s:unknown"];
-const PORT_SETS: [&str; 2] = ["p:a", "p:unknown"];
-const POLICIES: [&str; 5] = ["one", "two", "three", "four", "unknown"];
-
-fn address() -> impl Strategy<Value = IpAddr> {
-    prop_oneof![
-        6 => (0_u8..8).prop_map(|last| IpAddr::from([10, 0, 0, last])),
-        1 => select(vec!["10.244.3.6", "192.168.0.1", "255.255.255.255", "0.0.0.0"])
-            .prop_map(|text| text.parse().unwrap()),
-    ]
-}
-
-fn net() -> impl Strategy<Value = IpNet> {
-    let fixed =
-        ["0.0.0.0/0", "10.0.0.0/30", "10.0.0.4/30", "10.0.0.0/8", "10.244.3.5/32", "::/0", "10.0.0.2/31"];
-    prop_oneof![
-        select(fixed.to_vec()).prop_map(|text| text.parse().unwrap()),
-        address().prop_map(IpNet::from)
-    ]
-}
-
-fn protocol() -> impl Strategy<Value = Protocol> {
-    select([6, 17, 132, 1, 47, 0, 255].map(Protocol).to_vec())
-}
-
-fn port() -> impl Strategy<Value = u16> {
-    select(vec![0, 1, 2, 3, 4, 5, 65_535])
-}
-
-fn ports() -> impl Strategy<Value = PortRange> {
-    (port(), port()).prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) })
-}
-
-/// Mostly empty, as in life, so that rules match something.
-fn seldom<T: Clone + std::fmt::Debug + 'static>(
-    some: impl Strategy<Value = T> + 'static,
-) -> BoxedStrategy<Vec<T>> {
-    prop_oneof![4 => Just(vec![]), 1 => vec(some, 1..3)].boxed()
-}
-
-fn ids(names: &'static [&'static str]) -> BoxedStrategy<Vec<SetId>> {
-    seldom(select(names.to_vec()).prop_map(SetId::new))
-}
-
-fn entity() -> impl Strategy<Value = EntityMatch> {
-    let addresses = (seldom(net()), seldom(net()), ids(&NET_SETS), ids(&NET_SETS));
-    let ports = (seldom(ports()), ids(&PORT_SETS), seldom(ports()), ids(&PORT_SETS));
-    (addresses, ports).prop_map(
-        |((nets, not_nets, sets, not_sets), (ports, port_sets, not_ports, not_port_sets))| EntityMatch {
-            nets,
-            not_nets,
-            sets,
-            not_sets,
-            ports,
-            port_sets,
-            not_ports,
-            not_port_sets,
-        },
-    )
-}
-
-fn icmp() -> impl Strategy<Value = IcmpMatch> {
-    (prop::option::of(0_u8..3), prop::option::of(0_u8..2))
-        .prop_map(|(icmp_type, icmp_code)| IcmpMatch { icmp_type, icmp_code })
-}
-
-fn few<T: std::fmt::Debug + Clone + 'static>(
-    s: impl Strategy<Value = T> + 'static,
-) -> BoxedStrategy<Option<T>> {
-    prop::option::weighted(0.25, s).boxed()
-}
-
-fn rule(with_icmp: bool) -> impl Strategy<Value = Rule> {
-    let icmp_or_not = move || if with_icmp { few(icmp()) } else { Just(None).boxed() };
-    let action =
-        select(vec![Action::Allow, Action::Deny, Action::Pass, Action::Log, Action::Allow, Action::Deny]);
-    let protocols = (few(select(vec![IpVersion::V4, IpVersion::V6])), few(protocol()), few(protocol()));
-    (action, protocols, icmp_or_not(), icmp_or_not(), entity(), entity()).prop_map(
-        |(action, (ip_version, protocol, not_protocol), icmp, not_icmp, source, destination)| Rule {
-            action,
-            ip_version,
-            protocol,
-            not_protocol,
-            icmp,
-            not_icmp,
-            source,
-            destination,
-        },
-    )
-}
-
-fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
-    let tier = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
-    vec(tier.prop_map(|(policies, end)| tier_of(&policies, end)), 0..3)
-}
-
-fn tier_of(policies: &[&str], end: EndOfTier) -> TierProgram {
-    tier("tier", policies, end)
-}
-
-/// What a cluster says of one pod.
-#[derive(Debug, Clone)]
-struct Said {
-    program: EndpointProgram,
-    policies: Vec<PolicyRules>,
-    nets: BTreeSet<IpNet>,
-    others: BTreeSet<IpNet>,
-    address_ports: BTreeSet<(IpAddr, Protocol, u16)>,
-}
-
-fn said(with_icmp: bool) -> impl Strategy<Value = Said> {
-    let rules = (vec(rule(with_icmp), 0..4), vec(rule(with_icmp), 0..4));
-    let policies = vec(rules.prop_map(|(ingress, egress)| PolicyRules { ingress, egress }), 4);
-    let profiles = subsequence(POLICIES.to_vec(), 0..3);
-    let sets = (btree_set(net(), 0..4), btree_set(net(), 0..4));
-    let address_ports = btree_set((address(), protocol(), port()), 0..6);
-    (tiers(), tiers(), profiles, policies, sets, address_ports).prop_map(
-        |(ingress, egress, profiles, policies, (nets, others), address_ports)| Said {
-            program: EndpointProgram {
-                ingress,
-                egress,
-                profiles: profiles.iter().map(|name| policy_id(name)).collect(),
-            },
-            policies,
-            nets,
-            others,
-            address_ports,
-        },
-    )
-}
-
-impl Said {
-    fn deltas(&self) -> Vec<Delta> {
-        let set = |name: &str, kind, members| Delta::SetCreated(SetId::new(name), kind, members);
-        let nets = |nets: &BTreeSet<IpNet>| nets.iter().map(|net| Member::Net(net.trunc())).collect();
-        let address_port = |(address, protocol, port): &(IpAddr, Protocol, u16)| Member::AddressPort {
-            address: *address,
-            protocol: *protocol,
-            port: *port,
-        };
-        let mut deltas = vec![
-            local_node(),
-            own_block(),
-            set("s:a", SetKind::Nets, nets(&self.nets)),
-            set("s:b", SetKind::Nets, nets(&self.others)),
-            set("p:a", SetKind::AddressPorts, self.address_ports.iter().map(address_port).collect()),
-        ];
-        let policies = POLICIES.iter().zip(&self.policies);
-        deltas.extend(policies.map(|(name, rules)| Delta::Policy(policy_id(name), Arc::new(rules.clone()))));
-        deltas.push(endpoint(self.program.clone()));
-        deltas
-    }
-}
 
 fn flow() -> impl Strategy<Value = (Direction, Flow)> {
     let kind = (protocol(), port(), port(), (0_u8..4, 0_u8..3));

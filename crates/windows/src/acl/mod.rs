@@ -14,6 +14,7 @@ mod priorities;
 mod region;
 mod rows;
 mod services;
+mod shape;
 mod spell;
 mod transition;
 
@@ -29,6 +30,7 @@ use tortie_policy::program::Lookup;
 use flatten::flatten;
 pub use flatten::{NO_PROFILE, end_of_tier};
 use numbers::Addresses;
+pub use numbers::Ports;
 use priorities::priorities;
 use region::View;
 use rows::{Row, rows};
@@ -37,7 +39,8 @@ use spell::Speller;
 pub use peers::OUR_SETS;
 pub use rows::ANY_PROTOCOL;
 pub use services::{Frontends, Judged, SERVICE, Services};
-pub use spell::{Set, Sets};
+pub use shape::{Shape, shape};
+pub use spell::{CHUNK, Set, Sets, port_lists, text};
 pub use transition::{Transition, anonymous, transition};
 
 /// Traffic of the node itself to its own pods, before policy.
@@ -128,12 +131,7 @@ pub fn render<L: Lookup>(
     if own.is_empty() {
         return (rendered, conditions);
     }
-    rendered.fixed.extend(node_to_pod(node));
-    // The node's own firewall, which a packet has to pass as well, leaves the decision to the switch.
-    rendered.fixed.extend([AclDirection::In, AclDirection::Out].map(|direction| Acl {
-        rule_type: AclRuleType::Host,
-        ..any(AclAction::Allow, direction, 0, "host")
-    }));
+    rendered.fixed.extend(before_policy(node));
     let view = View { own: &own_addresses, by_name, lookup };
     for (direction, (_, policy)) in
         [Direction::Ingress, Direction::Egress].into_iter().zip(&mut rendered.policy)
@@ -179,10 +177,11 @@ impl Rows {
     pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
         let policy = self.policy.each_ref().map(|(direction, rows)| {
             let speller = Speller { direction: direction.clone(), own: &self.own, sets };
-            let mut seen = HashSet::new();
-            let acls = rows.iter().flat_map(|row| speller.acls(row, spell_out));
+            let acls: Vec<Acl> = rows.iter().flat_map(|row| speller.acls(row, spell_out)).collect();
             // What comes a second time decides nothing.
-            acls.filter(|acl| seen.insert(acl.clone())).collect()
+            let mut seen = HashSet::with_capacity(acls.len());
+            let first: Vec<bool> = acls.iter().map(|acl| seen.insert(acl)).collect();
+            acls.into_iter().zip(first).filter_map(|(acl, first)| first.then_some(acl)).collect()
         });
         List { fixed: self.fixed.clone(), policy }
     }
@@ -234,6 +233,14 @@ fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     six.map(condition).collect()
 }
 
+/// What every endpoint has for what packets meet before policy.
+pub fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
+    // The node's own firewall, which a packet has to pass as well, leaves the decision to the switch.
+    let host = [AclDirection::In, AclDirection::Out]
+        .map(|direction| Acl { rule_type: AclRuleType::Host, ..any(AclAction::Allow, direction, 0, "host") });
+    node_to_pod(node).into_iter().chain(host).collect()
+}
+
 /// Probes come from the node itself, and always get through (semantics 2).
 fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     let addresses: Vec<String> = node.iter().map(Ipv4Addr::to_string).collect();
@@ -250,7 +257,7 @@ pub fn of_static_rule(action: AclAction, direction: AclDirection, name: &str) ->
 }
 
 /// The ACL about all packets of one direction.
-fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
+pub fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
         id: id(origin),
         protocols: rows::ANY_PROTOCOL.to_string(),

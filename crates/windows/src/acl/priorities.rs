@@ -23,7 +23,9 @@ pub fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<
     let mut run = 0;
     for (index, acl) in list.iter().enumerate() {
         run += usize::from(index > 0 && list[index - 1].action != acl.action);
-        places.push(Place { index, run, kept: there.get(&unnumbered(acl)).copied() });
+        // To bring long lists into their normal form takes long.
+        let kept = if there.is_empty() { None } else { there.get(&unnumbered(acl)).copied() };
+        places.push(Place { index, run, kept });
     }
     // Within a run those that may keep their priorities come in the order of these.
     places.sort_by_key(|place| (place.run, place.kept));

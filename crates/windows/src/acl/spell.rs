@@ -1,7 +1,7 @@
 //! Rows as ACLs: lists of addresses and ports as HNS reads them, or the identifiers of sets.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::peers::Peers;
 use super::rows::Row;
 
 /// The most addresses or ports in one ACL (hns.md 4.1).
-const CHUNK: usize = 4000;
+pub const CHUNK: usize = 4000;
 /// The most addresses in one set: with as many that come, before others go, it has no more than an ACL.
 const CHUNK_OF_SET: usize = CHUNK / 2;
 
@@ -39,12 +39,14 @@ pub struct Set {
 pub struct Sets<'a, L> {
     lookup: &'a L,
     made: RefCell<BTreeMap<String, Arc<[Set]>>>,
+    /// Addresses as lists for ACLs: endpoints under the same policies have the same.
+    lists: RefCell<HashMap<Addresses, Arc<[String]>>>,
 }
 
 impl<'a, L: Lookup> Sets<'a, L> {
     /// Sets with the members that `lookup` knows.
     pub fn new(lookup: &'a L) -> Self {
-        Self { lookup, made: RefCell::default() }
+        Self { lookup, made: RefCell::default(), lists: RefCell::default() }
     }
 
     /// The peers as sets: one, or as many as it takes.
@@ -52,6 +54,16 @@ impl<'a, L: Lookup> Sets<'a, L> {
         let id = peers.set_id();
         let mut made = self.made.borrow_mut();
         Arc::clone(made.entry(id.clone()).or_insert_with(|| sets(&id, peers, self.lookup)))
+    }
+
+    /// The addresses as lists for ACLs.
+    fn lists(&self, addresses: &Addresses) -> Arc<[String]> {
+        if let Some(lists) = self.lists.borrow().get(addresses) {
+            return Arc::clone(lists);
+        }
+        let lists: Arc<[String]> = address_lists(addresses).into();
+        self.lists.borrow_mut().insert(addresses.clone(), Arc::clone(&lists));
+        lists
     }
 
     /// Those that were asked for and have one of these identifiers.
@@ -105,8 +117,8 @@ impl<L: Lookup> Speller<'_, L> {
     }
 
     fn spelled_out(&self, row: &Row, peers: &Addresses) -> Vec<Acl> {
-        let local = address_lists(row.local.addresses.literal());
-        let remote = address_lists(peers);
+        let local = self.sets.lists(row.local.addresses.literal());
+        let remote = self.sets.lists(peers);
         let pairs =
             local.iter().flat_map(|local| remote.iter().map(move |remote| (local.clone(), remote.clone())));
         self.with_ports(row, pairs.collect())
@@ -160,7 +172,8 @@ impl<L: Lookup> Speller<'_, L> {
     }
 }
 
-fn text(net: &Ipv4Net) -> String {
+/// The network as HNS reads it; of a single address the address.
+pub fn text(net: &Ipv4Net) -> String {
     if net.prefix_len() == 32 { net.addr().to_string() } else { net.to_string() }
 }
 
@@ -168,7 +181,8 @@ fn address_lists(addresses: &Addresses) -> Vec<String> {
     lists(addresses, |addresses| addresses.to_nets().iter().map(text).collect())
 }
 
-fn port_lists(ports: &Ports) -> Vec<String> {
+/// The ports as lists for ACLs.
+pub fn port_lists(ports: &Ports) -> Vec<String> {
     lists(ports, |ports| {
         let text = |(first, last): &(u32, u32)| {
             let mut text = first.to_string();

@@ -1,0 +1,339 @@
+//! `tortie policy cost`: what policies come to on Windows nodes, and which rule to change to save most.
+
+mod cluster;
+mod document;
+mod page;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use tortie_api::net::Direction;
+use tortie_api::{Key, Kind};
+use tortie_dataplane::{EndpointId, NodeState};
+use tortie_policy::oracle::{PolicyName, Snapshot};
+use tortie_policy::policy_id;
+use tortie_policy::program::{PolicyId, PolicyKind};
+use tortie_windows::{Because, Cost, Costing, Saving, Tally};
+
+use crate::decided::rule_place;
+use crate::output;
+use crate::snapshot::Source;
+use cluster::Cluster;
+
+/// How many pods and policies are told of.
+const DEAREST: usize = 10;
+
+#[derive(clap::Args)]
+pub(crate) struct CostOf {
+    /// Of what: a policy (KIND/NAMESPACE/NAME, KIND/NAME), or a pod (NAMESPACE/POD); of everything without
+    #[arg(value_name = "POLICY | POD")]
+    of: Option<String>,
+    /// How to show it
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    output: Format,
+    #[command(flatten)]
+    source: Source,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+/// What is asked about.
+enum Subject {
+    Everything,
+    Policy(PolicyId),
+    Pod { namespace: String, name: String },
+}
+
+/// What was found.
+struct Found {
+    subject: Subject,
+    /// How many Windows nodes there are; with none, all pods are looked at as if they were on such.
+    windows: usize,
+    pods: Vec<PodCost>,
+    policies: Vec<PolicyTotal>,
+    total: Total,
+    /// How many of the pods rules were looked at for, and what these cost without sets.
+    looked_at: (usize, Tally),
+    /// Those that save most first.
+    rules: Vec<RuleTotal>,
+}
+
+/// A pod's interface.
+struct PodCost {
+    id: EndpointId,
+    node: String,
+    cost: Cost,
+}
+
+/// A policy, with all pods that it selects.
+struct PolicyTotal {
+    policy: PolicyId,
+    pods: usize,
+    lists: Tally,
+    sets: Tally,
+    naive: Tally,
+}
+
+/// All pods together.
+#[derive(Default)]
+struct Total {
+    lists: Tally,
+    sets: Tally,
+    naive: Tally,
+    /// Sets on all nodes, each on each node that has it, and the addresses and networks in them.
+    set_count: usize,
+    members: usize,
+    left_out: usize,
+    cut: bool,
+}
+
+/// A rule, with all pods that were looked at.
+struct RuleTotal {
+    policy: PolicyId,
+    direction: Direction,
+    /// As it was written, counted from one.
+    number: usize,
+    /// ` (file:line)`, where that is known.
+    place: String,
+    lists: Saving,
+    sets: Saving,
+    because: Because,
+}
+
+impl CostOf {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        crate::log("warn");
+        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let subject = subject(&snapshot, self.of.as_deref())?;
+        let found = found(&snapshot, &Cluster::of(&snapshot), subject)?;
+        match self.output {
+            Format::Text => page::print(&found),
+            Format::Json => output::line(&serde_json::to_string_pretty(&document::of(&found))?),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Reads what is asked about; it must exist.
+fn subject(snapshot: &Snapshot, text: Option<&str>) -> anyhow::Result<Subject> {
+    let Some(text) = text else { return Ok(Subject::Everything) };
+    let parts: Vec<&str> = text.split('/').collect();
+    let kind = parts.first().filter(|_| parts.len() > 1).and_then(|word| Kind::from_word(word));
+    let key = match (kind, parts.as_slice()) {
+        (Some(kind), [_, namespace, name]) if kind.namespaced() => Key::namespaced(kind, *namespace, *name),
+        (Some(kind), [_, name]) if !kind.namespaced() => Key::global(kind, *name),
+        (_, [name]) => Key::namespaced(Kind::Pod, "default", *name),
+        (_, [namespace, name]) => Key::namespaced(Kind::Pod, *namespace, *name),
+        _ => bail!("{text:?} is none of KIND/NAMESPACE/NAME, KIND/NAME, NAMESPACE/POD"),
+    };
+    if snapshot.get(&key).is_none() {
+        let hint = match key.kind {
+            Kind::NetworkPolicy => " (a Kubernetes policy is a knp)",
+            Kind::Pod if kind.is_some() => " (a policy is named as KIND/NAMESPACE/NAME)",
+            _ => "",
+        };
+        bail!("{key} does not exist{hint}");
+    }
+    if key.kind == Kind::Pod {
+        return Ok(Subject::Pod { namespace: key.namespace, name: key.name });
+    }
+    let profile = || (key.kind == Kind::Profile).then(|| PolicyId::profile(key.name.as_str()));
+    let id = policy_id(&key).or_else(profile);
+    Ok(Subject::Policy(id.with_context(|| format!("{key} is no policy that is in force, and no pod"))?))
+}
+
+fn found(snapshot: &Snapshot, cluster: &Cluster, subject: Subject) -> anyhow::Result<Found> {
+    let is_asked = |id: &EndpointId| match &subject {
+        Subject::Pod { namespace, name } => *id.namespace == **namespace && *id.pod == **name,
+        _ => cluster.counts(id),
+    };
+    let is_under = |policy: &PolicyId, id: &EndpointId| {
+        cluster
+            .state
+            .endpoints
+            .get(id)
+            .is_some_and(|endpoint| endpoint.program.policy_ids().any(|of| of == policy))
+    };
+    let mut by_node: BTreeMap<&str, Vec<&EndpointId>> = BTreeMap::new();
+    for id in cluster.state.endpoints.keys().filter(|id| is_asked(id)) {
+        let concerned = match &subject {
+            Subject::Policy(policy) => is_under(policy, id),
+            _ => true,
+        };
+        if concerned {
+            by_node.entry(cluster.node_of(id)).or_default().push(id);
+        }
+    }
+    let costings: BTreeMap<&str, Costing<'_, NodeState>> =
+        by_node.keys().map(|node| (*node, costing(cluster, node))).collect();
+    let mut pods = Vec::new();
+    for (node, ids) in by_node {
+        let Some(costing) = costings.get(node) else { continue };
+        for id in ids {
+            let Some(endpoint) = cluster.state.endpoints.get(id) else { continue };
+            pods.push(PodCost { id: id.clone(), node: node.to_owned(), cost: costing.cost(endpoint) });
+        }
+    }
+    refuse_nothing(&subject, cluster, &pods)?;
+    pods.sort_by_key(|pod| (std::cmp::Reverse(weight(&pod.cost.lists)), pod.id.clone()));
+    let wanted = |id: &PolicyId| match &subject {
+        Subject::Policy(policy) => id == policy,
+        _ => id.kind != PolicyKind::Profile,
+    };
+    let most = if matches!(subject, Subject::Everything) { DEAREST } else { pods.len() };
+    let looked_at = pods.iter().take(most);
+    let looked_at_cost = looked_at.clone().map(|pod| pod.cost.lists).sum();
+    let mut rules = Rules { snapshot, all: BTreeMap::new() };
+    for pod in looked_at {
+        let costing = costings.get(pod.node.as_str());
+        if let Some((costing, endpoint)) = costing.zip(cluster.state.endpoints.get(&pod.id)) {
+            rules.add(
+                costing.rules(endpoint, wanted, &|id, direction| cluster::written(snapshot, id, direction)),
+            );
+        }
+    }
+    Ok(Found {
+        windows: cluster.windows(),
+        policies: policies(&pods, &subject),
+        total: total(&pods),
+        looked_at: (pods.len().min(most), looked_at_cost),
+        rules: rules.sorted(),
+        pods,
+        subject,
+    })
+}
+
+fn costing<'a>(cluster: &'a Cluster, node: &str) -> Costing<'a, NodeState> {
+    Costing::new(&cluster.state, cluster.nodes.get(node).cloned().unwrap_or_default())
+}
+
+/// Where there is nothing to say, says why.
+fn refuse_nothing(subject: &Subject, cluster: &Cluster, pods: &[PodCost]) -> anyhow::Result<()> {
+    if !pods.is_empty() {
+        return Ok(());
+    }
+    match subject {
+        Subject::Pod { namespace, name } => bail!(
+            "Pod {namespace}/{name} is under no policy of pods: it has ended, or has the network of its node"
+        ),
+        Subject::Policy(policy) if cluster.windows() > 0 => {
+            bail!("{policy} selects no pod on a Windows node")
+        }
+        Subject::Policy(policy) => bail!("{policy} selects no pod"),
+        Subject::Everything if cluster.windows() > 0 => bail!("there is no pod on a Windows node"),
+        Subject::Everything => bail!("there are no pods"),
+    }
+}
+
+/// What is compared to say what is dearer: all that is written in ACLs, and these themselves.
+fn weight(tally: &Tally) -> usize {
+    tally.acls + tally.addresses + tally.ports + tally.names
+}
+
+fn policies(pods: &[PodCost], subject: &Subject) -> Vec<PolicyTotal> {
+    let mut totals: BTreeMap<&PolicyId, PolicyTotal> = BTreeMap::new();
+    for cost in pods.iter().flat_map(|pod| &pod.cost.policies) {
+        let new = || PolicyTotal {
+            policy: cost.policy.clone(),
+            pods: 0,
+            lists: Tally::default(),
+            sets: Tally::default(),
+            naive: Tally::default(),
+        };
+        let total = totals.entry(&cost.policy).or_insert_with(new);
+        total.pods += 1;
+        total.lists += cost.lists;
+        total.sets += cost.sets;
+        total.naive += cost.naive;
+    }
+    let mut all: Vec<PolicyTotal> = totals.into_values().collect();
+    match subject {
+        // In the order in which they are asked.
+        Subject::Pod { .. } => {
+            let order: Vec<&PolicyId> =
+                pods.iter().flat_map(|pod| &pod.cost.policies).map(|cost| &cost.policy).collect();
+            all.sort_by_key(|total| order.iter().position(|id| **id == total.policy));
+        }
+        Subject::Policy(policy) => all.retain(|total| total.policy == *policy),
+        Subject::Everything => all.sort_by_key(|total| std::cmp::Reverse(weight(&total.lists))),
+    }
+    all
+}
+
+fn total(pods: &[PodCost]) -> Total {
+    let mut total = Total::default();
+    let mut sets = BTreeMap::new();
+    for PodCost { node, cost, .. } in pods {
+        total.lists += cost.lists;
+        total.sets += cost.sets;
+        total.naive += cost.naive;
+        total.left_out += cost.left_out;
+        total.cut |= cost.cut;
+        sets.extend(cost.members.iter().map(|(id, members)| ((node, id), *members)));
+    }
+    (total.set_count, total.members) = (sets.len(), sets.values().sum());
+    total
+}
+
+/// Rules by policy, direction and number.
+struct Rules<'a> {
+    snapshot: &'a Snapshot,
+    all: BTreeMap<(PolicyId, bool, usize), RuleTotal>,
+}
+
+impl Rules<'_> {
+    fn add(&mut self, costs: Vec<tortie_windows::RuleCost>) {
+        for cost in costs {
+            let key = (cost.policy.clone(), cost.direction == Direction::Egress, cost.number);
+            match self.all.get_mut(&key) {
+                None => drop(self.all.insert(key, self.first(cost))),
+                Some(total) => {
+                    // What is said is said of the pod where it is dearest.
+                    if entries(cost.lists) > entries(total.lists) || total.because == Because::Nothing {
+                        total.because = cost.because;
+                    }
+                    for (sum, one) in [(&mut total.lists, cost.lists), (&mut total.sets, cost.sets)] {
+                        sum.acls += one.acls;
+                        sum.addresses += one.addresses;
+                    }
+                }
+            }
+        }
+    }
+
+    fn first(&self, cost: tortie_windows::RuleCost) -> RuleTotal {
+        let id = &cost.policy;
+        let (namespace, name) = (id.namespace.to_string(), id.name.to_string());
+        let named = PolicyName { kind: id.kind.kind().to_string(), namespace, name };
+        RuleTotal {
+            place: rule_place(self.snapshot, &named, cost.direction, cost.number),
+            policy: cost.policy,
+            direction: cost.direction,
+            number: cost.number,
+            lists: cost.lists,
+            sets: cost.sets,
+            because: cost.because,
+        }
+    }
+
+    fn sorted(self) -> Vec<RuleTotal> {
+        let mut rules: Vec<RuleTotal> = self.all.into_values().collect();
+        rules.sort_by_key(|rule| std::cmp::Reverse((entries(rule.lists), entries(rule.sets))));
+        rules
+    }
+}
+
+fn entries(saving: Saving) -> i64 {
+    saving.acls + saving.addresses
+}
+
+/// `ingress`, `egress`.
+fn way(direction: Direction) -> &'static str {
+    if direction == Direction::Ingress { "ingress" } else { "egress" }
+}

@@ -1,0 +1,338 @@
+//! Policy as Calico for Windows renders it, to compare with.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+use tortie_api::net::{Action, Direction, IpVersion, Protocol};
+use tortie_dataplane::Endpoint;
+use tortie_hcn::schema::{Acl, AclAction, AclDirection};
+use tortie_policy::program::{EndOfTier, EntityMatch, Lookup, Member, PolicyId, Rule, SetId};
+
+use crate::acl::{ANY_PROTOCOL, CHUNK, Ports, any, before_policy, port_lists, text};
+
+/// The most ACLs of one direction that are made to be counted.
+const MOST: usize = 50_000;
+
+/// Renders as Calico for Windows does. What has been rendered of a policy serves all endpoints, as it does there.
+pub struct Naive<'a, L> {
+    lookup: &'a L,
+    sets: RefCell<HashMap<SetId, Arc<Nets>>>,
+    policies: RefCell<HashMap<(PolicyId, Direction), Arc<Rendered>>>,
+}
+
+/// An endpoint's ACLs.
+#[derive(Debug, Default)]
+pub struct Expanded {
+    /// All of them.
+    pub acls: Vec<Acl>,
+    /// How many rules are not among them, as they cannot be expressed.
+    pub left_out: usize,
+    /// Whether there would be more, but it was given up.
+    pub cut: bool,
+}
+
+/// Networks, each as it was given: neighbours are not joined.
+type Nets = BTreeSet<Ipv4Net>;
+
+/// What a policy comes to in one direction.
+#[derive(Debug, Default)]
+struct Rendered {
+    rules: Vec<Expansion>,
+    left_out: usize,
+}
+
+/// A rule whose sets have been expanded.
+#[derive(Debug, Clone)]
+struct Expansion {
+    /// Allow, Deny or Pass.
+    action: Action,
+    origin: Arc<str>,
+    /// `None` is any.
+    protocol: Option<Protocol>,
+    local: Side,
+    remote: Side,
+}
+
+#[derive(Debug, Clone)]
+struct Side {
+    /// `None` is everybody.
+    nets: Option<Arc<Nets>>,
+    ports: Ports,
+}
+
+impl<'a, L: Lookup> Naive<'a, L> {
+    pub fn new(lookup: &'a L) -> Self {
+        Self { lookup, sets: RefCell::default(), policies: RefCell::default() }
+    }
+
+    /// The ACLs that Calico for Windows would give the endpoint. **This is a model**, made after the source of Felix 3.32
+    /// (`felix/dataplane/windows/policysets`, calico.md 7.4 to 7.8), not a measurement:
+    ///
+    /// - Every rule of every policy that selects the endpoint becomes an ACL, with the members of its selectors as lists of
+    ///   local and remote addresses, whether or not the endpoint itself is among the local ones; neighbouring addresses are
+    ///   not joined. A Service's backends are an ACL for each port.
+    /// - A rule with Pass is replaced by its intersections with all rules of the next tier, and each tier ends with a rule
+    ///   about everything.
+    /// - Lists longer than 4,000 are cut, and all pieces of one are combined with all pieces of the other.
+    /// - Beside policy there is the node's ACL, and one for the host's firewall each way.
+    ///
+    /// Where Calico does less than the policy says, the model is kinder, or else it would be compared with nothing: a named
+    /// port is expanded like a Service's backends (Calico leaves the rule out), Pass in the last tier leads to the profiles
+    /// (there, to Deny), several sets on one side are intersected (there, united). It is cheaper than Calico where lists are
+    /// cut: here that is done after tiers were joined. Rules with negations, with types of ICMP, or with ports but no
+    /// protocol that has ports, are left out, and counted.
+    pub fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<Ipv4Addr>) -> Expanded {
+        let mut expanded = Expanded { acls: before_policy(node), ..Expanded::default() };
+        if !endpoint.addresses.iter().any(IpAddr::is_ipv4) {
+            return Expanded::default();
+        }
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let profiles = self.tier(&endpoint.program.profiles, EndOfTier::Deny, direction, &mut expanded);
+            let deny_pass = |rule: Expansion| match rule.action {
+                Action::Pass => Expansion { action: Action::Deny, ..rule },
+                _ => rule,
+            };
+            let mut list: Vec<Expansion> = profiles.into_iter().map(deny_pass).collect();
+            for tier in endpoint.program.tiers(direction).iter().rev() {
+                let rules = self.tier(&tier.policies, tier.end, direction, &mut expanded);
+                list = flattened(rules, &list);
+                expanded.cut |= list.len() > MOST;
+                list.truncate(MOST);
+            }
+            expanded.acls.extend(list.iter().flat_map(|rule| spelled(rule, direction)));
+        }
+        expanded
+    }
+
+    /// The rules of a tier's policies, and its end.
+    fn tier(
+        &self,
+        policies: &[PolicyId],
+        end: EndOfTier,
+        direction: Direction,
+        expanded: &mut Expanded,
+    ) -> Vec<Expansion> {
+        let mut rules = Vec::new();
+        let mut end = if end == EndOfTier::Pass { Action::Pass } else { Action::Deny };
+        for id in policies {
+            let Some(policy) = self.policy(id, direction) else {
+                end = Action::Deny;
+                break;
+            };
+            expanded.left_out += policy.left_out;
+            rules.extend(policy.rules.iter().cloned());
+        }
+        let all = || Side { nets: None, ports: Ports::all() };
+        rules.push(Expansion {
+            action: end,
+            origin: "end".into(),
+            protocol: None,
+            local: all(),
+            remote: all(),
+        });
+        rules
+    }
+
+    fn policy(&self, id: &PolicyId, direction: Direction) -> Option<Arc<Rendered>> {
+        let key = (id.clone(), direction);
+        if let Some(rendered) = self.policies.borrow().get(&key) {
+            return Some(Arc::clone(rendered));
+        }
+        let origin: Arc<str> = id.to_string().into();
+        let mut rendered = Rendered::default();
+        for rule in self.lookup.policy(id)?.direction(direction) {
+            match is_expressible(rule) {
+                true => rendered.rules.extend(self.expansions(rule, direction, &origin)),
+                false => rendered.left_out += 1,
+            }
+        }
+        let rendered = Arc::new(rendered);
+        self.policies.borrow_mut().insert(key, Arc::clone(&rendered));
+        Some(rendered)
+    }
+
+    /// The rule, once for each pair of what its sides are.
+    fn expansions(&self, rule: &Rule, direction: Direction, origin: &Arc<str>) -> Vec<Expansion> {
+        if rule.action == Action::Log || rule.ip_version == Some(IpVersion::V6) {
+            return Vec::new();
+        }
+        let (local, remote) = match direction {
+            Direction::Ingress => (&rule.destination, &rule.source),
+            Direction::Egress => (&rule.source, &rule.destination),
+        };
+        let (local, remote) = (self.sides(local), self.sides(remote));
+        let pairs = local.iter().flat_map(|local| remote.iter().map(move |remote| (local, remote)));
+        let expansion = |((one, local), (other, remote)): (&(_, Side), &(_, Side))| {
+            let protocols: BTreeSet<Protocol> = [rule.protocol, *one, *other].into_iter().flatten().collect();
+            let (local, remote) = (local.clone(), remote.clone());
+            (protocols.len() <= 1).then(|| Expansion {
+                action: rule.action,
+                origin: Arc::clone(origin),
+                protocol: protocols.into_iter().next(),
+                local,
+                remote,
+            })
+        };
+        pairs.filter_map(expansion).collect()
+    }
+
+    /// What one side of a rule is: one list of addresses, or one for each port that has addresses of its own.
+    fn sides(&self, entity: &EntityMatch) -> Vec<(Option<Protocol>, Side)> {
+        let literal =
+            (!entity.nets.is_empty()).then(|| Arc::new(entity.nets.iter().filter_map(v4).collect::<Nets>()));
+        let sets = entity.sets.iter().map(|id| self.members(id));
+        let nets = literal.into_iter().chain(sets).reduce(|one, other| Arc::new(intersection(&one, &other)));
+        if nets.as_ref().is_some_and(|nets| nets.is_empty()) {
+            return Vec::new();
+        }
+        let mut sides = Vec::new();
+        if !entity.ports.is_empty() || entity.port_sets.is_empty() {
+            let given = entity.ports.iter().map(|range| (range.first.into(), range.last.into())).collect();
+            let ports = if entity.ports.is_empty() { Ports::all() } else { Ports::from_ranges(given) };
+            sides.push((None, Side { nets: nets.clone(), ports }));
+        }
+        let mut by_port: BTreeMap<(Protocol, u16), Nets> = BTreeMap::new();
+        for member in entity.port_sets.iter().flat_map(|id| self.lookup.set(id).into_iter().flatten()) {
+            if let Member::AddressPort { address: IpAddr::V4(address), protocol, port } = *member {
+                by_port.entry((protocol, port)).or_default().insert(address.into());
+            }
+        }
+        for ((protocol, port), addresses) in by_port {
+            let addresses = match &nets {
+                Some(nets) => intersection(nets, &addresses),
+                None => addresses,
+            };
+            if !addresses.is_empty() {
+                let ports = match protocol.has_ports() {
+                    true => Ports::from_ranges(vec![(port.into(), port.into())]),
+                    false => Ports::all(),
+                };
+                sides.push((Some(protocol), Side { nets: Some(Arc::new(addresses)), ports }));
+            }
+        }
+        sides
+    }
+
+    fn members(&self, id: &SetId) -> Arc<Nets> {
+        let members = || {
+            let nets = self.lookup.set(id).into_iter().flatten().filter_map(|member| match member {
+                Member::Net(net) => v4(net),
+                Member::AddressPort { .. } => None,
+            });
+            Arc::new(nets.collect())
+        };
+        Arc::clone(self.sets.borrow_mut().entry(id.clone()).or_insert_with(members))
+    }
+}
+
+/// Whether an ACL can say it, each field as a list (calico.md 7.5 a to d).
+fn is_expressible(rule: &Rule) -> bool {
+    let sides = [&rule.source, &rule.destination];
+    let negates = |side: &&EntityMatch| {
+        !side.not_nets.is_empty()
+            || !side.not_sets.is_empty()
+            || !side.not_ports.is_empty()
+            || !side.not_port_sets.is_empty()
+    };
+    let has_ports = sides.iter().any(|side| !side.ports.is_empty());
+    rule.not_protocol.is_none()
+        && rule.icmp.is_none()
+        && rule.not_icmp.is_none()
+        && !sides.iter().any(negates)
+        && (!has_ports || rule.protocol.is_some_and(Protocol::has_ports))
+}
+
+/// The tier, where each rule that passes on is replaced by what it lets through of the next one.
+fn flattened(tier: Vec<Expansion>, next: &[Expansion]) -> Vec<Expansion> {
+    let mut list = Vec::new();
+    for rule in tier {
+        match rule.action {
+            Action::Pass => list.extend(next.iter().filter_map(|then| rule.and(then)).take(MOST)),
+            _ => list.push(rule),
+        }
+        if list.len() > MOST {
+            break;
+        }
+    }
+    list
+}
+
+impl Expansion {
+    fn and(&self, then: &Expansion) -> Option<Expansion> {
+        let protocol = match (self.protocol, then.protocol) {
+            (Some(one), Some(other)) if one != other => return None,
+            (one, other) => one.or(other),
+        };
+        let (local, remote) = (self.local.and(&then.local)?, self.remote.and(&then.remote)?);
+        Some(Expansion { protocol, local, remote, ..then.clone() })
+    }
+}
+
+impl Side {
+    fn and(&self, other: &Side) -> Option<Side> {
+        let nets = match (&self.nets, &other.nets) {
+            (Some(one), Some(other)) => {
+                Some(Arc::new(intersection(one, other))).filter(|nets| !nets.is_empty()).map(Some)?
+            }
+            (one, other) => one.clone().or_else(|| other.clone()),
+        };
+        let ports = self.ports.and(&other.ports);
+        (!ports.is_empty()).then_some(Side { nets, ports })
+    }
+}
+
+/// Of each pair the narrower, where one has the other.
+fn intersection(one: &Nets, other: &Nets) -> Nets {
+    let inside = |net: &Ipv4Net, nets: &Nets| {
+        (0..=net.prefix_len())
+            .any(|length| Ipv4Net::new(net.addr(), length).is_ok_and(|up| nets.contains(&up.trunc())))
+    };
+    let narrower =
+        one.iter().filter(|net| inside(net, other)).chain(other.iter().filter(|net| inside(net, one)));
+    narrower.copied().collect()
+}
+
+fn v4(net: &IpNet) -> Option<Ipv4Net> {
+    match net {
+        IpNet::V4(net) => Some(net.trunc()),
+        IpNet::V6(_) => None,
+    }
+}
+
+fn spelled(rule: &Expansion, direction: Direction) -> Vec<Acl> {
+    let addresses = |side: &Side| match &side.nets {
+        None => vec![String::new()],
+        Some(nets) => {
+            let nets: Vec<String> = nets.iter().map(text).collect();
+            nets.chunks(CHUNK).map(|chunk| chunk.join(",")).collect()
+        }
+    };
+    let action = if rule.action == Action::Allow { AclAction::Allow } else { AclAction::Block };
+    let way = if direction == Direction::Ingress { AclDirection::In } else { AclDirection::Out };
+    let (local_ports, remote_ports) = (port_lists(&rule.local.ports), port_lists(&rule.remote.ports));
+    let mut acls = Vec::new();
+    let remote = addresses(&rule.remote);
+    for local_addresses in &addresses(&rule.local) {
+        for remote_addresses in &remote {
+            for local_ports in &local_ports {
+                for remote_ports in &remote_ports {
+                    acls.push(Acl {
+                        protocols: rule
+                            .protocol
+                            .map_or(ANY_PROTOCOL, |Protocol(number)| number.into())
+                            .to_string(),
+                        local_addresses: local_addresses.clone(),
+                        remote_addresses: remote_addresses.clone(),
+                        local_ports: local_ports.clone(),
+                        remote_ports: remote_ports.clone(),
+                        ..any(action.clone(), way.clone(), 0, &rule.origin)
+                    });
+                }
+            }
+        }
+    }
+    acls
+}
