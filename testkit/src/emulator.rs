@@ -27,6 +27,7 @@ use tortie_windows::{
 };
 
 use crate::clusters::Objects;
+use crate::told::tell;
 
 /// A way to have policy rendered.
 #[derive(Debug, Clone, Copy)]
@@ -39,6 +40,16 @@ pub struct Rendering {
     pub suits: fn(&Config) -> bool,
     /// Whether ACLs name sets: else what HNS makes of those makes no difference.
     pub names_sets: bool,
+}
+
+impl Rendering {
+    /// Has the operator set it.
+    pub(crate) fn ask_for(&self, objects: &mut BTreeMap<Key, Value>) {
+        let settings = objects.entry(Key::global(Kind::FelixConfiguration, "default"));
+        let settings = settings.or_insert_with(|| json!({"metadata": {"name": "default"}, "spec": {}}));
+        let annotation = &mut settings["metadata"]["annotations"][FelixConfiguration::WINDOWS_POLICY_SETS];
+        *annotation = json!(self.policy_sets);
+    }
 }
 
 /// All there are. Each is right on every HNS that it suits.
@@ -181,20 +192,9 @@ impl Cluster {
     /// A pod could not be connected or disconnected.
     pub fn change(&mut self, objects: &Objects) -> Result<Vec<Report>> {
         let mut new: BTreeMap<Key, Value> = objects.iter().cloned().collect();
-        let settings = new.entry(Key::global(Kind::FelixConfiguration, "default"));
-        let settings = settings.or_insert_with(|| json!({"metadata": {"name": "default"}, "spec": {}}));
-        let annotation = &mut settings["metadata"]["annotations"][FelixConfiguration::WINDOWS_POLICY_SETS];
-        *annotation = json!(self.rendering.policy_sets);
-        let mut deltas = Vec::new();
-        for node in &mut self.nodes {
-            for key in self.objects.keys().filter(|key| !new.contains_key(key)) {
-                node.calc.update(key, None);
-            }
-            for (key, value) in new.iter().filter(|(key, value)| self.objects.get(key) != Some(value)) {
-                node.calc.update(key, Some(value));
-            }
-            deltas.push(node.calc.flush());
-        }
+        self.rendering.ask_for(&mut new);
+        let deltas: Vec<_> =
+            self.nodes.iter_mut().map(|node| tell(&mut node.calc, &self.objects, &new)).collect();
         self.objects = new;
         self.connect()?;
         let told = self.nodes.iter_mut().zip(deltas);

@@ -40,14 +40,15 @@ pub fn frame(flow: &Flow, to: [u8; 6], tag: u32) -> Vec<u8> {
 
 fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
     let ports = [flow.source_port.to_be_bytes(), flow.destination_port.to_be_bytes()].concat();
-    let tag = (tag ^ MAGIC).to_be_bytes();
+    let tag = tagged(tag);
     let (mut packet, sum_at) = match flow.protocol.0 {
         // SYN, header of 20 bytes
         6 => ([&ports[..], &[0; 8], &[0x50, 2, 0xff, 0xff, 0, 0, 0, 0], &tag].concat(), Some(16)),
         17 => ([&ports[..], &[0, 12, 0, 0], &tag].concat(), Some(6)),
         1 | 58 => {
             let (icmp_type, icmp_code) = flow.icmp.unwrap_or_default();
-            ([&[icmp_type, icmp_code, 0, 0, 0, 7, 0, 7], &tag[..]].concat(), Some(2))
+            // The tag is also the identifier: of two questions to one host each is a flow of its own.
+            ([&[icmp_type, icmp_code, 0, 0, tag[2], tag[3], 0, 7], &tag[..]].concat(), Some(2))
         }
         132 => return sctp_init(&ports, tag),
         _ => ([&[0; 8], &tag[..]].concat(), None),
@@ -98,6 +99,11 @@ pub fn checksum(bytes: &[u8]) -> u16 {
 /// What tags are mixed with on the wire. The kernel's own frames end in small numbers: a multicast report ends in the
 /// address of all routers, `ff02::2`.
 const MAGIC: u32 = 0x5eed_0000;
+
+/// The bytes that a packet ends in.
+pub(crate) fn tagged(tag: u32) -> [u8; 4] {
+    (tag ^ MAGIC).to_be_bytes()
+}
 
 /// The tag at the end of a frame; of a frame that is not ours, some large number.
 #[must_use]

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -27,19 +26,17 @@ use tortie_linux::dataplane::Config;
 use tortie_linux::namespace::NetNs;
 use tortie_linux::nftables::{Nft, Table};
 use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{
-    Address, Change, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket,
-};
+use tortie_linux::route::{Address, Change, Neighbour, Route, RouteSocket};
 use tortie_linux::{Dataplane, interface_index, sysctl};
 use tortie_policy::program::Flow;
 
 use crate::clusters::Objects;
 use crate::frames;
+use crate::links::{OTHERS, cable, end, keep_to_one_processor, node_parameters, tags};
+use crate::told::tell;
 
 const UPLINK: &str = "uplink";
 const WORLD: &str = "world";
-/// What those are taken to be who are behind a link and answer nothing.
-const OTHERS: MacAddress = MacAddress([2, 0, 0, 0, 0, 9]);
 /// The routers of the world, which answer nothing either.
 const GATEWAYS: [&str; 2] = ["100.64.0.1", "fd98::1"];
 /// From the world behind one node to that behind the other: past all pods.
@@ -136,16 +133,8 @@ impl Cluster {
     /// Tells calc of the objects, and gives the deltas for each node.
     pub fn tell(&mut self, objects: &Objects) -> [Vec<Delta>; 2] {
         let new: BTreeMap<Key, Value> = objects.iter().cloned().collect();
-        for node in &mut self.nodes {
-            for key in self.objects.keys().filter(|key| !new.contains_key(key)) {
-                node.calc.update(key, None);
-            }
-            for (key, value) in new.iter().filter(|(key, value)| self.objects.get(key) != Some(value)) {
-                node.calc.update(key, Some(value));
-            }
-        }
-        self.objects = new;
-        self.nodes.each_mut().map(|node| node.calc.flush())
+        let old = std::mem::replace(&mut self.objects, new);
+        self.nodes.each_mut().map(|node| tell(&mut node.calc, &old, &self.objects))
     }
 
     /// Connects the pods that the nodes' states speak of, as CNI would do, and has each node know the other one's.
@@ -417,71 +406,4 @@ impl Node {
         }
         self.pods.get(link).cloned().with_context(|| format!("there is no cable {link}"))
     }
-}
-
-/// What nodes have that forward for pods of both families, and what keeps them from telling senders of better ways: such
-/// messages repeat the packet, with its tag.
-fn node_parameters() -> Result<()> {
-    for (name, value) in [
-        ("net/ipv6/conf/all/forwarding", "1"),
-        ("net/ipv4/conf/all/rp_filter", "0"),
-        ("net/ipv4/conf/default/rp_filter", "0"),
-        ("net/ipv4/conf/all/send_redirects", "0"),
-        ("net/ipv4/conf/default/send_redirects", "0"),
-    ] {
-        sysctl::ensure(name, value)?;
-    }
-    Ok(())
-}
-
-fn keep_to_one_processor() -> Result<()> {
-    let mut one = rustix::thread::CpuSet::new();
-    one.set(rustix::thread::sched_getcpu());
-    Ok(rustix::thread::sched_setaffinity(None, &one)?)
-}
-
-/// A cable whose other end is read and written by the test.
-fn end(node: &NetNs, near: (&str, MacAddress), outside: &NetNs, name: &str) -> Result<Arc<PacketSocket>> {
-    cable(node, near, outside, (name, OTHERS))?;
-    let socket = outside.run(|| PacketSocket::open(interface_index(name)?))??;
-    socket.set_receive_buffer(8 << 20)?;
-    Ok(Arc::new(socket))
-}
-
-/// A cable between two namespaces. Both of its ends are up, and no packet is lost any more.
-fn cable(from: &NetNs, near: (&str, MacAddress), to: &NetNs, far: (&str, MacAddress)) -> Result<()> {
-    from.run(|| -> Result<()> {
-        let peer = Peer { name: far.0, mac: Some(far.1), mtu: None, namespace: Some(to.as_fd()) };
-        let link = NewLink { up: true, mac: Some(near.1), ..NewLink::new(near.0, NewLinkKind::Veth(peer)) };
-        Ok(RouteSocket::open()?.create(&link)?)
-    })??;
-    to.run(|| -> Result<()> {
-        let up = Change::SetLink(interface_index(far.0)?, vec![LinkSetting::Up(true)]);
-        Ok(RouteSocket::open()?.change(&up)?)
-    })??;
-    wait_for(from, near.0)?;
-    wait_for(to, far.0)
-}
-
-/// Until the link's queue is active: a worker of the kernel does that, some time after both ends are up.
-fn wait_for(namespace: &NetNs, link: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    namespace.run(|| -> Result<()> {
-        let mut socket = RouteSocket::open()?;
-        while !socket.is_operating(link)? {
-            ensure!(Instant::now() < deadline, "the link {link} does not come up");
-            std::thread::yield_now();
-        }
-        Ok(())
-    })?
-}
-
-/// The tags of the packets that have arrived.
-fn tags(socket: &PacketSocket) -> Result<BTreeSet<u32>> {
-    let mut buffer = [0; 2048];
-    let mut tags = BTreeSet::new();
-    while let Some(length) = socket.receive(&mut buffer)? {
-        tags.insert(frames::tag(&buffer[..length]));
-    }
-    Ok(tags)
 }

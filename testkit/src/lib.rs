@@ -6,3 +6,8 @@ pub mod flows;
 pub mod frames;
 #[cfg(target_os = "linux")]
 pub mod kernel;
+#[cfg(target_os = "linux")]
+mod links;
+#[cfg(target_os = "linux")]
+pub mod mixed;
+mod told;

@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
 cargo xtask soak            what takes too long for every change: a million verdicts of random clusters, a million
-                            of emulated Windows nodes, 200,000 flows on this kernel, 10,000 changes and a thousand
-                            kills under traffic; needs root
+                            of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
+                            10,000 changes and a thousand kills under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel]
@@ -62,6 +62,7 @@ fn soak() -> Result<()> {
     step("oracle and programs, a million verdicts", || random("tortie-calc", "differential", 10_000))?;
     step("Windows nodes and oracle, a million verdicts", || random("tortie-windows", "clusters", 10))?;
     step("kernel, programs and oracle, 200,000 flows", || random("tortie-linux", "clusters", 2_000))?;
+    step("mixed clusters and oracle, 100,000 frames", || random("tortie-windows", "mixed", 2_200))?;
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];

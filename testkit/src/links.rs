@@ -1,0 +1,97 @@
+//! Cables between network namespaces, whose other ends a test reads and writes.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use tortie_dataplane::MacAddress;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::{Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_linux::{interface_index, sysctl};
+
+use crate::frames;
+
+/// What those are taken to be who are behind a link and answer nothing.
+pub(crate) const OTHERS: MacAddress = MacAddress([2, 0, 0, 0, 0, 9]);
+
+/// What nodes have that forward for pods of both families, and what keeps them from telling senders of better ways: such
+/// messages repeat the packet, with its tag.
+pub(crate) fn node_parameters() -> Result<()> {
+    for (name, value) in [
+        ("net/ipv6/conf/all/forwarding", "1"),
+        ("net/ipv4/conf/all/rp_filter", "0"),
+        ("net/ipv4/conf/default/rp_filter", "0"),
+        ("net/ipv4/conf/all/send_redirects", "0"),
+        ("net/ipv4/conf/default/send_redirects", "0"),
+    ] {
+        sysctl::ensure(name, value)?;
+    }
+    Ok(())
+}
+
+/// Keeps the calling thread, and those that it starts from then on, to one processor: all packets that they send go through
+/// that one's queue, and so keep their order.
+pub(crate) fn keep_to_one_processor() -> Result<()> {
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(rustix::thread::sched_getcpu());
+    Ok(rustix::thread::sched_setaffinity(None, &one)?)
+}
+
+/// A cable whose other end is read and written by the test.
+pub(crate) fn end(
+    node: &NetNs,
+    near: (&str, MacAddress),
+    outside: &NetNs,
+    name: &str,
+) -> Result<Arc<PacketSocket>> {
+    cable(node, near, outside, (name, OTHERS))?;
+    let socket = outside.run(|| PacketSocket::open(interface_index(name)?))??;
+    socket.set_receive_buffer(8 << 20)?;
+    Ok(Arc::new(socket))
+}
+
+/// A cable between two namespaces. Both of its ends are up, and no packet is lost any more.
+pub(crate) fn cable(
+    from: &NetNs,
+    near: (&str, MacAddress),
+    to: &NetNs,
+    far: (&str, MacAddress),
+) -> Result<()> {
+    from.run(|| -> Result<()> {
+        let peer = Peer { name: far.0, mac: Some(far.1), mtu: None, namespace: Some(to.as_fd()) };
+        let link = NewLink { up: true, mac: Some(near.1), ..NewLink::new(near.0, NewLinkKind::Veth(peer)) };
+        Ok(RouteSocket::open()?.create(&link)?)
+    })??;
+    to.run(|| -> Result<()> {
+        let up = Change::SetLink(interface_index(far.0)?, vec![LinkSetting::Up(true)]);
+        Ok(RouteSocket::open()?.change(&up)?)
+    })??;
+    wait_for(from, near.0)?;
+    wait_for(to, far.0)
+}
+
+/// Until the link's queue is active: a worker of the kernel does that, some time after both ends are up.
+pub(crate) fn wait_for(namespace: &NetNs, link: &str) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    namespace.run(|| -> Result<()> {
+        let mut socket = RouteSocket::open()?;
+        while !socket.is_operating(link)? {
+            ensure!(Instant::now() < deadline, "the link {link} does not come up");
+            std::thread::yield_now();
+        }
+        Ok(())
+    })?
+}
+
+/// The tags of the packets that have arrived.
+pub(crate) fn tags(socket: &PacketSocket) -> Result<BTreeSet<u32>> {
+    let mut buffer = [0; 2048];
+    let mut tags = BTreeSet::new();
+    while let Some(length) = socket.receive(&mut buffer)? {
+        tags.insert(frames::tag(&buffer[..length]));
+    }
+    Ok(tags)
+}

@@ -1,0 +1,59 @@
+//! A Linux node.
+
+use std::net::Ipv4Addr;
+
+use anyhow::Result;
+use tortie_dataplane::{Dataplane as _, Delta, MacAddress, Report};
+use tortie_linux::dataplane::Config;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::{Change, Neighbour, RouteSocket};
+use tortie_linux::{Dataplane, interface_index, sysctl};
+
+use super::{End, Host, Place};
+use crate::links::{OTHERS, cable};
+
+/// What the node's ends of its pods' cables are called by frames.
+const ROUTER: MacAddress = MacAddress([2, 0, 0, 0, 1, 1]);
+
+pub(super) struct Node {
+    namespace: NetNs,
+    dataplane: Dataplane,
+    routes: RouteSocket,
+}
+
+impl Node {
+    pub(super) fn new(namespace: &NetNs) -> Result<Self> {
+        let namespace = super::again(namespace)?;
+        let (dataplane, routes) = namespace
+            .run(|| -> Result<_> { Ok((Dataplane::open(Config::default())?, RouteSocket::open()?)) })??;
+        Ok(Self { namespace, dataplane, routes })
+    }
+}
+
+impl Host for Node {
+    fn connect(&mut self, at: &Place, address: Ipv4Addr) -> Result<End> {
+        let outside = NetNs::create()?;
+        outside.run(|| sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1"))??;
+        let near = (at.host_interface.as_str(), ROUTER);
+        cable(&self.namespace, near, &outside, ("eth0", OTHERS))?;
+        let socket = outside.run(|| PacketSocket::open(interface_index("eth0")?))??;
+        let link = self.namespace.run(|| interface_index(&at.host_interface))??;
+        let neighbour = Neighbour { link, address: address.into(), mac: OTHERS };
+        self.routes.change(&Change::SetNeighbour(neighbour))?;
+        Ok(End { socket, mac: OTHERS, router: ROUTER, _namespace: outside })
+    }
+
+    fn disconnect(&mut self, at: &Place) -> Result<()> {
+        let link = self.namespace.run(|| interface_index(&at.host_interface))??;
+        Ok(self.routes.change(&Change::DeleteLink(link))?)
+    }
+
+    fn apply(&mut self, deltas: &[Delta]) -> Result<Report> {
+        Ok(self.namespace.run(|| self.dataplane.apply(deltas))?)
+    }
+
+    fn rules_that_name_sets(&self) -> Result<usize> {
+        Ok(0)
+    }
+}

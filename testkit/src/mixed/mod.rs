@@ -1,0 +1,370 @@
+//! A mixed cluster by real frames: two Linux nodes with their dataplane on this kernel, and two Windows nodes, each an
+//! emulated HNS with its switch and the dataplane of Windows. All are on one underlay, VXLAN between them, and what they
+//! are is what calc says.
+//!
+//! ```text
+//! pods ═══ cali… ┌────┐ eth0 ═══╗ bridge ╔═══ eth0 ┌────┐ switch ═══ eth0 of pods
+//!                │ l1 │         ╠════════╣         │ w1 │
+//! pods ═══ cali… ├────┤ eth0 ═══╝        ╚═══ eth0 ├────┤ switch ═══ eth0 of pods
+//!                │ l2 │                            │ w2 │
+//!                └────┘                            └────┘
+//! ```
+//! Pods have IPv4 only, and no kernel answers for them, so that every packet begins a flow anew. It all needs root, and
+//! ends with the value.
+
+mod fence;
+mod linux;
+mod placed;
+mod underlay;
+mod windows;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ipnet::Ipv4Net;
+use serde_json::{Value, json};
+use tortie_api::kubernetes::Node as NodeResource;
+use tortie_api::{Key, Kind};
+use tortie_calc::{Calc, vtep_mac};
+use tortie_dataplane::{Delta, EndpointId, MacAddress, NodeState, Report};
+use tortie_hns_emulator::Config;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::packet::PacketSocket;
+use tortie_policy::program::Flow;
+
+use crate::clusters::Objects;
+use crate::emulator::Rendering;
+use crate::frames;
+use crate::links::keep_to_one_processor;
+use crate::told::tell;
+
+use self::fence::{Marker, Question};
+pub use self::placed::{Addresses, NODES, System, addresses, between_pods, placed};
+
+/// The VNI of Calico's VXLAN.
+const VNI: u32 = 4096;
+/// How long to wait for what has to come.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// So many packets are under way at once: fewer than fit into the queues on their way.
+const BATCH: usize = 100;
+/// What tags are made of; the rest stays free.
+const TAGS: u32 = 0x00ff_ffff;
+
+/// The nodes, and what is known of them.
+pub struct Cluster {
+    nodes: Vec<Node>,
+    /// What the overlay is made of.
+    overlay: Objects,
+    objects: BTreeMap<Key, Value>,
+    pods: BTreeMap<IpAddr, Pod>,
+    /// How often it has changed.
+    changes: u32,
+    _underlay: NetNs,
+}
+
+struct Node {
+    name: &'static str,
+    calc: Calc,
+    host: Box<dyn Host>,
+    marker: Marker,
+}
+
+/// What a node's system does.
+trait Host {
+    /// Connects a pod as CNI would do it.
+    fn connect(&mut self, at: &Place, address: Ipv4Addr) -> Result<End>;
+    /// Disconnects it.
+    fn disconnect(&mut self, at: &Place) -> Result<()>;
+    /// Has the dataplane apply deltas.
+    fn apply(&mut self, deltas: &[Delta]) -> Result<Report>;
+    /// How many rules of pods name sets, where that depends on how policy is rendered.
+    fn rules_that_name_sets(&self) -> Result<usize>;
+}
+
+/// Where a pod is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The index of the node in [`NODES`].
+    pub node: usize,
+    /// The pod.
+    pub endpoint: EndpointId,
+    container_id: String,
+    host_interface: String,
+}
+
+struct Pod {
+    at: Place,
+    end: End,
+}
+
+/// A pod's end of its cable.
+struct End {
+    socket: PacketSocket,
+    mac: MacAddress,
+    /// Where its frames go.
+    router: MacAddress,
+    /// Where it is.
+    _namespace: NetNs,
+}
+
+impl Cluster {
+    /// The nodes, without pods; HNS is as `config` says. The calling thread, and with it the switches, keeps to one
+    /// processor from then on, so that packets keep their order.
+    ///
+    /// # Errors
+    /// What the kernel or HNS refused; it needs root.
+    pub fn new(config: &Config) -> Result<Self> {
+        keep_to_one_processor()?;
+        let underlay = underlay::bridge()?;
+        let (mut nodes, mut overlay) = (Vec::new(), vec![pool()]);
+        for (number, (name, system)) in (1..).zip(NODES) {
+            let (block, parent) = (placed::block(number - 1), underlay::address(number));
+            let namespace = underlay::join(&underlay, number)?;
+            let (host, tunnel, mac): (Box<dyn Host>, _, _) = match system {
+                System::Linux => (Box::new(linux::Node::new(&namespace)?), block.network(), vtep_mac(name)),
+                System::Windows => {
+                    let config = Config { provider_address: parent, ..config.clone() };
+                    let (node, vtep) = windows::Node::new(&namespace, block, config)?;
+                    (Box::new(node), vtep.gateway, vtep.router_mac)
+                }
+            };
+            overlay.extend(node_objects(name, parent, block, (tunnel, mac)));
+            nodes.push((name, host, namespace, tunnel));
+        }
+        let mut told: Vec<_> = nodes.into_iter().map(|node| (Calc::new(node.0), node)).collect();
+        let objects: BTreeMap<_, _> = overlay.iter().cloned().collect();
+        let mut nodes = Vec::new();
+        for (calc, (_, host, ..)) in &mut told {
+            let report = host.apply(&tell(calc, &BTreeMap::new(), &objects))?;
+            ensure!(report == Report::default(), "{report:?}");
+        }
+        for (calc, (name, host, namespace, tunnel)) in told {
+            nodes.push(Node { name, calc, host, marker: Marker::new(namespace, tunnel)? });
+        }
+        fence::wait_for_tunnels(nodes.iter().map(|node| &node.marker))?;
+        Ok(Self { nodes, overlay, objects, pods: BTreeMap::new(), changes: 0, _underlay: underlay })
+    }
+
+    /// The state of the nodes as calc has it.
+    pub fn states(&self) -> impl Iterator<Item = &NodeState> {
+        self.nodes.iter().map(|node| node.calc.state())
+    }
+
+    /// How many ACLs of Windows nodes name sets.
+    ///
+    /// # Errors
+    /// What HNS refused.
+    pub fn acls_that_name_sets(&self) -> Result<usize> {
+        self.nodes.iter().map(|node| node.host.rules_that_name_sets()).sum()
+    }
+
+    /// Where an address is, if it is a pod's.
+    #[must_use]
+    pub fn place(&self, address: IpAddr) -> Option<&Place> {
+        self.pods.get(&address).map(|pod| &pod.at)
+    }
+
+    /// The addresses of the pods.
+    pub fn pods(&self) -> impl Iterator<Item = IpAddr> {
+        self.pods.keys().copied()
+    }
+
+    /// The nodes as the datastore has them.
+    pub fn node_objects(&self) -> impl Iterator<Item = &(Key, Value)> {
+        self.overlay.iter().filter(|(key, _)| key.kind == Kind::Node)
+    }
+
+    /// What a node can send a pod from its end of the tunnel, in the name of its own kernel.
+    #[must_use]
+    pub fn from_node(&self, node: usize, to: IpAddr, destination_port: u16) -> Flow {
+        self.nodes[node].marker.flow(to, destination_port)
+    }
+
+    /// Changes the cluster into that of these objects, which have to be [`placed`], with policy rendered on Windows in
+    /// this way. All pods get sandboxes of their own: no flow of before is remembered.
+    ///
+    /// # Errors
+    /// A pod could not be connected or disconnected.
+    pub fn change(&mut self, objects: &Objects, rendering: Rendering) -> Result<Vec<Report>> {
+        self.changes += 1;
+        let mut new: BTreeMap<Key, Value> = self.overlay.iter().chain(objects).cloned().collect();
+        rendering.ask_for(&mut new);
+        for (key, value) in new.iter_mut().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint) {
+            value["spec"]["containerID"] = json!(format!("{}-{}-{}", self.changes, key.namespace, key.name));
+        }
+        let deltas: Vec<_> =
+            self.nodes.iter_mut().map(|node| tell(&mut node.calc, &self.objects, &new)).collect();
+        self.objects = new;
+        self.connect()?;
+        let apply = |(node, deltas): (&mut Node, Vec<Delta>)| node.host.apply(&deltas).context(node.name);
+        self.nodes.iter_mut().zip(deltas).map(apply).collect()
+    }
+
+    fn connect(&mut self) -> Result<()> {
+        for (address, pod) in std::mem::take(&mut self.pods) {
+            self.nodes[pod.at.node].host.disconnect(&pod.at).with_context(|| address.to_string())?;
+        }
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            for (id, endpoint) in &node.calc.state().endpoints {
+                let at = Place {
+                    node: index,
+                    endpoint: id.clone(),
+                    container_id: endpoint.container_id.to_string(),
+                    host_interface: endpoint.host_interface.to_string(),
+                };
+                for address in &endpoint.addresses {
+                    let IpAddr::V4(v4) = *address else { continue };
+                    let end = node.host.connect(&at, v4).with_context(|| format!("{id} of {}", node.name))?;
+                    let taken = self.pods.insert(*address, Pod { at: at.clone(), end });
+                    ensure!(taken.is_none(), "two pods have the address {address}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a packet of each flow, and gives the indices of those that arrived. No flow may be another one's answer.
+    ///
+    /// # Errors
+    /// A packet could not be sent or arrived where it does not belong; or one that no policy is asked of did not arrive.
+    pub fn passed(&self, flows: &[Flow]) -> Result<BTreeSet<usize>> {
+        let mut passed = BTreeSet::new();
+        for (number, batch) in flows.chunks(BATCH).enumerate() {
+            passed.extend(self.send(batch)?.into_iter().map(|index| number * BATCH + index));
+        }
+        Ok(passed)
+    }
+
+    fn send(&self, flows: &[Flow]) -> Result<BTreeSet<usize>> {
+        static SENT: AtomicU32 = AtomicU32::new(0);
+        let mut sent = BTreeMap::new();
+        for (index, flow) in flows.iter().enumerate() {
+            let tag = SENT.fetch_add(1, Ordering::Relaxed) & TAGS;
+            let node = || self.nodes.iter().find(|node| node.marker.is_source_of(flow));
+            match (self.pods.get(&flow.source), node()) {
+                (Some(Pod { end, .. }), _) => end.send(&frames::frame(flow, end.router.0, tag))?,
+                (None, Some(node)) => node.marker.send(flow, tag)?,
+                (None, None) => bail!("{flow:?} is none of a pod, nor of what nodes can send"),
+            }
+            sent.insert(tag, index);
+        }
+        let mut arrived = self.fence()?;
+        arrived.extend(self.drain()?);
+        let mut passed = BTreeSet::new();
+        for (tag, at) in arrived {
+            let Some(index) = sent.get(&tag) else { continue };
+            let to = flows[*index].destination;
+            ensure!(at == to, "{:?} arrived at {at}", flows[*index]);
+            passed.insert(*index);
+        }
+        Ok(passed)
+    }
+
+    /// Waits until all packets have been received or dropped, and gives what was seen of them meanwhile.
+    fn fence(&self) -> Result<Vec<(u32, IpAddr)>> {
+        let mut arrived = Vec::new();
+        // What the switches have taken from their pods...
+        let windows = self.pods.iter().filter(|(_, pod)| NODES[pod.at.node].1 == System::Windows);
+        for (address, pod) in windows {
+            let IpAddr::V4(v4) = *address else { continue };
+            let tags = pod.end.answered(v4, PATIENCE)?;
+            let tags = tags.with_context(|| format!("the switch does not answer {address}"))?;
+            arrived.extend(tags.into_iter().map(|tag| (tag, *address)));
+        }
+        // ...is ahead of what is sent through the tunnels now. A packet that passes a node takes a turn more than one that
+        // ends there: so twice.
+        for _ in 0..2 {
+            fence::through_tunnels(self.nodes.iter().map(|node| &node.marker))?;
+        }
+        Ok(arrived)
+    }
+
+    fn drain(&self) -> Result<Vec<(u32, IpAddr)>> {
+        let mut arrived = Vec::new();
+        for (address, pod) in &self.pods {
+            arrived.extend(crate::links::tags(&pod.end.socket)?.into_iter().map(|tag| (tag, *address)));
+        }
+        Ok(arrived)
+    }
+}
+
+impl End {
+    /// Sends a frame in the pod's name.
+    fn send(&self, frame: &[u8]) -> Result<()> {
+        let mut frame = frame.to_vec();
+        frame[6..12].copy_from_slice(&self.mac.0);
+        ensure!(self.socket.send(&frame)?, "there is no room for a packet to be sent");
+        Ok(())
+    }
+
+    /// Asks the switch a question that it answers whatever policy says. With the answer, what was sent before has been seen
+    /// to, and the tags of other packets that came are given; without one in that time, `None`.
+    fn answered(&self, own: Ipv4Addr, patience: Duration) -> Result<Option<BTreeSet<u32>>> {
+        let (mut tags, deadline) = (BTreeSet::new(), Instant::now() + patience);
+        let question = Question::new(self.mac, own);
+        let mut buffer = [0; 2048];
+        self.send(&question.frame())?;
+        while Instant::now() < deadline {
+            while let Some(length) = self.socket.receive(&mut buffer)? {
+                let frame = &buffer[..length];
+                if question.is_answered_by(frame) {
+                    return Ok(Some(tags));
+                }
+                tags.insert(frames::tag(frame));
+            }
+            std::thread::yield_now();
+        }
+        Ok(None)
+    }
+
+    /// Until frames come and go: the cable's queues become active some time after its ends are up.
+    fn wait_until_live(&self, own: Ipv4Addr) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.answered(own, Duration::from_millis(10))?.is_none() {
+            ensure!(Instant::now() < deadline, "the switch does not answer {own}");
+        }
+        Ok(())
+    }
+}
+
+fn pool() -> (Key, Value) {
+    let spec =
+        json!({"cidr": placed::POOL, "vxlanMode": "Always", "ipipMode": "Never", "natOutgoing": false});
+    (Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": spec}))
+}
+
+/// A node and its block, as the datastore has them.
+fn node_objects(
+    name: &str,
+    parent: Ipv4Addr,
+    block: Ipv4Net,
+    (tunnel, mac): (Ipv4Addr, MacAddress),
+) -> [(Key, Value); 2] {
+    let annotations = json!({
+        NodeResource::ADDRESS: format!("{parent}/24"),
+        NodeResource::VXLAN_ADDRESS: tunnel,
+        NodeResource::VXLAN_MAC: mac.to_string(),
+    });
+    let node = json!({"metadata": {"name": name, "annotations": annotations}});
+    let free: Vec<u32> = (0..1 << (32 - block.prefix_len())).collect();
+    let cidr = block.to_string();
+    let affine = json!({
+        "cidr": cidr, "affinity": format!("host:{name}"),
+        "allocations": vec![Value::Null; free.len()], "unallocated": free, "attributes": [],
+    });
+    [(Key::global(Kind::Node, name), node), (Key::global(Kind::IpamBlock, cidr), affine)]
+}
+
+/// The same namespace, by another handle.
+fn again(namespace: &NetNs) -> Result<NetNs> {
+    Ok(NetNs::open(&path_of(namespace))?)
+}
+
+fn path_of(namespace: &NetNs) -> PathBuf {
+    format!("/proc/{}/fd/{}", std::process::id(), namespace.as_fd().as_raw_fd()).into()
+}

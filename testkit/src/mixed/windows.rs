@@ -1,0 +1,93 @@
+//! A Windows node: an emulated HNS with its switch.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use ipnet::Ipv4Net;
+use tortie_dataplane::{Dataplane as _, Delta, PodAttachment, PodWiring as _, Report};
+use tortie_hcn::schema::{Acl, Namespace, SetPolicy};
+use tortie_hcn::{Guid, Hcn, HcnExt};
+use tortie_hns_emulator::{Config, Emulator, bind_compartment};
+use tortie_linux::interface_index;
+use tortie_linux::namespace::NetNs;
+use tortie_linux::packet::PacketSocket;
+use tortie_linux::route::{Address, Change, RouteSocket};
+use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
+
+use super::{End, Host, Place, VNI, path_of};
+
+const INTERFACE: &str = "eth0";
+
+pub(super) struct Node {
+    hns: Arc<Emulator>,
+    dataplane: WindowsDataplane,
+    wiring: WindowsWiring,
+    block: Ipv4Net,
+    overlay: Overlay,
+    /// By the sandboxes.
+    compartments: BTreeMap<String, Guid>,
+}
+
+impl Node {
+    /// A node, and its end of the overlay.
+    pub(super) fn new(namespace: &NetNs, block: Ipv4Net, config: Config) -> Result<(Self, Overlay)> {
+        let hns = Arc::new(Emulator::with_switch(config, super::again(namespace)?)?);
+        let hcn: Arc<dyn Hcn> = hns.clone();
+        let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
+        let overlay = ensure_overlay(&*hns, &spec)?;
+        let (wiring, dataplane) = (WindowsWiring::new(hcn.clone()), WindowsDataplane::new(hcn, None));
+        let compartments = BTreeMap::new();
+        Ok((Self { hns, dataplane, wiring, block, overlay: overlay.clone(), compartments }, overlay))
+    }
+}
+
+impl Host for Node {
+    fn connect(&mut self, at: &Place, address: Ipv4Addr) -> Result<End> {
+        let namespace = NetNs::create()?;
+        let compartment = self.hns.create_namespace(&Namespace::default())?;
+        bind_compartment(&*self.hns, compartment, Some(&path_of(&namespace)))?;
+        self.compartments.insert(at.container_id.clone(), compartment);
+        let interface = self.wiring.connect(&PodAttachment {
+            endpoint: at.endpoint.clone(),
+            container_id: at.container_id.clone(),
+            netns: compartment.to_string(),
+            address,
+            block: self.block,
+            mtu: 1450,
+        })?;
+        // Without its address the pod's kernel has nothing to answer.
+        let socket = namespace.run(|| -> Result<_> {
+            let link = interface_index(INTERFACE)?;
+            let address = Address { link, address: address.into(), prefix_length: self.block.prefix_len() };
+            RouteSocket::open()?.change(&Change::DeleteAddress(address))?;
+            Ok(PacketSocket::open(link)?)
+        })??;
+        let router = self.overlay.router_mac;
+        let end = End { socket, mac: interface.mac, router, _namespace: namespace };
+        end.wait_until_live(address)?;
+        Ok(end)
+    }
+
+    fn disconnect(&mut self, at: &Place) -> Result<()> {
+        self.wiring.disconnect(&at.endpoint, &at.container_id)?;
+        let compartment = self.compartments.remove(&at.container_id).context("it was never connected")?;
+        Ok(self.hns.delete_namespace(compartment)?)
+    }
+
+    fn apply(&mut self, deltas: &[Delta]) -> Result<Report> {
+        Ok(self.dataplane.apply(deltas))
+    }
+
+    fn rules_that_name_sets(&self) -> Result<usize> {
+        let network = self.hns.network(self.overlay.id)?;
+        let sets = network.policies.iter().filter_map(|policy| policy.settings::<SetPolicy>().ok().flatten());
+        let sets: BTreeSet<String> = sets.map(|set| set.id).collect();
+        let names = |list: &str| list.split(',').any(|part| sets.contains(part));
+        let endpoints = self.hns.endpoints_of_network(self.overlay.id)?;
+        let policies = endpoints.iter().flat_map(|endpoint| &endpoint.policies);
+        let acls = policies.filter_map(|policy| policy.settings::<Acl>().ok().flatten());
+        Ok(acls.filter(|acl| names(&acl.local_addresses) || names(&acl.remote_addresses)).count())
+    }
+}
