@@ -75,8 +75,11 @@ impl StaticRules {
     pub fn parse(text: &str) -> Result<Self, StaticRulesError> {
         let wrong = |at: &str, problem: String| StaticRulesError { at: at.to_owned(), problem };
         let value = serde_json::from_str(text).map_err(|error| wrong("the file", error.to_string()))?;
-        let file: File = serde_path_to_error::deserialize(without_case(value))
-            .map_err(|error| wrong(&error.path().to_string(), error.inner().to_string()))?;
+        let file: File = serde_path_to_error::deserialize(
+            without_case(value)
+                .map_err(|name| wrong("the file", format!("{name:?} is there twice, in different cases")))?,
+        )
+        .map_err(|error| wrong(&error.path().to_string(), error.inner().to_string()))?;
         if file.provider.is_empty() {
             return Err(wrong("Provider", "it is empty".to_owned()));
         }
@@ -134,16 +137,20 @@ impl StaticRules {
     }
 }
 
-/// The value with all members' names in lower case.
-fn without_case(value: Value) -> Value {
+/// The value with all members' names in lower case, or the name that two members of an object have then.
+fn without_case(value: Value) -> Result<Value, String> {
     match value {
         Value::Object(members) => {
-            let members =
-                members.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), without_case(value)));
-            Value::Object(members.collect::<Map<_, _>>())
+            let mut lower = Map::new();
+            for (name, value) in members {
+                if lower.insert(name.to_ascii_lowercase(), without_case(value)?).is_some() {
+                    return Err(name);
+                }
+            }
+            Ok(Value::Object(lower))
         }
         Value::Array(values) => values.into_iter().map(without_case).collect(),
-        other => other,
+        other => Ok(other),
     }
 }
 
@@ -253,6 +260,10 @@ mod tests {
         let allow = r#"{"ID": "x", "Type": "ACL", "Action": "Allow", "Direction": "Out", "RuleType": "Switch", "Priority": 200}"#;
         let cases = [
             ("{".to_owned(), "the file: EOF while parsing"),
+            (
+                WIRESERVER.replace("\"Action\"", "\"action\": \"Allow\", \"Action\""),
+                "the file: \"action\" is there twice",
+            ),
             (WIRESERVER.replace("azure", ""), "Provider: it is empty"),
             (WIRESERVER.replace("\"Protocol\"", "\"Protocols\""), "rules[0].rule.protocols: unknown field"),
             (
