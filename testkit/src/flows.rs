@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use tortie_api::net::Protocol;
+use tortie_policy::oracle::{Answer, Oracle, Peer, Question};
 use tortie_policy::program::Flow;
 
 use crate::clusters::Sent;
@@ -22,6 +23,35 @@ pub fn beginnings(packets: &[Sent]) -> Vec<Flow> {
         true
     };
     packets.iter().map(beginning).filter(|flow| begins(flow)).collect()
+}
+
+/// What the oracle says of a flow.
+///
+/// # Panics
+/// Where it is of addresses of two families.
+#[must_use]
+#[expect(clippy::expect_used, reason = "of tests: their flows have two addresses of one family")]
+pub fn judged(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
+    let question = Question {
+        from: Peer::Address(flow.source),
+        to: Peer::Address(flow.destination),
+        protocol: flow.protocol,
+        source_port: flow.source_port,
+        destination_port: flow.destination_port,
+        icmp: flow.icmp,
+        via: None,
+    };
+    oracle.evaluate(&question).expect("a flow between addresses can be judged")
+}
+
+/// The command that says why, of the cluster in `cluster.yml`.
+#[must_use]
+pub fn explain(flow: &Flow) -> String {
+    let port = match flow.icmp {
+        Some((kind, _)) => format!("icmp/{kind}"),
+        None => format!("{}/{}", flow.protocol.to_string().to_lowercase(), flow.destination_port),
+    };
+    format!("tortie explain -f cluster.yml {} {} --port {port}", flow.source, flow.destination)
 }
 
 /// ICMP is that of its family, and asks for something: an answer without a question belongs to no flow, and is dropped

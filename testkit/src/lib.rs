@@ -10,4 +10,5 @@ pub mod kernel;
 mod links;
 #[cfg(target_os = "linux")]
 pub mod mixed;
+pub mod random;
 mod told;

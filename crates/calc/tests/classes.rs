@@ -8,15 +8,15 @@
 mod asked;
 
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
 use serde_json::json;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
 use tortie_policy::oracle::{Oracle, Peer, Snapshot, Verdict};
 use tortie_policy::reach::{Cell, ClassKind, Classes, Judge, Placement, Stop, Way};
 
-use asked::{End, config, ends, is_asked, question, sample, way, whole_clusters};
-use testkit::clusters::{Objects, Sent, manifest};
+use asked::{End, ends, is_asked, question, sample, way, whole_clusters};
+use testkit::clusters::{Objects, Sent, manifest, snapshot};
+use testkit::random::Random;
 
 const CLUSTERS: u32 = 300;
 
@@ -36,28 +36,32 @@ struct Seen {
     largest: usize,
 }
 
+impl Seen {
+    fn enough(&self, clusters: usize) -> bool {
+        let kinds = [self.for_others, self.dropped_by_hosts, self.v6, self.together];
+        self.packets > 500 * clusters
+            && kinds.iter().all(|packets| *packets > 50 * clusters)
+            && self.clusters_with_less > clusters / 5
+            && self.largest >= 3
+    }
+}
+
 #[test]
 fn every_packet_gets_the_verdict_of_its_classes() {
-    let config = ProptestConfig { max_shrink_iters: 5_000, ..config(CLUSTERS) };
-    let cases = config.cases;
+    let random = Random::cases(CLUSTERS).shrinking(5_000);
     let seen = std::cell::RefCell::new(Seen::default());
-    let result = TestRunner::new(config).run(&whole_clusters(6), |(objects, packets)| {
+    let test = |(objects, packets): (Objects, Vec<Sent>)| {
         compare(&objects, &packets, &mut seen.borrow_mut()).map_err(TestCaseError::fail)
-    });
-    let seen = seen.into_inner();
-    println!("{seen:?}");
+    };
+    let lacking = || {
+        let seen = seen.borrow();
+        (!seen.enough(random.count())).then(|| format!("{seen:?}"))
+    };
+    let result = random.prove(&whole_clusters(6), test, lacking);
+    println!("{:?}", seen.borrow());
     if let Err(error) = result {
         panic!("{error}");
     }
-    let cases = usize::try_from(cases).unwrap();
-    assert!(seen.packets > 500 * cases, "{seen:?}");
-    assert!(seen.for_others > 50 * cases, "{seen:?}");
-    assert!(
-        seen.dropped_by_hosts > 50 * cases && seen.v6 > 50 * cases && seen.together > 50 * cases,
-        "{seen:?}"
-    );
-    assert!(seen.clusters_with_less > cases / 5, "{seen:?}");
-    assert!(seen.largest >= 3, "{seen:?}");
 }
 
 /// For a moment two pods may have one address, and rules mean both: those who stand for a class keep such company, also
@@ -147,7 +151,7 @@ fn apart(judge: &mut Judge<'_>, from: usize, to: usize) -> Option<Cell> {
 }
 
 fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), String> {
-    let snapshot = asked::snapshot(objects);
+    let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
     let classes = Classes::of(&[&snapshot]);
     let reduced = classes.reduced(&snapshot);

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use proptest::prelude::*;
-use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use tortie_api::Key;
 use tortie_api::net::{Direction, Protocol};
@@ -18,35 +17,30 @@ use tortie_dataplane::EndpointId;
 use tortie_policy::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Table, Trace, Verdict};
 use tortie_policy::program::{Flow, evaluate, evaluate_tiers};
 
-use testkit::clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets};
+use testkit::clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets, snapshot};
+use testkit::random::Random;
 
 const CLUSTERS: u32 = 1_000;
 const PACKETS: usize = 200;
 
 #[test]
 fn oracle_and_programs_agree() {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CLUSTERS);
-    let config =
-        ProptestConfig { cases, max_shrink_iters: 20_000, failure_persistence: None, ..Default::default() };
+    let random = Random::cases(CLUSTERS).shrinking(20_000);
     let seen = std::cell::RefCell::new(Coverage::default());
     let strategy = (clusters_with_hosts(), prop::collection::vec(packets(), PACKETS));
-    let result = TestRunner::new(config).run(&strategy, |(objects, packets)| {
+    let test = |(objects, packets): (Objects, Vec<Sent>)| {
         compare(&objects, &packets, &mut seen.borrow_mut()).map_err(TestCaseError::fail)
-    });
-    let coverage = seen.into_inner();
-    println!("{}", coverage.table());
+    };
+    let result = random.prove(&strategy, test, || seen.borrow().lacking(random.count()));
+    println!("{}", seen.borrow().table());
     if let Err(error) = result {
         panic!("{error}");
     }
-    coverage.check(cases);
 }
 
 /// Asks both about every packet, at both of its ends.
 fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Result<(), String> {
-    let mut snapshot = Snapshot::new();
-    for (key, value) in objects {
-        snapshot.insert(key.clone(), value.clone(), None);
-    }
+    let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
     let nodes: Vec<Calc> = NODES.iter().map(|node| calc(node, objects)).collect();
     for packet in packets {
@@ -194,7 +188,7 @@ impl Coverage {
     }
 
     /// Every feature must have had its say, in proportion to the number of clusters.
-    fn check(&self, cases: u32) {
+    fn lacking(&self, clusters: usize) -> Option<String> {
         let sides = ["source", "destination"];
         let of_sides = [
             "nets",
@@ -249,13 +243,13 @@ impl Coverage {
             ]
             .map(str::to_owned),
         );
-        let fewest = usize::try_from((cases / 100).max(1)).unwrap();
-        for feature in wanted {
+        let fewest = (clusters / 100).max(1);
+        let few = wanted.into_iter().find_map(|feature| {
             let of_one = |feature| self.features.get(feature).map_or(0, |(decided, _)| *decided);
             let decided: usize = feature.split(" or ").map(of_one).sum();
-            assert!(decided >= fewest, "{feature} decided only {decided} verdicts, of {fewest} at least");
-        }
-        assert!(self.judged >= 100 * usize::try_from(cases).unwrap(), "only {} verdicts", self.judged);
+            (decided < fewest).then(|| format!("{feature} decided {decided} verdicts, of {fewest} at least"))
+        });
+        few.or_else(|| (self.judged < 100 * clusters).then(|| format!("only {} verdicts", self.judged)))
     }
 }
 

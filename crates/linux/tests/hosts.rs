@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use common::filtering::{AfterEachTransaction, UPLINK, configure};
 use proptest::prelude::*;
-use proptest::test_runner::{Config as TestConfig, TestRunner};
 use random_hosts::{By, Way, judge};
 use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use testkit::random::Random;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{Dataplane as _, NodeState, Report};
 use tortie_linux::conntrack::Conntrack;
@@ -197,10 +197,6 @@ fn shown(state: &NodeState) -> String {
 }
 
 /// How many random states are tried; `PROPTEST_CASES` asks for more.
-fn number_of_cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
-}
-
 #[test]
 fn the_kernel_decides_as_the_programs_of_host_endpoints_say() {
     decides_as_the_programs(Config::default());
@@ -218,13 +214,7 @@ fn decides_as_the_programs(config: Config) {
     let current = RefCell::new((dataplane, NodeState::default()));
     let counts = RefCell::new(BTreeMap::<_, [usize; 2]>::new());
     let case = AtomicU32::new(0);
-    let config = TestConfig {
-        cases: number_of_cases(),
-        failure_persistence: None,
-        max_shrink_iters: 2000,
-        ..TestConfig::default()
-    };
-    let result = TestRunner::new(config).run(&(random_hosts::state(), flows(20)), |(mut state, flows)| {
+    let test = |(mut state, flows): (NodeState, Vec<(Way, Vec<Flow>)>)| {
         let (dataplane, old) = &mut *current.borrow_mut();
         if !case.fetch_add(1, Ordering::Relaxed).is_multiple_of(4) {
             state.settings = old.settings.clone(); // others have the whole table compared
@@ -254,11 +244,16 @@ fn decides_as_the_programs(config: Config) {
             }
         }
         Ok(())
-    });
-    if let Err(error) = result {
+    };
+    let inputs = (random_hosts::state(), flows(20));
+    let lacking = || lacking(&counts.borrow());
+    if let Err(error) = Random::cases(300).shrinking(2_000).prove(&inputs, test, lacking) {
         panic!("{error}");
     }
-    let counts = counts.into_inner();
+}
+
+/// Every table of every way must have let some pass and some not.
+fn lacking(counts: &BTreeMap<(Way, By), [usize; 2]>) -> Option<String> {
     let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 10);
     for way in Way::ALL {
         let incoming = way.direction() == Direction::Ingress;
@@ -266,11 +261,15 @@ fn decides_as_the_programs(config: Config) {
         let untracked = (incoming || !way.forwarded()).then_some(By::Untracked);
         let tables = untracked.into_iter().chain(incoming.then_some(By::PreDnat)).chain([last]);
         for by in tables {
-            let both = enough(way, by, 0) && enough(way, by, 1);
-            assert!(both, "too few flows {way:?} were settled by {by:?}: {counts:?}");
+            if !enough(way, by, 0) || !enough(way, by, 1) {
+                return Some(format!("flows {way:?} that were settled by {by:?}: {counts:?}"));
+            }
         }
-        assert!(way.forwarded() || enough(way, By::Failsafe, 1), "{counts:?}");
+        if !way.forwarded() && !enough(way, By::Failsafe, 1) {
+            return Some(format!("flows {way:?} that failsafe ports let pass: {counts:?}"));
+        }
     }
+    None
 }
 
 /// What a state lets through.
@@ -286,10 +285,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let open = |guard| node.namespace.run(|| Dataplane::open(small(guard)).unwrap()).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
-    let cases = number_of_cases() / 3;
-    let config =
-        TestConfig { cases, failure_persistence: None, max_shrink_iters: 0, ..TestConfig::default() };
-    let result = TestRunner::new(config).run(&(random_hosts::state(), flows(12)), |(mut state, flows)| {
+    let test = |(mut state, flows): (NodeState, Vec<(Way, Vec<Flow>)>)| {
         // Members that no packet of this test has make every set a matter of several transactions.
         for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
             let strangers =
@@ -343,15 +339,15 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
         );
         *old = state;
         Ok(())
-    });
-    if let Err(error) = result {
+    };
+    let lacking = || {
+        let (transactions, passed) = *counts.lock().unwrap();
+        let enough = transactions > 100 && passed > 1000;
+        (!enough).then(|| format!("{transactions} transactions, {passed} flows"))
+    };
+    if let Err(error) = Random::cases(100).prove(&(random_hosts::state(), flows(12)), test, lacking) {
         panic!("{error}");
     }
-    let (transactions, passed) = *counts.lock().unwrap();
-    assert!(
-        transactions > 100 && passed > 1000,
-        "{transactions} transactions, {passed} flows: that proves little"
-    );
 }
 
 /// A change is cut into transactions at every place in turn. Neither state lets the flow pass.

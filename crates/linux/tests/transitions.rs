@@ -15,11 +15,11 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config as TestConfig, TestError, TestRunner};
 use serde_json::Value;
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets};
 use testkit::flows::beginnings;
 use testkit::kernel::{Cluster, Place};
+use testkit::random::Random;
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Delta, NodeState, Report};
@@ -72,11 +72,8 @@ fn changes() -> impl Strategy<Value = Change> {
 }
 
 fn watch(config: Config, lossless: bool) {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CHANGES);
     let state = RefCell::new((Cluster::new(NODES, &config).unwrap(), Objects::new(), Seen::default()));
-    let test_config =
-        TestConfig { cases, max_shrink_iters: 0, failure_persistence: None, ..TestConfig::default() };
-    let result = TestRunner::new(test_config).run(&changes(), |(new, chosen, step, packets)| {
+    let test = |(new, chosen, step, packets): Change| {
         let (cluster, old, seen) = &mut *state.borrow_mut();
         let new = match step {
             Step::Whole => new,
@@ -90,17 +87,16 @@ fn watch(config: Config, lossless: bool) {
         })?;
         *old = new;
         Ok(())
-    });
-    let (_, _, seen) = state.into_inner();
-    println!("{seen:#?}");
-    match result {
-        Err(TestError::Fail(reason, _)) => panic!("{reason}"), // the manifests say more than the input
-        result => result.unwrap(),
+    };
+    let lacking = || {
+        let (_, _, seen) = &*state.borrow();
+        (!seen.enough()).then(|| format!("{seen:#?}"))
+    };
+    let result = Random::cases(CHANGES).prove(&changes(), test, lacking);
+    println!("{:#?}", state.borrow().2);
+    if let Err(error) = result {
+        panic!("{error}");
     }
-    let changes = cases as usize;
-    let enough = seen.during >= changes && seen.allowed >= changes && seen.denied >= changes;
-    assert!(enough, "{seen:?} of {changes} changes: that proves little");
-    assert!(seen.astray.len() <= (changes / CHANGES_TO_ONE_ASTRAY).max(1), "{:#?}", seen.astray);
 }
 
 /// The old cluster with some objects as in the new one. Its pods stay where they are.
@@ -130,6 +126,7 @@ fn mixed(old: &Objects, new: &Objects, chosen: &[bool]) -> Objects {
 /// So that the test cannot pass for want of cases.
 #[derive(Debug, Default)]
 struct Seen {
+    changes: usize,
     /// Rounds of packets that were sent while something was changed.
     during: usize,
     /// Packets of flows that are allowed before and after.
@@ -138,6 +135,15 @@ struct Seen {
     denied: usize,
     /// Single packets that were lost or let through in the instant of a change.
     astray: Vec<String>,
+}
+
+impl Seen {
+    /// Whether there was traffic all the time, and next to none of it astray.
+    fn enough(&self) -> bool {
+        let counts = [self.during, self.allowed, self.denied];
+        let astray = (self.changes / CHANGES_TO_ONE_ASTRAY).max(2);
+        counts.iter().all(|count| *count >= self.changes) && self.astray.len() <= astray
+    }
 }
 
 /// One change.
@@ -194,6 +200,7 @@ impl Watched<'_> {
             (change.join().unwrap(), rounds)
         });
         let afterwards = look()?;
+        seen.changes += 1;
         seen.during += rounds.len();
         let astray = rounds.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
         if astray.len() > 1 || !afterwards.is_empty() {

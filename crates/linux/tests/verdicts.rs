@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use common::filtering::{AfterEachTransaction, UPLINK, configure};
 use proptest::prelude::*;
-use proptest::test_runner::{Config as TestConfig, TestRunner};
+use proptest::test_runner::TestRunner;
 use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
+use testkit::random::Random;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{ClusterNetwork, Condition, Dataplane as _, LocalNode, NodeState, Report};
 use tortie_linux::conntrack::Conntrack;
@@ -155,10 +156,6 @@ fn table() -> Table {
 }
 
 /// How many random states are tried; `PROPTEST_CASES` asks for more.
-fn number_of_cases() -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(150)
-}
-
 #[test]
 fn the_kernel_decides_as_the_oracle() {
     decides_as_the_oracle(Config::default());
@@ -177,13 +174,7 @@ fn decides_as_the_oracle(config: Config) {
     let counts = RefCell::new((0, 0));
     let flows = |into| prop::collection::vec(random_states::flow(into), 30);
     let inputs = (random_states::state(), flows(true), flows(false));
-    let config = TestConfig {
-        cases: number_of_cases(),
-        failure_persistence: None,
-        max_shrink_iters: 2000,
-        ..TestConfig::default()
-    };
-    let result = TestRunner::new(config).run(&inputs, |(state, incoming, outgoing)| {
+    let test = |(state, incoming, outgoing): (NodeState, Vec<Flow>, Vec<Flow>)| {
         let (dataplane, old) = &mut *current.borrow_mut();
         node.namespace
             .run(|| {
@@ -219,12 +210,15 @@ fn decides_as_the_oracle(config: Config) {
             }
         }
         Ok(())
-    });
-    if let Err(error) = result {
+    };
+    let lacking = || {
+        let (passed, all) = *counts.borrow();
+        let enough = passed * 10 > all && passed * 10 < all * 9;
+        (!enough).then(|| format!("{passed} of {all} flows passed"))
+    };
+    if let Err(error) = Random::cases(150).shrinking(2_000).prove(&inputs, test, lacking) {
         panic!("{error}");
     }
-    let (passed, all) = *counts.borrow();
-    assert!(passed * 10 > all && passed * 10 < all * 9, "{passed} of {all} flows passed: that proves little");
 }
 
 /// Random programs name some policies that there are not.
@@ -256,9 +250,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let counts = Arc::new(Mutex::new((0, 0)));
     let flows = |into| prop::collection::vec(random_states::flow(into), 12);
     let inputs = (random_states::state(), flows(true), flows(false));
-    let config =
-        TestConfig { cases: 40, failure_persistence: None, max_shrink_iters: 0, ..TestConfig::default() };
-    let result = TestRunner::new(config).run(&inputs, |(mut state, incoming, outgoing)| {
+    let test = |(mut state, incoming, outgoing): (NodeState, Vec<Flow>, Vec<Flow>)| {
         // Members that no packet of this test has make every set a matter of several transactions.
         for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
             let strangers =
@@ -306,15 +298,15 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
         prop_assert!(wrong.is_empty(), "case {}: {:#?}\n{}", case, wrong, random_states::shown(&state));
         *old = state;
         Ok(())
-    });
-    if let Err(error) = result {
+    };
+    let lacking = || {
+        let (transactions, passed) = *counts.lock().unwrap();
+        let enough = transactions > 80 && passed > 100;
+        (!enough).then(|| format!("{transactions} transactions, {passed} flows"))
+    };
+    if let Err(error) = Random::cases(40).prove(&inputs, test, lacking) {
         panic!("{error}");
     }
-    let (transactions, passed) = *counts.lock().unwrap();
-    assert!(
-        transactions > 80 && passed > 100,
-        "{transactions} transactions, {passed} flows: that proves little"
-    );
 }
 
 /// A set gets the members that its rule let in until the same change: neither state lets them in.

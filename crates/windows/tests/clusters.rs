@@ -7,17 +7,16 @@
 //! has been asked, and what is known to be narrower.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::ensure;
 use proptest::prelude::*;
-use proptest::test_runner::{Config as TestConfig, TestError, TestRunner};
 use serde_json::Value;
-use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets};
-use testkit::emulator::{Cluster, Ends, RENDERINGS, Rendering, on_windows};
-use testkit::flows::beginnings;
+use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
+use testkit::emulator::{Cluster, RENDERINGS, Rendering, on_windows};
+use testkit::flows::{beginnings, explain, judged};
+use testkit::random::{Random, Tally, rounds};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Report;
@@ -25,7 +24,7 @@ use tortie_hcn::Version;
 use tortie_hns_emulator::{
     AclRemoval, Config, DefaultAction, EqualPriority, OnRewrite, SetReading, SeveralSets, UpdateReplaces,
 };
-use tortie_policy::oracle::{Answer, Oracle, Peer, Question, Snapshot, Trace, Verdict};
+use tortie_policy::oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 
 /// What is asked about each cluster; half of it is of IPv6, of nobody's, or an answer to another one.
@@ -33,6 +32,9 @@ const PACKETS: usize = 150;
 
 /// The one exception: ICMP types in rules, which HNS cannot match. Less is allowed, and the endpoint bears this condition.
 const ICMP_TYPES: &str = "RuleNotExpressible";
+
+const NARROWER: &str = "narrower: ICMP types";
+const OWN_NODE: &str = "from its own node";
 
 const DEFAULTS: [DefaultAction; 3] =
     [DefaultAction::DenyBoth, DefaultAction::DenySameDirection, DefaultAction::Allow];
@@ -72,8 +74,9 @@ fn every_hns(version: Version) -> Vec<Config> {
     all
 }
 
-fn cases(usual: u32) -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(usual)
+/// The clusters of one combination.
+fn random() -> Random {
+    Random::cases(1).shrinking(2_000)
 }
 
 /// A cluster, what it changes into, and packets.
@@ -100,20 +103,6 @@ fn is_fixed(key: &Key) -> bool {
     matches!(key.kind, Kind::WorkloadEndpoint | Kind::Node)
 }
 
-fn run(
-    cases: u32,
-    changes: &impl Strategy<Value = Change>,
-    test: impl Fn(&Change) -> Result<(), String>,
-) -> Result<(), String> {
-    let config =
-        TestConfig { cases, max_shrink_iters: 2_000, failure_persistence: None, ..TestConfig::default() };
-    let result = TestRunner::new(config).run(changes, |case| test(&case).map_err(TestCaseError::fail));
-    result.map_err(|error| match error {
-        TestError::Fail(reason, _) => reason.to_string(),
-        other => other.to_string(),
-    })
-}
-
 #[test]
 fn server_2019_and_the_oracle_agree() {
     agree(Config::SERVER_2019);
@@ -130,53 +119,67 @@ fn the_newest_hns_and_the_oracle_agree() {
 }
 
 fn agree(version: Version) {
-    let asked = RefCell::new(Asked::default());
-    let all = every_hns(version);
-    let mut clusters = 0;
-    for config in &all {
-        let sets_as_ever = config.set_reading == READINGS[0] && config.several_sets == SEVERAL[0];
-        let differs = |rendering: &&Rendering| rendering.names_sets || sets_as_ever;
-        for rendering in RENDERINGS.iter().filter(differs).filter(|rendering| (rendering.suits)(config)) {
-            let result = run(cases(1), &changes(), |(before, after, packets)| {
+    let asked = RefCell::new(Tally::default());
+    let all = combinations(version);
+    let each = || {
+        all.iter().try_for_each(|(config, rendering)| {
+            let test = |(before, after, packets): Change| {
                 let mut cluster = Cluster::new(&NODES, config, *rendering).unwrap();
-                cluster.change(before).map_err(|error| format!("{error:#}"))?;
-                compare(&mut cluster, after, packets, &mut asked.borrow_mut())
-            });
-            if let Err(error) = result {
-                panic!("{}: {error}\n{config:?}\n{}", rendering.name, asked.borrow().table());
-            }
-            clusters += cases(1);
-        }
+                cluster.change(&before).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
+                compare(&mut cluster, &after, &packets, &mut asked.borrow_mut()).map_err(TestCaseError::fail)
+            };
+            let result = random().run(&changes(), test);
+            result.map_err(|error| format!("{}: {error}\n{config:?}", rendering.name))
+        })
+    };
+    let result = rounds(each, || lacking(&asked.borrow(), all.len() * random().count()));
+    println!("HNS {version}, {} combinations\n{}", all.len(), asked.borrow());
+    if let Err(error) = result {
+        panic!("{error}");
     }
-    println!("HNS {version}, {} combinations\n{}", all.len(), asked.borrow().table());
-    asked.borrow().check(clusters as usize);
+}
+
+/// Every HNS, and how policy may be rendered for it. What it makes of sets matters where ACLs name them only.
+fn combinations(version: Version) -> Vec<(Config, Rendering)> {
+    let renderings = |config: Config| {
+        let sets_as_ever = config.set_reading == READINGS[0] && config.several_sets == SEVERAL[0];
+        let suits = move |rendering: &Rendering, config: &Config| {
+            (rendering.suits)(config) && (rendering.names_sets || sets_as_ever)
+        };
+        let those = RENDERINGS.iter().filter(|rendering| suits(rendering, &config));
+        those.map(|rendering| (config.clone(), *rendering)).collect::<Vec<_>>()
+    };
+    every_hns(version).into_iter().flat_map(renderings).collect()
 }
 
 /// A policy, tier, profile, set or service comes or goes: connections of endpoints whose ACLs stay as they were go on,
 /// and those of the others as the knob says. The same once more is no write at all.
 #[test]
 fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
-    let (kept, broken) = (RefCell::new(0), RefCell::new(0));
-    let version = Config::NEWEST;
-    for on_rewrite in REWRITES {
-        let config = Config { on_rewrite, ..Config::new(version, Ipv4Addr::UNSPECIFIED) };
-        for rendering in RENDERINGS.iter().filter(|rendering| (rendering.suits)(&config)) {
-            let result = run(cases(1) * 60, &one_changes(), |(before, after, packets)| {
+    let (kept, broken) = (Cell::new(0), Cell::new(0));
+    let each = |on_rewrite| {
+        let config = Config { on_rewrite, ..Config::new(Config::NEWEST, Ipv4Addr::UNSPECIFIED) };
+        RENDERINGS.iter().filter(|rendering| (rendering.suits)(&config)).try_for_each(|rendering| {
+            let test = |(before, after, packets): Change| {
                 let mut cluster = Cluster::new(&NODES, &config, *rendering).unwrap();
-                let counts = connections(&mut cluster, before, after, packets, on_rewrite);
-                let (on, off) = counts.map_err(|error| format!("{error:#}\n{}", manifest(after)))?;
-                *kept.borrow_mut() += on;
-                *broken.borrow_mut() += off;
+                let counts = connections(&mut cluster, &before, &after, &packets, on_rewrite);
+                let failed = |error| TestCaseError::fail(format!("{error:#}\n{}", manifest(&after)));
+                let (on, off) = counts.map_err(failed)?;
+                kept.set(kept.get() + on);
+                broken.set(broken.get() + off);
                 Ok(())
-            });
-            if let Err(error) = result {
-                panic!("{} {on_rewrite:?}: {error}", rendering.name);
-            }
-        }
+            };
+            let result = random().times(60).run(&one_changes(), test);
+            result.map_err(|error| format!("{} {on_rewrite:?}: {error}", rendering.name))
+        })
+    };
+    let few = || kept.get() <= 300 || broken.get() <= 30;
+    let counts = || format!("{} ends of connections went on, {} were reset", kept.get(), broken.get());
+    let result = rounds(|| REWRITES.into_iter().try_for_each(each), || few().then(counts));
+    println!("{}", counts());
+    if let Err(error) = result {
+        panic!("{error}");
     }
-    let (kept, broken) = (kept.take(), broken.take());
-    println!("{kept} ends of connections went on, {broken} were reset");
-    assert!(kept > 300 && broken > 30, "{kept} and {broken} prove little");
 }
 
 /// A cluster with and without one of the objects that policy is made of.
@@ -238,7 +241,7 @@ fn compare(
     cluster: &mut Cluster,
     objects: &Objects,
     packets: &[Sent],
-    asked: &mut Asked,
+    asked: &mut Tally,
 ) -> Result<(), String> {
     let reports = cluster.change(objects).map_err(|error| format!("{error:#}"))?;
     let shown = || format!("cluster.yml:\n{}", manifest(objects));
@@ -247,7 +250,7 @@ fn compare(
     let oracle = Oracle::new(&snapshot);
     for flow in &flows_of_pods(cluster, packets) {
         let ours = cluster.judge(flow).map_err(|error| format!("{error:#}"))?;
-        let answer = oracle_says(&oracle, flow);
+        let answer = judged(&oracle, flow);
         let [egress, ingress] = [
             (flow.source, ours.egress, verdict(&answer.egress)),
             (flow.destination, ours.ingress, verdict(&answer.ingress)),
@@ -265,21 +268,20 @@ fn compare(
             let said =
                 [&answer.egress, &answer.ingress].map(|trace| trace.as_ref().map(|trace| trace.verdict));
             return Err(format!(
-                "{flow:?}\n{ours:?}; the oracle: {said:?}\n{:#?}\n{}\ntortie explain -f cluster.yml {} {} --port {}",
+                "{flow:?}\n{ours:?}; the oracle: {said:?}\n{:#?}\n{}\n{}",
                 cluster.endpoints(flow),
                 shown(),
-                flow.source,
-                flow.destination,
-                shown_port(flow),
+                explain(flow),
             ));
         }
-        asked.note(cluster, flow, ours, egress.max(ingress));
+        let narrower = [egress, ingress].contains(&Outcome::Narrower).then(|| NARROWER.to_owned());
+        kinds(cluster, flow).into_iter().chain(narrower).for_each(|kind| asked.count(kind, ours.all()));
     }
     Ok(())
 }
 
 /// How HNS and the oracle compare at one end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Same,
     Narrower,
@@ -288,14 +290,6 @@ enum Outcome {
 
 fn verdict(trace: &Option<Trace>) -> bool {
     trace.as_ref().is_none_or(|trace| trace.verdict == Verdict::Allow)
-}
-
-fn snapshot(objects: &Objects) -> Snapshot {
-    let mut snapshot = Snapshot::new();
-    for (key, value) in objects {
-        snapshot.insert(key.clone(), value.clone(), None);
-    }
-    snapshot
 }
 
 fn flows_of_pods(cluster: &Cluster, packets: &[Sent]) -> Vec<Flow> {
@@ -319,78 +313,30 @@ fn is_told(cluster: &Cluster, reports: &[Report], address: IpAddr, reason: &str)
     told.is_some_and(|told| told.iter().any(|condition| condition.reason == reason))
 }
 
-fn oracle_says(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
-    let question = Question {
-        from: Peer::Address(flow.source),
-        to: Peer::Address(flow.destination),
-        protocol: flow.protocol,
-        source_port: flow.source_port,
-        destination_port: flow.destination_port,
-        icmp: flow.icmp,
-        via: None,
+/// What a flow counts as.
+fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
+    let node = |address| cluster.place(address).map(|place| place.node);
+    let own_node = |address, node| testkit::emulator::node_address(node as u8) == address;
+    let way = match (node(flow.source), node(flow.destination)) {
+        (Some(from), Some(to)) if from == to => "within a node",
+        (Some(_), Some(_)) => "across nodes",
+        (Some(_), None) => "to the world",
+        (None, Some(to)) if own_node(flow.source, to) => OWN_NODE,
+        _ => "from the world",
     };
-    oracle.evaluate(&question).unwrap()
+    ["all".to_owned(), flow.protocol.to_string(), way.to_owned()]
 }
 
-fn shown_port(flow: &Flow) -> String {
-    match flow.icmp {
-        Some((kind, _)) => format!("icmp/{kind}"),
-        None => format!("{}/{}", flow.protocol.to_string().to_lowercase(), flow.destination_port),
-    }
-}
-
-/// How many flows of each kind were asked about, and how many passed.
-#[derive(Default)]
-struct Asked(BTreeMap<String, (usize, usize)>);
-
-const NARROWER: &str = "narrower: ICMP types";
-
-impl Asked {
-    fn note(&mut self, cluster: &Cluster, flow: &Flow, ours: Ends<bool>, outcome: Outcome) {
-        let node = |address| cluster.place(address).map(|place| place.node);
-        let own_node = |address, node| testkit::emulator::node_address(node as u8) == address;
-        let way = match (node(flow.source), node(flow.destination)) {
-            (Some(from), Some(to)) if from == to => "within a node",
-            (Some(_), Some(_)) => "across nodes",
-            (Some(_), None) => "to the world",
-            (None, Some(to)) if own_node(flow.source, to) => "from its own node",
-            _ => "from the world",
-        };
-        let known = match outcome {
-            Outcome::Narrower => Some(NARROWER.to_owned()),
-            Outcome::Same | Outcome::Wrong => None,
-        };
-        let kinds = ["all".to_owned(), flow.protocol.to_string(), way.to_owned()];
-        for kind in kinds.into_iter().chain(known) {
-            let (sent, through) = self.0.entry(kind).or_default();
-            *sent += 1;
-            *through += usize::from(ours.all());
-        }
-    }
-
-    fn table(&self) -> String {
-        let rows = self.0.iter().map(|(kind, (sent, passed))| format!("{kind:22} {sent:>8} {passed:>8}\n"));
-        format!("{:22} {:>8} {:>8}\n", "flows", "asked", "passed") + &rows.collect::<String>()
-    }
-
-    /// Every kind must have been asked about, and both have passed and not; and the exception must be one.
-    fn check(&self, clusters: usize) {
-        let of = |kind: &str| self.0.get(kind).copied().unwrap_or_default();
-        for kind in
-            ["TCP", "UDP", "SCTP", "ICMP", "within a node", "across nodes", "to the world", "from the world"]
-        {
-            let (sent, passed) = of(kind);
-            let fewest = clusters / 10;
-            let both = passed >= fewest && sent - passed >= fewest;
-            assert!(both, "{kind}: {sent} flows, {passed} passed: that proves little");
-        }
-        let (probes, passed) = of("from its own node");
-        assert!(
-            probes >= clusters / 10 && probes == passed,
-            "a node reaches its own pods: {passed} of {probes}"
-        );
-        let (all, (narrower, _)) = (of("all").0, of(NARROWER));
-        assert!(all >= clusters * 50, "only {all} flows of {clusters} clusters");
-        assert!(narrower * 50 < all, "{narrower} of {all} flows are narrower");
-    }
+/// Of every kind some must have passed and some not; from its own node a pod is reached always; the exception must be one.
+fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
+    let ways =
+        ["TCP", "UDP", "SCTP", "ICMP", "within a node", "across nodes", "to the world", "from the world"];
+    let few = asked.lacking(ways.map(str::to_owned), clusters / 10);
+    let ((all, _), (probes, reached), (narrower, _)) =
+        (asked.of("all"), asked.of(OWN_NODE), asked.of(NARROWER));
+    assert_eq!(probes, reached, "a node reaches its own pods");
+    few.or_else(|| {
+        let enough = all >= clusters * 50 && probes >= clusters / 10 && narrower * 50 < all;
+        (!enough).then(|| format!("{all} flows of {clusters} clusters, {probes} probes, {narrower} narrower"))
+    })
 }

@@ -13,17 +13,17 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config as TestConfig, TestError, TestRunner};
 use serde_json::{Value, json};
-use testkit::clusters::{Objects, Sent, clusters_of_distinct_pods, manifest, packets};
+use testkit::clusters::{Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
 use testkit::emulator::{RENDERINGS, Rendering};
-use testkit::flows::beginnings;
+use testkit::flows::{beginnings, explain, judged};
 use testkit::mixed::{Cluster, NODES, System, addresses, between_pods, placed};
+use testkit::random::{Random, Tally};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Report;
 use tortie_hns_emulator::{Config, SetReading, SeveralSets};
-use tortie_policy::oracle::{Answer, Oracle, Peer, Question, Snapshot, Trace, Verdict};
+use tortie_policy::oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 
 const CLUSTERS: u32 = 220;
@@ -126,17 +126,10 @@ fn global_policy(name: &str, spec: Value) -> (Key, Value) {
 
 #[test]
 fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
-    let clusters =
-        std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(CLUSTERS);
+    let random = Random::cases(CLUSTERS).shrinking(300);
     let nodes = RefCell::new(BTreeMap::new());
-    let asked = RefCell::new(Asked::default());
-    let config = TestConfig {
-        cases: clusters,
-        max_shrink_iters: 300,
-        failure_persistence: None,
-        ..TestConfig::default()
-    };
-    let result = TestRunner::new(config).run(&cases(), |case| {
+    let asked = RefCell::new(Tally::default());
+    let test = |case: Case| {
         let mut nodes = nodes.borrow_mut();
         let cluster = nodes.entry(case.hns.clone()).or_insert_with(|| Cluster::new(&case.config).unwrap());
         compare(cluster, &case, &mut asked.borrow_mut()).map_err(|error| {
@@ -144,53 +137,45 @@ fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
             nodes.remove(&case.hns);
             TestCaseError::fail(error)
         })
-    });
-    println!("{}", asked.borrow().table());
-    match result {
-        Ok(()) => {}
-        Err(TestError::Fail(reason, _)) => panic!("{reason}"),
-        Err(other) => panic!("{other}"),
+    };
+    let result = random.prove(&cases(), test, || lacking(&asked.borrow(), random.count()));
+    println!("{}", asked.borrow());
+    if let Err(error) = result {
+        panic!("{error}");
     }
-    asked.borrow().check(clusters);
 }
 
 /// Makes the cluster, and sends every packet.
-fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Asked) -> Result<(), String> {
+fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Tally) -> Result<(), String> {
     let all: Objects = cluster.node_objects().chain(&case.objects).cloned().collect();
     let shown = || format!("{}, {}\ncluster.yml:\n{}", case.hns, case.rendering.name, manifest(&all));
     let failed = |error: anyhow::Error| format!("{error:#}\n{}", shown());
     let reports = cluster.change(&case.objects, case.rendering).map_err(failed)?;
     in_force(&reports).map_err(|error| format!("{error}\n{}", shown()))?;
     let by_sets = cluster.acls_that_name_sets().map_err(failed)? > 0;
-    let mut snapshot = Snapshot::new();
-    for (key, value) in &all {
-        snapshot.insert(key.clone(), value.clone(), None);
-    }
+    let snapshot = snapshot(&all);
     let oracle = Oracle::new(&snapshot);
     let mut flows = beginnings(&case.packets);
     flows.extend(from_nodes(cluster));
     let passed = cluster.passed(&flows).map_err(failed)?;
     for (index, flow) in flows.iter().enumerate() {
-        let (arrives, answer) = (passed.contains(&index), oracle_says(&oracle, flow));
+        let (arrives, answer) = (passed.contains(&index), judged(&oracle, flow));
         let allowed = [&answer.egress, &answer.ingress].into_iter().all(is_allowed);
         let narrower = allowed && !arrives && may_be_narrower(cluster, &reports, flow);
         if arrives != allowed && !narrower {
             let said =
                 [&answer.egress, &answer.ingress].map(|trace| trace.as_ref().map(|trace| trace.verdict));
             return Err(format!(
-                "{flow:?}\n{}: arrives: {arrives}; the oracle: {said:?}\n{}\n\
-                 tortie explain -f cluster.yml {} {} --port {}",
+                "{flow:?}\n{}: arrives: {arrives}; the oracle: {said:?}\n{}\n{}",
                 class(cluster, flow),
                 shown(),
-                flow.source,
-                flow.destination,
-                shown_port(flow),
+                explain(flow),
             ));
         }
-        asked.note(class(cluster, flow), flow, arrives, narrower);
-        if by_sets {
-            asked.count(&by_sets_as(case.config.set_reading), arrives);
-        }
+        let kinds = ["all".to_owned(), format!("{}, {}", class(cluster, flow), flow.protocol)];
+        let others =
+            [narrower.then(|| NARROWER.to_owned()), by_sets.then(|| by_sets_as(case.config.set_reading))];
+        kinds.into_iter().chain(others.into_iter().flatten()).for_each(|kind| asked.count(kind, arrives));
     }
     Ok(())
 }
@@ -224,28 +209,8 @@ fn may_be_narrower(cluster: &Cluster, reports: &[Report], flow: &Flow) -> bool {
     flow.protocol == Protocol::ICMP && (is_told(flow.source) || is_told(flow.destination))
 }
 
-fn oracle_says(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
-    let question = Question {
-        from: Peer::Address(flow.source),
-        to: Peer::Address(flow.destination),
-        protocol: flow.protocol,
-        source_port: flow.source_port,
-        destination_port: flow.destination_port,
-        icmp: flow.icmp,
-        via: None,
-    };
-    oracle.evaluate(&question).unwrap()
-}
-
 fn is_allowed(trace: &Option<Trace>) -> bool {
     trace.as_ref().is_none_or(|trace| trace.verdict == Verdict::Allow)
-}
-
-fn shown_port(flow: &Flow) -> String {
-    match flow.icmp {
-        Some((kind, _)) => format!("icmp/{kind}"),
-        None => format!("{}/{}", flow.protocol.to_string().to_lowercase(), flow.destination_port),
-    }
 }
 
 /// Which of [`CLASSES`] a flow is of, or where it comes from if that is a node.
@@ -272,49 +237,19 @@ fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
     CLASSES[index]
 }
 
-/// How many flows of each kind were sent, and how many arrived.
-#[derive(Default)]
-struct Asked(BTreeMap<String, (usize, usize)>);
-
-impl Asked {
-    fn note(&mut self, class: &str, flow: &Flow, arrives: bool, narrower: bool) {
-        self.count("all", arrives);
-        self.count(&format!("{class}, {}", flow.protocol), arrives);
-        if narrower {
-            self.count(NARROWER, arrives);
-        }
-    }
-
-    fn count(&mut self, kind: &str, arrives: bool) {
-        let (sent, arrived) = self.0.entry(kind.to_owned()).or_default();
-        *sent += 1;
-        *arrived += usize::from(arrives);
-    }
-
-    fn table(&self) -> String {
-        let rows = self.0.iter().map(|(kind, (sent, arrived))| format!("{kind:26} {sent:>8} {arrived:>8}\n"));
-        format!("{:26} {:>8} {:>8}\n", "flows", "sent", "arrived") + &rows.collect::<String>()
-    }
-
-    /// Every class and protocol must have been asked about, and every reading of sets; and both have arrived and not, in
-    /// proportion to the number of clusters.
-    fn check(&self, clusters: u32) {
-        let clusters = usize::try_from(clusters).unwrap();
-        let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
-        let others =
-            READINGS.map(by_sets_as).into_iter().chain(FROM_OTHER_NODES.map(|from| format!("{from}, UDP")));
-        for kind in kinds.chain(others) {
-            let (sent, arrived) = self.0.get(&kind).copied().unwrap_or_default();
-            let fewest = (clusters / 100).max(1);
-            let both = arrived >= fewest && sent - arrived >= fewest;
-            assert!(both, "{kind}: {sent} flows were sent, {arrived} arrived: that proves little");
-        }
-        for from in FROM_OWN_NODE {
-            let (sent, arrived) = self.0[&format!("{from}, UDP")];
-            assert!(sent >= clusters / 10 && arrived == sent, "{from}: {arrived} of {sent} arrived");
-        }
-        let ((all, _), narrower) = (self.0["all"], self.0.get(NARROWER).map_or(0, |(sent, _)| *sent));
-        assert!(all >= clusters * 20, "only {all} flows of {clusters} clusters");
-        assert!(narrower * 50 < all, "{narrower} of {all} flows are narrower");
-    }
+/// Of every class and protocol, and by every reading of sets, some must have arrived and some not, in proportion to the
+/// number of clusters; from its own node a pod is reached always; the exception must be one.
+fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
+    let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
+    let others =
+        READINGS.map(by_sets_as).into_iter().chain(FROM_OTHER_NODES.map(|from| format!("{from}, UDP")));
+    let few = asked.lacking(kinds.chain(others), (clusters / 100).max(1));
+    let own = FROM_OWN_NODE.map(|from| asked.of(&format!("{from}, UDP")));
+    assert!(own.iter().all(|(sent, arrived)| sent == arrived), "a node reaches its own pods: {own:?}");
+    let ((all, _), (narrower, _)) = (asked.of("all"), asked.of(NARROWER));
+    few.or_else(|| {
+        let probed = own.iter().all(|(sent, _)| *sent >= clusters / 10);
+        let enough = all >= clusters * 20 && probed && narrower * 50 < all;
+        (!enough).then(|| format!("{all} flows of {clusters} clusters, probes {own:?}, {narrower} narrower"))
+    })
 }

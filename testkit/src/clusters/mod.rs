@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use tortie_api::calico::{FelixConfiguration, WorkloadEndpoint};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
+use tortie_policy::oracle::Snapshot;
 
 use policies::{maybe, policy, rules};
 
@@ -187,7 +188,18 @@ pub fn packets() -> impl Strategy<Value = Sent> {
     )
 }
 
+/// The objects as the oracle reads them.
+#[must_use]
+pub fn snapshot(objects: &Objects) -> Snapshot {
+    let mut snapshot = Snapshot::new();
+    for (key, value) in objects {
+        snapshot.insert(key.clone(), value.clone(), None);
+    }
+    snapshot
+}
+
 /// The objects as a manifest that `tortie explain -f` reads.
+#[must_use]
 pub fn manifest(objects: &Objects) -> String {
     let one = |(key, value): &(Key, Value)| {
         let mut value = value.clone();

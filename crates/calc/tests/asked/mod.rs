@@ -38,20 +38,6 @@ pub fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
     all.prop_map(whole).boxed()
 }
 
-/// So many cases, if `PROPTEST_CASES` does not say otherwise.
-pub fn config(cases: u32) -> ProptestConfig {
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(cases);
-    ProptestConfig { cases, max_shrink_iters: 60, failure_persistence: None, ..Default::default() }
-}
-
-pub fn snapshot(objects: &Objects) -> Snapshot {
-    let mut snapshot = Snapshot::new();
-    for (key, value) in objects {
-        snapshot.insert(key.clone(), value.clone(), None);
-    }
-    snapshot
-}
-
 /// With twins of some pods at addresses of their own, with nodes, and with an overlay.
 pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
     let pods: Objects =
