@@ -11,8 +11,8 @@ use crate::{cargo, run};
 type Package = (&'static str, &'static str);
 
 /// For tests: captures on the wire, and a second opinion on what the kernel's tables hold.
-pub(crate) const TEST_PACKAGES: [Package; 2] =
-    [("/usr/bin/tcpdump", "tcpdump"), ("/usr/sbin/nft", "nftables")];
+pub(crate) const TEST_PACKAGES: [Package; 3] =
+    [("/usr/bin/tcpdump", "tcpdump"), ("/usr/sbin/nft", "nftables"), ("/usr/sbin/iptables-nft", "iptables")];
 /// For benchmarks: the peers.
 pub(crate) const BENCH_PACKAGES: [Package; 1] = [("/usr/lib/cni/ptp", "containernetworking-plugins")];
 

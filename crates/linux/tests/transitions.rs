@@ -15,6 +15,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets};
 use testkit::flows::beginnings;
@@ -72,6 +73,7 @@ fn changes() -> impl Strategy<Value = Change> {
 }
 
 fn watch(config: Config, lossless: bool) {
+    let processors = sched_getaffinity(None).unwrap();
     let state = RefCell::new((Cluster::new(NODES, &config).unwrap(), Objects::new(), Seen::default()));
     let test = |(new, chosen, step, packets): Change| {
         let (cluster, old, seen) = &mut *state.borrow_mut();
@@ -80,7 +82,7 @@ fn watch(config: Config, lossless: bool) {
             Step::Some | Step::Restarted => mixed(old, &new, &chosen),
             Step::Compared => old.clone(),
         };
-        let watched = Watched { config: &config, step, lossless };
+        let watched = Watched { config: &config, processors: &processors, step, lossless };
         watched.change(cluster, &new, &packets, seen).map_err(|error| {
             let (old, new) = (manifest(old), manifest(&new));
             TestCaseError::fail(format!("{step:?}: {error}\nold.yml:\n{old}\nnew.yml:\n{new}"))
@@ -149,6 +151,8 @@ impl Seen {
 /// One change.
 struct Watched<'a> {
     config: &'a Config,
+    /// Those that the test may run on.
+    processors: &'a CpuSet,
     step: Step,
     lossless: bool,
 }
@@ -217,11 +221,11 @@ impl Watched<'_> {
 
     /// On another processor than that of the packets.
     fn apply(&self, cluster: &mut Cluster, deltas: &[Vec<Delta>; 2]) -> [Report; 2] {
-        let sending = rustix::thread::sched_getaffinity(None).unwrap();
-        let mut others = rustix::thread::CpuSet::new();
-        let count = std::fs::read_to_string("/proc/cpuinfo").unwrap().matches("processor\t").count();
-        (0..count).filter(|cpu| count == 1 || !sending.is_set(*cpu)).for_each(|cpu| others.set(cpu));
-        rustix::thread::sched_setaffinity(None, &others).unwrap();
+        let sending = sched_getaffinity(None).unwrap();
+        let mut others = *self.processors;
+        (0..CpuSet::MAX_CPU).filter(|cpu| sending.is_set(*cpu)).for_each(|cpu| others.unset(cpu));
+        let others = if others.count() == 0 { sending } else { others };
+        sched_setaffinity(None, &others).unwrap();
         match self.step {
             Step::Compared => cluster.resync().unwrap(),
             _ => cluster.apply(deltas).unwrap(),
