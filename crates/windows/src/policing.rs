@@ -10,7 +10,8 @@
 //! 4. What was spelled out becomes the set's name again, which means the same now.
 //! 5. Sets that nothing names any more are removed.
 //!
-//! The sets that an endpoint may name which could not be changed stay as they are; for all others they are spelled out.
+//! The sets that an endpoint may name which could not be changed stay as they are; for all others they are spelled out,
+//! before step 3.
 
 mod pass;
 

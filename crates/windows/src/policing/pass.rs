@@ -17,7 +17,7 @@ use crate::{Error, NETWORK};
 /// How long a set that HNS refused is spelled out: each change from one to the other writes ACLs.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// A pass.
+/// What a pass works with.
 pub(super) struct Pass<'a> {
     policing: &'a mut Policing,
     node: &'a Node<'a>,
@@ -55,11 +55,12 @@ impl<'a> Pass<'a> {
         pass
     }
 
-    /// Goes through the steps.
+    /// Goes through the steps. Gives the error that says that HNS does not answer.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.add_sets()?;
         self.changing = self.policing.differing().map(|set| set.id.clone()).collect();
         self.sync_endpoints()?;
+        self.hold_sets()?;
         self.change_sets()?;
         self.sync_endpoints()?;
         for job in std::mem::take(&mut self.jobs) {
@@ -100,7 +101,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Gives endpoints their lists, as far as that can be while sets are changing.
+    /// Gives endpoints their lists, as far as that can be while sets are changing. What fails is not at work any more.
     fn sync_endpoints(&mut self) -> Result<(), Error> {
         for mut job in std::mem::take(&mut self.jobs) {
             match self.sync(&mut job) {
@@ -154,17 +155,29 @@ impl<'a> Pass<'a> {
         self.policing.waits.failed(id, self.node.now);
     }
 
-    /// Gives sets their new members; but those that an endpoint may name which failed stay.
+    /// Has sets stay as they are that an endpoint may name which failed. The others get lists without them before anything
+    /// changes: naming one that stays and one that does not, a list would be of neither before nor after.
+    fn hold_sets(&mut self) -> Result<(), Error> {
+        loop {
+            let held = self.held_sets();
+            if held.is_empty() {
+                return Ok(());
+            }
+            self.changing.retain(|id| !held.contains_key(id));
+            self.do_without(held, self.node.now);
+            // Some may fail at that, and hold more.
+            self.sync_endpoints()?;
+        }
+    }
+
+    /// Gives sets their new members.
     fn change_sets(&mut self) -> Result<(), Error> {
-        let held = self.held_sets();
-        self.changing.retain(|id| !held.contains_key(id));
         let changing = std::mem::take(&mut self.changing);
         let Policing { actual: Some((network, actual)), wanted, .. } = &mut *self.policing else {
             return Ok(());
         };
         let sets: Vec<&Set> = changing.iter().filter_map(|id| wanted.get(id)).collect();
         let refused = actual.change(self.node.hcn, *network, &sets)?;
-        self.do_without(held, self.node.now);
         self.do_without(refused, self.node.now + TRY_AGAIN_AFTER);
         Ok(())
     }
@@ -210,11 +223,11 @@ impl<'a> Pass<'a> {
         if sets.is_empty() {
             return;
         }
-        let Policing { due, known, unusable, .. } = &mut *self.policing;
-        // Those that name them and are not at work now have their turn soon.
+        let Policing { due, waits, known, unusable, .. } = &mut *self.policing;
+        // Those that name them and are not at work now have their turn soon; what failed, when it has waited.
         for (id, known) in known {
             let names_one = known.named.iter().flatten().any(|id| sets.contains_key(id));
-            if names_one && due.insert(id.clone()) {
+            if names_one && !waits.contains(id) && due.insert(id.clone()) {
                 let message = format!(
                     "{id}: a set that its ACLs name cannot be changed; its members are spelled out next"
                 );
