@@ -280,7 +280,7 @@ fn nft_sees_the_same_names_and_counts() {
         ],
         comment: String::new(),
     };
-    let later = Element::verdict(Key::interface("cali1"), Verdict::Goto("later".to_owned()));
+    let later = Element::verdict(Key::interface("fifteen-letters"), Verdict::Goto("later".to_owned()));
     let desired = Table {
         flags: 0,
         chains: BTreeMap::from([
@@ -340,7 +340,7 @@ fn nft_sees_the_same_names_and_counts() {
     assert!(nets.contains(r#"{"addr":"224.0.0.0","len":3}"#), "{nets}");
     assert_eq!(
         named("map", "links").unwrap()["elem"],
-        serde_json::json!([["cali1", {"goto": {"target": "later"}}]])
+        serde_json::json!([["fifteen-letters", {"goto": {"target": "later"}}]])
     );
     let rule = objects.iter().find(|object| object["rule"]["comment"] == "from others").unwrap();
     let text = rule.to_string();
