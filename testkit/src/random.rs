@@ -46,6 +46,7 @@ impl Random {
     ///
     /// # Errors
     /// Why it fails on a case.
+    #[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
     pub fn run<S: Strategy>(
         self,
         strategy: &S,
@@ -58,7 +59,11 @@ impl Random {
             ..Config::default()
         };
         TestRunner::new(config).run(strategy, test).map_err(|error| match error {
-            TestError::Fail(reason, _) => reason.to_string(), // whoever fails says more of the case than its input does
+            // The reason says more of the case than its input does; but not that of a panic.
+            TestError::Fail(reason, input) => {
+                println!("the smallest input that fails: {input:?}");
+                reason.to_string()
+            }
             other => other.to_string(),
         })
     }

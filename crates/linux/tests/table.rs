@@ -160,7 +160,7 @@ fn what_others_change_is_noticed_at_once() {
     assert!(!set.elements.is_empty());
     let interface = &node.state.endpoints[&server.id()].host_interface;
     let address = format!("{{ {interface:?} . {} }}", server.address);
-    let vandals: [&[&str]; 7] = [
+    let vandals: [&[&str]; 8] = [
         &["flush", "ruleset"],
         &["delete", "table", "inet", "tortie"],
         &["insert", "rule", "inet", "tortie", "to-workload", "accept"],
@@ -168,6 +168,7 @@ fn what_others_change_is_noticed_at_once() {
         &["flush", "map", "inet", "tortie", "to-workload-program"],
         &["delete", "element", "inet", "tortie", "own-addresses4", &address],
         &["add", "chain", "inet", "tortie", "theirs"],
+        &["add chain inet tortie theirs { type filter hook forward priority 0; policy drop; }"],
     ];
     for vandal in vandals {
         assert!(disturbed.try_recv().is_err(), "nobody but ourselves has changed anything before {vandal:?}");

@@ -29,6 +29,8 @@ use crate::nftables::{
 /// chains take; but a processor that is virtual may be taken away in the midst of them (with one millisecond, a packet was
 /// lost in some 300 changes of programs).
 const GRACE: Duration = Duration::from_millis(10);
+/// By then every packet is through: a processor that is away for longer has the kernel complain.
+const LONG_AGO: Duration = Duration::from_secs(1);
 
 impl PolicyTable {
     /// Makes the whole table.
@@ -135,8 +137,14 @@ impl PolicyTable {
     /// through in one RCU read section, and this `membarrier(2)` returns when those have ended that had begun before it. A
     /// kernel with one processor returns at once, and one with `nohz_full` or a strict seccomp filter refuses.
     fn wait_for_packets(&self) {
-        if let Err(error) = membarrier(MembarrierCommand::Global) {
-            tracing::debug!(%error, "the kernel does not tell when packets are through; time has to");
+        if self.switched.elapsed() > LONG_AGO {
+            return;
+        }
+        let several = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
+        match membarrier(MembarrierCommand::Global) {
+            Ok(()) if several => return,
+            Ok(()) => {}
+            Err(error) => tracing::debug!(%error, "the kernel does not say when packets are through"),
         }
         thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
     }

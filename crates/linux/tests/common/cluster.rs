@@ -98,9 +98,7 @@ impl Node {
     }
 
     pub fn resync(&mut self) -> Report {
-        let report = self.namespace.run(|| self.dataplane.resync()).unwrap();
-        self.apply(&[]);
-        report
+        self.namespace.run(|| self.dataplane.resync()).unwrap()
     }
 
     /// Connects a pod, as CNI ADD does, and puts it under the program.
