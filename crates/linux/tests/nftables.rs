@@ -30,7 +30,7 @@ fn set_of(spec: SetSpec, elements: impl IntoIterator<Item = Element>) -> Set {
     Set { spec, elements: elements.into_iter().map(|element| (element.key, element.value)).collect() }
 }
 
-fn v4(text: &str) -> Key {
+fn address(text: &str) -> Key {
     Key::address(text.parse().unwrap())
 }
 
@@ -74,9 +74,41 @@ fn change_and_list(nft: &mut Nft, desired: &Table, actual: Option<&Table>) -> Re
     Ok(())
 }
 
+/// Names and prefixes are listed as they were made up to the kernel's limits, and refused past them.
+#[test]
+fn texts_may_be_as_long_as_the_kernel_takes() {
+    let listed = |nft: &mut Nft, beyond: Option<usize>| {
+        let longest = ["table", "chain", "set"].map(random_tables::longest);
+        let mut texts = [longest.to_vec(), vec!["p".repeat(random_tables::LONGEST_LOG_PREFIX)]].concat();
+        beyond.into_iter().for_each(|text| texts[text].push('+'));
+        let [name, chain, set, prefix] = texts.try_into().unwrap();
+        let exprs = vec![Expr::Log { group: 1, prefix }, Expr::Verdict(Verdict::Goto(chain.clone()))];
+        let rule = Rule { exprs, comment: "c".repeat(Rule::LONGEST_COMMENT) };
+        let interface = Element::key(Key::interface("fifteen-letters"));
+        let desired = Table {
+            chains: [
+                ("first".to_owned(), Chain { base: None, rules: vec![rule] }),
+                (chain, Chain::default()),
+            ]
+            .into(),
+            sets: [(set, set_of(SetSpec::hash(&[Field::Interface]), [interface]))].into(),
+            ..Table::default()
+        };
+        nft.commit(&diff(&name, &desired, None))?;
+        Ok::<_, tortie_linux::Error>(nft.list(&name)? == Some(desired))
+    };
+    in_namespace(|nft| {
+        for beyond in 0..4 {
+            let error = listed(nft, Some(beyond)).unwrap_err();
+            assert_eq!(error.errno(), Some(34), "ERANGE: {error}");
+        }
+        assert!(listed(nft, None).unwrap());
+    });
+}
+
 #[test]
 fn interval_sets_are_right_at_both_ends() {
-    let cases: [&[(&str, &str)]; 8] = [
+    const V4: [&[(&str, &str)]; 8] = [
         &[("0.0.0.0", "255.255.255.255")],
         &[("0.0.0.0", "0.0.0.0")],
         &[("255.255.255.255", "255.255.255.255")],
@@ -86,22 +118,42 @@ fn interval_sets_are_right_at_both_ends() {
         &[("10.0.0.0", "10.0.0.127"), ("10.0.0.128", "10.0.0.255")],
         &[],
     ];
-    in_namespace(|nft| {
-        let mut actual = None;
-        // Each case after each other one.
-        for first in cases {
-            for second in cases {
-                for case in [first, second] {
-                    let ranges = case.iter().map(|(first, last)| Element::range(v4(first), v4(last)));
-                    let set = set_of(SetSpec::interval(&[Field::Ipv4]), ranges);
-                    let desired = Table { sets: [("nets".to_owned(), set)].into(), ..Table::default() };
-                    put(nft, &desired, actual.as_ref());
-                    assert_eq!(nft.list(NAME).unwrap().as_ref(), Some(&desired));
-                    actual = Some(desired);
-                }
+    const LAST: &str = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff";
+    const V6: [&[(&str, &str)]; 8] = [
+        &[("::", LAST)],
+        &[("::", "::")],
+        &[(LAST, LAST)],
+        &[("::", "7fff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"), ("e000::", LAST)],
+        &[("fd00::", "fd00::7f"), ("fd00::81", "fd00::ff")],
+        &[("fd00::1", "fd00::1"), ("fd00::3", "fd00::3")],
+        &[("fd00::", "fd00::ffff:ffff"), ("fd00::1:0:0", "fd00::1:ffff:ffff")],
+        &[],
+    ];
+    for (field, cases) in [(Field::Ipv4, V4), (Field::Ipv6, V6)] {
+        let table = |case: &[(&str, &str)]| {
+            let ranges = case.iter().map(|(first, last)| Element::range(address(first), address(last)));
+            let set = set_of(SetSpec::interval(&[field]), ranges);
+            Table { sets: [("nets".to_owned(), set)].into(), ..Table::default() }
+        };
+        in_namespace(|nft| {
+            let mut actual = None;
+            // Each case after each other one.
+            for case in cases.iter().flat_map(|first| cases.iter().flat_map(move |second| [first, second])) {
+                let desired = table(case);
+                put(nft, &desired, actual.as_ref());
+                assert_eq!(nft.list(NAME).unwrap().as_ref(), Some(&desired));
+                actual = Some(desired);
             }
-        }
-    });
+            // What overlaps must be one range before: the kernel says so, and keeps what it had.
+            put(nft, &table(&[cases[4][0]]), actual.as_ref());
+            let [(first, _), (_, last)] = cases[4] else { panic!("{:?}", cases[4]) };
+            let across = Element::range(address(first).next().unwrap(), address(last));
+            let ops = vec![Op::AddElements("nets".to_owned(), SetSpec::interval(&[field]), vec![across])];
+            let error = nft.commit(&Transaction { table: NAME.to_owned(), ops }).unwrap_err();
+            assert!(error.to_string().contains("set nets"), "{error}");
+            assert_eq!(nft.list(NAME).unwrap(), Some(table(&[cases[4][0]])));
+        });
+    }
 }
 
 #[test]
@@ -141,7 +193,7 @@ fn a_refusal_names_the_object_and_changes_nothing() {
         let ops = vec![Op::DeleteElements(
             "gone".to_owned(),
             SetSpec::hash(&[Field::Ipv4]),
-            vec![Element::key(v4("10.0.0.1"))],
+            vec![Element::key(address("10.0.0.1"))],
         )];
         let error = nft.commit(&Transaction { table: NAME.to_owned(), ops }).unwrap_err().to_string();
         assert!(error.contains("set gone") && error.contains("10.0.0.1"), "{error}");
@@ -172,14 +224,15 @@ fn what_fits_in_no_transaction_is_refused_by_its_name() {
 #[test]
 fn a_change_of_one_element_is_one_operation() {
     let table = |last: &str| {
-        let elements = ["10.0.0.1", "10.0.0.2", last].map(|address| Element::key(v4(address)));
+        let elements = ["10.0.0.1", "10.0.0.2", last].map(|text| Element::key(address(text)));
         let set = set_of(SetSpec::hash(&[Field::Ipv4]), elements);
         Table { sets: [("pods".to_owned(), set)].into(), ..Table::default() }
     };
     let ops = diff(NAME, &table("10.0.0.4"), Some(&table("10.0.0.3"))).ops;
     let spec = SetSpec::hash(&[Field::Ipv4]);
-    let removed = Op::DeleteElements("pods".to_owned(), spec.clone(), vec![Element::key(v4("10.0.0.3"))]);
-    let added = Op::AddElements("pods".to_owned(), spec, vec![Element::key(v4("10.0.0.4"))]);
+    let removed =
+        Op::DeleteElements("pods".to_owned(), spec.clone(), vec![Element::key(address("10.0.0.3"))]);
+    let added = Op::AddElements("pods".to_owned(), spec, vec![Element::key(address("10.0.0.4"))]);
     assert_eq!(ops, [removed, added]);
 }
 
@@ -227,7 +280,7 @@ fn nft_sees_the_same_names_and_counts() {
         ],
         comment: String::new(),
     };
-    let later = Element::verdict(Key::interface("cali1"), Verdict::Goto("later".to_owned()));
+    let later = Element::verdict(Key::interface("fifteen-letters"), Verdict::Goto("later".to_owned()));
     let desired = Table {
         flags: 0,
         chains: BTreeMap::from([
@@ -239,7 +292,7 @@ fn nft_sees_the_same_names_and_counts() {
                 "pods".to_owned(),
                 set_of(
                     SetSpec::hash(&[Field::Ipv4]),
-                    (1..=9).map(|n| Element::key(v4(&format!("10.0.0.{n}")))),
+                    (1..=9).map(|n| Element::key(address(&format!("10.0.0.{n}")))),
                 ),
             ),
             (
@@ -247,9 +300,9 @@ fn nft_sees_the_same_names_and_counts() {
                 set_of(
                     SetSpec::interval(&[Field::Ipv4]),
                     [
-                        Element::range(v4("10.0.0.0"), v4("10.255.255.255")),
-                        Element::range(v4("192.168.0.1"), v4("192.168.0.1")),
-                        Element::range(v4("224.0.0.0"), v4("255.255.255.255")),
+                        Element::range(address("10.0.0.0"), address("10.255.255.255")),
+                        Element::range(address("192.168.0.1"), address("192.168.0.1")),
+                        Element::range(address("224.0.0.0"), address("255.255.255.255")),
                     ],
                 ),
             ),
@@ -287,7 +340,7 @@ fn nft_sees_the_same_names_and_counts() {
     assert!(nets.contains(r#"{"addr":"224.0.0.0","len":3}"#), "{nets}");
     assert_eq!(
         named("map", "links").unwrap()["elem"],
-        serde_json::json!([["cali1", {"goto": {"target": "later"}}]])
+        serde_json::json!([["fifteen-letters", {"goto": {"target": "later"}}]])
     );
     let rule = objects.iter().find(|object| object["rule"]["comment"] == "from others").unwrap();
     let text = rule.to_string();

@@ -52,7 +52,8 @@ pub struct Config {
     /// The name of the nftables table. It is ours alone.
     pub table: String,
     /// Whether nobody else may change the table, where the kernel can see to that (Linux 6.9): then nobody opens the
-    /// pods by `nft flush ruleset`. Off, everybody may, and it is mended at the next resync.
+    /// pods by `nft flush ruleset`. Off, everybody may, and it is mended when the [watch](tortie_dataplane::Dataplane::watch)
+    /// has told of it, or at the next resync.
     pub guard_table: bool,
     /// The most bytes of one nftables transaction; more are made of what is larger, with the pods that it concerns
     /// closed meanwhile. The socket's buffer, 32 MB where it can be raised, is a limit in any case.

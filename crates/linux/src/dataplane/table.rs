@@ -220,7 +220,7 @@ impl PolicyTable {
                 tracing::warn!(
                     table = self.config.table,
                     "this kernel cannot guard the table (Linux 6.9 can): others may change it, for instance by \
-                     `nft flush ruleset`, and it is mended at the next resync"
+                     `nft flush ruleset`; it is watched, and mended when they have"
                 );
                 self.flags = 0;
                 continue;

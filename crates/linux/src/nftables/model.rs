@@ -393,6 +393,7 @@ mod tests {
             assert_eq!(key(next).previous(), Some(key(one)));
         }
         assert_eq!(key("255.255.255.255").next(), None);
+        assert_eq!(key("ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").next(), None);
         assert_eq!(key("::").previous(), None);
         assert_eq!(Key::port(80).last(), Key::port(65535));
         assert_eq!(Key::new(&[0; 33]), None);

@@ -39,8 +39,11 @@ impl Watch {
     /// # Errors
     /// The connection or thread that could not be made.
     pub fn start(table: &str, own: u32, told: Told) -> Result<Self> {
-        let mut socket = Socket::open(Family::Netfilter)?;
-        socket.subscribe(&[GROUP])?;
+        Self::on(subscribed()?, table, own, told)
+    }
+
+    /// The same with a connection that is there already.
+    fn on(mut socket: Socket, table: &str, own: u32, told: Told) -> Result<Self> {
         let alive = Arc::new(());
         let (weak, table) = (Arc::downgrade(&alive), table.to_owned());
         let watch = move || watch(&mut socket, &table, own, &told, &weak);
@@ -48,6 +51,13 @@ impl Watch {
         thread::Builder::new().name("nftables-watch".to_owned()).spawn(watch).map_err(failed)?;
         Ok(Self { _alive: alive })
     }
+}
+
+/// A connection that the kernel tells of changes of nftables.
+fn subscribed() -> Result<Socket> {
+    let socket = Socket::open(Family::Netfilter)?;
+    socket.subscribe(&[GROUP])?;
+    Ok(socket)
 }
 
 fn watch(socket: &mut Socket, table: &str, own: u32, told: &Told, alive: &Weak<()>) {
@@ -75,4 +85,36 @@ fn is_foreign(change: &Reply, table: &str, own: u32) -> bool {
     change.port != own
         && i32::from(change.kind & 0xff) != libc::NFT_MSG_NEWGEN
         && name().as_deref() == Some(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::namespace::NetNs;
+    use crate::nftables::{Nft, Op, Transaction};
+
+    /// Somebody changes tables until a small buffer has no room left: our table may be among what was left out.
+    #[test]
+    fn what_the_kernel_leaves_out_is_told_of() {
+        let overrun = || {
+            let socket = subscribed().unwrap();
+            crate::sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 1).unwrap();
+            let mut nft = Nft::open().unwrap();
+            for _ in 0..100 {
+                for op in [Op::AddTable(0), Op::DeleteTable] {
+                    nft.commit(&Transaction { table: "theirs".to_owned(), ops: vec![op] }).unwrap();
+                }
+            }
+            socket
+        };
+        let socket = NetNs::create().unwrap().run(overrun).unwrap();
+        let (disturb, disturbed) = mpsc::channel();
+        let told = Told(Box::new(move || disturb.send(()).unwrap_or_default()));
+        let _watch = Watch::on(socket, "ours", 0, told).unwrap();
+        disturbed.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(disturbed.recv_timeout(2 * PATIENCE).is_err(), "once");
+    }
 }

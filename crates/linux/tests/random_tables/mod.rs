@@ -7,12 +7,33 @@ use proptest::sample::{select, subsequence};
 use tortie_linux::nftables::expr::state;
 use tortie_linux::nftables::*;
 
+/// A name as long as the kernel takes (`NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, without its NUL).
+pub fn longest(name: &str) -> String {
+    format!("{name:-<255}")
+}
+
+/// An interface with a name as long as the kernel takes (`IFNAMSIZ`, without its NUL).
+fn interface(link: u8) -> Key {
+    Key::interface(&format!("cali{link:0>11}"))
+}
+
+/// `NF_LOG_PREFIXLEN` (`linux/netfilter/nf_log.h`), without its NUL.
+pub const LONGEST_LOG_PREFIX: usize = 127;
+
+/// Text of some length, often of the greatest.
+fn text(most: usize) -> impl Strategy<Value = String> {
+    let length = prop_oneof![3 => 1..=most, 1 => Just(most)];
+    length
+        .prop_flat_map(|length| prop::collection::vec(prop::char::range(' ', '~'), length))
+        .prop_map(String::from_iter)
+}
+
 /// A table with some of the sets and chains of a small stock of names, so that two random tables have some in common.
 pub fn table() -> impl Strategy<Value = Table> {
     let sets = subsequence(specs(), 0..=specs().len()).prop_flat_map(|specs| {
         specs
             .into_iter()
-            .map(|(name, spec)| set(spec).prop_map(move |set| (name.to_owned(), set)))
+            .map(|(name, spec)| set(spec).prop_map(move |set| (name.clone(), set)))
             .collect::<Vec<_>>()
     });
     sets.prop_flat_map(|sets| {
@@ -37,7 +58,7 @@ pub fn table() -> impl Strategy<Value = Table> {
             let element = |(n, (link, goto)): (usize, (u8, bool))| {
                 let target = targets[n % targets.len()].clone();
                 let verdict = if goto { Verdict::Goto(target) } else { Verdict::Jump(target) };
-                let element = Element::verdict(Key::interface(&format!("cali{link}")), verdict);
+                let element = Element::verdict(interface(link), verdict);
                 (element.key, element.value)
             };
             let elements = map.into_iter().enumerate().map(element).collect();
@@ -53,7 +74,7 @@ pub fn table() -> impl Strategy<Value = Table> {
 /// Numbers that links lead to.
 fn numbers() -> impl Strategy<Value = Set> {
     let elements = prop::collection::btree_map(0u8..6, any::<u32>(), 0..5).prop_map(|numbers| {
-        let element = |(link, number)| Element::number(Key::interface(&format!("cali{link}")), number);
+        let element = |(link, number)| Element::number(interface(link), number);
         numbers.into_iter().map(element).map(|element| (element.key, element.value)).collect()
     });
     elements.prop_map(|elements| Set { spec: SetSpec::number_map(&[Field::Interface]), elements })
@@ -71,9 +92,9 @@ fn by_number() -> Chain {
     Chain { base: None, rules: vec![Rule::new(exprs, "by number")] }
 }
 
-fn specs() -> Vec<(&'static str, SetSpec)> {
+fn specs() -> Vec<(String, SetSpec)> {
     use Field::*;
-    vec![
+    [
         ("addresses4", SetSpec::hash(&[Ipv4])),
         ("addresses6", SetSpec::hash(&[Ipv6])),
         ("nets4", SetSpec::interval(&[Ipv4])),
@@ -86,6 +107,8 @@ fn specs() -> Vec<(&'static str, SetSpec)> {
         ("link_addresses4", SetSpec::hash(&[Interface, Ipv4])),
         ("link_addresses6", SetSpec::hash(&[Interface, Ipv6])),
     ]
+    .map(|(name, spec)| (longest(name), spec))
+    .into()
 }
 
 /// A set of this kind with some elements; bytes are often at the ends of their range.
@@ -140,7 +163,7 @@ fn maps() -> impl Strategy<Value = BTreeMap<u8, bool>> {
 /// Chains c0 … c4 (some of them); they jump and go to later ones only.
 fn chains(sets: Vec<(String, SetSpec)>) -> impl Strategy<Value = BTreeMap<String, Chain>> {
     subsequence((0..5).collect::<Vec<u8>>(), 0..=5).prop_flat_map(move |present| {
-        let name = |n: u8| format!("c{n}");
+        let name = |n: u8| longest(&format!("c{n}"));
         let chain = |n: u8| {
             let targets: Vec<_> = present.iter().filter(|m| **m > n).map(|m| name(*m)).collect();
             let rules = prop::collection::vec(rule(sets.clone(), targets), 0..5);
@@ -152,7 +175,7 @@ fn chains(sets: Vec<(String, SetSpec)>) -> impl Strategy<Value = BTreeMap<String
 
 fn rule(sets: Vec<(String, SetSpec)>, targets: Vec<String>) -> impl Strategy<Value = Rule> {
     let conditions = prop::collection::vec(condition(sets), 0..4);
-    (conditions, verdict(targets), prop_oneof![Just(String::new()), "[ -~]{1,60}"]).prop_map(
+    (conditions, verdict(targets), prop_oneof![Just(String::new()), text(Rule::LONGEST_COMMENT)]).prop_map(
         |(conditions, verdict, comment)| {
             let mut exprs: Vec<_> = conditions.into_iter().flatten().collect();
             exprs.extend(verdict.map(Expr::Verdict));
@@ -221,7 +244,8 @@ fn condition(sets: Vec<(String, SetSpec)>) -> BoxedStrategy<Vec<Expr>> {
             Expr::Range { register: 2, invert, first, last },
         ]
     });
-    let logged = (any::<u16>(), "[ -~]{1,40}").prop_map(|(group, prefix)| vec![Expr::Log { group, prefix }]);
+    let logged = (any::<u16>(), text(LONGEST_LOG_PREFIX))
+        .prop_map(|(group, prefix)| vec![Expr::Log { group, prefix }]);
     let inline =
         (prop::collection::btree_set(any::<u16>(), 1..5), any::<bool>()).prop_map(|(ports, invert)| {
             let elements = ports.into_iter().map(|port| (Key::port(port), Value::default())).collect();
