@@ -85,6 +85,8 @@ fn change(cluster: &mut Cluster, objects: &Objects) -> Result<(), String> {
     if reports != clean {
         return Err(format!("after the change: {reports:?}"));
     }
+    // What is left over goes with the next change.
+    cluster.apply(&[vec![], vec![]]).unwrap();
     let changed = cluster.tables().unwrap();
     let reports = cluster.resync().map_err(|error| format!("{error:#}"))?;
     if reports != clean {
