@@ -130,7 +130,7 @@ fn service(name: &'static str, number: usize) -> impl Strategy<Value = Objects> 
 fn addresses(number: usize) -> impl Strategy<Value = (Value, Value)> {
     let cluster_ip =
         prop_oneof![20 => Just(CLUSTER_IPS[number]), 1 => Just(CLUSTER_IPS[0]), 1 => Just("None")];
-    let external = prop_oneof![6 => Just(EXTERNAL_IPS[number]), 1 => Just(ADDRESSES[2])];
+    let external = prop_oneof![3 => Just(EXTERNAL_IPS[number]), 1 => Just(ADDRESSES[2])];
     let mode = weighted(0.3, select(vec!["Proxy", "VIP"]));
     (cluster_ip, weighted(0.3, external), weighted(0.3, mode)).prop_map(
         move |(cluster_ip, external, ingress)| {

@@ -110,11 +110,23 @@ impl Callers<'_> {
                 return Err(wrong(&"closed without a reason, or without telling"));
             }
         }
+        if PODS.contains(&front.address) && self.opens_the_way_to_a_pod(front, flow)? {
+            return Err(wrong(&"the way to the pod whose address the Service has taken"));
+        }
         if !front.backends.is_empty() {
             asked.count(self.kind, ours.all());
             narrower.then(|| asked.count(NARROWER, false));
         }
         Ok(())
+    }
+
+    /// Whether a client gets to a pod, though policy does not let it, where a Service has taken the pod's address and nobody
+    /// translates it.
+    fn opens_the_way_to_a_pod(&self, front: &Front, flow: &Flow) -> Result<bool, String> {
+        let IpAddr::V4(client) = flow.source else { return Ok(false) };
+        let direct = front.flow(client, flow.source_port, (front.address, front.port));
+        let ours = self.cluster.judge(&direct).map_err(|error| format!("{error:#}"))?;
+        Ok(ours.egress == Some(true) && !is_allowed(&judged(self.oracle, &direct).egress))
     }
 
     /// Whether the client may reach each backend. Itself it does.
