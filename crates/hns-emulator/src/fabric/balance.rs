@@ -2,8 +2,9 @@
 //!
 //! It happens at the port of the pod that connects: the destination becomes the backend's, and without direct server return
 //! (DSR) the source becomes the load balancer's own. What the sources do not say, and is so here:
-//! - Which backend it is: some hash of what DistributionType names. A connection keeps it, also when backends come; when
-//!   its load balancer is deleted, which is how clients change one, it is over.
+//! - Which backend it is: some hash of what DistributionType names. A connection keeps it; when its load balancer is
+//!   deleted, which is how clients change one, it is over, and only the first segment of TCP begins another one.
+//! - ACLs see the same address both ways, the backend's or the Service's ([`EgressSees`](crate::EgressSees)).
 //! - Of two connections of a pod that would be the same one at the backend, as it has used one port for two Services, the
 //!   second goes to another backend, or nowhere.
 //! - Fragments are not put together, so that those to a Service go nowhere. ICMP is not translated at all (hns.md 4.4).
@@ -229,7 +230,10 @@ impl Connections {
             return Turn::Goes(connection);
         }
         self.forget(&sent);
-        self.begin(front, sent, now).map_or(Turn::Nowhere, Turn::Goes)
+        // Nobody knows of what goes on without having begun.
+        let begins = sent.protocol != TCP || opens(packet);
+        let connection = begins.then(|| self.begin(front, sent, now)).flatten();
+        connection.map_or(Turn::Nowhere, Turn::Goes)
     }
 
     /// The connection that a packet to this node, or to one of its pods, is an answer of.
