@@ -290,9 +290,8 @@ fn compare(
     let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
     let fronts = fronts(objects);
-    // What a pod sends to an address that a Service has taken is for the Service: that may close it, and never opens it.
-    let is_of_a_service =
-        |flow: &Flow| fronts.iter().any(|front| front.takes(flow) && !front.backends.is_empty());
+    let callers =
+        Callers { cluster, reports: &reports, oracle: &oracle, objects, fronts: &fronts, sees, kind };
     for flow in &flows_of_pods(cluster, &sent.packets) {
         let ours = cluster.judge(flow).map_err(|error| format!("{error:#}"))?;
         let answer = judged(&oracle, flow);
@@ -305,7 +304,7 @@ fn compare(
             match passes {
                 None => Outcome::Same,
                 Some(passes) if passes == allowed => Outcome::Same,
-                Some(false) if address == flow.source && is_of_a_service(flow) => Outcome::Same,
+                Some(false) if address == flow.source && callers.is_taken_by_a_service(flow) => Outcome::Same,
                 Some(false) if flow.protocol == Protocol::ICMP && is_told(ICMP_TYPES) => Outcome::Narrower,
                 Some(_) => Outcome::Wrong,
             }
@@ -323,8 +322,6 @@ fn compare(
         let narrower = [egress, ingress].contains(&Outcome::Narrower).then(|| NARROWER.to_owned());
         kinds(cluster, flow).into_iter().chain(narrower).for_each(|kind| asked.count(kind, ours.all()));
     }
-    let callers =
-        Callers { cluster, reports: &reports, oracle: &oracle, objects, fronts: &fronts, sees, kind };
     callers.compare(&sent.calls, asked).map_err(|error| format!("{error}\n{}", shown()))
 }
 

@@ -97,7 +97,7 @@ impl Callers<'_> {
         let passes = ours.egress.unwrap_or(true);
         let mut narrower = false;
         if front.backends.is_empty() || !front_seen {
-            if passes != egress {
+            if passes != egress && (passes || !self.is_taken_by_a_service(flow)) {
                 return Err(wrong(&"the client's egress"));
             }
         } else if passes {
@@ -127,6 +127,16 @@ impl Callers<'_> {
         let direct = front.flow(client, flow.source_port, (front.address, front.port));
         let ours = self.cluster.judge(&direct).map_err(|error| format!("{error:#}"))?;
         Ok(ours.egress == Some(true) && !is_allowed(&judged(self.oracle, &direct).egress))
+    }
+
+    /// Whether a Service has taken the address and port that a flow is to, though it is a pod's. What ACLs see there may be
+    /// for the Service: that may close it, and never opens it. The client's endpoint bears a condition.
+    pub fn is_taken_by_a_service(&self, flow: &Flow) -> bool {
+        let takes = |front: &&Front| front.takes(flow) && !front.backends.is_empty();
+        self.fronts
+            .iter()
+            .filter(takes)
+            .any(|front| PODS.contains(&front.address) && self.is_told(flow.source, front))
     }
 
     /// Whether the client may reach each backend. Itself it does.
