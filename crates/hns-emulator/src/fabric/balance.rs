@@ -250,9 +250,9 @@ impl Connections {
         self.by_sent.values().find(|connection| connection.has(&flow)).copied()
     }
 
-    /// Those of other load balancers are over.
-    pub(super) fn keep(&mut self, balancers: impl Fn(Guid) -> bool) {
-        self.retain(|connection| balancers(connection.balancer));
+    /// Connections stay by their load balancer and their client's address.
+    pub(super) fn keep(&mut self, stays: impl Fn(Guid, Ipv4Addr) -> bool) {
+        self.retain(|connection| stays(connection.balancer, connection.sent.source.0));
     }
 
     fn begin(&mut self, front: &Front, sent: Ends, now: Instant) -> Option<Connection> {

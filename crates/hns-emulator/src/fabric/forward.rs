@@ -55,29 +55,25 @@ impl Fabric {
         let balanced = |balancer| {
             plans.values().any(|plan| plan.fronts.values().any(|front| front.balancer() == balancer))
         };
+        let has_pod = |address| plans.values().any(|plan| plan.pods.contains_key(&address));
         let pods = plans.iter().flat_map(|(id, plan)| plan.pods.values().map(move |pod| (*id, plan, pod)));
         let mut outputs = Vec::new();
         for (network, plan, pod) in pods {
             let Some(flows) = self.flows.get_mut(&pod.endpoint) else { continue };
             for (key, expected) in flows.follow(pod.resets) {
                 debug!(endpoint = %pod.endpoint, ?key, "the connection is reset: the ACLs were written");
-                let [to_pod, to_peer] = judge::resets(&key, &expected);
-                let connection = self.connections.of_flow(&key);
-                let to_pod = to_pod.map(|packet| match &connection {
-                    Some(connection) => connection.answer_by_service(&packet),
-                    None => packet,
-                });
-                let to_peer = to_peer.map(|packet| match &connection {
-                    Some(connection) => connection.on_the_way(&packet),
-                    None => packet,
-                });
+                let [mut to_pod, mut to_peer] = judge::resets(&key, &expected);
+                if let Some(connection) = self.connections.of_flow(&key) {
+                    to_pod = to_pod.map(|packet| connection.answer_by_service(&packet));
+                    to_peer = to_peer.map(|packet| connection.on_the_way(&packet));
+                }
                 outputs.extend(to_pod.map(|packet| answer(plan, pod, &packet)));
                 outputs.extend(
                     to_peer.into_iter().flat_map(|packet| self.send_for(network, plan, pod, &packet, now)),
                 );
             }
         }
-        self.connections.keep(balanced);
+        self.connections.keep(|balancer, client| balanced(balancer) && has_pod(client));
         outputs
     }
 

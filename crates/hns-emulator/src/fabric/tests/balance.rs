@@ -118,6 +118,26 @@ fn a_client_stays_with_its_backend_where_that_is_asked_for() {
 }
 
 #[test]
+fn what_comes_for_a_client_that_is_gone_is_for_nobody() {
+    let mut node = balanced(&json!({}));
+    let (_, _, to, _) = tunnelled(&node.send_from_a(&tcp(A, 1000, VIP, 80, SYN, b""))).unwrap();
+    let a = node.state.endpoint(node.a).unwrap().clone();
+    node.state.delete_endpoint(node.a).unwrap();
+    node.replan();
+    // Another pod with the same address knows nothing of it.
+    let again = json!({"IpConfigurations": [{"IpAddress": A}], "MacAddress": a.mac_address});
+    let id = node.state.create_endpoint(node.network, Guid::ZERO, &again.to_string(), &node.config).unwrap();
+    let attach = json!({"ResourceType": "Endpoint", "RequestType": "Add", "Settings": {"EndpointId": id}});
+    let namespace = node.state.create_namespace(Guid::ZERO, "{}", &node.config).unwrap();
+    node.state.modify_namespace(namespace, &attach.to_string(), &node.config).unwrap();
+    node.replan();
+    let reply = tcp(&to.to_string(), 8080, A, 1000, ACK, b"");
+    let router = node.plan().router_mac;
+    let as_it_came = Output::Frame(Port::Pod(id), ipv4_frame(MAC_A, router, &reply));
+    assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &reply), [as_it_came]);
+}
+
+#[test]
 fn a_backend_that_is_gone_gets_nothing() {
     let mut node = balanced(&json!({}));
     let far = node.state.endpoints.iter().find(|(_, it)| it.ip_configurations[0].ip_address == FAR).unwrap();
