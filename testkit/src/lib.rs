@@ -7,7 +7,7 @@ pub mod frames;
 #[cfg(target_os = "linux")]
 pub mod kernel;
 #[cfg(target_os = "linux")]
-mod links;
+pub mod links;
 #[cfg(target_os = "linux")]
 pub mod mixed;
 pub mod random;

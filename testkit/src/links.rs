@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tortie_dataplane::MacAddress;
@@ -74,16 +74,14 @@ pub(crate) fn cable(
 }
 
 /// Until the link's queue is active: a worker of the kernel does that, some time after both ends are up.
-pub(crate) fn wait_for(namespace: &NetNs, link: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    namespace.run(|| -> Result<()> {
-        let mut socket = RouteSocket::open()?;
-        while !socket.is_operating(link)? {
-            ensure!(Instant::now() < deadline, "the link {link} does not come up");
-            std::thread::yield_now();
-        }
-        Ok(())
-    })?
+///
+/// # Errors
+/// The kernel's refusal, or that it does not become active.
+pub fn wait_for(namespace: &NetNs, link: &str) -> Result<()> {
+    let operating =
+        namespace.run(|| RouteSocket::open()?.wait_until_operating(link, Duration::from_secs(10)))??;
+    ensure!(operating, "the link {link} does not come up");
+    Ok(())
 }
 
 /// The tags of the packets that have arrived.

@@ -10,11 +10,12 @@ use crate::{cargo, run};
 /// A program, and Debian's package that brings it.
 type Package = (&'static str, &'static str);
 
-/// For tests: captures on the wire, and a second opinion on what the kernel's tables hold.
-pub(crate) const TEST_PACKAGES: [Package; 2] =
-    [("/usr/bin/tcpdump", "tcpdump"), ("/usr/sbin/nft", "nftables")];
-/// For benchmarks: the peers.
-pub(crate) const BENCH_PACKAGES: [Package; 1] = [("/usr/lib/cni/ptp", "containernetworking-plugins")];
+/// For tests: captures on the wire, a second opinion on what the kernel's tables hold, and what others have in them.
+pub(crate) const TEST_PACKAGES: [Package; 3] =
+    [("/usr/bin/tcpdump", "tcpdump"), ("/usr/sbin/nft", "nftables"), ("/usr/sbin/iptables-nft", "iptables")];
+/// For benchmarks: the peers, and what makes network namespaces for them.
+pub(crate) const BENCH_PACKAGES: [Package; 2] =
+    [("/usr/lib/cni/ptp", "containernetworking-plugins"), ("/bin/ip", "iproute2")];
 
 /// Installs everything.
 pub(crate) fn everything() -> Result<()> {

@@ -4,10 +4,10 @@
 mod common;
 
 use std::fs::File;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use common::{Bed, send};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tortie_cni::Command;
 
@@ -16,13 +16,12 @@ async fn a_call_that_cannot_be_accepted_waits() {
     let mut bed = Bed::new().await;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(128), ..limit }).unwrap();
+    let caller = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
     let mut taken = Vec::new();
     while let Ok(file) = File::open("/dev/null") {
         taken.push(file);
     }
-    // One for the caller, none for the agent.
-    taken.pop();
-    let _caller = UnixStream::connect(bed.dir.path().join("agent.sock")).unwrap();
+    connect(&caller, &SocketAddrUnix::new(bed.dir.path().join("agent.sock")).unwrap()).unwrap();
     let ended = tokio::time::timeout(Duration::from_millis(500), &mut bed.agent).await;
     assert!(ended.is_err(), "the agent goes on: {ended:?}");
     drop(taken);

@@ -62,13 +62,18 @@ impl Cluster {
         command
     }
 
-    async fn apply(&self, file: &Path) -> Output {
-        self.tortie(&["apply", "--wait", "--timeout", "2", "-f", file.to_str().unwrap()])
+    /// Waits for so many seconds at most.
+    async fn apply(&self, file: &Path, timeout: &str) -> Output {
+        self.tortie(&["apply", "--wait", "--timeout", timeout, "-f", file.to_str().unwrap()])
             .output()
             .await
             .unwrap()
     }
 }
+
+/// The seconds to wait for what does not come, and for what does.
+const SHORT: &str = "2";
+const LONG: &str = "60";
 
 async fn serve(store: Arc<Embedded>, socket: PathBuf) {
     serve_unix(store, &socket).await.unwrap();
@@ -111,12 +116,12 @@ async fn what_nodes_say_of_the_applied_decides() {
     ];
     for (conditions, more, good, expected) in table {
         cluster.report(1_000, conditions, more).await;
-        let output = cluster.apply(&file).await;
+        let output = cluster.apply(&file, if good { LONG } else { SHORT }).await;
         assert_eq!(output.status.success(), good, "{}", said(&output));
         assert!(said(&output).contains(expected), "{expected:?} is not in {}", said(&output));
     }
     cluster.report(1, json!([]), 7).await;
-    let output = cluster.apply(&file).await;
+    let output = cluster.apply(&file, SHORT).await;
     assert!(!output.status.success() && said(&output).contains("not in force on one"), "{}", said(&output));
     let got = cluster.tortie(&["get", "nodereports"]).output().await.unwrap();
     assert!(said(&got).contains("and 7 more"), "{}", said(&got));
@@ -143,13 +148,13 @@ async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
     cluster.put(&stale, endpoint("another", "old")).await;
     cluster.report(1_000, json!([]), 0).await;
     let file = cluster.file(&pod("new").to_string());
-    let output = cluster.apply(&file).await;
+    let output = cluster.apply(&file, SHORT).await;
     assert!(!output.status.success(), "its endpoint has the old label: {}", said(&output));
 
     let revision = cluster.put(&ours, endpoint("u", "new")).await;
     cluster.report(revision - 1, json!([]), 0).await;
-    assert!(!cluster.apply(&file).await.status.success(), "it is not in force yet");
+    assert!(!cluster.apply(&file, SHORT).await.status.success(), "it is not in force yet");
     cluster.report(revision, json!([]), 0).await;
-    let output = cluster.apply(&file).await;
+    let output = cluster.apply(&file, LONG).await;
     assert!(output.status.success(), "{}", said(&output));
 }

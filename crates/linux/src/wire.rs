@@ -218,22 +218,9 @@ impl PodWiring for Wiring {
         format!("{}{}", self.prefix, &digest[..room.min(11)])
     }
 
-    /// The kernel activates the queue of a new link a few milliseconds after it is up, and drops what comes before.
     fn wait_until_live(&self, interface: &PodInterface, patience: Duration) -> bool {
-        /// How long between two looks.
-        const PAUSE: Duration = Duration::from_micros(200);
-        let started = Instant::now();
-        let looked = RouteSocket::open().and_then(|mut socket| {
-            loop {
-                if socket.is_operating(&interface.host_interface)? {
-                    return Ok(true);
-                }
-                if started.elapsed() >= patience {
-                    return Ok(false);
-                }
-                std::thread::sleep(PAUSE);
-            }
-        });
+        let looked = RouteSocket::open()
+            .and_then(|mut socket| socket.wait_until_operating(&interface.host_interface, patience));
         looked.unwrap_or_else(|error| {
             tracing::warn!(link = interface.host_interface, %error, "cannot see whether a pod's link is up");
             false

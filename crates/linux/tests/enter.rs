@@ -128,7 +128,7 @@ mod linux {
         assert_eq!(report, Report::default());
         node.add(&client, open());
         node.add(&server, ingress(&["clients"], EndOfTier::Deny));
-        assert!(!client.reaches(&server, 80) && node.reaches(&server, 80));
+        assert!(client.is_cut_off(server.address, 80) && node.reaches(&server, 80));
         let member = Member::Net(IpAddr::from(client.address).into());
         node.change(|state| assert!(state.sets.get_mut(&clients).unwrap().1.insert(member)));
         assert!(client.reaches(&server, 80));

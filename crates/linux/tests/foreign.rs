@@ -5,8 +5,8 @@
 mod common;
 
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use common::cluster::*;
 use tortie_dataplane::*;
@@ -120,30 +120,33 @@ fn a_table_is_listed_while_others_change_theirs() {
         (0..300).map(|n| (format!("chain-{n}"), Chain { base: None, rules: vec![rule.clone(); 20] }));
     let table = Table { chains: chains.collect(), ..Table::default() };
     namespace.run(|| Nft::open().unwrap().commit(&diff("ours", &table, None)).unwrap()).unwrap();
-    let end = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let (end, namespace) = (&end, &namespace);
-        let other = scope.spawn(move || {
-            let change_all_the_time = || {
-                let (mut nft, mut changes) = (Nft::open().unwrap(), 0);
-                while !end.load(Ordering::Relaxed) {
-                    for ops in [vec![Op::AddTable(0)], vec![Op::DeleteTable]] {
-                        nft.commit(&Transaction { table: "theirs".to_owned(), ops }).unwrap();
-                    }
-                    changes += 1;
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                changes
-            };
-            namespace.run(change_all_the_time).unwrap()
-        });
-        let list = || {
+    let list = || {
+        let begun = Instant::now();
+        let listed = Nft::open().unwrap().list("ours").map(|listed| listed.as_ref() == Some(&table));
+        (listed, begun.elapsed())
+    };
+    // A listing begins anew with each change: they must leave it time enough, on this machine.
+    let pause = 2 * namespace.run(list).unwrap().1;
+    let (end, changes) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let listed = std::thread::scope(|scope| {
+        let change_all_the_time = || {
             let mut nft = Nft::open().unwrap();
-            (0..5).map(|_| nft.list("ours").map(|listed| listed.unwrap() == table)).collect::<Vec<_>>()
+            while !end.load(Ordering::Relaxed) {
+                for ops in [vec![Op::AddTable(0)], vec![Op::DeleteTable]] {
+                    nft.commit(&Transaction { table: "theirs".to_owned(), ops }).unwrap();
+                }
+                changes.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(pause);
+            }
         };
-        let listed = namespace.run(list).unwrap();
+        let namespace = &namespace;
+        scope.spawn(move || namespace.run(change_all_the_time).unwrap());
+        let mut listed = Vec::new();
+        while listed.len() < 5 || changes.load(Ordering::Relaxed) <= 5 {
+            listed.push(namespace.run(list).unwrap().0);
+        }
         end.store(true, Ordering::Relaxed);
-        assert!(other.join().unwrap() > 5);
-        assert!(listed.iter().all(|listed| matches!(listed, Ok(true))), "{listed:?}");
+        listed
     });
+    assert!(listed.iter().all(|listed| matches!(listed, Ok(true))), "{listed:?}");
 }

@@ -95,9 +95,9 @@ fn what_is_established_goes_on_and_so_do_failsafe_ports_and_what_is_not_of_hosts
         assert_eq!(node.host("host", interface, closed()), Report::default());
         assert!([&ours, &ssh, &theirs].into_iter().all(answers), "established under {interface}");
         assert!(outside.dials(node_address(1), 22).is_some_and(|stream| answers(&stream)), "a failsafe port");
-        assert!(outside.dials(node_address(1), 8080).is_none(), "no failsafe port");
+        assert!(outside.is_cut_off(node_address(1), 8080), "no failsafe port");
         assert!(node.dials(node_address(9), 2379).is_some_and(|stream| answers(&stream)), "a failsafe port");
-        assert!(node.dials(node_address(9), 8080).is_none(), "no failsafe port");
+        assert!(node.is_cut_off(node_address(9), 8080), "no failsafe port");
         assert!(node.dials(Ipv4Addr::LOCALHOST, 8080).is_some_and(|stream| answers(&stream)), "loopback");
         assert!(node.dials(node_address(1), 8080).is_some_and(|stream| answers(&stream)), "to itself");
         assert!(node.reaches(&pod, 80), "a pod of its own");
@@ -120,7 +120,7 @@ fn what_is_untracked_needs_a_rule_each_way() {
     });
     let untracked = |untracked| Some(HostEndpointProgram { untracked, ..HostEndpointProgram::default() });
     assert_eq!(node.host("host", "eth0", untracked(tier(&["there"], &[]))), Report::default());
-    assert!(outside.dials(node_address(1), 8080).is_none(), "no rule for the answers");
+    assert!(outside.is_cut_off(node_address(1), 8080), "no rule for the answers");
     node.host("host", "eth0", untracked(tier(&["there"], &["back"])));
     let stream = outside.dials(node_address(1), 8080).unwrap();
     assert!(answers(&stream));
@@ -146,13 +146,13 @@ fn the_overlay_goes_on_under_a_host_endpoint_of_all_interfaces() {
     }
     assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
     serve(&nodes[1].namespace, 8080);
-    assert!(nodes[0].dials(node_address(2), 8080).is_none(), "the nodes themselves are closed");
+    assert!(nodes[0].is_cut_off(node_address(2), 8080), "the nodes themselves are closed");
 
     // What is forwarded has policies of its own.
     nodes[1].change(|state| policy(state, "closed", vec![Rule::all(Action::Deny)], vec![]));
     let forward = HostEndpointProgram { forward: tier(&["closed"], &[]), ..HostEndpointProgram::default() };
     nodes[1].host("all", "*", Some(forward));
-    assert!(!pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
+    assert!(pods[0].is_cut_off(pods[1].address, 80) && pods[1].reaches(&pods[0], 80));
 }
 
 /// A named interface goes before `*`; of two host endpoints for one interface the first by name counts.

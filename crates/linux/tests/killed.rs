@@ -20,8 +20,9 @@ fn main() {
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use std::io::{BufRead, BufReader, ErrorKind};
+    use std::io::{ErrorKind, Read, Write};
     use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+    use std::os::unix::process::ExitStatusExt;
     use std::process::{Child, Command, Stdio};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -38,10 +39,12 @@ mod linux {
     use crate::common::cluster::{Node, Pod, Underlay, ingress, open, open_profile, policy_id};
     use crate::common::deltas;
 
+    /// What a victim says once.
+    const IN_FORCE: &str = "in force\n";
     const ALLOWED: u16 = 7000;
     const DENIED: u16 = 7001;
     /// How long an answer may take before it counts as lost.
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const PATIENCE: Duration = Duration::from_secs(10);
     /// The longest time that a victim lives, in microseconds: from before it has read the table to after many changes.
     const LONGEST_LIFE: u64 = 60_000;
 
@@ -72,20 +75,22 @@ mod linux {
         let pods = Value::from(pods).to_string();
 
         let mut first = spawn(&node, &pods);
-        let mut line = String::new();
-        BufReader::new(first.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "in force");
+        wait_until_in_force(&mut first);
         let traffic = Arc::new(Traffic::default());
         let (echo, threads) = run_traffic(&client, &server, &traffic);
 
         let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos().into();
         println!("seed {random}");
         kill(first);
+        let mut in_force = 0;
         for _ in 0..kills {
             let victim = spawn(&node, &pods);
             thread::sleep(Duration::from_micros(next(&mut random) % LONGEST_LIFE));
-            kill(victim);
+            in_force += usize::from(kill(victim) == IN_FORCE);
         }
+        let mut last = spawn(&node, &pods);
+        wait_until_in_force(&mut last);
+        kill(last);
         traffic.ends.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         traffic.asked.store(true, Ordering::Relaxed);
@@ -95,11 +100,11 @@ mod linux {
             (count(&traffic.new_flows), count(&traffic.of_one_flow), count(&traffic.denied));
         assert_eq!(count(&traffic.got_through), 0, "of {denied} packets that are denied");
         assert!(
-            new > kills && of_one > kills && denied > kills,
-            "{new}, {of_one}, {denied}: that proves little"
+            new > kills && of_one > kills && denied > kills && in_force * 10 > kills,
+            "{new}, {of_one}, {denied}, {in_force}: that proves little"
         );
         println!(
-            "{kills} kills: {new} new flows and {of_one} packets of one flow were answered, {denied} denied packets were not\n\
+            "{kills} kills, {in_force} once policy was in force: {new} new flows and {of_one} packets of one flow were answered, {denied} denied packets were not\n\
              test killed_at_any_moment ... ok"
         );
     }
@@ -117,9 +122,18 @@ mod linux {
         node.namespace.enter_on_spawn(&mut command).unwrap().spawn().unwrap()
     }
 
-    fn kill(mut victim: Child) {
+    fn wait_until_in_force(victim: &mut Child) {
+        let mut line = [0; IN_FORCE.len()];
+        victim.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        assert_eq!(line, *IN_FORCE.as_bytes());
+    }
+
+    /// Gives what it has said that nobody has read. That something went wrong with it would have ended it before.
+    fn kill(mut victim: Child) -> String {
         victim.kill().unwrap();
-        victim.wait().unwrap();
+        let output = victim.wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(9), "{}", output.status);
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// xorshift64.
@@ -213,7 +227,8 @@ mod linux {
             assert_eq!(dataplane.apply(&deltas(&told, &wanted)), Report::default());
             told = wanted;
             if turn == 0 {
-                println!("in force");
+                print!("{IN_FORCE}");
+                std::io::stdout().flush().unwrap();
             }
             if turn % 16 == 15 {
                 assert_eq!(dataplane.resync(), Report::default());

@@ -162,7 +162,7 @@ fn hits_are_counted_by_rule_and_by_value() {
     assert_eq!((packets(rules[0].count), packets(rules[1].count)), (0, 3), "{rules:#?}");
     assert_eq!((value(&shown, "80"), value(&shown, "443")), (1, 2), "{rules:#?}");
     assert!(rules[1].count.unwrap().bytes >= 3 * 40, "{rules:#?}");
-    assert!(client.connect(server.address, 22).is_none());
+    assert!(client.is_cut_off(server.address, 22));
     let denied = |shown: &Shown| packets(of_policy(shown, "web")[0].count);
     assert!(denied(&show(&mut node, &server)) >= 1, "each SYN that was tried counts");
 
@@ -184,7 +184,7 @@ fn hits_are_counted_by_rule_and_by_value() {
             .all(|rule| rule.count.is_none() && rule.values.is_empty())
     );
     assert_eq!(shown.remarks, Vec::<String>::new());
-    assert!(client.reaches(&server, 80) && client.connect(server.address, 22).is_none());
+    assert!(client.reaches(&server, 80) && client.is_cut_off(server.address, 22));
 }
 
 /// A value counts only where the whole rule holds, whichever tests come behind it.
@@ -206,7 +206,7 @@ fn values_of_a_rule_that_does_not_hold_count_nothing() {
         state.policies.insert(policy_id("web"), Arc::new(rules));
     });
     counting(&mut node, PolicyCounters::Enabled);
-    assert!(client.connect(server.address, 22).is_none() && client.reaches(&server, 443));
+    assert!(client.is_cut_off(server.address, 22) && client.reaches(&server, 443));
     let shown = show(&mut node, &server);
     let rules = of_policy(&shown, "web");
     let [rule] = rules.as_slice() else { panic!("they are folded into one: {rules:#?}") };
@@ -245,7 +245,7 @@ fn counting_may_begin_and_end_at_any_time() {
                 counting(&mut node, counters);
                 assert!(answers(&stream));
                 assert!(client.reaches(&server, 443));
-                assert!(client.connect(server.address, 22).is_none());
+                assert!(client.is_cut_off(server.address, 22));
             }
             let listed =
                 |node: &Node| node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();

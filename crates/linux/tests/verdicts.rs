@@ -211,14 +211,11 @@ fn decides_as_the_oracle(config: Config) {
         }
         Ok(())
     };
-    let lacking = || {
-        let (passed, all) = *counts.borrow();
-        let enough = passed * 10 > all && passed * 10 < all * 9;
-        (!enough).then(|| format!("{passed} of {all} flows passed"))
-    };
-    if let Err(error) = Random::cases(150).shrinking(2_000).prove(&inputs, test, lacking) {
+    if let Err(error) = Random::cases(150).shrinking(2_000).run(&inputs, test) {
         panic!("{error}");
     }
+    let (passed, all) = *counts.borrow();
+    assert!(passed * 10 > all && passed * 10 < all * 9, "{passed} of {all} flows passed: that proves little");
 }
 
 /// Random programs name some policies that there are not.

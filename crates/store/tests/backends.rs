@@ -1,8 +1,9 @@
 //! Every backend against the conformance suite, and what only the embedded one promises.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -216,8 +217,11 @@ async fn answering(remote: Remote) -> Arc<dyn Store> {
     Arc::new(remote)
 }
 
+/// A port of a loopback address that no other test of this process takes.
 fn free_address() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    static NUMBER: AtomicU8 = AtomicU8::new(2);
+    let loopback = Ipv4Addr::new(127, 0, 0, NUMBER.fetch_add(1, Ordering::Relaxed));
+    std::net::TcpListener::bind((loopback, 0)).unwrap().local_addr().unwrap()
 }
 
 struct Authority(CertifiedIssuer<'static, KeyPair>);

@@ -18,7 +18,7 @@ use tracing::warn;
 use crate::endpoint::find;
 use crate::load_balancers::LoadBalancers;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
-use crate::policing::{Pass, Policing};
+use crate::policing::{Node, Policing};
 use crate::static_rules::StaticRules;
 use crate::waits::Waits;
 use crate::{Error, NETWORK, routes, show};
@@ -164,15 +164,15 @@ impl WindowsDataplane {
             None => self.policy_sets().inspect_err(|error| away = Some(error.clone())).unwrap_or_default(),
             Some(_) => None,
         };
-        let pass = Pass {
+        let node = Node {
             hcn: &*self.hcn,
             state: &self.state,
             sets,
-            node: self.node_addresses(),
+            addresses: self.node_addresses(),
             static_rules: &self.static_rules.0,
             now,
         };
-        let away = away.or_else(|| self.policing.reconcile(&pass).err());
+        let away = away.or_else(|| self.policing.reconcile(&node).err());
         if let Some(error) = away {
             // The network is asked for first when HNS is asked again.
             self.overlay = None;

@@ -4,17 +4,18 @@
 mod node;
 
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 
 use node::*;
 use serde_json::Value;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{Dataplane, Delta, Report};
+use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring, Report};
 use tortie_hcn::schema::SetPolicy;
 use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind};
-use tortie_hns_emulator::Config;
+use tortie_hns_emulator::{Config, Emulator, Recorder, Verdict};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Member, Rule, SetId, SetKind};
-use tortie_windows::NETWORK;
+use tortie_windows::{NETWORK, endpoint_id};
 
 /// A pod that takes in what is in one set and not in another.
 fn node() -> Node {
@@ -51,7 +52,7 @@ fn change(set: &str, added: &[u8], removed: &[u8]) -> Delta {
     Delta::SetChanged { id: SetId::new(set), added: members(added), removed: members(removed) }
 }
 
-fn lets_in(node: &Node, last: u8) -> bool {
+fn lets_in(hns: &Recorder<Emulator>, last: u8) -> bool {
     let flow = Flow {
         source: [10, 0, 0, last].into(),
         destination: POD.into(),
@@ -60,7 +61,8 @@ fn lets_in(node: &Node, last: u8) -> bool {
         destination_port: 1,
         icmp: None,
     };
-    node.passes(Direction::Ingress, &flow)
+    let verdict = hns.inner().judge(endpoint_id(CONTAINER), &packet(Direction::Ingress, &flow));
+    verdict.unwrap() == Verdict::Allow
 }
 
 fn names_sets(node: &Node) -> bool {
@@ -86,18 +88,17 @@ fn sets_that_hns_does_not_change_are_spelled_out() {
     for pretends in [false, true] {
         let mut node = node();
         node.hns.set_fault(move |call| {
-            let refusal = || Failure::new(HResult::HCN_E_INVALID_POLICY, "no".to_owned());
             is_update_of_sets(call).then(|| if pretends { Ok(String::new()) } else { Err(refusal()) })
         });
         let report = node.apply(&[change("s:denied", &[2], &[]), change("s:allowed", &[2, 3], &[])]);
         let reasons: Vec<_> = report.node.iter().map(|told| told.reason).collect();
         assert_eq!(reasons, ["PolicySetRefused"; 2], "{report:?}");
         assert!(report.endpoints.is_empty(), "{report:?}");
-        assert_eq!([1, 2, 3].map(|last| lets_in(&node, last)), [false, false, true]);
+        assert_eq!([1, 2, 3].map(|last| lets_in(&node.hns, last)), [false, false, true]);
         assert!(!names_sets(&node));
         // A change more is none of sets, and for ten minutes none is tried.
         assert!(!node.apply(&[change("s:allowed", &[4], &[3])]).retry);
-        assert_eq!([3, 4].map(|last| lets_in(&node, last)), [false, true]);
+        assert_eq!([3, 4].map(|last| lets_in(&node.hns, last)), [false, true]);
         node.hns.take();
         for _ in 0..9 {
             node.wait(60);
@@ -109,7 +110,7 @@ fn sets_that_hns_does_not_change_are_spelled_out() {
         node.wait(120);
         assert_eq!(node.dataplane.resync(), Report::default());
         assert!(names_sets(&node));
-        assert_eq!([1, 2, 3, 4].map(|last| lets_in(&node, last)), [false, false, false, true]);
+        assert_eq!([1, 2, 3, 4].map(|last| lets_in(&node.hns, last)), [false, false, false, true]);
     }
 }
 
@@ -131,7 +132,7 @@ fn a_pod_without_an_endpoint_holds_up_no_set() {
     assert_eq!(report.endpoints.len(), 1);
     let acls = node.acls();
     node.apply(&[change("s:allowed", &[5], &[])]);
-    assert!(lets_in(&node, 5));
+    assert!(lets_in(&node.hns, 5));
     assert_eq!(node.acls(), acls, "by its set");
 }
 
@@ -178,4 +179,82 @@ fn sets_go_when_nothing_names_them() {
     node.wait(60);
     node.dataplane.resync();
     assert_eq!(sets(&node), BTreeSet::new());
+}
+
+/// Gives the node another pod, which takes in what is not in the one set and has this protocol.
+fn connect_other(node: &mut Node, protocol: Protocol) -> EndpointId {
+    let id = EndpointId { pod: "other".into(), ..pod_id() };
+    let mut pod = attachment(node.namespace());
+    (pod.endpoint, pod.container_id, pod.address) = (id.clone(), "other".into(), [10, 244, 3, 6].into());
+    node.wiring.connect(&pod).unwrap();
+    let tiers = vec![tier("default", &["other"], EndOfTier::Deny)];
+    let Delta::Endpoint(_, usual) = endpoint(EndpointProgram { ingress: tiers, ..open_program() }) else {
+        panic!()
+    };
+    let (container_id, addresses) = ("other".into(), vec![pod.address.into()]);
+    let endpoint = tortie_dataplane::Endpoint { container_id, addresses, ..(*usual).clone() };
+    let deltas = [other_policy(protocol), Delta::Endpoint(id.clone(), Arc::new(endpoint))];
+    assert_eq!(node.apply(&deltas), Report::default());
+    id
+}
+
+fn other_policy(protocol: Protocol) -> Delta {
+    let [mut deny, mut allow] = [Action::Deny, Action::Allow].map(Rule::all);
+    deny.source.sets = vec![SetId::new("s:denied")];
+    allow.protocol = Some(protocol);
+    policy("other", vec![deny, allow], vec![])
+}
+
+fn is_change_of_other(call: &Call) -> bool {
+    matches!(call, Call::Modify { id, .. } if *id == endpoint_id("other"))
+}
+
+fn refusal() -> Failure {
+    Failure::new(HResult::HCN_E_INVALID_POLICY, "no")
+}
+
+/// Both sets get a peer that is denied before and after. One of them stays as it is, as another pod names it whose ACLs HNS
+/// does not change: what names both is at no moment between the two.
+#[test]
+fn a_set_that_is_held_changes_no_meaning_of_the_others() {
+    let mut node = node();
+    connect_other(&mut node, Protocol::TCP);
+    let (hns, opened) = (node.hns.clone(), Arc::new(Mutex::new(0)));
+    let count = Arc::clone(&opened);
+    node.hns.set_fault(move |call| {
+        *count.lock().unwrap() += usize::from(lets_in(&hns, 2));
+        is_change_of_other(call).then(|| Err(refusal()))
+    });
+    let changes = [change("s:denied", &[2], &[]), change("s:allowed", &[2, 3], &[])];
+    let report = node.apply(&[[other_policy(Protocol::UDP)].as_slice(), &changes].concat());
+    assert_eq!(
+        report.node.iter().map(|told| told.reason).collect::<Vec<_>>(),
+        ["PolicySetHeld"],
+        "{report:?}"
+    );
+    assert_eq!(*opened.lock().unwrap(), 0, "calls of HNS while it was let in");
+    assert_eq!([1, 2, 3].map(|last| lets_in(&node.hns, last)), [false, false, true]);
+    node.hns.clear_fault();
+    node.wait(60);
+    assert_eq!(node.dataplane.resync(), Report::default());
+    assert_eq!([1, 2, 3].map(|last| lets_in(&node.hns, last)), [false, false, true]);
+}
+
+/// What holds a set is tried as seldom as whatever else failed, and says why it failed.
+#[test]
+fn a_pod_that_holds_a_set_has_its_turn_when_it_has_waited() {
+    let mut node = node();
+    let other = connect_other(&mut node, Protocol::TCP);
+    node.hns.set_fault(|call| is_change_of_other(call).then(|| Err(refusal())));
+    node.apply(&[other_policy(Protocol::UDP)]);
+    node.apply(&[change("s:denied", &[2], &[])]);
+    node.hns.take();
+    let mut reasons = BTreeSet::new();
+    for _ in 0..120 {
+        node.wait(1);
+        reasons.insert(node.dataplane.resync().endpoints[&other][0].reason);
+    }
+    let attempts = node.hns.take_changes().into_iter().filter(is_change_of_other).count();
+    assert!((10..20).contains(&attempts), "{attempts} (what changes, and the whole list)");
+    assert_eq!(reasons, ["HnsRefused"].into());
 }

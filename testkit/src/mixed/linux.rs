@@ -40,6 +40,7 @@ impl Host for Node {
         let near = (at.host_interface.as_str(), ROUTER);
         cable(&self.namespace, near, &outside, ("eth0", OTHERS))?;
         let socket = outside.run(|| PacketSocket::open(interface_index("eth0")?))??;
+        socket.set_receive_buffer(8 << 20)?;
         let link = self.namespace.run(|| interface_index(&at.host_interface))??;
         let neighbour = Neighbour { link, address: address.into(), mac: OTHERS };
         self.routes.change(&Change::SetNeighbour(neighbour))?;

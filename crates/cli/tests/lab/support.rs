@@ -1,7 +1,7 @@
 //! Running the program, and looking at what it leaves.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -48,9 +48,14 @@ impl Lab {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let program = folder.path().join("tortie");
         // A copy, as the folder of the build may be closed to others.
-        fs::hard_link(env!("CARGO_BIN_EXE_tortie"), &program)
-            .or_else(|_| fs::copy(env!("CARGO_BIN_EXE_tortie"), &program).map(drop))
-            .unwrap();
+        if fs::hard_link(env!("CARGO_BIN_EXE_tortie"), &program).is_err() {
+            fs::copy(env!("CARGO_BIN_EXE_tortie"), &program).unwrap();
+            // A process that another test was starting meanwhile may have the copy open until it is another program.
+            let busy = |error: std::io::Error| error.kind() == ErrorKind::ExecutableFileBusy;
+            while Command::new(&program).output().is_err_and(busy) {
+                std::thread::yield_now();
+            }
+        }
         Self { folder, user }
     }
 
@@ -221,7 +226,7 @@ pub fn leftovers(lab: &Lab) -> Vec<String> {
     if lab.dir().exists() {
         left.push(format!("the folder {}", lab.dir().display()));
     }
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + PATIENCE;
     // The kernel ends the lab's processes when the first one has ended; that takes a moment.
     while !lab.processes().is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
@@ -249,9 +254,17 @@ pub fn machine() -> Vec<String> {
     all
 }
 
-/// What the machine has now and had not before.
+/// What the machine has now and had not before; what is there for a moment is somebody else's.
 pub fn appeared_since(before: &[String]) -> Vec<String> {
-    machine().into_iter().filter(|thing| !before.contains(thing)).collect()
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let mut appeared = machine();
+        appeared.retain(|thing| !before.contains(thing));
+        if appeared.is_empty() || Instant::now() >= deadline {
+            return appeared;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// One pod of the demo's namespace, on a node of the test's choice.

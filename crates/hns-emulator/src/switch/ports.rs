@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 use tortie_dataplane::MacAddress;
@@ -23,6 +24,8 @@ use crate::fabric::{NodeLeg, Plan, PodPort, Port};
 const POD_INTERFACE: &str = "eth0";
 /// Who made the routes: the "boot" protocol, as for interfaces that are configured by hand.
 const PROTOCOL: u8 = 3;
+/// How long a new cable may need until it passes frames: a few milliseconds, on a machine that is not busy.
+const LIVE: Duration = Duration::from_secs(5);
 /// Room for a burst of frames, in bytes.
 const BUFFER: i32 = 4 << 20;
 
@@ -164,6 +167,11 @@ impl Ports {
         let link = self.vswitch.run(|| tortie_linux::interface_index(&name))??;
         let finished = self.open(port, &name, link).and_then(|()| namespace.run(|| interface.set_up())?);
         finished.inspect_err(|_| drop(self.disconnect(port, link)))?;
+        let live = self.links.wait_until_operating(&name, LIVE)?
+            && namespace.run(|| RouteSocket::open()?.wait_until_operating(&interface.name, LIVE))??;
+        if !live {
+            warn!(?port, "the cable does not pass frames yet; they are lost until it does");
+        }
         Ok(link)
     }
 

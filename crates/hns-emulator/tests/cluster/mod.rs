@@ -126,6 +126,8 @@ fn join(underlay: &NetNs, number: u8) -> Arc<NetNs> {
         change(&[Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])]);
     };
     node.run(address).unwrap();
+    testkit::links::wait_for(underlay, &format!("node{number}")).unwrap();
+    testkit::links::wait_for(&node, "eth0").unwrap();
     Arc::new(node)
 }
 
@@ -239,8 +241,17 @@ pub fn make_dummy_pair(name: &str) {
 
 /// Whether a TCP connection comes about. A refusal counts as reached.
 pub fn connects(from: &Place, to: &Place) -> bool {
+    reaches(from, to, DEADLINE)
+}
+
+/// Whether none comes about. What is dropped is told by nobody: only time tells.
+pub fn is_cut_off(from: &Place, to: &Place) -> bool {
+    !reaches(from, to, Duration::from_millis(700))
+}
+
+fn reaches(from: &Place, to: &Place, patience: Duration) -> bool {
     let address = SocketAddr::from((to.address, 81));
-    match from.run(|| TcpStream::connect_timeout(&address, Duration::from_millis(700))) {
+    match from.run(|| TcpStream::connect_timeout(&address, patience)) {
         Ok(_) => true,
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionRefused,
     }

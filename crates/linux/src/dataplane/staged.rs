@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{MembarrierCommand, membarrier};
+
 use super::change::{Change, Steps};
 use super::dirty::Dirty;
 use super::frame::{CLOSED, is_of_frame, program_key};
@@ -23,10 +25,12 @@ use crate::nftables::{
     diff, removals,
 };
 
-/// How long a packet may need through the chains: what it may be on its way to stays for so long. It is far more than the
+/// How long a packet may need through the chains where the kernel does not say when it is through. It is far more than the
 /// chains take; but a processor that is virtual may be taken away in the midst of them (with one millisecond, a packet was
 /// lost in some 300 changes of programs).
 const GRACE: Duration = Duration::from_millis(10);
+/// By then every packet is through: a processor that is away for longer has the kernel complain.
+const LONG_AGO: Duration = Duration::from_secs(1);
 
 impl PolicyTable {
     /// Makes the whole table.
@@ -122,11 +126,27 @@ impl PolicyTable {
         let Some(mut kernel) = self.kernel.take() else { return Ok(()) };
         let garbage = std::mem::take(&mut self.garbage);
         if garbage.iter().any(|op| matches!(op, Op::DeleteChain(_))) {
-            thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
+            self.wait_for_packets();
         }
         self.put(&mut kernel, garbage)?;
         self.kernel = Some(kernel);
         Ok(())
+    }
+
+    /// Waits until the packets that were in the midst of the chains when they changed are through. All chains are gone
+    /// through in one RCU read section, and this `membarrier(2)` returns when those have ended that had begun before it. A
+    /// kernel with one processor returns at once, and one with `nohz_full` or a strict seccomp filter refuses.
+    fn wait_for_packets(&self) {
+        if self.switched.elapsed() > LONG_AGO {
+            return;
+        }
+        let several = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
+        match membarrier(MembarrierCommand::Global) {
+            Ok(()) if several => return,
+            Ok(()) => {}
+            Err(error) => tracing::debug!(%error, "the kernel does not say when packets are through"),
+        }
+        thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
     }
 
     fn put(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<()> {

@@ -120,7 +120,9 @@ impl PolicyTable {
         {
             self.lacking = Lacking(lacking);
         }
-        self.adopt(state)
+        self.adopt(state)?;
+        // A base chain of somebody else's in our table may drop packets as long as it is there, with no rule.
+        self.clear_garbage()
     }
 
     /// Whether the table is known to be in the kernel.

@@ -4,6 +4,7 @@ mod codec;
 mod types;
 
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 pub use types::{
     Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind,
@@ -99,6 +100,24 @@ impl RouteSocket {
             Err(refusal) if refusal.source.raw_os_error() == Some(libc::ENODEV) => Ok(false),
             Err(refusal) => Err(Error::refused("show the link", name)(refusal)),
         }
+    }
+
+    /// Waits until a link is operating, for so long at most; says whether it is. A worker of the kernel activates the queue of
+    /// a new link some milliseconds after both of its ends are up, and what is sent before is dropped.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn wait_until_operating(&mut self, name: &str, patience: Duration) -> Result<bool> {
+        /// How long between two looks.
+        const PAUSE: Duration = Duration::from_micros(200);
+        let started = Instant::now();
+        while !self.is_operating(name)? {
+            if started.elapsed() >= patience {
+                return Ok(false);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(true)
     }
 
     /// All addresses.

@@ -98,14 +98,17 @@ impl Node {
     }
 
     pub fn resync(&mut self) -> Report {
-        let report = self.namespace.run(|| self.dataplane.resync()).unwrap();
-        self.apply(&[]);
-        report
+        self.namespace.run(|| self.dataplane.resync()).unwrap()
     }
 
     /// Connects a pod, as CNI ADD does, and puts it under the program.
     pub fn add(&mut self, pod: &Pod, program: EndpointProgram) {
-        let interface = self.namespace.run(|| self.wiring.connect(&pod.attachment())).unwrap().unwrap();
+        let connect = || {
+            let interface = self.wiring.connect(&pod.attachment()).unwrap();
+            assert!(self.wiring.wait_until_live(&interface, PATIENCE));
+            interface
+        };
+        let interface = self.namespace.run(connect).unwrap();
         let endpoint = Endpoint {
             container_id: pod.container_id.as_str().into(),
             host_interface: interface.host_interface.into(),
@@ -129,6 +132,11 @@ impl Node {
     /// Whether the node itself reaches a pod.
     pub fn reaches(&self, pod: &Pod, port: u16) -> bool {
         self.namespace.run(|| connect(pod.address, port).is_some()).unwrap()
+    }
+
+    /// Whether no connection of the node itself to an address comes about.
+    pub fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
+        self.namespace.run(|| is_cut_off(to, port)).unwrap()
     }
 }
 
@@ -232,16 +240,29 @@ impl Pod {
     pub fn reaches(&self, pod: &Pod, port: u16) -> bool {
         self.connect(pod.address, port).is_some_and(|stream| answers(&stream))
     }
+
+    /// Whether no connection to an address comes about.
+    pub fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
+        self.namespace.run(|| is_cut_off(to, port)).unwrap()
+    }
 }
 
-/// What is dropped is told by nobody: only time tells. A first packet may be lost while the kernel brings a new link's
-/// queue up (a kworker does it, which waits for the lock of all links); TCP sends it again after a second.
+/// How long to wait for what will come.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is dropped is told by nobody: only time tells. TCP has sent its first packet twice by then.
 pub const UNREACHED: Duration = Duration::from_millis(1_800);
 
+/// A connection, if one comes about.
 pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
-    let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), PATIENCE).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     Some(stream)
+}
+
+/// Whether no connection comes about.
+pub fn is_cut_off(to: Ipv4Addr, port: u16) -> bool {
+    TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).is_err()
 }
 
 /// Gives back what comes, for as long as the test runs.

@@ -12,7 +12,7 @@ use tortie_dataplane::{Delta, NodeState, Route};
 use tortie_linux::namespace::NetNs;
 use tortie_linux::route::*;
 
-/// A link from one namespace to another; gives the indices of both ends, which are up.
+/// A link from one namespace to another; gives the indices of both ends, which pass packets.
 pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, u32) {
     let near = from.run(|| {
         let peer = Peer { name: to_name, mac: None, mtu: None, namespace: Some(to.as_fd()) };
@@ -26,6 +26,9 @@ pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, 
         RouteSocket::open().unwrap().change(&up).unwrap();
         index
     });
+    for (namespace, name) in [(from, from_name), (to, to_name)] {
+        testkit::links::wait_for(namespace, name).unwrap();
+    }
     (near.unwrap(), far.unwrap())
 }
 

@@ -59,6 +59,7 @@ pub fn underlay() -> [NetNs; 2] {
         };
         node.run(set_up).unwrap();
     }
+    nodes.iter().for_each(|node| testkit::links::wait_for(node, "eth0").unwrap());
     nodes
 }
 
@@ -145,6 +146,9 @@ pub fn policy_id(name: &str) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: name.into() }
 }
 
+/// What is dropped is told by nobody: only time tells. TCP has sent its first packet twice by then.
+const UNREACHED: Duration = Duration::from_millis(1_800);
+
 /// Sends a megabyte there and back. `None` if no connection comes about.
 pub fn talk(from: &NetNs, to: &(NetNs, Ipv4Addr)) -> Option<usize> {
     talk_by(from, to, (to.1, 80).into())
@@ -153,8 +157,7 @@ pub fn talk(from: &NetNs, to: &(NetNs, Ipv4Addr)) -> Option<usize> {
 /// The same by another address, which leads there.
 pub fn talk_by(from: &NetNs, to: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<usize> {
     let listener = to.0.run(|| TcpListener::bind((to.1, 80)).unwrap()).unwrap();
-    let mut client =
-        from.run(|| TcpStream::connect_timeout(&address, Duration::from_millis(800))).unwrap().ok()?;
+    let mut client = from.run(|| TcpStream::connect_timeout(&address, UNREACHED)).unwrap().ok()?;
     let (mut server, _) = listener.accept().unwrap();
     let echo = std::thread::spawn(move || {
         server.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

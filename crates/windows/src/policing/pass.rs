@@ -1,0 +1,250 @@
+//! One pass over the endpoints that are due, in the five steps that [`super`] gives reasons for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState};
+use tortie_hcn::HcnExt;
+use tortie_hcn::schema::Policy;
+use tracing::warn;
+
+use super::{Node, Policing};
+use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition};
+use crate::endpoint::{find, ours, sync_acls};
+use crate::policy_sets::PolicySets;
+use crate::{Error, NETWORK};
+
+/// How long a set that HNS refused is spelled out: each change from one to the other writes ACLs.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(600);
+
+/// What a pass works with.
+pub(super) struct Pass<'a> {
+    policing: &'a mut Policing,
+    node: &'a Node<'a>,
+    /// The sets that lists of this pass name, or could name.
+    sets: Sets<'a, NodeState>,
+    /// The endpoints at work: those that are due, but for those that have failed in this pass.
+    jobs: Vec<Job<'a>>,
+    /// The sets that are about to get other members: no list that is given to an endpoint meanwhile names them.
+    changing: BTreeSet<String>,
+}
+
+/// An endpoint that is due.
+struct Job<'a> {
+    id: EndpointId,
+    endpoint: &'a Endpoint,
+    rows: Rows,
+    /// What it is to have in the end.
+    list: List,
+    conditions: Vec<Condition>,
+}
+
+impl<'a> Pass<'a> {
+    /// A pass over what is due, rendered.
+    pub(super) fn new(
+        policing: &'a mut Policing,
+        node: &'a Node<'a>,
+        services: &Services<'_, NodeState>,
+    ) -> Self {
+        let (sets, due) = (Sets::new(node.state), policing.due.clone());
+        let mut pass = Pass { policing, node, sets, jobs: vec![], changing: BTreeSet::new() };
+        pass.jobs = due.into_iter().filter_map(|id| pass.render(id, services)).collect();
+        let named = pass.jobs.iter().flat_map(|job| job.list.set_ids()).collect();
+        let wanted = pass.sets.named(&named).into_iter();
+        pass.policing.wanted.extend(wanted.map(|set| (set.id.clone(), set)));
+        pass
+    }
+
+    /// Goes through the steps. Gives the error that says that HNS does not answer.
+    pub(super) fn run(mut self) -> Result<(), Error> {
+        self.add_sets()?;
+        self.changing = self.policing.differing().map(|set| set.id.clone()).collect();
+        self.sync_endpoints()?;
+        self.hold_sets()?;
+        self.change_sets()?;
+        self.sync_endpoints()?;
+        for job in std::mem::take(&mut self.jobs) {
+            self.policing.known(&job.id).conditions = job.conditions;
+        }
+        self.remove_sets()
+    }
+
+    fn render(&mut self, id: EndpointId, services: &Services<'_, NodeState>) -> Option<Job<'a>> {
+        let Node { state, sets, addresses, static_rules, .. } = self.node;
+        let endpoint = state.endpoints.get(&id)?;
+        let by_name = sets.is_some_and(|(_, by_name)| by_name);
+        let (rows, conditions) = render(endpoint, addresses, by_name, services, state);
+        self.policing.known(&id).judged = rows.services().cloned();
+        let rows = rows.with_static_rules(static_rules);
+        let list = self.list(&rows, &BTreeSet::new());
+        Some(Job { id, endpoint, rows, list, conditions })
+    }
+
+    /// The list that names sets, but for those to `avoid`, and those that cannot be named.
+    fn list(&self, rows: &Rows, avoid: &BTreeSet<String>) -> List {
+        let avoided = |id: &str| avoid.contains(id) || self.policing.unusable.contains_key(id);
+        rows.list(&self.sets, &|acls| acls.iter().flat_map(named_sets).any(avoided))
+    }
+
+    /// Makes sets that are new.
+    fn add_sets(&mut self) -> Result<(), Error> {
+        let Node { hcn, sets: Some((network, _)), now, .. } = *self.node else { return Ok(()) };
+        let mut actual = match self.policing.actual.take() {
+            Some((of, actual)) if of == network => actual,
+            _ => PolicySets::read(hcn, network)?,
+        };
+        let wanted = self.policing.wanted.values();
+        let missing: Vec<&Set> = wanted.filter(|set| !actual.has(&set.id)).collect();
+        let refused = actual.add(hcn, network, &missing)?;
+        self.policing.actual = Some((network, actual));
+        self.do_without(refused, now + TRY_AGAIN_AFTER);
+        Ok(())
+    }
+
+    /// Gives endpoints their lists, as far as that can be while sets are changing. What fails is not at work any more.
+    fn sync_endpoints(&mut self) -> Result<(), Error> {
+        for mut job in std::mem::take(&mut self.jobs) {
+            match self.sync(&mut job) {
+                Ok(()) => self.jobs.push(job),
+                Err(error) if error.is_unavailable() => return Err(error),
+                Err(error) => self.failed(job.id, &error),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self, job: &mut Job<'_>) -> Result<(), Error> {
+        let failing = self.policing.waits.contains(&job.id);
+        let known = self.policing.known(&job.id);
+        if !failing && !known.look && known.in_force.as_ref() == Some(&job.list) {
+            return Ok(());
+        }
+        // Until it has succeeded, nobody knows what the endpoint has.
+        known.look = true;
+        let (hcn, container_id) = (self.node.hcn, job.endpoint.container_id.to_string());
+        let found = find(hcn, &container_id, NETWORK)?.ok_or(Error::NoEndpoint { container_id })?;
+        let there = ours(&found);
+        // A list that stays as it is may go on naming sets: it is of before, and then of after, as they are.
+        let stays = transition(&there, &job.list.numbered(&there)).is_empty();
+        let list = if stays { job.list.clone() } else { self.list(&job.rows, &self.changing) };
+        let known = self.policing.known(&job.id);
+        let named = known.named.get_or_insert_default();
+        named.extend(list.set_ids());
+        named.extend(found.policies.iter().flat_map(sets_in).map(str::to_owned));
+        for condition in sync_acls(hcn, &found, &list, &mut known.vain, self.node.now)? {
+            if !job.conditions.contains(&condition) {
+                job.conditions.push(condition);
+            }
+        }
+        *named = list.set_ids();
+        (known.look, known.in_force) = (false, Some(list));
+        self.policing.waits.forget(&job.id);
+        Ok(())
+    }
+
+    /// An endpoint is not as it should be: it has its turn when it has waited.
+    fn failed(&mut self, id: EndpointId, error: &Error) {
+        warn!(%error, "not as it should be yet");
+        let known = self.policing.known(&id);
+        if matches!(error, Error::NoEndpoint { .. }) {
+            // What is not there names nothing.
+            (known.named, known.in_force) = (Some(BTreeSet::new()), None);
+        }
+        known.conditions = vec![Condition { reason: error.reason(), message: error.to_string() }];
+        known.look = false;
+        self.policing.waits.failed(id, self.node.now);
+    }
+
+    /// Has sets stay as they are that an endpoint may name which failed. The others get lists without them before anything
+    /// changes: naming one that stays and one that does not, a list would be of neither before nor after.
+    fn hold_sets(&mut self) -> Result<(), Error> {
+        loop {
+            let held = self.held_sets();
+            if held.is_empty() {
+                return Ok(());
+            }
+            self.changing.retain(|id| !held.contains_key(id));
+            self.do_without(held, self.node.now);
+            // Some may fail at that, and hold more.
+            self.sync_endpoints()?;
+        }
+    }
+
+    /// Gives sets their new members.
+    fn change_sets(&mut self) -> Result<(), Error> {
+        let changing = std::mem::take(&mut self.changing);
+        let Policing { actual: Some((network, actual)), wanted, .. } = &mut *self.policing else {
+            return Ok(());
+        };
+        let sets: Vec<&Set> = changing.iter().filter_map(|id| wanted.get(id)).collect();
+        let refused = actual.change(self.node.hcn, *network, &sets)?;
+        self.do_without(refused, self.node.now + TRY_AGAIN_AFTER);
+        Ok(())
+    }
+
+    fn held_sets(&self) -> BTreeMap<String, Condition> {
+        let mut held = BTreeMap::new();
+        for id in self.policing.waits.keys() {
+            let named = self.policing.known.get(id).and_then(|known| known.named.as_ref());
+            for set in self.changing.iter().filter(|set| named.is_none_or(|named| named.contains(*set))) {
+                let message = format!(
+                    "the set {set} keeps its members, as {id} may name it in ACLs that cannot be changed"
+                );
+                held.insert(set.clone(), Condition { reason: "PolicySetHeld", message });
+            }
+        }
+        held
+    }
+
+    /// Removes sets that nothing names any more: no endpoint of the network, whether it is known here or not.
+    fn remove_sets(&mut self) -> Result<(), Error> {
+        let Policing { known, wanted, actual, sweep, .. } = &mut *self.policing;
+        let used: BTreeSet<&String> =
+            known.values().filter_map(|known| known.named.as_ref()).flatten().collect();
+        wanted.retain(|id, _| used.contains(id));
+        let Some((network, actual)) = actual else { return Ok(()) };
+        if !std::mem::take(sweep) {
+            return Ok(());
+        }
+        let mut surplus: BTreeSet<String> = actual.ids().filter(|id| !used.contains(id)).cloned().collect();
+        if surplus.is_empty() {
+            return Ok(());
+        }
+        for endpoint in self.node.hcn.endpoints_of_network(*network)? {
+            for id in endpoint.policies.iter().flat_map(sets_in) {
+                surplus.remove(id);
+            }
+        }
+        actual.remove(self.node.hcn, *network, &surplus)
+    }
+
+    /// Sets have turned out not to be usable: no list is to name them.
+    fn do_without(&mut self, sets: BTreeMap<String, Condition>, until: Instant) {
+        if sets.is_empty() {
+            return;
+        }
+        let Policing { due, waits, known, unusable, .. } = &mut *self.policing;
+        // Those that name them and are not at work now have their turn soon; what failed, when it has waited.
+        for (id, known) in known {
+            let names_one = known.named.iter().flatten().any(|id| sets.contains_key(id));
+            if names_one && !waits.contains(id) && due.insert(id.clone()) {
+                let message = format!(
+                    "{id}: a set that its ACLs name cannot be changed; its members are spelled out next"
+                );
+                known.conditions = vec![Condition { reason: "PolicySetHeld", message }];
+            }
+        }
+        unusable.extend(sets.into_iter().map(|(id, told)| (id, (told, until))));
+        for mut job in std::mem::take(&mut self.jobs) {
+            job.list = self.list(&job.rows, &BTreeSet::new());
+            self.jobs.push(job);
+        }
+    }
+}
+
+/// The identifiers of our sets that a policy of an endpoint names, whosever it is: it may be one of ours that lost its id.
+fn sets_in(policy: &Policy) -> impl Iterator<Item = &str> {
+    let members = ["LocalAddresses", "RemoteAddresses"].into_iter();
+    let lists = members.filter_map(|member| policy.settings.get(member)?.as_str());
+    lists.flat_map(|list| list.split(',')).filter(|part| part.starts_with(OUR_SETS))
+}
