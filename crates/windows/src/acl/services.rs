@@ -170,6 +170,10 @@ impl<'a, L: Lookup> Services<'a, L> {
                 // Whoever may write a Service can give it a pod's address: that does not open the way to the pod.
                 of_pods.note(front);
             } else if !as_wanted {
+                if none && self.frontends.pods.contains(front.vip) {
+                    // The list lets packets to the pod, and whether these are the Service's cannot be seen.
+                    of_pods.note(front);
+                }
                 let addresses: &mut Vec<_> =
                     wanted.entry((verdict == Verdict::Deny, front.port)).or_default();
                 addresses.push((front.vip, front.vip));
@@ -181,7 +185,10 @@ impl<'a, L: Lookup> Services<'a, L> {
         });
         let partly = partly.condition("ServicePartlyAllowed", "only some of the backends are allowed");
         let taken = taken.condition("ServiceAddressTaken", "another Service has the same address and port");
-        let of_pods = of_pods.condition("ServiceAddressTaken", "the address is one that pods have");
+        let of_pods = of_pods.condition(
+            "ServiceAddressTaken",
+            "the address is one that pods have, and such a pod is closed at that port to whom the Service is",
+        );
         let conditions = [partly, taken, of_pods].into_iter().flatten().collect();
         Judgement { rows: rows.collect(), conditions }
     }
@@ -323,7 +330,8 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
-    use tortie_dataplane::{Service, ServicePort};
+    use tortie_dataplane::{RouteTarget, Service, ServicePort};
+    use tortie_hcn::schema::AclAction;
 
     use super::*;
 
@@ -356,6 +364,29 @@ mod tests {
         };
         let end = Decision { verdict: Verdict::Deny, region: Region::all(), origin: "end".into() };
         (0..decisions).map(decision).chain([end]).collect()
+    }
+
+    /// A Service has a pod's address, and its backend is denied: then the pod is closed at that port, and not in silence.
+    #[test]
+    fn what_closes_a_pods_port_is_told() {
+        let mut state = cluster(0);
+        let pod = Ipv4Addr::new(10, 0, 7, 7);
+        let port =
+            ServicePort { protocol: Protocol::TCP, port: 80, backends: vec![([10, 9, 0, 1].into(), 8080)] };
+        let id = ServiceId { namespace: "n".into(), name: "s".into() };
+        let service = Service { cluster_ips: vec![], external_ips: vec![pod], ports: vec![port] };
+        state.services.insert(id, Arc::new(service));
+        let told = |state: &NodeState| {
+            let frontends = Frontends::new(state);
+            let judged = Services::new(&frontends, state).judge(list(1, 200));
+            let [row] = &judged.judgement.rows[..] else { panic!("{judged:?}") };
+            assert_eq!(row.action, AclAction::Block);
+            judged.judgement.conditions.iter().map(|told| told.message.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&state), Vec::<String>::new(), "no pods have such addresses");
+        state.routes.insert("10.0.7.0/26".parse().unwrap(), RouteTarget::Local);
+        let [message] = &told(&state)[..] else { panic!() };
+        assert!(message.contains("n/s (10.0.7.7:80/TCP)"), "{message}");
     }
 
     #[test]
