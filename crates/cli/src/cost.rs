@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{EndpointId, NodeState};
@@ -18,7 +17,7 @@ use tortie_policy::program::{PolicyId, PolicyKind};
 use tortie_windows::{Because, Cost, Costing, Saving, Tally};
 
 use crate::decided::rule_place;
-use crate::output;
+use crate::output::{self, Format};
 use crate::snapshot::Source;
 use cluster::Cluster;
 
@@ -35,12 +34,6 @@ pub(crate) struct CostOf {
     output: Format,
     #[command(flatten)]
     source: Source,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Text,
-    Json,
 }
 
 /// What is asked about.

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use serde_json::json;
 use tortie_api::kubernetes::EndpointSlice;
 use tortie_api::net::{Action, Direction, Protocol};
@@ -17,7 +16,7 @@ use tortie_policy::oracle::{
     Verdict,
 };
 
-use crate::output;
+use crate::output::{self, Format};
 use crate::snapshot::{self, Source};
 
 #[derive(clap::Args)]
@@ -41,12 +40,6 @@ pub(crate) struct Explain {
     output: Format,
     #[command(flatten)]
     source: Source,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Text,
-    Json,
 }
 
 impl Explain {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
 use serde_json::json;
 use tortie_api::Kind;
 use tortie_policy::lint::{Finding, Level, lint};
@@ -11,7 +11,7 @@ use tortie_policy::oracle::Snapshot;
 
 use crate::cost::CostOf;
 use crate::explain::{DENIED, FAINT, coloured};
-use crate::output;
+use crate::output::{self, Format};
 use crate::show::Show;
 use crate::snapshot::Source;
 
@@ -34,12 +34,6 @@ pub(crate) struct Lint {
     output: Format,
     #[command(flatten)]
     source: Source,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Text,
-    Json,
 }
 
 impl PolicyCommand {

@@ -2,6 +2,15 @@
 
 use std::io::Write;
 
+use clap::ValueEnum;
+
+/// How an answer is printed.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
 /// Prints text as it is.
 #[cfg(feature = "lab")]
 pub(crate) fn text(text: &str) {

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tortie_api::net::IpVersion;
@@ -13,6 +12,7 @@ use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, 
 use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
+use crate::output::Format;
 use crate::store::StoreArguments;
 use crate::{decided, manifests, output, planned, snapshot};
 
@@ -38,12 +38,6 @@ pub(crate) struct Preview {
     output: Format,
     #[command(flatten)]
     store: StoreArguments,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Text,
-    Json,
 }
 
 impl Preview {

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use tortie_agent::control::{Ask, Outcome, ShownEndpoint, ask};
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::program::{PolicyId, PolicyKind, SetId};
@@ -15,7 +14,7 @@ mod document;
 mod page;
 
 use crate::agent::CONTROL_SOCKET;
-use crate::output;
+use crate::output::{self, Format};
 use crate::store::StoreArguments;
 use crate::words::{Meaning, Meanings};
 
@@ -38,12 +37,6 @@ pub(crate) struct Show {
     output: Format,
     #[command(flatten)]
     store: StoreArguments,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Text,
-    Json,
 }
 
 /// What is in force for a pod.
