@@ -121,6 +121,7 @@ struct Node {
     calc: Calc,
     dataplane: WindowsDataplane,
     wiring: WindowsWiring,
+    block: Ipv4Net,
 }
 
 /// What the ends of a flow say; `None` where the end is no pod.
@@ -141,11 +142,19 @@ impl Ends<bool> {
 }
 
 impl Cluster {
-    /// Nodes of these names, without pods.
+    /// Nodes of these names, without pods, which may have any address.
     ///
     /// # Errors
     /// What HNS refused.
     pub fn new(names: &[&str], config: &Config, rendering: Rendering) -> Result<Self> {
+        Self::of_block(names, config, rendering, BLOCK)
+    }
+
+    /// The same where pods have addresses of this block, and Services, which may not take those, have others.
+    ///
+    /// # Errors
+    /// What HNS refused.
+    pub fn of_block(names: &[&str], config: &Config, rendering: Rendering, block: Ipv4Net) -> Result<Self> {
         let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
         let clock = || -> Clock {
             let ahead = Arc::clone(&ahead);
@@ -153,7 +162,10 @@ impl Cluster {
         };
         let nodes = (0..)
             .zip(names)
-            .map(|(index, name)| Node::new(name, node_address(index), config, rendering, clock()))
+            .map(|(index, name)| {
+                let config = Config { provider_address: node_address(index), ..config.clone() };
+                Node::new(name, config, rendering, block, clock())
+            })
             .collect::<Result<_>>()?;
         Ok(Self { nodes, rendering, objects: BTreeMap::new(), places: BTreeMap::new(), ahead })
     }
@@ -177,6 +189,11 @@ impl Cluster {
     #[must_use]
     pub fn place(&self, address: IpAddr) -> Option<&Place> {
         self.places.get(&address)
+    }
+
+    /// The addresses of the pods.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.places.keys().copied()
     }
 
     /// The HNS of a node, with the calls that it got.
@@ -241,6 +258,17 @@ impl Cluster {
         })
     }
 
+    /// The same for a flow that is sent to this address and port of a Service, and comes to the backend that it names.
+    ///
+    /// # Errors
+    /// As [`judge`](Self::judge).
+    pub fn judge_to_service(&self, flow: &Flow, front: (Ipv4Addr, u16)) -> Result<Ends<bool>> {
+        self.at_ends(flow, |hns, place, packet| {
+            let endpoint = endpoint_id(&place.container_id);
+            Ok(hns.judge_to_service(endpoint, packet, Some(front))? == Verdict::Allow)
+        })
+    }
+
     /// Sends the flow's first packet past both ends, which keep the flow if they let it pass.
     ///
     /// # Errors
@@ -284,23 +312,17 @@ impl Cluster {
 }
 
 impl Node {
-    fn new(
-        name: &str,
-        address: Ipv4Addr,
-        config: &Config,
-        rendering: Rendering,
-        clock: Clock,
-    ) -> Result<Self> {
-        ensure!((rendering.suits)(config), "HNS {} has nothing for {}", config.version, rendering.name);
-        let hns = Emulator::new(Config { provider_address: address, ..config.clone() });
-        let hns = Arc::new(Recorder::new(hns));
-        let spec = OverlaySpec { name: NETWORK.into(), block: BLOCK, vni: VNI, adapter: None };
+    fn new(name: &str, config: Config, rendering: Rendering, block: Ipv4Net, clock: Clock) -> Result<Self> {
+        ensure!((rendering.suits)(&config), "HNS {} has nothing for {}", config.version, rendering.name);
+        let hns = Arc::new(Recorder::new(Emulator::new(config)));
+        let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
         ensure_overlay(&*hns, &spec)?;
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
         let mut dataplane = WindowsDataplane::with_clock(hcn, None, clock);
-        dataplane.apply(&[Delta::Route(Route { destination: BLOCK, target: RouteTarget::Local })]);
-        Ok(Self { hns, calc: Calc::new(name), dataplane, wiring })
+        dataplane.apply(&[Delta::Route(Route { destination: block, target: RouteTarget::Local })]);
+        let calc = Calc::new(name).with_services();
+        Ok(Self { hns, calc, dataplane, wiring, block })
     }
 
     fn connect(&self, place: &Place, address: IpAddr) -> Result<()> {
@@ -311,7 +333,7 @@ impl Node {
             container_id: place.container_id.clone(),
             netns: compartment.to_string(),
             address,
-            block: BLOCK,
+            block: self.block,
             mtu: 1450,
         };
         self.wiring.connect(&pod).with_context(|| place.endpoint.to_string())?;

@@ -10,7 +10,7 @@ pub(crate) const ICMP: u8 = 1;
 pub(crate) const TCP: u8 = 6;
 
 /// How long a flow without packets is kept.
-fn lifetime(protocol: u8) -> Duration {
+pub(crate) fn lifetime(protocol: u8) -> Duration {
     Duration::from_secs(if protocol == TCP { 3600 } else { 120 })
 }
 

@@ -6,7 +6,8 @@
 //! documents and nothing else, so that what a client meant and what it sent can be told apart.
 //!
 //! With a switch ([`Emulator::with_switch`], [`run_service`]; Linux only) the endpoints of overlay networks have interfaces
-//! in network namespaces, and their frames move: within the node, through VXLAN to other nodes, and past the ACLs.
+//! in network namespaces, and their frames move: within the node, through VXLAN to other nodes, past the ACLs, and from the
+//! addresses of load balancers to their backends.
 //!
 //! It is for tests and for the lab. Where HNS's behaviour is not documented or differs between builds, [`Config`] has a
 //! knob (hns.md 4.1), and clients have to be right in all its positions.

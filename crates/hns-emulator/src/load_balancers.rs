@@ -1,4 +1,4 @@
-//! Load balancers (hns.md 2.7, 4.4): kept as they are. No packet is balanced.
+//! Load balancers (hns.md 2.7, 4.4): kept as they are. What the switch does by them is the fabric's business.
 
 use std::collections::BTreeSet;
 

@@ -7,12 +7,16 @@
 //! has been asked, and what is known to be narrower.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
+mod to_services;
+
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::ensure;
+use ipnet::Ipv4Net;
 use proptest::prelude::*;
 use serde_json::Value;
+use testkit::clusters::services::{Call, calls, fronts, services};
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
 use testkit::emulator::{Cluster, RENDERINGS, Rendering, on_windows};
 use testkit::flows::{beginnings, explain, judged};
@@ -22,16 +26,27 @@ use tortie_api::{Key, Kind};
 use tortie_dataplane::Report;
 use tortie_hcn::Version;
 use tortie_hns_emulator::{
-    AclRemoval, Config, DefaultAction, EqualPriority, OnRewrite, SetReading, SeveralSets, UpdateReplaces,
+    AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, SetReading, SeveralSets,
+    UpdateReplaces,
 };
 use tortie_policy::oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 
+use to_services::{Callers, PARTLY, SEES, TAKEN};
+
 /// What is asked about each cluster; half of it is of IPv6, of nobody's, or an answer to another one.
 const PACKETS: usize = 150;
+/// How many connections to Services.
+const CALLS: usize = 12;
+
+/// What pods have their addresses from, and Services mostly not.
+const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 1);
 
 /// The one exception: ICMP types in rules, which HNS cannot match. Less is allowed, and the endpoint bears this condition.
 const ICMP_TYPES: &str = "RuleNotExpressible";
+
+/// What endpoints may be told.
+const KNOWN: [&str; 3] = [ICMP_TYPES, PARTLY, TAKEN];
 
 const NARROWER: &str = "narrower: ICMP types";
 const OWN_NODE: &str = "from its own node";
@@ -42,6 +57,7 @@ const READINGS: [SetReading; 2] = [SetReading::Endpoint, SetReading::Flow];
 const SEVERAL: [SeveralSets; 2] = [SeveralSets::Union, SeveralSets::Intersection];
 const REWRITES: [OnRewrite; 3] =
     [OnRewrite::ResetOnAnyChange, OnRewrite::Keep, OnRewrite::ResetOnRemoveOrUpdate];
+const REPLACES: [UpdateReplaces; 2] = [UpdateReplaces::All, UpdateReplaces::SameType];
 const REMOVALS: [AclRemoval; 3] = [AclRemoval::Works, AclRemoval::RefusedAlways, AclRemoval::IgnoredSilently];
 
 /// All positions of one knob, for each of what there is already.
@@ -54,8 +70,9 @@ fn each<T: Copy>(all: Vec<Config>, positions: &[T], turn: fn(&mut Config, T)) ->
     all.iter().flat_map(|config| positions.iter().map(move |position| turned(config, *position))).collect()
 }
 
-/// Every HNS of that version that verdicts may depend on. What is seen of a Service and what becomes of ICMP errors is not
-/// asked of packets between pods; what a write does to flows changes no verdict, and takes turns.
+/// Every HNS of that version that verdicts may depend on. What becomes of ICMP errors is not asked of packets that begin
+/// flows. What a write does to flows changes no verdict, and what an update takes the place of matters as far as ACLs
+/// cannot be removed: these take turns, so that each meets each position of every other knob.
 fn every_hns(version: Version) -> Vec<Config> {
     let all = vec![Config::new(version, Ipv4Addr::UNSPECIFIED)];
     let all = each(all, &DEFAULTS, |config, position| config.switch_default = position);
@@ -65,11 +82,12 @@ fn every_hns(version: Version) -> Vec<Config> {
     let all = each(all, &ties, |config, position| config.equal_priority = position);
     let all = each(all, &READINGS, |config, position| config.set_reading = position);
     let all = each(all, &SEVERAL, |config, position| config.several_sets = position);
-    let all = each(all, &REMOVALS, |config, position| config.acl_removal = position);
-    let replaces = [UpdateReplaces::All, UpdateReplaces::SameType];
-    let mut all = each(all, &replaces, |config, position| config.update_replaces = position);
-    for (config, on_rewrite) in all.iter_mut().zip(REWRITES.iter().cycle()) {
-        config.on_rewrite = *on_rewrite;
+    let all = each(all, &SEES, |config, position| config.egress_sees = position);
+    let mut all = each(all, &REMOVALS, |config, position| config.acl_removal = position);
+    for (index, config) in all.iter_mut().enumerate() {
+        // The last knob has three positions, and so has this one.
+        config.on_rewrite = REWRITES[(index + index / REMOVALS.len()) % REWRITES.len()];
+        config.update_replaces = REPLACES[index / 9 % REPLACES.len()];
     }
     all
 }
@@ -79,13 +97,26 @@ fn random() -> Random {
     Random::cases(1).shrinking(2_000)
 }
 
-/// A cluster, what it changes into, and packets.
-type Change = (Objects, Objects, Vec<Sent>);
+/// A cluster, what it changes into, and what is asked of that.
+type Change = (Objects, Objects, Asked);
+
+/// What is sent.
+#[derive(Debug, Clone)]
+struct Asked {
+    packets: Vec<Sent>,
+    calls: Vec<Call>,
+}
 
 /// Half of the time the pods stay, and some of the rest comes or goes.
 fn changes() -> impl Strategy<Value = Change> {
-    let cluster = || clusters_of_distinct_pods().prop_map(|objects| on_windows(&objects, &NODES)).boxed();
-    let packets = prop::collection::vec(packets(), PACKETS).boxed();
+    let cluster = || {
+        let parts = (clusters_of_distinct_pods().boxed(), services().boxed());
+        parts.prop_map(|(objects, services)| on_windows(&[objects, services].concat(), &NODES)).boxed()
+    };
+    let packets = prop::collection::vec(packets(), PACKETS);
+    let packets = (packets, prop::collection::vec(calls(), CALLS))
+        .prop_map(|(packets, calls)| Asked { packets, calls })
+        .boxed();
     let some = prop::option::of(any::<u64>());
     (cluster(), cluster(), some, any::<bool>(), packets).prop_map(|(all, others, some, comes, packets)| {
         let before = some.map_or(others, |stay| some_of(&all, stay));
@@ -123,16 +154,25 @@ fn agree(version: Version) {
     let all = combinations(version);
     let each = || {
         all.iter().try_for_each(|(config, rendering)| {
-            let test = |(before, after, packets): Change| {
-                let mut cluster = Cluster::new(&NODES, config, *rendering).unwrap();
+            let test = |(before, after, sent): Change| {
+                let mut cluster = Cluster::of_block(&NODES, config, *rendering, PODS).unwrap();
                 cluster.change(&before).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
-                compare(&mut cluster, &after, &packets, &mut asked.borrow_mut()).map_err(TestCaseError::fail)
+                let kind = to_services::kind(config.egress_sees, rendering.name);
+                let to_services = (config.egress_sees, kind.as_str());
+                compare(&mut cluster, &after, &sent, to_services, &mut asked.borrow_mut())
+                    .map_err(TestCaseError::fail)
             };
             let result = random().run(&changes(), test);
             result.map_err(|error| format!("{}: {error}\n{config:?}", rendering.name))
         })
     };
-    let result = rounds(each, || lacking(&asked.borrow(), all.len() * random().count()));
+    let clusters = all.len() * random().count();
+    let each_suits = |kind: &Rendering| (kind.suits)(&all[0].0);
+    let kinds = to_services::kinds(RENDERINGS.iter().filter(|kind| each_suits(kind)));
+    let result = rounds(each, || {
+        let asked = asked.borrow();
+        lacking(&asked, clusters).or_else(|| to_services::lacking(&asked, &kinds, clusters / 50))
+    });
     println!("HNS {version}, {} combinations\n{}", all.len(), asked.borrow());
     if let Err(error) = result {
         panic!("{error}");
@@ -160,9 +200,9 @@ fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
     let each = |on_rewrite| {
         let config = Config { on_rewrite, ..Config::new(Config::NEWEST, Ipv4Addr::UNSPECIFIED) };
         RENDERINGS.iter().filter(|rendering| (rendering.suits)(&config)).try_for_each(|rendering| {
-            let test = |(before, after, packets): Change| {
-                let mut cluster = Cluster::new(&NODES, &config, *rendering).unwrap();
-                let counts = connections(&mut cluster, &before, &after, &packets, on_rewrite);
+            let test = |(before, after, sent): Change| {
+                let mut cluster = Cluster::of_block(&NODES, &config, *rendering, PODS).unwrap();
+                let counts = connections(&mut cluster, &before, &after, &sent.packets, on_rewrite);
                 let failed = |error| TestCaseError::fail(format!("{error:#}\n{}", manifest(&after)));
                 let (on, off) = counts.map_err(failed)?;
                 kept.set(kept.get() + on);
@@ -240,7 +280,8 @@ fn connections(
 fn compare(
     cluster: &mut Cluster,
     objects: &Objects,
-    packets: &[Sent],
+    sent: &Asked,
+    (sees, kind): (EgressSees, &str),
     asked: &mut Tally,
 ) -> Result<(), String> {
     let reports = cluster.change(objects).map_err(|error| format!("{error:#}"))?;
@@ -248,18 +289,23 @@ fn compare(
     in_force(&reports).map_err(|error| format!("{error}\n{}", shown()))?;
     let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
-    for flow in &flows_of_pods(cluster, packets) {
+    let fronts = fronts(objects);
+    // What a pod sends to an address that a Service has taken is for the Service: that may close it, and never opens it.
+    let is_of_a_service =
+        |flow: &Flow| fronts.iter().any(|front| front.takes(flow) && !front.backends.is_empty());
+    for flow in &flows_of_pods(cluster, &sent.packets) {
         let ours = cluster.judge(flow).map_err(|error| format!("{error:#}"))?;
         let answer = judged(&oracle, flow);
         let [egress, ingress] = [
-            (flow.source, ours.egress, verdict(&answer.egress)),
-            (flow.destination, ours.ingress, verdict(&answer.ingress)),
+            (flow.source, ours.egress, is_allowed(&answer.egress)),
+            (flow.destination, ours.ingress, is_allowed(&answer.ingress)),
         ]
         .map(|(address, passes, allowed)| {
             let is_told = |reason| is_told(cluster, &reports, address, reason);
             match passes {
                 None => Outcome::Same,
                 Some(passes) if passes == allowed => Outcome::Same,
+                Some(false) if address == flow.source && is_of_a_service(flow) => Outcome::Same,
                 Some(false) if flow.protocol == Protocol::ICMP && is_told(ICMP_TYPES) => Outcome::Narrower,
                 Some(_) => Outcome::Wrong,
             }
@@ -277,7 +323,9 @@ fn compare(
         let narrower = [egress, ingress].contains(&Outcome::Narrower).then(|| NARROWER.to_owned());
         kinds(cluster, flow).into_iter().chain(narrower).for_each(|kind| asked.count(kind, ours.all()));
     }
-    Ok(())
+    let callers =
+        Callers { cluster, reports: &reports, oracle: &oracle, objects, fronts: &fronts, sees, kind };
+    callers.compare(&sent.calls, asked).map_err(|error| format!("{error}\n{}", shown()))
 }
 
 /// How HNS and the oracle compare at one end.
@@ -288,7 +336,7 @@ enum Outcome {
     Wrong,
 }
 
-fn verdict(trace: &Option<Trace>) -> bool {
+fn is_allowed(trace: &Option<Trace>) -> bool {
     trace.as_ref().is_none_or(|trace| trace.verdict == Verdict::Allow)
 }
 
@@ -297,11 +345,12 @@ fn flows_of_pods(cluster: &Cluster, packets: &[Sent]) -> Vec<Flow> {
     flows.filter(|flow| flow.source.is_ipv4() && cluster.is_of_pods(flow)).collect()
 }
 
-/// Nodes say nothing, and endpoints at most the one thing that is known.
+/// Nodes say nothing, and endpoints at most what is known.
 fn in_force(reports: &[Report]) -> Result<(), String> {
     for report in reports {
         let mut told = report.conditions();
-        if report.retry || !report.node.is_empty() || told.any(|condition| condition.reason != ICMP_TYPES) {
+        if report.retry || !report.node.is_empty() || told.any(|condition| !KNOWN.contains(&condition.reason))
+        {
             return Err(format!("{report:?}"));
         }
     }

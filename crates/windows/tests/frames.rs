@@ -4,16 +4,24 @@
 
 mod switched;
 
-use std::net::Ipv4Addr;
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use switched::*;
+use testkit::mixed::{Balanced, Proxy};
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::Delta;
+use tortie_hcn::HcnExt;
+use tortie_hns_emulator::{Config, EgressSees, OnRewrite};
+use tortie_linux::namespace::NetNs;
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, Member, PolicyRules, Rule, SetId, SetKind, TierProgram,
 };
+use tortie_windows::NETWORK;
 
 #[test]
 fn pods_talk_until_policy_cuts_all_but_one() {
@@ -51,4 +59,141 @@ fn pods_talk_until_policy_cuts_all_but_one() {
     let (added, removed) = (vec![member(1, 5)], vec![member(1, 4)]);
     server.apply(&[Delta::SetChanged { id: SetId::new("s:linux-client"), added, removed }]);
     assert_eq!(who(&client, &server), [false, true, false, false, true]);
+}
+
+const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Two nodes whose HNS is so, each with two pods; and what the first node sends to [`VIP`], ports 81 to 84, goes to port 80
+/// of one backend: the first pod of the other node, or the second of its own; with its own address, or with another one.
+fn balanced(change: impl Fn(Config) -> Config) -> ([Node; 2], Proxy) {
+    let [first, second] = underlay();
+    let (mut client, mut server) = (Node::with(1, first, &change), Node::with(2, second, &change));
+    client.start(&server.vtep, 2);
+    server.start(&client.vtep, 1);
+    for last in [4, 5] {
+        client.add_pod(last);
+        server.add_pod(last);
+    }
+    let mut proxy = Proxy::default();
+    balance(&client, &server, &mut proxy);
+    ([client, server], proxy)
+}
+
+fn balance(client: &Node, server: &Node, proxy: &mut Proxy) {
+    let own = Ipv4Addr::new(10, 244, 1, 60);
+    let sources = [None, Some(own)].into_iter();
+    let ways = sources.flat_map(|source| backends(client, server).map(|pod| (pod.1, source)));
+    let service = |(port, (backend, source))| {
+        [Protocol::TCP, Protocol::UDP].map(|protocol| Balanced {
+            vip: VIP,
+            protocol,
+            port,
+            backends: vec![backend],
+            target: 80,
+            source,
+        })
+    };
+    let services: Vec<Balanced> = (81..).zip(ways).flat_map(service).collect();
+    let network = client.hns.network_by_name(NETWORK).unwrap().unwrap().id;
+    let providers = BTreeMap::from([(server.pods[0].1, server.vtep.parent)]);
+    proxy.balance(&*client.hns, network, &services, &providers).unwrap();
+}
+
+fn backends<'a>(client: &'a Node, server: &'a Node) -> [&'a (NetNs, Ipv4Addr); 2] {
+    [&server.pods[0], &client.pods[1]]
+}
+
+/// What lets nothing out.
+fn closed() -> EndpointProgram {
+    let tier = TierProgram { name: "default".into(), policies: vec![], end: EndOfTier::Deny };
+    EndpointProgram { egress: vec![tier], profiles: vec![policy_id("open")], ..EndpointProgram::default() }
+}
+
+#[test]
+fn pods_talk_to_services() {
+    for egress_sees in [EgressSees::Backend, EgressSees::Vip] {
+        let ([mut client, server], _proxy) = balanced(|config| Config { egress_sees, ..config });
+        let talks = |client: &Node| {
+            (81..85)
+                .zip(backends(client, &server).into_iter().cycle())
+                .map(|(port, backend)| talk_by(&client.pods[0].0, backend, (VIP, port).into()).is_some())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(talks(&client), [true; 4], "{egress_sees:?}");
+        for (port, backend) in (81..85).zip(backends(&client, &server).into_iter().cycle()) {
+            let asked = ask(&client, backend, (VIP, port).into());
+            assert_eq!(asked, Some(u8::try_from(port).unwrap()), "{egress_sees:?}");
+        }
+        client.set_program(4, closed());
+        assert_eq!(talks(&client), [false; 4], "{egress_sees:?}");
+        // Who is nobody's VIP is nobody.
+        client.set_program(4, EndpointProgram { egress: vec![], ..closed() });
+        assert!(talk_by(&client.pods[0].0, &server.pods[0], (VIP, 85).into()).is_none());
+    }
+}
+
+/// A datagram to there, and the answer: from there only, as the socket takes no other.
+fn ask(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<u8> {
+    let socket = |namespace: &NetNs, at: (Ipv4Addr, u16)| {
+        let socket = namespace.run(|| UdpSocket::bind(at).unwrap()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    };
+    let (client, server) =
+        (socket(&client.pods[0].0, (client.pods[0].1, 0)), socket(&backend.0, (backend.1, 80)));
+    client.connect(address).unwrap();
+    client.send(&[address.port() as u8]).unwrap();
+    let mut byte = [0];
+    let (_, sender) = server.recv_from(&mut byte).ok()?;
+    server.send_to(&byte, sender).unwrap();
+    client.recv(&mut [0]).ok().map(|_| byte[0])
+}
+
+/// As with connections that need no Service: what is established goes on or is reset, as the knob says, and both ends are
+/// told by whom they talk to. With the load balancer it is over, without a word.
+#[test]
+fn connections_to_services_last_as_others() {
+    for egress_sees in [EgressSees::Backend, EgressSees::Vip] {
+        for on_rewrite in [OnRewrite::Keep, OnRewrite::ResetOnAnyChange] {
+            let ([mut client, server], mut proxy) =
+                balanced(|config| Config { egress_sees, on_rewrite, ..config });
+            let mut all: Vec<_> = (81..85)
+                .zip(backends(&client, &server).into_iter().cycle())
+                .map(|(port, backend)| connect(&client, backend, (VIP, port).into()))
+                .collect();
+            client.set_program(4, closed());
+            let case = format!("{egress_sees:?}, {on_rewrite:?}");
+            for (near, far) in &mut all {
+                if on_rewrite == OnRewrite::Keep {
+                    assert!(says(near, far) && says(far, near), "{case}");
+                } else {
+                    let reset = |end: &mut TcpStream| end.read(&mut [0]).unwrap_err().kind();
+                    assert_eq!([reset(near), reset(far)], [ErrorKind::ConnectionReset; 2], "{case}");
+                }
+            }
+            if on_rewrite == OnRewrite::Keep {
+                balance(&client, &server, &mut proxy);
+                for (near, far) in &mut all {
+                    near.write_all(b"x").unwrap();
+                    far.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+                    assert_eq!(far.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "{case}");
+                }
+            }
+        }
+    }
+}
+
+fn connect(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> (TcpStream, TcpStream) {
+    let listener = backend.0.run(|| TcpListener::bind((backend.1, 80)).unwrap()).unwrap();
+    let near = client.pods[0].0.run(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    near.set_read_timeout(Some(PATIENCE)).unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    (near, far)
+}
+
+fn says(from: &mut TcpStream, to: &mut TcpStream) -> bool {
+    from.write_all(b"x").unwrap();
+    to.read(&mut [0]).is_ok_and(|count| count == 1)
 }

@@ -7,6 +7,7 @@
 
 pub mod hosts;
 mod policies;
+pub mod services;
 
 use std::net::IpAddr;
 

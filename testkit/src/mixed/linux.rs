@@ -1,5 +1,6 @@
 //! A Linux node.
 
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use anyhow::Result;
@@ -10,6 +11,7 @@ use tortie_linux::packet::PacketSocket;
 use tortie_linux::route::{Change, Neighbour, RouteSocket};
 use tortie_linux::{Dataplane, interface_index, sysctl};
 
+use super::services::{Balanced, unbalanced};
 use super::{End, Host, Place};
 use crate::links::{OTHERS, cable};
 
@@ -52,6 +54,10 @@ impl Host for Node {
 
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report> {
         Ok(self.namespace.run(|| self.dataplane.apply(deltas))?)
+    }
+
+    fn balance(&mut self, _: &[Balanced], _: &BTreeMap<Ipv4Addr, Ipv4Addr>) -> Result<()> {
+        unbalanced()
     }
 
     fn rules_that_name_sets(&self) -> Result<usize> {

@@ -15,6 +15,7 @@
 mod fence;
 mod linux;
 mod placed;
+mod services;
 mod underlay;
 mod windows;
 
@@ -45,6 +46,7 @@ use crate::told::tell;
 
 use self::fence::{Marker, Question};
 pub use self::placed::{Addresses, NODES, System, addresses, between_pods, placed};
+pub use self::services::{Arrival, Balanced, Proxy, Step};
 
 /// The VNI of Calico's VXLAN.
 const VNI: u32 = 4096;
@@ -82,6 +84,8 @@ trait Host {
     fn disconnect(&mut self, at: &Place) -> Result<()>;
     /// Has the dataplane apply deltas.
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report>;
+    /// Balances connections to Services, and to no others; with the underlay's address of each backend's node.
+    fn balance(&mut self, services: &[Balanced], providers: &BTreeMap<Ipv4Addr, Ipv4Addr>) -> Result<()>;
     /// How many rules of pods name sets, where that depends on how policy is rendered.
     fn rules_that_name_sets(&self) -> Result<usize>;
 }
@@ -136,7 +140,7 @@ impl Cluster {
             overlay.extend(node_objects(name, parent, block, (tunnel, mac)));
             nodes.push((name, host, namespace, tunnel));
         }
-        let mut told: Vec<_> = nodes.into_iter().map(|node| (Calc::new(node.0), node)).collect();
+        let mut told: Vec<_> = nodes.into_iter().map(|node| (calc_of(node.0), node)).collect();
         let objects: BTreeMap<_, _> = overlay.iter().cloned().collect();
         let mut nodes = Vec::new();
         for (calc, (_, host, ..)) in &mut told {
@@ -235,19 +239,22 @@ impl Cluster {
     pub fn passed(&self, flows: &[Flow]) -> Result<BTreeSet<usize>> {
         let mut passed = BTreeSet::new();
         for (number, batch) in flows.chunks(BATCH).enumerate() {
-            passed.extend(self.send(batch)?.into_iter().map(|index| number * BATCH + index));
+            for (index, Arrival { at, .. }) in self.send(batch, Step::Begins)? {
+                ensure!(at == batch[index].destination, "{:?} arrived at {at}", batch[index]);
+                passed.insert(number * BATCH + index);
+            }
         }
         Ok(passed)
     }
 
-    fn send(&self, flows: &[Flow]) -> Result<BTreeSet<usize>> {
+    fn send(&self, flows: &[Flow], step: Step) -> Result<BTreeMap<usize, Arrival>> {
         static SENT: AtomicU32 = AtomicU32::new(0);
         let mut sent = BTreeMap::new();
         for (index, flow) in flows.iter().enumerate() {
             let tag = SENT.fetch_add(1, Ordering::Relaxed) & TAGS;
             let node = || self.nodes.iter().find(|node| node.marker.is_source_of(flow));
             match (self.pods.get(&flow.source), node()) {
-                (Some(Pod { end, .. }), _) => end.send(&frames::frame(flow, end.router.0, tag))?,
+                (Some(Pod { end, .. }), _) => end.send(&services::frame(flow, step, end.router.0, tag))?,
                 (None, Some(node)) => node.marker.send(flow, tag)?,
                 (None, None) => bail!("{flow:?} is none of a pod, nor of what nodes can send"),
             }
@@ -255,26 +262,20 @@ impl Cluster {
         }
         let mut arrived = self.fence()?;
         arrived.extend(self.drain()?);
-        let mut passed = BTreeSet::new();
-        for (tag, at) in arrived {
-            let Some(index) = sent.get(&tag) else { continue };
-            let to = flows[*index].destination;
-            ensure!(at == to, "{:?} arrived at {at}", flows[*index]);
-            passed.insert(*index);
-        }
-        Ok(passed)
+        let known = |(tag, arrival)| Some((*sent.get(&tag)?, arrival));
+        Ok(arrived.into_iter().filter_map(known).collect())
     }
 
     /// Waits until all packets have been received or dropped, and gives what was seen of them meanwhile.
-    fn fence(&self) -> Result<Vec<(u32, IpAddr)>> {
+    fn fence(&self) -> Result<Vec<(u32, Arrival)>> {
         let mut arrived = Vec::new();
         // What the switches have taken from their pods...
         let windows = self.pods.iter().filter(|(_, pod)| NODES[pod.at.node].1 == System::Windows);
         for (address, pod) in windows {
             let IpAddr::V4(v4) = *address else { continue };
-            let tags = pod.end.answered(v4, PATIENCE)?;
-            let tags = tags.with_context(|| format!("the switch does not answer {address}"))?;
-            arrived.extend(tags.into_iter().map(|tag| (tag, *address)));
+            let frames = pod.end.answered(v4, PATIENCE)?;
+            let frames = frames.with_context(|| format!("the switch does not answer {address}"))?;
+            arrived.extend(frames.iter().filter_map(|frame| arrival(*address, frame)));
         }
         // ...is ahead of what is sent through the tunnels now. A packet that passes a node takes a turn more than one that
         // ends there: so twice.
@@ -284,10 +285,12 @@ impl Cluster {
         Ok(arrived)
     }
 
-    fn drain(&self) -> Result<Vec<(u32, IpAddr)>> {
-        let mut arrived = Vec::new();
+    fn drain(&self) -> Result<Vec<(u32, Arrival)>> {
+        let (mut arrived, mut buffer) = (Vec::new(), [0; 2048]);
         for (address, pod) in &self.pods {
-            arrived.extend(crate::links::tags(&pod.end.socket)?.into_iter().map(|tag| (tag, *address)));
+            while let Some(length) = pod.end.socket.receive(&mut buffer)? {
+                arrived.extend(arrival(*address, &buffer[..length]));
+            }
         }
         Ok(arrived)
     }
@@ -303,9 +306,9 @@ impl End {
     }
 
     /// Asks the switch a question that it answers whatever policy says. With the answer, what was sent before has been seen
-    /// to, and the tags of other packets that came are given; without one in that time, `None`.
-    fn answered(&self, own: Ipv4Addr, patience: Duration) -> Result<Option<BTreeSet<u32>>> {
-        let (mut tags, deadline) = (BTreeSet::new(), Instant::now() + patience);
+    /// to, and other frames that came are given; without one in that time, `None`.
+    fn answered(&self, own: Ipv4Addr, patience: Duration) -> Result<Option<Vec<Vec<u8>>>> {
+        let (mut frames, deadline) = (Vec::new(), Instant::now() + patience);
         let question = Question::new(self.mac, own);
         let mut buffer = [0; 2048];
         self.send(&question.frame())?;
@@ -313,9 +316,9 @@ impl End {
             while let Some(length) = self.socket.receive(&mut buffer)? {
                 let frame = &buffer[..length];
                 if question.is_answered_by(frame) {
-                    return Ok(Some(tags));
+                    return Ok(Some(frames));
                 }
-                tags.insert(frames::tag(frame));
+                frames.push(frame.to_vec());
             }
             std::thread::yield_now();
         }
@@ -329,6 +332,19 @@ impl End {
             ensure!(Instant::now() < deadline, "the switch does not answer {own}");
         }
         Ok(())
+    }
+}
+
+/// A frame that came to a pod, by its tag.
+fn arrival(at: IpAddr, frame: &[u8]) -> Option<(u32, Arrival)> {
+    Some((frames::tag(frame), Arrival { at, flow: services::flow_of(frame)? }))
+}
+
+/// The dataplane of Windows asks for Services.
+fn calc_of(name: &'static str) -> Calc {
+    match NODES.iter().find(|(node, _)| *node == name) {
+        Some((_, System::Windows)) => Calc::new(name).with_services(),
+        _ => Calc::new(name),
     }
 }
 

@@ -16,6 +16,7 @@ use tortie_linux::packet::PacketSocket;
 use tortie_linux::route::{Address, Change, RouteSocket};
 use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
+use super::services::{Balanced, Proxy};
 use super::{End, Host, Place, VNI, path_of};
 
 const INTERFACE: &str = "eth0";
@@ -28,6 +29,7 @@ pub(super) struct Node {
     overlay: Overlay,
     /// By the sandboxes.
     compartments: BTreeMap<String, Guid>,
+    proxy: Proxy,
 }
 
 impl Node {
@@ -38,8 +40,9 @@ impl Node {
         let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
         let overlay = ensure_overlay(&*hns, &spec)?;
         let (wiring, dataplane) = (WindowsWiring::new(hcn.clone()), WindowsDataplane::new(hcn, None));
-        let compartments = BTreeMap::new();
-        Ok((Self { hns, dataplane, wiring, block, overlay: overlay.clone(), compartments }, overlay))
+        let (compartments, proxy) = (BTreeMap::new(), Proxy::default());
+        let node = Self { hns, dataplane, wiring, block, overlay: overlay.clone(), compartments, proxy };
+        Ok((node, overlay))
     }
 }
 
@@ -78,6 +81,10 @@ impl Host for Node {
 
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report> {
         Ok(self.dataplane.apply(deltas))
+    }
+
+    fn balance(&mut self, services: &[Balanced], providers: &BTreeMap<Ipv4Addr, Ipv4Addr>) -> Result<()> {
+        self.proxy.balance(&*self.hns, self.overlay.id, services, providers)
     }
 
     fn rules_that_name_sets(&self) -> Result<usize> {

@@ -8,11 +8,13 @@ use std::time::Instant;
 use tortie_hcn::Guid;
 use tracing::{debug, trace};
 
+use super::balance::{Connection, Connections, Turn};
 use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
 use super::judge::{self, Decision};
 use super::plan::{MTU, Plan, PodPort, Remote};
 use super::segment::complete;
 use crate::acl::Way;
+use crate::config::EgressSees;
 use crate::flows::Flows;
 
 /// A place where frames come in and go out.
@@ -38,6 +40,7 @@ pub(crate) enum Output {
 pub(crate) struct Fabric {
     plans: BTreeMap<Guid, Arc<Plan>>,
     flows: HashMap<Guid, Flows>,
+    connections: Connections,
 }
 
 impl Fabric {
@@ -49,6 +52,9 @@ impl Fabric {
         };
         self.flows.retain(|endpoint, _| is_there(endpoint));
         self.plans = plans.clone();
+        let balanced = |balancer| {
+            plans.values().any(|plan| plan.fronts.values().any(|front| front.balancer() == balancer))
+        };
         let pods = plans.iter().flat_map(|(id, plan)| plan.pods.values().map(move |pod| (*id, plan, pod)));
         let mut outputs = Vec::new();
         for (network, plan, pod) in pods {
@@ -56,12 +62,22 @@ impl Fabric {
             for (key, expected) in flows.follow(pod.resets) {
                 debug!(endpoint = %pod.endpoint, ?key, "the connection is reset: the ACLs were written");
                 let [to_pod, to_peer] = judge::resets(&key, &expected);
+                let connection = self.connections.of_flow(&key);
+                let to_pod = to_pod.map(|packet| match &connection {
+                    Some(connection) => connection.answer_by_service(&packet),
+                    None => packet,
+                });
+                let to_peer = to_peer.map(|packet| match &connection {
+                    Some(connection) => connection.on_the_way(&packet),
+                    None => packet,
+                });
                 outputs.extend(to_pod.map(|packet| answer(plan, pod, &packet)));
                 outputs.extend(
                     to_peer.into_iter().flat_map(|packet| self.send_for(network, plan, pod, &packet, now)),
                 );
             }
         }
+        self.connections.keep(balanced);
         outputs
     }
 
@@ -86,15 +102,45 @@ impl Fabric {
                         debug!(?port, source = %packet.source(), "dropped: not the endpoint's own address");
                         return vec![];
                     }
-                    match self.judge(pod, &packet, Way::Out, now) {
-                        Decision::Pass => {}
-                        Decision::Drop => return vec![],
-                        Decision::Answer(packet) => return vec![answer(&plan, pod, &packet)],
-                    }
+                    return self.leave(network, &plan, pod, &packet, now);
                 }
                 self.forward(network, &plan, source, &packet, now)
             }
             Frame::Other => vec![],
+        }
+    }
+
+    /// A pod sends a packet.
+    fn leave(
+        &mut self,
+        network: Guid,
+        plan: &Plan,
+        pod: &PodPort,
+        packet: &Ipv4Packet<'_>,
+        now: Instant,
+    ) -> Vec<Output> {
+        let connection = match self.connections.leaves(&plan.fronts, packet, now) {
+            Turn::Stays => None,
+            Turn::Goes(connection) => Some(connection),
+            Turn::Nowhere => {
+                debug!(endpoint = %pod.endpoint, to = %packet.destination(), "dropped: no backend is left");
+                return vec![];
+            }
+        };
+        let to_backend = connection.map(|connection| connection.for_backend(packet.bytes()));
+        let to_backend = to_backend.as_deref().and_then(Ipv4Packet::parse);
+        let seen = to_backend.as_ref().filter(|_| plan.egress_sees == EgressSees::Backend).unwrap_or(packet);
+        match (self.judge(pod, seen, Way::Out, now), connection) {
+            (Decision::Drop, _) => vec![],
+            (Decision::Pass, None) => self.forward(network, plan, pod.mac, packet, now),
+            (Decision::Pass, Some(connection)) => {
+                let packet = connection.on_the_way(packet.bytes());
+                self.send_for(network, plan, pod, &packet, now)
+            }
+            (Decision::Answer(packet), None) => vec![answer(plan, pod, &packet)],
+            (Decision::Answer(packet), Some(connection)) => {
+                vec![answer(plan, pod, &connection.answer_by_service(&packet))]
+            }
         }
     }
 
@@ -174,13 +220,13 @@ impl Fabric {
         packet: &Ipv4Packet<'_>,
         now: Instant,
     ) -> Vec<Output> {
+        if let Some(connection) = self.connections.answered_by(packet, now) {
+            return self.come_back(network, plan, source, (packet, &connection), now);
+        }
         let to = packet.destination();
         if let Some(pod) = plan.pods.get(&to) {
             return match self.judge(pod, packet, Way::In, now) {
-                Decision::Pass => {
-                    let frame = ipv4_frame(pod.mac, source, packet.bytes());
-                    vec![Output::Frame(Port::Pod(pod.endpoint), frame)]
-                }
+                Decision::Pass => vec![to_pod(pod, source, packet.bytes())],
                 Decision::Drop => vec![],
                 Decision::Answer(packet) => self.send_for(network, plan, pod, &packet, now),
             };
@@ -191,6 +237,31 @@ impl Fabric {
         }
         debug!(from = %packet.source(), %to, "dropped: no port and no route has this address");
         vec![]
+    }
+
+    /// An answer to a pod that has sent to a Service. The ACLs see the address that they have seen on the way there.
+    fn come_back(
+        &mut self,
+        network: Guid,
+        plan: &Plan,
+        source: Mac,
+        (packet, connection): (&Ipv4Packet<'_>, &Connection),
+        now: Instant,
+    ) -> Vec<Output> {
+        let from_service = connection.answer_by_service(packet.bytes());
+        let seen = match plan.egress_sees {
+            EgressSees::Vip => from_service.clone(),
+            EgressSees::Backend => connection.answer_by_backend(packet.bytes()),
+        };
+        let Some(seen) = Ipv4Packet::parse(&seen) else { return vec![] };
+        let Some(pod) = plan.pods.get(&seen.destination()) else { return vec![] };
+        match self.judge(pod, &seen, Way::In, now) {
+            Decision::Pass => vec![to_pod(pod, source, &from_service)],
+            Decision::Drop => vec![],
+            Decision::Answer(packet) => {
+                self.send_for(network, plan, pod, &connection.on_the_way(&packet), now)
+            }
+        }
     }
 
     fn judge(&mut self, pod: &PodPort, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> Decision {
@@ -204,9 +275,13 @@ impl Fabric {
     }
 }
 
+fn to_pod(pod: &PodPort, source: Mac, packet: &[u8]) -> Output {
+    Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, source, packet))
+}
+
 /// A packet to a pod that the switch itself makes.
 fn answer(plan: &Plan, pod: &PodPort, packet: &[u8]) -> Output {
-    Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, plan.router_mac, packet))
+    to_pod(pod, plan.router_mac, packet)
 }
 
 fn encapsulate(plan: &Plan, remote: &Remote, packet: &Ipv4Packet<'_>) -> Output {
@@ -225,6 +300,7 @@ fn answer_arp(plan: &Plan, port: Port, pod: Option<&PodPort>, request: &ArpReque
         (Some(other), _) => other.mac,
         (None, Some(remote)) => remote.router_mac,
         (None, None) if target == plan.gateway || !plan.subnet.contains(&target) => plan.router_mac,
+        (None, None) if plan.hides_behind(target) => plan.router_mac,
         (None, None) => return None,
     };
     Some(Output::Frame(port, request.reply(mac)))

@@ -2,6 +2,7 @@
 //!
 //! [`Fabric`] takes a frame that came in somewhere and says which frames go out where. The switch does the rest.
 
+mod balance;
 mod checksum;
 mod forward;
 mod frame;

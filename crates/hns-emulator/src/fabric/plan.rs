@@ -12,10 +12,11 @@ use tortie_hcn::schema::{
 };
 use tracing::error;
 
+use super::balance::{self, Fronts};
 use super::frame::Mac;
 use crate::acl::AccessControl;
 use crate::addresses::mac;
-use crate::config::Config;
+use crate::config::{Config, EgressSees};
 use crate::state::{Guard, State};
 
 /// The MTU of a container's interface, unless the endpoint says otherwise (hns.md 4.5).
@@ -36,6 +37,10 @@ pub(crate) struct Plan {
     check_tunnel_sources: bool,
     /// The longest prefix first.
     pub(crate) remotes: Vec<Remote>,
+    /// Where load balancers send packets.
+    pub(crate) fronts: Fronts,
+    /// What the ACLs of a pod see of a packet to one of those.
+    pub(crate) egress_sees: EgressSees,
     /// The attached endpoints by their addresses.
     pub(crate) pods: BTreeMap<Ipv4Addr, Arc<PodPort>>,
 }
@@ -122,15 +127,18 @@ impl Plan {
             Some((address, Arc::new(port?)))
         });
         let pods = pods.collect();
+        let provider = first::<ProviderAddress>(network)?.provider_address.parse().ok()?;
         Some(Plan {
             vni: vsid.isolation_id,
-            provider: first::<ProviderAddress>(network)?.provider_address.parse().ok()?,
+            provider,
             router_mac: mac(&first::<DrMacAddress>(network)?.address)?,
             subnet: subnet.ip_address_prefix.parse().ok()?,
             gateway: subnet.routes.first()?.next_hop.parse().ok()?,
             host_route: network.policies.iter().any(|policy| policy.is::<HostRoute>()),
             check_tunnel_sources: config.check_tunnel_sources,
             remotes: remotes(network),
+            fronts: balance::fronts(network.id, state, provider),
+            egress_sees: config.egress_sees,
             pods,
         })
     }
@@ -142,6 +150,11 @@ impl Plan {
             remote.prefix.contains(&address) && own.is_none_or(|length| remote.prefix.prefix_len() > length)
         };
         self.remotes.iter().find(covers).filter(|_| address != self.provider)
+    }
+
+    /// Whether some load balancer puts this address in the place of clients'.
+    pub(crate) fn hides_behind(&self, address: Ipv4Addr) -> bool {
+        self.fronts.values().any(|front| front.hides_behind(address))
     }
 
     /// Whether a packet with this source may come from another node.

@@ -151,8 +151,12 @@ const UNREACHED: Duration = Duration::from_millis(1_800);
 
 /// Sends a megabyte there and back. `None` if no connection comes about.
 pub fn talk(from: &NetNs, to: &(NetNs, Ipv4Addr)) -> Option<usize> {
+    talk_by(from, to, (to.1, 80).into())
+}
+
+/// The same by another address, which leads there.
+pub fn talk_by(from: &NetNs, to: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<usize> {
     let listener = to.0.run(|| TcpListener::bind((to.1, 80)).unwrap()).unwrap();
-    let address = SocketAddr::from((to.1, 80));
     let mut client = from.run(|| TcpStream::connect_timeout(&address, UNREACHED)).unwrap().ok()?;
     let (mut server, _) = listener.accept().unwrap();
     let echo = std::thread::spawn(move || {

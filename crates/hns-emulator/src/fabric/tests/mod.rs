@@ -1,5 +1,6 @@
 //! Frames in, frames out: what the fabric decides.
 
+mod balance;
 mod flows;
 
 use std::collections::BTreeMap;

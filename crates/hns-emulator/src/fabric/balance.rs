@@ -1,0 +1,302 @@
+//! Load balancers (hns.md 4.4): what a pod sends to a Service's address goes to a backend, and comes back from that address.
+//!
+//! It happens at the port of the pod that connects: the destination becomes the backend's, and without direct server return
+//! (DSR) the source becomes the load balancer's own. What the sources do not say, and is so here:
+//! - Which backend it is: some hash of what DistributionType names. A connection keeps it; when its load balancer is
+//!   deleted, which is how clients change one, it is over, and only the first segment of TCP begins another one.
+//! - ACLs see the same address both ways, the backend's or the Service's ([`EgressSees`](crate::EgressSees)).
+//! - Of two connections of a pod that would be the same one at the backend, as it has used one port for two Services, the
+//!   second goes to another backend, or nowhere.
+//! - Fragments are not put together, so that those to a Service go nowhere. ICMP is not translated at all (hns.md 4.4).
+//!
+//! Not here: NodePorts (no FrontendVIPs), PreserveDip, packets of the node itself, SCTP, and the blocks of 64 ports that
+//! load balancers without DSR compete for. A pod that comes to itself gets a packet from its own address, as without the
+//! policy that plugins call loopbackDSR.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{Hash, Hasher};
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use tortie_hcn::Guid;
+use tortie_hcn::schema::{LoadBalancer, LoadBalancerPortMapping};
+
+use super::checksum::{TCP, UDP, finish};
+use super::frame::{Ipv4Packet, u16_at};
+use crate::flows::{Key, lifetime};
+use crate::state::State;
+
+/// The flag of a port mapping that keeps the destination (hns.md 2.7).
+const PRESERVE_DIP: u32 = 8;
+/// The ports that connections with another source have: the dynamic range (hns.md 4.4).
+const DYNAMIC: std::ops::RangeInclusive<u16> = 49_152..=65_535;
+/// Past this many connections, those that have ended are looked for.
+const MANY: usize = 4096;
+
+/// An address and a port.
+type Socket = (Ipv4Addr, u16);
+
+/// Where packets to a Service go.
+#[derive(Debug, Clone)]
+pub(crate) struct Front {
+    balancer: Guid,
+    backends: Vec<Socket>,
+    distribution: u32,
+    /// What backends see as the source, without DSR.
+    source: Option<Ipv4Addr>,
+}
+
+/// By protocol, address and port.
+pub(crate) type Fronts = BTreeMap<(u8, Ipv4Addr, u16), Front>;
+
+/// The Services whose backends are endpoints of the network. `node` is the node's address.
+pub(crate) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
+    let mut fronts = Fronts::new();
+    for balancer in state.load_balancers.values() {
+        let backend = |endpoint: &Guid| {
+            // Who is gone gets nothing, though the load balancer still names it.
+            let endpoint = state.endpoint(*endpoint).ok()?;
+            let address = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
+            (endpoint.host_compute_network == network).then_some(address)
+        };
+        let backends: Vec<Ipv4Addr> = balancer.host_compute_endpoints.iter().filter_map(backend).collect();
+        if backends.is_empty() {
+            continue;
+        }
+        let vips = balancer.frontend_vips.iter().filter_map(|vip| vip.parse().ok());
+        for vip in vips {
+            for mapping in balancer.port_mappings.iter().filter(|mapping| mapping.flags & PRESERVE_DIP == 0) {
+                let Some(protocol) = [TCP, UDP].into_iter().find(|it| mapping.protocol == u32::from(*it))
+                else {
+                    continue;
+                };
+                let place = (protocol, vip, mapping.external_port);
+                fronts.insert(place, Front::new(balancer, mapping, &backends, node));
+            }
+        }
+    }
+    fronts
+}
+
+impl Front {
+    fn new(
+        balancer: &LoadBalancer,
+        mapping: &LoadBalancerPortMapping,
+        backends: &[Ipv4Addr],
+        node: Ipv4Addr,
+    ) -> Front {
+        let source = || balancer.source_vip.parse().unwrap_or(node);
+        Front {
+            balancer: balancer.id,
+            backends: backends.iter().map(|address| (*address, mapping.internal_port)).collect(),
+            distribution: mapping.distribution_type,
+            source: (!balancer.is_direct()).then(source),
+        }
+    }
+
+    pub(crate) fn balancer(&self) -> Guid {
+        self.balancer
+    }
+
+    /// Whether backends see this address as the source.
+    pub(crate) fn hides_behind(&self, address: Ipv4Addr) -> bool {
+        self.source == Some(address)
+    }
+
+    /// The backends, the one first that a new connection goes to.
+    fn in_turn(&self, ends: &Ends) -> impl Iterator<Item = Socket> {
+        let mut hash = DefaultHasher::new();
+        match self.distribution {
+            0 => ends.hash(&mut hash),
+            1 => (ends.protocol, ends.source.0).hash(&mut hash),
+            _ => ends.source.0.hash(&mut hash),
+        }
+        let first = (hash.finish() % self.backends.len() as u64) as usize;
+        self.backends.iter().cycle().skip(first).take(self.backends.len()).copied()
+    }
+}
+
+/// Whose a packet is, and what it says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Ends {
+    protocol: u8,
+    source: Socket,
+    destination: Socket,
+}
+
+impl Ends {
+    /// Those of a packet that can be translated.
+    fn of(packet: &Ipv4Packet<'_>) -> Option<Ends> {
+        let (protocol, payload) = (packet.protocol(), packet.payload());
+        if ![TCP, UDP].contains(&protocol) || packet.is_fragment() {
+            return None;
+        }
+        let source = (packet.source(), u16_at(payload, 0)?);
+        Some(Ends { protocol, source, destination: (packet.destination(), u16_at(payload, 2)?) })
+    }
+
+    fn of_flow(key: &Key) -> Ends {
+        let Key { protocol, local, remote, local_port, remote_port } = *key;
+        Ends { protocol, source: (local, local_port), destination: (remote, remote_port) }
+    }
+
+    fn back(self) -> Ends {
+        Ends { source: self.destination, destination: self.source, ..self }
+    }
+}
+
+/// A pod's connection to a Service.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Connection {
+    balancer: Guid,
+    /// As the pod sends its packets.
+    sent: Ends,
+    /// As the backend gets them.
+    got: Ends,
+    last_seen: Instant,
+}
+
+impl Connection {
+    /// The pod's packet, with the backend's address instead of the Service's, and its own.
+    pub(super) fn for_backend(&self, packet: &[u8]) -> Vec<u8> {
+        with(packet, self.sent.source, self.got.destination)
+    }
+
+    /// A packet of this side as it goes to the backend, whichever address it has.
+    pub(super) fn on_the_way(&self, packet: &[u8]) -> Vec<u8> {
+        with(packet, self.got.source, self.got.destination)
+    }
+
+    /// A packet of the other side, with the backend's address and the pod's own.
+    pub(super) fn answer_by_backend(&self, packet: &[u8]) -> Vec<u8> {
+        with(packet, self.got.destination, self.sent.source)
+    }
+
+    /// A packet of the other side as the pod gets it: from the Service's address.
+    pub(super) fn answer_by_service(&self, packet: &[u8]) -> Vec<u8> {
+        with(packet, self.sent.destination, self.sent.source)
+    }
+
+    /// Whether a flow at the pod's port is of this connection, whichever address is seen there.
+    fn has(&self, flow: &Ends) -> bool {
+        let seen = Ends { source: self.sent.source, ..self.got };
+        *flow == self.sent || *flow == seen
+    }
+}
+
+/// A packet with these addresses and ports, and right checksums.
+fn with(packet: &[u8], source: Socket, destination: Socket) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    let header = usize::from(packet[0] & 0x0f) * 4;
+    packet[12..16].copy_from_slice(&source.0.octets());
+    packet[16..20].copy_from_slice(&destination.0.octets());
+    packet[header..header + 2].copy_from_slice(&source.1.to_be_bytes());
+    packet[header + 2..header + 4].copy_from_slice(&destination.1.to_be_bytes());
+    finish(&mut packet);
+    packet
+}
+
+/// The connections of a node's pods to Services.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    by_sent: HashMap<Ends, Connection>,
+    /// What the backends get, and of which connection that is.
+    by_got: HashMap<Ends, Ends>,
+}
+
+/// What becomes of a pod's packet.
+pub(super) enum Turn {
+    /// It goes where it is sent.
+    Stays,
+    /// It is of this connection.
+    Goes(Connection),
+    /// It is to a Service, and there is no backend for it.
+    Nowhere,
+}
+
+impl Connections {
+    /// A pod sends a packet.
+    pub(super) fn leaves(&mut self, fronts: &Fronts, packet: &Ipv4Packet<'_>, now: Instant) -> Turn {
+        let Some(sent) = Ends::of(packet) else { return Turn::Stays };
+        let (vip, port) = sent.destination;
+        let Some(front) = fronts.get(&(sent.protocol, vip, port)) else { return Turn::Stays };
+        let known = self.by_sent.get(&sent).filter(|known| known.is_alive(now)).copied();
+        // A new connection is for the backends that there are now.
+        let fits = |known: &Connection| !opens(packet) || front.backends.contains(&known.got.destination);
+        if let Some(known) = known.filter(fits) {
+            let connection = Connection { last_seen: now, ..known };
+            self.by_sent.insert(sent, connection);
+            return Turn::Goes(connection);
+        }
+        self.forget(&sent);
+        // Nobody knows of what goes on without having begun.
+        let begins = sent.protocol != TCP || opens(packet);
+        let connection = begins.then(|| self.begin(front, sent, now)).flatten();
+        connection.map_or(Turn::Nowhere, Turn::Goes)
+    }
+
+    /// The connection that a packet to this node, or to one of its pods, is an answer of.
+    pub(super) fn answered_by(&mut self, packet: &Ipv4Packet<'_>, now: Instant) -> Option<Connection> {
+        let sent = self.by_got.get(&Ends::of(packet)?.back())?;
+        let connection = self.by_sent.get_mut(sent).filter(|connection| connection.is_alive(now))?;
+        connection.last_seen = now;
+        Some(*connection)
+    }
+
+    /// The connection that a flow of a port is of.
+    pub(super) fn of_flow(&self, key: &Key) -> Option<Connection> {
+        let flow = Ends::of_flow(key);
+        self.by_sent.values().find(|connection| connection.has(&flow)).copied()
+    }
+
+    /// Those of other load balancers are over.
+    pub(super) fn keep(&mut self, balancers: impl Fn(Guid) -> bool) {
+        self.retain(|connection| balancers(connection.balancer));
+    }
+
+    fn begin(&mut self, front: &Front, sent: Ends, now: Instant) -> Option<Connection> {
+        if self.by_sent.len() >= MANY {
+            self.retain(|connection| connection.is_alive(now));
+        }
+        let got = front.in_turn(&sent).find_map(|backend| {
+            let free = |source: Socket| {
+                let got = Ends { source, destination: backend, ..sent };
+                (!self.by_got.contains_key(&got)).then_some(got)
+            };
+            match front.source {
+                None => free(sent.source),
+                Some(address) => DYNAMIC.into_iter().find_map(|port| free((address, port))),
+            }
+        })?;
+        let connection = Connection { balancer: front.balancer, sent, got, last_seen: now };
+        self.by_sent.insert(sent, connection);
+        self.by_got.insert(got, sent);
+        Some(connection)
+    }
+
+    fn forget(&mut self, sent: &Ends) {
+        if let Some(old) = self.by_sent.remove(sent) {
+            self.by_got.remove(&old.got);
+        }
+    }
+
+    fn retain(&mut self, stays: impl Fn(&Connection) -> bool) {
+        self.by_sent.retain(|_, connection| stays(connection));
+        let by_sent = &self.by_sent;
+        self.by_got.retain(|_, sent| by_sent.contains_key(sent));
+    }
+}
+
+impl Connection {
+    fn is_alive(&self, now: Instant) -> bool {
+        now.duration_since(self.last_seen) < lifetime(self.sent.protocol)
+    }
+}
+
+/// Whether it is the first segment of a TCP connection.
+fn opens(packet: &Ipv4Packet<'_>) -> bool {
+    const SYN: u8 = 0x02;
+    const ACK: u8 = 0x10;
+    packet.protocol() == TCP && packet.payload().get(13).is_some_and(|flags| flags & (SYN | ACK) == SYN)
+}
