@@ -24,6 +24,12 @@ fn cluster() -> Snapshot {
             "remote": side(&["169.254.169.254/32"], &[(80, 80)])},
         {"name": "monitoring", "allow": true, "direction": "Ingress", "local": side(&[], &[(9000, 9100)]),
             "remote": side(&["203.0.113.0/24"], &[])},
+        {"name": "ssh", "ruleType": "Switch", "allow": true, "direction": "Ingress", "protocol": 6,
+            "local": side(&[], &[(22, 22)])},
+        {"name": "firewall", "ruleType": "Host", "allow": false, "direction": "Ingress",
+            "remote": side(&["192.0.2.0/25"], &[])},
+        {"name": "no-firewall", "ruleType": "Host", "allow": true, "direction": "Ingress",
+            "remote": side(&["192.0.2.0/24"], &[])},
         {"name": "not-these", "allow": false, "direction": "Ingress", "remote": side(&["203.0.113.7/32"], &[])},
     ]);
     let report = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "windows"},
@@ -74,6 +80,14 @@ fn they_come_before_policy_on_their_node() {
         // The first that matches decides.
         ("203.0.113.7", "a", Protocol::TCP, 9050, true, Some("monitoring")),
         ("203.0.113.7", "a", Protocol::TCP, 80, false, Some("not-these")),
+        // What the firewall blocks comes nowhere, whatever allows it, and what it allows is allowed by it alone.
+        ("192.0.2.1", "a", Protocol::TCP, 22, false, Some("firewall")),
+        ("192.0.2.1", "a", Protocol::TCP, 80, false, Some("firewall")),
+        ("192.0.2.1", "a", Protocol::TCP, 81, false, Some("firewall")),
+        ("192.0.2.129", "a", Protocol::TCP, 22, true, Some("ssh")),
+        ("192.0.2.129", "a", Protocol::TCP, 80, true, None),
+        ("192.0.2.129", "a", Protocol::TCP, 81, false, None),
+        ("192.0.2.1", "b", Protocol::TCP, 80, true, None),
     ];
     for (from, to, protocol, port, passes, by) in cases {
         let answer = ask(from, to, protocol, port);

@@ -18,6 +18,7 @@ use proptest::sample::select;
 use serde_json::json;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::report;
 use tortie_dataplane::{Dataplane, Delta, NodeState, PodWiring};
 use tortie_hcn::schema::{Modify, PolicyList, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Hcn, Kind};
@@ -42,19 +43,20 @@ fn flow() -> impl Strategy<Value = (Direction, Flow)> {
     )
 }
 
-type StaticRule = (Direction, Action, IpAddr, Protocol, Option<u16>);
+/// Whether it is of RuleType Host, and what it says.
+type StaticRule = (bool, Direction, Action, IpAddr, Protocol, Option<u16>);
 
 /// What the operator has before policy: about a peer, protocol and port. The priorities rise.
 fn static_rules() -> impl Strategy<Value = Vec<StaticRule>> {
     let direction = select(vec![Direction::Ingress, Direction::Egress]);
     let action = select(vec![Action::Allow, Action::Deny]);
     let protocol = select(vec![Protocol::TCP, Protocol::UDP]);
-    vec((direction, action, address(), protocol, prop::option::of(port())), 0..3)
+    vec((prop::bool::weighted(0.4), direction, action, address(), protocol, prop::option::of(port())), 0..4)
 }
 
 /// The same as the operator's file.
 fn file(rules: &[StaticRule]) -> StaticRules {
-    let rule = |(number, (direction, action, peer, protocol, port)): (usize, &StaticRule)| {
+    let rule = |(number, (of_host, direction, action, peer, protocol, port)): (usize, &StaticRule)| {
         let (direction, ports) = match direction {
             Direction::Ingress => ("In", "LocalPorts"),
             Direction::Egress => ("Out", "RemotePorts"),
@@ -62,18 +64,35 @@ fn file(rules: &[StaticRule]) -> StaticRules {
         let action = if *action == Action::Allow { "Allow" } else { "Block" };
         json!({"Name": "test", "Rule": {"Type": "ACL", "Id": number.to_string(), "Protocol": protocol.0, "Action": action,
             "Direction": direction, "RemoteAddresses": peer.to_string(), ports: port.map(|port| port.to_string()).unwrap_or_default(),
-            "RuleType": "Switch", "Priority": number + 1}})
+            "RuleType": if *of_host { "Host" } else { "Switch" }, "Priority": number + 1}})
     };
     let rules: Vec<_> = rules.iter().enumerate().map(rule).collect();
     StaticRules::parse(&json!({"Provider": "test", "Version": "1", "Rules": rules}).to_string()).unwrap()
 }
 
-/// What the first of the operator's rules that matches says.
-fn before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
+/// What the operator's rules say: the first one of the switch that matches, unless one of the firewall blocks, where there
+/// is one.
+fn before_policy(rules: &[StaticRule], firewall: bool, direction: Direction, flow: &Flow) -> Option<bool> {
+    let matches = |(_, way, _, peer, protocol, port): &&StaticRule| {
+        let remote = if direction == Direction::Ingress { flow.source } else { flow.destination };
+        *way == direction
+            && *peer == remote
+            && *protocol == flow.protocol
+            && port.is_none_or(|port| port == flow.destination_port)
+    };
+    let matching: Vec<&StaticRule> = rules.iter().filter(matches).collect();
+    let blocks = |(of_host, _, action, ..): &&&StaticRule| *of_host && *action == Action::Deny;
+    if firewall && matching.iter().any(|rule| blocks(&rule)) {
+        return Some(false);
+    }
+    matching.iter().find(|(of_host, ..)| !of_host).map(|(_, _, action, ..)| *action == Action::Allow)
+}
+
+/// What the node tells of them, as `explain` reads it. It knows of no HNS without firewall.
+fn told_before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
     let [source, destination] = [(flow.source, flow.source_port), (flow.destination, flow.destination_port)];
-    let told = rules.told();
-    let mut matching = told.iter().filter(|rule| rule.matches(direction, flow.protocol, source, destination));
-    matching.next().map(|rule| rule.allow)
+    let matches = |rule: &report::StaticRule| rule.matches(direction, flow.protocol, source, destination);
+    report::StaticRule::decisive(&rules.told(), matches).map(|rule| rule.allow)
 }
 
 fn expected(state: &NodeState, program: &EndpointProgram, direction: Direction, flow: &Flow) -> bool {
@@ -106,15 +125,19 @@ proptest! {
     fn the_verdict_is_that_of_the_program(
         config in config(), sets in with_sets(), rules in static_rules(), said in said(false), flows in vec(flow(), 40),
     ) {
+        let firewall = config.host_default.is_some();
         let mut node = Node::with(config, sets);
-        let rules = file(&rules);
-        node.dataplane = node.dataplane.with_static_rules(rules.clone());
+        let file = file(&rules);
+        node.dataplane = node.dataplane.with_static_rules(file.clone());
         node.connect();
         let report = node.apply(&said.deltas());
         prop_assert!(report.endpoints.is_empty() && report.node.is_empty() && !report.retry, "{report:?}");
         for (direction, flow) in &flows {
-            let allowed = before_policy(&rules, *direction, flow)
-                .unwrap_or_else(|| expected(&node.state, &said.program, *direction, flow));
+            let before = before_policy(&rules, firewall, *direction, flow);
+            let allowed = before.unwrap_or_else(|| expected(&node.state, &said.program, *direction, flow));
+            prop_assert_eq!(
+                told_before_policy(&file, *direction, flow), before_policy(&rules, true, *direction, flow)
+            );
             prop_assert_eq!(node.passes(*direction, flow), allowed, "{:?} {:?}\n{:#?}", direction, flow, node.acls());
         }
     }

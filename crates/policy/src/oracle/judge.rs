@@ -2,6 +2,7 @@
 
 use tortie_api::calico::{HostEndpoint, Rule, TierDefault};
 use tortie_api::net::{Action, Direction};
+use tortie_api::report::StaticRule;
 use tortie_api::{Key, Kind, Resource};
 
 use super::order::{Policy, Rules};
@@ -80,8 +81,9 @@ impl Oracle<'_> {
         let Ok(Resource::NodeReport(report)) = &report.resource else { return None };
         let [source, destination] =
             [&packet.source, &packet.destination].map(|side| (side.address, side.port));
-        let mut rules = report.status.static_rules.iter();
-        let rule = rules.find(|rule| rule.matches(direction, packet.protocol, source, destination))?;
+        let rule = StaticRule::decisive(&report.status.static_rules, |rule| {
+            rule.matches(direction, packet.protocol, source, destination)
+        })?;
         let mut trace = Trace::begin(pod.identity.to_string(), direction, Table::Normal);
         let by = DecidedBy::StaticRule { node: pod.node.clone(), name: rule.name.clone() };
         Some(trace.decided(Verdict::from(rule.allow), by))
