@@ -200,6 +200,38 @@ fn wherever_hns_restarts_nothing_opens_and_the_desired_is_reached() {
     }
 }
 
+/// A change is taken back that HNS has carried out up to a call whose reply is lost: nobody knows how far it has come.
+#[test]
+fn what_is_taken_back_half_way_is_as_it_was() {
+    let flows = flows();
+    for sets in SETS {
+        let mut quiet = node_with(sets, &before());
+        let old = moment(quiet.hns.inner(), &flows).passes;
+        quiet.apply(&after());
+        let new = moment(quiet.hns.inner(), &flows).passes;
+        for at in 0..quiet.hns.take().len() {
+            let mut node = node_with(sets, &before());
+            let mut number = 0;
+            node.hns.lose_replies(move |_| {
+                number += 1;
+                (number == at + 1).then(|| Failure::new(HResult::ERROR_TIMEOUT, "no answer"))
+            });
+            let case = format!("{sets:?}, after call {at}");
+            assert!(node.apply(&after()).retry, "{case}: nobody is told");
+            node.hns.clear_fault();
+            let seen = watch(&node, &flows, |_, _| None);
+            // Of the endpoint itself nobody says anything.
+            let sets_and_policy = &before()[2..5];
+            assert_eq!(node.apply(sets_and_policy), Report::default(), "{case}");
+            assert_eq!(moment(node.hns.inner(), &flows).passes, old, "{case}");
+            for Moment { passes, .. } in &*seen.lock().unwrap() {
+                let is_right = |index: usize| passes[index] == old[index] || passes[index] == new[index];
+                assert!((0..flows.len()).all(is_right), "{case}");
+            }
+        }
+    }
+}
+
 /// All restarts of a sequence of so many calls: what HNS comes back with, whether a call fails of it, and at which.
 fn restarts(calls: usize) -> impl Iterator<Item = (Survives, bool, usize)> {
     let each = [false, true].into_iter().flat_map(|in_call| SURVIVES.map(|survives| (survives, in_call)));
