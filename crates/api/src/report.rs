@@ -55,6 +55,9 @@ pub struct StaticRule {
     pub rule_type: StaticRuleType,
     /// Whether what it matches passes.
     pub allow: bool,
+    /// Whether it comes after what lets the node reach its own pods (semantics 2): of such packets it is not asked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub after_own_node: bool,
     /// Packets to the pod, or from it.
     pub direction: Direction,
     /// The IP protocol number; absent is any.

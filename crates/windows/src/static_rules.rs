@@ -131,6 +131,7 @@ impl StaticRules {
                 _ => StaticRuleType::Host,
             },
             allow: acl.action == AclAction::Allow,
+            after_own_node: acl.priority > NODE_PRIORITY,
             direction: if acl.direction == AclDirection::In { Direction::Ingress } else { Direction::Egress },
             protocol: acl.protocols.parse().ok(),
             local: side(&acl.local_addresses, &acl.local_ports),
