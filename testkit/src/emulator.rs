@@ -74,18 +74,15 @@ pub fn node_address(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, 1 + index)
 }
 
-/// The cluster as it is where these nodes are Windows nodes: they have addresses, pods have sandboxes and IPv4 only.
+/// The cluster as it is where these nodes are Windows nodes: they have addresses, and pods have sandboxes.
 #[must_use]
 pub fn on_windows(objects: &Objects, nodes: &[&str]) -> Objects {
     let mut all = objects.clone();
     for (key, value) in all.iter_mut().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint) {
         let spec = &mut value["spec"];
-        if let Some(nets) = spec["ipNetworks"].as_array_mut() {
-            nets.retain(|net| net.as_str().is_some_and(|net| !net.contains(':')));
-        }
         // Another address is another sandbox: the endpoint of the old one goes.
-        let sandbox = format!("{}-{}-{}", key.namespace, key.name, spec["ipNetworks"][0]);
-        spec["containerID"] = json!(sandbox.replace(['"', '/'], ""));
+        let sandbox = format!("{}-{}-{}", key.namespace, key.name, spec["ipNetworks"]);
+        spec["containerID"] = json!(sandbox.replace(['"', '/', '[', ']'], ""));
     }
     for (index, name) in (0..).zip(nodes) {
         let annotations = json!({"projectcalico.org/IPv4Address": format!("{}/24", node_address(index))});
@@ -106,7 +103,7 @@ pub struct Cluster {
 }
 
 /// Where an address is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The index of the node.
     pub node: usize,
@@ -227,15 +224,12 @@ impl Cluster {
                 places.extend(endpoint.addresses.iter().map(|address| (*address, place.clone())));
             }
         }
-        for (address, place) in
-            self.places.iter().filter(|(address, place)| places.get(address) != Some(place))
-        {
+        let (old, new) = (sandboxes(&self.places), sandboxes(&places));
+        for (place, address) in old.iter().filter(|(place, _)| !new.contains_key(*place)) {
             let wiring = &self.nodes[place.node].wiring;
             wiring.disconnect(&place.endpoint, &place.container_id).with_context(|| address.to_string())?;
         }
-        for (address, place) in
-            places.iter().filter(|(address, place)| self.places.get(address) != Some(place))
-        {
+        for (place, address) in new.iter().filter(|(place, _)| !old.contains_key(*place)) {
             self.nodes[place.node].connect(place, *address)?;
         }
         self.places = places;
@@ -325,8 +319,7 @@ impl Node {
         Ok(Self { hns, calc, dataplane, wiring, block })
     }
 
-    fn connect(&self, place: &Place, address: IpAddr) -> Result<()> {
-        let IpAddr::V4(address) = address else { return Ok(()) };
+    fn connect(&self, place: &Place, address: Ipv4Addr) -> Result<()> {
         let compartment = self.hns.create_namespace(&Namespace::default())?;
         let pod = PodAttachment {
             endpoint: place.endpoint.clone(),
@@ -339,6 +332,23 @@ impl Node {
         self.wiring.connect(&pod).with_context(|| place.endpoint.to_string())?;
         Ok(())
     }
+}
+
+/// The address that each sandbox is connected with. The network has IPv4 only: a pod that has no such address all the
+/// same has one in HNS that the cluster does not know.
+fn sandboxes(places: &BTreeMap<IpAddr, Place>) -> BTreeMap<&Place, Ipv4Addr> {
+    let mut all = BTreeMap::new();
+    // Addresses of IPv4 come first.
+    for (address, place) in places {
+        all.entry(place).or_insert_with(|| match address {
+            IpAddr::V4(address) => *address,
+            IpAddr::V6(address) => {
+                let [.., a, b] = address.octets();
+                Ipv4Addr::new(100, 64, a, b)
+            }
+        });
+    }
+    all
 }
 
 /// What an endpoint's ACLs see of the flow's first packet.

@@ -32,7 +32,8 @@ pub struct NodeStatus {
     pub revision: u64,
     /// How many pods the node has.
     pub endpoints: usize,
-    /// The rules of the operator's own that the node's pods have before policy, the first one first.
+    /// The rules of the operator's own that the node's pods have before policy, the first one first; those of the firewall
+    /// have no order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub static_rules: Vec<StaticRule>,
     /// What the operator should know, bounded in number; `more` counts what was left out.
@@ -49,8 +50,14 @@ pub struct NodeStatus {
 pub struct StaticRule {
     /// Its name.
     pub name: String,
+    /// Who asks it.
+    #[serde(default, skip_serializing_if = "StaticRuleType::is_switch")]
+    pub rule_type: StaticRuleType,
     /// Whether what it matches passes.
     pub allow: bool,
+    /// Whether it comes after what lets the node reach its own pods (semantics 2): of such packets it is not asked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub after_own_node: bool,
     /// Packets to the pod, or from it.
     pub direction: Direction,
     /// The IP protocol number; absent is any.
@@ -62,6 +69,23 @@ pub struct StaticRule {
     /// Its peer's.
     #[serde(default)]
     pub remote: StaticSide,
+}
+
+/// Who asks a static rule: the RuleType of its ACL (hns.md 4.1).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StaticRuleType {
+    /// The switch: the first rule that matches decides, and policy comes after the last one.
+    #[default]
+    Switch,
+    /// The node's firewall, which a packet has to pass as well: one that does not allow denies, whatever others say; one
+    /// that allows decides nothing.
+    Host,
+}
+
+impl StaticRuleType {
+    fn is_switch(&self) -> bool {
+        *self == Self::Switch
+    }
 }
 
 /// One side of a packet in a static rule. Empty is any.
@@ -77,7 +101,15 @@ pub struct StaticSide {
 }
 
 impl StaticRule {
-    /// Whether it decides about a packet of this protocol and direction between these ends, each an address and a port.
+    /// The rule that decides about what `matches`, if one does: one of the firewall that denies, or else the first of the
+    /// switch.
+    pub fn decisive(rules: &[Self], matches: impl Fn(&Self) -> bool) -> Option<&Self> {
+        let of = |rule_type| rules.iter().filter(move |rule| rule.rule_type == rule_type);
+        let denies = of(StaticRuleType::Host).find(|rule| !rule.allow && matches(rule));
+        denies.or_else(|| of(StaticRuleType::Switch).find(|rule| matches(rule)))
+    }
+
+    /// Whether it is about a packet of this protocol and direction between these ends, each an address and a port.
     #[must_use]
     pub fn matches(
         &self,

@@ -24,6 +24,18 @@ fn cluster() -> Snapshot {
             "remote": side(&["169.254.169.254/32"], &[(80, 80)])},
         {"name": "monitoring", "allow": true, "direction": "Ingress", "local": side(&[], &[(9000, 9100)]),
             "remote": side(&["203.0.113.0/24"], &[])},
+        {"name": "no-probes", "allow": false, "direction": "Ingress", "local": side(&[], &[(81, 82)]),
+            "protocol": 17, "remote": side(&["172.16.0.0/24"], &[])},
+        {"name": "after-probes", "allow": false, "afterOwnNode": true, "direction": "Ingress", "protocol": 6,
+            "remote": side(&["172.16.0.0/24"], &[])},
+        {"name": "probe-firewall", "ruleType": "Host", "allow": false, "direction": "Ingress", "protocol": 132,
+            "remote": side(&["172.16.0.3/32"], &[])},
+        {"name": "ssh", "ruleType": "Switch", "allow": true, "direction": "Ingress", "protocol": 6,
+            "local": side(&[], &[(22, 22)])},
+        {"name": "firewall", "ruleType": "Host", "allow": false, "direction": "Ingress",
+            "remote": side(&["192.0.2.0/25"], &[])},
+        {"name": "no-firewall", "ruleType": "Host", "allow": true, "direction": "Ingress",
+            "remote": side(&["192.0.2.0/24"], &[])},
         {"name": "not-these", "allow": false, "direction": "Ingress", "remote": side(&["203.0.113.7/32"], &[])},
     ]);
     let report = json!({"apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "windows"},
@@ -32,10 +44,13 @@ fn cluster() -> Snapshot {
         "spec": {"types": ["Ingress"], "ingress": [
             {"action": "Allow", "protocol": "TCP", "destination": {"ports": [80]}}]}});
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "web"}});
+    let node = json!({"apiVersion": "v1", "kind": "Node", 
+        "metadata": {"name": "windows", "annotations": {"projectcalico.org/IPv4Address": "172.16.0.3/24"}}});
     let objects = [
         (Key::global(Kind::Namespace, "web"), namespace),
         pod("a", "windows", "10.0.1.1"),
         pod("b", "linux", "10.0.2.1"),
+        (Key::global(Kind::Node, "windows"), node),
         (Key::global(Kind::NodeReport, "windows"), report),
         (Key::global(Kind::GlobalNetworkPolicy, "web"), policy),
     ];
@@ -74,6 +89,21 @@ fn they_come_before_policy_on_their_node() {
         // The first that matches decides.
         ("203.0.113.7", "a", Protocol::TCP, 9050, true, Some("monitoring")),
         ("203.0.113.7", "a", Protocol::TCP, 80, false, Some("not-these")),
+        // What the firewall blocks comes nowhere, whatever allows it, and what it allows is allowed by it alone.
+        ("192.0.2.1", "a", Protocol::TCP, 22, false, Some("firewall")),
+        ("192.0.2.1", "a", Protocol::TCP, 80, false, Some("firewall")),
+        ("192.0.2.1", "a", Protocol::TCP, 81, false, Some("firewall")),
+        ("192.0.2.129", "a", Protocol::TCP, 22, true, Some("ssh")),
+        ("192.0.2.129", "a", Protocol::TCP, 80, true, None),
+        ("192.0.2.129", "a", Protocol::TCP, 81, false, None),
+        ("192.0.2.1", "b", Protocol::TCP, 80, true, None),
+        // Its own node reaches a pod before policy, and before some of these rules.
+        ("172.16.0.3", "a", Protocol::TCP, 81, true, None),
+        ("172.16.0.3", "a", Protocol::UDP, 80, true, None),
+        ("172.16.0.3", "a", Protocol::UDP, 81, false, Some("no-probes")),
+        ("172.16.0.3", "a", Protocol::SCTP, 80, false, Some("probe-firewall")),
+        ("172.16.0.4", "a", Protocol::TCP, 80, false, Some("after-probes")),
+        ("172.16.0.4", "a", Protocol::SCTP, 80, false, None),
     ];
     for (from, to, protocol, port, passes, by) in cases {
         let answer = ask(from, to, protocol, port);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::Condition;
-use tortie_hcn::schema::{Acl, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
+use tortie_hcn::schema::{Acl, AclAction, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
 use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
 
@@ -176,17 +176,15 @@ impl Found {
         found
     }
 
-    /// ACLs of others that are judged before the end of ours: what they decide, policy does not (semantics 28).
+    /// ACLs of others that have a say before the end of ours: what they decide, policy does not (semantics 28).
     fn conditions(&self, endpoint: &Endpoint) -> Vec<Condition> {
         let foreign = |policy: &Policy| {
             let what = match policy.settings::<Acl>() {
-                Ok(Some(acl)) if acl.rule_type != AclRuleType::Switch || acl.priority > LAST_PRIORITY => {
-                    return None;
-                }
+                Ok(Some(acl)) if !overrides_policy(&acl) => return None,
                 Ok(Some(acl)) => {
-                    let Acl { id, action, direction, priority, .. } = acl;
+                    let Acl { id, action, direction, rule_type, priority, .. } = acl;
                     format!(
-                        "the ACL {id:?} ({action}, {direction}, priority {priority}) is not ours and may come first"
+                        "the ACL {id:?} ({action}, {direction}, {rule_type}, priority {priority}) is not ours and may come first"
                     )
                 }
                 Ok(None) => return None,
@@ -200,6 +198,17 @@ impl Found {
 
     fn is(&self, desired: &[Acl]) -> bool {
         self.unclear == 0 && transition(&self.ours, desired).is_empty()
+    }
+}
+
+/// Whether an ACL of somebody else may decide what our ACLs are to decide.
+fn overrides_policy(acl: &Acl) -> bool {
+    match acl.rule_type {
+        // A packet has to pass the node's firewall, too (hns.md 4.1). Rules there have no order; ours allow everything, so
+        // that one that allows adds nothing.
+        AclRuleType::Host => acl.action != AclAction::Allow,
+        AclRuleType::Switch => acl.priority <= LAST_PRIORITY,
+        AclRuleType::Unknown(_) => true,
     }
 }
 

@@ -70,6 +70,8 @@ struct Known {
     /// Whether it is to be read from HNS, also where its list stays as it is.
     look: bool,
     conditions: Vec<Condition>,
+    /// What is to be told of the endpoint as it was when it was looked at last: ACLs of others.
+    found: Vec<Condition>,
     /// What HNS did not take.
     vain: Option<Vain>,
     /// The list that it has.

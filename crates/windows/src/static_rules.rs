@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 use tortie_api::net::{Direction, PortRange};
-use tortie_api::report::{StaticRule, StaticSide};
+use tortie_api::report::{StaticRule, StaticRuleType, StaticSide};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType};
 
 use crate::acl::{ANY_PROTOCOL, FIRST_PRIORITY, NODE_PRIORITY, of_static_rule};
@@ -107,11 +107,10 @@ impl StaticRules {
 }
 
 impl StaticRules {
-    /// The rules as the node's report has them, the first one first. Those of RuleType Host have a say only in the node's
-    /// own firewall, and are left out.
+    /// The rules as the node's report has them, the first one first. Those of RuleType Host have no order.
     #[must_use]
     pub fn told(&self) -> Vec<StaticRule> {
-        let mut acls: Vec<&Acl> = self.0.iter().filter(|acl| acl.rule_type == AclRuleType::Switch).collect();
+        let mut acls: Vec<&Acl> = self.0.iter().collect();
         acls.sort_by_key(|acl| acl.priority);
         let side = |addresses: &str, ports: &str| {
             let net =
@@ -127,7 +126,12 @@ impl StaticRules {
         };
         let told = |acl: &Acl| StaticRule {
             name: acl.id.clone(),
+            rule_type: match acl.rule_type {
+                AclRuleType::Switch => StaticRuleType::Switch,
+                _ => StaticRuleType::Host,
+            },
             allow: acl.action == AclAction::Allow,
+            after_own_node: acl.priority > NODE_PRIORITY,
             direction: if acl.direction == AclDirection::In { Direction::Ingress } else { Direction::Egress },
             protocol: acl.protocols.parse().ok(),
             local: side(&acl.local_addresses, &acl.local_ports),

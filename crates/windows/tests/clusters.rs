@@ -23,19 +23,20 @@ use testkit::flows::{beginnings, explain, judged};
 use testkit::random::{Random, Tally, rounds};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
-use tortie_dataplane::Report;
+use tortie_dataplane::{Condition, Report};
 use tortie_hcn::Version;
 use tortie_hns_emulator::{
-    AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, SetReading, SeveralSets,
-    UpdateReplaces,
+    AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, Packet, SetReading, SeveralSets,
+    UpdateReplaces, Verdict as HnsVerdict, Way,
 };
 use tortie_policy::oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
+use tortie_windows::endpoint_id;
 
 use to_services::{Callers, PARTLY, SEES, TAKEN};
 
 /// What is asked about each cluster; half of it is of IPv6, of nobody's, or an answer to another one.
-const PACKETS: usize = 150;
+const PACKETS: usize = 170;
 /// How many connections to Services.
 const CALLS: usize = 12;
 
@@ -48,11 +49,16 @@ const FLOWS: usize = 64;
 /// The one exception: ICMP types in rules, which HNS cannot match. Less is allowed, and the endpoint bears this condition.
 const ICMP_TYPES: &str = "RuleNotExpressible";
 
+/// What an endpoint is told that has an address of IPv6: Windows has none on VXLAN.
+const NOT_SERVED: &str = "AddressNotServed";
+
 /// What endpoints may be told.
-const KNOWN: [&str; 3] = [ICMP_TYPES, PARTLY, TAKEN];
+const KNOWN: [&str; 4] = [ICMP_TYPES, PARTLY, TAKEN, NOT_SERVED];
 
 const NARROWER: &str = "narrower: ICMP types";
 const OWN_NODE: &str = "from its own node";
+const BOTH_FAMILIES: &str = "of pods with IPv6, too";
+const IPV6_ALONE: &str = "to and from pods with IPv6 alone";
 
 const DEFAULTS: [DefaultAction; 3] =
     [DefaultAction::DenyBoth, DefaultAction::DenySameDirection, DefaultAction::Allow];
@@ -113,8 +119,14 @@ struct Asked {
 /// Half of the time the pods stay, and some of the rest comes or goes.
 fn changes() -> impl Strategy<Value = Change> {
     let cluster = || {
-        let parts = (clusters_of_distinct_pods().boxed(), services().boxed());
-        parts.prop_map(|(objects, services)| on_windows(&[objects, services].concat(), &NODES)).boxed()
+        let parts = (clusters_of_distinct_pods().boxed(), services().boxed(), 0_u8..4);
+        let all = |(mut objects, services, which): (Objects, Objects, u8)| {
+            if which == 0 {
+                leave_ipv6_alone(&mut objects);
+            }
+            on_windows(&[objects, services].concat(), &NODES)
+        };
+        parts.prop_map(all).boxed()
     };
     let packets = prop::collection::vec(packets(), PACKETS);
     let packets = (packets, prop::collection::vec(calls(), CALLS))
@@ -125,6 +137,15 @@ fn changes() -> impl Strategy<Value = Change> {
         let before = some.map_or(others, |stay| some_of(&all, stay));
         if comes { (before, all, packets) } else { (all, before, packets) }
     })
+}
+
+/// The first pod that has IPv6 has nothing else.
+fn leave_ipv6_alone(objects: &mut Objects) {
+    let is_ipv6 = |net: &Value| net.as_str().is_some_and(|net| net.contains(':'));
+    let nets = objects.iter_mut().filter_map(|(_, value)| value["spec"]["ipNetworks"].as_array_mut());
+    if let Some(nets) = nets.into_iter().find(|nets| nets.iter().any(is_ipv6)) {
+        nets.retain(is_ipv6);
+    }
 }
 
 /// All pods, and the other objects whose bits are set.
@@ -289,7 +310,9 @@ fn compare(
 ) -> Result<(), String> {
     let reports = cluster.change(objects).map_err(|error| format!("{error:#}"))?;
     let shown = || format!("cluster.yml:\n{}", manifest(objects));
-    in_force(&reports).map_err(|error| format!("{error}\n{}", shown()))?;
+    in_force(&reports)
+        .and_then(|()| ipv6_is_told_and_closed(cluster, &reports, &sent.packets, asked))
+        .map_err(|error| format!("{error}\n{}", shown()))?;
     let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
     let fronts = fronts(objects);
@@ -323,7 +346,13 @@ fn compare(
             ));
         }
         let narrower = [egress, ingress].contains(&Outcome::Narrower).then(|| NARROWER.to_owned());
-        kinds(cluster, flow).into_iter().chain(narrower).for_each(|kind| asked.count(kind, ours.all()));
+        let too = [flow.source, flow.destination].iter().any(|address| has_ipv6(cluster, *address));
+        let too = too.then(|| BOTH_FAMILIES.to_owned());
+        kinds(cluster, flow)
+            .into_iter()
+            .chain(narrower)
+            .chain(too)
+            .for_each(|kind| asked.count(kind, ours.all()));
     }
     callers.compare(&sent.calls, asked).map_err(|error| format!("{error}\n{}", shown()))
 }
@@ -357,6 +386,59 @@ fn in_force(reports: &[Report]) -> Result<(), String> {
     Ok(())
 }
 
+/// Addresses of IPv6 are not served: exactly the endpoints that have one are told so, and nothing comes to or from an
+/// endpoint that has no other.
+fn ipv6_is_told_and_closed(
+    cluster: &Cluster,
+    reports: &[Report],
+    packets: &[Sent],
+    asked: &mut Tally,
+) -> Result<(), String> {
+    for (index, (state, report)) in cluster.states().zip(reports).enumerate() {
+        for (id, endpoint) in &state.endpoints {
+            let told = report.endpoints.get(id).into_iter().flatten();
+            let told = told.filter(|told| told.reason == NOT_SERVED);
+            let (v6, v4): (Vec<_>, Vec<_>) = endpoint.addresses.iter().partition(|ip| ip.is_ipv6());
+            let named = |(told, address): (&Condition, &&IpAddr)| told.message.contains(&address.to_string());
+            let told: Vec<&Condition> = told.collect();
+            if told.len() != v6.len() || !told.iter().copied().zip(&v6).all(named) {
+                return Err(format!("{id} has {:?}, and is told {told:?}", endpoint.addresses));
+            }
+            if !v4.is_empty() {
+                continue;
+            }
+            let flows = beginnings(packets).into_iter().filter(|flow| flow.source.is_ipv4());
+            for packet in flows.flat_map(|flow| both_ways(&flow)) {
+                let id = endpoint_id(&endpoint.container_id);
+                let verdict = cluster.hns(index).inner().judge(id, &packet);
+                if verdict != Ok(HnsVerdict::Block) {
+                    return Err(format!("{id} with IPv6 alone: {packet:?} {verdict:?}"));
+                }
+                asked.count(IPV6_ALONE, false);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The flow's first packet at either end.
+fn both_ways(flow: &Flow) -> Vec<Packet> {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.source, flow.destination) else {
+        return vec![];
+    };
+    let (local_port, remote_port) = (flow.source_port, flow.destination_port);
+    let protocol = flow.protocol.0;
+    let out = Packet { way: Way::Out, protocol, local: source, remote: destination, local_port, remote_port };
+    let (local, remote) = (destination, source);
+    let (local_port, remote_port) = (remote_port, local_port);
+    vec![out, Packet { way: Way::In, protocol, local, remote, local_port, remote_port }]
+}
+
+fn has_ipv6(cluster: &Cluster, address: IpAddr) -> bool {
+    let place = cluster.place(address);
+    cluster.addresses().any(|other| other.is_ipv6() && place.is_some() && cluster.place(other) == place)
+}
+
 fn is_told(cluster: &Cluster, reports: &[Report], address: IpAddr, reason: &str) -> bool {
     let told = cluster.place(address).and_then(|place| reports[place.node].endpoints.get(&place.endpoint));
     told.is_some_and(|told| told.iter().any(|condition| condition.reason == reason))
@@ -378,15 +460,27 @@ fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
 
 /// Of every kind some must have passed and some not; from its own node a pod is reached always; the exception must be one.
 fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
-    let ways =
-        ["TCP", "UDP", "SCTP", "ICMP", "within a node", "across nodes", "to the world", "from the world"];
+    let ways = [
+        "TCP",
+        "UDP",
+        "SCTP",
+        "ICMP",
+        "within a node",
+        "across nodes",
+        "to the world",
+        "from the world",
+        BOTH_FAMILIES,
+    ];
     let few = asked.lacking(ways.map(str::to_owned), clusters / 10);
     let ((all, _), (probes, reached), (narrower, _)) =
         (asked.of("all"), asked.of(OWN_NODE), asked.of(NARROWER));
     assert_eq!(probes, reached, "a node reaches its own pods");
     assert!(narrower * 50 < all, "{narrower} of {all} flows are narrower");
     few.or_else(|| {
-        let enough = all >= clusters * FLOWS && probes >= clusters / 10;
-        (!enough).then(|| format!("{all} flows of {clusters} clusters, {probes} probes"))
+        let (alone, _) = asked.of(IPV6_ALONE);
+        let few = (clusters / 10).max(1);
+        let enough = all >= clusters * FLOWS && probes >= few && alone >= few;
+        (!enough)
+            .then(|| format!("{all} flows of {clusters} clusters, {probes} probes, {alone} {IPV6_ALONE}"))
     })
 }

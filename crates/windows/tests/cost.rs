@@ -8,6 +8,7 @@ mod programs;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use node::*;
 use programs::*;
 use proptest::collection::vec;
@@ -19,7 +20,7 @@ use tortie_dataplane::{Delta, NodeState};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, Modify, RequestType, lenient};
 use tortie_hcn::{Call, Kind};
 use tortie_hns_emulator::Config;
-use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Rule, SetId, SetKind};
+use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Member, Rule, SetId, SetKind};
 use tortie_windows::{Because, Cost, Costing, Way};
 
 fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
@@ -59,6 +60,26 @@ fn expressible(mut said: Said) -> Said {
         }
     }
     said
+}
+
+/// The same where every selector finds everybody, and every named port is everybody's.
+fn where_rules_find_somebody(said: &Said) -> Vec<Delta> {
+    const ALL: &str = "0.0.0.0/0";
+    let everybody: BTreeSet<IpNet> = [ALL.parse().unwrap()].into();
+    // Somebody of each network that rules name, and of each two that have something in common.
+    let some = (0..8).map(|last| [10, 0, 0, last]);
+    let others = [[10, 244, 3, 5], [10, 244, 3, 6], [192, 168, 0, 1], [0; 4], [255; 4]];
+    let some: Vec<IpAddr> = some.chain(others).map(IpAddr::from).collect();
+    let ports = said
+        .address_ports
+        .iter()
+        .flat_map(|(_, protocol, port)| some.iter().map(move |address| (*address, *protocol, *port)));
+    let (nets, others) = (everybody.clone(), everybody);
+    let said = Said { nets, others, address_ports: ports.collect(), ..said.clone() };
+    let mut deltas = said.deltas();
+    let everybody = vec![Member::Net(ALL.parse().unwrap())].into_iter().collect();
+    deltas.push(Delta::SetCreated(SetId::new("s:unknown"), SetKind::Nets, everybody));
+    deltas
 }
 
 fn state(deltas: &[Delta]) -> NodeState {
@@ -104,6 +125,27 @@ proptest! {
             [Way::Lists, Way::Naive].map(|way| costing(&state).acls(&state.endpoints[&pod_id()], way))
         );
         prop_assert!(cost.lists.pairs <= cost.naive.pairs);
+    }
+
+    /// With sets, what a rule costs does not depend on who is in them: it has its ACLs also while nobody is. So the naive
+    /// expansion is that of a cluster where every rule finds somebody. Packets from an endpoint take no more ACLs than
+    /// there; packets to it at most twice as many: it is not known what a set means in an ACL about these (semantics 25),
+    /// so that there is one ACL for each of the two readings.
+    #[test]
+    fn with_sets_there_are_at_most_twice_as_many_acls(said in said(false)) {
+        let said = expressible(said);
+        let everybody = state(&where_rules_find_somebody(&said));
+        let state = state(&said.deltas());
+        let acls = |state, way, direction| -> Vec<Acl> {
+            let acls = costing(state).acls(&state.endpoints[&pod_id()], way);
+            acls.into_iter().filter(|acl| acl.direction == direction).collect()
+        };
+        for (direction, times) in [(AclDirection::In, 2), (AclDirection::Out, 1)] {
+            let sets = acls(&state, Way::Sets, direction.clone());
+            let naive = acls(&everybody, Way::Naive, direction);
+            let (most, count) = (times * naive.len(), sets.len());
+            prop_assert!(count <= most, "{count} > {most}\n{sets:#?}\n{naive:#?}");
+        }
     }
 
     /// What is said to be the cost is what HNS has.
@@ -163,9 +205,7 @@ fn usual_rule() -> impl Strategy<Value = Rule> {
 }
 
 fn with_rules(rules: &[Rule]) -> Vec<Delta> {
-    let nets = |nets: &[&str]| {
-        nets.iter().map(|net| tortie_policy::program::Member::Net(net.parse().unwrap())).collect()
-    };
+    let nets = |nets: &[&str]| nets.iter().map(|net| Member::Net(net.parse().unwrap())).collect();
     let set = |id: &str, members: &[&str]| Delta::SetCreated(SetId::new(id), SetKind::Nets, nets(members));
     let program =
         EndpointProgram { ingress: vec![tier("default", &["long"], EndOfTier::Deny)], ..open_program() };
@@ -213,7 +253,7 @@ proptest! {
 fn a_rule_says_what_makes_it_dear() {
     let nets = |first: u32, count: u32| -> std::collections::BTreeSet<_> {
         let address = |number| IpAddr::V4(std::net::Ipv4Addr::from(first + 2 * number));
-        (0..count).map(|number| tortie_policy::program::Member::Net(address(number).into())).collect()
+        (0..count).map(|number| Member::Net(address(number).into())).collect()
     };
     let from = |peer: EntityMatch| Rule { source: peer, ..Rule::all(Action::Allow) };
     let set = |id: &str| EntityMatch { sets: vec![SetId::new(id)], ..EntityMatch::default() };

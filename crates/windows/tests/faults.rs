@@ -14,7 +14,8 @@ use testkit::emulator::{Cluster, Ends, RENDERINGS, Rendering, on_windows};
 use testkit::flows::beginnings;
 use testkit::random::Random;
 use tortie_api::{Key, Kind};
-use tortie_hcn::{Call, Failure, HResult};
+use tortie_hcn::schema::{Endpoint, Policy};
+use tortie_hcn::{Call, Failure, HResult, Hcn};
 use tortie_hns_emulator::{AclRemoval, Config, Survives, UpdateReplaces};
 use tortie_policy::program::Flow;
 
@@ -29,9 +30,22 @@ enum Fault {
     LosesTheReply,
     /// It says that it has done it, and has not.
     Lies,
+    /// It stops and starts again before it does it, and comes back with this.
+    Restarts(Survives),
+    /// It does not answer in time, and does it later, but before anything else that it is asked to change.
+    IsLate,
 }
 
-const FAULTS: [Fault; 4] = [Fault::Refuses, Fault::Hangs, Fault::LosesTheReply, Fault::Lies];
+const FAULTS: [Fault; 8] = [
+    Fault::Refuses,
+    Fault::Hangs,
+    Fault::LosesTheReply,
+    Fault::Lies,
+    Fault::Restarts(Survives::Everything),
+    Fault::Restarts(Survives::AllButAcls),
+    Fault::Restarts(Survives::AllButAclsAndSets),
+    Fault::IsLate,
+];
 /// More than any wait between two attempts, and than a list that HNS made another of is left alone.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -46,6 +60,10 @@ struct Case {
     fault: Fault,
     /// At which call, of those of each node that change something.
     at: usize,
+    /// How many calls come between one that is late and its being done.
+    later: usize,
+    /// Whether a restart is in the middle of the call, which fails then.
+    in_call: bool,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -64,15 +82,17 @@ fn cases() -> impl Strategy<Value = Case> {
             let rendering = *suiting[index.index(suiting.len())];
             (config, rendering)
         });
-    (cluster, any::<u64>(), any::<bool>(), packets, hns, 0_usize..6).prop_map(
-        |(all, stays, comes, packets, (config, rendering), at)| {
+    let place = (0_usize..6, 0_usize..8, any::<bool>());
+    (cluster, any::<u64>(), any::<bool>(), packets, hns, place).prop_map(
+        |(all, stays, comes, packets, (config, rendering), (at, later, in_call))| {
             let is_fixed = |key: &Key| matches!(key.kind, Kind::WorkloadEndpoint | Kind::Node);
             let stays =
                 |(index, (key, _)): &(usize, &(Key, Value))| is_fixed(key) || stays >> (index % 64) & 1 == 1;
             let rest = all.iter().enumerate().filter(stays).map(|(_, object)| object.clone()).collect();
             let (before, after) = if comes { (rest, all) } else { (all, rest) };
             let flows = beginnings(&packets).into_iter().filter(|flow| flow.source.is_ipv4()).collect();
-            Case { before, after, flows, config, rendering, fault: Fault::Refuses, at }
+            let fault = Fault::Refuses;
+            Case { before, after, flows, config, rendering, fault, at, later, in_call }
         },
     )
 }
@@ -107,6 +127,34 @@ fn fail(cluster: &Cluster, node: usize, case: &Case, hits: &Arc<AtomicUsize>) {
         Fault::Hangs => hns.set_fault(move |call| comes(call).1.then(|| Err(timeout()))),
         Fault::LosesTheReply => hns.lose_replies(move |call| comes(call).0.then(timeout)),
         Fault::Lies => hns.set_fault(move |call| comes(call).0.then(|| Ok(String::new()))),
+        Fault::Restarts(survives) => {
+            let (inner, in_call) = (Arc::clone(hns), case.in_call);
+            let stopped = || Err(Failure::new(HResult::RPC_S_SERVER_UNAVAILABLE, "it has stopped"));
+            hns.set_fault(move |call| {
+                let now = comes(call).0;
+                if now {
+                    inner.inner().restart(survives).unwrap();
+                }
+                (now && in_call).then(stopped)
+            });
+        }
+        Fault::IsLate => {
+            let (inner, mut calls_left) = (Arc::clone(hns), case.later);
+            let mut late = None;
+            hns.set_fault(move |call| {
+                if comes(call).0 {
+                    late = Some(call.clone());
+                    return Some(Err(timeout()));
+                }
+                if let Some(waiting) = late.take_if(|_| calls_left == 0 || !call.is_read()) {
+                    // Whoever asked does not listen any more.
+                    drop(inner.inner().call(&waiting));
+                } else if late.is_some() {
+                    calls_left -= 1;
+                }
+                None
+            });
+        }
     }
 }
 
@@ -119,9 +167,9 @@ fn nothing_opens_while_hns_fails_and_the_desired_is_reached() {
             let case = Case { fault, ..case };
             through_a_fault(&case, &hits).map_err(|problem| {
                 let (before, after) = (manifest(&case.before), manifest(&case.after));
-                let Case { at, config, rendering, .. } = &case;
+                let Case { at, later, in_call, config, rendering, .. } = &case;
                 TestCaseError::fail(format!(
-                    "{problem}\nat call {at}, {rendering:?}, {config:?}\nbefore.yml:\n{before}\nafter.yml:\n{after}"
+                    "{problem}\n{fault:?} at call {at} (in it: {in_call}, later: {later}), {rendering:?}, {config:?}\nbefore.yml:\n{before}\nafter.yml:\n{after}"
                 ))
             })
         };
@@ -140,26 +188,66 @@ fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
     let mut cluster = fresh(&case.before, case);
     let flows: Vec<Flow> = case.flows.iter().filter(|flow| cluster.is_of_pods(flow)).copied().collect();
     let (old, new) = (verdicts(&cluster, &flows), verdicts(&fresh(&case.after, case), &flows));
+    let stays_closed = |cluster: &Cluster| {
+        let now = verdicts(cluster, &flows);
+        let opened = (0..flows.len()).find(|index| {
+            has_opened(cluster, case.fault, &flows[*index], [&old, &new, &now].map(|all| all[*index]))
+        });
+        opened.map_or(Ok(now), |index| Err(format!("opened: {:?}", flows[index])))
+    };
     (0..NODES.len()).for_each(|node| fail(&cluster, node, case, hits));
     let reports = cluster.change(&case.after).unwrap();
-    let between = verdicts(&cluster, &flows);
-    for (index, flow) in flows.iter().enumerate() {
-        let ends = |list: &[Ends<bool>]| [list[index].egress, list[index].ingress];
-        let (now, denied) = (ends(&between), [ends(&old), ends(&new)]);
-        for end in 0..2 {
-            if now[end] == Some(true) && denied.iter().all(|ends| ends[end] == Some(false)) {
-                return Err(format!("opened: {flow:?}"));
-            }
-        }
-    }
-    if between != new && !reports.iter().any(|report| report.retry) {
+    let between = stays_closed(&cluster)?;
+    // That it has restarted, HNS tells nobody.
+    let is_told = matches!(case.fault, Fault::Restarts(_)) || reports.iter().any(|report| report.retry);
+    if between != new && !is_told {
         return Err(format!("not in force, and nobody is told: {reports:?}"));
+    }
+    if case.fault == Fault::IsLate {
+        lands(&mut cluster, case)?;
+        stays_closed(&cluster)?;
     }
     (0..NODES.len()).for_each(|node| cluster.hns(node).clear_fault());
     cluster.wait(LONG);
     let reports = cluster.resync();
     if reports.iter().any(|report| report.retry) || verdicts(&cluster, &flows) != new {
         return Err(format!("HNS is well again, and it is not reached: {reports:?}"));
+    }
+    Ok(())
+}
+
+/// Whether a flow passes an end that denied it before and denies it afterwards. An HNS that comes back without ACLs is as
+/// open as it likes, until the endpoint is looked at.
+fn has_opened(cluster: &Cluster, fault: Fault, flow: &Flow, [old, new, now]: [Ends<bool>; 3]) -> bool {
+    let loses = matches!(fault, Fault::Restarts(survives) if survives != Survives::Everything);
+    let is_open = |old, new, now, endpoint: Option<&Endpoint>| {
+        let is_as_it_came_back = loses && !endpoint.is_some_and(has_policy);
+        now == Some(true) && old == Some(false) && new == Some(false) && !is_as_it_came_back
+    };
+    let endpoints = cluster.endpoints(flow).unwrap();
+    is_open(old.egress, new.egress, now.egress, endpoints.egress.as_ref())
+        || is_open(old.ingress, new.ingress, now.ingress, endpoints.ingress.as_ref())
+}
+
+/// Whether it has what is behind all policy, both ways: what HNS has lost is put back with that.
+fn has_policy(endpoint: &Endpoint) -> bool {
+    let is_closure = |policy: &&Policy| policy.settings["Id"] == "tortie/closed";
+    endpoint.policies.iter().filter(is_closure).count() == 2
+}
+
+/// A call that was late is done while everything is looked at. What is seen to be done then is not asked for again.
+fn lands(cluster: &mut Cluster, case: &Case) -> Result<(), String> {
+    let last_change = |node| cluster.hns(node).take_changes().pop();
+    let late: Vec<Option<Call>> = (0..NODES.len()).map(last_change).collect();
+    cluster.wait(LONG);
+    cluster.resync();
+    for (node, late) in late.iter().enumerate() {
+        let sent = cluster.hns(node).take_changes();
+        let again = late.as_ref().is_some_and(|late| sent.contains(late));
+        // Where removals are ignored, they may as well not have been done.
+        if again && case.later == 0 && case.config.acl_removal == AclRemoval::Works {
+            return Err(format!("sent twice: {late:?}"));
+        }
     }
     Ok(())
 }

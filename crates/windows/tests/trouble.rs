@@ -11,7 +11,7 @@ use tortie_api::net::{Action, Protocol};
 use tortie_dataplane::{Dataplane, Delta, EndpointId, MacAddress, PodWiring, Route, RouteTarget, Vtep};
 use tortie_hcn::schema::{Modify, Policy, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
-use tortie_hns_emulator::{Emulator, Recorder};
+use tortie_hns_emulator::{Emulator, Recorder, Survives};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Rule};
 use tortie_windows::endpoint_id;
 
@@ -117,31 +117,39 @@ fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
 fn acls_of_others_that_come_first_are_told() {
     let mut node = Node::usual();
     node.connect();
-    let foreign = |id: &str, rule_type: &str, priority: u16| {
-        let mut settings = json!({"Id": id, "Action": "Allow", "Direction": "In", "RuleType": rule_type});
+    let foreign = |id: &str, action: &str, rule_type: &str, priority: u16| {
+        let mut settings = json!({"Id": id, "Action": action, "Direction": "In", "RuleType": rule_type});
         if priority > 0 {
             settings["Priority"] = json!(priority);
         }
         Policy { r#type: "ACL".into(), settings, extra: Default::default() }
     };
+    // The firewall's rules have no order, and one that blocks wins.
     let theirs = vec![
-        foreign("API:cali-1", "Switch", 100),
-        foreign("firewall", "Host", 0),
-        foreign("", "Switch", 65_500),
+        foreign("API:cali-1", "Allow", "Switch", 100),
+        foreign("firewall-allows", "Allow", "Host", 0),
+        foreign("firewall-blocks", "Block", "Host", 0),
+        foreign("", "Allow", "Switch", 65_500),
     ];
     let add = Modify::policies(RequestType::Add, theirs);
     node.hns.modify_endpoint(endpoint_id(CONTAINER), &add).unwrap();
     let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
-    for round in ["made", "there already"] {
-        let report = node.apply(&deltas);
+    // What touches the endpoint without a change of its list has nobody look at it.
+    let untouched = [allow_all()];
+    for (round, deltas) in
+        [("made", &deltas[..]), ("there already", &deltas), ("not looked at", &untouched), ("nothing", &[])]
+    {
+        let report = node.apply(deltas);
         let told = &report.endpoints[&pod_id()];
-        assert!(!report.retry && told.len() == 2, "{round}: {report:?}");
+        assert!(!report.retry && told.len() == 3, "{round}: {report:?}");
         assert!(told.iter().all(|condition| condition.reason == "ForeignAcl"));
-        assert!(
-            told[0].message.contains(r#""API:cali-1""#) && told[0].message.contains("priority 100"),
-            "{told:?}"
-        );
+        let named =
+            [r#""API:cali-1" (Allow, In, Switch, priority 100)"#, r#""firewall-blocks" (Block, In, Host"#];
+        assert!(told.iter().zip(named).all(|(told, name)| told.message.contains(name)), "{told:?}");
     }
+    // They are gone, which is seen by the next look.
+    node.hns.inner().restart(Survives::AllButAcls).unwrap();
+    assert_eq!(node.dataplane.resync(), Default::default());
 }
 
 #[test]

@@ -18,6 +18,7 @@ use proptest::sample::select;
 use serde_json::json;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::report;
 use tortie_dataplane::{Dataplane, Delta, NodeState, PodWiring};
 use tortie_hcn::schema::{Modify, PolicyList, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Hcn, Kind};
@@ -27,9 +28,14 @@ use tortie_policy::program::{
 };
 use tortie_windows::{StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay};
 
+/// Somebody, or the node itself.
+fn peer() -> impl Strategy<Value = IpAddr> {
+    prop_oneof![8 => address(), 1 => Just(NODE.into())]
+}
+
 fn flow() -> impl Strategy<Value = (Direction, Flow)> {
     let kind = (protocol(), port(), port(), (0_u8..4, 0_u8..3));
-    (any::<bool>(), address(), kind).prop_map(
+    (any::<bool>(), peer(), kind).prop_map(
         |(inwards, peer, (protocol, source_port, destination_port, icmp))| {
             let own = IpAddr::from(POD);
             let (source, destination) = if inwards { (peer, own) } else { (own, peer) };
@@ -42,43 +48,90 @@ fn flow() -> impl Strategy<Value = (Direction, Flow)> {
     )
 }
 
-type StaticRule = (Direction, Action, IpAddr, Protocol, Option<u16>);
+/// What the operator has before policy: about a peer, protocol and port.
+#[derive(Debug, Clone)]
+struct StaticRule {
+    /// Whether it is of RuleType Host.
+    of_host: bool,
+    /// Whether its priority comes after that of the node's own packets to its pods.
+    after_own_node: bool,
+    direction: Direction,
+    action: Action,
+    peer: IpAddr,
+    protocol: Protocol,
+    port: Option<u16>,
+}
 
-/// What the operator has before policy: about a peer, protocol and port. The priorities rise.
+/// In the order of their priorities.
 fn static_rules() -> impl Strategy<Value = Vec<StaticRule>> {
     let direction = select(vec![Direction::Ingress, Direction::Egress]);
     let action = select(vec![Action::Allow, Action::Deny]);
     let protocol = select(vec![Protocol::TCP, Protocol::UDP]);
-    vec((direction, action, address(), protocol, prop::option::of(port())), 0..3)
+    let place = (prop::bool::weighted(0.4), prop::bool::weighted(0.3));
+    let rule = (place, direction, action, peer(), protocol, prop::option::of(port()));
+    let rule = rule.prop_map(|((of_host, after_own_node), direction, action, peer, protocol, port)| {
+        StaticRule { of_host, after_own_node, direction, action, peer, protocol, port }
+    });
+    vec(rule, 0..4).prop_map(|mut rules| {
+        rules.sort_by_key(|rule| rule.after_own_node);
+        rules
+    })
 }
 
 /// The same as the operator's file.
 fn file(rules: &[StaticRule]) -> StaticRules {
-    let rule = |(number, (direction, action, peer, protocol, port)): (usize, &StaticRule)| {
-        let (direction, ports) = match direction {
+    let rule = |(number, rule): (usize, &StaticRule)| {
+        let (direction, ports) = match rule.direction {
             Direction::Ingress => ("In", "LocalPorts"),
             Direction::Egress => ("Out", "RemotePorts"),
         };
-        let action = if *action == Action::Allow { "Allow" } else { "Block" };
-        json!({"Name": "test", "Rule": {"Type": "ACL", "Id": number.to_string(), "Protocol": protocol.0, "Action": action,
-            "Direction": direction, "RemoteAddresses": peer.to_string(), ports: port.map(|port| port.to_string()).unwrap_or_default(),
-            "RuleType": "Switch", "Priority": number + 1}})
+        let action = if rule.action == Action::Allow { "Allow" } else { "Block" };
+        json!({"Name": "test", "Rule": {"Type": "ACL", "Id": number.to_string(), "Protocol": rule.protocol.0,
+            "Action": action, "Direction": direction, "RemoteAddresses": rule.peer.to_string(),
+            ports: rule.port.map(|port| port.to_string()).unwrap_or_default(),
+            "RuleType": if rule.of_host { "Host" } else { "Switch" },
+            "Priority": number + if rule.after_own_node { 901 } else { 1 }}})
     };
     let rules: Vec<_> = rules.iter().enumerate().map(rule).collect();
     StaticRules::parse(&json!({"Provider": "test", "Version": "1", "Rules": rules}).to_string()).unwrap()
 }
 
-/// What the first of the operator's rules that matches says.
-fn before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
+/// What the operator's rules say: the first one of the switch that matches, unless one of the firewall blocks, where there
+/// is one.
+fn before_policy(rules: &[StaticRule], firewall: bool, direction: Direction, flow: &Flow) -> Option<bool> {
+    let remote = if direction == Direction::Ingress { flow.source } else { flow.destination };
+    let matches = |rule: &&StaticRule| {
+        rule.direction == direction
+            && rule.peer == remote
+            && rule.protocol == flow.protocol
+            && rule.port.is_none_or(|port| port == flow.destination_port)
+    };
+    let matching: Vec<&StaticRule> = rules.iter().filter(matches).collect();
+    if firewall && matching.iter().any(|rule| rule.of_host && rule.action == Action::Deny) {
+        return Some(false);
+    }
+    let probes = is_probe(direction, flow);
+    let first = matching.iter().find(|rule| !(rule.of_host || probes && rule.after_own_node));
+    first.map(|rule| rule.action == Action::Allow)
+}
+
+/// Whether it is a packet of the node itself to its pod.
+fn is_probe(direction: Direction, flow: &Flow) -> bool {
+    direction == Direction::Ingress && node_addresses().contains(&flow.source)
+}
+
+/// What the node tells of them, as `explain` reads it. It knows of no HNS without firewall.
+fn told_before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
     let [source, destination] = [(flow.source, flow.source_port), (flow.destination, flow.destination_port)];
-    let told = rules.told();
-    let mut matching = told.iter().filter(|rule| rule.matches(direction, flow.protocol, source, destination));
-    matching.next().map(|rule| rule.allow)
+    let matches = |rule: &report::StaticRule| {
+        let is_asked = !(is_probe(direction, flow) && rule.after_own_node);
+        is_asked && rule.matches(direction, flow.protocol, source, destination)
+    };
+    report::StaticRule::decisive(&rules.told(), matches).map(|rule| rule.allow)
 }
 
 fn expected(state: &NodeState, program: &EndpointProgram, direction: Direction, flow: &Flow) -> bool {
-    direction == Direction::Ingress && node_addresses().contains(&flow.source)
-        || evaluate(program, direction, flow, state)
+    is_probe(direction, flow) || evaluate(program, direction, flow, state)
 }
 
 fn knob() -> impl Strategy<Value = DefaultAction> {
@@ -106,15 +159,19 @@ proptest! {
     fn the_verdict_is_that_of_the_program(
         config in config(), sets in with_sets(), rules in static_rules(), said in said(false), flows in vec(flow(), 40),
     ) {
+        let firewall = config.host_default.is_some();
         let mut node = Node::with(config, sets);
-        let rules = file(&rules);
-        node.dataplane = node.dataplane.with_static_rules(rules.clone());
+        let file = file(&rules);
+        node.dataplane = node.dataplane.with_static_rules(file.clone());
         node.connect();
         let report = node.apply(&said.deltas());
         prop_assert!(report.endpoints.is_empty() && report.node.is_empty() && !report.retry, "{report:?}");
         for (direction, flow) in &flows {
-            let allowed = before_policy(&rules, *direction, flow)
-                .unwrap_or_else(|| expected(&node.state, &said.program, *direction, flow));
+            let before = before_policy(&rules, firewall, *direction, flow);
+            let allowed = before.unwrap_or_else(|| expected(&node.state, &said.program, *direction, flow));
+            prop_assert_eq!(
+                told_before_policy(&file, *direction, flow), before_policy(&rules, true, *direction, flow)
+            );
             prop_assert_eq!(node.passes(*direction, flow), allowed, "{:?} {:?}\n{:#?}", direction, flow, node.acls());
         }
     }

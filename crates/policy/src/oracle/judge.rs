@@ -2,6 +2,7 @@
 
 use tortie_api::calico::{HostEndpoint, Rule, TierDefault};
 use tortie_api::net::{Action, Direction};
+use tortie_api::report::StaticRule;
 use tortie_api::{Key, Kind, Resource};
 
 use super::order::{Policy, Rules};
@@ -69,19 +70,23 @@ impl Oracle<'_> {
         trace.decided(Verdict::Deny, DecidedBy::NoProfile)
     }
 
-    /// What the static rules of the pod's node say, if they decide (semantics 26).
+    /// What the static rules of the pod's node say, if they decide (semantics 26). Not all of them are asked of what the
+    /// node itself sends.
     pub(super) fn before_policy(
         &self,
         pod: &Workload,
         direction: Direction,
         packet: &Packet<'_>,
+        from_own_node: bool,
     ) -> Option<Trace> {
         let report = self.snapshot.get(&Key::global(Kind::NodeReport, &pod.node))?;
         let Ok(Resource::NodeReport(report)) = &report.resource else { return None };
         let [source, destination] =
             [&packet.source, &packet.destination].map(|side| (side.address, side.port));
-        let mut rules = report.status.static_rules.iter();
-        let rule = rules.find(|rule| rule.matches(direction, packet.protocol, source, destination))?;
+        let rule = StaticRule::decisive(&report.status.static_rules, |rule| {
+            let is_asked = !(from_own_node && rule.after_own_node);
+            is_asked && rule.matches(direction, packet.protocol, source, destination)
+        })?;
         let mut trace = Trace::begin(pod.identity.to_string(), direction, Table::Normal);
         let by = DecidedBy::StaticRule { node: pod.node.clone(), name: rule.name.clone() };
         Some(trace.decided(Verdict::from(rule.allow), by))

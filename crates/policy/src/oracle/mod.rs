@@ -112,13 +112,24 @@ impl<'a> Oracle<'a> {
         for hop in &way.hops {
             match hop {
                 Hop::Pod(pod, direction) => {
-                    let before = self.before_policy(pod, *direction, &packet);
+                    let before = self.before_policy(pod, *direction, &packet, false);
                     let trace = before.unwrap_or_else(|| self.judge(&Asked::pod(pod), *direction, &packet));
                     answer.verdict = answer.verdict.and(trace.verdict);
                     match direction {
                         Direction::Egress => answer.egress = Some(trace),
                         Direction::Ingress => answer.ingress = Some(trace),
                     }
+                }
+                Hop::Probed(pod) => {
+                    let before = self.before_policy(pod, Direction::Ingress, &packet, true);
+                    let verdict = before.as_ref().map_or(Verdict::Allow, |trace| trace.verdict);
+                    if verdict == Verdict::Deny {
+                        answer
+                            .notes
+                            .push(format!("static rules of {}'s node come before its probes", pod.identity));
+                    }
+                    answer.verdict = answer.verdict.and(verdict);
+                    answer.ingress = before;
                 }
                 Hop::Host(hop) => {
                     let packet = packet.at(hop);

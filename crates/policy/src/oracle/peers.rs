@@ -78,6 +78,8 @@ pub(super) struct Way<'a> {
 pub(super) enum Hop<'a> {
     /// A pod, as the sender (egress) or the receiver (ingress).
     Pod(&'a Workload, Direction),
+    /// A pod that its own node sends to: of policy nobody asks (semantics 2).
+    Probed(&'a Workload),
     /// An interface of a node that has a host endpoint.
     Host(HostHop<'a>),
     /// The node of a pod that sends to it.
@@ -209,6 +211,7 @@ fn hops<'a>(
             (End::Pod(sender, _), End::Node(node, _) | End::NodeAt(node, _)) => {
                 vec![Hop::Pod(sender, Direction::Egress), Hop::OwnNode(node)]
             }
+            (End::Node(..) | End::NodeAt(..), End::Pod(receiver, _)) => vec![Hop::Probed(receiver)],
             _ => vec![],
         };
     }

@@ -215,8 +215,38 @@ mod tests {
         fn nets_are_exactly_the_addresses(pairs in prop::collection::vec((any::<u32>(), any::<u16>()), 0..5)) {
             let ranges = pairs.into_iter().map(|(first, more)| (first, first.saturating_add(more.into())));
             let set = Addresses::from_ranges(ranges.collect());
-            prop_assert_eq!(Addresses::of_nets(set.to_nets()), set.clone());
-            prop_assert!(set.to_nets().is_sorted());
+            let nets = set.to_nets();
+            prop_assert_eq!(Addresses::of_nets(nets.iter().copied()), set.clone());
+            prop_assert!(nets.is_sorted());
+            // Whatever is made of fewer has a network that takes the place of two halves.
+            let joins = |pair: &[Ipv4Net]| {
+                let [one, other] = [pair[0], pair[1]].map(|net| net.supernet());
+                pair[0].prefix_len() == pair[1].prefix_len() && one == other
+            };
+            prop_assert!(!nets.windows(2).any(joins), "{:?}", nets);
+            prop_assert_eq!(nets.len(), fewest(&set, Ipv4Net::default()));
+        }
+
+        /// Where few addresses are many sets.
+        #[test]
+        fn nets_are_the_fewest(bits in any::<u32>(), first in any::<u32>()) {
+            let net = Ipv4Net::new(first.into(), 27).unwrap().trunc();
+            let there = (u32::from(net.network())..=net.broadcast().into()).filter(|number| bits >> (number & 31) & 1 == 1);
+            let set = Addresses::from_ranges(there.map(|number| (number, number)).collect());
+            prop_assert_eq!(set.to_nets().len(), fewest(&set, net));
+        }
+    }
+
+    /// How many networks it takes at least for what of the set is in this one: one if that is all of it, else those of
+    /// both halves.
+    fn fewest(set: &Addresses, net: Ipv4Net) -> usize {
+        let whole = Addresses::of_nets([net]);
+        if set.and(&whole).is_empty() {
+            return 0;
+        }
+        match whole.is_within(set) {
+            true => 1,
+            false => net.subnets(net.prefix_len() + 1).unwrap().map(|half| fewest(set, half)).sum(),
         }
     }
 

@@ -63,8 +63,10 @@ impl<'a> Pass<'a> {
         self.hold_sets()?;
         self.change_sets()?;
         self.sync_endpoints()?;
-        for job in std::mem::take(&mut self.jobs) {
-            self.policing.known(&job.id).conditions = job.conditions;
+        for Job { id, mut conditions, .. } in std::mem::take(&mut self.jobs) {
+            let known = self.policing.known(&id);
+            conditions.extend_from_slice(&known.found);
+            known.conditions = conditions;
         }
         self.remove_sets()
     }
@@ -103,8 +105,8 @@ impl<'a> Pass<'a> {
 
     /// Gives endpoints their lists, as far as that can be while sets are changing. What fails is not at work any more.
     fn sync_endpoints(&mut self) -> Result<(), Error> {
-        for mut job in std::mem::take(&mut self.jobs) {
-            match self.sync(&mut job) {
+        for job in std::mem::take(&mut self.jobs) {
+            match self.sync(&job) {
                 Ok(()) => self.jobs.push(job),
                 Err(error) if error.is_unavailable() => return Err(error),
                 Err(error) => self.failed(job.id, &error),
@@ -113,7 +115,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    fn sync(&mut self, job: &mut Job<'_>) -> Result<(), Error> {
+    fn sync(&mut self, job: &Job<'_>) -> Result<(), Error> {
         let failing = self.policing.waits.contains(&job.id);
         let known = self.policing.known(&job.id);
         if !failing && !known.look && known.in_force.as_ref() == Some(&job.list) {
@@ -131,11 +133,7 @@ impl<'a> Pass<'a> {
         let named = known.named.get_or_insert_default();
         named.extend(list.set_ids());
         named.extend(found.policies.iter().flat_map(sets_in).map(str::to_owned));
-        for condition in sync_acls(hcn, &found, &list, &mut known.vain, self.node.now)? {
-            if !job.conditions.contains(&condition) {
-                job.conditions.push(condition);
-            }
-        }
+        known.found = sync_acls(hcn, &found, &list, &mut known.vain, self.node.now)?;
         *named = list.set_ids();
         (known.look, known.in_force) = (false, Some(list));
         self.policing.waits.forget(&job.id);
