@@ -4,6 +4,9 @@
 //! (its VIP) is not known. So the list is made right for both: what it says of backends it says already, and in front of it
 //! come rows about VIP:port, wherever its own verdict on that is not the Service's. The Service's is: allowed, if every
 //! backend is; else denied.
+//!
+//! An ACL cannot be about ports of SCTP. What is to be denied of a VIP's SCTP, denies all of that; what is to be allowed and
+//! is not, stays denied.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +20,7 @@ use tortie_policy::program::Lookup;
 use super::flatten::{Decision, Verdict};
 use super::numbers::{Addresses, Ports};
 use super::peers::Peers;
-use super::region::{Region, Side};
+use super::region::{Region, Side, has_ports_in_acls};
 use super::rows::{Row, row};
 
 /// Where rows about the addresses of Services come from.
@@ -149,6 +152,7 @@ impl<'a, L: Lookup> Services<'a, L> {
         let said = Said::new(list, self.frontends, self.lookup);
         let (mut wanted, mut partly) = (BTreeMap::new(), Told::default());
         let (mut taken, mut of_pods) = (Told::default(), Told::default());
+        let (mut without_ports, mut reachable) = (Told::default(), Vec::new());
         for front in &self.frontends.fronts {
             let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
             let backends = || front.backends.iter().map(|backend| of(*backend));
@@ -166,38 +170,59 @@ impl<'a, L: Lookup> Services<'a, L> {
                 Verdict::Allow => now == Sure::Allowed,
                 Verdict::Deny => now == Sure::Denied,
             };
+            let has_ports = has_ports_in_acls(front.port.0);
+            if !has_ports && !none {
+                reachable.push(front);
+            }
             if verdict == Verdict::Allow && !as_wanted && self.frontends.pods.contains(front.vip) {
                 // Whoever may write a Service can give it a pod's address: that does not open the way to the pod.
                 of_pods.note(front);
+            } else if verdict == Verdict::Allow && !as_wanted && !has_ports {
+                without_ports.note(front);
             } else if !as_wanted {
                 if none && self.frontends.pods.contains(front.vip) {
                     // The list lets packets to the pod, and whether these are the Service's cannot be seen.
                     of_pods.note(front);
                 }
+                let (protocol, port) = front.port;
+                let ports = if has_ports { (port.into(), port.into()) } else { (0, 65_535) };
+                if !has_ports {
+                    without_ports.note(front);
+                }
                 let addresses: &mut Vec<_> =
-                    wanted.entry((verdict == Verdict::Deny, front.port)).or_default();
+                    wanted.entry((verdict == Verdict::Deny, protocol, ports)).or_default();
                 addresses.push((front.vip, front.vip));
             }
         }
-        let rows = wanted.into_iter().map(|((deny, port), addresses)| {
-            let verdict = if deny { Verdict::Deny } else { Verdict::Allow };
-            about(verdict, port, Addresses::from_ranges(addresses))
-        });
+        let rows: Vec<Row> = wanted
+            .into_iter()
+            .map(|((deny, protocol, ports), addresses)| {
+                let verdict = if deny { Verdict::Deny } else { Verdict::Allow };
+                about(verdict, protocol, ports, Addresses::from_ranges(addresses))
+            })
+            .collect();
+        // What denies one port of SCTP of an address denies the others too.
+        let closes = |row: &Row, front: &Frontend| {
+            row.protocol == u16::from(front.port.0.0) && row.remote.addresses.literal().contains(front.vip)
+        };
+        let closed = |front: &&&Frontend| rows.iter().any(|row| closes(row, front));
+        reachable.iter().filter(closed).for_each(|front| without_ports.note(front));
+        let without_ports = without_ports
+            .condition("ServicePartlyAllowed", "its ports are ports of SCTP, which HNS cannot tell apart");
         let partly = partly.condition("ServicePartlyAllowed", "only some of the backends are allowed");
         let taken = taken.condition("ServiceAddressTaken", "another Service has the same address and port");
         let of_pods = of_pods.condition(
             "ServiceAddressTaken",
             "the address is one that pods have, and such a pod is closed at that port to whom the Service is",
         );
-        let conditions = [partly, taken, of_pods].into_iter().flatten().collect();
-        Judgement { rows: rows.collect(), conditions }
+        let conditions = [partly, taken, of_pods, without_ports].into_iter().flatten().collect();
+        Judgement { rows, conditions }
     }
 }
 
-fn about(verdict: Verdict, (protocol, port): Port, addresses: Addresses) -> Row {
-    let all = Region::all();
-    let ports = Ports::from_ranges(vec![(port.into(), port.into())]);
-    let region = Region { remote: Side { addresses: addresses.into(), ports }, ..all };
+fn about(verdict: Verdict, protocol: Protocol, ports: (u32, u32), addresses: Addresses) -> Row {
+    let ports = Ports::from_ranges(vec![ports]);
+    let region = Region { remote: Side { addresses: addresses.into(), ports }, ..Region::all() };
     row(&Decision { verdict, region, origin: SERVICE.into() }, protocol.0.into())
 }
 
@@ -300,7 +325,10 @@ impl Told {
     fn note(&mut self, front: &Frontend) {
         let (vip, (protocol, port)) = (Ipv4Addr::from(front.vip), front.port);
         for service in &front.services {
-            self.0.entry(service.clone()).or_default().push(format!("{vip}:{port}/{protocol}"));
+            let (named, front) = (self.0.entry(service.clone()).or_default(), format!("{vip}:{port}/{protocol}"));
+            if !named.contains(&front) {
+                named.push(front);
+            }
         }
     }
 
