@@ -12,10 +12,12 @@ use node::*;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
+use testkit::exceptions::no_acl_is_about_ports_of_sctp;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{
-    Dataplane, Delta, EndpointId, PodWiring, Report, Route, RouteTarget, Service, ServiceId, ServicePort,
+    Condition, Dataplane, Delta, EndpointId, PodWiring, Report, Route, RouteTarget, Service, ServiceId,
+    ServicePort,
 };
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 use tortie_hns_emulator::{Config, EgressSees, Verdict};
@@ -206,6 +208,13 @@ proptest! {
         let rules = || said.policies.iter().flatten();
         let own_ports_matter = rules().any(|rule| !rule.source.ports.is_empty());
         let (fronts, mut partly) = (said.fronts(), false);
+        let told: Vec<Condition> = report.conditions().cloned().collect();
+        // What is told of SCTP may close it, in rules and for Services, and opens nothing.
+        let agrees = |flow: &Flow, passes: bool, allowed: bool| {
+            let of_sctp = |told: &Condition| told.message.contains("ports of SCTP");
+            let narrower = allowed && !passes && flow.protocol == Protocol::SCTP;
+            passes == allowed || narrower && told.iter().any(of_sctp)
+        };
         for ((vip, protocol, port), (services, backends)) in &fronts {
             let verdicts: Vec<bool> =
                 backends.iter().flat_map(|(to, port)| flows(*to, *protocol, *port)).map(|flow| program(&flow)).collect();
@@ -214,12 +223,13 @@ proptest! {
                 let passes = node.passes(Direction::Egress, &flow);
                 let shown = || format!("{flow:?}\n{:#?}", node.acls());
                 if backends.is_empty() {
-                    prop_assert_eq!(passes, program(&flow), "a Service without backends: {}", shown());
+                    prop_assert!(agrees(&flow, passes, program(&flow)), "a Service without backends: {}", shown());
                 } else if services.len() > 1 {
                     prop_assert!(!passes, "two Services: {}", shown());
                 } else {
                     prop_assert!(all || !passes, "wider than the backends: {}", shown());
-                    prop_assert!(passes || !all || own_ports_matter, "narrower than the backends: {}", shown());
+                    let may_be_narrower = !all || own_ports_matter || agrees(&flow, passes, all);
+                    prop_assert!(passes || may_be_narrower, "narrower than the backends: {}", shown());
                 }
                 // As a connection to the Service, whichever backend it goes to.
                 for (to, target) in backends {
@@ -227,13 +237,13 @@ proptest! {
                     let (packet, front) = (packet(Direction::Egress, &direct), Some((*vip, *port)));
                     let verdict = node.hns.inner().judge_to_service(endpoint_id(CONTAINER), &packet, front).unwrap();
                     let wanted = if sees == EgressSees::Vip { passes } else { program(&direct) };
-                    prop_assert_eq!(verdict == Verdict::Allow, wanted, "{:?} by {}", direct, shown());
+                    prop_assert!(agrees(&direct, verdict == Verdict::Allow, wanted), "{:?} by {}", direct, shown());
                 }
             }
             partly |= !none && !backends.is_empty() && (services.len() > 1 || !all);
             // Without the Service.
             for flow in backends.iter().flat_map(|(to, port)| flows(*to, *protocol, *port)) {
-                prop_assert_eq!(node.passes(Direction::Egress, &flow), program(&flow), "{:?}", flow);
+                prop_assert!(agrees(&flow, node.passes(Direction::Egress, &flow), program(&flow)), "{:?}", flow);
                 let inwards = back(flow);
                 let allowed = evaluate(&said.program, Direction::Ingress, &inwards, &node.state);
                 prop_assert_eq!(node.passes(Direction::Ingress, &inwards), allowed, "{:?}", inwards);
@@ -245,16 +255,18 @@ proptest! {
                 let protocol = Protocol(protocol);
                 if !fronts.contains_key(&(vip, protocol, port)) {
                     for flow in flows(vip, protocol, port) {
-                        prop_assert_eq!(node.passes(Direction::Egress, &flow), program(&flow), "{:?}", flow);
+                        let passes = node.passes(Direction::Egress, &flow);
+                        prop_assert!(agrees(&flow, passes, program(&flow)), "{:?}", flow);
                     }
                 }
             }
         }
-        let told = report.endpoints.get(&pod_id()).into_iter().flatten();
-        let told: Vec<&str> = told.map(|condition| condition.reason).collect();
         prop_assert!(!partly || !told.is_empty());
-        prop_assert!(partly || own_ports_matter || told.is_empty(), "{told:?}");
+        // A rule that is narrower for SCTP, narrows Services of SCTP.
+        let of_sctp = |told: &Condition| told.message.contains("SCTP");
+        prop_assert!(partly || own_ports_matter || told.iter().all(of_sctp), "{told:?}");
         prop_assert!(!report.retry && report.node.is_empty());
+        prop_assert!(no_acl_is_about_ports_of_sctp(&[node.endpoint()]).is_ok(), "{:#?}", node.acls());
     }
 
     /// The list depends on what the cluster says, not on when it said it.
@@ -386,6 +398,49 @@ fn two_services_with_one_address_are_denied() {
     assert!(told.message.contains("shop/one") && told.message.contains("shop/two"), "{}", told.message);
     let report = node.apply(&[Delta::ServiceRemoved(service_id("two"))]);
     assert_eq!((rows(&node), report.endpoints.len()), (vec![], 0));
+}
+
+/// A Service with these ports of SCTP, and the backends of each.
+fn of_sctp(ports: &[(u16, &[&str])]) -> Service {
+    let port = |(port, backends): &(u16, &[&str])| ServicePort {
+        protocol: Protocol::SCTP,
+        ..service(&[], *port, backends).ports.remove(0)
+    };
+    Service { ports: ports.iter().map(port).collect(), ..service(&["10.96.0.1"], 80, &[]) }
+}
+
+/// No ACL of a VIP names a port of SCTP: what is to be denied denies all of them, and what is to be allowed is not. Either is
+/// told.
+#[test]
+fn ports_of_sctp_are_closed_and_told() {
+    let (inside, outside) = (&["10.0.0.1"][..], &["10.0.9.9"][..]);
+    let to = |nets: &[&str]| Rule { protocol: Some(Protocol::SCTP), ..to(nets) };
+    let all_denied = [(AclAction::Block, "10.96.0.1".to_owned(), "132:".to_owned())];
+    let (backends, both) = (to(&["10.0.0.0/24"]), to(&["10.96.0.0/16", "10.0.0.0/24"]));
+    let cases = [
+        (&backends, of_sctp(&[(80, inside)]), &[][..], &["10.96.0.1:80/SCTP"][..]),
+        (&backends, of_sctp(&[(80, outside)]), &[], &[]),
+        (&both, of_sctp(&[(80, inside), (81, inside)]), &[], &[]),
+        (
+            &both,
+            of_sctp(&[(80, inside), (81, outside)]),
+            &all_denied,
+            &["10.96.0.1:80/SCTP", "10.96.0.1:81/SCTP"],
+        ),
+        (&both, of_sctp(&[(81, outside)]), &all_denied, &["10.96.0.1:81/SCTP"]),
+    ];
+    for (rule, service, expected, named) in cases {
+        let shown = format!("{rule:?} {service:?}");
+        let (node, report) = started(isolated(rule.clone()).into_iter().chain([is_now("web", service)]));
+        assert_eq!(rows(&node), expected, "{shown}");
+        let told: Vec<&Condition> = report.conditions().collect();
+        let is_told = |name: &&str| told.iter().any(|told| told.message.contains(*name));
+        assert!(named.iter().all(is_told) && told.is_empty() == named.is_empty(), "{told:?} {shown}");
+        let right = |told: &&Condition| {
+            told.reason == "ServicePartlyAllowed" && told.message.contains("ports of SCTP")
+        };
+        assert!(told.iter().all(right), "{told:?} {shown}");
+    }
 }
 
 /// Whoever may write a Service could else open the way to a pod whose address he gives it.

@@ -325,7 +325,8 @@ impl Told {
     fn note(&mut self, front: &Frontend) {
         let (vip, (protocol, port)) = (Ipv4Addr::from(front.vip), front.port);
         for service in &front.services {
-            let (named, front) = (self.0.entry(service.clone()).or_default(), format!("{vip}:{port}/{protocol}"));
+            let (named, front) =
+                (self.0.entry(service.clone()).or_default(), format!("{vip}:{port}/{protocol}"));
             if !named.contains(&front) {
                 named.push(front);
             }

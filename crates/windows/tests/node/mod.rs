@@ -12,7 +12,7 @@ use tortie_dataplane::{
     ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment,
     PodWiring, Report, Route, RouteTarget, ServiceId, Settings, Vtep,
 };
-use tortie_hcn::schema::{Acl, DrMacAddress, Namespace};
+use tortie_hcn::schema::{self, Acl, DrMacAddress, Namespace};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::{
@@ -104,9 +104,14 @@ impl Node {
         self.hns.inner().judge(endpoint_id(CONTAINER), &packet(direction, flow)).unwrap() == Verdict::Allow
     }
 
+    /// The pod as HNS has it.
+    pub fn endpoint(&self) -> schema::Endpoint {
+        self.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap()
+    }
+
     /// The ACLs of the pod.
     pub fn acls(&self) -> Vec<Acl> {
-        let policies = self.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap().policies;
+        let policies = self.endpoint().policies;
         policies.iter().filter_map(|policy| policy.settings().unwrap()).collect()
     }
 }
