@@ -296,56 +296,6 @@ proptest! {
     }
 }
 
-fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
-    let parse = |text: &&str| text.parse().unwrap();
-    Service {
-        cluster_ips: vips.iter().map(parse).collect(),
-        external_ips: vec![],
-        ports: vec![ServicePort {
-            protocol: Protocol::TCP,
-            port,
-            backends: backends.iter().map(|text| (text.parse().unwrap(), 8080)).collect(),
-        }],
-    }
-}
-
-fn is_now(name: &str, service: Service) -> Delta {
-    Delta::Service(service_id(name), Arc::new(service))
-}
-
-fn to(nets: &[&str]) -> Rule {
-    let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
-    let destination = EntityMatch { nets, ..EntityMatch::default() };
-    Rule { protocol: Some(Protocol::TCP), destination, ..Rule::all(Action::Allow) }
-}
-
-/// Only what `rule` allows.
-fn isolated(rule: Rule) -> [Delta; 2] {
-    let program = EndpointProgram {
-        egress: vec![tier("default", &["out"], EndOfTier::Deny)],
-        ..EndpointProgram::default()
-    };
-    [policy("out", vec![], vec![rule]), endpoint(program)]
-}
-
-fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
-    let mut node = Node::usual();
-    node.connect();
-    let mut deltas = vec![local_node(), own_block(), allow_all()];
-    deltas.extend(more);
-    let report = node.apply(&deltas);
-    (node, report)
-}
-
-fn rows(node: &Node) -> Vec<(AclAction, String, String)> {
-    let acls = node.acls().into_iter().filter(|acl| acl.id == "tortie/Service");
-    let mut rows: Vec<_> = acls
-        .map(|acl| (acl.action, acl.remote_addresses, format!("{}:{}", acl.protocols, acl.remote_ports)))
-        .collect();
-    rows.sort_by(|a, b| a.1.cmp(&b.1));
-    rows
-}
-
 #[test]
 fn what_each_pod_pays() {
     let services = || {
@@ -359,13 +309,13 @@ fn what_each_pod_pays() {
     };
     let with = |more: Vec<Delta>| started(services().into_iter().chain(more));
     // An open pod, and one without policy that allows anything.
-    assert_eq!(rows(&with(vec![endpoint(open_program())]).0), []);
+    assert_eq!(rows_of_services(&with(vec![endpoint(open_program())]).0), []);
     let (node, report) = with(vec![endpoint(EndpointProgram::default())]);
-    assert_eq!((rows(&node), report.endpoints.len()), (vec![], 0));
+    assert_eq!((rows_of_services(&node), report.endpoints.len()), (vec![], 0));
     // One that may reach the backends of some: one ACL for all of these.
     let (node, report) = with(isolated(to(&["10.0.0.0/24"])).into());
     let allowed = (AclAction::Allow, "10.96.0.1,10.96.0.2,10.96.0.9".to_owned(), "6:80".to_owned());
-    assert_eq!(rows(&node), [allowed]);
+    assert_eq!(rows_of_services(&node), [allowed]);
     let [told] = &report.endpoints[&pod_id()][..] else { panic!("{report:?}") };
     assert_eq!(told.reason, "ServicePartlyAllowed");
     assert!(told.message.contains("shop/half (10.96.0.3:80/TCP)"), "{}", told.message);
@@ -374,7 +324,7 @@ fn what_each_pod_pays() {
     // One whose list would let it to the addresses of Services, and not to what is behind them.
     let (node, _) = with(isolated(to(&["10.96.0.0/16", "10.0.0.0/24"])).into());
     let denied = (AclAction::Block, "10.96.0.3,10.96.0.4".to_owned(), "6:80".to_owned());
-    assert_eq!(rows(&node), [denied]);
+    assert_eq!(rows_of_services(&node), [denied]);
 }
 
 #[test]
@@ -383,7 +333,7 @@ fn a_rule_about_some_of_the_pods_own_ports_is_not_enough() {
     let rule = Rule { source, ..to(&["10.0.0.0/24"]) };
     let web = is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1"]));
     let (node, report) = started(isolated(rule).into_iter().chain([web]));
-    assert_eq!(rows(&node), []);
+    assert_eq!(rows_of_services(&node), []);
     assert_eq!(report.endpoints[&pod_id()][0].reason, "ServicePartlyAllowed");
 }
 
@@ -392,55 +342,12 @@ fn two_services_with_one_address_are_denied() {
     let one = is_now("one", service(&["10.96.0.1"], 80, &["10.0.0.1"]));
     let two = is_now("two", service(&["10.96.0.1"], 80, &["10.0.0.2"]));
     let (mut node, report) = started([one, two, endpoint(open_program())]);
-    assert_eq!(rows(&node), [(AclAction::Block, "10.96.0.1".to_owned(), "6:80".to_owned())]);
+    assert_eq!(rows_of_services(&node), [(AclAction::Block, "10.96.0.1".to_owned(), "6:80".to_owned())]);
     let told = &report.endpoints[&pod_id()][0];
     assert_eq!(told.reason, "ServiceAddressTaken");
     assert!(told.message.contains("shop/one") && told.message.contains("shop/two"), "{}", told.message);
     let report = node.apply(&[Delta::ServiceRemoved(service_id("two"))]);
-    assert_eq!((rows(&node), report.endpoints.len()), (vec![], 0));
-}
-
-/// A Service with these ports of SCTP, and the backends of each.
-fn of_sctp(ports: &[(u16, &[&str])]) -> Service {
-    let port = |(port, backends): &(u16, &[&str])| ServicePort {
-        protocol: Protocol::SCTP,
-        ..service(&[], *port, backends).ports.remove(0)
-    };
-    Service { ports: ports.iter().map(port).collect(), ..service(&["10.96.0.1"], 80, &[]) }
-}
-
-/// No ACL of a VIP names a port of SCTP: what is to be denied denies all of them, and what is to be allowed is not. Either is
-/// told.
-#[test]
-fn ports_of_sctp_are_closed_and_told() {
-    let (inside, outside) = (&["10.0.0.1"][..], &["10.0.9.9"][..]);
-    let to = |nets: &[&str]| Rule { protocol: Some(Protocol::SCTP), ..to(nets) };
-    let all_denied = [(AclAction::Block, "10.96.0.1".to_owned(), "132:".to_owned())];
-    let (backends, both) = (to(&["10.0.0.0/24"]), to(&["10.96.0.0/16", "10.0.0.0/24"]));
-    let cases = [
-        (&backends, of_sctp(&[(80, inside)]), &[][..], &["10.96.0.1:80/SCTP"][..]),
-        (&backends, of_sctp(&[(80, outside)]), &[], &[]),
-        (&both, of_sctp(&[(80, inside), (81, inside)]), &[], &[]),
-        (
-            &both,
-            of_sctp(&[(80, inside), (81, outside)]),
-            &all_denied,
-            &["10.96.0.1:80/SCTP", "10.96.0.1:81/SCTP"],
-        ),
-        (&both, of_sctp(&[(81, outside)]), &all_denied, &["10.96.0.1:81/SCTP"]),
-    ];
-    for (rule, service, expected, named) in cases {
-        let shown = format!("{rule:?} {service:?}");
-        let (node, report) = started(isolated(rule.clone()).into_iter().chain([is_now("web", service)]));
-        assert_eq!(rows(&node), expected, "{shown}");
-        let told: Vec<&Condition> = report.conditions().collect();
-        let is_told = |name: &&str| told.iter().any(|told| told.message.contains(*name));
-        assert!(named.iter().all(is_told) && told.is_empty() == named.is_empty(), "{told:?} {shown}");
-        let right = |told: &&Condition| {
-            told.reason == "ServicePartlyAllowed" && told.message.contains("ports of SCTP")
-        };
-        assert!(told.iter().all(right), "{told:?} {shown}");
-    }
+    assert_eq!((rows_of_services(&node), report.endpoints.len()), (vec![], 0));
 }
 
 /// Whoever may write a Service could else open the way to a pod whose address he gives it.
@@ -463,11 +370,11 @@ fn a_pods_address_is_not_opened_by_a_service() {
     let more = [Delta::Vtep(vtep), block, is_now("evil", victim)];
     let (mut node, report) = started(more.into_iter().chain(isolated(to(&["10.0.0.0/24"]))));
     let allowed = (AclAction::Allow, "10.96.0.1,192.0.2.1".to_owned(), "6:80".to_owned());
-    assert_eq!(rows(&node), [allowed]);
+    assert_eq!(rows_of_services(&node), [allowed]);
     assert!(report.endpoints[&pod_id()][0].message.contains("10.0.7.7:80/TCP"), "{report:?}");
     // The block is another's than pods'.
     node.apply(&[Delta::RouteRemoved("10.0.7.0/26".parse().unwrap())]);
-    assert_eq!(rows(&node)[0].1, "10.0.7.7,10.96.0.1,192.0.2.1");
+    assert_eq!(rows_of_services(&node)[0].1, "10.0.7.7,10.96.0.1,192.0.2.1");
 }
 
 #[test]
@@ -478,7 +385,7 @@ fn thousands_of_services_are_a_few_acls() {
         is_now(&format!("s{number}"), service(&[&vip], port, &["10.0.0.1"]))
     });
     let (node, _) = started(services.chain(isolated(to(&["10.0.0.0/24"]))));
-    let mut lengths: Vec<_> = rows(&node)
+    let mut lengths: Vec<_> = rows_of_services(&node)
         .iter()
         .map(|(_, addresses, ports)| (ports.clone(), addresses.split(',').count()))
         .collect();
@@ -524,7 +431,7 @@ fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
     let changes = node.hns.take_changes();
     assert_eq!(changes.len(), 1, "{changes:?}");
     assert!(format!("{changes:?}").contains(&endpoint_id(CONTAINER).to_string()), "{changes:?}");
-    assert_eq!(rows(&node), []);
+    assert_eq!(rows_of_services(&node), []);
 }
 
 /// By sets or spelled out: what is in the sets counts, also when only that changes.

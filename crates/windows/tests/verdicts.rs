@@ -276,7 +276,7 @@ fn between(
     let verdicts =
         || -> Vec<bool> { flows.iter().map(|(direction, flow)| node.passes(*direction, flow)).collect() };
     let old = verdicts();
-    tells_of_nothing_but(&dataplane.apply(after), &[Exception::SctpPorts])?;
+    let _is_told = tells_of_nothing_but(&dataplane.apply(after), &[Exception::SctpPorts])?;
     let new = verdicts();
     for seen in watched.seen.lock().unwrap().iter() {
         for (index, passes) in seen.iter().enumerate() {
