@@ -16,8 +16,7 @@ use testkit::exceptions::no_acl_is_about_ports_of_sctp;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, EndpointId, PodWiring, Route, RouteTarget, Service, ServiceId,
-    ServicePort,
+    Condition, Dataplane, Delta, EndpointId, PodWiring, Route, RouteTarget, Service, ServiceId, ServicePort,
 };
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 use tortie_hns_emulator::{Config, EgressSees, Verdict};

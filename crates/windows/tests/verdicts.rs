@@ -20,7 +20,7 @@ use testkit::exceptions::{Exception, no_acl_is_about_ports_of_sctp};
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report;
-use tortie_dataplane::{Condition, Dataplane, Delta, NodeState, PodWiring, Report};
+use tortie_dataplane::{Dataplane, Delta, NodeState, PodWiring, Report};
 use tortie_hcn::schema::{Modify, PolicyList, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Hcn, Kind};
 use tortie_hns_emulator::{Config, DefaultAction, Emulator, Recorder};
@@ -156,8 +156,9 @@ fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
 fn told_of(report: &Report, exceptions: &[Exception]) -> Result<Vec<Exception>, TestCaseError> {
     let tells =
         |condition| exceptions.iter().copied().filter(move |exception| exception.is_told_by(condition));
-    prop_assert!(report.conditions().all(|condition| tells(condition).next().is_some()), "{report:?}");
-    Ok(report.conditions().flat_map(tells).collect())
+    let mut told = report.endpoints.values().flatten();
+    prop_assert!(told.all(|condition| tells(condition).next().is_some()), "{report:?}");
+    Ok(report.endpoints.values().flatten().flat_map(tells).collect())
 }
 
 proptest! {
