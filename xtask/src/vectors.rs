@@ -124,8 +124,11 @@ fn replay_file(file: &str, on: On, judge: &mut Judge) -> Result<usize> {
     for difference in tally.differences.iter().take(SHOWN) {
         println!("  {difference}");
     }
-    let narrower: String =
-        tally.narrower.iter().map(|(name, count)| format!("{count} verdicts {name}, ")).collect();
+    let narrower: String = tally
+        .narrower
+        .iter()
+        .map(|(name, count)| format!("{count} verdicts {name} (closed, and told), "))
+        .collect();
     println!(
         "{file} on {on}: {} cells, {} of them a pod to itself (never leaves the pod, not judged), {narrower}{} differences, {:.2} s",
         tally.cells,
@@ -133,6 +136,10 @@ fn replay_file(file: &str, on: On, judge: &mut Judge) -> Result<usize> {
         tally.differences.len(),
         begun.elapsed().as_secs_f64(),
     );
+    // Of an exception there are few.
+    if tally.narrower.values().any(|count| count * 50 >= tally.cells) {
+        bail!("too much is narrower than published: {:?}", tally.narrower);
+    }
     if tally.cells == tally.to_itself {
         bail!("{file} holds nothing that can be judged");
     }
