@@ -19,7 +19,7 @@ use tortie_dataplane::{
     Dataplane as _, Delta, EndpointId, NodeState, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
 };
 use tortie_hcn::schema::{Endpoint, Namespace};
-use tortie_hcn::{Feature, Hcn, HcnExt};
+use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::Flow;
 use tortie_windows::{
@@ -27,6 +27,7 @@ use tortie_windows::{
 };
 
 use crate::clusters::Objects;
+use crate::exceptions::no_acl_is_about_ports_of_sctp;
 use crate::told::tell;
 
 /// A way to have policy rendered.
@@ -118,6 +119,7 @@ struct Node {
     calc: Calc,
     dataplane: WindowsDataplane,
     wiring: WindowsWiring,
+    network: Guid,
     block: Ipv4Net,
 }
 
@@ -203,7 +205,7 @@ impl Cluster {
     /// it, and the dataplanes are told what follows.
     ///
     /// # Errors
-    /// A pod could not be connected or disconnected.
+    /// A pod could not be connected or disconnected, or has an ACL such as we do not write.
     pub fn change(&mut self, objects: &Objects) -> Result<Vec<Report>> {
         let mut new: BTreeMap<Key, Value> = objects.iter().cloned().collect();
         self.rendering.ask_for(&mut new);
@@ -212,7 +214,12 @@ impl Cluster {
         self.objects = new;
         self.connect()?;
         let told = self.nodes.iter_mut().zip(deltas);
-        Ok(told.map(|(node, deltas)| node.dataplane.apply(&deltas)).collect())
+        let reports = told.map(|(node, deltas)| node.dataplane.apply(&deltas)).collect();
+        for node in &self.nodes {
+            let endpoints = node.hns.inner().endpoints_of_network(node.network)?;
+            no_acl_is_about_ports_of_sctp(&endpoints)?;
+        }
+        Ok(reports)
     }
 
     fn connect(&mut self) -> Result<()> {
@@ -310,13 +317,13 @@ impl Node {
         ensure!((rendering.suits)(&config), "HNS {} has nothing for {}", config.version, rendering.name);
         let hns = Arc::new(Recorder::new(Emulator::new(config)));
         let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
-        ensure_overlay(&*hns, &spec)?;
+        let network = ensure_overlay(&*hns, &spec)?.id;
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
         let mut dataplane = WindowsDataplane::with_clock(hcn, None, clock);
         dataplane.apply(&[Delta::Route(Route { destination: block, target: RouteTarget::Local })]);
         let calc = Calc::new(name).with_services();
-        Ok(Self { hns, calc, dataplane, wiring, block })
+        Ok(Self { hns, calc, dataplane, wiring, network, block })
     }
 
     fn connect(&self, place: &Place, address: Ipv4Addr) -> Result<()> {

@@ -2,6 +2,7 @@
 
 pub mod clusters;
 pub mod emulator;
+pub mod exceptions;
 pub mod flows;
 pub mod frames;
 #[cfg(target_os = "linux")]

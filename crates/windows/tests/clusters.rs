@@ -19,6 +19,7 @@ use serde_json::Value;
 use testkit::clusters::services::{Call, calls, fronts, services};
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
 use testkit::emulator::{Cluster, RENDERINGS, Rendering, on_windows};
+use testkit::exceptions::{Exception, REASON};
 use testkit::flows::{beginnings, explain, judged};
 use testkit::random::{Random, Tally, rounds};
 use tortie_api::net::Protocol;
@@ -46,16 +47,12 @@ const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 1);
 /// How many of them are asked of a cluster on average: more than 10⁵ of those that the three versions get.
 const FLOWS: usize = 64;
 
-/// The one exception: ICMP types in rules, which HNS cannot match. Less is allowed, and the endpoint bears this condition.
-const ICMP_TYPES: &str = "RuleNotExpressible";
-
 /// What an endpoint is told that has an address of IPv6: Windows has none on VXLAN.
 const NOT_SERVED: &str = "AddressNotServed";
 
 /// What endpoints may be told.
-const KNOWN: [&str; 4] = [ICMP_TYPES, PARTLY, TAKEN, NOT_SERVED];
+const KNOWN: [&str; 4] = [REASON, PARTLY, TAKEN, NOT_SERVED];
 
-const NARROWER: &str = "narrower: ICMP types";
 const OWN_NODE: &str = "from its own node";
 const BOTH_FAMILIES: &str = "of pods with IPv6, too";
 const IPV6_ALONE: &str = "to and from pods with IPv6 alone";
@@ -326,13 +323,13 @@ fn compare(
             (flow.destination, ours.ingress, is_allowed(&answer.ingress)),
         ]
         .map(|(address, passes, allowed)| {
-            let is_told = |reason| is_told(cluster, &reports, address, reason);
+            let narrower = || exception(cluster, &reports, address, flow.protocol);
             match passes {
                 None => Outcome::Same,
                 Some(passes) if passes == allowed => Outcome::Same,
                 Some(false) if address == flow.source && callers.is_taken_by_a_service(flow) => Outcome::Same,
-                Some(false) if flow.protocol == Protocol::ICMP && is_told(ICMP_TYPES) => Outcome::Narrower,
-                Some(_) => Outcome::Wrong,
+                Some(false) => narrower().map_or(Outcome::Wrong, Outcome::Narrower),
+                Some(true) => Outcome::Wrong,
             }
         });
         if [egress, ingress].contains(&Outcome::Wrong) {
@@ -345,7 +342,8 @@ fn compare(
                 explain(flow),
             ));
         }
-        let narrower = [egress, ingress].contains(&Outcome::Narrower).then(|| NARROWER.to_owned());
+        let narrower = [egress, ingress].into_iter().find_map(Outcome::narrower);
+        let narrower = narrower.map(|exception| exception.name().to_owned());
         let too = [flow.source, flow.destination].iter().any(|address| has_ipv6(cluster, *address));
         let too = too.then(|| BOTH_FAMILIES.to_owned());
         kinds(cluster, flow)
@@ -361,8 +359,14 @@ fn compare(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Same,
-    Narrower,
+    Narrower(Exception),
     Wrong,
+}
+
+impl Outcome {
+    fn narrower(self) -> Option<Exception> {
+        if let Self::Narrower(exception) = self { Some(exception) } else { None }
+    }
 }
 
 fn is_allowed(trace: &Option<Trace>) -> bool {
@@ -439,9 +443,16 @@ fn has_ipv6(cluster: &Cluster, address: IpAddr) -> bool {
     cluster.addresses().any(|other| other.is_ipv6() && place.is_some() && cluster.place(other) == place)
 }
 
-fn is_told(cluster: &Cluster, reports: &[Report], address: IpAddr, reason: &str) -> bool {
+/// The exception that flows of the protocol fall under at this end, if the endpoint bears the condition that tells of it.
+fn exception(
+    cluster: &Cluster,
+    reports: &[Report],
+    address: IpAddr,
+    protocol: Protocol,
+) -> Option<Exception> {
     let told = cluster.place(address).and_then(|place| reports[place.node].endpoints.get(&place.endpoint));
-    told.is_some_and(|told| told.iter().any(|condition| condition.reason == reason))
+    let is_told = |exception: &Exception| told.into_iter().flatten().any(|told| exception.is_told_by(told));
+    Exception::of(protocol).filter(is_told)
 }
 
 /// What a flow counts as.
@@ -458,7 +469,8 @@ fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
     ["all".to_owned(), flow.protocol.to_string(), way.to_owned()]
 }
 
-/// Of every kind some must have passed and some not; from its own node a pod is reached always; the exception must be one.
+/// Of every kind some must have passed and some not; from its own node a pod is reached always; the exceptions must be
+/// some, and few.
 fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
     let ways = [
         "TCP",
@@ -472,11 +484,11 @@ fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
         BOTH_FAMILIES,
     ];
     let few = asked.lacking(ways.map(str::to_owned), clusters / 10);
-    let ((all, _), (probes, reached), (narrower, _)) =
-        (asked.of("all"), asked.of(OWN_NODE), asked.of(NARROWER));
+    let ((all, _), (probes, reached)) = (asked.of("all"), asked.of(OWN_NODE));
     assert_eq!(probes, reached, "a node reaches its own pods");
-    assert!(narrower * 50 < all, "{narrower} of {all} flows are narrower");
-    few.or_else(|| {
+    assert_eq!(Exception::too_many(asked), None);
+    let none = Exception::ALL.into_iter().find(|exception| asked.of(exception.name()).0 == 0);
+    few.or_else(|| none.map(|exception| format!("nothing is {}", exception.name()))).or_else(|| {
         let (alone, _) = asked.of(IPV6_ALONE);
         let few = (clusters / 10).max(1);
         let enough = all >= clusters * FLOWS && probes >= few && alone >= few;

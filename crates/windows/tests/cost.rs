@@ -45,8 +45,10 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
     Costing::new(state, node_addresses().into_iter().map(v4).collect())
 }
 
-/// What Calico for Windows can express of it, and its API allows.
+/// What Calico for Windows can express of it, and its API allows; without ports of SCTP, which it writes as if HNS knew
+/// them.
 fn expressible(mut said: Said) -> Said {
+    said.address_ports.retain(|(_, protocol, _)| *protocol != Protocol::SCTP);
     for rule in said.policies.iter_mut().flat_map(|rules| rules.ingress.iter_mut().chain(&mut rules.egress)) {
         (rule.not_protocol, rule.icmp, rule.not_icmp) = (None, None, None);
         for side in [&mut rule.source, &mut rule.destination] {
@@ -54,7 +56,8 @@ fn expressible(mut said: Said) -> Said {
             side.not_sets.clear();
             side.not_ports.clear();
             side.not_port_sets.clear();
-            if !side.ports.is_empty() && !rule.protocol.is_some_and(Protocol::has_ports) {
+            let has_ports = rule.protocol.is_some_and(Protocol::has_ports);
+            if !side.ports.is_empty() && (!has_ports || rule.protocol == Some(Protocol::SCTP)) {
                 rule.protocol = Some(Protocol::TCP);
             }
         }

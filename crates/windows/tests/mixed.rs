@@ -16,10 +16,10 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 use testkit::clusters::{Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
 use testkit::emulator::{RENDERINGS, Rendering};
+use testkit::exceptions::Exception;
 use testkit::flows::{beginnings, explain, judged};
 use testkit::mixed::{Cluster, NODES, System, addresses, between_pods, placed};
 use testkit::random::{Random, Tally};
-use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Report;
 use tortie_hns_emulator::{Config, SetReading, SeveralSets};
@@ -28,9 +28,6 @@ use tortie_policy::program::Flow;
 
 const CLUSTERS: u32 = 220;
 const PACKETS: usize = 120;
-
-/// The one exception: ICMP types in rules, which HNS cannot match. Less is allowed, and the endpoint bears this condition.
-const ICMP_TYPES: &str = "RuleNotExpressible";
 
 const CLASSES: [&str; 6] = [
     "Linux to Windows",
@@ -44,7 +41,6 @@ const FROM_OWN_NODE: [&str; 2] = ["own node to Linux", "own node to Windows"];
 const FROM_OTHER_NODES: [&str; 2] = ["other node to Linux", "other node to Windows"];
 const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
 const READINGS: [SetReading; 2] = [SetReading::Endpoint, SetReading::Flow];
-const NARROWER: &str = "narrower: ICMP types";
 
 /// Flows in clusters where ACLs name sets, which HNS reads in that way.
 fn by_sets_as(reading: SetReading) -> String {
@@ -161,8 +157,8 @@ fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Tally) -> Result<(), 
     for (index, flow) in flows.iter().enumerate() {
         let (arrives, answer) = (passed.contains(&index), judged(&oracle, flow));
         let allowed = [&answer.egress, &answer.ingress].into_iter().all(is_allowed);
-        let narrower = allowed && !arrives && may_be_narrower(cluster, &reports, flow);
-        if arrives != allowed && !narrower {
+        let narrower = if allowed && !arrives { exception(cluster, &reports, flow) } else { None };
+        if arrives != allowed && narrower.is_none() {
             let said =
                 [&answer.egress, &answer.ingress].map(|trace| trace.as_ref().map(|trace| trace.verdict));
             return Err(format!(
@@ -173,18 +169,22 @@ fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Tally) -> Result<(), 
             ));
         }
         let kinds = ["all".to_owned(), format!("{}, {}", class(cluster, flow), flow.protocol)];
-        let others =
-            [narrower.then(|| NARROWER.to_owned()), by_sets.then(|| by_sets_as(case.config.set_reading))];
+        let others = [
+            narrower.map(|exception| exception.name().to_owned()),
+            by_sets.then(|| by_sets_as(case.config.set_reading)),
+        ];
         kinds.into_iter().chain(others.into_iter().flatten()).for_each(|kind| asked.count(kind, arrives));
     }
     Ok(())
 }
 
-/// Nodes say nothing, and pods on Windows at most the one thing that is known.
+/// Nodes say nothing, and pods on Windows at most what is known.
 fn in_force(reports: &[Report]) -> Result<(), String> {
     for (report, (node, system)) in reports.iter().zip(NODES) {
-        let known = |reason| system == System::Windows && reason == ICMP_TYPES;
-        let told = report.conditions().any(|condition| !known(condition.reason));
+        let known = |told: &_| {
+            system == System::Windows && Exception::ALL.iter().any(|exception| exception.is_told_by(told))
+        };
+        let told = report.conditions().any(|condition| !known(condition));
         if report.retry || !report.node.is_empty() || told {
             return Err(format!("{node}: {report:?}"));
         }
@@ -199,14 +199,11 @@ fn from_nodes(cluster: &Cluster) -> Vec<Flow> {
     (0..NODES.len()).flat_map(of_node).collect()
 }
 
-/// Whether an end of the flow bears the condition that its ACLs allow less.
-fn may_be_narrower(cluster: &Cluster, reports: &[Report], flow: &Flow) -> bool {
-    let is_told = |address| {
-        let at = cluster.place(address);
-        let told = at.and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
-        told.is_some_and(|told| told.iter().any(|condition| condition.reason == ICMP_TYPES))
-    };
-    flow.protocol == Protocol::ICMP && (is_told(flow.source) || is_told(flow.destination))
+/// The exception that the flow falls under, if an end of it bears the condition that its ACLs allow less.
+fn exception(cluster: &Cluster, reports: &[Report], flow: &Flow) -> Option<Exception> {
+    let told = |address| cluster.place(address).and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
+    let mut told = [flow.source, flow.destination].into_iter().filter_map(told).flatten();
+    Exception::of(flow.protocol).filter(|exception| told.any(|told| exception.is_told_by(told)))
 }
 
 fn is_allowed(trace: &Option<Trace>) -> bool {
@@ -238,7 +235,7 @@ fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
 }
 
 /// Of every class and protocol, and by every reading of sets, some must have arrived and some not, in proportion to the
-/// number of clusters; from its own node a pod is reached always; the exception must be one.
+/// number of clusters; from its own node a pod is reached always; the exceptions must be few.
 fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
     let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
     let others =
@@ -246,8 +243,8 @@ fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
     let few = asked.lacking(kinds.chain(others), (clusters / 100).max(1));
     let own = FROM_OWN_NODE.map(|from| asked.of(&format!("{from}, UDP")));
     assert!(own.iter().all(|(sent, arrived)| sent == arrived), "a node reaches its own pods: {own:?}");
-    let ((all, _), (narrower, _)) = (asked.of("all"), asked.of(NARROWER));
-    assert!(narrower * 50 < all, "{narrower} of {all} flows are narrower");
+    let (all, _) = asked.of("all");
+    assert_eq!(Exception::too_many(asked), None);
     few.or_else(|| {
         let enough = all >= clusters * 20 && own.iter().all(|(sent, _)| *sent >= clusters / 10);
         (!enough).then(|| format!("{all} flows of {clusters} clusters, probes {own:?}"))

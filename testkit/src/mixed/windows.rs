@@ -18,6 +18,7 @@ use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWir
 
 use super::services::{Balanced, Proxy};
 use super::{End, Host, Place, VNI, path_of};
+use crate::exceptions::no_acl_is_about_ports_of_sctp;
 
 const INTERFACE: &str = "eth0";
 
@@ -80,7 +81,9 @@ impl Host for Node {
     }
 
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report> {
-        Ok(self.dataplane.apply(deltas))
+        let report = self.dataplane.apply(deltas);
+        no_acl_is_about_ports_of_sctp(&self.hns.endpoints_of_network(self.overlay.id)?)?;
+        Ok(report)
     }
 
     fn balance(&mut self, services: &[Balanced], providers: &BTreeMap<Ipv4Addr, Ipv4Addr>) -> Result<()> {

@@ -74,6 +74,7 @@ impl Rule {
 
     pub(super) fn matches(&self, packet: &Packet) -> bool {
         let protocol = u16::from(packet.protocol);
+        // Whether HNS matches ports of SCTP, the sources disagree: tests see to it that nothing depends on it.
         let has_ports = matches!(packet.protocol, 6 | 17 | 132);
         let port = |list: &Ranges, port: u16| match list {
             Ranges::Any => true,

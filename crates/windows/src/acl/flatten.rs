@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use tortie_api::net::{Action, Direction};
+use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::Condition;
 use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule, TierProgram};
 
@@ -131,7 +131,7 @@ impl<L: Lookup> Flattener<'_, L> {
         }
         let Matched { exact, vague } = matched(rule, self.direction, &self.view);
         if !vague.is_empty() {
-            self.conditions.push(self.not_expressible(id, index, rule.action));
+            self.conditions.push(self.not_expressible(id, index, rule.action, &vague));
         }
         let decide = |verdict, regions: Vec<Region>| {
             let origin: Arc<str> = id.to_string().into();
@@ -180,20 +180,28 @@ impl<L: Lookup> Flattener<'_, L> {
         if reached.len() > MOST_DECISIONS { Err(TooMany(id.to_string())) } else { Ok(reached) }
     }
 
-    fn not_expressible(&self, id: &PolicyId, index: usize, action: Action) -> Condition {
+    fn not_expressible(&self, id: &PolicyId, index: usize, action: Action, vague: &[Region]) -> Condition {
+        let sctp = |region: &&Region| region.protocols.contains(Protocol::SCTP);
+        let of_sctp = vague.iter().filter(sctp).count();
+        let (what, protocols) = match (of_sctp > 0, of_sctp < vague.len()) {
+            (false, _) => ("ICMP types", "ICMP"),
+            (true, false) => ("ports of SCTP", "SCTP"),
+            (true, true) => ("ICMP types and ports of SCTP", "ICMP and SCTP"),
+        };
         let consequence = match action {
-            Action::Allow => "it allows nothing here",
-            Action::Deny => "it denies all ICMP that its other criteria match",
-            _ => {
-                "of the ICMP that its other criteria match, only what later rules and the next tier both allow passes"
-            }
+            Action::Allow => format!("it allows no {protocols} here"),
+            Action::Deny => format!("it denies all {protocols} that its other criteria match"),
+            _ => format!(
+                "of the {protocols} that its other criteria match, only what later rules and the next tier both allow \
+                 passes"
+            ),
         };
         // Counted from one, as on Linux and by people.
         let (direction, number) = (self.direction, index + 1);
         Condition {
             reason: "RuleNotExpressible",
             message: format!(
-                "{id}: {direction:?} rule {number} ({action:?}) matches ICMP types, which HNS cannot: {consequence}"
+                "{id}: {direction:?} rule {number} ({action:?}) matches {what}, which HNS cannot: {consequence}"
             ),
         }
     }
@@ -208,7 +216,7 @@ fn too_many_rules(direction: Direction, policy: &str) -> Condition {
         reason: "TooManyRules",
         message: format!(
             "{policy}: with it the {direction:?} policy comes to more than {MOST_DECISIONS} decisions, or takes too long to \
-             work out: all of it is denied; Pass rules that match ICMP types cost most"
+             work out: all of it is denied; Pass rules that match ICMP types or ports of SCTP cost most"
         ),
     }
 }

@@ -126,9 +126,30 @@ pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>)
             remote: remote.side.clone(),
         };
         let pairs = local.iter().flat_map(|local| remote.iter().map(move |remote| (local, remote)));
-        pairs.map(combine).filter(|region| !region.is_empty()).collect()
+        pairs.map(combine).filter(|region| !region.is_empty()).collect::<Vec<_>>()
     };
-    Matched { exact: regions(exact), vague: regions(vague) }
+    let mut matched = Matched { exact: regions(exact), vague: regions(vague) };
+    matched.vague.extend(matched.exact.iter_mut().filter_map(without_inexpressible_ports));
+    matched.exact.retain(|region| !region.is_empty());
+    matched
+}
+
+/// Whether an ACL can be about ports of the protocol. Of SCTP the sources say different things (Calico for Windows writes
+/// such ACLs; azure-npm refuses them, as HNS does not support SCTP), so that nothing may depend on it.
+pub fn has_ports_in_acls(protocol: Protocol) -> bool {
+    protocol.has_ports() && protocol != Protocol::SCTP
+}
+
+/// Takes SCTP out of a region that has only some of its ports. `Some`: all of SCTP between the same addresses.
+fn without_inexpressible_ports(region: &mut Region) -> Option<Region> {
+    let sctp = Protocols::of(&[Protocol::SCTP]);
+    let has_all_ports = region.local.ports.is_all() && region.remote.ports.is_all();
+    if has_all_ports || region.protocols.and(sctp).is_empty() {
+        return None;
+    }
+    region.protocols = region.protocols.and(sctp.not());
+    let all_ports = |side: &Side| Side { ports: Ports::all(), ..side.clone() };
+    Some(Region { protocols: sctp, local: all_ports(&region.local), remote: all_ports(&region.remote) })
 }
 
 /// The protocols that the rule names exactly, and those of which it means some messages only.

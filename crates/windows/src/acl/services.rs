@@ -4,6 +4,9 @@
 //! (its VIP) is not known. So the list is made right for both: what it says of backends it says already, and in front of it
 //! come rows about VIP:port, wherever its own verdict on that is not the Service's. The Service's is: allowed, if every
 //! backend is; else denied.
+//!
+//! An ACL cannot be about ports of SCTP. What is to be denied of a VIP's SCTP, denies all of that; what is to be allowed and
+//! is not, stays denied.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +20,7 @@ use tortie_policy::program::Lookup;
 use super::flatten::{Decision, Verdict};
 use super::numbers::{Addresses, Ports};
 use super::peers::Peers;
-use super::region::{Region, Side};
+use super::region::{Region, Side, has_ports_in_acls};
 use super::rows::{Row, row};
 
 /// Where rows about the addresses of Services come from.
@@ -147,57 +150,100 @@ impl<'a, L: Lookup> Services<'a, L> {
 
     fn judge_list(&self, list: &[Decision]) -> Judgement {
         let said = Said::new(list, self.frontends, self.lookup);
-        let (mut wanted, mut partly) = (BTreeMap::new(), Told::default());
-        let (mut taken, mut of_pods) = (Told::default(), Told::default());
+        let mut found = Found::default();
         for front in &self.frontends.fronts {
-            let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
-            let backends = || front.backends.iter().map(|backend| of(*backend));
-            let (all, none) =
-                (backends().all(|sure| sure == Sure::Allowed), backends().all(|sure| sure == Sure::Denied));
-            let collides = front.services.len() > 1;
-            if collides && !none {
-                taken.note(front);
-            } else if !all && !none {
-                partly.note(front);
-            }
-            let now = said.of(front.port, front.vip);
-            let verdict = if all && !collides { Verdict::Allow } else { Verdict::Deny };
-            let as_wanted = match verdict {
-                Verdict::Allow => now == Sure::Allowed,
-                Verdict::Deny => now == Sure::Denied,
-            };
-            if verdict == Verdict::Allow && !as_wanted && self.frontends.pods.contains(front.vip) {
-                // Whoever may write a Service can give it a pod's address: that does not open the way to the pod.
-                of_pods.note(front);
-            } else if !as_wanted {
-                if none && self.frontends.pods.contains(front.vip) {
-                    // The list lets packets to the pod, and whether these are the Service's cannot be seen.
-                    of_pods.note(front);
-                }
-                let addresses: &mut Vec<_> =
-                    wanted.entry((verdict == Verdict::Deny, front.port)).or_default();
-                addresses.push((front.vip, front.vip));
-            }
+            found.front(front, &said, &self.frontends.pods);
         }
-        let rows = wanted.into_iter().map(|((deny, port), addresses)| {
-            let verdict = if deny { Verdict::Deny } else { Verdict::Allow };
-            about(verdict, port, Addresses::from_ranges(addresses))
-        });
-        let partly = partly.condition("ServicePartlyAllowed", "only some of the backends are allowed");
-        let taken = taken.condition("ServiceAddressTaken", "another Service has the same address and port");
-        let of_pods = of_pods.condition(
-            "ServiceAddressTaken",
-            "the address is one that pods have, and such a pod is closed at that port to whom the Service is",
-        );
-        let conditions = [partly, taken, of_pods].into_iter().flatten().collect();
-        Judgement { rows: rows.collect(), conditions }
+        found.judgement()
     }
 }
 
-fn about(verdict: Verdict, (protocol, port): Port, addresses: Addresses) -> Row {
-    let all = Region::all();
-    let ports = Ports::from_ranges(vec![(port.into(), port.into())]);
-    let region = Region { remote: Side { addresses: addresses.into(), ports }, ..all };
+/// What has been found out about a list so far.
+#[derive(Default)]
+struct Found<'a> {
+    /// The VIPs that need a row, by what these are about.
+    wanted: BTreeMap<Wanted, Vec<(u32, u32)>>,
+    /// What of SCTP has backends that are allowed.
+    reachable: Vec<&'a Frontend>,
+    partly: Told,
+    taken: Told,
+    of_pods: Told,
+    of_sctp: Told,
+}
+
+/// Whether to deny, the protocol, and the ports.
+type Wanted = (bool, Protocol, (u32, u32));
+
+impl<'a> Found<'a> {
+    /// What a list says of one VIP:port and its backends.
+    fn front(&mut self, front: &'a Frontend, said: &Said<'_>, pods: &Addresses) {
+        let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
+        let backends = || front.backends.iter().map(|backend| of(*backend));
+        let (all, none) =
+            (backends().all(|sure| sure == Sure::Allowed), backends().all(|sure| sure == Sure::Denied));
+        let collides = front.services.len() > 1;
+        if collides && !none {
+            self.taken.note(front);
+        } else if !all && !none {
+            self.partly.note(front);
+        }
+        let (protocol, port) = front.port;
+        let has_ports = has_ports_in_acls(protocol);
+        if !has_ports && !none {
+            self.reachable.push(front);
+        }
+        let denies = !all || collides;
+        let as_wanted = said.of(front.port, front.vip) == if denies { Sure::Denied } else { Sure::Allowed };
+        if as_wanted {
+            return;
+        }
+        let is_pods = pods.contains(front.vip);
+        if is_pods && (none || !denies) {
+            // Whoever may write a Service can give it a pod's address: that does not open the way to the pod. And where the
+            // list lets packets to the pod, whether these are the Service's cannot be seen.
+            self.of_pods.note(front);
+        }
+        if !has_ports {
+            self.of_sctp.note(front);
+        }
+        if denies || has_ports && !is_pods {
+            let ports = if has_ports { (port.into(), port.into()) } else { (0, 65_535) };
+            self.wanted.entry((denies, protocol, ports)).or_default().push((front.vip, front.vip));
+        }
+    }
+
+    fn judgement(mut self) -> Judgement {
+        let row = |((denies, protocol, ports), addresses)| {
+            let verdict = if denies { Verdict::Deny } else { Verdict::Allow };
+            about(verdict, protocol, ports, Addresses::from_ranges(addresses))
+        };
+        let rows: Vec<Row> = self.wanted.into_iter().map(row).collect();
+        // What denies one port of SCTP of an address denies the others too.
+        let closes = |row: &Row, front: &Frontend| {
+            row.protocol == u16::from(front.port.0.0) && row.remote.addresses.literal().contains(front.vip)
+        };
+        for front in self.reachable {
+            if rows.iter().any(|row| closes(row, front)) {
+                self.of_sctp.note(front);
+            }
+        }
+        let conditions = [
+            self.partly.condition("ServicePartlyAllowed", "only some of the backends are allowed"),
+            self.taken.condition("ServiceAddressTaken", "another Service has the same address and port"),
+            self.of_pods.condition(
+                "ServiceAddressTaken",
+                "the address is one that pods have, and such a pod is closed at that port to whom the Service is",
+            ),
+            self.of_sctp
+                .condition("ServicePartlyAllowed", "its ports are ports of SCTP, which HNS cannot tell apart"),
+        ];
+        Judgement { rows, conditions: conditions.into_iter().flatten().collect() }
+    }
+}
+
+fn about(verdict: Verdict, protocol: Protocol, ports: (u32, u32), addresses: Addresses) -> Row {
+    let ports = Ports::from_ranges(vec![ports]);
+    let region = Region { remote: Side { addresses: addresses.into(), ports }, ..Region::all() };
     row(&Decision { verdict, region, origin: SERVICE.into() }, protocol.0.into())
 }
 
@@ -300,7 +346,11 @@ impl Told {
     fn note(&mut self, front: &Frontend) {
         let (vip, (protocol, port)) = (Ipv4Addr::from(front.vip), front.port);
         for service in &front.services {
-            self.0.entry(service.clone()).or_default().push(format!("{vip}:{port}/{protocol}"));
+            let (named, front) =
+                (self.0.entry(service.clone()).or_default(), format!("{vip}:{port}/{protocol}"));
+            if !named.contains(&front) {
+                named.push(front);
+            }
         }
     }
 

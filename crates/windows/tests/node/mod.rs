@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tortie_api::calico::WindowsPolicySets;
-use tortie_api::net::{Action, Direction};
+use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{
     ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment,
-    PodWiring, Report, Route, RouteTarget, ServiceId, Settings, Vtep,
+    PodWiring, Report, Route, RouteTarget, Service, ServiceId, ServicePort, Settings, Vtep,
 };
-use tortie_hcn::schema::{Acl, DrMacAddress, Namespace};
+use tortie_hcn::schema::{self, Acl, AclAction, DrMacAddress, Namespace};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::{
-    EndOfTier, EndpointProgram, Flow, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
+    EndOfTier, EndpointProgram, EntityMatch, Flow, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
 };
 use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
 
@@ -104,9 +104,14 @@ impl Node {
         self.hns.inner().judge(endpoint_id(CONTAINER), &packet(direction, flow)).unwrap() == Verdict::Allow
     }
 
+    /// The pod as HNS has it.
+    pub fn endpoint(&self) -> schema::Endpoint {
+        self.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap()
+    }
+
     /// The ACLs of the pod.
     pub fn acls(&self) -> Vec<Acl> {
-        let policies = self.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap().policies;
+        let policies = self.endpoint().policies;
         policies.iter().filter_map(|policy| policy.settings().unwrap()).collect()
     }
 }
@@ -221,4 +226,59 @@ pub fn back(flow: Flow) -> Flow {
 
 pub fn service_id(name: &str) -> ServiceId {
     ServiceId { namespace: "shop".into(), name: name.into() }
+}
+
+/// A Service with this port of TCP.
+pub fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
+    let parse = |text: &&str| text.parse().unwrap();
+    Service {
+        cluster_ips: vips.iter().map(parse).collect(),
+        external_ips: vec![],
+        ports: vec![ServicePort {
+            protocol: Protocol::TCP,
+            port,
+            backends: backends.iter().map(|text| (text.parse().unwrap(), 8080)).collect(),
+        }],
+    }
+}
+
+/// The Service comes, or becomes this.
+pub fn is_now(name: &str, service: Service) -> Delta {
+    Delta::Service(service_id(name), Arc::new(service))
+}
+
+/// Allows TCP to these networks.
+pub fn to(nets: &[&str]) -> Rule {
+    let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
+    let destination = EntityMatch { nets, ..EntityMatch::default() };
+    Rule { protocol: Some(Protocol::TCP), destination, ..Rule::all(Action::Allow) }
+}
+
+/// Only what `rule` allows.
+pub fn isolated(rule: Rule) -> [Delta; 2] {
+    let program = EndpointProgram {
+        egress: vec![tier("default", &["out"], EndOfTier::Deny)],
+        ..EndpointProgram::default()
+    };
+    [policy("out", vec![], vec![rule]), endpoint(program)]
+}
+
+/// A node that has been told this.
+pub fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
+    let mut node = Node::usual();
+    node.connect();
+    let mut deltas = vec![local_node(), own_block(), allow_all()];
+    deltas.extend(more);
+    let report = node.apply(&deltas);
+    (node, report)
+}
+
+/// What Services have added.
+pub fn rows_of_services(node: &Node) -> Vec<(AclAction, String, String)> {
+    let acls = node.acls().into_iter().filter(|acl| acl.id == "tortie/Service");
+    let mut rows: Vec<_> = acls
+        .map(|acl| (acl.action, acl.remote_addresses, format!("{}:{}", acl.protocols, acl.remote_ports)))
+        .collect();
+    rows.sort_by(|a, b| a.1.cmp(&b.1));
+    rows
 }

@@ -2,7 +2,8 @@
 //! address ACLs see.
 //!
 //! One exception is known (semantics 24). Where the address seen is the Service's, and some of its backends are denied, or
-//! that cannot be told, all of it is closed: then the endpoint bears a condition that names the Service.
+//! that cannot be told, all of it is closed: then the endpoint bears a condition that names the Service. Another one is
+//! that of flows to pods, ports of SCTP: rules with such, and Services with such, may be closed, and that is told.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,8 +12,10 @@ use serde_json::Value;
 use testkit::clusters::Objects;
 use testkit::clusters::services::{Call, Front};
 use testkit::emulator::{Cluster, Rendering};
+use testkit::exceptions::Exception;
 use testkit::flows::{explain, judged};
 use testkit::random::Tally;
+use tortie_api::net::Protocol;
 use tortie_dataplane::{Condition, Report};
 use tortie_hns_emulator::EgressSees;
 use tortie_policy::oracle::Oracle;
@@ -25,6 +28,7 @@ pub const PARTLY: &str = "ServicePartlyAllowed";
 pub const TAKEN: &str = "ServiceAddressTaken";
 
 pub const NARROWER: &str = "narrower: Services";
+const NARROWER_SCTP: &str = "narrower: ports of SCTP, of Services";
 pub const SEES: [EgressSees; 2] = [EgressSees::Backend, EgressSees::Vip];
 /// Own ports of clients between which rules tell apart.
 const OWN_PORTS: [u16; 7] = [0, 53, 80, 81, 443, 40_000, 65_535];
@@ -40,13 +44,16 @@ pub fn kinds<'a>(renderings: impl Iterator<Item = &'a Rendering>) -> Vec<String>
 }
 
 /// Whichever address is seen, and by every way to render policy, some must have come through and some not; and the
-/// exception must have come up, and be one.
+/// exceptions must have come up, and be such.
 pub fn lacking(asked: &Tally, kinds: &[String], fewest: usize) -> Option<String> {
     let all: usize = kinds.iter().map(|kind| asked.of(kind).0).sum();
-    let (narrower, _) = asked.of(NARROWER);
+    let is_exception = |name: &&str| {
+        let (narrower, _) = asked.of(name);
+        narrower > 0 && narrower * 30 < all
+    };
     asked.lacking(kinds.iter().cloned(), fewest).or_else(|| {
-        let is_exception = narrower > 0 && narrower * 30 < all;
-        (!is_exception).then(|| format!("{all} connections to Services, {narrower} narrower"))
+        let other = [NARROWER, NARROWER_SCTP].into_iter().find(|name| !is_exception(name))?;
+        Some(format!("{all} connections to Services, {} of them {other}", asked.of(other).0))
     })
 }
 
@@ -91,18 +98,34 @@ impl Callers<'_> {
                 "{what}: {flow:?} to {front:?}\n{ours:?}; the oracle: {egress}, {ingress}\n{acls:#?}\n{explained}"
             )
         };
-        if ours.ingress.is_some_and(|passes| passes != ingress) {
-            return Err(wrong(&"the backend's ingress"));
+        let passes = ours.ingress.unwrap_or(ingress);
+        let mut of_sctp = false;
+        if passes != ingress {
+            of_sctp = true;
+            if passes || !self.is_told_of_sctp(flow.destination, front) {
+                return Err(wrong(&"the backend's ingress"));
+            }
         }
         let passes = ours.egress.unwrap_or(true);
         let mut narrower = false;
         if front.backends.is_empty() || !front_seen {
-            if passes != egress && (passes || !self.is_taken_by_a_service(flow)) {
-                return Err(wrong(&"the client's egress"));
+            if passes != egress && !self.is_taken_by_a_service(flow) {
+                of_sctp = true;
+                if !self.is_told_of_sctp(flow.source, front) {
+                    return Err(wrong(&"the client's egress"));
+                }
+            }
+            if passes && !egress {
+                return Err(wrong(&"the client's egress is open"));
             }
         } else if passes {
             if !egress || front.services.len() > 1 || !self.all_allowed(front, flow) {
                 return Err(wrong(&"wider than the backends"));
+            }
+        } else if egress && front.protocol == Protocol::SCTP {
+            of_sctp = true;
+            if !self.is_told(flow.source, front) && !self.is_told_of_sctp(flow.source, front) {
+                return Err(wrong(&"closed without telling of SCTP"));
             }
         } else if egress {
             narrower = true;
@@ -116,6 +139,7 @@ impl Callers<'_> {
         if !front.backends.is_empty() {
             asked.count(self.kind, ours.all());
             narrower.then(|| asked.count(NARROWER, false));
+            of_sctp.then(|| asked.count(NARROWER_SCTP, false));
         }
         Ok(())
     }
@@ -132,7 +156,11 @@ impl Callers<'_> {
     /// Whether a Service has taken the address and port that a flow is to, though it is a pod's. What ACLs see there may be
     /// for the Service: that may close it, and never opens it. The client's endpoint bears a condition.
     pub fn is_taken_by_a_service(&self, flow: &Flow) -> bool {
-        let takes = |front: &&Front| front.takes(flow) && !front.backends.is_empty();
+        // What is denied of one port of SCTP is denied of all.
+        let of_sctp = |front: &&Front| {
+            flow.destination == front.address && [flow.protocol, front.protocol] == [Protocol::SCTP; 2]
+        };
+        let takes = |front: &&Front| (front.takes(flow) || of_sctp(front)) && !front.backends.is_empty();
         self.fronts
             .iter()
             .filter(takes)
@@ -174,12 +202,20 @@ impl Callers<'_> {
         })
     }
 
+    /// Whether the front is of SCTP, and the pod is told that a rule with ports of it is narrower.
+    fn is_told_of_sctp(&self, pod: IpAddr, front: &Front) -> bool {
+        let is_told = |told: &Condition| Exception::SctpPorts.is_told_by(told);
+        front.protocol == Protocol::SCTP && self.conditions(pod).any(is_told)
+    }
+
+    fn conditions(&self, pod: IpAddr) -> impl Iterator<Item = &Condition> {
+        let told =
+            self.cluster.place(pod).and_then(|place| self.reports[place.node].endpoints.get(&place.endpoint));
+        told.into_iter().flatten()
+    }
+
     fn told(&self, client: IpAddr) -> impl Iterator<Item = &Condition> {
-        let told = self
-            .cluster
-            .place(client)
-            .and_then(|place| self.reports[place.node].endpoints.get(&place.endpoint));
-        told.into_iter().flatten().filter(|told| [PARTLY, TAKEN].contains(&told.reason))
+        self.conditions(client).filter(|told| [PARTLY, TAKEN].contains(&told.reason))
     }
 
     /// Nobody is told of a Service where all of it is as the backends are.
@@ -192,7 +228,9 @@ impl Callers<'_> {
             let has_one = |front: &Front| {
                 let nobody = (front.address, front.port);
                 let flows = OWN_PORTS.map(|own| front.flow(address, own, nobody));
-                self.is_told(client, front) && flows.iter().any(|flow| self.may_be_closed(front, flow))
+                let may_be_closed =
+                    |flow| front.protocol == Protocol::SCTP || self.may_be_closed(front, flow);
+                self.is_told(client, front) && flows.iter().any(may_be_closed)
             };
             if !self.fronts.iter().any(has_one) {
                 let told: Vec<_> = self.told(client).collect();
