@@ -153,18 +153,18 @@ impl Callers<'_> {
         Ok(ours.egress == Some(true) && !is_allowed(&judged(self.oracle, &direct).egress))
     }
 
-    /// Whether a Service has taken the address and port that a flow is to, though it is a pod's. What ACLs see there may be
-    /// for the Service: that may close it, and never opens it. The client's endpoint bears a condition.
+    /// Whether a Service has taken the address and port that a flow is to, though it is a pod's, or the address, if both are
+    /// of SCTP. What ACLs see there may be for the Service: that may close it, and never opens it. The client's endpoint bears
+    /// a condition.
     pub fn is_taken_by_a_service(&self, flow: &Flow) -> bool {
         // What is denied of one port of SCTP is denied of all.
         let of_sctp = |front: &&Front| {
             flow.destination == front.address && [flow.protocol, front.protocol] == [Protocol::SCTP; 2]
         };
         let takes = |front: &&Front| (front.takes(flow) || of_sctp(front)) && !front.backends.is_empty();
-        self.fronts
-            .iter()
-            .filter(takes)
-            .any(|front| PODS.contains(&front.address) && self.is_told(flow.source, front))
+        self.fronts.iter().filter(takes).any(|front| {
+            (PODS.contains(&front.address) || of_sctp(&front)) && self.is_told(flow.source, front)
+        })
     }
 
     /// Whether the client may reach each backend. Itself it does.
