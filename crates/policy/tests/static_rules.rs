@@ -117,3 +117,29 @@ fn they_come_before_policy_on_their_node() {
         assert_eq!(named, by.map(|name| ("windows", name)), "{asked}: {answer:?}");
     }
 }
+
+/// A report that somebody has damaged, or a newer agent has written.
+#[test]
+fn rules_that_cannot_be_read_are_told_of() {
+    let mut snapshot = cluster();
+    let key = Key::global(Kind::NodeReport, "windows");
+    let mut report = snapshot.get(&key).unwrap().value.clone();
+    report["status"]["staticRules"][0]["ruleType"] = json!("Other");
+    snapshot.insert(key, report, None);
+    let question = |from: &str| Question {
+        from: Peer::Address(from.parse().unwrap()),
+        to: Peer::Pod { namespace: "web".into(), name: "a".into() },
+        protocol: Protocol::TCP,
+        source_port: 40_000,
+        destination_port: 80,
+        icmp: None,
+        via: None,
+    };
+    // From elsewhere, and from the pod's own node.
+    for from in ["203.0.113.9", "172.16.0.3"] {
+        let answer = Oracle::new(&snapshot).evaluate(&question(from)).unwrap();
+        let notes = answer.notes.join("\n");
+        assert!(notes.contains("the report of node windows cannot be read"), "{from}: {notes}");
+        assert!(notes.contains("Other"), "{from}: {notes}");
+    }
+}

@@ -71,16 +71,28 @@ impl Oracle<'_> {
     }
 
     /// What the static rules of the pod's node say, if they decide (semantics 26). Not all of them are asked of what the
-    /// node itself sends.
+    /// node itself sends. `notes` gets it if a report cannot be read.
     pub(super) fn before_policy(
         &self,
         pod: &Workload,
         direction: Direction,
         packet: &Packet<'_>,
         from_own_node: bool,
+        notes: &mut Vec<String>,
     ) -> Option<Trace> {
-        let report = self.snapshot.get(&Key::global(Kind::NodeReport, &pod.node))?;
-        let Ok(Resource::NodeReport(report)) = &report.resource else { return None };
+        let stored = self.snapshot.get(&Key::global(Kind::NodeReport, &pod.node))?;
+        let report = match &stored.resource {
+            Ok(Resource::NodeReport(report)) => report,
+            Ok(_) => return None,
+            Err(problem) => {
+                notes.push(format!(
+                    "the report of node {} cannot be read ({problem}): if the node has static rules, they are not in this \
+                     answer",
+                    pod.node
+                ));
+                return None;
+            }
+        };
         let [source, destination] =
             [&packet.source, &packet.destination].map(|side| (side.address, side.port));
         let rule = StaticRule::decisive(&report.status.static_rules, |rule| {

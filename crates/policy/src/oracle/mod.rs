@@ -112,7 +112,7 @@ impl<'a> Oracle<'a> {
         for hop in &way.hops {
             match hop {
                 Hop::Pod(pod, direction) => {
-                    let before = self.before_policy(pod, *direction, &packet, false);
+                    let before = self.before_policy(pod, *direction, &packet, false, &mut answer.notes);
                     let trace = before.unwrap_or_else(|| self.judge(&Asked::pod(pod), *direction, &packet));
                     answer.verdict = answer.verdict.and(trace.verdict);
                     match direction {
@@ -121,7 +121,8 @@ impl<'a> Oracle<'a> {
                     }
                 }
                 Hop::Probed(pod) => {
-                    let before = self.before_policy(pod, Direction::Ingress, &packet, true);
+                    let before =
+                        self.before_policy(pod, Direction::Ingress, &packet, true, &mut answer.notes);
                     let verdict = before.as_ref().map_or(Verdict::Allow, |trace| trace.verdict);
                     if verdict == Verdict::Deny {
                         answer
