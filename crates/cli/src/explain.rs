@@ -249,6 +249,7 @@ fn show_trace(trace: &Trace) {
         DecidedBy::StaticRule { node, name } => {
             format!("by the static rule {name} of node {node}, before policy")
         }
+        DecidedBy::BuiltIn { rule } => format!("before policy: {rule}"),
         DecidedBy::Failsafe => "as a failsafe port, which its policies do not close".to_owned(),
         DecidedBy::Nobody if trace.reply => "as no rule allows it".to_owned(),
         DecidedBy::Nobody => "as no rule decides".to_owned(),

@@ -126,16 +126,25 @@ impl Oracle<'_> {
         applying.map(|(index, _)| index).collect()
     }
 
-    /// What the profile says: its stored rules, those of a namespace that exists, or nothing.
+    /// Where the rules of a profile come from.
     pub(crate) fn profile_of(&self, name: &str) -> SeenProfile<'_> {
         match self.snapshot.get(&Key::global(Kind::Profile, name)) {
             Some(stored) => SeenProfile::Stored(stored),
-            None => match name.strip_prefix("kns.") {
-                Some(namespace) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
-                None if name == HostEndpoint::DEFAULT_ALLOW => SeenProfile::AllowsAll,
-                _ => SeenProfile::Nothing,
+            None if name == HostEndpoint::DEFAULT_ALLOW => SeenProfile::AllowsAll,
+            None => match (name.strip_prefix("kns."), name.strip_prefix("ksa.")) {
+                (Some(namespace), _) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
+                (_, Some(account)) if self.account_exists(account) => SeenProfile::WithoutRules,
+                _ => SeenProfile::Missing,
             },
         }
+    }
+
+    /// Whether there is a service account of this name, given as `namespace.name`.
+    fn account_exists(&self, account: &str) -> bool {
+        let key = account
+            .split_once('.')
+            .map(|(namespace, name)| Key::namespaced(Kind::ServiceAccount, namespace, name));
+        key.is_some_and(|key| self.snapshot.get(&key).is_some())
     }
 
     /// What one end's policies say of a packet; nothing where that end is under none.
@@ -190,11 +199,16 @@ pub(crate) fn shown_labels(what: &str, selector: &LabelSelector) -> String {
     kubernetes::shown_selector(what, selector)
 }
 
-/// What a pod's profile comes to.
+/// Where the rules of a profile come from.
 pub(crate) enum SeenProfile<'a> {
+    /// From an object.
     Stored(&'a Stored),
+    /// It is that of a namespace, or the default of automatic host endpoints.
     AllowsAll,
-    Nothing,
+    /// It is that of a service account, and leaves the decision to the next profile.
+    WithoutRules,
+    /// It does not exist, and denies.
+    Missing,
 }
 
 impl<'a> SeenPod<'a> {

@@ -122,6 +122,12 @@ pub enum DecidedBy {
         /// The rule.
         name: String,
     },
+    /// What holds for every pod's packets, before policy: tunnels from pods, and how IPv6 neighbours find each other
+    /// (semantics 22, 38).
+    BuiltIn {
+        /// What holds, in words.
+        rule: String,
+    },
     /// No tier decided, and no profile allows.
     NoProfile,
     /// No rule of the table decided: the next one is asked, and after the last the packet passes.
@@ -291,10 +297,11 @@ impl Trace {
         }
     }
 
-    /// The whole trace, if the last profile decided. A profile's Pass has nowhere to pass to, and drops.
+    /// The whole trace, if the last profile decided. A profile that passes leaves the decision to the next one.
     pub(super) fn decided_by_profile(&mut self) -> Option<Self> {
         let profile = self.profiles.last()?;
-        let verdict = Verdict::from(profile.decision? == Action::Allow);
+        let decision = profile.decision.filter(|decision| *decision != Action::Pass)?;
+        let verdict = Verdict::from(decision == Action::Allow);
         let decided_by = profile.decided_by();
         Some(self.decided(verdict, decided_by))
     }
