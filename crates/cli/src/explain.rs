@@ -262,8 +262,9 @@ fn show_trace(trace: &Trace) {
         Table::Forward => ", forwarded",
     };
     let reply = if trace.reply { ", the reply" } else { "" };
+    let at_pod = if trace.at_pod { ", at the pod's interface" } else { "" };
     let verdict = verdict(trace.verdict);
-    output::line(&format!("\n{direction} {}{table}{reply}: {verdict} {by}", trace.endpoint));
+    output::line(&format!("\n{direction} {}{at_pod}{table}{reply}: {verdict} {by}", trace.endpoint));
     for tier in &trace.tiers {
         show_tier(tier);
     }

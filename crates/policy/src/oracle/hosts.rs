@@ -26,6 +26,8 @@ pub(super) enum HostLink {
 pub(super) struct HostHop<'a> {
     pub(super) interface: &'a HostInterface,
     pub(super) at: HostLink,
+    /// Whether the node is the sender's; the receiver's otherwise.
+    pub(super) near: bool,
     /// Into the node by it, or out.
     pub(super) direction: Direction,
     /// Whether the node passes the packet on, rather than being its sender or receiver.
@@ -37,13 +39,21 @@ pub(super) struct HostHop<'a> {
 }
 
 impl Oracle<'_> {
-    /// What each table says, in order, until one settles it.
+    /// What each table says, in order, until one settles it. Tables that nobody wrote anything for are left out.
     pub(super) fn judge_host(
         &self,
         hop: &HostHop<'_>,
         packet: &Packet<'_>,
         notes: &mut Vec<String>,
     ) -> Vec<Trace> {
+        let mut traces = self.ask_tables(hop, packet, notes);
+        traces
+            .retain(|trace| trace.decided_by != DecidedBy::Nobody || !trace.tiers.is_empty() || trace.reply);
+        traces.iter_mut().for_each(|trace| trace.at_pod = hop.at == HostLink::Pod);
+        traces
+    }
+
+    fn ask_tables(&self, hop: &HostHop<'_>, packet: &Packet<'_>, notes: &mut Vec<String>) -> Vec<Trace> {
         let HostHop { interface, at, direction, forwarded, before, .. } = hop;
         let early = before.map_or_else(|| packet.clone(), |(address, port)| packet.towards(address, port));
         let ask_of = |interface: &HostInterface, table, packet: &Packet<'_>, direction| {
@@ -84,7 +94,6 @@ impl Oracle<'_> {
             let decided = trace.decided_by != DecidedBy::Nobody;
             traces.push(trace);
             if decided {
-                traces.retain(|trace| trace.decided_by != DecidedBy::Nobody || !trace.tiers.is_empty());
                 return traces;
             }
         }
@@ -98,8 +107,6 @@ impl Oracle<'_> {
                 traces.push(trace.decided(Verdict::Allow, DecidedBy::Failsafe));
             }
         }
-        // Tables that nobody wrote anything for are not worth a word.
-        traces.retain(|trace| trace.decided_by != DecidedBy::Nobody || !trace.tiers.is_empty());
         traces
     }
 

@@ -203,12 +203,9 @@ fn hops<'a>(
         return vec![];
     }
     // The interface between a pod and its node, which only a host endpoint of all interfaces covers.
-    let of_pod = |end: &End<'a>, direction, forwarded| {
-        let End::Pod(pod, _) = end else { return None };
-        let interface = world.all_interfaces(&pod.node)?;
-        let before = via.filter(|_| direction == Direction::Ingress);
-        let at = HostLink::Pod;
-        Some(Hop::Host(HostHop { interface, at, direction, forwarded, source: None, before }))
+    let of_pod = |end: &End<'a>, direction, forwarded| match end {
+        End::Pod(pod, _) => at_pod(world, pod, direction, forwarded, via).map(Hop::Host),
+        _ => None,
     };
     if near.is_some() && near == far {
         // Inside one node no packet passes another interface that could have a host endpoint.
@@ -239,7 +236,8 @@ fn hops<'a>(
         let source = translated.filter(|_| direction == Direction::Ingress);
         let forwarded = matches!(end, End::Pod(..));
         let (at, before) = (HostLink::Outside, via.filter(|_| first));
-        Some(Hop::Host(HostHop { interface, at, direction, forwarded, source, before }))
+        let near = direction == Direction::Egress;
+        Some(Hop::Host(HostHop { interface, at, near, direction, forwarded, source, before }))
     };
     let way = [
         pod(from, Direction::Egress),
@@ -250,6 +248,21 @@ fn hops<'a>(
         pod(to, Direction::Ingress),
     ];
     way.into_iter().flatten().collect()
+}
+
+/// The interface between a pod and its node, where a host endpoint of all interfaces covers it: what the pod sends comes
+/// in there, and what it receives goes out.
+pub(super) fn at_pod<'a>(
+    world: &'a World,
+    pod: &Workload,
+    direction: Direction,
+    forwarded: bool,
+    via: Option<(IpAddr, u16)>,
+) -> Option<HostHop<'a>> {
+    let interface = world.all_interfaces(&pod.node)?;
+    let near = direction == Direction::Ingress;
+    let before = via.filter(|_| near);
+    Some(HostHop { interface, at: HostLink::Pod, near, direction, forwarded, source: None, before })
 }
 
 /// The address of the sender's node, where a pool with natOutgoing has the packet leave with it.

@@ -84,6 +84,9 @@ pub struct Trace {
     /// Whether this is about the reply, of a packet that is not tracked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reply: bool,
+    /// Whether this is about the interface between a pod and its node, which a host endpoint of all interfaces covers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_pod: bool,
     /// What comes of it.
     pub verdict: Verdict,
     /// What decided.
@@ -255,6 +258,7 @@ impl Trace {
             direction,
             table,
             reply: false,
+            at_pod: false,
             verdict: Verdict::Deny,
             decided_by: DecidedBy::NoProfile,
             tiers: Vec::new(),

@@ -113,6 +113,17 @@ impl Asked {
         uses
     }
 
+    /// What a host endpoint of all interfaces asks of packets, before DNAT and where its node forwards them.
+    pub(super) fn of_all_interfaces(&self, host: &HostSight) -> Uses {
+        let mut uses = Uses::default();
+        uses.add(&self.failsafe[side(Direction::Ingress)]);
+        self.add_policies(host.policies(Table::PreDnat, Direction::Ingress), Direction::Ingress, &mut uses);
+        for direction in DIRECTIONS {
+            self.add_policies(host.policies(Table::Forward, direction), direction, &mut uses);
+        }
+        uses
+    }
+
     fn add_policies(&self, policies: &[usize], direction: Direction, uses: &mut Uses) {
         let asked = policies.iter().filter_map(|index| self.policies.get(*index));
         asked.for_each(|both| uses.add(&both[side(direction)]));
