@@ -148,11 +148,17 @@ fn the_overlay_goes_on_under_a_host_endpoint_of_all_interfaces() {
     serve(&nodes[1].namespace, 8080);
     assert!(nodes[0].is_cut_off(node_address(2), 8080), "the nodes themselves are closed");
 
-    // What is forwarded has policies of its own.
+    // What is forwarded has policies of its own, which also concern what comes in from the node's own pods.
     nodes[1].change(|state| policy(state, "closed", vec![Rule::all(Action::Deny)], vec![]));
     let forward = HostEndpointProgram { forward: tier(&["closed"], &[]), ..HostEndpointProgram::default() };
     nodes[1].host("all", "*", Some(forward));
-    assert!(pods[0].is_cut_off(pods[1].address, 80) && pods[1].reaches(&pods[0], 80));
+    assert!(pods[0].is_cut_off(pods[1].address, 80) && pods[1].is_cut_off(pods[0].address, 80));
+    let forward = HostEndpointProgram { forward: tier(&[], &["closed"]), ..HostEndpointProgram::default() };
+    nodes[1].change(|state| policy(state, "closed", vec![], vec![Rule::all(Action::Deny)]));
+    nodes[1].host("all", "*", Some(forward));
+    assert!(pods[0].is_cut_off(pods[1].address, 80), "it goes out to the pod");
+    nodes[1].host("all", "*", None);
+    assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
 }
 
 /// A named interface goes before `*`; of two host endpoints for one interface the first by name counts.

@@ -42,7 +42,7 @@ fn no_packet_is_lost_and_none_gets_through() {
 /// What does not fit in one transaction closes pods meanwhile, and opens none.
 #[test]
 fn none_gets_through_in_many_transactions() {
-    watch(Config { transaction_bytes: 8_000, ..Config::default() }, false);
+    watch(Config { transaction_bytes: 9_000, ..Config::default() }, false);
 }
 
 /// How a cluster becomes another one.

@@ -241,7 +241,7 @@ fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<
 #[test]
 fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let node = Arc::new(Node::new());
-    let small = |guard_table| Config { guard_table, transaction_bytes: 8_000, ..Config::default() };
+    let small = |guard_table| Config { guard_table, transaction_bytes: 9_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Dataplane::open(small(guard)).unwrap()).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
@@ -310,7 +310,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
 #[test]
 fn members_do_not_come_before_the_rules_that_they_come_with() {
     let node = Arc::new(Node::new());
-    let config = Config { transaction_bytes: 8_000, ..Config::default() };
+    let config = Config { transaction_bytes: 9_000, ..Config::default() };
     let mut dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
     let id = random_states::id("pod");
     let (set, policy) = (SetId::new("s:some"), common::cluster::policy_id("some"));

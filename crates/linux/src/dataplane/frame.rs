@@ -37,6 +37,7 @@ const INPUT_FROM: &str = "input-from";
 const INPUT: &str = "input";
 pub const FROM_WORKLOAD: &str = "from-workload";
 pub const TO_WORKLOAD: &str = "to-workload";
+const NEVER_FROM_WORKLOAD: &str = "from-workload-never";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";
@@ -80,6 +81,7 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
             from_pods_to_node(config, node).into_iter().chain(hosts(HOST_IN)).collect(),
         ),
         (FROM_WORKLOAD, None, from_workload(node)),
+        (NEVER_FROM_WORKLOAD, None, never_from_workload(node)),
         (TO_WORKLOAD, None, to_workload(node)),
         (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
@@ -104,10 +106,12 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
 
 /// Whether a chain or a set may be there whatever endpoints there are.
 pub fn is_of_frame(name: &str) -> bool {
-    let chains = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT, FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
+    let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
+    let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
     let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS];
     let is_map = |slot: &Slot| slot.maps().0 == name || slot.maps().1 == name;
-    chains.contains(&name)
+    base.contains(&name)
+        || chains.contains(&name)
         || sets.contains(&name)
         || host_frame::is_chain(name)
         || nat::is_part(name)
@@ -189,15 +193,26 @@ fn goto(chain: &str) -> Expr {
     Expr::Verdict(Verdict::Goto(chain.to_owned()))
 }
 
-/// Packets from pods: none of them are tunnels, as another node would take what is in them for packets of ours
-/// (`calico.md` 6.3); all of them are from the pod's own addresses, also in an established flow, which is not the pod's
+/// What no pod sends, whatever its policy: tunnels, unless they are allowed, as another node would take what is in them for
+/// packets of ours (`felix/rules/static.go`); and advertisements of routers.
+fn never_from_workload(node: &NodeState) -> Vec<Rule> {
+    let vxlan = exprs(&udp_to(vxlan_port(node)));
+    let ipip = Test::Protocol { numbers: vec![4], invert: false }.exprs();
+    let all = [
+        (!node.settings.vxlan_from_workloads, vxlan, "no VXLAN from pods"),
+        (!node.settings.ipip_from_workloads, ipip, "no IPIP from pods"),
+        (true, neighbour_discovery(&[134]), "no router advertisements from pods"),
+    ];
+    let dropped =
+        |(_, exprs, comment)| Rule::new([exprs, vec![Expr::Verdict(Verdict::Drop)]].concat(), comment);
+    all.into_iter().filter(|(holds, ..)| *holds).map(dropped).collect()
+}
+
+/// Packets from pods: none of them are what no pod sends; all of them are from the pod's own addresses, also in an established flow, which is not the pod's
 /// own if its packets carry another pod's address; and those that begin a flow are asked of the pod's program.
 fn from_workload(node: &NodeState) -> Vec<Rule> {
-    let drop = || vec![Expr::Verdict(Verdict::Drop)];
-    let port = vxlan_port(node);
-    let vxlan = [exprs(&udp_to(port)), drop()].concat();
-    let ipip = [Test::Protocol { numbers: vec![4], invert: false }.exprs(), drop()].concat();
-    let mut rules = vec![Rule::new(vxlan, "no VXLAN from pods"), Rule::new(ipip, "no IPIP from pods")];
+    let never = Expr::Verdict(Verdict::Jump(NEVER_FROM_WORKLOAD.to_owned()));
+    let mut rules = vec![Rule::new(vec![never], "")];
     for family in [Family::V4, Family::V6] {
         let behind = Field::Interface.length() as Register / 4;
         let mut foreign = Test::Family(family).exprs();

@@ -5,8 +5,13 @@
 //!                                            └─ forward-from ─▶ host-forward-in ─ forward-to ─▶ host-forward-out
 //! the node sends ─ raw-out ─ (connection) ─ output ─▶ host-out
 //! ```
-//! Failsafe ports come first everywhere. Loopback, packets of pods, neighbour discovery and the overlay's own packets
-//! between nodes are under no host endpoint's policy. A named interface goes before `*`.
+//! Failsafe ports come first everywhere. Loopback, neighbour discovery and the overlay's own packets between nodes are under
+//! no host endpoint's policy. A named interface goes before `*`. Packets of pods are asked about before DNAT and where the
+//! node forwards them, if there is a host endpoint for `*`; otherwise they are under no host endpoint's policy:
+//!
+//! ```text
+//! from a pod ─ prednat ─▶ forward-from-pods ─▶ host-forward-in        to a pod ─ forward-to-pods ─▶ host-forward-out
+//! ```
 
 use tortie_api::net::Protocol;
 use tortie_dataplane::{Failsafe, NodeState};
@@ -33,6 +38,13 @@ pub const HOST_FORWARD_OUT: &str = "host-forward-out";
 /// The interface that stands for all that have no host endpoint of their own.
 pub const EVERY_INTERFACE: &str = "*";
 
+/// What a host endpoint for `*` decides about forwarded packets of pods.
+const FORWARD_FROM_PODS: &str = "forward-from-pods";
+const FORWARD_TO_PODS: &str = "forward-to-pods";
+/// Before the pods' own policies, and after them.
+const BEFORE_PODS: i32 = -11;
+const AFTER_PODS: i32 = 1;
+
 /// Before connections are tracked (`NF_IP_PRI_RAW`).
 const RAW: i32 = -300;
 /// After that, and before addresses are translated (`NF_IP_PRI_MANGLE`).
@@ -45,7 +57,10 @@ pub fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> {
     }
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
     let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
-    let open = |key| [not_of_hosts(config, key), overlay(node, key), stays_open(node, key)].concat();
+    let pods_too = is_for_every_interface(node);
+    let exempt =
+        |key, pods| [not_of_hosts(config, key, pods), overlay(node, key), stays_open(node, key)].concat();
+    let open = |key| exempt(key, true);
     let untracked = |key, slot| [open(key), replies_stay_open(node, key), ask(slot)].concat();
     let flow = || Vec::from(by_flow());
     let settled = || vec![accept(is_settled(), "allowed where it came in")];
@@ -57,28 +72,46 @@ pub fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> {
         (
             PRE_DNAT,
             base(Hook::Prerouting, MANGLE),
-            [settled(), established(), open(input), ask(Slot::HostPreDnat)].concat(),
+            [settled(), established(), exempt(input, !pods_too), ask(Slot::HostPreDnat)].concat(),
         ),
         (HOST_IN, None, [settled(), open(input), flow(), ask(Slot::HostIn)].concat()),
         (OUTPUT, base(Hook::Output, 0), [settled(), open(output), flow(), ask(Slot::HostOut)].concat()),
         (HOST_FORWARD_IN, None, [settled(), flow(), ask(Slot::HostForwardIn)].concat()),
         (HOST_FORWARD_OUT, None, [flow(), ask(Slot::HostForwardOut)].concat()),
     ];
-    all.map(|(name, base, rules)| (name.to_owned(), Chain { base, rules })).into()
+    let forwarded = |name, priority, key, chain: &str| {
+        let goto = Expr::Verdict(Verdict::Goto(chain.to_owned()));
+        let rules = are_pods(config, key).map(|pods| Rule::new([pods, vec![goto.clone()]].concat(), ""));
+        (name, base(Hook::Forward, priority), rules.into())
+    };
+    let of_pods = [
+        forwarded(FORWARD_FROM_PODS, BEFORE_PODS, input, HOST_FORWARD_IN),
+        forwarded(FORWARD_TO_PODS, AFTER_PODS, output, HOST_FORWARD_OUT),
+    ];
+    let chains = all.into_iter().chain(of_pods.into_iter().filter(|_| pods_too));
+    chains.map(|(name, base, rules)| (name.to_owned(), Chain { base, rules })).collect()
+}
+
+/// Whether there is a host endpoint for all interfaces.
+fn is_for_every_interface(node: &NodeState) -> bool {
+    node.host_endpoints.values().any(|host| host.interface.as_deref() == Some(EVERY_INTERFACE))
 }
 
 /// Whether a chain is one of these.
 pub fn is_chain(name: &str) -> bool {
-    [RAW_IN, RAW_OUT, PRE_DNAT, OUTPUT, HOST_IN, HOST_FORWARD_IN, HOST_FORWARD_OUT].contains(&name)
+    let base = [RAW_IN, RAW_OUT, PRE_DNAT, OUTPUT, FORWARD_FROM_PODS, FORWARD_TO_PODS];
+    base.contains(&name) || [HOST_IN, HOST_FORWARD_IN, HOST_FORWARD_OUT].contains(&name)
 }
 
-/// What no host endpoint is about: loopback, pods, and how neighbours find each other.
-fn not_of_hosts(config: &Config, interface: MetaKey) -> Vec<Rule> {
+/// What no host endpoint is about: loopback, pods unless they are asked about, and how neighbours find each other.
+fn not_of_hosts(config: &Config, interface: MetaKey, pods: bool) -> Vec<Rule> {
     let value = Key::interface("lo").bytes().to_vec();
     let loopback =
         vec![Expr::Meta { register: 0, key: interface }, Expr::Cmp { register: 0, op: CmpOp::Equal, value }];
     let mut rules = vec![accept(loopback, "loopback")];
-    rules.extend(are_pods(config, interface).map(|pods| accept(pods, "")));
+    if pods {
+        rules.extend(are_pods(config, interface).map(|pods| accept(pods, "")));
+    }
     rules.push(accept(neighbour_discovery(&[133, 134, 135, 136]), "neighbours find each other"));
     rules
 }

@@ -148,8 +148,39 @@ pub enum By {
     Normal,
 }
 
-/// Whether a host endpoint lets a flow pass, as semantics 16 and 17 have it, and what settles it.
+/// Whether host endpoints let a flow pass, as semantics 16, 17 and 43 have it, and what settles it: at the uplink, and
+/// between the pod and its node.
 pub fn judge(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
+    let uplink = at_uplink(state, way, flow);
+    let pod = at_pod(state, way, flow);
+    match pod {
+        Some(at_pod) if uplink.0 && (!at_pod.0 || uplink.1 == By::NoHostEndpoint) => at_pod,
+        _ => uplink,
+    }
+}
+
+fn every_interface(state: &NodeState) -> Option<&HostEndpoint> {
+    state.host_endpoints.values().map(|host| &**host).find(|host| host.interface.as_deref() == Some("*"))
+}
+
+/// What a host endpoint of all interfaces decides about what a pod sends to others, or receives from them.
+fn at_pod(state: &NodeState, way: Way, flow: &Flow) -> Option<(bool, By)> {
+    let host = every_interface(state).filter(|_| way.forwarded())?;
+    let ask = |table, direction| evaluate_tiers(table, direction, flow, state);
+    let forward = |direction| (ask(&host.program.forward, direction).unwrap_or(true), By::Forward);
+    match way.direction() {
+        Direction::Ingress => Some(forward(Direction::Egress)),
+        Direction::Egress if is_failsafe(state, Direction::Ingress, flow) => {
+            Some(forward(Direction::Ingress))
+        }
+        Direction::Egress => match ask(&host.program.pre_dnat, Direction::Ingress) {
+            Some(allowed) => Some((allowed, By::PreDnat)),
+            None => Some(forward(Direction::Ingress)),
+        },
+    }
+}
+
+fn at_uplink(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let Some(host) = of_uplink(state) else { return (true, By::NoHostEndpoint) };
     let direction = way.direction();
     let ask = |table| evaluate_tiers(table, direction, flow, state);
@@ -163,9 +194,14 @@ pub fn judge(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     {
         return (allowed, By::Untracked);
     }
+    // Where the interface's own host endpoint has no such policy, that of all interfaces is asked.
+    let before_dnat = match host.program.pre_dnat.ingress.is_empty() {
+        true => every_interface(state).unwrap_or(host),
+        false => host,
+    };
     if !failsafe
         && incoming
-        && let Some(allowed) = ask(&host.program.pre_dnat)
+        && let Some(allowed) = ask(&before_dnat.program.pre_dnat)
     {
         return (allowed, By::PreDnat);
     }

@@ -17,6 +17,7 @@ use crate::dataplane::change::Change;
 use crate::dataplane::counting;
 use crate::dataplane::dirty::{Dirty, Touched};
 use crate::dataplane::frame::{self, ODD_INTERFACES};
+use crate::dataplane::host_frame::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
 use crate::dataplane::policies::{Lines, chain_name};
 use crate::dataplane::programs::{Asked, Sources, Written, closed, first_chain, program_name, write};
@@ -213,6 +214,10 @@ impl Wanted {
     fn lead(&self, interface: &str, slots: &[Slot], programs: Option<&Programs>, change: &mut Change) {
         for slot in slots {
             let program = programs.and_then(|programs| self.programs.get(programs.get(slot)?));
+            // Where a host endpoint has no policy before DNAT, that of all interfaces is asked, as in Calico.
+            let program = program.filter(|program| {
+                *slot != Slot::HostPreDnat || interface == EVERY_INTERFACE || !program.asked.tiers.is_empty()
+            });
             let number = program.map(|program| Value { end: None, data: Some(Data::Number(program.number)) });
             let spec = || SetSpec::number_map(&[Field::Interface]);
             change.element(slot.maps().0, spec, Key::interface(interface), number);
