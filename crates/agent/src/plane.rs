@@ -224,7 +224,7 @@ impl Plane {
     fn told_of(&self, id: &EndpointId) -> Vec<Told> {
         let own = self.report.endpoints.get(id).into_iter().flatten();
         let told = |condition: &Condition| Told {
-            reason: condition.reason.to_owned(),
+            reason: condition.reason.to_string(),
             message: condition.message.clone(),
         };
         own.chain(self.report.node_failures()).map(told).collect()
@@ -254,10 +254,10 @@ impl Plane {
     fn log(&mut self) {
         let now: BTreeSet<Condition> = self.report.conditions().cloned().collect();
         for Condition { reason, message } in now.difference(&self.told) {
-            tracing::warn!(reason, "{message}");
+            tracing::warn!(%reason, "{message}");
         }
         for Condition { reason, message } in self.told.difference(&now) {
-            tracing::info!(reason, "no more so: {message}");
+            tracing::info!(%reason, "no more so: {message}");
         }
         self.told = now;
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tortie_api::report::{NodeStatus, ReportedCondition};
 use tortie_api::{Key, Kind};
-use tortie_dataplane::is_failure;
+use tortie_dataplane::Severity;
 use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_reports};
 
 use crate::output;
@@ -23,8 +23,9 @@ pub(crate) async fn in_force(
     for pod in applied.iter().filter(|key| key.kind == Kind::Pod) {
         revision = revision.max(wait_for_labels(store, pod, left()).await?);
     }
-    let failed =
-        |report: &NodeStatus| report.conditions.iter().any(|condition| is_failure(&condition.reason));
+    let failed = |report: &NodeStatus| {
+        report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)
+    };
     // What failed is tried again, and may pass.
     let waited =
         wait_for_reports(store, left(), |report| report.revision >= revision && !failed(report)).await;
