@@ -251,9 +251,11 @@ impl Pods {
 
     async fn namespace_labels(&self, name: &str) -> Result<BTreeMap<String, String>, Failure> {
         let key = Key::global(Kind::Namespace, name);
-        let Some(stored) = self.store.get(&key).await.map_err(store_failure)? else {
-            return Ok(BTreeMap::new());
-        };
+        // Without it nobody can say which pools and policies its labels choose.
+        let stored = self.store.get(&key).await.map_err(store_failure)?.ok_or_else(|| {
+            let msg = format!("{key} does not exist");
+            Failure::new(Code::TRY_AGAIN_LATER, msg, "create it; the pod is connected when it is there")
+        })?;
         match Resource::read(&key, &stored.value) {
             Ok(Resource::Namespace(namespace)) => Ok(namespace.metadata.labels),
             _ => Err(Failure::new(Code::DECODING, format!("{key} cannot be read"), "")),

@@ -183,6 +183,9 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
             }
             cluster.down().await;
             progress.done("everything is taken down");
+            if demo.steps.iter().any(lab_failed) {
+                return Ok(ExitCode::FAILURE);
+            }
         }
         Inside::Up { linux, windows } => {
             let cluster = Cluster::up(dir(), Size { linux, windows }, &progress).await?;
@@ -220,13 +223,23 @@ fn show_matrix(port: Option<u16>, format: Format) -> anyhow::Result<ExitCode> {
     join::join(&dir, join::Next::StartThreads)?;
     crate::runtime()?.block_on(async {
         let store = tortie_store::rpc::Remote::unix(&dir.store_socket());
-        let step = matrix::probe_all(&dir, &store, "now", port).await?;
+        let step = matrix::probe_all(&dir, &store, "now", port, &Progress::new()).await?;
         match format {
             Format::Table => output::text(&matrix::table(&step, None)),
             Format::Json => output::line(&serde_json::to_string(&step)?),
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(if lab_failed(&step) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
+}
+
+/// Says how many connections say nothing of policy, as the lab itself failed.
+fn lab_failed(step: &matrix::Step) -> bool {
+    let failed = step.failed();
+    if failed > 0 {
+        let failed = output::count(failed as u64, "connection");
+        output::error(&format!("{failed} failed because of the lab, and not because of policy"));
+    }
+    failed > 0
 }
 
 /// `tortie-hns SOCKET ADDRESS`: the emulated HNS of a Windows node.

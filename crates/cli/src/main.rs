@@ -24,6 +24,7 @@ mod wait;
 mod words;
 
 use std::ffi::OsStr;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -95,18 +96,20 @@ fn main() -> ExitCode {
 
 /// As [`finish`], for commands that answer with 1: what went wrong is 2.
 fn ask(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        output::error(&format!("{error:#}"));
-        ExitCode::from(2)
-    })
+    finish_with(result, ExitCode::from(2))
+}
+
+fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
+    finish_with(result, ExitCode::FAILURE)
 }
 
 /// Prints what went wrong, once, with its causes. Problems with manifests have been printed line by line already.
-fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
+fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
+    let code = result.unwrap_or_else(|error| {
         output::error(&format!("{error:#}"));
-        ExitCode::FAILURE
-    })
+        failed
+    });
+    output::end(code, failed)
 }
 
 /// Logs go to standard error; `RUST_LOG` chooses what, and by default only what needs attention in a command, and what
@@ -114,7 +117,10 @@ fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
 fn log(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    // Log files get no colours.
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.with_target(false).with_ansi(coloured).init();
 }
 
 /// A runtime with as many threads as the machine has processors.

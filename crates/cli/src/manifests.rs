@@ -281,7 +281,7 @@ fn read_with(
         output::error_line(problem);
     }
     if !problems.is_empty() {
-        output::error(&format!("{} problem(s); {consequence}", problems.len()));
+        output::error(&format!("{}; {consequence}", output::count(problems.len() as u64, "problem")));
         return Ok(None);
     }
     Ok(Some((objects, foreign)))

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use tortie_api::report::{NodeStatus, ReportedCondition};
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Severity;
-use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_reports};
+use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_pods, wait_for_reports};
 
 use crate::output;
 
-/// Waits until these objects, written at `revision` at the latest, are in force, and prints what the nodes say. Fails
-/// where that does not happen in time, or where a node says something of one of the objects.
+/// Waits until the pods among these objects run and all of them, written at `revision` at the latest, are in force, and
+/// prints what the nodes say. Fails where that does not happen in time, or where a node says something of one of the
+/// objects.
 pub(crate) async fn in_force(
     store: &dyn Store,
     applied: &[Key],
@@ -20,7 +21,9 @@ pub(crate) async fn in_force(
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
-    for pod in applied.iter().filter(|key| key.kind == Kind::Pod) {
+    let pods: Vec<Key> = applied.iter().filter(|key| key.kind == Kind::Pod).cloned().collect();
+    let waiting = wait_for_pods(store, &pods, left()).await?;
+    for pod in pods.iter().filter(|pod| !waiting.contains_key(pod)) {
         revision = revision.max(wait_for_labels(store, pod, left()).await?);
     }
     let failed = |report: &NodeStatus| {
@@ -46,16 +49,24 @@ pub(crate) async fn in_force(
             output::error_line(&format!("node {node}: and {} conditions more", report.more));
         }
     }
+    let seconds = patience.as_secs();
+    for (pod, why) in &waiting {
+        output::error(&format!("after {seconds} seconds {pod} does not run: {why}"));
+    }
     match &late {
-        Some(nodes) => {
-            output::error(&format!("after {} seconds it is not in force on {nodes}", patience.as_secs()))
+        Some(nodes) => output::error(&format!("after {seconds} seconds it is not in force on {nodes}")),
+        None if about > 0 => output::error(&format!(
+            "not all that was applied is in force: see the {} above that {} about it",
+            output::count(about as u64, "condition"),
+            if about == 1 { "is" } else { "are" }
+        )),
+        None if waiting.is_empty() => {
+            output::line(&format!("in force on {}", output::count(reports.len() as u64, "node")))
         }
-        None => output::line(&format!("in force on {} nodes", reports.len())),
+        None => {}
     }
-    if about > 0 {
-        output::error(&format!("{about} of these conditions are about what was applied"));
-    }
-    Ok(if about > 0 || late.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let good = about == 0 && late.is_none() && waiting.is_empty();
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Whether the condition is about the object: it is its object, or is named in its message.

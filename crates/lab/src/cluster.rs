@@ -61,7 +61,7 @@ impl Cluster {
             ));
         }
         mount::tmpfs(&dir.netns_folder())?;
-        underlay::lay()?;
+        underlay::lay(count)?;
         let store: Arc<dyn Store> = Arc::new(Embedded::open(&dir.store_file())?);
         let mut cluster = Self { dir, store, nodes: Vec::new(), tasks: Vec::new() };
         let authority = Authority::new()?;
@@ -77,7 +77,7 @@ impl Cluster {
         let linux = names("primary", "linux", size.linux).into_iter().map(|name| (name, Os::Linux));
         let windows = names("minion", "windows", size.windows).into_iter().map(|name| (name, Os::Windows));
         for (index, (name, os)) in linux.chain(windows).enumerate() {
-            cluster.add_node(name, os, index, &authority).await?;
+            cluster.add_node(name, os, index, count, &authority).await?;
         }
         cluster.wait_for_nodes(progress).await?;
         cluster.tasks.extend(cluster.nodes.iter_mut().flat_map(Node::watch));
@@ -186,9 +186,10 @@ impl Cluster {
         name: String,
         os: Os,
         index: usize,
+        nodes: usize,
         authority: &Authority,
     ) -> Result<(), LabError> {
-        let mut node = Node::new(&self.dir, name, os, index)?;
+        let mut node = Node::new(&self.dir, name, os, (index, nodes))?;
         let value: Value = node.object();
         self.store.create(&Key::global(Kind::Node, &node.name), value).await?;
         if os == Os::Windows {
