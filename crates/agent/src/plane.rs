@@ -13,6 +13,7 @@ use tortie_dataplane::{AskedFor, Condition, Dataplane, EndpointId, Report};
 use tortie_store::Revision;
 
 use crate::control::{ShownEndpoint, Told};
+use crate::unsupported::{Unsupported, Watched};
 
 /// How often the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
@@ -99,6 +100,8 @@ pub(crate) struct InForce {
     pub(crate) endpoints: Vec<EndpointId>,
     pub(crate) report: Report,
     pub(crate) findings: Vec<Finding>,
+    /// What is stored and not in force.
+    pub(crate) unsupported: Vec<Unsupported>,
 }
 
 impl InForce {
@@ -123,7 +126,8 @@ pub(crate) fn start(
     let (report, told) = Default::default();
     let calc = Calc::new(node);
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
-    let mut plane = Plane { calc, dataplane, publish, given: 0, revision: 0, report, told };
+    let watched = Watched::new(node);
+    let mut plane = Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, told };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&events))?;
     Ok((Batches(sender), in_force))
 }
@@ -135,6 +139,7 @@ pub(crate) async fn ended(mut in_force: watch::Receiver<Arc<InForce>>) {
 
 struct Plane {
     calc: Calc,
+    watched: Watched,
     dataplane: Box<dyn Dataplane>,
     publish: watch::Sender<Arc<InForce>>,
     /// What the dataplane was last given.
@@ -195,6 +200,7 @@ impl Plane {
             self.given = batch.revision;
             for (key, value) in batch.changes {
                 self.calc.update(&key, value.as_ref());
+                self.watched.update(&key, value.as_ref());
                 changed = true;
             }
         }
@@ -247,12 +253,18 @@ impl Plane {
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
             report: self.report.clone(),
             findings: self.calc.findings(),
+            unsupported: self.watched.all(),
         }));
     }
 
     /// Tells the log what is new, and what is over.
     fn log(&mut self) {
-        let now: BTreeSet<Condition> = self.report.conditions().cloned().collect();
+        let unsupported = self
+            .watched
+            .all()
+            .into_iter()
+            .map(|it| Condition { reason: it.reason, message: format!("{}: {}", it.object, it.message) });
+        let now: BTreeSet<Condition> = self.report.conditions().cloned().chain(unsupported).collect();
         for Condition { reason, message } in now.difference(&self.told) {
             tracing::warn!(%reason, "{message}");
         }

@@ -112,6 +112,8 @@ fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
     let mut conditions: Vec<_> = findings
         .map(|finding| reported(finding.key.to_string(), Reason::NotUnderstood, &finding.problem))
         .collect();
+    let unsupported = in_force.unsupported.iter();
+    conditions.extend(unsupported.map(|it| reported(it.object.to_string(), it.reason, &it.message)));
     conditions.extend(report.node.iter().map(|told| reported(String::new(), told.reason, &told.message)));
     for (id, told) in &report.endpoints {
         let object = format!("{}/{}", id.namespace, id.pod);

@@ -39,6 +39,8 @@ pub enum Reason {
     Differs,
     /// HNS has no endpoint for a pod.
     EndpointMissing,
+    /// A field of an object of the datastore has no effect.
+    FieldNotSupported,
     /// Somebody else put ACLs on an endpoint.
     ForeignAcl,
     /// A chain of somebody else may drop packets that policy allows.
@@ -77,6 +79,10 @@ pub enum Reason {
     NotUnderstood,
     /// The overlay's MAC address has changed.
     OverlayRemade,
+    /// Two IPPools have the same addresses, or one has those of nodes.
+    PoolConflict,
+    /// The IPPool of addresses in use has been changed or deleted.
+    PoolMissing,
     /// Policy, or its last change, is not in force.
     PolicyNotInForce,
     /// A set keeps its members, so ACLs name its addresses instead.
@@ -110,6 +116,7 @@ impl Reason {
             AddressNotServed
             | CalicoLeftover
             | ClientAddressHidden
+            | FieldNotSupported
             | ForeignAcl
             | ForeignChainMayDrop
             | ForeignChainsUnknown
@@ -122,6 +129,8 @@ impl Reason {
             | OverlayRemade
             | PolicySetHeld
             | PolicySetRefused
+            | PoolConflict
+            | PoolMissing
             | ProviderAddressDiffers
             | RouteRefused
             | RouteTaken

@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::Value;
 
-pub use self::pools::{Pool, conflicts, overlapping_nodes};
+pub use self::pools::{Pool, conflicts, node_network, overlapping_nodes};
 use crate::calico::FelixConfiguration;
 use crate::{FieldError, Key, Kind};
 

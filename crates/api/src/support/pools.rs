@@ -1,10 +1,15 @@
 //! IPPools: their fields, and what several of them must not do together.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
+use serde_json::Value;
 
 use super::State::{Implemented, Rejected, Reported};
 use super::Takes::{Bool, Integer, Text, Texts, Word};
 use super::{Field, field};
+use crate::Key;
+use crate::kubernetes::Node;
 
 const IPIP: &str = "IPIP is not supported, as Windows nodes cannot carry it; use vxlanMode: Always";
 const BGP: &str = "Tortie speaks no BGP, so nothing is exported in any case";
@@ -33,6 +38,24 @@ pub struct Pool {
     pub name: String,
     /// Its addresses.
     pub cidr: IpNet,
+}
+
+impl Pool {
+    /// The pool that an object is, as far as it can be read.
+    #[must_use]
+    pub fn of(key: &Key, value: &Value) -> Option<Self> {
+        let cidr: IpNet = value.pointer("/spec/cidr")?.as_str()?.parse().ok()?;
+        Some(Self { name: key.name.clone(), cidr: cidr.trunc() })
+    }
+}
+
+/// The network that a node is on, by its annotation.
+#[must_use]
+pub fn node_network(node: &Value) -> Option<IpNet> {
+    let annotations = node.pointer("/metadata/annotations")?;
+    let text = annotations.get(Node::ADDRESS)?.as_str()?;
+    let alone = || text.parse::<IpAddr>().ok().map(IpNet::from);
+    text.parse::<IpNet>().ok().or_else(alone).map(|net| net.trunc())
 }
 
 fn overlap(one: &IpNet, other: &IpNet) -> bool {
