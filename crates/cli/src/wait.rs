@@ -37,13 +37,16 @@ pub(crate) async fn in_force(
         Err(NotInForce::Late { nodes, reports, .. }) => (reports, Some(nodes)),
         Err(error) => return Err(error.into()),
     };
-    let mut about = 0;
+    let (mut about, mut without_effect) = (0, false);
     for (node, report) in &reports {
         for condition in &report.conditions {
             let ReportedCondition { object, reason, message } = condition;
             let object = if object.is_empty() { String::new() } else { format!("{object}: ") };
             output::error_line(&format!("node {node}: {object}{reason}: {message}"));
-            about += usize::from(applied.iter().any(|key| is_about(condition, key)));
+            if applied.iter().any(|key| is_about(condition, key)) {
+                about += 1;
+                without_effect |= Severity::of(reason) == Severity::WithoutEffect;
+            }
         }
         if report.more > 0 {
             output::error_line(&format!("node {node}: and {} conditions more", report.more));
@@ -55,15 +58,16 @@ pub(crate) async fn in_force(
     }
     match &late {
         Some(nodes) => output::error(&format!("after {seconds} seconds it is not in force on {nodes}")),
-        None if about > 0 => output::error(&format!(
-            "not all that was applied is in force: see the {} above that {} about it",
-            output::count(about as u64, "condition"),
-            if about == 1 { "is" } else { "are" }
-        )),
+        None if without_effect => output::error("not all that was applied is in force"),
         None if waiting.is_empty() => {
             output::line(&format!("in force on {}", output::count(reports.len() as u64, "node")))
         }
         None => {}
+    }
+    match about {
+        0 => {}
+        1 => output::error("1 of these conditions is about what was applied"),
+        _ => output::error(&format!("{about} of these conditions are about what was applied")),
     }
     let good = about == 0 && late.is_none() && waiting.is_empty();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })

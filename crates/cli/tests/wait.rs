@@ -29,13 +29,19 @@ async fn what_nodes_say_of_the_applied_decides() {
             condition("n/p", "RuleNotExpressible", "GlobalNetworkPolicy deny: no"),
             0,
             false,
-            "not all that was applied is in force: see the 1 condition above",
+            "1 of these conditions is about",
         ),
         (
             condition(named, "NotUnderstood", "spec.types"),
             0,
             false,
             "node one: GlobalNetworkPolicy deny: NotUnderstood",
+        ),
+        (
+            condition(named, "FieldNotSupported", "spec.x: no"),
+            0,
+            false,
+            "error: not all that was applied is in force",
         ),
         (condition("n/p", "InterfaceMissing", "n/p: not there"), 0, false, "not in force on one"),
     ];

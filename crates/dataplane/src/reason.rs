@@ -12,7 +12,10 @@ pub enum Severity {
     /// Policy is in force, if narrower than it was asked for; or there is something of somebody else's, or about a
     /// single destination, that the operator should look at. It holds up no revision, no ADD and no `apply --wait`.
     Information,
-    /// What the condition is about is not in force.
+    /// What was stored has no effect, or not the one that it says. It holds nothing up either, but nobody may call the
+    /// object in force.
+    WithoutEffect,
+    /// What the condition is about is not in force; it is tried again.
     Failure,
 }
 
@@ -116,7 +119,6 @@ impl Reason {
             AddressNotServed
             | CalicoLeftover
             | ClientAddressHidden
-            | FieldNotSupported
             | ForeignAcl
             | ForeignChainMayDrop
             | ForeignChainsUnknown
@@ -129,8 +131,6 @@ impl Reason {
             | OverlayRemade
             | PolicySetHeld
             | PolicySetRefused
-            | PoolConflict
-            | PoolMissing
             | ProviderAddressDiffers
             | RouteRefused
             | RouteTaken
@@ -139,6 +139,7 @@ impl Reason {
             | ServicePartlyAllowed
             | TooManyRules
             | VxlanPortNotSupported => Severity::Information,
+            FieldNotSupported | PoolConflict | PoolMissing => Severity::WithoutEffect,
             Differs | EndpointMissing | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested
             | InterfaceMissing | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
             | PolicyNotInForce => Severity::Failure,
@@ -166,6 +167,7 @@ mod tests {
     fn a_name_has_the_severity_of_its_reason() {
         for (name, severity) in [
             ("PolicySetRefused", Severity::Information),
+            ("FieldNotSupported", Severity::WithoutEffect),
             ("PolicyNotInForce", Severity::Failure),
             ("SomethingNew", Severity::Failure),
             ("", Severity::Failure),

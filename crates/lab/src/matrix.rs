@@ -152,11 +152,18 @@ impl Controls {
         };
         let silent = connections.iter().filter(|each| is_control(each) && each.verdict == Verdict::Cut);
         let silent: BTreeSet<String> = silent.map(|each| each.to.clone()).collect();
+        let nodes: BTreeSet<&String> = silent.iter().filter_map(|pod| self.node_of.get(pod)).collect();
         for each in connections.iter_mut().filter(|each| each.verdict == Verdict::Cut) {
             if let Some(pod) = [&each.to, &each.from].into_iter().find(|end| silent.contains(*end)) {
                 each.verdict = Verdict::Failed;
                 each.note = Some(format!(
                     "the lab does not carry its packets: its own node does not reach {pod} either"
+                ));
+            } else if nodes.contains(&each.from) {
+                each.verdict = Verdict::Failed;
+                each.note = Some(format!(
+                    "the lab does not carry its packets: {} does not reach its own pods",
+                    each.from
                 ));
             }
         }
@@ -198,7 +205,8 @@ mod tests {
             ("n/b", "n/a", Cut, Failed),
             ("n/b", "n/c", Reached, Reached),
             ("n/a", "n/c", Cut, Cut),
-            ("node/2", "n/a", Cut, Cut),
+            ("node/2", "n/a", Cut, Failed),
+            ("node/1", "n/c", Cut, Cut),
         ];
         let mut connections = table.map(|(from, to, verdict, _)| connection(from, to, verdict));
         controls.check(&mut connections);
@@ -207,6 +215,6 @@ mod tests {
             assert_eq!(found.note.is_some(), expected == Failed, "{from} -> {to}: {:?}", found.note);
         }
         let step = Step { name: String::new(), connections: connections.into(), left_out: BTreeMap::new() };
-        assert_eq!(step.failed(), 3);
+        assert_eq!(step.failed(), 4);
     }
 }

@@ -24,9 +24,13 @@ const NODES: [&str; 2] = ["node/primary", "node/minion"];
 type Cells = BTreeMap<(String, String), String>;
 
 fn cells(step: &Value) -> Cells {
+    cells_at(step, "tcp/80")
+}
+
+fn cells_at(step: &Value, port: &str) -> Cells {
     let connections = step["connections"].as_array().unwrap();
     let cell = |each: &Value| {
-        assert_eq!(each["port"], "tcp/80");
+        assert_eq!(each["port"], port);
         assert!(each["millis"].is_number());
         let text = |name: &str| each[name].as_str().unwrap().to_owned();
         assert_eq!(each.get("note"), None, "{each}");
