@@ -8,6 +8,7 @@ mod apply;
 #[expect(clippy::expect_used, reason = "a suite of tests says what it expects")]
 pub mod conformance;
 mod embedded;
+mod file;
 mod in_force;
 mod pod;
 pub mod rpc;
