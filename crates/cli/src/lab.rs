@@ -123,12 +123,12 @@ impl LabCommand {
                 let (namespace, name) = pod.split_once('/').unwrap_or(("default", &pod));
                 let netns = dir().pod_netns(namespace, name);
                 join::join(&dir(), join::Next::RunCommand)?;
-                exec_code(join::exec(&netns, &format!("pod {namespace}/{name}"), &command)?)
+                Ok(join::exec(&netns, &format!("pod {namespace}/{name}"), &command)?.into())
             }
             Self::Capture { node, command } => {
                 let netns = dir().node_netns(&node);
                 join::join(&dir(), join::Next::RunCommand)?;
-                exec_code(join::exec(&netns, &format!("node {node}"), &command)?)
+                Ok(join::exec(&netns, &format!("node {node}"), &command)?.into())
             }
             Self::Matrix { port, output } => show_matrix(port, output),
             Self::Inside { what } => {
@@ -137,10 +137,6 @@ impl LabCommand {
             }
         }
     }
-}
-
-fn exec_code(code: i32) -> anyhow::Result<ExitCode> {
-    Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 fn outer(arguments: &[String]) -> anyhow::Result<ExitCode> {
@@ -155,14 +151,17 @@ fn outer(arguments: &[String]) -> anyhow::Result<ExitCode> {
 async fn inside(what: Inside) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // A cluster that is kept up has done all that it was asked for when `tortie lab down` ends it. Where the supervisor was
+    // told to end, it says so itself.
+    let ended = if matches!(what, Inside::Up { .. }) { 0 } else { INTERRUPTED };
     let told_to_end = async {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        tokio::select! { _ = terminate.recv() => ended, _ = interrupt.recv() => INTERRUPTED }
     };
     tokio::select! {
         result = run_inside(what) => result,
-        () = told_to_end => {
+        code = told_to_end => {
             output::error_line("the lab is taken down");
-            Ok(ExitCode::from(INTERRUPTED))
+            Ok(code.into())
         }
     }
 }

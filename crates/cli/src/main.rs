@@ -107,10 +107,19 @@ fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
 /// Prints what went wrong, once, with its causes. Problems with manifests have been printed line by line already.
 fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
     let code = result.unwrap_or_else(|error| {
-        output::error(&format!("{error:#}"));
+        output::error(&with_causes(&error));
         failed
     });
     output::end(code, failed)
+}
+
+/// What went wrong with its causes; those that the message has already are not said twice.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+        "" => cause,
+        already if already.contains(&cause) => said,
+        already => format!("{already}: {cause}"),
+    })
 }
 
 /// Logs go to standard error; `RUST_LOG` chooses what, and by default only what needs attention in a command, and what

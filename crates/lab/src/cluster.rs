@@ -6,13 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tortie_api::{Key, Kind, Resource};
 use tortie_linux::namespace::mount;
 use tortie_store::rpc::{serve_tls, serve_unix};
-use tortie_store::{Embedded, NotInForce, Revision, Store, StoreError, wait_in_force};
+use tortie_store::{Embedded, Event, NotInForce, Revision, Store, StoreError, wait_in_force};
 
 use crate::node::{Node, Os};
 use crate::pki::Authority;
@@ -82,6 +83,7 @@ impl Cluster {
         cluster.wait_for_nodes(progress).await?;
         cluster.tasks.extend(cluster.nodes.iter_mut().flat_map(Node::watch));
         cluster.start_runtime().await?;
+        cluster.keep_nodes().await?;
         Ok(cluster)
     }
 
@@ -242,6 +244,26 @@ impl Cluster {
         });
         let task = runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()).await?;
         self.tasks.push(task);
+        Ok(())
+    }
+
+    /// Registers nodes again whose objects are deleted, as kubelets do with theirs.
+    async fn keep_nodes(&mut self) -> Result<(), LabError> {
+        let objects = self.nodes.iter().map(|node| (Key::global(Kind::Node, &node.name), node.object()));
+        let objects: BTreeMap<Key, Value> = objects.collect();
+        let store = self.store.clone();
+        let revision = store.list(Kind::Node).await?.revision;
+        let mut events = store.watch(&[Kind::Node], revision).await?;
+        self.tasks.push(tokio::spawn(async move {
+            while let Some(Ok(event)) = events.next().await {
+                let Event::Deleted { key, .. } = event else { continue };
+                let Some(object) = objects.get(&key) else { continue };
+                match store.create(&key, object.clone()).await {
+                    Ok(_) | Err(StoreError::AlreadyExists(_)) => {}
+                    Err(error) => tracing::error!(%error, "the node could not be registered again"),
+                }
+            }
+        }));
         Ok(())
     }
 

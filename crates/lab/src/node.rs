@@ -168,11 +168,11 @@ impl Node {
     }
 
     pub(crate) fn hcn_socket(&self, dir: &LabDir) -> PathBuf {
-        dir.node(&self.name).join("hns.sock")
+        dir.node_sockets(&self.name).join("hns.sock")
     }
 
     pub(crate) fn cni_socket(&self, dir: &LabDir) -> PathBuf {
-        dir.node(&self.name).join("cni.sock")
+        dir.node_sockets(&self.name).join("cni.sock")
     }
 
     pub(crate) fn deletion_queue(&self, dir: &LabDir) -> PathBuf {
