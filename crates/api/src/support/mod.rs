@@ -3,13 +3,14 @@
 
 mod felix;
 mod pools;
+mod takes;
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::Value;
 
 pub use self::pools::{Pool, conflicts, node_network, overlapping_nodes};
+pub use self::takes::Takes;
 use crate::calico::FelixConfiguration;
 use crate::{FieldError, Key, Kind};
 
@@ -22,111 +23,6 @@ pub enum State {
     Rejected(&'static str),
     /// Nothing, which does no harm: `tortie apply` warns, and agents report it. The reason says what holds instead.
     Reported(&'static str),
-}
-
-/// The values that a field takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Takes {
-    /// `true` or `false`.
-    Bool,
-    /// A whole number, from one to another.
-    Integer(i64, i64),
-    /// One of these words.
-    Word(&'static [&'static str]),
-    /// One of these words in upper or lower case, or nothing.
-    AnyCase(&'static [&'static str]),
-    /// A time such as `90s` or `1m30s`.
-    Duration,
-    /// Any text.
-    Text,
-    /// A list of texts.
-    Texts,
-    /// A number or text, such as a range of ports.
-    Port,
-    /// A list of those.
-    Ports,
-    /// An IPv4 address, or nothing.
-    Ipv4,
-    /// An IPv6 address, or nothing.
-    Ipv6,
-    /// A mapping.
-    Object,
-    /// A list of mappings.
-    Objects,
-}
-
-impl Takes {
-    /// Any whole number.
-    pub const INTEGER: Self = Self::Integer(i64::MIN, i64::MAX);
-
-    /// What is wrong with a value.
-    fn problem(self, value: &Value) -> Option<String> {
-        let text = value.as_str();
-        let list =
-            |is_good: fn(&Value) -> bool| value.as_array().is_some_and(|items| items.iter().all(is_good));
-        let good = match self {
-            Self::Bool => value.is_boolean(),
-            Self::Integer(least, most) => {
-                value.as_i64().is_some_and(|number| (least..=most).contains(&number))
-            }
-            Self::Word(words) => text.is_some_and(|text| words.contains(&text)),
-            Self::AnyCase(words) => text.is_some_and(|text| {
-                text.is_empty() || words.iter().any(|word| word.eq_ignore_ascii_case(text))
-            }),
-            Self::Duration => text.is_some_and(is_duration),
-            Self::Text => text.is_some(),
-            Self::Texts => list(Value::is_string),
-            Self::Port => is_port(value),
-            Self::Ports => list(is_port),
-            Self::Ipv4 => text.is_some_and(|text| text.is_empty() || text.parse::<Ipv4Addr>().is_ok()),
-            Self::Ipv6 => text.is_some_and(|text| text.is_empty() || text.parse::<Ipv6Addr>().is_ok()),
-            Self::Object => value.is_object(),
-            Self::Objects => list(Value::is_object),
-        };
-        (!good).then(|| format!("{value} is not {self}"))
-    }
-}
-
-impl std::fmt::Display for Takes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Bool => f.write_str("true or false"),
-            Self::Integer(i64::MIN, i64::MAX) => f.write_str("a whole number"),
-            Self::Integer(least, i64::MAX) => write!(f, "a whole number from {least}"),
-            Self::Integer(least, most) => write!(f, "a whole number from {least} to {most}"),
-            Self::Word(words) | Self::AnyCase(words) => {
-                f.write_str(&words.join(", ").replacen(", ", " or ", usize::from(words.len() == 2)))
-            }
-            Self::Duration => f.write_str("a time such as 90s or 1m30s"),
-            Self::Text => f.write_str("a text"),
-            Self::Texts => f.write_str("a list of texts"),
-            Self::Port => f.write_str("a number or text"),
-            Self::Ports => f.write_str("a list of numbers and texts"),
-            Self::Ipv4 => f.write_str("an IPv4 address"),
-            Self::Ipv6 => f.write_str("an IPv6 address"),
-            Self::Object => f.write_str("a mapping"),
-            Self::Objects => f.write_str("a list of mappings"),
-        }
-    }
-}
-
-fn is_port(value: &Value) -> bool {
-    value.is_string() || value.is_i64() || value.is_u64()
-}
-
-/// Whether the text is a time as Go writes it, in hours, minutes, seconds and milliseconds.
-fn is_duration(text: &str) -> bool {
-    let mut rest = text;
-    while !rest.is_empty() {
-        let number = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
-        let (number, behind) = rest.split_at(number);
-        let unit = ["ms", "s", "m", "h"].into_iter().find_map(|unit| behind.strip_prefix(unit));
-        match unit.filter(|_| number.parse::<f64>().is_ok()) {
-            Some(behind) => rest = behind,
-            None => return false,
-        }
-    }
-    !text.is_empty()
 }
 
 /// A field of `spec`.
