@@ -49,13 +49,12 @@ const USAGE: &str = "Tortie reports no usage to anybody";
 const VNI: &str = "the VXLAN network identifier is 4096";
 const VXLAN_ENABLED: &str = "packets between nodes are carried by VXLAN wherever a pool says so";
 const VXLAN_PORT: &str = "the UDP port of VXLAN is 4789; Windows has no other";
-const VXLAN_WORKLOADS: &str = "pods' own packets of VXLAN and IPIP are judged by policy like all others";
 const WIREGUARD: &str = "Tortie has no WireGuard";
 
 /// The fields of `spec`.
 pub(super) const FIELDS: &[Field] = &[
-    field("allowIPIPPacketsFromWorkloads", Bool, Reported(VXLAN_WORKLOADS), &["true"]),
-    field("allowVXLANPacketsFromWorkloads", Bool, Reported(VXLAN_WORKLOADS), &["true"]),
+    field("allowIPIPPacketsFromWorkloads", Bool, Implemented, &[]),
+    field("allowVXLANPacketsFromWorkloads", Bool, Implemented, &[]),
     field("awsSrcDstCheck", Word(&["DoNothing", "Enable", "Disable"]), Reported(AWS), &["DoNothing"]),
     field("bpfAttachType", Word(&["TC", "TCX", "Netkit"]), Reported(EBPF), &[]),
     field("bpfConnectTimeLoadBalancing", Word(&["TCP", "Enabled", "Disabled"]), Reported(EBPF), &[]),
