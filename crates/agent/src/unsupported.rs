@@ -122,7 +122,8 @@ mod tests {
     }
 
     fn pool(watched: &mut Watched, name: &str, cidr: Option<&str>) {
-        let value = cidr.map(|cidr| json!({"metadata": {"name": name}, "spec": {"cidr": cidr}}));
+        let value = cidr
+            .map(|cidr| json!({"metadata": {"name": name}, "spec": {"cidr": cidr, "vxlanMode": "Always"}}));
         watched.update(&Key::global(Kind::IpPool, name), value.as_ref());
     }
 

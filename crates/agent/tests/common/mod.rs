@@ -144,7 +144,7 @@ pub struct Bed {
 /// A store with a node, a namespace and a pool.
 pub async fn cluster() -> Arc<Embedded> {
     let store = Arc::new(Embedded::in_memory().unwrap());
-    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 26}});
+    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 26, "vxlanMode": "Always"}});
     let node = json!({
         "metadata": {"name": NODE, "annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24"}},
     });

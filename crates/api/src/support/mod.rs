@@ -111,10 +111,14 @@ pub fn rejected(kind: Kind, value: &Value) -> Vec<FieldError> {
 /// The fields that are set and do nothing, without harm: what `tortie apply` warns of.
 #[must_use]
 pub fn reported(kind: Kind, value: &Value) -> Vec<FieldError> {
-    unsupported(kind, value, |state| match state {
+    let mut found = unsupported(kind, value, |state| match state {
         State::Reported(why) => Some(why),
         State::Implemented | State::Rejected(_) => None,
-    })
+    });
+    if kind == Kind::IpPool {
+        found.extend(pools::not_carried(value));
+    }
+    found
 }
 
 /// What of a stored object is not in force, whoever stored it: all of the above.

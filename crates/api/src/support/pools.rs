@@ -8,11 +8,13 @@ use serde_json::Value;
 use super::State::{Implemented, Rejected, Reported};
 use super::Takes::{Bool, Integer, Text, Texts, Word};
 use super::{Field, field};
-use crate::Key;
 use crate::kubernetes::Node;
+use crate::{FieldError, Key};
 
 const IPIP: &str = "IPIP is not supported, as Windows nodes cannot carry it; use vxlanMode: Always";
 const BGP: &str = "Tortie speaks no BGP, so nothing is exported in any case";
+const NOT_CARRIED: &str = "Never, which is the default, carries no packets between nodes: Tortie has no other way than VXLAN \
+     yet; use Always";
 const AWS: &str = "Tortie does not talk to cloud providers";
 
 /// The fields of `spec`.
@@ -30,6 +32,14 @@ pub(super) const FIELDS: &[Field] = &[
     field("nodeSelector", Text, Implemented, &[]),
     field("vxlanMode", Word(&["Never", "Always", "CrossSubnet"]), Implemented, &[]),
 ];
+
+/// What a pool without an overlay comes to, be it said or by default.
+pub(super) fn not_carried(pool: &Value) -> Option<FieldError> {
+    let mode = pool.pointer("/spec/vxlanMode").and_then(Value::as_str);
+    let disabled = pool.pointer("/spec/disabled").and_then(Value::as_bool) == Some(true);
+    let never = mode.is_none_or(|mode| mode == "Never") && !disabled;
+    never.then(|| FieldError::new("spec.vxlanMode", NOT_CARRIED))
+}
 
 /// A pool, as far as others are concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
