@@ -74,6 +74,10 @@ fn a_node_that_is_deleted_comes_back() {
     assert_eq!(before["name"], "minion");
     lab.ok(&["delete", "node", "minion"]);
     lab.wait_until("it is as it was", || node()["annotations"] == before["annotations"]);
+    for entry in fs::read_dir(lab.dir().join("logs")).unwrap().flatten() {
+        let log = fs::read(entry.path()).unwrap();
+        assert!(!log.contains(&0x1b), "no colours in {}", entry.path().display());
+    }
     end(&lab, &mut running);
 }
 
