@@ -13,6 +13,7 @@ pub mod net;
 pub mod report;
 mod resource;
 mod strict;
+pub mod support;
 mod value;
 mod yaml;
 

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::fields::{is_label_name, is_label_value};
-use crate::{FieldError, Key, Kind, Resource, is_reserved_label};
+use crate::{FieldError, Key, Kind, Resource, is_reserved_label, support};
 
 const METADATA: &[&str] = &[
     "name",
@@ -120,6 +120,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     if key.kind == Kind::Pod {
         pod(value, &mut problems);
     }
+    problems.extend(support::check(key, value));
     if matches!(
         key.kind,
         Kind::ClusterNetworkPolicy | Kind::AdminNetworkPolicy | Kind::BaselineAdminNetworkPolicy

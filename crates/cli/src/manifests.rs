@@ -61,6 +61,7 @@ impl Apply {
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
             without_tier(&*store, &objects).await?;
+            crate::checks::refuse(&*store, &objects).await?;
             let mut latest = 0;
             for object in &objects {
                 let applied = tortie_store::apply(&*store, object).await;
@@ -73,6 +74,7 @@ impl Apply {
                 output::line(&format!("{} {word}", object.key));
                 latest = latest.max(applied.revision());
             }
+            crate::checks::warn(&*store, &objects).await?;
             if self.wait {
                 let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
                 let patience = Duration::from_secs(self.timeout);
@@ -102,6 +104,7 @@ impl Delete {
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
             with_policies(&*store, &keys).await?;
+            crate::checks::refuse_deletion(&*store, &keys).await?;
             let mut missing = false;
             for key in keys {
                 if key.kind == Kind::Namespace {
@@ -281,7 +284,7 @@ fn read_with(
         output::error_line(problem);
     }
     if !problems.is_empty() {
-        output::error(&format!("{} problem(s); {consequence}", problems.len()));
+        output::error(&format!("{}; {consequence}", output::count(problems.len() as u64, "problem")));
         return Ok(None);
     }
     Ok(Some((objects, foreign)))

@@ -182,7 +182,10 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
         );
     }
     if classes.left_out() > 0 {
-        notes.push(format!("{} pods have no address yet, and are left out.", classes.left_out()));
+        notes.push(format!(
+            "Left out, as they have no address yet: {}.",
+            output::count(classes.left_out() as u64, "pod")
+        ));
     }
     notes
 }

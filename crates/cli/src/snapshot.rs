@@ -152,8 +152,8 @@ fn add_addresses(snapshot: &mut Snapshot) {
     let without: Vec<(Key, &str, Stored)> = snapshot.iter().filter_map(without).collect();
     if !without.is_empty() {
         output::error_line(&format!(
-            "note: {} pods and nodes have no address yet: each is asked with one from 240.0.0.0/4",
-            without.len()
+            "note: {} without an address yet: each is asked with one from 240.0.0.0/4",
+            output::count(without.len() as u64, "pod or node").replace("pod or nodes", "pods and nodes")
         ));
     }
     for (number, (key, place, mut stored)) in (1u32..).zip(without) {

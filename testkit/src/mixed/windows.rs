@@ -64,7 +64,7 @@ impl Host for Node {
         // Without its address the pod's kernel has nothing to answer.
         let socket = namespace.run(|| -> Result<_> {
             let link = interface_index(INTERFACE)?;
-            let address = Address { link, address: address.into(), prefix_length: self.block.prefix_len() };
+            let address = Address { link, address: address.into(), prefix_length: 32 };
             RouteSocket::open()?.change(&Change::DeleteAddress(address))?;
             Ok(PacketSocket::open(link)?)
         })??;

@@ -17,7 +17,7 @@ use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
 use tortie_dataplane::{
     Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring,
-    Report, ShowError, Shown, WiringError,
+    Reason, Report, ShowError, Shown, WiringError,
 };
 use tortie_store::{Embedded, Store, Stored};
 
@@ -144,7 +144,7 @@ pub struct Bed {
 /// A store with a node, a namespace and a pool.
 pub async fn cluster() -> Arc<Embedded> {
     let store = Arc::new(Embedded::in_memory().unwrap());
-    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 26}});
+    let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 26, "vxlanMode": "Always"}});
     let node = json!({
         "metadata": {"name": NODE, "annotations": {"projectcalico.org/IPv4Address": "192.0.2.1/24"}},
     });
@@ -249,7 +249,7 @@ pub fn endpoint_id(pod: &str) -> EndpointId {
     EndpointId { namespace: "n".into(), pod: pod.into(), interface: "eth0".into() }
 }
 
-pub fn condition(reason: &'static str) -> Condition {
+pub fn condition(reason: Reason) -> Condition {
     Condition { reason, message: format!("the test says {reason}") }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::Condition;
+use tortie_dataplane::{Condition, Reason};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule, TierProgram};
 
 use super::region::{Matched, Region, View, matched};
@@ -203,7 +203,7 @@ impl<L: Lookup> Flattener<'_, L> {
         // Counted from one, as on Linux and by people.
         let (direction, number) = (self.direction, index + 1);
         Condition {
-            reason: "RuleNotExpressible",
+            reason: Reason::RuleNotExpressible,
             message: format!(
                 "{id}: {direction:?} rule {number} ({action:?}) matches {what}, which HNS cannot: {consequence}"
             ),
@@ -217,7 +217,7 @@ fn everything(origin: &str) -> Decision {
 
 fn too_many_rules(direction: Direction, policy: &str) -> Condition {
     Condition {
-        reason: "TooManyRules",
+        reason: Reason::TooManyRules,
         message: format!(
             "{policy}: with it the {direction:?} policy comes to more than {MOST_DECISIONS} decisions, or takes too long to \
              work out: all of it is denied; Pass rules that match ICMP types or ports of SCTP cost most"
