@@ -181,7 +181,7 @@ fn unknown(field: &str, known: &[&str]) -> String {
 }
 
 /// Levenshtein's distance.
-fn distance(left: &str, right: &str) -> usize {
+pub(crate) fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();
     for (i, l) in left.chars().enumerate() {

@@ -45,14 +45,15 @@ pub(crate) struct Explain {
 impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let from = snapshot::peer(&snapshot, &self.from)?;
+        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let snapshot = &read.snapshot;
+        let from = snapshot::peer(snapshot, &self.from)?;
         let asked = port(&self.port)?;
         let asked_port = asked.1;
         let questions = match (&self.to, &self.service) {
-            (Some(to), _) => vec![question(from, snapshot::peer(&snapshot, to)?, asked, self.source_port)],
+            (Some(to), _) => vec![question(from, snapshot::peer(snapshot, to)?, asked, self.source_port)],
             (None, Some(service)) => {
-                let (via, backends) = backends(&snapshot, service, asked)?;
+                let (via, backends) = backends(snapshot, service, asked)?;
                 let question = |(address, asked)| Question {
                     via: via.map(|via| (via, asked_port)),
                     ..question(from.clone(), Peer::Address(address), asked, self.source_port)
@@ -61,8 +62,8 @@ impl Explain {
             }
             (None, None) => bail!("say to whom"),
         };
-        let oracle = Oracle::new(&snapshot);
-        let reports = self.source.reports()?;
+        let oracle = Oracle::new(snapshot);
+        let reports = snapshot::reports(snapshot);
         let mut denied = false;
         let mut documents = Vec::new();
         for question in questions {
@@ -82,11 +83,12 @@ impl Explain {
             }
         }
         if self.output == Format::Json {
-            let document = match <[serde_json::Value; 1]>::try_from(documents) {
+            let mut document = match <[serde_json::Value; 1]>::try_from(documents) {
                 Ok([document]) if self.to.is_some() => document,
                 Ok(documents) => json!({"backends": documents}),
                 Err(documents) => json!({"backends": documents}),
             };
+            read.add_to(&mut document);
             output::line(&serde_json::to_string_pretty(&document)?);
         }
         // Like grep: 0 where it passes, 1 where it does not, 2 where that cannot be said.

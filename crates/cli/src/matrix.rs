@@ -10,7 +10,7 @@ use tortie_api::net::Protocol;
 use tortie_policy::oracle::{Snapshot, Verdict};
 use tortie_policy::reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Sample, Scope, Stop, Why};
 
-use crate::snapshot::Source;
+use crate::snapshot::{Read, Source};
 use crate::{decided, explain, html, output};
 
 /// Tables wider than this are printed as lists.
@@ -51,17 +51,18 @@ pub(crate) struct Table {
 impl Matrix {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let classes = Classes::of(&[&snapshot]);
-        let reduced = classes.reduced(&snapshot);
+        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let snapshot = &read.snapshot;
+        let classes = Classes::of(&[snapshot]);
+        let reduced = classes.reduced(snapshot);
         let mut judge = Judge::new(&classes, &reduced, 0);
         let ports = self.ports(&classes)?;
         let tables = self.tables(&classes, &mut judge, &ports)?;
         match self.output {
             Format::Text => text(&classes, &tables),
-            Format::Json => json_document(&classes, &mut judge, &snapshot, &tables)?,
+            Format::Json => json_document(&classes, &mut judge, &read, &tables)?,
             Format::Html => {
-                let reasons = tables.iter().map(|table| reasons(table, &classes, &mut judge, &snapshot));
+                let reasons = tables.iter().map(|table| reasons(table, &classes, &mut judge, snapshot));
                 let reasons: Vec<_> = reasons.collect();
                 output::line(html::page(&classes, &tables, &reasons, &notes(&classes, &tables)).trim_end());
             }
@@ -345,7 +346,7 @@ fn of_pair(
 fn json_document(
     classes: &Classes,
     judge: &mut Judge<'_>,
-    snapshot: &Snapshot,
+    read: &Read,
     tables: &[Table],
 ) -> anyhow::Result<()> {
     let name = |class: &usize| classes.all().get(*class).map(|class| class.name.clone());
@@ -354,7 +355,7 @@ fn json_document(
         |group: &tortie_policy::reach::Group| json!({"name": group.name, "classes": names(&group.classes)});
     let mut documents = Vec::new();
     for table in tables {
-        let reasons = reasons(table, classes, judge, snapshot);
+        let reasons = reasons(table, classes, judge, &read.snapshot);
         let cell = |(content, reasons): (&Content, &Vec<Because>)| match content.is_nothing() {
             true => Value::Null,
             false => {
@@ -375,11 +376,12 @@ fn json_document(
         let members: Vec<String> = class.members.iter().map(ToString::to_string).collect();
         json!({"name": class.name, "kind": class.kind, "count": class.count(), "members": members})
     };
-    let document = json!({
+    let mut document = json!({
         "classes": classes.all().iter().map(class).collect::<Vec<_>>(),
         "withoutAddress": classes.left_out(),
         "tables": documents,
     });
+    read.add_to(&mut document);
     output::line(&serde_json::to_string_pretty(&document)?);
     Ok(())
 }

@@ -13,6 +13,7 @@ use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, 
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::output::Format;
+use crate::snapshot::Read;
 use crate::store::StoreArguments;
 use crate::{decided, manifests, output, planned, snapshot};
 
@@ -44,7 +45,8 @@ impl Preview {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let wrong = Ok(ExitCode::from(2));
-        let Some(before) = self.before()? else { return wrong };
+        let Some(read) = self.before()? else { return wrong };
+        let before = &read.snapshot;
         let objects = match self.files.as_slice() {
             [] => Vec::new(),
             files => match manifests::read_all(files)? {
@@ -52,16 +54,16 @@ impl Preview {
                 None => return wrong,
             },
         };
-        let after = planned::after(&before, objects, &self.delete, self.staged)?;
+        let after = planned::after(before, objects, &self.delete, self.staged)?;
         let changes = match &self.flows {
-            Some(file) => self.flows(file, &before, &after)?,
-            None => self.everything(&before, &after)?,
+            Some(file) => self.flows(file, &read, &after)?,
+            None => self.everything(&read, &after)?,
         };
         // Like diff: 0 where nothing changes, 1 where something does, 2 where that cannot be said.
         Ok(if changes { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
 
-    fn before(&self) -> anyhow::Result<Option<Snapshot>> {
+    fn before(&self) -> anyhow::Result<Option<Read>> {
         match self.within.as_slice() {
             [] => snapshot::of_store(&self.store).map(Some),
             [only] if only == Path::new("cluster") => snapshot::of_store(&self.store).map(Some),
@@ -70,21 +72,24 @@ impl Preview {
     }
 
     /// Says every change; whether there is any.
-    fn everything(&self, before: &Snapshot, after: &Snapshot) -> anyhow::Result<bool> {
+    fn everything(&self, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
+        let before = &read.snapshot;
         let change = Change::new(before, after);
         let differences = change.differences();
         match self.output {
             Format::Text => show(&change, &differences, before, after),
             Format::Json => {
                 let one = |difference| of_difference(&change, difference, before, after);
-                let document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
+                let mut document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
+                read.add_to(&mut document);
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
         Ok(!differences.is_empty())
     }
 
-    fn flows(&self, file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<bool> {
+    fn flows(&self, file: &Path, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
+        let before = &read.snapshot;
         let (flows, mut left_out) = read_flows(file, before, after)?;
         let (was, is) = (Oracle::new(before), Oracle::new(after));
         let mut documents = Vec::new();
@@ -114,8 +119,9 @@ impl Preview {
         }
         match self.output {
             Format::Json => {
-                let document =
+                let mut document =
                     json!({"flows": count, "changed": changed, "leftOut": left_out, "changes": documents});
+                read.add_to(&mut document);
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
             Format::Text => {

@@ -179,7 +179,7 @@ fn manifests_are_completed_to_a_cluster() {
         let err = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{from}: {err}");
         assert!(
-            err.contains("policy does not depend on ConfigMap")
+            err.contains("skipped, as no verdict depends on it: 1 ConfigMap, 1 Service")
                 && err.contains("namespace shop is not given"),
             "{err}"
         );
