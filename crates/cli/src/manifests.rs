@@ -60,7 +60,7 @@ impl Apply {
         crate::log("warn");
         let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
         refuse_managed(objects.iter().map(|object| &object.key))?;
-        objects.sort_by_key(|object| object.key.kind);
+        objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
             without_tier(&*store, &objects).await?;
@@ -94,7 +94,7 @@ impl Delete {
                 let Some(mut objects) = read_all(&self.files)? else {
                     return Ok(ExitCode::from(NOT_UNDERSTOOD));
                 };
-                objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind));
+                objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind.apply_order()));
                 objects.into_iter().map(|object| object.key).collect()
             }
             Some(word) => {

@@ -127,10 +127,9 @@ fn of_calico_node(value: &mut Value, lines: &mut Lines) {
 pub(super) fn drop_metadata_of_the_cluster(value: &mut Value) {
     let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     metadata.retain(|field, _| !OF_THE_CLUSTER.contains(&field.as_str()));
-    if let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut)
-        && annotations.remove(LAST_APPLIED).is_some()
-        && annotations.is_empty()
-    {
+    let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else { return };
+    annotations.remove(LAST_APPLIED);
+    if annotations.is_empty() {
         metadata.remove("annotations");
     }
 }
