@@ -166,7 +166,7 @@ fn backends(
     if backends.is_empty() {
         bail!("{key} has no backends for port {number}");
     }
-    Ok((found.spec.cluster_ips.iter().find_map(|address| address.parse().ok()), backends))
+    Ok((found.cluster_ips().first().copied(), backends))
 }
 
 fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(IpAddr, Asked)> {

@@ -4,6 +4,7 @@
 //! (`tortie-hns`) and what runs in a lab's pods (`tortie-pod`): one build makes everything that a lab needs.
 
 mod agent;
+mod completed;
 mod cost;
 mod decided;
 mod explain;

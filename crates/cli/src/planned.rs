@@ -7,14 +7,16 @@ use tortie_api::{Key, Kind};
 use tortie_policy::oracle::{Snapshot, Stored};
 use tortie_policy::staged::{Staged, enforced, staged};
 
-use crate::manifests;
+use crate::{completed, manifests};
 
-/// The cluster with these objects applied, those deleted, and what is staged enforced.
+/// The cluster with these objects applied, those deleted, and what is staged enforced. Where the cluster is one of
+/// manifests, the slices of Services follow.
 pub(crate) fn after(
     before: &Snapshot,
     objects: Vec<Object>,
     deleted: &[String],
     staged: bool,
+    within_manifests: bool,
 ) -> anyhow::Result<Snapshot> {
     manifests::refuse_managed(objects.iter().map(|object| &object.key))?;
     let tiers = before.iter().filter(|(key, _)| key.kind == Kind::Tier).map(|(key, _)| key.name.clone());
@@ -28,6 +30,10 @@ pub(crate) fn after(
     }
     if staged {
         enforce_staged(&mut after);
+    }
+    // Their controller makes them anew, where it made those that are there.
+    if completed::has_implied_slices(before) || within_manifests {
+        completed::imply_slices(&mut after);
     }
     Ok(after)
 }

@@ -54,13 +54,17 @@ impl Preview {
                 None => return wrong,
             },
         };
-        let after = planned::after(before, objects, &self.delete, self.staged)?;
+        let after = planned::after(before, objects, &self.delete, self.staged, self.is_within_manifests())?;
         let changes = match &self.flows {
             Some(file) => self.flows(file, &read, &after)?,
             None => self.everything(&read, &after)?,
         };
         // Like diff: 0 where nothing changes, 1 where something does, 2 where that cannot be said.
         Ok(if changes { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+
+    fn is_within_manifests(&self) -> bool {
+        self.within.iter().any(|path| path != Path::new("cluster"))
     }
 
     fn before(&self) -> anyhow::Result<Option<Read>> {

@@ -1,19 +1,17 @@
 //! The resources that verdicts follow from: manifests in files, or a datastore.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
-use tortie_api::kubernetes::Node;
 use tortie_api::manifest::{Settled, Skipped};
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{Peer, Snapshot, Stored};
 
 use crate::store::StoreArguments;
-use crate::{manifests, output};
+use crate::{completed, manifests, output};
 
 /// Where the resources come from.
 #[derive(clap::Args)]
@@ -72,16 +70,14 @@ pub(crate) fn reports(snapshot: &Snapshot) -> Vec<(String, ReportedCondition)> {
     snapshot.iter().filter_map(of_node).flatten().collect()
 }
 
-/// The resources of manifests, completed to what they would be in a cluster: workloads have a pod, pods have an address,
-/// namespaces are there. What is added is told.
+/// The resources of manifests, completed to what they would be in a cluster. What is added is noted.
 pub(crate) fn of_files(files: &[PathBuf]) -> anyhow::Result<Option<Read>> {
     let Some(Settled { objects, skipped, notes }) = manifests::read_cluster(files)? else { return Ok(None) };
     let mut read = Read { snapshot: Snapshot::new(), skipped, notes };
     for object in objects {
         read.snapshot.insert(object.key, object.value, Some((object.origin, object.lines)));
     }
-    add_namespaces(&mut read);
-    add_addresses(&mut read);
+    read.notes.extend(completed::complete(&mut read.snapshot));
     read.tell();
     Ok(Some(read))
 }
@@ -113,58 +109,6 @@ impl Read {
             fields.insert("skipped".to_owned(), self.skipped.iter().map(one).collect());
             fields.insert("notes".to_owned(), json!(self.notes));
         }
-    }
-}
-
-/// Namespaces of which objects are given but which are not given themselves.
-fn add_namespaces(Read { snapshot, notes, .. }: &mut Read) {
-    let used: BTreeSet<String> = snapshot
-        .iter()
-        .map(|(key, _)| key.namespace.clone())
-        .filter(|namespace| !namespace.is_empty())
-        .collect();
-    for name in used {
-        let key = Key::global(Kind::Namespace, &name);
-        if snapshot.get(&key).is_none() {
-            if name != "default" {
-                notes.push(format!("namespace {name} is not given: taken as one without labels"));
-            }
-            snapshot.insert(key, json!({"metadata": {"name": name}}), None);
-        }
-    }
-}
-
-/// Addresses for pods and nodes that have none yet: from 240.0.0.0/4, where nobody has one. Rules by network miss them, but
-/// for those of 0.0.0.0/0 and of networks that nobody should have.
-fn add_addresses(Read { snapshot, notes, .. }: &mut Read) {
-    let without = |(key, stored): (&Key, &Stored)| match &stored.resource {
-        Ok(Resource::Pod(pod)) if pod.status.pod_ip.is_none() => {
-            Some((key.clone(), "/status", stored.clone()))
-        }
-        Ok(Resource::Node(node)) if node.address().is_none() => {
-            Some((key.clone(), "/metadata", stored.clone()))
-        }
-        _ => None,
-    };
-    let without: Vec<(Key, &str, Stored)> = snapshot.iter().filter_map(without).collect();
-    if !without.is_empty() {
-        notes.push(match without.len() {
-            1 => "1 pod or node has no address yet: it is asked with one from 240.0.0.0/4".to_owned(),
-            count => {
-                format!("{count} pods and nodes have no address yet: each is asked with one from 240.0.0.0/4")
-            }
-        });
-    }
-    for (number, (key, place, mut stored)) in (1u32..).zip(without) {
-        let address = Ipv4Addr::from(0xf000_0000 + number).to_string();
-        // What was read is a mapping with mappings in it.
-        let Some(fields) = stored.value.as_object_mut() else { continue };
-        let fields = fields.entry(&place[1..]).or_insert_with(|| json!({}));
-        match key.kind {
-            Kind::Pod => fields["podIP"] = json!(address),
-            _ => fields["annotations"][Node::ADDRESS] = json!(format!("{address}/4")),
-        }
-        snapshot.insert(key, stored.value, stored.written);
     }
 }
 
