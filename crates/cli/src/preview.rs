@@ -8,14 +8,15 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tortie_api::net::IpVersion;
-use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Verdict};
+use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Snapshot, Verdict};
 use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::output::Format;
+use crate::port::Asked;
 use crate::snapshot::Read;
 use crate::store::StoreArguments;
-use crate::{decided, manifests, output, planned, snapshot};
+use crate::{decided, manifests, output, planned, service, snapshot};
 
 #[derive(clap::Args)]
 pub(crate) struct Preview {
@@ -98,11 +99,12 @@ impl Preview {
         let (was, is) = (Oracle::new(before), Oracle::new(after));
         let mut documents = Vec::new();
         let (mut changed, mut count) = (0, 0);
-        for (question, flow) in &flows {
+        for (questions, flow) in &flows {
             count += flow.count;
-            let changes = of_question((&was, &is), question)?;
+            let changes = questions.iter().map(|question| of_question((&was, &is), question));
+            let changes = changes.collect::<anyhow::Result<Option<Vec<_>>>>()?;
             left_out += if changes.is_none() { flow.count } else { 0 };
-            let changes = changes.unwrap_or_default();
+            let changes = changes.unwrap_or_default().concat();
             changed += if changes.is_empty() { 0 } else { flow.count };
             for (scope, one, other) in changes {
                 match self.output {
@@ -162,25 +164,33 @@ fn read_flows(
     file: &Path,
     before: &Snapshot,
     after: &Snapshot,
-) -> anyhow::Result<(Vec<(Question, Flow)>, u64)> {
+) -> anyhow::Result<(Vec<(Vec<Question>, Flow)>, u64)> {
     let text = manifests::read(file)?;
     let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
     let mut read = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let place = || format!("{}:{number}", file.display());
         let flow: Flow = serde_json::from_str(line).with_context(|| format!("{}: {line}", place()))?;
-        let port = explain::port(&flow.port).with_context(place)?;
+        let port = Asked::read(&flow.port).with_context(place)?;
         let peer = |text: &str| {
             let found = snapshot::peer(before, text);
             found.or_else(|_| snapshot::peer(after, text)).with_context(place)
         };
-        let question = explain::question(peer(&flow.from)?, peer(&flow.to)?, port, CLIENT_PORT);
+        let (from, to) = (peer(&flow.from)?, peer(&flow.to)?);
+        let translated = match &to {
+            Peer::Address(address) => service::at(after, *address, port).with_context(place)?,
+            _ => None,
+        };
+        let questions = match translated {
+            Some(translated) => explain::questions(&from, &translated, port, CLIENT_PORT),
+            None => vec![explain::question(from, to, port, CLIENT_PORT)],
+        };
         let key = (flow.from.clone(), flow.to.clone(), flow.port.clone());
         match flows.get_mut(&key) {
             Some(count) => *count += flow.count,
             None => {
                 flows.insert(key, flow.count);
-                read.push((question, flow));
+                read.push((questions, flow));
             }
         }
     }
@@ -275,6 +285,7 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 output::line(
                     "Host endpoints have a say in this; whether a node enforces them, its report says.",
                 );
+                explain::not_enforced_note(after).iter().for_each(|note| output::line(note));
             }
             output::line(&format!(
                 "{}: {} to allowed, {} to denied",

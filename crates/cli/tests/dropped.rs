@@ -218,3 +218,46 @@ fn a_workload_whose_pods_are_given_adds_none() {
     members.sort_unstable();
     assert_eq!(members, ["shop/a", "shop/b", "shop/idle", "shop/lone", "shop/web-1-x"], "{out}");
 }
+
+/// Pools that Tortie cannot give addresses from stop `apply`, and nothing that only asks for verdicts.
+#[test]
+fn a_pool_that_is_not_supported_stops_only_apply() {
+    for (spec, said) in [
+        (
+            "{cidr: 10.0.0.0/16, ipipMode: Always, natOutgoing: true}",
+            "IPPool p: spec.ipipMode: IPIP is not supported",
+        ),
+        (
+            "{cidr: 10.0.0.0/16, vxlanMode: CrossSubnet}",
+            "IPPool p: spec.vxlanMode: CrossSubnet is not supported",
+        ),
+        ("{cidr: 10.0.0.0/28, blockSize: 30, allowedUses: [LoadBalancer]}", "IPPool p: spec.allowedUses"),
+        ("{cidr: 'fd00::/64'}", "IPPool p: IPv6 pools are not supported yet: left out"),
+    ] {
+        let pool = format!(
+            "{{apiVersion: projectcalico.org/v3, kind: IPPool, metadata: {{name: p}}, spec: {spec}}}\n"
+        );
+        let cluster = format!("{PODS}{pool}");
+        let files = [("c.yml", cluster.as_str()), ("pool.yml", pool.as_str()), ("pods.yml", PODS)];
+        for arguments in [
+            &["explain", "-f", "c.yml", "shop/a", "shop/b"][..],
+            &["matrix", "-f", "c.yml"],
+            &["policy", "lint", "-f", "c.yml"],
+            &["policy", "cost", "-f", "c.yml"],
+            &["preview", "--in", "c.yml", "-f", "pods.yml"],
+        ] {
+            let (code, out, err) = tortie(&files, arguments);
+            assert!(
+                code == 0 && err.contains("note: c.yml:21: ") && err.contains(said),
+                "{arguments:?}: {code} {out}{err}"
+            );
+        }
+        let (code, _, err) = tortie(&files, &["apply", "--store", "unix:/nowhere", "-f", "pool.yml"]);
+        assert!(code == 2 && err.contains("pool.yml:1: IPPool p: spec."), "{err}");
+    }
+    let damaged = format!(
+        "{PODS}{{apiVersion: projectcalico.org/v3, kind: IPPool, metadata: {{name: p}}, spec: {{cidr: x}}}}\n"
+    );
+    let (code, out, err) = tortie(&[("c.yml", &damaged)], &["explain", "-f", "c.yml", "shop/a", "shop/b"]);
+    assert!(code == 2 && out.is_empty() && err.contains("c.yml:21: IPPool p: spec.cidr"), "{err}");
+}
