@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
+use tortie_api::kubernetes::is_implied;
 use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
 use tortie_api::{Key, Kind};
 use tortie_store::{Applied, Store, StoreError};
@@ -158,9 +159,12 @@ async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The objects of one kind in a namespace.
+/// The objects of one kind in a namespace; less those that follow from others, and go with them.
 async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
-    let keys = store.list(kind).await?.items.into_iter().map(|stored| stored.key);
+    let items = store.list(kind).await?.items.into_iter();
+    let keys = items
+        .filter(|stored| kind != Kind::EndpointSlice || !is_implied(&stored.value))
+        .map(|stored| stored.key);
     Ok(keys.filter(|key| key.namespace == namespace).collect())
 }
 

@@ -17,7 +17,7 @@ use tortie_store::{Embedded, NotInForce, Revision, Store, StoreError, wait_in_fo
 use crate::node::{Node, Os};
 use crate::pki::Authority;
 use crate::runtime::{self, RuntimeNode};
-use crate::{LabDir, LabError, Progress, underlay};
+use crate::{LabDir, LabError, Progress, slices, underlay};
 
 /// Where the datastore is served with TLS.
 pub(crate) const STORE_PORT: u16 = 7443;
@@ -241,6 +241,7 @@ impl Cluster {
         });
         let task = runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()).await?;
         self.tasks.push(task);
+        self.tasks.push(slices::start(self.store.clone()).await?);
         Ok(())
     }
 
