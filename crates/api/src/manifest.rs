@@ -206,10 +206,10 @@ fn key(value: &mut Value) -> Result<Key, FieldError> {
     let Value::Object(fields) = value else {
         return Err(FieldError::new("", "a manifest must be a mapping with apiVersion, kind and metadata"));
     };
-    let text = |fields: &Map<String, Value>, name: &str| {
-        let value =
-            fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
-        value.ok_or_else(|| FieldError::new(name, "is missing"))
+    let text = |fields: &Map<String, Value>, name: &str| match fields.get(name) {
+        Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
+        None | Some(Value::String(_)) => Err(FieldError::new(name, "is missing")),
+        Some(_) => Err(FieldError::new(name, "must be text")),
     };
     let api_version = text(fields, "apiVersion")?;
     let name = text(fields, "kind")?;

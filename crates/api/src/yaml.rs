@@ -72,9 +72,14 @@ impl Lines {
         self.fields.extend(other.fields);
     }
 
+    /// Says where a field was written.
+    pub(crate) fn set(&mut self, path: &str, line: usize) {
+        self.fields.insert(path.to_owned(), line);
+    }
+
     /// Says that what is at `path` now was written as the field `written`.
     pub(crate) fn alias(&mut self, written: &str, path: &str) {
-        self.fields.insert(path.to_owned(), self.of(written));
+        self.set(path, self.of(written));
     }
 }
 

@@ -328,7 +328,7 @@ proptest! {
     fn json_is_yaml(text in ".{0,20}", number in any::<u64>(), float in -1e6..1e6f64) {
         let labels = serde_json::json!({"text": text, "number": number, "float": float, "deep": [[null, true, {"a": -1}]]});
         let value = serde_json::json!({
-            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "spec": {"extra": labels},
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"extra": labels},
         });
         let objects = read("m.json", &value.to_string()).unwrap();
         prop_assert_eq!(&objects[0].value, &value);

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::meaning::{self, Meaning};
 use crate::yaml::{Document, Lines};
 use crate::{FieldError, Kind, kubernetes::Node};
 
@@ -46,13 +47,32 @@ pub(super) fn items(mut document: Document) -> Result<Vec<Document>, (Document, 
         None => return Err((document, FieldError::new("items", "is missing"))),
         Some(_) => return Err((document, FieldError::new("items", "must be a list of objects"))),
     };
+    if !of.is_empty() {
+        // The version of the list is that of its kind, also where the items have their own.
+        let value = json!({"apiVersion": api_version, "kind": of, "metadata": {}});
+        let mut one = Document { value, lines: Lines::default() };
+        let understood = translate(&mut one).and_then(|()| {
+            let version = one.value["apiVersion"].as_str().unwrap_or_default();
+            match meaning::meaning(version, of) {
+                Meaning::Mistake(error) => Err(error),
+                Meaning::Kept(_) | Meaning::Unrelated => Ok(()),
+            }
+        });
+        if let Err(error) = understood {
+            return Err((document, error));
+        }
+    }
     let mut all = Vec::new();
     for (index, mut value) in items.into_iter().enumerate() {
+        let mut lines = document.lines.below(&format!("items[{index}]"), "");
         if let Some(fields) = value.as_object_mut().filter(|_| !of.is_empty()) {
-            fields.entry("apiVersion").or_insert_with(|| json!(api_version));
-            fields.entry("kind").or_insert_with(|| json!(of));
+            for (field, own) in [("apiVersion", api_version.as_str()), ("kind", of)] {
+                if !fields.contains_key(field) {
+                    fields.insert(field.to_owned(), json!(own));
+                    lines.set(field, document.lines.of(field));
+                }
+            }
         }
-        let lines = document.lines.below(&format!("items[{index}]"), "");
         all.extend(self::items(Document { value, lines })?);
     }
     Ok(all)
@@ -100,9 +120,22 @@ fn unpack_metadata(value: &mut Value) -> Result<(), FieldError> {
     Ok(())
 }
 
+/// The `spec` of Calico's nodes.
+const CALICO_NODE: [&str; 9] = [
+    "addresses",
+    "bgp",
+    "interfaces",
+    "ipv4VXLANTunnelAddr",
+    "ipv6VXLANTunnelAddr",
+    "orchRefs",
+    "vxlanTunnelMACAddr",
+    "vxlanTunnelMACAddrV6",
+    "wireguard",
+];
+
 /// A node as `calicoctl get nodes` writes it becomes the Kubernetes node that Calico derives it from.
 fn of_calico_node(value: &mut Value, lines: &mut Lines) {
-    let spec = value.as_object_mut().and_then(|fields| fields.remove("spec")).unwrap_or_default();
+    let mut spec = value.get_mut("spec").map(Value::take).unwrap_or_default();
     let annotations = [
         (Node::ADDRESS, "/bgp/ipv4Address"),
         (Node::ADDRESS_V6, "/bgp/ipv6Address"),
@@ -121,6 +154,11 @@ fn of_calico_node(value: &mut Value, lines: &mut Lines) {
             lines.alias(&from, &format!("metadata.annotations.{annotation}"));
         }
     }
+    // What no Calico node has is left to be refused.
+    if let Some(fields) = spec.as_object_mut() {
+        fields.retain(|field, _| !CALICO_NODE.contains(&field.as_str()));
+    }
+    value["spec"] = spec;
 }
 
 /// Takes out what only the cluster that the object comes from can use.

@@ -19,10 +19,12 @@ pub(crate) enum Meaning {
 const CALICO_GROUP: &str = "projectcalico.org";
 const CALICO_CRD_GROUP: &str = "crd.projectcalico.org";
 
-/// The kinds of a group that no verdict depends on; workloads are among them, as their pods are read by their shape.
-const UNRELATED: &[(&str, &[&str])] = &[
+/// The kinds of a group that no verdict depends on, and the versions that the group has or had. Workloads are among them,
+/// as their pods are read by their shape.
+const UNRELATED: &[(&str, &[&str], &[&str])] = &[
     (
         "",
+        &["v1"],
         &[
             "Binding",
             "ComponentStatus",
@@ -38,14 +40,22 @@ const UNRELATED: &[(&str, &[&str])] = &[
             "Secret",
         ],
     ),
-    ("apps", &["ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"]),
-    ("batch", &["CronJob", "Job"]),
-    ("extensions", &["DaemonSet", "Deployment", "Ingress", "PodSecurityPolicy", "ReplicaSet"]),
-    ("discovery.k8s.io", &[]),
-    ("networking.k8s.io", &["ClusterCIDR", "IPAddress", "Ingress", "IngressClass", "ServiceCIDR"]),
-    ("policy.networking.k8s.io", &[]),
-    (CALICO_GROUP, CALICO),
-    (CALICO_CRD_GROUP, CALICO),
+    (
+        "apps",
+        &["v1", "v1beta1", "v1beta2"],
+        &["ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"],
+    ),
+    ("batch", &["v1", "v1beta1"], &["CronJob", "Job"]),
+    ("extensions", &["v1beta1"], &["DaemonSet", "Deployment", "Ingress", "PodSecurityPolicy", "ReplicaSet"]),
+    ("discovery.k8s.io", &["v1"], &[]),
+    (
+        "networking.k8s.io",
+        &["v1", "v1beta1", "v1alpha1"],
+        &["ClusterCIDR", "IPAddress", "Ingress", "IngressClass", "ServiceCIDR"],
+    ),
+    ("policy.networking.k8s.io", &["v1alpha1", "v1alpha2"], &[]),
+    (CALICO_GROUP, &["v3"], CALICO),
+    (CALICO_CRD_GROUP, &["v1"], CALICO),
 ];
 
 const CALICO: &[&str] = &[
@@ -98,13 +108,19 @@ pub(crate) fn meaning(api_version: &str, name: &str) -> Meaning {
     if let Some(kind) = Kind::of(api_version, name) {
         return Meaning::Kept(kind);
     }
-    let group = match api_version.split_once('/') {
-        Some((group, _)) => group,
-        None if api_version == "v1" => "",
+    let (group, version) = match api_version.split_once('/') {
+        Some(parts) => parts,
+        None if api_version == "v1" => ("", "v1"),
         None => return Meaning::Mistake(without_version(api_version, name)),
     };
-    match UNRELATED.iter().find(|(known, _)| *known == group) {
-        Some((_, kinds)) if kinds.contains(&name) => Meaning::Unrelated,
+    match UNRELATED.iter().find(|(known, ..)| *known == group) {
+        Some((_, versions, kinds)) if kinds.contains(&name) => match versions.first() {
+            Some(first) if !versions.contains(&version) => {
+                let problem = format!("{api_version:?} is not a version of {name}; write {group}/{first}");
+                Meaning::Mistake(FieldError::new("apiVersion", problem))
+            }
+            _ => Meaning::Unrelated,
+        },
         Some(_) => Meaning::Mistake(mistake(api_version, group, name)),
         None if looks_like_policy(group, name) => Meaning::Mistake(mistake(api_version, group, name)),
         None => Meaning::Unrelated,
@@ -258,6 +274,11 @@ mod tests {
             ("cilium.io/v2", "CiliumNetworkPolicy", Some("looks like policy, and Tortie cannot read it")),
             ("example.org/v1", "TrafficPolcy", Some("looks like policy")),
             ("discovery.k8s.io/v1beta1", "EndpointSlice", Some("write discovery.k8s.io/v1 EndpointSlice")),
+            (
+                "apps/v2",
+                "Deployment",
+                Some("apiVersion: \"apps/v2\" is not a version of Deployment; write apps/v1"),
+            ),
             ("apps/v1", "Deploymnt", Some("kind: apps/v1 Deploymnt is not known")),
             ("v1", "ConfigMap", None),
             ("apps/v1", "Deployment", None),

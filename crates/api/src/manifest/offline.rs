@@ -2,6 +2,7 @@
 //! depends on are skipped, and nothing that looks like policy is.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use super::{Object, Origin, Problem, Seen, describe, documents, object, problem}
 use crate::calico::{EncapsulationMode, IpPool};
 use crate::resource::typed;
 use crate::yaml::{Document, Lines};
-use crate::{Key, Kind, is_reserved_label};
+use crate::{Key, Kind, is_reserved_label, known_fields};
 
 /// What has been read so far, of any number of files.
 #[derive(Default)]
@@ -54,6 +55,12 @@ struct Reference {
     namespace: String,
     kind: String,
     name: String,
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
 }
 
 /// A workload, as one of its pods.
@@ -144,6 +151,14 @@ impl Offline {
         let group = api_version.split_once('/').map_or("", |(group, _)| group);
         let is_workload =
             WORKLOAD_GROUPS.contains(&group) || document.value["kind"] == "ReplicationController";
+        let own = known_fields::check_workload(
+            document.value["kind"].as_str().unwrap_or_default(),
+            &document.value,
+        );
+        if is_workload && !own.is_empty() {
+            let name = Reference::of(&document.value).to_string();
+            return Err(own.into_iter().map(|error| problem(file, &document, &name, error)).collect());
+        }
         match pod_of(file, &document) {
             Some(Ok(pod)) => self.workloads.push(Workload { of: Reference::of(&document.value), pod }),
             Some(Err(problems)) if is_workload => return Err(problems),
@@ -247,7 +262,8 @@ fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>
         document.value.pointer(&spec).is_some()
     })?;
     let template = document.value.pointer(&format!("/{}", path.replace('.', "/")))?;
-    let Reference { namespace, kind, name } = Reference::of(&document.value);
+    let of = Reference::of(&document.value);
+    let Reference { namespace, name, .. } = &of;
     let metadata = template.get("metadata").cloned().unwrap_or_default();
     let value = json!({
         "apiVersion": Kind::Pod.api_version(), "kind": "Pod",
@@ -261,7 +277,7 @@ fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>
     lines.extend(document.lines.below("metadata", "metadata"));
     lines.extend(document.lines.below(&format!("{path}.metadata.labels"), "metadata.labels"));
     lines.extend(document.lines.below(&format!("{path}.spec"), "spec"));
-    let owner = format!("{kind} {namespace}/{name}");
+    let owner = of.to_string();
     Some(object(file, Document { value, lines }).map_err(|problems| {
         let of_workload = |mut problem: Problem| {
             if problem.field.starts_with("spec") || problem.field.starts_with("metadata.labels") {
