@@ -159,12 +159,11 @@ fn once() -> u64 {
     1
 }
 
+/// Flows, each with its question, or one for each backend of the Service that it is to.
+type Flows = Vec<(Vec<Question>, Flow)>;
+
 /// The flows, equal ones counted together, and how many have an end that is not there.
-fn read_flows(
-    file: &Path,
-    before: &Snapshot,
-    after: &Snapshot,
-) -> anyhow::Result<(Vec<(Vec<Question>, Flow)>, u64)> {
+fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<(Flows, u64)> {
     let text = manifests::read(file)?;
     let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
     let mut read = Vec::new();

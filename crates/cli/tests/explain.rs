@@ -227,7 +227,7 @@ fn the_address_of_a_service_is_explained_after_translation() {
         );
         assert_eq!(document["service"], "Service x/s");
     }
-    let flow = format!("{{\"from\": \"x/a\", \"to\": \"10.96.0.9\", \"port\": \"tcp/80\"}}\n");
+    let flow = "{\"from\": \"x/a\", \"to\": \"10.96.0.9\", \"port\": \"tcp/80\"}\n".to_string();
     std::fs::write(dir.path().join("flows"), flow).unwrap();
     let change = policy.replace("10.96.0.9/32", "10.0.0.0/24");
     std::fs::write(dir.path().join("change.yml"), change).unwrap();

@@ -140,7 +140,7 @@ fn looks_like_policy(group: &str, name: &str) -> bool {
     let close = |kind: &Kind| strict::distance(&name.to_lowercase(), &kind.name().to_lowercase()) <= 2;
     let of_calico = group.contains("calico") && named(name).next().is_some();
     of_calico
-        || POLICY_KINDS.iter().any(|kind| close(kind))
+        || POLICY_KINDS.iter().any(close)
         || (ends_like_policy(name) && !OTHER_POLICIES.contains(&group))
 }
 
