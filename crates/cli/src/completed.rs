@@ -10,6 +10,8 @@ use tortie_api::kubernetes::{Node, Pod, implied_slices, is_implied};
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{Snapshot, Stored};
 
+use crate::planned;
+
 /// The annotations in which Calico's CNI plugin notes a pod's addresses, before the kubelet does.
 const NOTED_ADDRESSES: [&str; 2] = ["cni.projectcalico.org/podIPs", "cni.projectcalico.org/podIP"];
 /// How many names a note gives.
@@ -18,6 +20,7 @@ const MOST_NAMES: usize = 5;
 /// Completes the objects of manifests; gives what a reader has to know.
 pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
+    two_names(snapshot, &mut notes);
     add_namespaces(snapshot, &mut notes);
     add_accounts(snapshot, &mut notes);
     add_nodes(snapshot, &mut notes);
@@ -25,6 +28,19 @@ pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
     of_hosts(snapshot);
     imply_slices(snapshot);
     notes
+}
+
+/// Policies that are given under both names that Calico's datastore has for one.
+fn two_names(snapshot: &Snapshot, notes: &mut Vec<String>) {
+    for (key, stored) in snapshot.iter().filter(|(key, _)| !key.name.starts_with("default.")) {
+        let other = planned::same_policy(key, &stored.value);
+        if let Some(other) = other.filter(|other| snapshot.get(other).is_some()) {
+            notes.push(format!(
+                "{key} and {} are one policy in Calico's datastore, and two here: one of them is probably old",
+                other.name
+            ));
+        }
+    }
 }
 
 /// Makes the slices anew that Kubernetes would make of Services and pods.

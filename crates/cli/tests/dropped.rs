@@ -261,3 +261,24 @@ fn a_pool_that_is_not_supported_stops_only_apply() {
     let (code, out, err) = tortie(&[("c.yml", &damaged)], &["explain", "-f", "c.yml", "shop/a", "shop/b"]);
     assert!(code == 2 && out.is_empty() && err.contains("c.yml:21: IPPool p: spec.cidr"), "{err}");
 }
+
+/// Calico stores a policy `x` of tier default as `default.x`: a change of `x` is a change of what was exported.
+#[test]
+fn a_policy_has_one_name_in_what_is_exported_and_in_what_people_keep() {
+    let policy = |version: &str, name: &str, action: &str| {
+        format!(
+            "{{apiVersion: {version}, kind: NetworkPolicy, metadata: {{name: {name}, namespace: shop}}, spec: {{types: [Ingress], ingress: [{{action: {action}}}]}}}}\n"
+        )
+    };
+    let exported = format!("{PODS}{}", policy("crd.projectcalico.org/v1", "default.p", "Deny"));
+    let kept = policy("projectcalico.org/v3", "p", "Allow");
+    let both = format!("{exported}---\n{kept}");
+    let files = [("c.yml", exported.as_str()), ("p.yml", kept.as_str()), ("both.yml", both.as_str())];
+    let (code, out, err) = tortie(&files, &["preview", "--in", "c.yml", "-f", "p.yml"]);
+    assert!(code == 1 && out.contains("denied → allowed"), "{out}{err}");
+    let (_, _, err) = tortie(&files, &["explain", "-f", "both.yml", "shop/a", "shop/b"]);
+    assert!(
+        err.contains("NetworkPolicy shop/p and default.p are one policy in Calico's datastore, and two here"),
+        "{err}"
+    );
+}
