@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use crate::fields::{is_label_name, is_label_value};
+use crate::kubernetes::check_service;
 use crate::{FieldError, Key, Kind, Resource, is_reserved_label, known_fields};
 
 const METADATA: &[&str] = &[
@@ -120,6 +121,9 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     known_fields::check(key.kind, value, &mut problems);
     if key.kind == Kind::Pod {
         pod(value, &mut problems);
+    }
+    if key.kind == Kind::Service {
+        problems.extend(check_service(value));
     }
     if matches!(
         key.kind,

@@ -126,6 +126,18 @@ fn bad_input() {
         ("kind: Pod\nmetadata: {name: t}\n".to_owned(), "m.yml:1: Pod t: apiVersion: is missing"),
         ("apiVersion: v1\nkind: Pod\nmetadata: {}\n".to_owned(), "m.yml:3: Pod: metadata.name: is missing"),
         (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec:\n  ports:\n  - port: 80\n    targetPort: [80]\n".to_owned(),
+            "m.yml:7: Service default/s: spec.ports[0].targetPort: [80] is no port",
+        ),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec:\n  selector: app\n".to_owned(),
+            "m.yml:5: Service default/s: spec.selector: invalid type",
+        ),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec:\n  ports:\n  - port: 80\n    targetPrt: 80\n".to_owned(),
+            "m.yml:7: Service default/s: spec.ports[0].targetPrt: unknown field; did you mean \"targetPort\"?",
+        ),
+        (
             "apiVersion: v1\nkind: Namespace\nmetadata: {name: Big}\n".to_owned(),
             "m.yml:3: Namespace Big: metadata.name: \"Big\" must be lower-case",
         ),

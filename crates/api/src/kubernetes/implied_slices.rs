@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use super::{EndpointSlice, IntOrString};
 use crate::fields::list;
 use crate::net::IpVersion;
-use crate::{Key, Kind};
+use crate::resource::typed;
+use crate::{FieldError, Key, Kind};
 
 /// The label that says who keeps a slice.
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
@@ -109,6 +110,12 @@ struct Condition {
 
 /// A port of a slice.
 type SlicePort = BTreeMap<&'static str, Value>;
+
+/// What is wrong with a field of a Service that slices follow from.
+pub(crate) fn check_service(service: &Value) -> Option<FieldError> {
+    let error = typed::<ServiceSpec>(service.get("spec")?).err()?;
+    Some(FieldError::new(format!("spec.{}", error.path).trim_end_matches('.'), error.problem))
+}
 
 /// Whether a slice is one that [`implied_slices`] made.
 #[must_use]
