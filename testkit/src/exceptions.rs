@@ -3,13 +3,13 @@
 
 use anyhow::{Result, ensure};
 use tortie_api::net::Protocol;
-use tortie_dataplane::Condition;
+use tortie_dataplane::{Condition, Reason};
 use tortie_hcn::schema::{Acl, Endpoint};
 
 use crate::random::Tally;
 
 /// The reason of the conditions that tell of it.
-pub const REASON: &str = "RuleNotExpressible";
+pub const REASON: Reason = Reason::RuleNotExpressible;
 
 /// What an ACL cannot be about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,5 +11,6 @@ pub mod kernel;
 pub mod links;
 #[cfg(target_os = "linux")]
 pub mod mixed;
+pub mod programs;
 pub mod random;
 mod told;

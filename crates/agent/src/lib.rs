@@ -14,6 +14,7 @@ mod pods;
 mod publish;
 mod report;
 mod server;
+mod unsupported;
 
 use std::path::PathBuf;
 use std::sync::Arc;

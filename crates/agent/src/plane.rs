@@ -13,6 +13,7 @@ use tortie_dataplane::{AskedFor, Condition, Dataplane, EndpointId, Report};
 use tortie_store::Revision;
 
 use crate::control::{ShownEndpoint, Told};
+use crate::unsupported::{Unsupported, Watched};
 
 /// How often the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
@@ -99,6 +100,8 @@ pub(crate) struct InForce {
     pub(crate) endpoints: Vec<EndpointId>,
     pub(crate) report: Report,
     pub(crate) findings: Vec<Finding>,
+    /// What is stored and not in force.
+    pub(crate) unsupported: Vec<Unsupported>,
 }
 
 impl InForce {
@@ -123,7 +126,8 @@ pub(crate) fn start(
     let (report, told) = Default::default();
     let calc = Calc::new(node);
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
-    let mut plane = Plane { calc, dataplane, publish, given: 0, revision: 0, report, told };
+    let watched = Watched::new(node);
+    let mut plane = Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, told };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&events))?;
     Ok((Batches(sender), in_force))
 }
@@ -135,6 +139,7 @@ pub(crate) async fn ended(mut in_force: watch::Receiver<Arc<InForce>>) {
 
 struct Plane {
     calc: Calc,
+    watched: Watched,
     dataplane: Box<dyn Dataplane>,
     publish: watch::Sender<Arc<InForce>>,
     /// What the dataplane was last given.
@@ -195,6 +200,7 @@ impl Plane {
             self.given = batch.revision;
             for (key, value) in batch.changes {
                 self.calc.update(&key, value.as_ref());
+                self.watched.update(&key, value.as_ref());
                 changed = true;
             }
         }
@@ -224,7 +230,7 @@ impl Plane {
     fn told_of(&self, id: &EndpointId) -> Vec<Told> {
         let own = self.report.endpoints.get(id).into_iter().flatten();
         let told = |condition: &Condition| Told {
-            reason: condition.reason.to_owned(),
+            reason: condition.reason.to_string(),
             message: condition.message.clone(),
         };
         own.chain(self.report.node_failures()).map(told).collect()
@@ -247,17 +253,23 @@ impl Plane {
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
             report: self.report.clone(),
             findings: self.calc.findings(),
+            unsupported: self.watched.all(),
         }));
     }
 
     /// Tells the log what is new, and what is over.
     fn log(&mut self) {
-        let now: BTreeSet<Condition> = self.report.conditions().cloned().collect();
+        let unsupported = self
+            .watched
+            .all()
+            .into_iter()
+            .map(|it| Condition { reason: it.reason, message: format!("{}: {}", it.object, it.message) });
+        let now: BTreeSet<Condition> = self.report.conditions().cloned().chain(unsupported).collect();
         for Condition { reason, message } in now.difference(&self.told) {
-            tracing::warn!(reason, "{message}");
+            tracing::warn!(%reason, "{message}");
         }
         for Condition { reason, message } in self.told.difference(&now) {
-            tracing::info!(reason, "no more so: {message}");
+            tracing::info!(%reason, "no more so: {message}");
         }
         self.told = now;
     }

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::kubernetes::Pod;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Metadata, Resource, support};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Address, Code, Command, Failure, Interface, Invocation, Route, Success};
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
@@ -98,16 +98,18 @@ impl Pods {
         id: &EndpointId,
         hung_up: HungUp<'_>,
     ) -> Result<Success, Failure> {
-        let (pod, namespace_labels, ()) = tokio::try_join!(
+        let (pod, namespace, ()) = tokio::try_join!(
             self.pod(call, id),
-            self.namespace_labels(&id.namespace),
+            self.namespace(&id.namespace),
             self.refuse_replaced(call, id)
         )?;
+        refuse_annotations(&pod.0.key, &pod.1.metadata.annotations)?;
+        refuse_annotations(&Key::global(Kind::Namespace, &*id.namespace), &namespace.annotations)?;
         let request = Request {
             handle: handle(call),
             owner: self.owner(id),
             intended_use: Use::Workload,
-            namespace_labels,
+            namespace_labels: namespace.labels,
         };
         let assignment = self.ipam.assign(&request).await;
         let assignment = assignment
@@ -249,13 +251,15 @@ impl Pods {
         }
     }
 
-    async fn namespace_labels(&self, name: &str) -> Result<BTreeMap<String, String>, Failure> {
+    async fn namespace(&self, name: &str) -> Result<Metadata, Failure> {
         let key = Key::global(Kind::Namespace, name);
-        let Some(stored) = self.store.get(&key).await.map_err(store_failure)? else {
-            return Ok(BTreeMap::new());
-        };
+        // Without it nobody can say which pools and policies its labels choose.
+        let stored = self.store.get(&key).await.map_err(store_failure)?.ok_or_else(|| {
+            let msg = format!("{key} does not exist");
+            Failure::new(Code::TRY_AGAIN_LATER, msg, "create it; the pod is connected when it is there")
+        })?;
         match Resource::read(&key, &stored.value) {
-            Ok(Resource::Namespace(namespace)) => Ok(namespace.metadata.labels),
+            Ok(Resource::Namespace(namespace)) => Ok(namespace.metadata),
             _ => Err(Failure::new(Code::DECODING, format!("{key} cannot be read"), "")),
         }
     }
@@ -402,4 +406,15 @@ fn wiring_failure(error: WiringError) -> Failure {
 
 pub(crate) fn store_failure(error: StoreError) -> Failure {
     Failure::new(Code::TRY_AGAIN_LATER, "the datastore did not do what was asked", error.to_string())
+}
+
+/// An annotation that asks for what is not there must not be ignored: the pod would have another address than it needs.
+fn refuse_annotations(key: &Key, annotations: &BTreeMap<String, String>) -> Result<(), Failure> {
+    match support::refused_annotation(annotations) {
+        Some((name, why)) => {
+            let msg = format!("{key} has the annotation {name}, which is not supported");
+            Err(Failure::new(Code::NOT_SUPPORTED, msg, why))
+        }
+        None => Ok(()),
+    }
 }

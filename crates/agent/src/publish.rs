@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::Metadata;
-use tortie_api::calico::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
+use tortie_api::calico::{WorkloadEndpoint, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Pod;
 use tortie_cni::{Code, Failure, Invocation};
 use tortie_dataplane::{EndpointId, PodInterface};
@@ -44,7 +44,7 @@ impl Pods {
                 profiles: WorkloadEndpoint::profiles_for(&id.namespace, pod.service_account()),
                 interface_name: interface.host_interface.clone(),
                 mac: interface.mac.to_string(),
-                ports: named_ports(pod),
+                ports: pod.named_ports(),
             },
         };
         let value: Value = serde_json::to_value(endpoint).map_err(|error| {
@@ -86,13 +86,4 @@ impl Pods {
         }
         Ok(())
     }
-}
-
-fn named_ports(pod: &Pod) -> Vec<EndpointPort> {
-    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
-    let named = ports.filter_map(|port| {
-        let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
-        Some(EndpointPort { name: port.name.clone()?, protocol, port: port.container_port })
-    });
-    named.collect()
 }

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tortie_api::report::{NodeReport, NodeStatus, ReportedCondition};
 use tortie_api::{Key, Kind, Metadata};
-use tortie_dataplane::is_failure;
+use tortie_dataplane::{Reason, Severity};
 use tortie_store::{Store, StoreError};
 
 use crate::plane::InForce;
@@ -102,23 +102,25 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
 
 /// `about` is what stays.
 fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
-    let reported = |object: String, reason: &str, message: &str| ReportedCondition {
+    let reported = |object: String, reason: Reason, message: &str| ReportedCondition {
         object,
-        reason: reason.to_owned(),
+        reason: reason.to_string(),
         message: message.to_owned(),
     };
     let report = &in_force.report;
     let findings = in_force.findings.iter();
     let mut conditions: Vec<_> = findings
-        .map(|finding| reported(finding.key.to_string(), "NotUnderstood", &finding.problem))
+        .map(|finding| reported(finding.key.to_string(), Reason::NotUnderstood, &finding.problem))
         .collect();
+    let unsupported = in_force.unsupported.iter();
+    conditions.extend(unsupported.map(|it| reported(it.object.to_string(), it.reason, &it.message)));
     conditions.extend(report.node.iter().map(|told| reported(String::new(), told.reason, &told.message)));
     for (id, told) in &report.endpoints {
         let object = format!("{}/{}", id.namespace, id.pod);
         conditions.extend(told.iter().map(|told| reported(object.clone(), told.reason, &told.message)));
     }
     // Failures first: what is left out of a long list should be what can wait.
-    conditions.sort_by_key(|condition| !is_failure(&condition.reason));
+    conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
     NodeStatus {

@@ -12,6 +12,7 @@ use common::{Bed, NODE, condition, endpoint_id, until};
 use serde_json::json;
 use tortie_agent::control::{Answer, Ask, Outcome, ask};
 use tortie_cni::Command;
+use tortie_dataplane::Reason;
 
 fn show(pod: &str) -> Ask {
     Ask::Show { namespace: "n".to_owned(), pod: pod.to_owned() }
@@ -28,7 +29,7 @@ async fn a_pod_is_shown_with_what_it_is_asked_for_and_what_the_system_has() {
     let bed = Bed::new().await;
     bed.pod("p", "uid", json!({})).await;
     bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
-    bed.os.lock().report.endpoints = [(endpoint_id("p"), vec![condition("RuleNotExpressible")])].into();
+    bed.os.lock().report.endpoints = [(endpoint_id("p"), vec![condition(Reason::RuleNotExpressible)])].into();
     // A resync brings the report with it.
     (bed.os.lock().disturbed.as_ref().expect("the agent wants to know"))();
     until("the condition is known", || async {

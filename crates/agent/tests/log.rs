@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use common::{Bed, condition, until};
 use serde_json::json;
 use tortie_api::{Key, Kind};
-use tortie_dataplane::Report;
+use tortie_dataplane::{Reason, Report};
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -32,7 +32,7 @@ async fn a_standing_condition_is_logged_once() {
     let writer = log.clone();
     tracing_subscriber::fmt().with_writer(move || writer.clone()).with_ansi(false).init();
     let bed = Bed::new().await;
-    bed.os.lock().report = Report { node: vec![condition("RouteTaken")], ..Report::default() };
+    bed.os.lock().report = Report { node: vec![condition(Reason::RouteTaken)], ..Report::default() };
     let count = |what: &str| String::from_utf8_lossy(&log.0.lock().unwrap()).matches(what).count();
     for number in 0..10 {
         let given = bed.os.lock().batches.len();

@@ -12,7 +12,7 @@ use common::{Bed, FakeOs, NODE, cluster, condition, endpoint_id, endpoint_key, p
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_cni::{Code, Command};
-use tortie_dataplane::{Delta, Report};
+use tortie_dataplane::{Delta, Reason, Report};
 use tortie_store::{Embedded, Listing, Revision, Store, StoreError, Stored, Watch};
 
 fn namespace(number: usize) -> (Key, Value) {
@@ -67,8 +67,8 @@ async fn the_agent_ends_with_its_dataplane() {
 async fn what_only_informs_holds_nothing_up() {
     let bed = Bed::new().await;
     bed.os.lock().report = Report {
-        node: vec![condition("RouteTaken")],
-        endpoints: [(endpoint_id("other"), vec![condition("InterfaceMissing")])].into(),
+        node: [Reason::RouteTaken, Reason::PolicySetRefused, Reason::PolicySetHeld].map(condition).into(),
+        endpoints: [(endpoint_id("other"), vec![condition(Reason::InterfaceMissing)])].into(),
         retry: true,
     };
     bed.pod("p", "u", json!({})).await;
@@ -80,7 +80,11 @@ async fn what_only_informs_holds_nothing_up() {
     .await;
     let told: Vec<Value> =
         bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
-    assert_eq!(told, ["InterfaceMissing", "RouteTaken"], "failures first");
+    assert_eq!(
+        told,
+        ["InterfaceMissing", "RouteTaken", "PolicySetRefused", "PolicySetHeld"],
+        "failures first"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -88,7 +92,7 @@ async fn what_failed_is_not_in_force() {
     let bed = Bed::new().await;
     bed.pod("p", "u", json!({})).await;
     bed.os.lock().report = Report {
-        endpoints: [(endpoint_id("p"), vec![condition("InterfaceMissing")])].into(),
+        endpoints: [(endpoint_id("p"), vec![condition(Reason::InterfaceMissing)])].into(),
         retry: true,
         ..Report::default()
     };
@@ -100,7 +104,7 @@ async fn what_failed_is_not_in_force() {
     added.await.unwrap();
 
     bed.os.lock().report =
-        Report { node: vec![condition("PolicyNotInForce")], retry: true, ..Report::default() };
+        Report { node: vec![condition(Reason::PolicyNotInForce)], retry: true, ..Report::default() };
     let (key, value) = namespace(1);
     let revision = bed.store.create(&key, value).await.unwrap().revision;
     until("it is told", || async { bed.report().await["conditions"][0]["reason"] == "PolicyNotInForce" })
@@ -180,7 +184,8 @@ async fn the_first_batch_is_one_moment_of_the_cluster() {
 #[tokio::test(flavor = "multi_thread")]
 async fn status_says_whether_pods_can_be_added() {
     let os = FakeOs::default();
-    os.lock().report = Report { node: vec![condition("PolicyNotInForce")], retry: true, ..Report::default() };
+    os.lock().report =
+        Report { node: vec![condition(Reason::PolicyNotInForce)], retry: true, ..Report::default() };
     let bed = Bed::on(cluster().await, os.clone());
     let socket = bed.dir.path().join("agent.sock");
     until("the agent serves", || async { std::os::unix::net::UnixStream::connect(&socket).is_ok() }).await;

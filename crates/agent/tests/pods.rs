@@ -12,7 +12,7 @@ use common::{Bed, condition, endpoint_id, endpoint_key, pod_key, send, until};
 use serde_json::{Value, json};
 use tortie_api::Kind;
 use tortie_cni::{Code, Command, transport};
-use tortie_dataplane::Report;
+use tortie_dataplane::{Reason, Report};
 
 /// The code of a call that fails.
 fn code(answer: transport::Answer) -> Code {
@@ -197,7 +197,7 @@ async fn an_add_that_nobody_waits_for_is_undone() {
     let bed = Bed::new().await;
     bed.pod("p", "u", json!({})).await;
     bed.os.lock().report = Report {
-        endpoints: [(endpoint_id("p"), vec![condition("InterfaceMissing")])].into(),
+        endpoints: [(endpoint_id("p"), vec![condition(Reason::InterfaceMissing)])].into(),
         retry: true,
         ..Report::default()
     };

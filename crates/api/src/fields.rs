@@ -169,10 +169,10 @@ pub fn is_reserved_label(name: &str) -> bool {
         .contains(&name)
 }
 
-/// Reads a selector; an empty one is as good as none.
+/// Reads a selector. An empty one is absent; spaces and tabs alone are `all()`, as Calico's parser has them.
 pub(crate) fn selector<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Selector>, D::Error> {
     let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
-    if text.trim().is_empty() {
+    if text.is_empty() {
         return Ok(None);
     }
     Selector::parse(&text).map(Some).map_err(D::Error::custom)

@@ -14,6 +14,7 @@ pub mod net;
 pub mod report;
 mod resource;
 mod strict;
+pub mod support;
 mod value;
 mod yaml;
 

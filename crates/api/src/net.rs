@@ -49,6 +49,8 @@ impl Protocol {
     pub const UDP: Self = Self(17);
     /// ICMP for IPv6.
     pub const ICMPV6: Self = Self(58);
+    /// IPv4 in IP.
+    pub const IPIP: Self = Self(4);
     /// SCTP.
     pub const SCTP: Self = Self(132);
     /// UDP-Lite.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::fields::{is_label_name, is_label_value};
 use crate::kubernetes::check_service;
-use crate::{FieldError, Key, Kind, Resource, is_reserved_label, known_fields};
+use crate::{FieldError, Key, Kind, Resource, is_reserved_label, known_fields, support};
 
 const METADATA: &[&str] = &[
     "name",
@@ -125,6 +125,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     if key.kind == Kind::Service {
         problems.extend(check_service(value));
     }
+    problems.extend(support::check(key, value));
     if matches!(
         key.kind,
         Kind::ClusterNetworkPolicy | Kind::AdminNetworkPolicy | Kind::BaselineAdminNetworkPolicy

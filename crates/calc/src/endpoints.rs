@@ -173,7 +173,11 @@ impl<'a> Programs<'a> {
         };
         let normal = table(|hook| matches!(hook, Hook::Normal | Hook::AlsoForwarded | Hook::Everywhere));
         let program = HostEndpointProgram {
-            untracked: without_end(table(|hook| matches!(hook, Hook::Untracked | Hook::Everywhere))),
+            untracked: match interface.as_deref() {
+                // As in Calico, doNotTrack policies do not concern a host endpoint of all interfaces.
+                Some(HostEndpointObject::ALL_INTERFACES) => EndpointProgram::default(),
+                _ => without_end(table(|hook| matches!(hook, Hook::Untracked | Hook::Everywhere))),
+            },
             pre_dnat: without_end(table(|hook| matches!(hook, Hook::PreDnat | Hook::Everywhere))),
             forward: table(|hook| matches!(hook, Hook::AlsoForwarded | Hook::Everywhere)),
             normal: EndpointProgram { profiles: profiles(subject, self.subjects, self.policies), ..normal },
@@ -182,17 +186,29 @@ impl<'a> Programs<'a> {
     }
 }
 
-/// The profiles that exist; one that does not allows nothing.
+/// The profiles that have rules, up to the first that does not exist: that one denies.
 fn profiles(subject: &Subject, subjects: &Subjects, policies: &Policies) -> Vec<PolicyId> {
-    let exists = |profile: &&Arc<str>| {
+    let has_rules = |profile: &str| {
         let namespace = profile.strip_prefix("kns.");
         policies.has_profile(profile)
-            || ***profile == *HostEndpointObject::DEFAULT_ALLOW
+            || profile == HostEndpointObject::DEFAULT_ALLOW
             || namespace.is_some_and(|namespace| subjects.exists(KeyRef::global(Kind::Namespace, namespace)))
     };
-    let existing =
-        subjects.profiles(subject).filter(exists).map(|profile| PolicyId::profile(profile.clone()));
-    let mut profiles: Vec<PolicyId> = existing.collect();
+    // A service account brings a profile without rules along.
+    let is_empty = |profile: &str| {
+        let account = profile.strip_prefix("ksa.").and_then(|account| account.split_once('.'));
+        account.is_some_and(|(namespace, name)| {
+            subjects.exists(KeyRef { kind: Kind::ServiceAccount, namespace, name })
+        })
+    };
+    let mut profiles = Vec::new();
+    for profile in subjects.profiles(subject) {
+        if has_rules(profile) {
+            profiles.push(PolicyId::profile(profile.clone()));
+        } else if !is_empty(profile) {
+            break;
+        }
+    }
     profiles.shrink_to_fit();
     profiles
 }

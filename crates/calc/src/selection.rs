@@ -74,9 +74,16 @@ impl Calc {
     /// Takes in the labels of a namespace, service account or profile.
     pub(crate) fn update_labels(&mut self, key: &Key, labels: Option<OwnLabels>) {
         let known = self.subjects.exists(key.into());
-        if key.kind == Kind::Namespace && known != labels.is_some() {
-            // A namespace brings a profile along, which a stored one replaces.
-            self.touch_members(KeyRef::global(Kind::Profile, &format!("kns.{}", key.name)));
+        if known != labels.is_some() {
+            // A namespace brings a profile along, which a stored one replaces; so does a service account.
+            let profile = match key.kind {
+                Kind::Namespace => Some(format!("kns.{}", key.name)),
+                Kind::ServiceAccount => Some(format!("ksa.{}.{}", key.namespace, key.name)),
+                _ => None,
+            };
+            if let Some(profile) = profile {
+                self.touch_members(KeyRef::global(Kind::Profile, &profile));
+            }
         }
         if !self.subjects.set_labels(key, labels) {
             return;

@@ -64,7 +64,10 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
         };
         let traces = answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress);
         let by_policy = |trace: &&Trace| {
-            !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. } | DecidedBy::Failsafe)
+            !matches!(
+                trace.decided_by,
+                DecidedBy::EndpointToHost { .. } | DecidedBy::Failsafe | DecidedBy::BuiltIn { .. }
+            )
         };
         for trace in traces.filter(by_policy) {
             let (program, oracle) = (program_says(&nodes, trace, &flow), oracle_says(trace));
@@ -163,7 +166,10 @@ impl Coverage {
             DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
             DecidedBy::NoProfile => decided("no profile".into()),
             DecidedBy::Nobody => decided(format!("nobody in table {:?}", trace.table)),
-            DecidedBy::EndpointToHost { .. } | DecidedBy::Failsafe | DecidedBy::StaticRule { .. } => {}
+            DecidedBy::EndpointToHost { .. }
+            | DecidedBy::Failsafe
+            | DecidedBy::StaticRule { .. }
+            | DecidedBy::BuiltIn { .. } => {}
         }
         if trace.endpoint.starts_with("host endpoint") {
             let reply = if trace.reply { " (reply)" } else { "" };

@@ -66,6 +66,7 @@ fn decision(snapshot: &Snapshot, stop: Stop, direction: Direction, decided: &Dec
         DecidedBy::Nobody => "no rule allows it".to_owned(),
         DecidedBy::Failsafe => "a failsafe port".to_owned(),
         DecidedBy::StaticRule { node, name } => format!("the static rule {name} of node {node}"),
+        DecidedBy::BuiltIn { rule } => rule.clone(),
         DecidedBy::EndpointToHost { action } => format!("defaultEndpointToHostAction is {action}"),
     }
 }

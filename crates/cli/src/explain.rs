@@ -230,6 +230,7 @@ fn show_trace(trace: &Trace) {
         DecidedBy::StaticRule { node, name } => {
             format!("by the static rule {name} of node {node}, before policy")
         }
+        DecidedBy::BuiltIn { rule } => format!("before policy: {rule}"),
         DecidedBy::Failsafe => "as a failsafe port, which its policies do not close".to_owned(),
         DecidedBy::Nobody if trace.reply => "as no rule allows it".to_owned(),
         DecidedBy::Nobody => "as no rule decides".to_owned(),
@@ -242,8 +243,9 @@ fn show_trace(trace: &Trace) {
         Table::Forward => ", forwarded",
     };
     let reply = if trace.reply { ", the reply" } else { "" };
+    let at_pod = if trace.at_pod { ", at the pod's interface" } else { "" };
     let verdict = verdict(trace.verdict);
-    output::line(&format!("\n{direction} {}{table}{reply}: {verdict} {by}", trace.endpoint));
+    output::line(&format!("\n{direction} {}{at_pod}{table}{reply}: {verdict} {by}", trace.endpoint));
     for tier in &trace.tiers {
         show_tier(tier);
     }

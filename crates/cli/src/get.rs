@@ -1,8 +1,9 @@
 //! `tortie get`.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tortie_api::{Kind, Resource};
@@ -51,14 +52,17 @@ impl Get {
                 && namespace.is_none_or(|namespace| *namespace == stored.key.namespace)
         };
         let items: Vec<Stored> = items.into_iter().filter(wanted).collect();
-        if let Some(missing) =
-            self.names.iter().find(|name| !items.iter().any(|stored| stored.key.name == **name))
-        {
-            let hint = if kind == Kind::NetworkPolicy { " (a Kubernetes policy is a knp)" } else { "" };
-            bail!("{kind} {missing} does not exist{hint}");
-        }
+        let is_there = |name: &&String| items.iter().any(|stored| stored.key.name == **name);
+        let missing: Vec<&String> = self.names.iter().filter(|name| !is_there(name)).collect();
         match self.output {
-            Format::Table => output::columns(&table(kind, &items)),
+            // Nothing of what was asked for: the errors say all.
+            _ if items.is_empty() && !missing.is_empty() => {}
+            Format::Table => {
+                output::columns(&table(kind, &items));
+                if kind == Kind::NodeReport {
+                    items.iter().flat_map(conditions).for_each(|line| output::line(&line));
+                }
+            }
             Format::Json => {
                 let values: Vec<Value> = items.into_iter().map(document).collect();
                 let document = match <[Value; 1]>::try_from(values) {
@@ -69,8 +73,39 @@ impl Get {
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
-        Ok(ExitCode::SUCCESS)
+        for missing in &missing {
+            let hint = if kind == Kind::NetworkPolicy { " (a Kubernetes policy is a knp)" } else { "" };
+            output::error(&format!("{kind} {missing} does not exist{hint}"));
+        }
+        Ok(if missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+}
+
+/// What a node's report says is wrong: a line for each condition, but few for each reason.
+fn conditions(report: &Stored) -> Vec<String> {
+    /// How many conditions with one reason are spelled out.
+    const OF_ONE_REASON: usize = 3;
+    let all = report.value.pointer("/status/conditions").and_then(Value::as_array);
+    let mut lines = Vec::new();
+    let mut more: BTreeMap<&str, usize> = BTreeMap::new();
+    for condition in all.into_iter().flatten() {
+        let part = |name: &str| condition[name].as_str().unwrap_or_default();
+        let of_reason = more.entry(part("reason")).or_default();
+        *of_reason += 1;
+        if *of_reason <= OF_ONE_REASON {
+            let about = [part("object"), part("reason")].join(" ");
+            lines.push(format!("{}: {}: {}", report.key.name, about.trim(), part("message")));
+        }
+    }
+    for (reason, count) in more.into_iter().filter(|(_, count)| *count > OF_ONE_REASON) {
+        lines.push(format!("{}: {} more {reason}; -o json has all", report.key.name, count - OF_ONE_REASON));
+    }
+    if let Some(left_out) =
+        report.value.pointer("/status/more").and_then(Value::as_u64).filter(|left| *left > 0)
+    {
+        lines.push(format!("{}: and {} more that the report leaves out", report.key.name, left_out));
+    }
+    lines
 }
 
 /// The object as a document. IPAM's own records are stored bare, as Calico does, and get their name beside them.
@@ -84,7 +119,7 @@ fn document(stored: Stored) -> Value {
 
 fn table(kind: Kind, items: &[Stored]) -> Vec<Vec<String>> {
     let extra: &[&str] = match kind {
-        Kind::Pod => &["STATUS", "IP", "NODE"],
+        Kind::Pod => &["STATUS", "IP", "NODE", "MESSAGE"],
         Kind::Node => &["OS", "ADDRESS", "TUNNEL"],
         Kind::NodeReport => &["OS", "REVISION", "PODS", "CONDITIONS"],
         Kind::WorkloadEndpoint => &["NODE", "NETWORKS", "INTERFACE"],
@@ -114,7 +149,14 @@ fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
         Some(other) => other.to_string(),
     };
     match kind {
-        Kind::Pod => vec![text("/status/phase"), text("/status/podIP"), text("/spec/nodeName")],
+        Kind::Pod => {
+            vec![
+                text("/status/phase"),
+                text("/status/podIP"),
+                text("/spec/nodeName"),
+                text("/status/message"),
+            ]
+        }
         Kind::Node => match Resource::read(&stored.key, value) {
             Ok(Resource::Node(node)) => {
                 let shown =
@@ -126,17 +168,10 @@ fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
             _ => vec!["(cannot be read)".into()],
         },
         Kind::NodeReport => {
-            let conditions = value.pointer("/status/conditions").and_then(Value::as_array);
-            let shown = conditions.into_iter().flatten().map(|condition| {
-                let part = |name: &str| condition[name].as_str().unwrap_or_default().to_owned();
-                format!("{} {}: {}", part("object"), part("reason"), part("message")).trim().to_owned()
-            });
-            let mut shown: Vec<String> = shown.collect();
-            if let Some(more) = value.pointer("/status/more").and_then(Value::as_u64).filter(|more| *more > 0)
-            {
-                shown.push(format!("and {more} more"));
-            }
-            vec![text("/status/os"), text("/status/revision"), text("/status/endpoints"), shown.join("; ")]
+            let listed = value.pointer("/status/conditions").and_then(Value::as_array).map_or(0, Vec::len);
+            let more = value.pointer("/status/more").and_then(Value::as_u64).unwrap_or_default();
+            let count = (listed as u64 + more).to_string();
+            vec![text("/status/os"), text("/status/revision"), text("/status/endpoints"), count]
         }
         Kind::WorkloadEndpoint => {
             vec![text("/spec/node"), text("/spec/ipNetworks"), text("/spec/interfaceName")]

@@ -123,12 +123,12 @@ impl LabCommand {
                 let (namespace, name) = pod.split_once('/').unwrap_or(("default", &pod));
                 let netns = dir().pod_netns(namespace, name);
                 join::join(&dir(), join::Next::RunCommand)?;
-                exec_code(join::exec(&netns, &format!("pod {namespace}/{name}"), &command)?)
+                Ok(join::exec(&netns, &format!("pod {namespace}/{name}"), &command)?.into())
             }
             Self::Capture { node, command } => {
                 let netns = dir().node_netns(&node);
                 join::join(&dir(), join::Next::RunCommand)?;
-                exec_code(join::exec(&netns, &format!("node {node}"), &command)?)
+                Ok(join::exec(&netns, &format!("node {node}"), &command)?.into())
             }
             Self::Matrix { port, output } => show_matrix(port, output),
             Self::Inside { what } => {
@@ -137,10 +137,6 @@ impl LabCommand {
             }
         }
     }
-}
-
-fn exec_code(code: i32) -> anyhow::Result<ExitCode> {
-    Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 fn outer(arguments: &[String]) -> anyhow::Result<ExitCode> {
@@ -155,14 +151,17 @@ fn outer(arguments: &[String]) -> anyhow::Result<ExitCode> {
 async fn inside(what: Inside) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // A cluster that is kept up has done all that it was asked for when `tortie lab down` ends it. Where the supervisor was
+    // told to end, it says so itself.
+    let ended = if matches!(what, Inside::Up { .. }) { 0 } else { INTERRUPTED };
     let told_to_end = async {
-        tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+        tokio::select! { _ = terminate.recv() => ended, _ = interrupt.recv() => INTERRUPTED }
     };
     tokio::select! {
         result = run_inside(what) => result,
-        () = told_to_end => {
+        code = told_to_end => {
             output::error_line("the lab is taken down");
-            Ok(ExitCode::from(INTERRUPTED))
+            Ok(code.into())
         }
     }
 }
@@ -183,6 +182,9 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
             }
             cluster.down().await;
             progress.done("everything is taken down");
+            if demo.steps.iter().any(lab_failed) {
+                return Ok(ExitCode::FAILURE);
+            }
         }
         Inside::Up { linux, windows } => {
             let cluster = Cluster::up(dir(), Size { linux, windows }, &progress).await?;
@@ -220,13 +222,23 @@ fn show_matrix(port: Option<u16>, format: Format) -> anyhow::Result<ExitCode> {
     join::join(&dir, join::Next::StartThreads)?;
     crate::runtime()?.block_on(async {
         let store = tortie_store::rpc::Remote::unix(&dir.store_socket());
-        let step = matrix::probe_all(&dir, &store, "now", port).await?;
+        let step = matrix::probe_all(&dir, &store, "now", port, &Progress::new()).await?;
         match format {
             Format::Table => output::text(&matrix::table(&step, None)),
             Format::Json => output::line(&serde_json::to_string(&step)?),
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(if lab_failed(&step) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
+}
+
+/// Says how many connections say nothing of policy, as the lab itself failed.
+fn lab_failed(step: &matrix::Step) -> bool {
+    let failed = step.failed();
+    if failed > 0 {
+        let failed = output::count(failed as u64, "connection");
+        output::error(&format!("{failed} failed because of the lab, and not because of policy"));
+    }
+    failed > 0
 }
 
 /// `tortie-hns SOCKET ADDRESS`: the emulated HNS of a Windows node.

@@ -4,6 +4,7 @@
 //! (`tortie-hns`) and what runs in a lab's pods (`tortie-pod`): one build makes everything that a lab needs.
 
 mod agent;
+mod checks;
 mod completed;
 mod cost;
 mod decided;
@@ -27,6 +28,7 @@ mod wait;
 mod words;
 
 use std::ffi::OsStr;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -98,17 +100,28 @@ fn main() -> ExitCode {
 
 /// As [`finish`], for commands that answer with 1: what went wrong is 2.
 fn ask(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        output::error(&format!("{error:#}"));
-        ExitCode::from(2)
-    })
+    finish_with(result, ExitCode::from(2))
+}
+
+fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
+    finish_with(result, ExitCode::FAILURE)
 }
 
 /// Prints what went wrong, once, with its causes. Problems with manifests have been printed line by line already.
-fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        output::error(&format!("{error:#}"));
-        ExitCode::FAILURE
+fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
+    let code = result.unwrap_or_else(|error| {
+        output::error(&with_causes(&error));
+        failed
+    });
+    output::end(code, failed)
+}
+
+/// What went wrong with its causes; those that the message has already are not said twice.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
+        "" => cause,
+        already if already.contains(&cause) => said,
+        already => format!("{already}: {cause}"),
     })
 }
 
@@ -117,7 +130,10 @@ fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
 fn log(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    // Log files get no colours.
+    let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    log.with_target(false).with_ansi(coloured).init();
 }
 
 /// A runtime with as many threads as the machine has processors.

@@ -65,6 +65,7 @@ impl Apply {
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
             without_tier(&*store, &objects).await?;
+            crate::checks::refuse(&*store, &objects).await?;
             let mut latest = 0;
             for object in &objects {
                 let applied = tortie_store::apply(&*store, object).await;
@@ -77,6 +78,7 @@ impl Apply {
                 output::line(&format!("{} {word}", object.key));
                 latest = latest.max(applied.revision());
             }
+            crate::checks::warn(&*store, &objects).await?;
             if self.wait {
                 let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
                 let patience = Duration::from_secs(self.timeout);
@@ -108,6 +110,7 @@ impl Delete {
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
             with_policies(&*store, &keys).await?;
+            crate::checks::refuse_deletion(&*store, &keys).await?;
             let mut missing = false;
             for key in keys {
                 if key.kind == Kind::Namespace {

@@ -176,7 +176,10 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
         );
     }
     if classes.left_out() > 0 {
-        notes.push(format!("{} pods have no address yet, and are left out.", classes.left_out()));
+        notes.push(format!(
+            "Left out, as they have no address yet: {}.",
+            output::count(classes.left_out() as u64, "pod")
+        ));
     }
     let on_hosts = on_hosts(snapshot);
     if !on_hosts.is_empty() {

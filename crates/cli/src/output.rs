@@ -1,6 +1,9 @@
-//! Standard output and error. A reader that goes away (a closed pipe) is no error of ours.
+//! Standard output and error. What cannot be written to standard output is remembered until the end: [`end`] makes it an
+//! exit code. A reader that has gone away (a closed pipe) knows that it has, so nothing is printed about it.
 
-use std::io::Write;
+use std::io::{ErrorKind, Result, Write};
+use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use clap::ValueEnum;
 
@@ -11,15 +14,38 @@ pub(crate) enum Format {
     Json,
 }
 
+/// Why standard output could not be written.
+static FAILED: OnceLock<std::io::Error> = OnceLock::new();
+
+fn note(result: Result<()>) {
+    if let Err(error) = result {
+        // The first one tells why.
+        let _ = FAILED.set(error);
+    }
+}
+
+/// The exit code of a command that has printed all: `failed` instead where standard output did not take it.
+pub(crate) fn end(code: ExitCode, failed: ExitCode) -> ExitCode {
+    note(std::io::stdout().flush());
+    match FAILED.get() {
+        None => code,
+        Some(why) if why.kind() == ErrorKind::BrokenPipe => failed,
+        Some(why) => {
+            error(&format!("standard output: {why}"));
+            failed
+        }
+    }
+}
+
 /// Prints text as it is.
 #[cfg(feature = "lab")]
 pub(crate) fn text(text: &str) {
-    let _ = write!(anstream::stdout(), "{text}");
+    note(write!(anstream::stdout(), "{text}"));
 }
 
 /// Prints a line.
 pub(crate) fn line(line: &str) {
-    let _ = writeln!(anstream::stdout(), "{line}");
+    note(writeln!(anstream::stdout(), "{line}"));
 }
 
 /// Prints what went wrong.

@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use tortie_api::report::{NodeStatus, ReportedCondition};
 use tortie_api::{Key, Kind};
-use tortie_dataplane::is_failure;
-use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_reports};
+use tortie_dataplane::Severity;
+use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_pods, wait_for_reports};
 
 use crate::output;
 
-/// Waits until these objects, written at `revision` at the latest, are in force, and prints what the nodes say. Fails
-/// where that does not happen in time, or where a node says something of one of the objects.
+/// Waits until the pods among these objects run and all of them, written at `revision` at the latest, are in force, and
+/// prints what the nodes say. Fails where that does not happen in time, or where a node says something of one of the
+/// objects.
 pub(crate) async fn in_force(
     store: &dyn Store,
     applied: &[Key],
@@ -20,11 +21,14 @@ pub(crate) async fn in_force(
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
-    for pod in applied.iter().filter(|key| key.kind == Kind::Pod) {
+    let pods: Vec<Key> = applied.iter().filter(|key| key.kind == Kind::Pod).cloned().collect();
+    let waiting = wait_for_pods(store, &pods, left()).await?;
+    for pod in pods.iter().filter(|pod| !waiting.contains_key(pod)) {
         revision = revision.max(wait_for_labels(store, pod, left()).await?);
     }
-    let failed =
-        |report: &NodeStatus| report.conditions.iter().any(|condition| is_failure(&condition.reason));
+    let failed = |report: &NodeStatus| {
+        report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)
+    };
     // What failed is tried again, and may pass.
     let waited =
         wait_for_reports(store, left(), |report| report.revision >= revision && !failed(report)).await;
@@ -33,28 +37,40 @@ pub(crate) async fn in_force(
         Err(NotInForce::Late { nodes, reports, .. }) => (reports, Some(nodes)),
         Err(error) => return Err(error.into()),
     };
-    let mut about = 0;
+    let (mut about, mut without_effect) = (0, false);
     for (node, report) in &reports {
         for condition in &report.conditions {
             let ReportedCondition { object, reason, message } = condition;
             let object = if object.is_empty() { String::new() } else { format!("{object}: ") };
             output::error_line(&format!("node {node}: {object}{reason}: {message}"));
-            about += usize::from(applied.iter().any(|key| is_about(condition, key)));
+            if applied.iter().any(|key| is_about(condition, key)) {
+                about += 1;
+                without_effect |= Severity::of(reason) == Severity::WithoutEffect;
+            }
         }
         if report.more > 0 {
             output::error_line(&format!("node {node}: and {} conditions more", report.more));
         }
     }
+    let seconds = patience.as_secs();
+    for (pod, why) in &waiting {
+        output::error(&format!("after {seconds} seconds {pod} does not run: {why}"));
+    }
     match &late {
-        Some(nodes) => {
-            output::error(&format!("after {} seconds it is not in force on {nodes}", patience.as_secs()))
+        Some(nodes) => output::error(&format!("after {seconds} seconds it is not in force on {nodes}")),
+        None if without_effect => output::error("not all that was applied is in force"),
+        None if waiting.is_empty() => {
+            output::line(&format!("in force on {}", output::count(reports.len() as u64, "node")))
         }
-        None => output::line(&format!("in force on {} nodes", reports.len())),
+        None => {}
     }
-    if about > 0 {
-        output::error(&format!("{about} of these conditions are about what was applied"));
+    match about {
+        0 => {}
+        1 => output::error("1 of these conditions is about what was applied"),
+        _ => output::error(&format!("{about} of these conditions are about what was applied")),
     }
-    Ok(if about > 0 || late.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let good = about == 0 && late.is_none() && waiting.is_empty();
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Whether the condition is about the object: it is its object, or is named in its message.

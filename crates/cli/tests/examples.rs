@@ -106,8 +106,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
             lines.splice(at..at + usize::from(at != index + 1 || field != UNKNOWN), changed);
             all.push(Mutation { text: lines.join("\n") + "\n", line: at + 1, field });
         };
-        // What a FelixConfiguration may hold is a matter of its own.
-        if plain == "spec:" && inner > indent && kind != "FelixConfiguration" {
+        if plain == "spec:" && inner > indent {
             with(index + 1, vec![format!("{:inner$}{UNKNOWN}: 1", "")], UNKNOWN);
         }
         if plain == "metadata:" && next.trim_start().starts_with("name: ") {

@@ -1,87 +1,12 @@
 //! `tortie apply --wait` and what nodes report, with a test in the place of the nodes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::path::{Path, PathBuf};
-use std::process::Output;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod served;
 
-use serde_json::{Value, json};
-use tempfile::TempDir;
-use tokio::process::Command;
+use serde_json::json;
+use served::{Cluster, LONG, SHORT, said};
 use tortie_api::{Key, Kind};
-use tortie_store::rpc::serve_unix;
-use tortie_store::{Embedded, Store};
-
-struct Cluster {
-    store: Arc<Embedded>,
-    dir: TempDir,
-}
-
-impl Cluster {
-    async fn new() -> Self {
-        let (store, dir) = (Arc::new(Embedded::in_memory().unwrap()), tempfile::tempdir().unwrap());
-        let socket = dir.path().join("store.sock");
-        tokio::spawn(serve(store.clone(), socket.clone()));
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while !socket.exists() {
-            assert!(Instant::now() < deadline);
-            tokio::task::yield_now().await;
-        }
-        let cluster = Self { store, dir };
-        cluster.put(&Key::global(Kind::Node, "one"), json!({"metadata": {"name": "one"}})).await;
-        cluster
-    }
-
-    async fn put(&self, key: &Key, value: Value) -> u64 {
-        let written = match self.store.get(key).await.unwrap() {
-            None => self.store.create(key, value).await,
-            Some(there) => self.store.update(key, value, there.revision).await,
-        };
-        written.unwrap().revision
-    }
-
-    async fn report(&self, revision: u64, conditions: Value, more: usize) {
-        let status = json!({"os": "linux", "revision": revision, "endpoints": 0, "conditions": conditions, "more": more});
-        let report = json!({
-            "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": status,
-        });
-        self.put(&Key::global(Kind::NodeReport, "one"), report).await;
-    }
-
-    fn file(&self, text: &str) -> PathBuf {
-        let path = self.dir.path().join("m.yml");
-        std::fs::write(&path, text).unwrap();
-        path
-    }
-
-    fn tortie(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
-        let store = format!("unix:{}", self.dir.path().join("store.sock").display());
-        command.args(arguments).env("TORTIE_STORE", store);
-        command
-    }
-
-    /// Waits for so many seconds at most.
-    async fn apply(&self, file: &Path, timeout: &str) -> Output {
-        self.tortie(&["apply", "--wait", "--timeout", timeout, "-f", file.to_str().unwrap()])
-            .output()
-            .await
-            .unwrap()
-    }
-}
-
-/// The seconds to wait for what does not come, and for what does.
-const SHORT: &str = "2";
-const LONG: &str = "60";
-
-async fn serve(store: Arc<Embedded>, socket: PathBuf) {
-    serve_unix(store, &socket).await.unwrap();
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
-}
+use tortie_store::Store;
 
 const POLICY: &str = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: deny}\n\
                       spec: {selector: all(), types: [Ingress]}\n";
@@ -93,7 +18,7 @@ async fn what_nodes_say_of_the_applied_decides() {
     let condition = |object: &str, reason: &str, message: &str| json!([{"object": object, "reason": reason, "message": message}]);
     let named = "GlobalNetworkPolicy deny";
     let table = [
-        (json!([]), 0, true, "in force on 1 nodes"),
+        (json!([]), 0, true, "in force on 1 node\n"),
         (
             condition("n/p", "RuleNotExpressible", "GlobalNetworkPolicy other: no"),
             3,
@@ -104,13 +29,19 @@ async fn what_nodes_say_of_the_applied_decides() {
             condition("n/p", "RuleNotExpressible", "GlobalNetworkPolicy deny: no"),
             0,
             false,
-            "1 of these conditions",
+            "1 of these conditions is about",
         ),
         (
             condition(named, "NotUnderstood", "spec.types"),
             0,
             false,
             "node one: GlobalNetworkPolicy deny: NotUnderstood",
+        ),
+        (
+            condition(named, "FieldNotSupported", "spec.x: no"),
+            0,
+            false,
+            "error: not all that was applied is in force",
         ),
         (condition("n/p", "InterfaceMissing", "n/p: not there"), 0, false, "not in force on one"),
     ];
@@ -135,7 +66,7 @@ async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
     let pod = |label: &str| {
         json!({"apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "p", "namespace": "default", "uid": "u", "labels": {"app": label}},
-            "spec": {"nodeName": "one", "containers": [{"name": "c"}]}})
+            "spec": {"nodeName": "one", "containers": [{"name": "c"}]}, "status": {"phase": "Running"}})
     };
     cluster.put(&key, pod("old")).await;
     let endpoint = |uid: &str, label: &str| {
@@ -157,4 +88,27 @@ async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
     cluster.report(revision, json!([]), 0).await;
     let output = cluster.apply(&file, LONG).await;
     assert!(output.status.success(), "{}", said(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_waited_for_until_they_run() {
+    let cluster = Cluster::new().await;
+    cluster.report(1_000, json!([]), 0).await;
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},
+        "spec": {"nodeName": "one", "containers": [{"name": "c"}]}});
+    let file = cluster.file(&pod.to_string());
+    let output = cluster.apply(&file, SHORT).await;
+    let told = "after 2 seconds Pod default/p does not run: no node has started it yet";
+    assert!(!output.status.success() && said(&output).contains(told), "{}", said(&output));
+    assert!(!said(&output).contains("in force on"), "{}", said(&output));
+
+    let key = Key::namespaced(Kind::Pod, "default", "p");
+    for (phase, good) in [("Pending", false), ("Running", true), ("Succeeded", true)] {
+        let mut value = cluster.store.get(&key).await.unwrap().unwrap().value;
+        value["status"] = json!({"phase": phase, "message": "no address is left"});
+        cluster.put(&key, value).await;
+        let output = cluster.apply(&file, if good { LONG } else { SHORT }).await;
+        assert_eq!(output.status.success(), good, "{phase}: {}", said(&output));
+        assert_eq!(said(&output).contains("does not run: no address is left"), !good, "{phase}");
+    }
 }

@@ -124,6 +124,8 @@ impl Code {
     pub const IPAM: Self = Self(101);
     /// CHECK found a difference.
     pub const DIFFERS: Self = Self(102);
+    /// The pod asks for something that Tortie does not do.
+    pub const NOT_SUPPORTED: Self = Self(103);
 }
 
 impl std::fmt::Display for Code {

@@ -1,6 +1,7 @@
 //! What a node must be ([`NodeState`]), how it changes ([`Delta`]), and the two traits that an operating system
 //! implements: [`Dataplane`] makes the state true, [`PodWiring`] connects one pod.
 
+mod reason;
 mod services;
 mod settings;
 mod shown;
@@ -9,6 +10,7 @@ mod wiring;
 
 use std::collections::BTreeMap;
 
+pub use reason::{Reason, Severity};
 pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
@@ -47,7 +49,7 @@ pub trait Dataplane: Send {
 /// What a dataplane has to say after it worked.
 ///
 /// A condition either tells of a failure, and then what it is about is not in force, or informs only of how it is in
-/// force: by its reason ([`is_failure`]). What failed for one endpoint is nothing to the others.
+/// force: by its [`Reason`]. What failed for one endpoint is nothing to the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
     /// What is to be said of single endpoints; each of these endpoints is closed or narrower than its policy, never
@@ -62,13 +64,13 @@ pub struct Report {
 impl Report {
     /// What of the node as a whole is not in force.
     pub fn node_failures(&self) -> impl Iterator<Item = &Condition> {
-        self.node.iter().filter(|condition| is_failure(condition.reason))
+        self.node.iter().filter(|condition| condition.reason.is_failure())
     }
 
     /// Why the endpoint may not be as it was last asked for: what failed for it, or for the whole node.
     pub fn failures_of(&self, endpoint: &EndpointId) -> impl Iterator<Item = &Condition> {
         let own = self.endpoints.get(endpoint).into_iter().flatten();
-        self.node_failures().chain(own.filter(|condition| is_failure(condition.reason)))
+        self.node_failures().chain(own.filter(|condition| condition.reason.is_failure()))
     }
 
     /// Every condition.
@@ -80,53 +82,18 @@ impl Report {
 /// Something that the operator should know, with the object and what follows from it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Condition {
-    /// A short, stable name in CamelCase, such as `RuleNotExpressible`.
-    pub reason: &'static str,
+    /// Why it is reported.
+    pub reason: Reason,
     /// One sentence for the operator: what, on which object, and what Tortie does about it.
     pub message: String,
 }
 
-/// The reasons that inform only. Policy is in force, if narrower than it was asked for; or there is something of
-/// somebody else's, or about a single destination, that the operator should see to.
-const INFORMATION: [&str; 21] = [
-    "AddressNotServed",
-    "CalicoLeftover",
-    "ClientAddressHidden",
-    "ForeignAcl",
-    "ForeignChainMayDrop",
-    "ForeignChainsUnknown",
-    "ForeignVxlanLink",
-    HOST_ENDPOINT_NOT_ENFORCED,
-    "HostEndpointWithoutInterface",
-    "KernelModuleMissing",
-    "MoreThanOneBlock",
-    "NotUnderstood",
-    "OverlayRemade",
-    "ProviderAddressDiffers",
-    "RouteRefused",
-    "RouteTaken",
-    "RuleNotExpressible",
-    "ServiceAddressTaken",
-    "ServicePartlyAllowed",
-    "TooManyRules",
-    "VxlanPortNotSupported",
-];
-
-/// The reason of [`not_enforced`].
-const HOST_ENDPOINT_NOT_ENFORCED: &str = "HostEndpointNotEnforced";
-
 /// What an operating system says of host endpoints where it cannot put them into force yet (semantics 27).
 pub fn not_enforced(state: &NodeState) -> impl Iterator<Item = Condition> {
     state.host_endpoints.keys().map(|name| Condition {
-        reason: HOST_ENDPOINT_NOT_ENFORCED,
+        reason: Reason::HostEndpointNotEnforced,
         message: format!(
             "HostEndpoint {name} is not enforced on this node: what passes its interface is not policed, pods are"
         ),
     })
-}
-
-/// Whether a condition with this reason says that something is not in force. A reason that is not known does.
-#[must_use]
-pub fn is_failure(reason: &str) -> bool {
-    !INFORMATION.contains(&reason)
 }

@@ -19,6 +19,10 @@ pub struct Settings {
     /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3). Return is Accept where
     /// other tables are asked in any case.
     pub endpoint_to_host: EndpointToHostAction,
+    /// Whether pods may send VXLAN packets, which are dropped before policy otherwise (semantics 38).
+    pub vxlan_from_workloads: bool,
+    /// Whether pods may send IPIP packets, which are dropped before policy otherwise.
+    pub ipip_from_workloads: bool,
     /// What becomes of packets that policy denies.
     pub deny: FilterDenyAction,
     /// What becomes of established flows that a changed policy denies (semantics 20).
@@ -57,6 +61,8 @@ impl Settings {
             failsafe_inbound: felix.failsafe_inbound().iter().map(failsafe).collect(),
             failsafe_outbound: felix.failsafe_outbound().iter().map(failsafe).collect(),
             endpoint_to_host: felix.default_endpoint_to_host_action.unwrap_or_default(),
+            vxlan_from_workloads: felix.allow_vxlan_packets_from_workloads.unwrap_or_default(),
+            ipip_from_workloads: felix.allow_ipip_packets_from_workloads.unwrap_or_default(),
             deny: felix.deny_action(),
             established_flows: felix.established_flows.unwrap_or_default(),
             policy_counters: felix.policy_counters.unwrap_or_default(),

@@ -68,7 +68,7 @@ pub enum IpamError {
     NoPool(String),
     /// Every address that this node may use is taken.
     #[error(
-        "node {node} has no free address: it has {blocks} block(s), none with room for this, and may have {limit}; \
+        "node {node} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
          {hint}{damaged}"
     )]
     Exhausted {

@@ -6,13 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tortie_api::{Key, Kind, Resource};
 use tortie_linux::namespace::mount;
 use tortie_store::rpc::{serve_tls, serve_unix};
-use tortie_store::{Embedded, NotInForce, Revision, Store, StoreError, wait_in_force};
+use tortie_store::{Embedded, Event, NotInForce, Revision, Store, StoreError, wait_in_force};
 
 use crate::node::{Node, Os};
 use crate::pki::Authority;
@@ -61,7 +62,7 @@ impl Cluster {
             ));
         }
         mount::tmpfs(&dir.netns_folder())?;
-        underlay::lay()?;
+        underlay::lay(count)?;
         let store: Arc<dyn Store> = Arc::new(Embedded::open(&dir.store_file())?);
         let mut cluster = Self { dir, store, nodes: Vec::new(), tasks: Vec::new() };
         let authority = Authority::new()?;
@@ -77,11 +78,12 @@ impl Cluster {
         let linux = names("primary", "linux", size.linux).into_iter().map(|name| (name, Os::Linux));
         let windows = names("minion", "windows", size.windows).into_iter().map(|name| (name, Os::Windows));
         for (index, (name, os)) in linux.chain(windows).enumerate() {
-            cluster.add_node(name, os, index, &authority).await?;
+            cluster.add_node(name, os, index, count, &authority).await?;
         }
         cluster.wait_for_nodes(progress).await?;
         cluster.tasks.extend(cluster.nodes.iter_mut().flat_map(Node::watch));
         cluster.start_runtime().await?;
+        cluster.keep_nodes().await?;
         Ok(cluster)
     }
 
@@ -186,9 +188,10 @@ impl Cluster {
         name: String,
         os: Os,
         index: usize,
+        nodes: usize,
         authority: &Authority,
     ) -> Result<(), LabError> {
-        let mut node = Node::new(&self.dir, name, os, index)?;
+        let mut node = Node::new(&self.dir, name, os, (index, nodes))?;
         let value: Value = node.object();
         self.store.create(&Key::global(Kind::Node, &node.name), value).await?;
         if os == Os::Windows {
@@ -242,6 +245,26 @@ impl Cluster {
         let task = runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()).await?;
         self.tasks.push(task);
         self.tasks.push(slices::start(self.store.clone()).await?);
+        Ok(())
+    }
+
+    /// Registers nodes again whose objects are deleted, as kubelets do with theirs.
+    async fn keep_nodes(&mut self) -> Result<(), LabError> {
+        let objects = self.nodes.iter().map(|node| (Key::global(Kind::Node, &node.name), node.object()));
+        let objects: BTreeMap<Key, Value> = objects.collect();
+        let store = self.store.clone();
+        let revision = store.list(Kind::Node).await?.revision;
+        let mut events = store.watch(&[Kind::Node], revision).await?;
+        self.tasks.push(tokio::spawn(async move {
+            while let Some(Ok(event)) = events.next().await {
+                let Event::Deleted { key, .. } = event else { continue };
+                let Some(object) = objects.get(&key) else { continue };
+                match store.create(&key, object.clone()).await {
+                    Ok(_) | Err(StoreError::AlreadyExists(_)) => {}
+                    Err(error) => tracing::error!(%error, "the node could not be registered again"),
+                }
+            }
+        }));
         Ok(())
     }
 

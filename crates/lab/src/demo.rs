@@ -51,7 +51,7 @@ pub async fn run(
     let revision =
         store.list(Kind::WorkloadEndpoint).await?.items.iter().map(|item| item.revision).max().unwrap_or(0);
     cluster.wait_in_force(revision).await?;
-    let before = matrix::probe_all(cluster.dir(), &*store, "before policy", Some(PORT)).await?;
+    let before = matrix::probe_all(cluster.dir(), &*store, "before policy", Some(PORT), progress).await?;
     progress.done(&format!("{} connections were tried", before.connections.len()));
     show(&before, None);
 
@@ -62,7 +62,7 @@ pub async fn run(
     }
     cluster.wait_in_force(revision).await?;
     progress.done("it is in force on all nodes");
-    let after = matrix::probe_all(cluster.dir(), &*store, "after policy", Some(PORT)).await?;
+    let after = matrix::probe_all(cluster.dir(), &*store, "after policy", Some(PORT), progress).await?;
     progress.done(&format!("{} connections were tried", after.connections.len()));
     show(&after, Some(&before));
     Ok(Demo { steps: vec![before, after] })

@@ -1,14 +1,23 @@
 //! The folder of a lab: sockets, logs, the datastore's file.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::getuid;
 
 use crate::LabError;
+
+/// The name of the file that marks a folder as a lab's.
+const MARKER: &str = "tortie-lab";
+/// What it says.
+const MARK: &str = "This folder belongs to `tortie lab`, which removes all that is in it.\n";
+/// How long the folder's path may be: the kernel allows 107 bytes for the path of a socket, and what is behind the folder
+/// (`/nodes/windows-200/control.sock`) takes some of them.
+const LONGEST: usize = 70;
 
 /// The folder of a lab.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,12 +50,14 @@ impl LabDir {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => self.check_ownership()?,
             Err(error) => return Err(LabError::file("making the folder", &self.path)(error)),
         }
-        let path = self.path.join("lock");
+        let path = self.marker();
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(LabError::file("opening", &path))?;
+        let mut file = file.map_err(LabError::file("opening", &path))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)
             .map_err(|_| LabError::Running(self.path.clone()))?;
+        file.write_all(MARK.as_bytes()).map_err(LabError::file("writing", &path))?;
         self.clear()?;
+        self.make_alias()?;
         for folder in ["bin", "logs", "nodes", "netns"] {
             let folder = self.path.join(folder);
             fs::create_dir(&folder).map_err(LabError::file("making the folder", &folder))?;
@@ -57,7 +68,7 @@ impl LabDir {
     /// Whether a lab runs there.
     #[must_use]
     pub fn in_use(&self) -> bool {
-        let Ok(file) = File::open(self.path.join("lock")) else { return false };
+        let Ok(file) = File::open(self.marker()) else { return false };
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
@@ -67,6 +78,10 @@ impl LabDir {
     /// Something in it cannot be removed.
     pub fn remove(&self, lock: Lock) -> Result<(), LabError> {
         let removed = fs::remove_dir_all(&self.path);
+        if let Some(alias) = self.alias() {
+            // It leads nowhere now; the next lab in this folder replaces it.
+            let _ = fs::remove_file(alias);
+        }
         drop(lock);
         match removed {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -83,8 +98,11 @@ impl LabDir {
         if !data.is_dir() || data.uid() != getuid().as_raw() {
             return Err(LabError::problem(shown, "is not a folder of yours; set TORTIE_LAB to another one"));
         }
-        let empty = fs::read_dir(&self.path).map_err(LabError::file("reading", &self.path))?.next().is_none();
-        if !empty && !self.path.join("lock").exists() {
+        let entries = fs::read_dir(&self.path).map_err(LabError::file("reading", &self.path))?;
+        let others = entries.flatten().filter(|entry| entry.file_name() != MARKER).count();
+        // A lab that was killed at once has left an empty marker, and nothing else.
+        let is_labs = fs::read_to_string(self.marker()).is_ok_and(|text| text == MARK);
+        if others > 0 && !is_labs {
             return Err(LabError::problem(
                 shown,
                 "holds something that is not a lab's; set TORTIE_LAB to another folder",
@@ -96,7 +114,7 @@ impl LabDir {
     fn clear(&self) -> Result<(), LabError> {
         for entry in fs::read_dir(&self.path).map_err(LabError::file("reading", &self.path))?.flatten() {
             let path = entry.path();
-            if entry.file_name() == "lock" {
+            if entry.file_name() == MARKER {
                 continue;
             }
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -104,6 +122,52 @@ impl LabDir {
             removed.map_err(LabError::file("removing what a former lab left:", &path))?;
         }
         Ok(())
+    }
+
+    /// The file that says that the folder is a lab's, and that one runs there as long as it is locked.
+    fn marker(&self) -> PathBuf {
+        self.path.join(MARKER)
+    }
+
+    /// A short name of the folder, where its own is too long for the paths of sockets. It follows from the folder's
+    /// alone: inside the lab an ordinary user is somebody else.
+    fn alias(&self) -> Option<PathBuf> {
+        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        if path.as_os_str().len() <= LONGEST {
+            return None;
+        }
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        Some(PathBuf::from(format!("/tmp/tortie-lab-{:016x}", hasher.finish())))
+    }
+
+    fn make_alias(&self) -> Result<(), LabError> {
+        use std::os::unix::fs::MetadataExt;
+        let Some(alias) = self.alias() else { return Ok(()) };
+        match fs::symlink_metadata(&alias) {
+            Ok(data) if data.is_symlink() && data.uid() == getuid().as_raw() => {
+                fs::remove_file(&alias).map_err(LabError::file("removing", &alias))?;
+            }
+            Ok(_) => {
+                return Err(LabError::problem(
+                    alias.display(),
+                    "is somebody else's; set TORTIE_LAB to a shorter path",
+                ));
+            }
+            Err(_) => {}
+        }
+        let path = std::path::absolute(&self.path).map_err(LabError::file("finding", &self.path))?;
+        symlink(path, &alias).map_err(LabError::file("making the link", &alias))
+    }
+
+    /// The folder by a name that has room for the path of a socket behind it.
+    fn sockets(&self) -> PathBuf {
+        self.alias().unwrap_or_else(|| self.path.clone())
+    }
+
+    /// Where the sockets of a node are.
+    pub(crate) fn node_sockets(&self, name: &str) -> PathBuf {
+        self.sockets().join("nodes").join(name)
     }
 
     /// The folder itself.
@@ -115,13 +179,13 @@ impl LabDir {
     /// The datastore's socket.
     #[must_use]
     pub fn store_socket(&self) -> PathBuf {
-        self.path.join("store.sock")
+        self.sockets().join("store.sock")
     }
 
     /// Where the agent of a node answers what operators ask.
     #[must_use]
     pub fn control_socket(&self, node: &str) -> PathBuf {
-        self.node(node).join("control.sock")
+        self.node_sockets(node).join("control.sock")
     }
 
     pub(crate) fn store_file(&self) -> PathBuf {

@@ -1,13 +1,16 @@
 //! Joining a lab that runs, from another terminal: this process moves into the lab's namespaces.
 
 use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use tortie_linux::namespace::groups;
+use tortie_linux::namespace::{die_with_parent, groups, with_own_proc};
 
+use crate::supervise::wait_and_hand_on;
 use crate::{LabDir, LabError};
 
 /// What a process that joins does next.
@@ -57,11 +60,13 @@ pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs a command in a network namespace of the lab and gives its exit code. The process must have joined.
+/// Runs a command in a network namespace of the lab and gives its exit code as a shell does: 126 for a program that cannot
+/// be run, 127 for one that is not there, 128 and its number for a signal. Signals to end are handed on to the command,
+/// which ends with this process in any case. The process must have joined.
 ///
 /// # Errors
-/// The namespace does not exist, or the command cannot be run.
-pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<i32, LabError> {
+/// The namespace does not exist.
+pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabError> {
     let Some((program, arguments)) = command.split_first() else {
         return Err(LabError::problem(object, "no command was given; write it after --"));
     };
@@ -69,6 +74,7 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<i32, LabEr
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
         .map_err(|error| LabError::io(format!("entering the network namespace of {object}"))(error.into()))?;
     let mut command = Command::new(program);
+    with_own_proc(die_with_parent(&mut command));
     // As root tcpdump becomes another user. In the lab of an ordinary user there is no other, and groups cannot be set.
     let is_tcpdump = Path::new(program).file_name().is_some_and(|name| name == "tcpdump");
     if is_tcpdump && !arguments.iter().any(|argument| argument.starts_with("-Z")) {
@@ -77,7 +83,30 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<i32, LabEr
             groups::pretend_to_set(&mut command);
         }
     }
-    let status = command.args(arguments).status();
-    let status = status.map_err(LabError::io(format!("running {program}")))?;
-    Ok(status.code().unwrap_or(128))
+    command.args(arguments);
+    // One thread: the kernel allows no more after a PID namespace was entered.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(LabError::io("starting the command"))?;
+    runtime.block_on(async {
+        let mut child = match tokio::process::Command::from(command).spawn() {
+            Ok(child) => child,
+            Err(source) => return not_run(program, &source),
+        };
+        let status = wait_and_hand_on(&mut child, None).await?.0;
+        Ok(match (status.code(), status.signal()) {
+            (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+            (None, signal) => u8::try_from(128 + signal.unwrap_or_default()).unwrap_or(u8::MAX),
+        })
+    })
+}
+
+/// What a shell says of a program that it cannot run.
+fn not_run(program: &str, error: &std::io::Error) -> Result<u8, LabError> {
+    let (code, why) = match error.kind() {
+        ErrorKind::NotFound => (127, "not found".to_owned()),
+        _ => (126, error.to_string()),
+    };
+    // Nobody may be reading any more; the code tells, too.
+    let _ = writeln!(std::io::stderr(), "error: {program}: {why}");
+    Ok(code)
 }

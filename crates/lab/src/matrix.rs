@@ -1,19 +1,21 @@
 //! Who reaches whom: a real connection for each pair, and the table of what came of them.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::thread;
+mod table;
 
-use anstyle::{AnsiColor, Style};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Kind, Resource};
 use tortie_store::Store;
 
-use crate::probe::Probe;
-use crate::{LabDir, LabError};
+use crate::probe::{self, Probe};
+use crate::{LabDir, LabError, Progress};
 
 pub use crate::probe::Verdict;
+pub use table::table;
 
 /// One connection and what came of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,7 +47,26 @@ pub struct Step {
     pub left_out: BTreeMap<String, String>,
 }
 
-/// Tries a connection from every pod and node to every pod, all at once.
+impl Step {
+    /// How many connections failed because of the lab, and not because of policy.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.connections.iter().filter(|each| each.verdict == Verdict::Failed).count()
+    }
+}
+
+/// Who takes part in a matrix.
+#[derive(Default)]
+struct Parties {
+    /// Where connections begin: the name, and the network namespace.
+    sources: Vec<(String, PathBuf)>,
+    /// Where they go to.
+    targets: Vec<(String, IpAddr, Vec<u16>)>,
+    left_out: BTreeMap<String, String>,
+    controls: Controls,
+}
+
+/// Tries a connection from every pod and node to every pod; says on standard error how far it has come.
 ///
 /// # Errors
 /// The cluster cannot be read.
@@ -54,44 +75,99 @@ pub async fn probe_all(
     store: &dyn Store,
     name: &str,
     port: Option<u16>,
+    progress: &Progress,
 ) -> Result<Step, LabError> {
-    let mut sources = Vec::new();
-    let mut targets = Vec::new();
-    let mut left_out = BTreeMap::new();
-    for stored in store.list(Kind::Pod).await?.items {
-        let shown = format!("{}/{}", stored.key.namespace, stored.key.name);
-        let Ok(Resource::Pod(pod)) = Resource::read(&stored.key, &stored.value) else {
-            left_out.insert(shown, "it cannot be read".to_owned());
-            continue;
-        };
-        let Some(address) = pod.status.pod_ip else {
-            let said = stored.value["status"]["message"].as_str().unwrap_or("no node has taken it yet");
-            left_out.insert(shown, said.to_owned());
-            continue;
-        };
-        sources.push((shown.clone(), dir.pod_netns(&stored.key.namespace, &stored.key.name)));
-        targets.push((shown, address, ports_of(&pod, port)));
-    }
-    for stored in store.list(Kind::Node).await?.items {
-        sources.push((format!("node/{}", stored.key.name), dir.node_netns(&stored.key.name)));
-    }
-    let mut probes = Vec::new();
+    let Parties { sources, targets, left_out, controls } = parties(dir, store, port).await?;
+    let (mut pairs, mut probes) = (Vec::new(), Vec::new());
     for (from, netns) in &sources {
         for (to, address, ports) in targets.iter().filter(|(to, ..)| to != from) {
             for port in ports {
-                let to_port = SocketAddr::new(*address, *port);
-                probes.push((
-                    from.clone(),
-                    to.clone(),
-                    *port,
-                    Probe { netns: netns.clone(), to: to_port, expect: to.clone() },
+                let address = SocketAddr::new(*address, *port);
+                probes.push(Probe { netns: netns.clone(), to: address, expect: to.clone() });
+                pairs.push((from.clone(), to.clone(), *port));
+            }
+        }
+    }
+    let probed = probe::run_all(probes, progress).await;
+    let connection = |((from, to, port), probed): ((String, String, u16), probe::Probed)| Connection {
+        from,
+        to,
+        port: format!("tcp/{port}"),
+        verdict: probed.verdict,
+        millis: probed.millis,
+        note: probed.note,
+    };
+    let mut connections: Vec<Connection> = pairs.into_iter().zip(probed).map(connection).collect();
+    controls.check(&mut connections);
+    Ok(Step { name: name.to_owned(), connections, left_out })
+}
+
+async fn parties(dir: &LabDir, store: &dyn Store, port: Option<u16>) -> Result<Parties, LabError> {
+    let mut parties = Parties::default();
+    for stored in store.list(Kind::Pod).await?.items {
+        let shown = format!("{}/{}", stored.key.namespace, stored.key.name);
+        let Ok(Resource::Pod(pod)) = Resource::read(&stored.key, &stored.value) else {
+            parties.left_out.insert(shown, "it cannot be read".to_owned());
+            continue;
+        };
+        let (Some(address), Some(node)) = (pod.status.pod_ip, &pod.spec.node_name) else {
+            let said = stored.value["status"]["message"].as_str().unwrap_or("no node has taken it yet");
+            parties.left_out.insert(shown, said.to_owned());
+            continue;
+        };
+        let netns = match pod.spec.host_network {
+            true => dir.node_netns(node),
+            false => dir.pod_netns(&stored.key.namespace, &stored.key.name),
+        };
+        if !pod.spec.host_network {
+            parties.controls.node_of.insert(shown.clone(), format!("node/{node}"));
+        }
+        parties.sources.push((shown.clone(), netns));
+        parties.targets.push((shown, address, ports_of(&pod, port)));
+    }
+    for stored in store.list(Kind::Node).await?.items {
+        parties.sources.push((format!("node/{}", stored.key.name), dir.node_netns(&stored.key.name)));
+    }
+    for stored in store.list(Kind::HostEndpoint).await?.items {
+        let node = stored.value["spec"]["node"].as_str().unwrap_or_default();
+        parties.controls.policed.insert(format!("node/{node}"));
+    }
+    Ok(parties)
+}
+
+/// Tells what policy cuts from what the lab fails to carry. A node always reaches its own pods, whatever their policy; so
+/// where it does not, silence from and to the pod says nothing about policy.
+#[derive(Default)]
+struct Controls {
+    /// The node of each pod that has a network of its own.
+    node_of: BTreeMap<String, String>,
+    /// The nodes with host endpoints: their policy may cut a node off from its pods.
+    policed: BTreeSet<String>,
+}
+
+impl Controls {
+    fn check(&self, connections: &mut [Connection]) {
+        let is_control = |each: &Connection| {
+            self.node_of.get(&each.to) == Some(&each.from) && !self.policed.contains(&each.from)
+        };
+        let silent = connections.iter().filter(|each| is_control(each) && each.verdict == Verdict::Cut);
+        let silent: BTreeSet<String> = silent.map(|each| each.to.clone()).collect();
+        let nodes: BTreeSet<&String> = silent.iter().filter_map(|pod| self.node_of.get(pod)).collect();
+        for each in connections.iter_mut().filter(|each| each.verdict == Verdict::Cut) {
+            if let Some(pod) = [&each.to, &each.from].into_iter().find(|end| silent.contains(*end)) {
+                each.verdict = Verdict::Failed;
+                each.note = Some(format!(
+                    "the lab does not carry its packets: its own node does not reach {pod} either"
+                ));
+            } else if nodes.contains(&each.from) {
+                each.verdict = Verdict::Failed;
+                each.note = Some(format!(
+                    "the lab does not carry its packets: {} does not reach its own pods",
+                    each.from
                 ));
             }
         }
     }
-    let connections = tokio::task::spawn_blocking(move || run_all(probes)).await;
-    let connections = connections.map_err(|error| LabError::problem("the probes", error.to_string()))?;
-    Ok(Step { name: name.to_owned(), connections, left_out })
 }
 
 fn ports_of(pod: &Pod, chosen: Option<u16>) -> Vec<u16> {
@@ -106,138 +182,39 @@ fn ports_of(pod: &Pod, chosen: Option<u16>) -> Vec<u16> {
     }
 }
 
-fn run_all(probes: Vec<(String, String, u16, Probe)>) -> Vec<Connection> {
-    /// Threads at a time; each waits most of its time.
-    const AT_ONCE: usize = 256;
-    let mut connections = Vec::with_capacity(probes.len());
-    for chunk in probes.chunks(AT_ONCE) {
-        thread::scope(|scope| {
-            let running: Vec<_> = chunk.iter().map(|(.., probe)| scope.spawn(|| probe.run())).collect();
-            for ((from, to, port, _), thread) in chunk.iter().zip(running) {
-                let Ok(probed) = thread.join() else { continue };
-                connections.push(Connection {
-                    from: from.clone(),
-                    to: to.clone(),
-                    port: format!("tcp/{port}"),
-                    verdict: probed.verdict,
-                    millis: probed.millis,
-                    note: probed.note,
-                });
-            }
-        });
-    }
-    connections
-}
-
-/// The table for a person; what is not as in `before` is marked.
-#[must_use]
-pub fn table(step: &Step, before: Option<&Step>) -> String {
-    let column = |connection: &Connection| match connection.port.as_str() {
-        "tcp/80" => connection.to.clone(),
-        port => format!("{} {port}", connection.to),
-    };
-    let mut columns: Vec<String> = Vec::new();
-    let mut rows: Vec<&str> = Vec::new();
-    for connection in &step.connections {
-        if !columns.contains(&column(connection)) {
-            columns.push(column(connection));
-        }
-        if !rows.contains(&connection.from.as_str()) {
-            rows.push(&connection.from);
-        }
-    }
-    columns.sort();
-    let cells: BTreeMap<(&str, String), &Connection> =
-        step.connections.iter().map(|each| ((each.from.as_str(), column(each)), each)).collect();
-    let verdict_before = |connection: &Connection| {
-        let same = |other: &&Connection| {
-            (&other.from, &other.to, &other.port) == (&connection.from, &connection.to, &connection.port)
-        };
-        before?.connections.iter().find(same).map(|other| other.verdict)
-    };
-
-    let first = rows.iter().map(|row| row.len()).max().unwrap_or(0).max("from \\ to".len());
-    let widths: Vec<usize> = columns.iter().map(|column| column.len().max(14)).collect();
-    let mut text = format!("{:first$}", "from \\ to");
-    for (column, width) in columns.iter().zip(&widths) {
-        text += &format!("  {column:width$}");
-    }
-    text.push('\n');
-    for row in rows {
-        text += &format!("{row:first$}");
-        for (column, width) in columns.iter().zip(&widths) {
-            let (cell, style) = match cells.get(&(row, column.clone())) {
-                None => ("-".to_owned(), Style::new()),
-                Some(connection) => {
-                    let changed =
-                        verdict_before(connection).is_some_and(|before| before != connection.verdict);
-                    cell(connection, changed)
-                }
-            };
-            text += &format!("  {style}{cell:width$}{style:#}");
-        }
-        text = text.trim_end().to_owned();
-        text.push('\n');
-    }
-    text += &legend(step, before.is_some());
-    text
-}
-
-fn cell(connection: &Connection, changed: bool) -> (String, Style) {
-    let mark = if changed { " *" } else { "" };
-    let (word, colour) = match connection.verdict {
-        Verdict::Reached => ("reached", AnsiColor::Green),
-        Verdict::Refused => ("reached (r)", AnsiColor::Green),
-        Verdict::Cut => ("CUT", AnsiColor::Red),
-        Verdict::Failed => ("failed", AnsiColor::Yellow),
-    };
-    let style = Style::new().fg_color(Some(colour.into()));
-    (format!("{word}{mark}"), if changed { style.bold() } else { style })
-}
-
-fn legend(step: &Step, compared: bool) -> String {
-    let mut parts = Vec::new();
-    if step.connections.iter().any(|each| each.verdict == Verdict::Refused) {
-        parts.push("(r): the pod answered that nothing serves there");
-    }
-    if compared {
-        parts.push("*: changed since the table before");
-    }
-    let mut text = if parts.is_empty() { String::new() } else { format!("{}\n", parts.join("   ")) };
-    for connection in &step.connections {
-        if let Some(note) = &connection.note {
-            text += &format!("note: {} -> {} {}: {note}\n", connection.from, connection.to, connection.port);
-        }
-    }
-    for (pod, why) in &step.left_out {
-        text += &format!("left out: {pod} has no address: {why}\n");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn connection(from: &str, to: &str, verdict: Verdict) -> Connection {
+        let (from, to, port) = (from.to_owned(), to.to_owned(), "tcp/80".to_owned());
+        Connection { from, to, port, verdict, millis: 0.0, note: None }
+    }
+
     #[test]
-    fn the_table_tells_what_failed_and_who_is_left_out() {
-        let connection = Connection {
-            from: "a/b".to_owned(),
-            to: "c/d".to_owned(),
-            port: "tcp/80".to_owned(),
-            verdict: Verdict::Failed,
-            millis: 0.0,
-            note: Some("Network is unreachable".to_owned()),
-        };
-        let left_out = BTreeMap::from([("e/f".to_owned(), "its image is missing".to_owned())]);
-        let text = table(&Step { name: "now".to_owned(), connections: vec![connection], left_out }, None);
-        for part in [
-            "failed",
-            "note: a/b -> c/d tcp/80: Network is unreachable",
-            "left out: e/f has no address: its image is missing",
-        ] {
-            assert!(text.contains(part), "{text}");
+    fn silence_of_a_pod_that_its_own_node_does_not_reach_is_a_failure_of_the_lab() {
+        let node_of = [("n/a", "node/1"), ("n/b", "node/2"), ("n/c", "node/3")];
+        let node_of = node_of.map(|(pod, node)| (pod.to_owned(), node.to_owned())).into();
+        let controls = Controls { node_of, policed: ["node/3".to_owned()].into() };
+        use Verdict::{Cut, Failed, Reached, Refused};
+        let table = [
+            ("node/1", "n/a", Refused, Refused),
+            ("node/2", "n/b", Cut, Failed),
+            ("node/3", "n/c", Cut, Cut),
+            ("n/a", "n/b", Cut, Failed),
+            ("n/b", "n/a", Cut, Failed),
+            ("n/b", "n/c", Reached, Reached),
+            ("n/a", "n/c", Cut, Cut),
+            ("node/2", "n/a", Cut, Failed),
+            ("node/1", "n/c", Cut, Cut),
+        ];
+        let mut connections = table.map(|(from, to, verdict, _)| connection(from, to, verdict));
+        controls.check(&mut connections);
+        for (found, (from, to, _, expected)) in connections.iter().zip(table) {
+            assert_eq!(found.verdict, expected, "{from} -> {to}");
+            assert_eq!(found.note.is_some(), expected == Failed, "{from} -> {to}: {:?}", found.note);
         }
-        assert!(!text.contains("CUT"), "{text}");
+        let step = Step { name: String::new(), connections: connections.into(), left_out: BTreeMap::new() };
+        assert_eq!(step.failed(), 4);
     }
 }

@@ -40,11 +40,16 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Makes the nth node's namespace and connects it to the underlay.
-    pub(crate) fn new(dir: &LabDir, name: String, os: Os, index: usize) -> Result<Self, LabError> {
+    /// Makes the namespace of the nth node of so many and connects it to the underlay.
+    pub(crate) fn new(
+        dir: &LabDir,
+        name: String,
+        os: Os,
+        (index, nodes): (usize, usize),
+    ) -> Result<Self, LabError> {
         let netns = NetNs::create()?;
         netns.bind_to(&dir.node_netns(&name))?;
-        underlay::connect(&netns, index)?;
+        underlay::connect(&netns, index, nodes)?;
         let folder = dir.node(&name);
         fs::create_dir(&folder).map_err(LabError::file("making the folder", &folder))?;
         Ok(Self {
@@ -163,11 +168,11 @@ impl Node {
     }
 
     pub(crate) fn hcn_socket(&self, dir: &LabDir) -> PathBuf {
-        dir.node(&self.name).join("hns.sock")
+        dir.node_sockets(&self.name).join("hns.sock")
     }
 
     pub(crate) fn cni_socket(&self, dir: &LabDir) -> PathBuf {
-        dir.node(&self.name).join("cni.sock")
+        dir.node_sockets(&self.name).join("cni.sock")
     }
 
     pub(crate) fn deletion_queue(&self, dir: &LabDir) -> PathBuf {

@@ -49,7 +49,8 @@ struct Sandbox {
     node: Arc<RuntimeNode>,
     uid: Option<String>,
     container_id: String,
-    netns: NetNs,
+    /// Its own; that of its node for a hostNetwork pod.
+    netns: Arc<NetNs>,
     hcn_namespace: Option<Guid>,
     /// Whether the CNI plugin has been told to add it.
     added: bool,
@@ -119,7 +120,10 @@ impl PodTask {
     }
 
     fn new_sandbox(&self, wanted: &Wanted) -> Result<Sandbox, LabError> {
-        let netns = NetNs::create()?;
+        let netns = match wanted.pod.spec.host_network {
+            true => wanted.node.netns.clone(),
+            false => Arc::new(NetNs::create()?),
+        };
         netns.bind_to(&self.netns_path())?;
         Ok(Sandbox {
             node: wanted.node.clone(),
@@ -133,13 +137,11 @@ impl PodTask {
     }
 
     async fn start(&self, pod: &Pod, sandbox: &mut Sandbox) -> Result<(), LabError> {
-        if sandbox.node.hcn.is_some() {
-            self.make_hcn_namespace(sandbox).await?;
-        }
-        sandbox.added = true; // also where it fails: CNI wants a DEL then
-        let result = self.cni("ADD", sandbox).await?;
-        let address =
-            result["ips"][0]["address"].as_str().and_then(|text| text.split('/').next()).unwrap_or_default();
+        // A hostNetwork pod is its node: the CNI plugin is not asked.
+        let address = match pod.spec.host_network {
+            true => sandbox.node.address.to_string(),
+            false => self.connect(sandbox).await?,
+        };
         sandbox.process = Some(self.start_process(pod, sandbox).await?);
         let status = json!({
             "phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "hostIP": sandbox.node.address.to_string(),
@@ -147,6 +149,17 @@ impl PodTask {
         });
         set_status(&*self.store, &self.key, status).await;
         Ok(())
+    }
+
+    /// Has the CNI plugin connect the sandbox, and gives its address.
+    async fn connect(&self, sandbox: &mut Sandbox) -> Result<String, LabError> {
+        if sandbox.node.hcn.is_some() {
+            self.make_hcn_namespace(sandbox).await?;
+        }
+        sandbox.added = true; // also where it fails: CNI wants a DEL then
+        let result = self.cni("ADD", sandbox).await?;
+        let address = result["ips"][0]["address"].as_str().and_then(|text| text.split('/').next());
+        Ok(address.unwrap_or_default().to_owned())
     }
 
     /// Gives the sandbox of a Windows node an HCN namespace, and that the network namespace for its compartment.
@@ -178,7 +191,13 @@ impl PodTask {
             BufReader::new(output).read_line(&mut line).await.map_err(starting())?;
         }
         if line.trim() != "ready" {
-            return Err(LabError::problem(&self.key, "its process ended before it served"));
+            let problem = match pod.spec.host_network {
+                true => {
+                    "its process ended before it served; does another hostNetwork pod of its node use the port?"
+                }
+                false => "its process ended before it served",
+            };
+            return Err(LabError::problem(&self.key, problem));
         }
         Ok(child)
     }

@@ -51,7 +51,8 @@ fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError>
         let mut child = command.spawn().map_err(LabError::io("starting the lab"))?;
         let pid = child.id().map(|pid| pid.to_string()).unwrap_or_default();
         std::fs::write(dir.pid_file(), pid).map_err(LabError::file("writing", &dir.pid_file()))?;
-        wait(&mut child).await
+        let (status, interrupted) = wait_and_hand_on(&mut child, Some(Signal::TERM)).await?;
+        Ok(if interrupted { Outcome::Interrupted } else { outcome(status) })
     })
 }
 
@@ -64,27 +65,32 @@ pub fn enter_inside() -> Result<(), LabError> {
     Ok(enter(Namespaces { mount: true, ..Namespaces::default() })?)
 }
 
-/// Waits for the child; a signal to end is handed on to it once, and then it is waited for.
-async fn wait(child: &mut Child) -> Result<Outcome, LabError> {
+/// Waits for a child; signals to end are handed on to it, as themselves or as the one that is given. Tells how it ended,
+/// and whether there was such a signal.
+pub(crate) async fn wait_and_hand_on(
+    child: &mut Child,
+    hand_on: Option<Signal>,
+) -> Result<(ExitStatus, bool), LabError> {
     let listen = |kind| signal(kind).map_err(LabError::io("listening for signals"));
     let (mut interrupt, mut terminate, mut hangup) =
         (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?, listen(SignalKind::hangup())?);
     let mut interrupted = false;
     loop {
-        tokio::select! {
+        let told = tokio::select! {
+            // A terminal tells both; that the child was faster to end must not hide that there was a signal.
+            biased;
+            _ = interrupt.recv() => Signal::INT,
+            _ = terminate.recv() => Signal::TERM,
+            _ = hangup.recv() => Signal::HUP,
             status = child.wait() => {
-                let status = status.map_err(LabError::io("waiting for the lab"))?;
-                return Ok(if interrupted { Outcome::Interrupted } else { outcome(status) });
+                return Ok((status.map_err(LabError::io("waiting for the process"))?, interrupted));
             }
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
+        };
         interrupted = true;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid {
             // It may have ended just now; then the wait above sees it.
-            let _ = kill_process(pid, Signal::TERM);
+            let _ = kill_process(pid, hand_on.unwrap_or(told));
         }
     }
 }

@@ -1,12 +1,18 @@
 //! The wire between the nodes: a bridge in the lab's own network namespace, a cable to each node.
+//!
+//! Hardware addresses follow from addresses, and each end has permanent entries for all others: the machine's neighbour
+//! table, which other programs may fill, is not needed.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
 use ipnet::{IpNet, Ipv4Net};
+use tortie_dataplane::MacAddress;
 use tortie_linux::ethtool;
 use tortie_linux::namespace::NetNs;
-use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, Route, RouteSocket};
+use tortie_linux::route::{
+    Address, Change, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket,
+};
 
 use crate::LabError;
 
@@ -29,25 +35,37 @@ pub(crate) fn address(node: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, u8::try_from(last).unwrap_or(u8::MAX))
 }
 
+/// The hardware address of an address of the underlay; "locally administered".
+fn mac(address: Ipv4Addr) -> MacAddress {
+    let [a, b, c, d] = address.octets();
+    MacAddress([0x02, 0x00, a, b, c, d])
+}
+
+/// The entry for an address of the underlay.
+fn neighbour(address: Ipv4Addr, link: u32) -> Change {
+    Change::SetNeighbour(Neighbour { link, address: address.into(), mac: mac(address) })
+}
+
 /// Makes the bridge.
-pub(crate) fn lay() -> Result<(), LabError> {
+pub(crate) fn lay(nodes: usize) -> Result<(), LabError> {
     let mut socket = RouteSocket::open()?;
-    socket.create(&NewLink { up: true, ..NewLink::new(BRIDGE, NewLinkKind::Bridge) })?;
+    socket.create(&NewLink { up: true, mac: Some(mac(LAB)), ..NewLink::new(BRIDGE, NewLinkKind::Bridge) })?;
     let bridge = index(&mut socket, BRIDGE)?;
     socket.change(&Change::AddAddress(Address {
         link: bridge,
         address: IpAddr::V4(LAB),
         prefix_length: 24,
     }))?;
-    Ok(())
+    change_all(&mut socket, &(0..nodes).map(|node| neighbour(address(node), bridge)).collect::<Vec<_>>())
 }
 
-/// Connects a node: its `eth0` gets the nth address, and a default route to the lab.
-pub(crate) fn connect(netns: &NetNs, node: usize) -> Result<(), LabError> {
+/// Connects one of `nodes` nodes: its `eth0` gets the nth address, and a default route to the lab.
+pub(crate) fn connect(netns: &NetNs, node: usize, nodes: usize) -> Result<(), LabError> {
     let mut socket = RouteSocket::open()?;
     let bridge = index(&mut socket, BRIDGE)?;
     let port = format!("node{node}");
-    let peer = Peer { name: "eth0", mac: None, mtu: None, namespace: Some(netns.as_fd()) };
+    let peer =
+        Peer { name: "eth0", mac: Some(mac(address(node))), mtu: None, namespace: Some(netns.as_fd()) };
     socket.create(&NewLink {
         up: true,
         controller: Some(bridge),
@@ -59,14 +77,21 @@ pub(crate) fn connect(netns: &NetNs, node: usize) -> Result<(), LabError> {
         ethtool::disable_offloads("eth0")?;
         let mut socket = RouteSocket::open()?;
         let eth0 = index(&mut socket, "eth0")?;
-        let address = Address { link: eth0, address: IpAddr::V4(address(node)), prefix_length: 24 };
-        socket.change(&Change::AddAddress(address))?;
+        let own = Address { link: eth0, address: IpAddr::V4(address(node)), prefix_length: 24 };
+        socket.change(&Change::AddAddress(own))?;
         socket.change(&Change::SetLink(eth0, vec![LinkSetting::Up(true)]))?;
         let everywhere = IpNet::V4(Ipv4Net::default());
         let default = Route { onlink: false, ..Route::via(everywhere, IpAddr::V4(LAB), eth0, STATIC) };
         socket.change(&Change::AddRoute(default))?;
-        Ok(())
+        let others = (0..nodes).filter(|other| *other != node).map(address);
+        let others: Vec<Change> = others.chain([LAB]).map(|other| neighbour(other, eth0)).collect();
+        change_all(&mut socket, &others)
     })?
+}
+
+fn change_all(socket: &mut RouteSocket, changes: &[Change]) -> Result<(), LabError> {
+    let verdicts = socket.change_all(changes)?;
+    Ok(verdicts.into_iter().collect::<Result<(), _>>()?)
 }
 
 fn index(socket: &mut RouteSocket, name: &str) -> Result<u32, LabError> {

@@ -91,6 +91,10 @@ impl Wiring {
             index,
             vec![LinkSetting::Alias(Note::of(&pod.endpoint, &pod.container_id).to_string())],
         ))?;
+        // Nobody need ask for the pod either: entries that are not permanent share a table of all network namespaces,
+        // which others may fill (`gc_thresh3`).
+        let address = IpAddr::V4(pod.address);
+        host.change(&Change::SetNeighbour(Neighbour { link: index, address, mac: pod_mac(pod.address) }))?;
         namespace.run(|| {
             let index = interface_index(&pod.endpoint.interface)?;
             let verdicts = RouteSocket::open()?.change_all(&pod_side(pod.address, index))?;

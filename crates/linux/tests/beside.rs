@@ -4,7 +4,7 @@
 
 use std::process::Command;
 
-use tortie_dataplane::{Condition, Dataplane as _, Report, is_failure};
+use tortie_dataplane::{Condition, Dataplane as _, Reason, Report};
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
 use tortie_linux::namespace::NetNs;
@@ -43,13 +43,13 @@ fn run(namespace: &NetNs, script: &str) {
 }
 
 /// The reasons of what is said of the node, each with what must stand in its message.
-type Said = &'static [(&'static str, &'static [&'static str])];
+type Said = &'static [(Reason, &'static [&'static str])];
 
 fn check(case: &str, report: &Report, expected: Said) {
     let said: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
     assert_eq!(said, expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), "{case}: {report:#?}");
     for (Condition { reason, message }, (_, parts)) in report.node.iter().zip(expected) {
-        assert!(!is_failure(reason), "{case}: it must not hold anything up");
+        assert!(!reason.is_failure(), "{case}: it must not hold anything up");
         for part in *parts {
             assert!(message.contains(part), "{case}: {part} in {message}");
         }
@@ -57,8 +57,8 @@ fn check(case: &str, report: &Report, expected: Said) {
     assert!(!report.retry && report.endpoints.is_empty(), "{case}: {report:#?}");
 }
 
-const MAY_DROP: &str = "ForeignChainMayDrop";
-const CALICO: &str = "CalicoLeftover";
+const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
+const CALICO: Reason = Reason::CalicoLeftover;
 
 /// What others do, and what is said of it.
 const NFTABLES: [(&str, &str, Said); 25] = [

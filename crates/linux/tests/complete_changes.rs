@@ -13,7 +13,7 @@ use std::sync::Arc;
 use common::cluster::*;
 use serde_json::Value;
 use tortie_api::net::{Action, PortRange, Protocol};
-use tortie_dataplane::{Endpoint, EndpointId, HostEndpoint, NodeState};
+use tortie_dataplane::{Endpoint, EndpointId, HostEndpoint, NodeState, Reason};
 use tortie_policy::program::*;
 
 /// What changes, how, and what of the table is touched by it. What ends in `…` stands for all that begins so.
@@ -272,7 +272,7 @@ fn a_change_touches_what_it_must_and_nothing_else() {
 /// Changes the node's state. Its pods have no interfaces, which is all that there is to say.
 fn change(node: &mut Node, change: impl FnOnce(&mut NodeState)) {
     let report = node.change(change);
-    assert!(report.conditions().all(|condition| condition.reason == "InterfaceMissing"), "{report:?}");
+    assert!(report.conditions().all(|condition| condition.reason == Reason::InterfaceMissing), "{report:?}");
 }
 
 /// Two pods of one program and one that is open; a policy of three rules, and one of one.

@@ -97,8 +97,8 @@ fn a_vxlan_link_of_somebody_else_is_told_of_and_not_touched() {
         let conditions = |report: &Report| {
             report.node.iter().map(|it| (it.reason, it.message.contains(name))).collect::<Vec<_>>()
         };
-        assert_eq!(conditions(&report), [("ForeignVxlanLink", true)], "{report:?}");
-        assert_eq!(conditions(&node.resync()), [("ForeignVxlanLink", true)]);
+        assert_eq!(conditions(&report), [(Reason::ForeignVxlanLink, true)], "{report:?}");
+        assert_eq!(conditions(&node.resync()), [(Reason::ForeignVxlanLink, true)]);
         node.change(|state| drop(state.routes.insert(block(3), RouteTarget::Local)));
         assert_eq!(link(&node, name), theirs);
         assert_eq!(overlay_route(&node), None);

@@ -173,7 +173,7 @@ fn which_host_endpoint_counts() {
             .map(|condition| (condition.reason, condition.message.contains("HostEndpoint named ")));
         all.collect::<Vec<_>>()
     };
-    let of_named = vec![("HostEndpointWithoutInterface", true)];
+    let of_named = vec![(Reason::HostEndpointWithoutInterface, true)];
     assert_eq!(told(node.host("a-first", "eth0", closed())), of_named);
     assert!(!reached(), "the first by name");
     assert_eq!(told(node.resync()), of_named);

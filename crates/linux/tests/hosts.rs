@@ -21,7 +21,7 @@ use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use testkit::random::Random;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{Dataplane as _, NodeState, Report};
+use tortie_dataplane::{Dataplane as _, NodeState, Reason, Report};
 use tortie_linux::conntrack::Conntrack;
 use tortie_linux::dataplane::Config;
 use tortie_linux::namespace::NetNs;
@@ -186,7 +186,7 @@ fn flows(each: usize) -> impl Strategy<Value = Flows> {
 /// Random programs name some policies that there are not, and some host endpoints have no interface.
 fn is_expected(report: &Report) -> bool {
     let expected = |condition: &tortie_dataplane::Condition| {
-        condition.message.contains("is not known") || condition.reason == "HostEndpointWithoutInterface"
+        condition.message.contains("is not known") || condition.reason == Reason::HostEndpointWithoutInterface
     };
     report.conditions().all(expected) && !report.retry
 }

@@ -274,7 +274,7 @@ fn a_route_of_somebody_else_is_told_of_and_stays() {
     node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::AddRoute(foreign)).unwrap()).unwrap();
     let report = node.change(|state| drop(state.routes.insert(block(1), RouteTarget::Local)));
     assert_eq!(report.node.len(), 1);
-    assert_eq!(report.node[0].reason, "RouteTaken");
+    assert_eq!(report.node[0].reason, Reason::RouteTaken);
     assert!(report.node[0].message.contains("10.65.1.0/26"), "{:?}", report.node);
     let routes = node.namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
     assert!(routes.contains(&foreign));
@@ -303,7 +303,7 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
         Arc::make_mut(state.endpoints.get_mut(&server.id()).unwrap()).program = Arc::new(program(12));
     });
     assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
-    assert_eq!(report.endpoints[&server.id()][0].reason, "RuleNotExpressible");
+    assert_eq!(report.endpoints[&server.id()][0].reason, Reason::RuleNotExpressible);
     assert!(client.is_cut_off(server.address, 80) && server.reaches(&client, 80));
     node.program(&server, open());
     assert!(client.reaches(&server, 80), "and the condition is gone");
@@ -344,7 +344,7 @@ fn a_huge_policy_closes_its_pod_and_no_other() {
         assert!(report.node.is_empty() && !report.retry, "{report:?}");
         assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&server.id()]);
         let condition = &report.endpoints[&server.id()][0];
-        assert_eq!(condition.reason, "RuleNotExpressible");
+        assert_eq!(condition.reason, Reason::RuleNotExpressible);
         assert!(condition.message.contains("grows") && condition.message.contains("network set"));
         assert!(client.is_cut_off(server.address, 80));
         assert!(server.reaches(&client, 80), "what else changed is in force");
@@ -373,7 +373,7 @@ fn two_pods_with_one_interface_are_both_closed() {
         state.endpoints.insert(other.clone(), Arc::new(endpoint));
     });
     assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&other, &server.id()]);
-    assert!(report.endpoints.values().all(|conditions| conditions[0].reason == "InterfaceContested"));
+    assert!(report.endpoints.values().all(|conditions| conditions[0].reason == Reason::InterfaceContested));
     assert!(client.is_cut_off(server.address, 80));
     assert_eq!(node.change(|state| drop(state.endpoints.remove(&other))), Report::default());
     assert!(client.reaches(&server, 80) && client.connect(server.address, 80).is_some());
@@ -396,7 +396,7 @@ fn a_missing_interface_is_told_of_and_found_later() {
     };
     let report = node.change(|state| drop(state.endpoints.insert(server.id(), Arc::new(endpoint))));
     assert!(report.retry);
-    assert_eq!(report.endpoints[&server.id()][0].reason, "InterfaceMissing");
+    assert_eq!(report.endpoints[&server.id()][0].reason, Reason::InterfaceMissing);
     assert!(report.endpoints[&server.id()][0].message.contains(&host_interface));
     node.namespace.run(|| node.wiring.connect(&server.attachment()).unwrap()).unwrap();
 
@@ -411,7 +411,7 @@ fn a_missing_interface_is_told_of_and_found_later() {
     set_up(&node, false);
     let report = node.apply(&[]);
     assert!(report.retry && report.node.is_empty());
-    assert_eq!(report.endpoints[&server.id()][0].reason, "NetworkNotInForce");
+    assert_eq!(report.endpoints[&server.id()][0].reason, Reason::NetworkNotInForce);
     // While it waits, not everything is read and compared again each time.
     let route = || {
         let routes = RouteSocket::open().unwrap().routes().unwrap();

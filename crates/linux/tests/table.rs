@@ -110,7 +110,7 @@ fn without_policy_nothing_is_opened() {
     let block = Ipv4Net::new([10, 65, 1, 0].into(), 26).unwrap();
     let report = node.change(|state| drop(state.routes.insert(block, RouteTarget::Local)));
     let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
-    assert_eq!(reasons, ["PolicyNotInForce", "NetworkNotInForce"]);
+    assert_eq!(reasons, [Reason::PolicyNotInForce, Reason::NetworkNotInForce]);
     let look = || {
         let forwarding = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap();
         let routes = RouteSocket::open().unwrap().routes().unwrap();

@@ -77,7 +77,12 @@ pub(crate) fn selected(
         terms.extend(selector.cloned());
         terms.push(of_namespace(&id.namespace));
     }
-    terms.extend(service_accounts.map(of_service_accounts));
+    // Calico rewrites every `all()` of the combined selector, so that what has no service account is not selected
+    // (`globalnetworkpolicyprocessor.go`).
+    if let Some(service_accounts) = service_accounts {
+        terms.push(service_accounts.prefixed(SERVICE_ACCOUNT_PREFIX));
+        return Selector::all_of(terms).all_means_has(SERVICE_ACCOUNT_LABEL);
+    }
     Selector::all_of(terms)
 }
 
@@ -89,28 +94,46 @@ pub(crate) fn of_namespaces(namespaces: &Selector) -> Selector {
     namespaces.over_prefixed(NAMESPACE_PREFIX, NAMESPACE_LABEL)
 }
 
-fn of_service_accounts(accounts: &Selector) -> Selector {
-    accounts.over_prefixed(SERVICE_ACCOUNT_PREFIX, SERVICE_ACCOUNT_LABEL)
-}
-
 /// Compiles rules that have been validated. An Allow by HTTP request matches nothing (semantics 15) and is left out.
 pub(crate) fn compile_rules(namespace: &Arc<str>, rules: &[CalicoRule], sets: &mut Sets) -> Vec<Rule> {
-    rules.iter().filter(|rule| rule.http.is_none()).map(|rule| compile_rule(namespace, rule, sets)).collect()
+    let enforced = rules.iter().filter(|rule| rule.http.is_none());
+    enforced.filter_map(|rule| compile_rule(namespace, rule, sets)).collect()
 }
 
-fn compile_rule(namespace: &Arc<str>, rule: &CalicoRule, sets: &mut Sets) -> Rule {
+/// `None` where no packet can match.
+fn compile_rule(namespace: &Arc<str>, rule: &CalicoRule, sets: &mut Sets) -> Option<Rule> {
+    let families = families(rule);
+    let ip_version = match families.as_slice() {
+        [] => return None,
+        [version] => Some(*version),
+        _ => None,
+    };
     let icmp = |icmp: &Icmp| IcmpMatch { icmp_type: icmp.icmp_type, icmp_code: icmp.code };
     let protocol = rule.protocol.map(|ProtocolName(protocol)| protocol);
-    Rule {
+    Some(Rule {
         action: rule.action,
-        ip_version: rule.ip_version.map(|version| if version == 4 { IpVersion::V4 } else { IpVersion::V6 }),
+        ip_version,
         protocol,
         not_protocol: rule.not_protocol.map(|ProtocolName(protocol)| protocol),
         icmp: rule.icmp.as_ref().map(icmp),
         not_icmp: rule.not_icmp.as_ref().map(icmp),
         source: compile_entity(namespace, &rule.source, protocol, false, sets),
         destination: compile_entity(namespace, &rule.destination, protocol, true, sets),
-    }
+    })
+}
+
+/// The families of packets that a rule concerns: that of its `ipVersion`, and those of which every list of networks has
+/// one (`felix/rules/policy.go`, `FilterRuleToIPVersion`). So `notNets: [fd00::/8]` says nothing about IPv4 packets.
+fn families(rule: &CalicoRule) -> Vec<IpVersion> {
+    let sides = [&rule.source, &rule.destination];
+    let lists = sides.map(|side| [&side.nets, &side.not_nets]);
+    let concerns = |version: &IpVersion| {
+        let (number, is_v4) = if *version == IpVersion::V4 { (4, true) } else { (6, false) };
+        let has_some =
+            |nets: &&Vec<Cidr>| nets.is_empty() || nets.iter().any(|Cidr(net)| net.addr().is_ipv4() == is_v4);
+        rule.ip_version.is_none_or(|wanted| wanted == number) && lists.iter().flatten().all(has_some)
+    };
+    [IpVersion::V4, IpVersion::V6].into_iter().filter(concerns).collect()
 }
 
 fn compile_entity(
@@ -176,7 +199,8 @@ fn endpoints_of(namespace: &Arc<str>, entity: &EntityRule) -> (Option<Selector>,
         if !accounts.names.is_empty() {
             terms.push(Selector::one_of(SERVICE_ACCOUNT_LABEL, accounts.names.iter().cloned()));
         }
-        terms.extend(accounts.selector.as_ref().map(of_service_accounts));
+        // Here `all()` stays what it is: it matches network sets, too (`rules.go`, `parseServiceAccounts`).
+        terms.extend(accounts.selector.as_ref().map(|selector| selector.prefixed(SERVICE_ACCOUNT_PREFIX)));
     }
     terms.extend(entity.selector.clone());
     match (terms.is_empty(), entity.not_selector.clone()) {

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use tortie_api::Cidr;
 use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, LabelSelector};
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_api::{Cidr, Resource};
 use tortie_selector::Selector;
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
 use crate::compile::{Compiled, Hook, Order};
 use crate::kubernetes::{of_kubernetes, requirements};
+use crate::labels::all_pods;
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
 /// Compiles a policy that has been validated.
@@ -55,7 +56,6 @@ pub(crate) fn compile(id: PolicyId, policy: &ClusterPolicy) -> Compiled {
 /// The tier, order, and subject of a policy that is not understood, as far as they can be read; and the directions that
 /// it has rules for, both where that cannot be told.
 pub(crate) fn readable(
-    id: &PolicyId,
     spec: &Value,
     tier: Option<&'static str>,
 ) -> (String, Option<f64>, Selector, (bool, bool)) {
@@ -68,30 +68,9 @@ pub(crate) fn readable(
         (None | Some(Value::Null), Some("kube-baseline")) => None,
         (priority, _) => Some(priority.and_then(Value::as_f64).unwrap_or(f64::NEG_INFINITY)),
     };
-    // Read with this subject alone, to see whether that much is understood.
-    let kind = id.kind.kind();
-    let alone = serde_json::json!({
-        "metadata": {"name": id.name},
-        "spec": {"tier": "Admin", "priority": 0, "subject": spec.get("subject")},
-    });
-    let alone = match kind {
-        tortie_api::Kind::ClusterNetworkPolicy => alone,
-        _ => {
-            serde_json::json!({"metadata": alone["metadata"], "spec": {"priority": 0, "subject": spec.get("subject")}})
-        }
-    };
-    let key = tortie_api::Key::global(
-        if kind == tortie_api::Kind::BaselineAdminNetworkPolicy {
-            tortie_api::Kind::AdminNetworkPolicy
-        } else {
-            kind
-        },
-        &*id.name,
-    );
-    let subject = match Resource::read(&key, &alone) {
-        Ok(Resource::ClusterPolicy(policy)) => pods(&policy.subject),
-        _ => None,
-    };
+    let subject = spec.get("subject").and_then(ClusterPeer::readable);
+    // One that cannot be read closes pods, never hosts: such a policy cannot select a host.
+    let selector = subject.as_ref().and_then(pods).unwrap_or_else(all_pods);
     let has = |direction: &str| {
         spec.get(direction)
             .is_some_and(|rules| !rules.is_null() && !rules.as_array().is_some_and(Vec::is_empty))
@@ -100,7 +79,7 @@ pub(crate) fn readable(
         (false, false) => (true, true),
         named => named,
     };
-    (tier.or(given).unwrap_or("").to_owned(), priority, subject.unwrap_or_else(Selector::all), directions)
+    (tier.or(given).unwrap_or("").to_owned(), priority, selector, directions)
 }
 
 /// One rule for each peer and protocol. One that is not understood closes: an Accept matches nothing; a Deny, and a Pass,

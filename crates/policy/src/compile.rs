@@ -116,9 +116,15 @@ impl Order {
 
     /// "name/namespace/kind", as bytes. Not written out for each: a cluster has many policies, of which few meet.
     fn tie(&self) -> impl Iterator<Item = u8> {
+        // As Calico spells them in its model (`libcalico-go/lib/backend/model/policy.go`).
         let kind = match self.id.kind {
+            PolicyKind::AdminNetworkPolicy => "KubernetesAdminNetworkPolicy",
+            PolicyKind::BaselineAdminNetworkPolicy => "KubernetesBaselineAdminNetworkPolicy",
+            PolicyKind::ClusterNetworkPolicy => "KubernetesClusterNetworkPolicy",
+            PolicyKind::GlobalNetworkPolicy => "GlobalNetworkPolicy",
             PolicyKind::KubernetesNetworkPolicy => "KubernetesNetworkPolicy",
-            other => other.kind().name(),
+            PolicyKind::NetworkPolicy => "NetworkPolicy",
+            PolicyKind::Profile => "Profile",
         };
         let parts = [&*self.id.name, "/", &*self.id.namespace, "/", kind];
         parts.into_iter().flat_map(str::bytes)
@@ -200,9 +206,9 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
                 kubernetes::readable_selector(&id.namespace, spec.get("podSelector").unwrap_or(&Value::Null));
             ("default".to_owned(), Some(kubernetes::ORDER), pods, named_directions(spec.get("policyTypes")))
         }
-        PolicyKind::ClusterNetworkPolicy => cluster::readable(&id, spec, None),
-        PolicyKind::AdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-admin")),
-        PolicyKind::BaselineAdminNetworkPolicy => cluster::readable(&id, spec, Some("kube-baseline")),
+        PolicyKind::ClusterNetworkPolicy => cluster::readable(spec, None),
+        PolicyKind::AdminNetworkPolicy => cluster::readable(spec, Some("kube-admin")),
+        PolicyKind::BaselineAdminNetworkPolicy => cluster::readable(spec, Some("kube-baseline")),
         _ => (
             readable_tier(spec),
             readable_order(spec),
@@ -305,8 +311,7 @@ fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
     for field in narrowing {
         match spec.get(field) {
             None | Some(Value::Null) => selectors.push(None),
-            // As in policies that are understood, blank is as good as absent.
-            Some(Value::String(text)) if text.trim().is_empty() => selectors.push(None),
+            Some(Value::String(text)) if text.is_empty() => selectors.push(None),
             Some(text) => match text.as_str().map(Selector::parse) {
                 Some(Ok(selector)) => selectors.push(Some(selector)),
                 _ => return everything(),

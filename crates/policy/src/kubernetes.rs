@@ -4,13 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Deserialize;
 use serde_json::Value;
 use tortie_api::Cidr;
 use tortie_api::calico::PolicyType;
 use tortie_api::kubernetes::{
     IntOrString, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicyRule,
-    Requirement,
 };
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_selector::Selector;
@@ -54,18 +52,7 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
 
 /// The pods that a policy selects which could not be read whole: as far as its selector can be read.
 pub(crate) fn readable_selector(namespace: &Arc<str>, pods: &Value) -> Selector {
-    match LabelSelector::deserialize(pods) {
-        Ok(selector) if selector.match_expressions.iter().all(is_known) => pods_of(namespace, &selector),
-        _ => pods_of(namespace, &LabelSelector::default()),
-    }
-}
-
-fn is_known(requirement: &Requirement) -> bool {
-    match requirement.operator.as_str() {
-        "In" | "NotIn" => !requirement.values.is_empty(),
-        "Exists" | "DoesNotExist" => requirement.values.is_empty(),
-        _ => false,
-    }
+    pods_of(namespace, &LabelSelector::readable(pods).unwrap_or_default())
 }
 
 /// One rule for each peer and protocol. `own` are the pods that the policy selects.

@@ -248,14 +248,16 @@ pub struct TierProgram {
 }
 
 /// What is asked, in which order, about a packet into or out of an endpoint: tiers, then profiles, then the packet
-/// is dropped (`calico.md` 6.3).
+/// is dropped. A profile that passes, or has no rule that matches, leaves the decision to the next profile
+/// (`felix/rules/endpoints.go`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointProgram {
     /// The tiers that apply to packets into the endpoint.
     pub ingress: Vec<TierProgram>,
     /// The tiers that apply to packets out of the endpoint.
     pub egress: Vec<TierProgram>,
-    /// The profiles, asked in both directions after the last tier.
+    /// The profiles, asked in both directions after the last tier, in order. The list ends before the first profile that
+    /// does not exist: such a profile denies.
     pub profiles: Vec<PolicyId>,
 }
 
@@ -329,7 +331,13 @@ pub trait Lookup {
 /// Whether the program lets the packet pass: the meaning that every rendering is tested against.
 #[must_use]
 pub fn evaluate(program: &EndpointProgram, direction: Direction, flow: &Flow, lookup: &impl Lookup) -> bool {
-    let profiles = || first_match(&program.profiles, direction, flow, lookup) == Some(Action::Allow);
+    let profiles = || {
+        let mut decisions = program
+            .profiles
+            .iter()
+            .filter_map(|profile| first_match(std::slice::from_ref(profile), direction, flow, lookup));
+        decisions.find(|action| *action != Action::Pass) == Some(Action::Allow)
+    };
     evaluate_tiers(program, direction, flow, lookup).unwrap_or_else(profiles)
 }
 

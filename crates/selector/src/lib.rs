@@ -145,7 +145,13 @@ impl Selector {
     /// account's), with every `all()` replaced by `has(presence)`.
     #[must_use]
     pub fn over_prefixed(&self, prefix: &str, presence: &str) -> Self {
-        Self { node: self.node.over_prefixed(prefix, presence) }
+        Self { node: self.node.over_prefixed(prefix, Some(presence)) }
+    }
+
+    /// The same selector over labels whose names begin with `prefix`; `all()` stays `all()`.
+    #[must_use]
+    pub fn prefixed(&self, prefix: &str) -> Self {
+        Self { node: self.node.over_prefixed(prefix, None) }
     }
 
     /// The same selector with every `all()` replaced by `has(presence)`.
@@ -230,14 +236,14 @@ impl Node {
         }
     }
 
-    fn over_prefixed(&self, prefix: &str, presence: &str) -> Self {
+    fn over_prefixed(&self, prefix: &str, presence: Option<&str>) -> Self {
         let prefixed = |label: &Arc<str>| match prefix {
             "" => label.clone(),
             prefix => [prefix, &**label].concat().into(),
         };
         let each = |parts: &[Node]| parts.iter().map(|part| part.over_prefixed(prefix, presence)).collect();
         match self {
-            Node::All => Node::Has(presence.into()),
+            Node::All => presence.map_or(Node::All, |presence| Node::Has(presence.into())),
             Node::Global => Node::Global,
             Node::Has(label) => Node::Has(prefixed(label)),
             Node::Compare(label, comparison, value) => {

@@ -1,4 +1,4 @@
-//! The parser: recursive descent over bytes. Only space and tab are blanks; operator words are words only right after
+//! The parser, with a stack of its own instead of recursion. Only space and tab are blanks; operator words are words only right after
 //! a label, and `has`, `all`, `global` only right before a parenthesis, so all of them may be label names too.
 
 use std::collections::BTreeSet;
@@ -10,8 +10,9 @@ use crate::{Comparison, Node};
 
 /// Label names and operators may not be longer than this (Calico's tokenizer).
 const MAX_IDENTIFIER_BYTES: usize = 512;
-/// Parentheses nested deeper than this are refused, so that no text can exhaust the stack.
-const MAX_DEPTH: usize = 128;
+/// Operators nested deeper than this are rejected, so that no selector can exhaust the stack of whoever evaluates it.
+/// Parentheses alone nest without limit.
+const MAX_DEPTH: usize = 1_000;
 
 /// Why a text is no selector.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -26,13 +27,12 @@ pub struct SelectorError {
 }
 
 pub(crate) fn parse(text: &str) -> Result<Node, SelectorError> {
-    let mut parser = Parser { text, at: 0, depth: 0 };
+    let mut parser = Parser { text, at: 0 };
     parser.skip_blanks();
     if parser.rest().is_empty() {
         return Ok(Node::All);
     }
-    let node = parser.or()?;
-    parser.skip_blanks();
+    let node = parser.expression()?;
     if parser.rest().is_empty() { Ok(node) } else { Err(parser.error("expected && or || or the end")) }
 }
 
@@ -40,57 +40,97 @@ struct Parser<'a> {
     text: &'a str,
     /// Byte offset; always at a character boundary, as only ASCII and whole literals are consumed.
     at: usize,
-    depth: usize,
 }
 
 type Parsed<T> = Result<T, SelectorError>;
 
+/// A node, and how many operators are nested in it.
+struct Part {
+    node: Node,
+    depth: usize,
+}
+
+/// What has been read of one pair of parentheses.
+#[derive(Default)]
+struct Group {
+    /// The operands of `||` so far.
+    alternatives: Vec<Part>,
+    /// The operands of `&&` since the last `||`.
+    conjunction: Vec<Part>,
+    /// Whether the operand that is being read is negated.
+    negated: bool,
+}
+
+impl Group {
+    fn push(&mut self, part: Part) {
+        let negated = std::mem::take(&mut self.negated);
+        self.conjunction.push(match negated {
+            true => Part { node: Node::Not(Box::new(part.node)), depth: part.depth + 1 },
+            false => part,
+        });
+    }
+
+    /// Ends the operands of `&&`.
+    fn end_conjunction(&mut self) {
+        let parts = std::mem::take(&mut self.conjunction);
+        self.alternatives.push(chain(parts, Node::And));
+    }
+
+    fn close(mut self) -> Part {
+        self.end_conjunction();
+        chain(self.alternatives, Node::Or)
+    }
+}
+
+/// The operands of one operator; a single one stands for itself.
+fn chain(mut parts: Vec<Part>, make: fn(Vec<Node>) -> Node) -> Part {
+    if parts.len() == 1 {
+        return parts.remove(0);
+    }
+    let depth = 1 + parts.iter().map(|part| part.depth).max().unwrap_or(0);
+    Part { node: make(parts.into_iter().map(|part| part.node).collect()), depth }
+}
+
 impl<'a> Parser<'a> {
-    fn or(&mut self) -> Parsed<Node> {
-        self.chain("||", Self::and, Node::Or)
-    }
-
-    fn and(&mut self) -> Parsed<Node> {
-        self.chain("&&", Self::operation, Node::And)
-    }
-
-    fn chain(
-        &mut self,
-        operator: &str,
-        part: fn(&mut Self) -> Parsed<Node>,
-        make: fn(Vec<Node>) -> Node,
-    ) -> Parsed<Node> {
-        let first = part(self)?;
-        let mut parts = vec![first];
+    /// Reads up to the end, or to what cannot follow.
+    fn expression(&mut self) -> Parsed<Node> {
+        let (mut enclosing, mut group) = (Vec::<Group>::new(), Group::default());
         loop {
             self.skip_blanks();
-            if !self.take(operator) {
-                break;
+            // `!!a` is `a`, but `!(!a)` keeps both, as in Calico: ids follow from the canonical form.
+            while self.take("!") {
+                group.negated = !group.negated;
+                self.skip_blanks();
             }
-            parts.push(part(self)?);
+            if self.take("(") {
+                enclosing.push(std::mem::take(&mut group));
+                continue;
+            }
+            group.push(Part { node: self.operand()?, depth: 0 });
+            loop {
+                self.skip_blanks();
+                if self.take("&&") {
+                    break;
+                }
+                if self.take("||") {
+                    group.end_conjunction();
+                    break;
+                }
+                let outer = match enclosing.pop() {
+                    Some(outer) if self.take(")") => outer,
+                    Some(_) => return Err(self.error("expected && or || or )")),
+                    None => return Ok(group.close().node),
+                };
+                let part = std::mem::replace(&mut group, outer).close();
+                if part.depth > MAX_DEPTH {
+                    return Err(self.error(&format!("operators are nested more than {MAX_DEPTH} deep")));
+                }
+                group.push(part);
+            }
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { make(parts) })
-    }
-
-    fn operation(&mut self) -> Parsed<Node> {
-        let mut negated = false;
-        self.skip_blanks();
-        while self.take("!") {
-            negated = !negated;
-            self.skip_blanks();
-        }
-        // `!(!x)` is `x` here, so that what is printed reads back as itself; Calico keeps both, which only its id shows.
-        Ok(match (negated, self.operand()?) {
-            (true, Node::Not(inner)) => *inner,
-            (true, node) => Node::Not(Box::new(node)),
-            (false, node) => node,
-        })
     }
 
     fn operand(&mut self) -> Parsed<Node> {
-        if self.take("(") {
-            return self.parenthesised();
-        }
         for (word, node) in [("all(", Node::All), ("global(", Node::Global)] {
             if self.take(word) {
                 self.skip_blanks();
@@ -107,18 +147,6 @@ impl<'a> Parser<'a> {
         }
         let label = self.label()?;
         self.comparison(label.into())
-    }
-
-    fn parenthesised(&mut self) -> Parsed<Node> {
-        self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return Err(self.error(&format!("parentheses are nested more than {MAX_DEPTH} deep")));
-        }
-        let node = self.or()?;
-        self.skip_blanks();
-        self.expect(")")?;
-        self.depth -= 1;
-        Ok(node)
     }
 
     fn comparison(&mut self, label: Arc<str>) -> Parsed<Node> {

@@ -10,13 +10,14 @@ use std::thread;
 use async_trait::async_trait;
 use futures::StreamExt;
 use redb::backends::InMemoryBackend;
-use redb::{Database, ReadableDatabase, ReadableTable, Table, TableDefinition, TableError};
+use redb::{Database, ReadableTable, Table, TableDefinition, TableError};
 use serde_json::Value;
 use tokio::sync::{broadcast, oneshot};
 use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
 use tortie_api::{Key, Kind};
 
+use crate::file::File;
 use crate::{Event, Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write};
 
 /// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
@@ -36,7 +37,7 @@ const BATCH: usize = 256;
 /// A store in one file. Clones share it.
 #[derive(Clone)]
 pub struct Embedded {
-    database: Arc<Database>,
+    file: Arc<File>,
     writer: mpsc::Sender<Request>,
     /// Shared, as each watcher is told of everything and most of it is not for it.
     events: broadcast::Sender<Arc<Event>>,
@@ -55,10 +56,14 @@ impl Embedded {
     /// # Errors
     /// The file cannot be read or written, is in use by another process, or is no store.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let unusable =
-            |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{}: {error}", path.display()));
-        Self::over(Database::create(path).map_err(|error| unusable(&error))?)
-            .map_err(|error| unusable(&error))
+        let own = path.to_owned();
+        let opened = File::new(move || Database::create(&own)).and_then(Self::over);
+        opened.map_err(|error| match error {
+            StoreError::Unavailable(problem) => {
+                StoreError::Unavailable(format!("{}: {problem}", path.display()))
+            }
+            other => other,
+        })
     }
 
     /// Makes a store that is gone with the process.
@@ -66,35 +71,36 @@ impl Embedded {
     /// # Errors
     /// The writer's thread cannot be started.
     pub fn in_memory() -> Result<Self, StoreError> {
-        Self::over(Database::builder().create_with_backend(InMemoryBackend::new()).map_err(failed)?)
+        Self::over(File::new(|| Database::builder().create_with_backend(InMemoryBackend::new()))?)
     }
 
-    fn over(database: Database) -> Result<Self, StoreError> {
-        let database = Arc::new(database);
-        let transaction = database.begin_write().map_err(failed)?;
-        transaction.open_table(OBJECTS).map_err(failed)?;
-        transaction.open_table(LOG).map_err(failed)?;
-        transaction.open_table(LATEST).map_err(failed)?;
-        transaction.commit().map_err(failed)?;
+    fn over(file: File) -> Result<Self, StoreError> {
+        let told = file.write(|transaction| {
+            transaction.open_table(OBJECTS).map_err(failed)?;
+            transaction.open_table(LOG).map_err(failed)?;
+            latest(&transaction.open_table(LATEST).map_err(failed)?)
+        })?;
+        let file = Arc::new(file);
 
         let (writer, requests) = mpsc::channel();
         let (events, _) = broadcast::channel(WATCH_BUFFER);
-        let thread = Writer { database: database.clone(), events: events.clone() };
+        let mut thread = Writer { file: file.clone(), events: events.clone(), told };
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.run(&requests))
             .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
-        Ok(Self { database, writer, events })
+        Ok(Self { file, writer, events })
     }
 
     async fn write(&self, write: Write) -> Result<Revision, StoreError> {
         let revisions = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
         revisions.into_iter().next().ok_or_else(stopped)
     }
+}
 
-    /// The logged events after a revision, and the latest revision that they reach.
-    fn replay(&self, kinds: &[Kind], after: Revision) -> Result<(Vec<Event>, Revision), StoreError> {
-        let transaction = self.database.begin_read().map_err(failed)?;
+/// The logged events after a revision, and the latest revision that they reach.
+fn replay(file: &File, kinds: &[Kind], after: Revision) -> Result<(Vec<Event>, Revision), StoreError> {
+    file.read(|transaction| {
         let latest = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
         let log = transaction.open_table(LOG).map_err(failed)?;
         let oldest = log.first().map_err(failed)?.map_or(latest + 1, |(revision, _)| revision.value());
@@ -115,33 +121,35 @@ impl Embedded {
             });
         }
         Ok((events, latest))
-    }
+    })
 }
 
 #[async_trait]
 impl Store for Embedded {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
-        let transaction = self.database.begin_read().map_err(failed)?;
-        let objects = transaction.open_table(OBJECTS).map_err(failed)?;
-        let found =
-            objects.get((key.kind.plural(), key.namespace.as_str(), key.name.as_str())).map_err(failed)?;
-        found.map(|bytes| decode(key.clone(), bytes.value())).transpose()
+        self.file.read(|transaction| {
+            let objects = transaction.open_table(OBJECTS).map_err(failed)?;
+            let path = (key.kind.plural(), key.namespace.as_str(), key.name.as_str());
+            let found = objects.get(path).map_err(failed)?;
+            found.map(|bytes| decode(key.clone(), bytes.value())).transpose()
+        })
     }
 
     async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
-        let transaction = self.database.begin_read().map_err(failed)?;
-        let revision = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
-        let objects = transaction.open_table(OBJECTS).map_err(failed)?;
-        let mut items = Vec::new();
-        for entry in objects.range((kind.plural(), "", "")..).map_err(failed)? {
-            let (key, bytes) = entry.map_err(failed)?;
-            let (plural, namespace, name) = key.value();
-            if plural != kind.plural() {
-                break;
+        self.file.read(|transaction| {
+            let revision = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
+            let objects = transaction.open_table(OBJECTS).map_err(failed)?;
+            let mut items = Vec::new();
+            for entry in objects.range((kind.plural(), "", "")..).map_err(failed)? {
+                let (key, bytes) = entry.map_err(failed)?;
+                let (plural, namespace, name) = key.value();
+                if plural != kind.plural() {
+                    break;
+                }
+                items.push(decode(Key::namespaced(kind, namespace, name), bytes.value())?);
             }
-            items.push(decode(Key::namespaced(kind, namespace, name), bytes.value())?);
-        }
-        Ok(Listing { items, revision })
+            Ok(Listing { items, revision })
+        })
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
@@ -167,7 +175,7 @@ impl Store for Embedded {
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
         // Subscribe first: what is written between the two is in both, and told once.
         let live = BroadcastStream::new(self.events.subscribe());
-        let (past, reached) = self.replay(kinds, after)?;
+        let (past, reached) = replay(&self.file, kinds, after)?;
         let kinds = kinds.to_vec();
         let live = live.filter_map(move |event| {
             futures::future::ready(match event {
@@ -183,12 +191,14 @@ impl Store for Embedded {
 }
 
 struct Writer {
-    database: Arc<Database>,
+    file: Arc<File>,
     events: broadcast::Sender<Arc<Event>>,
+    /// Watchers have been told of everything up to here.
+    told: Revision,
 }
 
 impl Writer {
-    fn run(&self, requests: &mpsc::Receiver<Request>) {
+    fn run(&mut self, requests: &mpsc::Receiver<Request>) {
         while let Ok(first) = requests.recv() {
             let mut batch = vec![first];
             batch.extend(requests.try_iter().take(BATCH - 1));
@@ -196,16 +206,20 @@ impl Writer {
                 batch.into_iter().map(|request| (request.writes, request.answer)).unzip();
             match self.write(requests) {
                 Ok((events, results)) => {
-                    for event in events {
-                        // Nobody may be watching.
-                        let _ = self.events.send(Arc::new(event));
+                    let first = events.first().map_or(0, Event::revision);
+                    // What happened in a transaction that failed may not have been told yet.
+                    match first > self.told + 1 {
+                        true => self.catch_up(),
+                        false => self.tell(events),
                     }
                     for (answer, result) in answers.into_iter().zip(results) {
                         let _ = answer.send(result);
                     }
                 }
                 Err(error) => {
-                    tracing::error!(%error, "a transaction of the store failed; none of its writes happened");
+                    tracing::error!(%error, "a transaction of the store failed; its file is opened again");
+                    // Before the answer, as what comes next is to find the file open.
+                    self.recover();
                     for answer in answers {
                         let _ = answer.send(Err(error.clone().into()));
                     }
@@ -214,12 +228,38 @@ impl Writer {
         }
     }
 
+    fn tell(&mut self, events: Vec<Event>) {
+        for event in events {
+            self.told = self.told.max(event.revision());
+            // Nobody may be watching.
+            let _ = self.events.send(Arc::new(event));
+        }
+    }
+
+    /// Opens the file again. A transaction that failed may have happened all the same: then watchers are told of it.
+    fn recover(&mut self) {
+        match self.file.reopen() {
+            Ok(()) => self.catch_up(),
+            Err(error) => tracing::error!(%error, "the store's file cannot be opened; it is tried again"),
+        }
+    }
+
+    /// Tells watchers of everything in the log that they have not been told of.
+    fn catch_up(&mut self) {
+        let kinds: Vec<Kind> = Kind::all().collect();
+        match replay(&self.file, &kinds, self.told) {
+            Ok((events, _)) => self.tell(events),
+            Err(error) => {
+                tracing::error!(%error, "watchers are told of what was written with the next write")
+            }
+        }
+    }
+
     /// Carries requests out in one transaction: what happened, and the answer to each.
     fn write(&self, requests: Vec<Vec<Write>>) -> Result<(Vec<Event>, Vec<Answer>), StoreError> {
-        let mut events = Vec::new();
-        let mut answers = Vec::with_capacity(requests.len());
-        let transaction = self.database.begin_write().map_err(failed)?;
-        {
+        self.file.write(|transaction| {
+            let mut events = Vec::new();
+            let mut answers = Vec::with_capacity(requests.len());
             let mut tables = Tables {
                 objects: transaction.open_table(OBJECTS).map_err(failed)?,
                 log: transaction.open_table(LOG).map_err(failed)?,
@@ -228,9 +268,8 @@ impl Writer {
             for writes in requests {
                 answers.push(tables.carry_out_all(writes, &mut events)?);
             }
-        }
-        transaction.commit().map_err(failed)?;
-        Ok((events, answers))
+            Ok((events, answers))
+        })
     }
 }
 
@@ -323,12 +362,12 @@ fn stopped() -> StoreError {
     StoreError::Unavailable("its writer has stopped".to_owned())
 }
 
-fn failed(error: impl Into<FileError>) -> StoreError {
+pub(crate) fn failed(error: impl Into<FileError>) -> StoreError {
     StoreError::Unavailable(error.into().0)
 }
 
 /// Any of redb's errors, as text.
-struct FileError(String);
+pub(crate) struct FileError(String);
 
 macro_rules! file_error {
     ($($error:ty),*) => {
@@ -340,3 +379,79 @@ macro_rules! file_error {
     };
 }
 file_error!(redb::DatabaseError, TableError, redb::TransactionError, redb::StorageError, redb::CommitError);
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use redb::StorageBackend;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A disk that may be full.
+    #[derive(Debug, Clone)]
+    struct Disk(Arc<(InMemoryBackend, AtomicBool)>);
+
+    impl Disk {
+        fn check(&self) -> io::Result<()> {
+            let full = self.0.1.load(Ordering::SeqCst);
+            if full { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        }
+    }
+
+    impl StorageBackend for Disk {
+        fn len(&self) -> io::Result<u64> {
+            self.0.0.len()
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.0.0.read(offset, out)
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.check()?;
+            self.0.0.set_len(len)
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            self.check()?;
+            self.0.0.sync_data()
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.check()?;
+            self.0.0.write(offset, data)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_was_full_ends_nothing() {
+        let disk = Disk(Arc::new((InMemoryBackend::new(), AtomicBool::new(false))));
+        let file = File::new({
+            let disk = disk.clone();
+            move || Database::builder().create_with_backend(disk.clone())
+        });
+        let store = Embedded::over(file.unwrap()).unwrap();
+        let key = |name: &str| Key::global(Kind::Namespace, name);
+        let create = async |name: &str| store.create(&key(name), json!({"metadata": {"name": name}})).await;
+        create("before").await.unwrap();
+        let mut events = store.watch(&[Kind::Namespace], 1).await.unwrap();
+        for round in 0..3 {
+            disk.0.1.store(true, Ordering::SeqCst);
+            for _ in 0..3 {
+                let refused = create("meanwhile").await;
+                assert!(matches!(refused, Err(StoreError::Unavailable(_))), "{refused:?}");
+            }
+            disk.0.1.store(false, Ordering::SeqCst);
+            let name = format!("after-{round}");
+            create(&name).await.unwrap();
+            let Some(Ok(Event::Put(event))) = events.next().await else { panic!("the watch goes on") };
+            assert_eq!(event.key, key(&name));
+            assert!(store.get(&key("before")).await.unwrap().is_some());
+        }
+        assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+    }
+}

@@ -115,6 +115,47 @@ pub async fn wait_for_labels(
     }
 }
 
+/// Waits until pods run, or have ended; gives those that do neither in time, with what is known of why.
+///
+/// # Errors
+/// The store failed.
+pub async fn wait_for_pods(
+    store: &dyn Store,
+    pods: &[Key],
+    patience: Duration,
+) -> Result<BTreeMap<Key, String>, StoreError> {
+    let deadline = Instant::now() + patience;
+    let start = store.list(Kind::Pod).await?.revision;
+    let mut events = store.watch(&[Kind::Pod], start).await?;
+    let mut waiting = BTreeMap::new();
+    for key in pods {
+        if let Some(why) = store.get(key).await?.as_ref().and_then(why_not_running) {
+            waiting.insert(key.clone(), why);
+        }
+    }
+    while !waiting.is_empty() {
+        match next(&mut events, deadline).await? {
+            Some(Event::Put(pod)) if waiting.contains_key(&pod.key) => match why_not_running(&pod) {
+                Some(why) => drop(waiting.insert(pod.key, why)),
+                None => drop(waiting.remove(&pod.key)),
+            },
+            // A pod that is gone is not waited for.
+            Some(Event::Deleted { key, .. }) => drop(waiting.remove(&key)),
+            Some(_) => {}
+            None => break,
+        }
+    }
+    Ok(waiting)
+}
+
+/// Why a pod does not run; `None` for one that runs or has ended.
+fn why_not_running(pod: &Stored) -> Option<String> {
+    let status = &pod.value["status"];
+    let done = ["Running", "Succeeded", "Failed"].contains(&status["phase"].as_str().unwrap_or_default());
+    let why = status["message"].as_str().unwrap_or("no node has started it yet");
+    (!done).then(|| why.to_owned())
+}
+
 /// The next event; `None` if there is none in time.
 async fn next(events: &mut Watch, deadline: Instant) -> Result<Option<Event>, StoreError> {
     match timeout_at(deadline, events.next()).await {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ipnet::Ipv4Net;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, ShowError,
-    Shown, not_enforced,
+    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget,
+    ShowError, Shown, not_enforced,
 };
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
@@ -197,7 +197,7 @@ impl WindowsDataplane {
         if node.network.port != VXLAN_PORT {
             let port = node.network.port;
             report.node.push(Condition {
-                reason: "VxlanPortNotSupported",
+                reason: Reason::VxlanPortNotSupported,
                 message: format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
             });
         }
@@ -205,7 +205,7 @@ impl WindowsDataplane {
         let Some(block) = blocks.first() else { return Ok(()) };
         if blocks.len() > 1 {
             report.node.push(Condition {
-                reason: "MoreThanOneBlock",
+                reason: Reason::MoreThanOneBlock,
                 message: format!("the node has the blocks {blocks:?}: a Windows node has one, here {block}"),
             });
         }
@@ -221,7 +221,7 @@ impl WindowsDataplane {
         report.node.extend(remade(&node, overlay));
         if overlay.provider_address != node.address {
             report.node.push(Condition {
-                reason: "ProviderAddressDiffers",
+                reason: Reason::ProviderAddressDiffers,
                 message: format!(
                     "network {NETWORK} is bound to {}, but the node's address is {}: name the right adapter",
                     overlay.provider_address, node.address
@@ -348,7 +348,7 @@ impl Dataplane for WindowsDataplane {
 fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
     let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
     (told != now).then(|| Condition {
-        reason: "OverlayRemade",
+        reason: Reason::OverlayRemade,
         message: format!(
             "network {NETWORK} has the MAC address {now}, but the other nodes send to {told}: the network was made anew, \
              and the Node's annotation has to follow"

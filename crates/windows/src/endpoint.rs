@@ -4,7 +4,7 @@ use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use tortie_dataplane::Condition;
+use tortie_dataplane::{Condition, Reason};
 use tortie_hcn::schema::{Acl, AclAction, AclRuleType, Endpoint, Modify, Policy, Query, RequestType};
 use tortie_hcn::{Guid, Hcn, HcnExt, Kind};
 use tracing::{info, warn};
@@ -191,7 +191,7 @@ impl Found {
                 Err(error) => format!("an ACL that is not ours cannot be read, and may come first: {error}"),
             };
             let message = format!("endpoint {}: {what}; it stays, and overrides policy", endpoint.name);
-            Some(Condition { reason: "ForeignAcl", message })
+            Some(Condition { reason: Reason::ForeignAcl, message })
         };
         self.others.iter().filter_map(foreign).collect()
     }

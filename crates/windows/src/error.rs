@@ -1,5 +1,6 @@
 //! What can go wrong between Tortie and HNS.
 
+use tortie_dataplane::Reason;
 use tortie_hcn::Class;
 
 /// Why something is not as it should be.
@@ -74,17 +75,17 @@ impl Error {
         matches!(self, Error::Hns(error) if error.class() == Class::Unavailable)
     }
 
-    /// A short, stable name for a condition.
-    pub fn reason(&self) -> &'static str {
+    /// The reason of a condition that reports it.
+    pub fn reason(&self) -> Reason {
         match self {
-            Error::Hns(error) if error.class() == Class::Unavailable => "HnsUnavailable",
-            Error::Hns(_) => "HnsRefused",
-            Error::NetworkDiffers { .. } => "NetworkDiffers",
-            Error::NetworkNotReady { .. } => "NetworkNotReady",
-            Error::NoNetwork(_) => "NetworkMissing",
-            Error::NoEndpoint { .. } => "EndpointMissing",
-            Error::NotTaken { .. } => "HnsDidNotTake",
-            Error::Differs { .. } => "Differs",
+            Error::Hns(error) if error.class() == Class::Unavailable => Reason::HnsUnavailable,
+            Error::Hns(_) => Reason::HnsRefused,
+            Error::NetworkDiffers { .. } => Reason::NetworkDiffers,
+            Error::NetworkNotReady { .. } => Reason::NetworkNotReady,
+            Error::NoNetwork(_) => Reason::NetworkMissing,
+            Error::NoEndpoint { .. } => Reason::EndpointMissing,
+            Error::NotTaken { .. } => Reason::HnsDidNotTake,
+            Error::Differs { .. } => Reason::Differs,
         }
     }
 }

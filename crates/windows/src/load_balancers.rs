@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::Ipv4Addr;
 
-use tortie_dataplane::{Condition, NodeState};
+use tortie_dataplane::{Condition, NodeState, Reason};
 use tortie_hcn::schema::{LoadBalancer, Query};
 use tortie_hcn::{Class, Error, Feature, Guid, Hcn, HcnExt, Kind, Version};
 use tortie_policy::program::{EntityMatch, PolicyId, PolicyRules};
@@ -82,7 +82,7 @@ impl LoadBalancers {
         let seen: Vec<&str> =
             seen.into_iter().map(|text| if text.is_empty() { "the node's address" } else { text }).collect();
         Some(Condition {
-            reason: "ClientAddressHidden",
+            reason: Reason::ClientAddressHidden,
             message: format!(
                 "{} load balancers for ClusterIPs have no direct server return (DSR): whoever a pod of this node reaches \
                  by a Service sees {} instead of the pod{}. {}. {}",

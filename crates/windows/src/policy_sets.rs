@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tortie_dataplane::Condition;
+use tortie_dataplane::{Condition, Reason};
 use tortie_hcn::schema::{Extra, Modify, Policy, RequestType, SetPolicy, SetPolicyType};
 use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{debug, warn};
@@ -150,7 +150,7 @@ fn refused(request: &RequestType, set: &Set, problem: &str) -> (String, Conditio
     let (id, name) = (&set.id, &set.name);
     let message =
         format!("{request} of the set {id} ({name}): {problem}; its addresses are spelled out in ACLs");
-    (id.clone(), Condition { reason: "PolicySetRefused", message })
+    (id.clone(), Condition { reason: Reason::PolicySetRefused, message })
 }
 
 /// The values in the form in which they are sent.

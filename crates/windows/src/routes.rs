@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, MacAddress, NodeState, RouteTarget};
+use tortie_dataplane::{Condition, MacAddress, NodeState, Reason, RouteTarget};
 use tortie_hcn::schema::{Modify, Network, Policy, RemoteSubnetRoute, RequestType};
 use tortie_hcn::{Class, Guid, Hcn, HcnExt};
 use tracing::{debug, info};
@@ -73,7 +73,7 @@ fn send(
     for policy in policies {
         if let Some(error) = send(vec![policy.clone()])? {
             let message = format!("{request} of the route {}: {error}", policy.settings);
-            refused.push(Condition { reason: "RouteRefused", message });
+            refused.push(Condition { reason: Reason::RouteRefused, message });
         }
     }
     Ok(refused)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use node::*;
 use serde_json::Value;
-use tortie_dataplane::{Dataplane, Delta, HostEndpoint, PodWiring};
+use tortie_dataplane::{Dataplane, Delta, HostEndpoint, PodWiring, Reason};
 use tortie_hcn::schema::{Acl, Modify, Policy, RequestType};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
 use tortie_policy::program::EndpointProgram;
@@ -68,7 +68,7 @@ fn a_build_that_drops_all_ids_keeps_no_old_acl() {
         _ => None,
     });
     let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
-    assert_eq!(report.endpoints[&pod_id()][0].reason, "HnsDidNotTake");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::HnsDidNotTake);
     let count = node.acls().len();
     for _ in 0..3 {
         node.wait(700);
@@ -127,14 +127,14 @@ fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
     assert!(node.apply(&deltas).retry);
     for _ in 0..120 {
         let report = node.dataplane.resync();
-        assert!(report.retry && report.node[0].reason == "HnsRefused", "{report:?}");
+        assert!(report.retry && report.node[0].reason == Reason::HnsRefused, "{report:?}");
         node.wait(1);
     }
     let asked = asked.load(Ordering::Relaxed);
     assert!((6..=10).contains(&asked), "{asked} times in two minutes");
     node.hns.clear_fault();
     node.wait(60);
-    assert!(node.dataplane.resync().node.iter().all(|it| it.reason != "HnsRefused"));
+    assert!(node.dataplane.resync().node.iter().all(|it| it.reason != Reason::HnsRefused));
     assert!(node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().is_some());
 }
 
@@ -145,7 +145,7 @@ fn a_host_endpoint_that_is_not_enforced_is_told_of() {
     let endpoint =
         HostEndpoint { interface: Some("*".into()), addresses: vec![], program: Default::default() };
     let report = node.apply(&[Delta::HostEndpoint("h".into(), endpoint.into())]);
-    let told = report.node.iter().find(|told| told.reason == "HostEndpointNotEnforced");
+    let told = report.node.iter().find(|told| told.reason == Reason::HostEndpointNotEnforced);
     assert!(
         told.is_some_and(|told| told.message.contains("HostEndpoint h is not enforced")),
         "{:?}",

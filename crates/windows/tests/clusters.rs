@@ -24,7 +24,7 @@ use testkit::flows::{beginnings, explain, judged};
 use testkit::random::{Random, Tally, rounds};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
-use tortie_dataplane::{Condition, Report};
+use tortie_dataplane::{Condition, Reason, Report};
 use tortie_hcn::Version;
 use tortie_hns_emulator::{
     AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, Packet, SetReading, SeveralSets,
@@ -48,10 +48,10 @@ const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 1);
 const FLOWS: usize = 64;
 
 /// What an endpoint is told that has an address of IPv6: Windows has none on VXLAN.
-const NOT_SERVED: &str = "AddressNotServed";
+const NOT_SERVED: Reason = Reason::AddressNotServed;
 
 /// What endpoints may be told.
-const KNOWN: [&str; 4] = [REASON, PARTLY, TAKEN, NOT_SERVED];
+const KNOWN: [Reason; 4] = [REASON, PARTLY, TAKEN, NOT_SERVED];
 
 const OWN_NODE: &str = "from its own node";
 const BOTH_FAMILIES: &str = "of pods with IPv6, too";

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use node::*;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::Report;
+use tortie_dataplane::{Reason, Report};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, IcmpMatch, Rule};
 
 /// Of each ICMP type from everywhere but one network.
@@ -49,10 +49,10 @@ fn forty_pass_rules_with_icmp_types_are_done_quickly() {
     let report = apply(&mut node, (0..40).map(pass_icmp_type).collect(), 3);
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     let told = &report.endpoints[&pod_id()];
-    let reasons = ["RuleNotExpressible", "TooManyRules"];
+    let reasons = [Reason::RuleNotExpressible, Reason::TooManyRules];
     assert!(told.iter().all(|condition| reasons.contains(&condition.reason)), "{told:?}");
     assert!(told.iter().any(|condition| condition.message.contains("calico-demo/web")), "{told:?}");
-    let closed = told.iter().any(|condition| condition.reason == "TooManyRules");
+    let closed = told.iter().any(|condition| condition.reason == Reason::TooManyRules);
     let passes = node.passes(Direction::Ingress, &flow(Protocol::UDP, None));
     assert!(passes || closed, "not closed, and not exact");
 }
@@ -69,7 +69,7 @@ fn a_program_that_would_be_too_long_is_closed_and_names_the_policy() {
     };
     let report = apply(&mut node, (0..40).map(pass).collect(), 1000);
     let [told] = &report.endpoints[&pod_id()][..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, "TooManyRules");
+    assert_eq!(told.reason, Reason::TooManyRules);
     assert!(told.message.contains("calico-demo/web"), "{}", told.message);
     assert!(!node.passes(Direction::Ingress, &flow(Protocol::UDP, None)));
     let answer = Flow { source: POD.into(), destination: [10, 99, 0, 1].into(), ..flow(Protocol::UDP, None) };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use node::*;
 use tortie_api::net::{Action, Protocol};
-use tortie_dataplane::{Condition, Dataplane, Delta, Report, Service, ServiceId, ServicePort};
+use tortie_dataplane::{Condition, Dataplane, Delta, Reason, Report, Service, ServiceId, ServicePort};
 use tortie_hcn::schema::{LoadBalancer, LoadBalancerPortMapping};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind, Version};
 use tortie_hns_emulator::Config;
@@ -76,7 +76,7 @@ fn looked(node: &mut Node) -> Report {
 }
 
 fn hidden(report: &Report) -> Option<&Condition> {
-    report.node.iter().find(|condition| condition.reason == "ClientAddressHidden")
+    report.node.iter().find(|condition| condition.reason == Reason::ClientAddressHidden)
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn without_direct_server_return_the_policies_concerned_are_named() {
     assert!(message.contains("sees 10.244.3.2 instead of the pod."), "{message}");
     assert!(message.contains("here: NetworkPolicy calico-demo/clients. "), "{message}");
     assert!(message.contains("WinDSR=true") && message.contains("--enable-dsr=true"), "{message}");
-    assert!(!tortie_dataplane::is_failure(told.reason) && !report.retry);
+    assert!(!told.reason.is_failure() && !report.retry);
     // It is known also between two looks, and as soon as it is over.
     assert!(hidden(&node.apply(&[])).is_some());
     node.hns.delete_load_balancer(hiding).unwrap();

@@ -7,7 +7,9 @@ use std::net::Ipv4Addr;
 
 use node::*;
 use serde_json::json;
-use tortie_dataplane::{ClusterNetwork, Dataplane, Delta, LocalNode, MacAddress, Route, RouteTarget, Vtep};
+use tortie_dataplane::{
+    ClusterNetwork, Dataplane, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Vtep,
+};
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};
@@ -169,7 +171,7 @@ fn routes_are_mended_and_adopted() {
     let new = current.get().unwrap();
     assert!(new.id != old.id && new.router_mac != old.router_mac);
     let [told] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, "OverlayRemade");
+    assert_eq!(told.reason, Reason::OverlayRemade);
     assert!(told.message.contains(&new.router_mac.to_string()), "{}", told.message);
     restarted.announced = new.router_mac;
     assert_eq!(restarted.apply(&[local_node()]), Default::default());
@@ -188,7 +190,7 @@ fn a_failure_in_between_is_made_good_by_the_next_call() {
         let last = if refused == "Remove" { 4 } else { 5 };
         let report = node.apply(&[vtep("primary", last)]);
         assert!(report.retry);
-        assert_eq!(report.node[0].reason, "HnsUnavailable");
+        assert_eq!(report.node[0].reason, Reason::HnsUnavailable);
         node.hns.clear_fault();
         assert_eq!(node.apply(&[]), Default::default());
         assert_eq!(routes(&node)[0].1, format!("172.16.0.{last}"));
@@ -225,7 +227,7 @@ fn one_bad_route_does_not_keep_the_others_out() {
     let there: Vec<String> = routes(&node).into_iter().map(|(prefix, ..)| prefix).collect();
     assert_eq!(there, ["10.244.1.0/26", "10.244.80.0/26"]);
     let [told] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, "RouteRefused");
+    assert_eq!(told.reason, Reason::RouteRefused);
     assert!(
         told.message.contains("10.244.66.0/26") && told.message.contains("not this one"),
         "{}",
@@ -257,6 +259,9 @@ fn what_is_odd_about_the_node_is_told() {
     let second =
         Delta::Route(Route { destination: "10.244.4.0/26".parse().unwrap(), target: RouteTarget::Local });
     let report = node.apply(&[Delta::Node(odd), own_block(), second]);
-    let reasons: Vec<&str> = report.node.iter().map(|condition| condition.reason).collect();
-    assert_eq!(reasons, ["VxlanPortNotSupported", "MoreThanOneBlock", "ProviderAddressDiffers"]);
+    let reasons: Vec<Reason> = report.node.iter().map(|condition| condition.reason).collect();
+    assert_eq!(
+        reasons,
+        [Reason::VxlanPortNotSupported, Reason::MoreThanOneBlock, Reason::ProviderAddressDiffers]
+    );
 }

@@ -6,7 +6,7 @@ mod node;
 use node::*;
 use serde_json::json;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_dataplane::{Dataplane, Delta, PodAttachment, PodWiring, WiringError};
+use tortie_dataplane::{Dataplane, Delta, PodAttachment, PodWiring, Reason, WiringError};
 use tortie_hcn::schema::{Acl, AclAction, Endpoint, Modify, Policy, ProviderAddress, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, HcnExt, Kind};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Rule};
@@ -349,7 +349,7 @@ fn a_pod_that_hns_does_not_have_is_reported_and_tried_again() {
     let mut node = Node::usual();
     let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
     assert!(report.retry);
-    assert_eq!(report.endpoints[&pod_id()][0].reason, "EndpointMissing");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::EndpointMissing);
     node.connect();
     let report = node.apply(&[]);
     assert_eq!(report, Default::default());
@@ -358,8 +358,8 @@ fn a_pod_that_hns_does_not_have_is_reported_and_tried_again() {
     node.hns.set_fault(|_| Some(Err(Failure::new(HResult::RPC_S_SERVER_UNAVAILABLE, "gone"))));
     let report = node.dataplane.resync();
     assert!(report.retry);
-    assert_eq!(report.endpoints[&pod_id()][0].reason, "HnsUnavailable");
-    assert_eq!(report.node[0].reason, "HnsUnavailable");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::HnsUnavailable);
+    assert_eq!(report.node[0].reason, Reason::HnsUnavailable);
     node.hns.clear_fault();
     assert_eq!(node.apply(&[Delta::VtepRemoved("nobody".into())]), Default::default());
 }

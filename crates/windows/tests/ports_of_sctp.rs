@@ -6,7 +6,7 @@ mod node;
 
 use node::*;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_dataplane::{Condition, Service, ServicePort};
+use tortie_dataplane::{Condition, Reason, Service, ServicePort};
 use tortie_hcn::schema::AclAction;
 use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Flow, Rule};
 
@@ -49,7 +49,7 @@ fn rules_are_narrower_and_that_is_told() {
         let told: Vec<&Condition> = report.conditions().collect();
         assert_eq!(told.is_empty(), consequence.is_empty(), "{told:?} {shown}");
         for told in told {
-            assert_eq!(told.reason, "RuleNotExpressible");
+            assert_eq!(told.reason, Reason::RuleNotExpressible);
             let whole = ["calico-demo/one", "Egress rule 1", "ports of SCTP, which HNS cannot", consequence];
             assert!(whole.iter().all(|part| told.message.contains(part)), "{} {shown}", told.message);
         }
@@ -93,7 +93,7 @@ fn ports_of_sctp_are_closed_and_told() {
         let is_told = |name: &&str| told.iter().any(|told| told.message.contains(*name));
         assert!(named.iter().all(is_told) && told.is_empty() == named.is_empty(), "{told:?} {shown}");
         let right = |told: &&Condition| {
-            told.reason == "ServicePartlyAllowed" && told.message.contains("ports of SCTP")
+            told.reason == Reason::ServicePartlyAllowed && told.message.contains("ports of SCTP")
         };
         assert!(told.iter().all(right), "{told:?} {shown}");
     }

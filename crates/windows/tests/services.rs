@@ -16,7 +16,8 @@ use testkit::exceptions::no_acl_is_about_ports_of_sctp;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_dataplane::{
-    Condition, Dataplane, Delta, EndpointId, PodWiring, Route, RouteTarget, Service, ServiceId, ServicePort,
+    Condition, Dataplane, Delta, EndpointId, PodWiring, Reason, Route, RouteTarget, Service, ServiceId,
+    ServicePort,
 };
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 use tortie_hns_emulator::{Config, EgressSees, Verdict};
@@ -316,10 +317,10 @@ fn what_each_pod_pays() {
     let allowed = (AclAction::Allow, "10.96.0.1,10.96.0.2,10.96.0.9".to_owned(), "6:80".to_owned());
     assert_eq!(rows_of_services(&node), [allowed]);
     let [told] = &report.endpoints[&pod_id()][..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, "ServicePartlyAllowed");
+    assert_eq!(told.reason, Reason::ServicePartlyAllowed);
     assert!(told.message.contains("shop/half (10.96.0.3:80/TCP)"), "{}", told.message);
     assert!(!told.message.contains("shop/db") && !told.message.contains("shop/web"), "{}", told.message);
-    assert!(!tortie_dataplane::is_failure(told.reason));
+    assert!(!told.reason.is_failure());
     // One whose list would let it to the addresses of Services, and not to what is behind them.
     let (node, _) = with(isolated(to(&["10.96.0.0/16", "10.0.0.0/24"])).into());
     let denied = (AclAction::Block, "10.96.0.3,10.96.0.4".to_owned(), "6:80".to_owned());
@@ -333,7 +334,7 @@ fn a_rule_about_some_of_the_pods_own_ports_is_not_enough() {
     let web = is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1"]));
     let (node, report) = started(isolated(rule).into_iter().chain([web]));
     assert_eq!(rows_of_services(&node), []);
-    assert_eq!(report.endpoints[&pod_id()][0].reason, "ServicePartlyAllowed");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::ServicePartlyAllowed);
 }
 
 #[test]
@@ -343,7 +344,7 @@ fn two_services_with_one_address_are_denied() {
     let (mut node, report) = started([one, two, endpoint(open_program())]);
     assert_eq!(rows_of_services(&node), [(AclAction::Block, "10.96.0.1".to_owned(), "6:80".to_owned())]);
     let told = &report.endpoints[&pod_id()][0];
-    assert_eq!(told.reason, "ServiceAddressTaken");
+    assert_eq!(told.reason, Reason::ServiceAddressTaken);
     assert!(told.message.contains("shop/one") && told.message.contains("shop/two"), "{}", told.message);
     let report = node.apply(&[Delta::ServiceRemoved(service_id("two"))]);
     assert_eq!((rows_of_services(&node), report.endpoints.len()), (vec![], 0));

@@ -14,6 +14,7 @@ use testkit::mixed::{Balanced, Cluster, NODES, Step};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
+use tortie_dataplane::Reason;
 use tortie_hns_emulator::{Config, EgressSees};
 use tortie_policy::oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
@@ -177,7 +178,11 @@ fn what_gets_to_a_backend_is_what_the_oracle_lets_through() {
                 let told: BTreeSet<_> =
                     reports.iter().flat_map(|report| report.conditions()).map(|it| it.reason).collect();
                 let partly = ["to the Linux backend", "to the Windows backends"].contains(&name);
-                assert_eq!(told, BTreeSet::from_iter(partly.then_some("ServicePartlyAllowed")), "{case}");
+                assert_eq!(
+                    told,
+                    BTreeSet::from_iter(partly.then_some(Reason::ServicePartlyAllowed)),
+                    "{case}"
+                );
                 for protocol in [Protocol::TCP, Protocol::UDP] {
                     let all: Objects = nodes.node_objects().chain(&objects).cloned().collect();
                     let snapshot = snapshot(&all);

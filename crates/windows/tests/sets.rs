@@ -10,7 +10,7 @@ use node::*;
 use serde_json::Value;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring, Report};
+use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring, Reason, Report};
 use tortie_hcn::schema::SetPolicy;
 use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind};
 use tortie_hns_emulator::{Config, Emulator, Recorder, Verdict};
@@ -92,8 +92,9 @@ fn sets_that_hns_does_not_change_are_spelled_out() {
         });
         let report = node.apply(&[change("s:denied", &[2], &[]), change("s:allowed", &[2, 3], &[])]);
         let reasons: Vec<_> = report.node.iter().map(|told| told.reason).collect();
-        assert_eq!(reasons, ["PolicySetRefused"; 2], "{report:?}");
+        assert_eq!(reasons, [Reason::PolicySetRefused; 2], "{report:?}");
         assert!(report.endpoints.is_empty(), "{report:?}");
+        assert_eq!(report.node_failures().next(), None, "policy holds with the addresses spelled out");
         assert_eq!([1, 2, 3].map(|last| lets_in(&node.hns, last)), [false, false, true]);
         assert!(!names_sets(&node));
         // A change more is none of sets, and for ten minutes none is tried.
@@ -160,7 +161,7 @@ fn a_network_in_trouble_changes_no_list() {
         node.state.endpoints.iter().map(|(id, endpoint)| Delta::Endpoint(id.clone(), endpoint.clone())),
     );
     let report = restarted.apply(&deltas);
-    assert_eq!(report.node[0].reason, "NetworkDiffers");
+    assert_eq!(report.node[0].reason, Reason::NetworkDiffers);
     assert_eq!(node.acls(), acls);
 }
 
@@ -229,9 +230,10 @@ fn a_set_that_is_held_changes_no_meaning_of_the_others() {
     let report = node.apply(&[[other_policy(Protocol::UDP)].as_slice(), &changes].concat());
     assert_eq!(
         report.node.iter().map(|told| told.reason).collect::<Vec<_>>(),
-        ["PolicySetHeld"],
+        [Reason::PolicySetHeld],
         "{report:?}"
     );
+    assert_eq!(report.node_failures().next(), None, "what failed is reported of its endpoint");
     assert_eq!(*opened.lock().unwrap(), 0, "calls of HNS while it was let in");
     assert_eq!([1, 2, 3].map(|last| lets_in(&node.hns, last)), [false, false, true]);
     node.hns.clear_fault();
@@ -256,5 +258,5 @@ fn a_pod_that_holds_a_set_has_its_turn_when_it_has_waited() {
     }
     let attempts = node.hns.take_changes().into_iter().filter(is_change_of_other).count();
     assert!((10..20).contains(&attempts), "{attempts} (what changes, and the whole list)");
-    assert_eq!(reasons, ["HnsRefused"].into());
+    assert_eq!(reasons, [Reason::HnsRefused].into());
 }

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use node::*;
 use serde_json::{Value, json};
 use tortie_api::net::{Action, Protocol};
-use tortie_dataplane::{Dataplane, Delta, EndpointId, MacAddress, PodWiring, Route, RouteTarget, Vtep};
+use tortie_dataplane::{
+    Dataplane, Delta, EndpointId, MacAddress, PodWiring, Reason, Route, RouteTarget, Vtep,
+};
 use tortie_hcn::schema::{Modify, Policy, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::{Emulator, Recorder, Survives};
@@ -61,7 +63,7 @@ fn a_hanging_hns_is_asked_once_in_a_pass() {
     assert_eq!(node.hns.take().iter().filter(|call| !call.object_is_network()).count(), 1);
     assert!(report.retry && report.node.is_empty());
     assert_eq!(report.endpoints.len(), 5);
-    assert!(report.endpoints.values().all(|told| told[0].reason == "HnsUnavailable"));
+    assert!(report.endpoints.values().all(|told| told[0].reason == Reason::HnsUnavailable));
     node.hns.clear_fault();
     assert_eq!(node.apply(&[]), Default::default());
 }
@@ -93,7 +95,7 @@ fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
     disguise(&node.hns, move |policies| policies.push(shown.clone()));
     let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
     assert!(!report.retry, "{report:?}");
-    assert_eq!(report.endpoints[&pod_id()][0].reason, "ForeignAcl");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::ForeignAcl);
     assert!(node.acls().iter().any(|acl| acl.id.ends_with("allow-all")));
     // A build that removes nothing gets the whole list, and what is not ours as it was read.
     let inner = Arc::clone(&node.hns);
@@ -142,7 +144,7 @@ fn acls_of_others_that_come_first_are_told() {
         let report = node.apply(deltas);
         let told = &report.endpoints[&pod_id()];
         assert!(!report.retry && told.len() == 3, "{round}: {report:?}");
-        assert!(told.iter().all(|condition| condition.reason == "ForeignAcl"));
+        assert!(told.iter().all(|condition| condition.reason == Reason::ForeignAcl));
         let named =
             [r#""API:cali-1" (Allow, In, Switch, priority 100)"#, r#""firewall-blocks" (Block, In, Host"#];
         assert!(told.iter().zip(named).all(|(told, name)| told.message.contains(name)), "{told:?}");
@@ -165,7 +167,7 @@ fn while_our_acls_cannot_be_read_back_nothing_is_in_force() {
     });
     let report = node.apply(&[endpoint(EndpointProgram::default())]);
     assert!(report.retry, "an older, wider list may be there");
-    assert_eq!(report.endpoints[&pod_id()][0].reason, "HnsDidNotTake");
+    assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::HnsDidNotTake);
     node.hns.clear_fault();
     node.apply(&[endpoint(EndpointProgram::default())]);
     assert!(!node.acls().iter().any(|acl| acl.id.ends_with("allow-all")));
@@ -211,7 +213,7 @@ fn what_hns_makes_of_a_list_is_remembered() {
     for _ in 0..20 {
         let report = node.apply(&deltas);
         assert!(report.retry, "never in force");
-        assert_eq!(report.endpoints[&pod_id()][0].reason, "HnsDidNotTake");
+        assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::HnsDidNotTake);
         node.wait(5);
     }
     assert_eq!(node.hns.take_changes(), []);
@@ -261,7 +263,7 @@ fn what_a_filter_lets_through_is_looked_at() {
         assert_eq!(node.hns.endpoints_of_network(network.id).unwrap().len(), 2);
         assert!(node.hns.endpoint(namesake).is_ok());
         let report = node.apply(&[endpoint(open_program())]);
-        assert_eq!(report.endpoints[&pod_id()][0].reason, "EndpointMissing");
+        assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::EndpointMissing);
         assert!(node.hns.endpoint(namesake).unwrap().policies.is_empty());
     }
 }
@@ -316,7 +318,7 @@ fn routes_that_hns_refuses_for_good_are_told_all_the_time_and_tried_now_and_then
     for _ in 0..120 {
         node.wait(1);
         let report = node.dataplane.resync();
-        assert!(report.retry && report.node[0].reason == "RouteRefused", "{report:?}");
+        assert!(report.retry && report.node[0].reason == Reason::RouteRefused, "{report:?}");
     }
     let attempts = node.hns.take_changes().len();
     assert!((10..20).contains(&attempts), "{attempts} (a batch, and one by one)");

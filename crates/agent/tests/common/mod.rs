@@ -17,7 +17,7 @@ use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
 use tortie_dataplane::{
     Condition, Dataplane, Delta, EndpointId, MacAddress, NodeState, PodAttachment, PodInterface, PodWiring,
-    Report, ShowError, Shown, WiringError,
+    Reason, Report, ShowError, Shown, WiringError,
 };
 use tortie_store::{Embedded, Store, Stored};
 
@@ -249,7 +249,7 @@ pub fn endpoint_id(pod: &str) -> EndpointId {
     EndpointId { namespace: "n".into(), pod: pod.into(), interface: "eth0".into() }
 }
 
-pub fn condition(reason: &'static str) -> Condition {
+pub fn condition(reason: Reason) -> Condition {
     Condition { reason, message: format!("the test says {reason}") }
 }
 

@@ -44,10 +44,13 @@ impl HostEndpoint {
     /// The profile of automatic host endpoints; it allows everything, whether or not it is stored.
     pub const DEFAULT_ALLOW: &str = "projectcalico-default-allow";
 
+    /// The interface name of a host endpoint of all interfaces.
+    pub const ALL_INTERFACES: &str = "*";
+
     /// Whether it means every interface that is not a pod's and has no host endpoint of its own.
     #[must_use]
     pub fn is_for_all_interfaces(&self) -> bool {
-        self.spec.interface_name.as_deref() == Some("*")
+        self.spec.interface_name.as_deref() == Some(Self::ALL_INTERFACES)
     }
 
     pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
@@ -96,6 +99,12 @@ pub struct FelixConfigurationSpec {
     pub failsafe_outbound_host_ports: Option<Vec<FailsafePort>>,
     /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3).
     pub default_endpoint_to_host_action: Option<EndpointToHostAction>,
+    /// Whether pods may send VXLAN packets, which are dropped otherwise: what is in them would bypass policy (semantics 38).
+    #[serde(rename = "allowVXLANPacketsFromWorkloads")]
+    pub allow_vxlan_packets_from_workloads: Option<bool>,
+    /// Whether pods may send IPIP packets, which are dropped otherwise.
+    #[serde(rename = "allowIPIPPacketsFromWorkloads")]
+    pub allow_ipip_packets_from_workloads: Option<bool>,
     /// What becomes of packets that policy denies, on Linux.
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The same under its older name, where the newer one is absent.
@@ -294,6 +303,12 @@ impl FelixConfigurationSpec {
             default_endpoint_to_host_action: self
                 .default_endpoint_to_host_action
                 .or(all.default_endpoint_to_host_action),
+            allow_vxlan_packets_from_workloads: self
+                .allow_vxlan_packets_from_workloads
+                .or(all.allow_vxlan_packets_from_workloads),
+            allow_ipip_packets_from_workloads: self
+                .allow_ipip_packets_from_workloads
+                .or(all.allow_ipip_packets_from_workloads),
             nftables_filter_deny_action: self.nftables_filter_deny_action.or(all.nftables_filter_deny_action),
             iptables_filter_deny_action: self.iptables_filter_deny_action.or(all.iptables_filter_deny_action),
             established_flows: self.established_flows.or(all.established_flows),

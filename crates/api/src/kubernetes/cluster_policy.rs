@@ -97,6 +97,28 @@ pub enum ClusterPeer {
     Unknown(String),
 }
 
+impl ClusterPeer {
+    /// The subject of a policy that is not understood as a whole, if the subject can be evaluated.
+    #[must_use]
+    pub fn readable(value: &Value) -> Option<Self> {
+        let fields = value.as_object().filter(|fields| fields.len() == 1)?;
+        if let Some(namespaces) = fields.get("namespaces") {
+            return LabelSelector::readable(namespaces).map(Self::Namespaces);
+        }
+        let fields = fields.get("pods")?.as_object()?;
+        let known = ["namespaceSelector", "podSelector"];
+        if fields.keys().any(|name| !known.contains(&name.as_str())) {
+            return None;
+        }
+        let namespaces = match fields.get("namespaceSelector") {
+            None => LabelSelector::default(),
+            Some(namespaces) => LabelSelector::readable(namespaces)?,
+        };
+        let pods = LabelSelector::readable(fields.get("podSelector")?)?;
+        Some(Self::Pods { namespaces, pods })
+    }
+}
+
 /// A port of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClusterPort {

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use serde::Deserialize;
 
 use crate::Metadata;
+use crate::calico::EndpointPort;
 use crate::fields::{address_of, list};
 
 /// A namespace; its labels are its pods' `pcns.` labels.
@@ -115,6 +116,9 @@ pub struct PodSpec {
     /// Its containers.
     #[serde(deserialize_with = "list")]
     pub containers: Vec<Container>,
+    /// The containers that run before those, or beside them (native sidecars).
+    #[serde(deserialize_with = "list")]
+    pub init_containers: Vec<Container>,
 }
 
 /// A container of a pod.
@@ -177,5 +181,17 @@ impl Pod {
     #[must_use]
     pub fn service_account(&self) -> &str {
         self.spec.service_account_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default")
+    }
+
+    /// The named ports of its containers and initContainers, whatever their restart policy, as Calico's conversion of pods
+    /// has them (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`).
+    #[must_use]
+    pub fn named_ports(&self) -> Vec<EndpointPort> {
+        let containers = self.spec.containers.iter().chain(&self.spec.init_containers);
+        let named = containers.flat_map(|container| &container.ports).filter_map(|port| {
+            let protocol = port.protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+            Some(EndpointPort { name: port.name.clone()?, protocol, port: port.container_port })
+        });
+        named.collect()
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::calico::PolicyType;
 use crate::fields::{Cidr, is_label_name, is_label_value, list};
+use crate::resource::typed;
 use crate::{FieldError, Metadata};
 
 /// A policy for the pods of one namespace.
@@ -164,6 +165,21 @@ pub struct Requirement {
     /// The values, for `In` and `NotIn`.
     #[serde(default, deserialize_with = "list")]
     pub values: Vec<String>,
+}
+
+impl LabelSelector {
+    /// The selector, if it can be evaluated: of a policy that is not understood as a whole, this decides whom it closes.
+    /// Values that the API server would reject can still be compared.
+    #[must_use]
+    pub fn readable(value: &serde_json::Value) -> Option<Self> {
+        let selector: Self = typed(value).ok()?;
+        let can_be_evaluated = |requirement: &Requirement| match requirement.operator.as_str() {
+            "In" | "NotIn" => !requirement.values.is_empty(),
+            "Exists" | "DoesNotExist" => requirement.values.is_empty(),
+            _ => false,
+        };
+        selector.match_expressions.iter().all(can_be_evaluated).then_some(selector)
+    }
 }
 
 impl NetworkPolicy {

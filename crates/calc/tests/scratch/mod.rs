@@ -103,7 +103,7 @@ fn settings(objects: &Objects) -> Settings {
     Settings::new(&felix(&format!("node.{NODE}")).or(&felix("default")), pools.collect())
 }
 
-/// The profiles that exist; what they say is noted.
+/// The profiles with rules, up to the first that does not exist; what they say is noted.
 fn profiles(
     objects: &Objects,
     names: &[String],
@@ -122,7 +122,13 @@ fn profiles(
         {
             state.policies.insert(id.clone(), Arc::new(namespace_profile("").1));
         } else {
-            continue;
+            let account = name.strip_prefix("ksa.").and_then(|account| account.split_once('.'));
+            let account =
+                account.map(|(namespace, name)| Key::namespaced(Kind::ServiceAccount, namespace, name));
+            if account.is_some_and(|account| given(objects, &account).is_some()) {
+                continue;
+            }
+            break;
         }
         profiles.push(id);
     }
@@ -152,7 +158,10 @@ fn host(
     let mut normal = table(&[Hook::Normal, Hook::AlsoForwarded], true);
     normal.profiles = profiles(objects, &spec.profiles, subjects, state);
     let program = HostEndpointProgram {
-        untracked: table(&[Hook::Untracked], false),
+        untracked: match spec.interface_name.as_deref() {
+            Some("*") => EndpointProgram::default(),
+            _ => table(&[Hook::Untracked], false),
+        },
         pre_dnat: table(&[Hook::PreDnat], false),
         forward: table(&[Hook::AlsoForwarded], true),
         normal,

@@ -106,10 +106,6 @@ fn is_under_policy(pod: &Pod) -> bool {
 /// The endpoint as the CNI plugin would note it.
 fn endpoint_of(key: &Key, pod: &Pod) -> Value {
     let nets = pod.status.addresses().into_iter().map(ipnet::IpNet::from);
-    let ports = pod.spec.containers.iter().flat_map(|container| &container.ports).filter_map(|port| {
-        let protocol = port.protocol.as_deref().unwrap_or("TCP");
-        Some(json!({"name": port.name.as_ref()?, "protocol": protocol, "port": port.container_port}))
-    });
     json!({
         "apiVersion": Kind::WorkloadEndpoint.api_version(), "kind": "WorkloadEndpoint",
         "metadata": {"namespace": key.namespace, "labels": pod.metadata.labels},
@@ -118,7 +114,7 @@ fn endpoint_of(key: &Key, pod: &Pod) -> Value {
             "serviceAccountName": pod.service_account(),
             "ipNetworks": nets.collect::<Vec<_>>(),
             "profiles": WorkloadEndpoint::profiles_for(&key.namespace, pod.service_account()),
-            "ports": ports.collect::<Vec<_>>(),
+            "ports": pod.named_ports(),
         },
     })
 }

@@ -88,16 +88,7 @@ impl Lab {
     }
 
     pub fn start(&self, arguments: &[&str]) -> Running {
-        let mut command = self.tortie(arguments);
-        // A group of its own, so that a signal to it is for it alone.
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let readers = vec![
-            collect(child.stdout.take().unwrap(), lines.clone()),
-            collect(child.stderr.take().unwrap(), lines.clone()),
-        ];
-        Running { child, lines, readers }
+        Running::of(self.tortie(arguments))
     }
 
     /// Starts `lab up` and waits until the cluster is up.
@@ -174,6 +165,18 @@ fn collect(from: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) -> 
 }
 
 impl Running {
+    pub fn of(mut command: Command) -> Self {
+        // A group of its own, so that a signal to it is for it alone.
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let readers = vec![
+            collect(child.stdout.take().unwrap(), lines.clone()),
+            collect(child.stderr.take().unwrap(), lines.clone()),
+        ];
+        Self { child, lines, readers }
+    }
+
     pub fn wait_for_line(&self, part: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {

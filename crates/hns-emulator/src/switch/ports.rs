@@ -1,6 +1,11 @@
 //! The ports of the switch: virtual cables into pods' network namespaces and into the node's.
+//!
+//! The far end of a cable sends everything to one next hop, whose hardware address is a permanent entry of its neighbour
+//! table. The switch forwards by IP addresses, so nothing else has to be resolved. Linux keeps one neighbour table for
+//! all network namespaces of a machine, with room for 1,024 entries (`gc_thresh3`) that are not permanent: pods that
+//! resolved each other would fill it, and packets of all namespaces would be lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -12,7 +17,9 @@ use tortie_dataplane::MacAddress;
 use tortie_hcn::Guid;
 use tortie_linux::namespace::NetNs;
 use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, Route, RouteSocket};
+use tortie_linux::route::{
+    Address, Change, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket,
+};
 use tortie_linux::{ethtool, sysctl};
 use tracing::{debug, info, warn};
 
@@ -22,6 +29,8 @@ use crate::fabric::{NodeLeg, Plan, PodPort, Port};
 
 /// The name of a pod's interface.
 const POD_INTERFACE: &str = "eth0";
+/// The next hop of the node's interface, an address that nobody has.
+const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// Who made the routes: the "boot" protocol, as for interfaces that are configured by hand.
 const PROTOCOL: u8 = 3;
 /// How long a new cable may need until it passes frames: a few milliseconds, on a machine that is not busy.
@@ -61,7 +70,17 @@ struct Interface {
     prefix_length: u8,
     mac: MacAddress,
     mtu: u32,
-    gateway: Option<Ipv4Addr>,
+    /// Where it sends everything to; without one what is in its subnet is on the link itself.
+    gateway: Option<Gateway>,
+    /// Whether everything else goes there as well, and not only what routes say.
+    default_route: bool,
+}
+
+/// The next hop of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Gateway {
+    address: Ipv4Addr,
+    mac: MacAddress,
 }
 
 impl Ports {
@@ -90,7 +109,7 @@ impl Ports {
             let legs = plan.node_leg().map(|leg| (Port::Node(*network), Spec::Node { leg }));
             let pods = plan.pods.values().filter_map(|pod| {
                 let path = compartments.get(&pod.namespace)?.clone();
-                Some((Port::Pod(pod.endpoint), Spec::Pod { path, interface: Interface::of_pod(pod) }))
+                Some((Port::Pod(pod.endpoint), Spec::Pod { path, interface: Interface::of_pod(pod, plan) }))
             });
             for (port, spec) in legs.into_iter().chain(pods) {
                 self.wanted.push(port);
@@ -118,7 +137,7 @@ impl Ports {
             if let (Spec::Node { leg: old }, Spec::Node { leg: new }) = (&made.spec, &spec) {
                 let only_routes_differ = NodeLeg { routes: new.routes.clone(), ..old.clone() } == *new;
                 if only_routes_differ {
-                    change_routes(&self.node, &leg_name(port), old, new)?;
+                    change_routes(&self.node, &leg_name(port), Some(old), new)?;
                     made.spec = spec;
                     return Ok(());
                 }
@@ -134,8 +153,7 @@ impl Ports {
                 let interface = Interface::of_leg(leg, leg_name(port));
                 let node = Arc::clone(&self.node);
                 let link = self.connect(port, &node, &interface)?;
-                let none = NodeLeg { routes: vec![], ..leg.clone() };
-                change_routes(&node, &interface.name, &none, leg)
+                change_routes(&node, &interface.name, None, leg)
                     .inspect_err(|_| drop(self.disconnect(port, link)))?;
                 link
             }
@@ -210,14 +228,16 @@ fn leg_name(port: Port) -> String {
 }
 
 impl Interface {
-    fn of_pod(pod: &PodPort) -> Interface {
+    fn of_pod(pod: &PodPort, plan: &Plan) -> Interface {
+        let gateway = |address| Gateway { address, mac: MacAddress(plan.router_mac) };
         Interface {
             name: POD_INTERFACE.to_owned(),
             address: pod.address,
             prefix_length: pod.prefix_length,
             mac: MacAddress(pod.mac),
             mtu: pod.mtu,
-            gateway: pod.gateway,
+            gateway: pod.gateway.map(gateway),
+            default_route: pod.gateway.is_some(),
         }
     }
 
@@ -228,7 +248,8 @@ impl Interface {
             prefix_length: leg.prefix_length,
             mac: MacAddress(leg.mac),
             mtu: leg.mtu,
-            gateway: None,
+            gateway: Some(Gateway { address: NEXT_HOP, mac: MacAddress(leg.mac) }),
+            default_route: false,
         }
     }
 
@@ -240,30 +261,40 @@ impl Interface {
         }
         ethtool::disable_offloads(&self.name)?;
         let link = tortie_linux::interface_index(&self.name)?;
-        let address = Address { link, address: self.address.into(), prefix_length: self.prefix_length };
-        let default = self.gateway.map(|gateway| {
-            Change::AddRoute(Route::via(IpNet::from(Ipv4Net::default()), gateway.into(), link, PROTOCOL))
-        });
+        let prefix_length = self.gateway.map_or(self.prefix_length, |_| 32);
+        let address = Address { link, address: self.address.into(), prefix_length };
         let mut changes =
             vec![Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])];
-        changes.extend(default);
+        if let Some(Gateway { address, mac }) = self.gateway {
+            changes.push(Change::SetNeighbour(Neighbour { link, address: address.into(), mac }));
+            if self.default_route {
+                let everything = IpNet::from(Ipv4Net::default());
+                changes.push(Change::AddRoute(Route::via(everything, address.into(), link, PROTOCOL)));
+            }
+        }
         apply(&changes)
     }
 }
 
+/// What lies behind the node's interface: its own subnet, and those of other nodes.
+fn behind(leg: &NodeLeg) -> impl Iterator<Item = Ipv4Net> {
+    let own = Ipv4Net::new(leg.address, leg.prefix_length).map(|net| net.trunc());
+    own.into_iter().chain(leg.routes.iter().copied())
+}
+
 /// Adds and removes routes of the node's interface.
-fn change_routes(node: &NetNs, interface: &str, old: &NodeLeg, new: &NodeLeg) -> Result<(), Error> {
+fn change_routes(node: &NetNs, interface: &str, old: Option<&NodeLeg>, new: &NodeLeg) -> Result<(), Error> {
     node.run(|| {
         let link = tortie_linux::interface_index(interface)?;
-        let route = |prefix: &Ipv4Net| Route {
+        let route = |prefix| Route {
             source: Some(IpAddr::V4(new.address)),
-            ..Route::on_link(IpNet::V4(*prefix), link, PROTOCOL)
+            ..Route::via(IpNet::V4(prefix), NEXT_HOP.into(), link, PROTOCOL)
         };
-        let gone = old.routes.iter().filter(|prefix| !new.routes.contains(prefix));
-        let come = new.routes.iter().filter(|prefix| !old.routes.contains(prefix));
-        let mut changes: Vec<Change> = gone.map(|prefix| Change::DeleteRoute(route(prefix))).collect();
-        changes.extend(come.map(|prefix| Change::AddRoute(route(prefix))));
-        apply(&changes)
+        let old: BTreeSet<Ipv4Net> = old.into_iter().flat_map(behind).collect();
+        let new: BTreeSet<Ipv4Net> = behind(new).collect();
+        let gone = old.difference(&new).map(|prefix| Change::DeleteRoute(route(*prefix)));
+        let come = new.difference(&old).map(|prefix| Change::AddRoute(route(*prefix)));
+        apply(&gone.chain(come).collect::<Vec<_>>())
     })?
 }
 

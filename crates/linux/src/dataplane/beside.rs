@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-use tortie_dataplane::Condition;
+use tortie_dataplane::{Condition, Reason};
 
 use crate::Result;
 use crate::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
@@ -70,9 +70,9 @@ impl Beside {
     }
 }
 
-const MAY_DROP: &str = "ForeignChainMayDrop";
-const UNKNOWN: &str = "ForeignChainsUnknown";
-const CALICO: &str = "CalicoLeftover";
+const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
+const UNKNOWN: Reason = Reason::ForeignChainsUnknown;
+const CALICO: Reason = Reason::CalicoLeftover;
 
 fn told(read: Result<Others>) -> Vec<Condition> {
     let others = match read {
@@ -249,7 +249,6 @@ fn listed(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tortie_dataplane::is_failure;
 
     use super::*;
     use crate::Error;
@@ -270,7 +269,7 @@ mod tests {
         for conditions in said {
             let reasons: Vec<_> = conditions.iter().map(|condition| condition.reason).collect();
             assert_eq!(reasons, [UNKNOWN]);
-            assert!(!is_failure(UNKNOWN));
+            assert!(!UNKNOWN.is_failure());
         }
     }
 

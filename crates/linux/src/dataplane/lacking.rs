@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use tortie_dataplane::Condition;
+use tortie_dataplane::{Condition, Reason};
 
 use crate::Error;
 use crate::dataplane::change::Change;
@@ -57,7 +57,7 @@ impl Lacking {
             let modules = feature.modules();
             let message =
                 format!("this kernel lacks {modules}: {so}. Load them, or take a kernel that has them");
-            Some(Condition { reason: "KernelModuleMissing", message })
+            Some(Condition { reason: Reason::KernelModuleMissing, message })
         })
     }
 
@@ -104,7 +104,7 @@ mod tests {
     use std::sync::Arc;
 
     use tortie_api::net::Action;
-    use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Report, Settings, is_failure};
+    use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Reason, Report, Settings};
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
     };
@@ -160,7 +160,7 @@ mod tests {
     }
 
     /// The pod of the state has no link here, which is another matter.
-    fn said(report: &Report) -> Vec<(&'static str, &str)> {
+    fn said(report: &Report) -> Vec<(Reason, &str)> {
         report.node.iter().map(|condition| (condition.reason, condition.message.as_str())).collect()
     }
 
@@ -200,7 +200,7 @@ mod tests {
             assert!(table.as_ref() == Some(expected), "{names:?}: {table:#?}");
             assert_eq!(report.node.len(), messages.len(), "{report:?}");
             for ((reason, message), expected) in said(&report).into_iter().zip(messages) {
-                assert!(message.contains(expected) && !is_failure(reason), "{names:?}: {message}");
+                assert!(message.contains(expected) && !reason.is_failure(), "{names:?}: {message}");
             }
             assert!(repaired.as_ref() == Some(&full) && after.node.is_empty(), "{names:?}: {after:?}");
         }
@@ -212,7 +212,10 @@ mod tests {
             let [(report, table), (after, repaired)] = on_kernel_without(names);
             assert_eq!(table, None);
             let said = said(&report);
-            assert!(said[0].0 == "PolicyNotInForce" && is_failure(said[0].0) && report.retry, "{said:?}");
+            assert!(
+                said[0].0 == Reason::PolicyNotInForce && said[0].0.is_failure() && report.retry,
+                "{said:?}"
+            );
             assert!(said[0].1.contains("lacks nft_ct and nf_conntrack: load them"), "{said:?}");
             let [conditions] = &report.endpoints.values().collect::<Vec<_>>()[..] else { panic!() };
             assert!(conditions[0].message.contains("nft_ct and nf_conntrack"), "{conditions:?}");

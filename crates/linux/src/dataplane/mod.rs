@@ -30,7 +30,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Condition, Delta, EndpointId, NodeState, Report, RouteTarget, ShowError, Shown};
+use tortie_dataplane::{
+    Condition, Delta, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
+};
 
 pub(crate) use self::network::link_parameters;
 
@@ -242,13 +244,13 @@ impl Dataplane {
         }
         report.node.extend(self.beside.conditions());
         if let Err(error) = policy {
-            let reason = "PolicyNotInForce";
+            let reason = Reason::PolicyNotInForce;
             report.retry = true;
             report.node.push(failure(reason, &error));
             if self.network_behind {
                 let message =
                     "forwarding, routes and links stay as they are until policy is in force".to_owned();
-                report.node.push(Condition { reason: "NetworkNotInForce", message });
+                report.node.push(Condition { reason: Reason::NetworkNotInForce, message });
             }
             // It is unknown what holds for whom.
             for id in self.state.endpoints.keys() {
@@ -258,7 +260,7 @@ impl Dataplane {
         }
         if let Err(error) = network {
             report.retry = true;
-            report.node.push(failure("NetworkNotInForce", &error));
+            report.node.push(failure(Reason::NetworkNotInForce, &error));
         }
         report
     }
@@ -323,6 +325,6 @@ impl tortie_dataplane::Dataplane for Dataplane {
     }
 }
 
-fn failure(reason: &'static str, error: &Error) -> Condition {
+fn failure(reason: Reason, error: &Error) -> Condition {
     Condition { reason, message: format!("{error}; it is tried again") }
 }

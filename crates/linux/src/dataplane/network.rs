@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use tortie_dataplane::{Condition, Endpoint, EndpointId, LocalNode, NodeState, Report, RouteTarget, Vtep};
+use tortie_dataplane::{
+    Condition, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget, Vtep,
+};
 
 use super::Config;
 use crate::route::{
@@ -122,7 +124,7 @@ impl Network {
     /// Notes a refusal, with the endpoint that the change is about, and says whether there is one.
     fn refused(&mut self, state: &NodeState, change: &Change, error: &Error) -> bool {
         self.retry = true;
-        let (reason, message) = ("NetworkNotInForce", error.to_string());
+        let (reason, message) = (Reason::NetworkNotInForce, error.to_string());
         let is_of = |route: &Route, endpoint: &Endpoint| {
             endpoint.addresses.iter().any(|address| IpNet::from(*address) == route.destination)
         };
@@ -138,7 +140,7 @@ impl Network {
                 self.endpoints.insert(id.clone(), Condition { reason, message });
             }
             // The others' pods are further away; this node's own are as they should be.
-            None => self.node.push(Condition { reason: "RouteRefused", message }),
+            None => self.node.push(Condition { reason: Reason::RouteRefused, message }),
         }
         endpoint.is_some()
     }
@@ -170,7 +172,7 @@ impl Network {
                 Some(there) if leads_alike(there, route) => {}
                 Some(there) if there.protocol == PROTOCOL => changes.push(Change::ReplaceRoute(*route)),
                 Some(there) => self.node.push(Condition {
-                    reason: "RouteTaken",
+                    reason: Reason::RouteTaken,
                     message: format!("{there} of somebody else is in the place of {route}; it stays"),
                 }),
             }
@@ -291,7 +293,8 @@ impl Network {
                 Err(error) => {
                     self.retry = true;
                     let message = format!("{id}: {error}; no route leads to the pod");
-                    self.endpoints.insert(id.clone(), Condition { reason: "InterfaceMissing", message });
+                    self.endpoints
+                        .insert(id.clone(), Condition { reason: Reason::InterfaceMissing, message });
                 }
             }
         }
@@ -396,7 +399,7 @@ fn foreign_link(link: &Link) -> Condition {
          more, Calico for instance, delete it",
         link.name
     );
-    Condition { reason: "ForeignVxlanLink", message }
+    Condition { reason: Reason::ForeignVxlanLink, message }
 }
 
 /// Whether a route does what another one does, whoever made it.

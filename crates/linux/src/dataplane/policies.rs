@@ -92,7 +92,7 @@ impl Line {
             (Action::Allow, _) => vec![rule(&stage.allow())],
             (Action::Pass, Some(pass)) => verdict(pass.clone()),
             (Action::Log, _) => self.log.iter().map(|log| rule(std::slice::from_ref(log))).collect(),
-            // A profile has nowhere to pass to.
+            // Pass always has somewhere to pass to; without it, closed is right.
             (Action::Deny | Action::Pass, _) => match deny {
                 FilterDenyAction::Reject if stage.can_reject() => rejections().map(|last| rule(&last)).into(),
                 FilterDenyAction::Drop | FilterDenyAction::Reject => verdict(Verdict::Drop),

@@ -166,7 +166,16 @@ impl Writer<'_, '_> {
         if !self.asked.stage.denies_at_end() {
             return self.rules([Rule::new(vec![Expr::Verdict(Verdict::Accept)], "no tier decides")]);
         }
-        self.policies(&self.asked.profiles, None);
+        // A profile that passes leaves the decision to the next one, which then needs a chain of its own.
+        let passes = |id: &PolicyId| (self.sources.lines)(id).passes();
+        for profiles in self.asked.profiles.split_inclusive(passes) {
+            let next = Verdict::Goto(format!("{}-{}", self.name, self.chains.len()));
+            self.policies(profiles, Some(&next));
+            if profiles.last().is_some_and(passes) {
+                self.rules([Rule::new(vec![Expr::Verdict(next)], "next profile")]);
+                self.chains.push(Vec::new());
+            }
+        }
         self.deny("no profile allows it");
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use tortie_dataplane::{Condition, EndpointId, NodeState};
+use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
 
 use super::Config;
 use super::dirty::Dirty;
@@ -135,12 +135,12 @@ impl PolicyTable {
         let mut conditions = BTreeMap::new();
         for (id, said) in self.wanted.said() {
             let problem = |problem| Condition {
-                reason: "RuleNotExpressible",
+                reason: Reason::RuleNotExpressible,
                 message: format!("{id}: {problem}; where it stands everything is denied"),
             };
             let mut all: Vec<_> = said.problems.into_iter().map(problem).collect();
             all.extend(said.contested.then(|| Condition {
-                reason: "InterfaceContested",
+                reason: Reason::InterfaceContested,
                 message: format!(
                     "{id}: another pod has its interface {} too; both are closed",
                     said.interface
@@ -155,12 +155,12 @@ impl PolicyTable {
     pub fn host_conditions(&self) -> Vec<Condition> {
         let problems = self.wanted.said_of_hosts().into_iter().flat_map(|(name, problems)| {
             problems.into_iter().map(move |problem| Condition {
-                reason: "RuleNotExpressible",
+                reason: Reason::RuleNotExpressible,
                 message: format!("HostEndpoint {name}: {problem}; where it stands everything is denied"),
             })
         });
         let idle = self.wanted.hosts_without_interface().map(|name| Condition {
-            reason: "HostEndpointWithoutInterface",
+            reason: Reason::HostEndpointWithoutInterface,
             message: format!(
                 "HostEndpoint {name} is in force nowhere: no interface of the node has an address of its expectedIPs, or \
                  another host endpoint counts for its interface"

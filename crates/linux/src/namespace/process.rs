@@ -1,10 +1,15 @@
-//! Children that do not outlive their parent.
+//! Children that do not outlive their parent, and see their own processes.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::thread::UnshareFlags;
+
+use super::enter::unshare;
 
 /// Has the kernel kill the command's process when the **thread** that spawned it ends: spawn it from a thread that
 /// lives as long as the child should (`PR_SET_PDEATHSIG`).
@@ -21,4 +26,23 @@ fn watch(parent: Pid) -> io::Result<()> {
         Some(now) if now != parent => Err(io::Error::from_raw_os_error(libc::ESRCH)),
         _ => Ok(()),
     }
+}
+
+/// Gives the command a `/proc` of its PID namespace, which is not that of the caller, in a mount namespace of its own:
+/// programs such as `ps` look for themselves there. Where the kernel refuses, the command has the caller's `/proc`.
+pub fn with_own_proc(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec there are three system calls and no allocation.
+    unsafe {
+        command.pre_exec(|| {
+            let _ = mount_own_proc(); // it is a convenience
+            Ok(())
+        })
+    }
+}
+
+fn mount_own_proc() -> rustix::io::Result<()> {
+    unshare(UnshareFlags::NEWNS)?;
+    mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount(c"proc", c"/proc", c"proc", flags, None::<&CStr>)
 }

@@ -467,6 +467,7 @@ fn shown(snapshot: &Snapshot, Rule { owner, direction, .. }: Rule<'_>, by: &Deci
         DecidedBy::EndOfTier { tier } => format!("the end of tier {tier}"),
         DecidedBy::Failsafe => "failsafe ports".to_owned(),
         DecidedBy::StaticRule { node, name } => format!("the static rule {name} of node {node}"),
+        DecidedBy::BuiltIn { rule } => rule.clone(),
         DecidedBy::NoProfile | DecidedBy::Nobody | DecidedBy::EndpointToHost { .. } => {
             "the end of all policy".to_owned()
         }

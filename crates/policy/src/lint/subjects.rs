@@ -165,7 +165,8 @@ fn about_nobody(
 
 /// What no policy and no profile speaks about is dropped (semantics 16).
 fn of_nobody(oracle: &Oracle<'_>, host: &SeenHost<'_>, snapshot: &Snapshot, found: &mut Findings) {
-    let says_something = |name: &String| !matches!(oracle.profile_of(name), SeenProfile::Nothing);
+    let says_something =
+        |name: &String| !matches!(oracle.profile_of(name), SeenProfile::WithoutRules | SeenProfile::Missing);
     if host.profiles().iter().any(says_something) {
         return;
     }

@@ -15,7 +15,8 @@ use super::judge::Asked;
 use super::peers::Hop;
 use super::world::{HostInterface, Identity, Workload};
 use super::{
-    Oracle, PolicyName, PolicyTrace, Question, QuestionError, Stored, Table, Trace, calico, kubernetes, peers,
+    Oracle, Peer, PolicyName, PolicyTrace, Question, QuestionError, Stored, Table, Trace, calico, kubernetes,
+    peers,
 };
 use crate::oracle::packet::Packet;
 
@@ -56,6 +57,11 @@ impl Oracle<'_> {
     /// The host endpoint of the interface by which the node's packets come and go, outside of the overlay or inside.
     pub(crate) fn interface(&self, node: &str, overlaid: bool) -> Option<SeenHost<'_>> {
         self.world.interface(node, overlaid).map(SeenHost)
+    }
+
+    /// The host endpoint of all of the node's interfaces.
+    pub(crate) fn all_interfaces(&self, node: &str) -> Option<SeenHost<'_>> {
+        self.world.all_interfaces(node).map(SeenHost)
     }
 
     /// Whether the node drops what its own pods send to it.
@@ -126,16 +132,25 @@ impl Oracle<'_> {
         applying.map(|(index, _)| index).collect()
     }
 
-    /// What the profile says: its stored rules, those of a namespace that exists, or nothing.
+    /// Where the rules of a profile come from.
     pub(crate) fn profile_of(&self, name: &str) -> SeenProfile<'_> {
         match self.snapshot.get(&Key::global(Kind::Profile, name)) {
             Some(stored) => SeenProfile::Stored(stored),
-            None => match name.strip_prefix("kns.") {
-                Some(namespace) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
-                None if name == HostEndpoint::DEFAULT_ALLOW => SeenProfile::AllowsAll,
-                _ => SeenProfile::Nothing,
+            None if name == HostEndpoint::DEFAULT_ALLOW => SeenProfile::AllowsAll,
+            None => match (name.strip_prefix("kns."), name.strip_prefix("ksa.")) {
+                (Some(namespace), _) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
+                (_, Some(account)) if self.account_exists(account) => SeenProfile::WithoutRules,
+                _ => SeenProfile::Missing,
             },
         }
+    }
+
+    /// Whether there is a service account of this name, given as `namespace.name`.
+    fn account_exists(&self, account: &str) -> bool {
+        let key = account
+            .split_once('.')
+            .map(|(namespace, name)| Key::namespaced(Kind::ServiceAccount, namespace, name));
+        key.is_some_and(|key| self.snapshot.get(&key).is_some())
     }
 
     /// What one end's policies say of a packet; nothing where that end is under none.
@@ -154,22 +169,45 @@ impl Oracle<'_> {
         Ok(judged.collect())
     }
 
-    /// What the tables of the host endpoint at one end's node say of a packet, in order; nothing where there is none.
+    /// What the host endpoints of the sender's node (`near`), or of the receiver's, decide about a packet between nodes, in
+    /// order.
     pub(crate) fn at_host(
         &self,
         question: &Question,
         family: IpVersion,
-        direction: Direction,
+        near: bool,
     ) -> Result<Vec<Trace>, QuestionError> {
         let way = peers::resolve(&self.world, question, Some(family))?;
         let packet = Packet::new(&self.world, way.source, way.destination, question);
         let judged = way.hops.iter().filter_map(|hop| match hop {
-            Hop::Host(hop) if hop.direction == direction => {
+            Hop::Host(hop) if hop.near == near => {
                 Some(self.judge_host(hop, &packet.at(hop), &mut Vec::new()))
             }
             _ => None,
         });
         Ok(judged.flatten().collect())
+    }
+
+    /// What the host endpoint of all interfaces decides about a packet that stays inside one node: where it comes from the
+    /// sending pod (`near`), or where it goes to the receiving one. The ends may be on different nodes: they stand for
+    /// others that are not.
+    pub(crate) fn inside_node(
+        &self,
+        question: &Question,
+        family: IpVersion,
+        near: bool,
+    ) -> Result<Vec<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let direction = if near { Direction::Ingress } else { Direction::Egress };
+        let pod = |peer: &Peer| match peer {
+            Peer::Pod { namespace, name } => self.world.pod(namespace, name),
+            Peer::Node(_) | Peer::Address(_) => None,
+        };
+        let forwarded = pod(&question.to).is_some();
+        let hop = pod(if near { &question.from } else { &question.to })
+            .and_then(|pod| peers::at_pod(&self.world, pod, direction, forwarded, question.via));
+        Ok(hop.map(|hop| self.judge_host(&hop, &packet, &mut Vec::new())).unwrap_or_default())
     }
 
     /// What a profile says of a packet, whether or not anything asks it.
@@ -190,11 +228,16 @@ pub(crate) fn shown_labels(what: &str, selector: &LabelSelector) -> String {
     kubernetes::shown_selector(what, selector)
 }
 
-/// What a pod's profile comes to.
+/// Where the rules of a profile come from.
 pub(crate) enum SeenProfile<'a> {
+    /// From an object.
     Stored(&'a Stored),
+    /// It is that of a namespace, or the default of automatic host endpoints.
     AllowsAll,
-    Nothing,
+    /// It is that of a service account, and leaves the decision to the next profile.
+    WithoutRules,
+    /// It does not exist, and denies.
+    Missing,
 }
 
 impl<'a> SeenPod<'a> {

@@ -40,6 +40,11 @@ pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outc
         let wanted = format!("anything but {}", shown_icmp(unwanted));
         return Err(Mismatch::new("notICMP", wanted, found_icmp(packet)));
     }
+    for (name, side) in [("source", &rule.source), ("destination", &rule.destination)] {
+        if let Some(mismatch) = of_other_family(name, side, version) {
+            return Err(mismatch);
+        }
+    }
     entity(namespace, "source", &rule.source, &packet.source, packet)?;
     entity(namespace, "destination", &rule.destination, &packet.destination, packet)?;
     match &rule.http {
@@ -62,12 +67,24 @@ pub(super) fn of_namespace(selector: &Selector, subject: &Identity) -> bool {
     selector.all_means_has("there is one").matches(&labels)
 }
 
-/// Whether a selector of service accounts means the pod's; `all()` means those that are there.
+/// Whether a policy's selector of service accounts means the pod's; `all()` means pods that have one.
 pub(super) fn of_account(selector: &Selector, pod: &Identity) -> bool {
     if pod.account.is_empty() {
         return selector.all_means_has("no such label").matches(&pod.account_labels);
     }
     selector.matches(&pod.account_labels)
+}
+
+/// The first list of networks of one side that has none of the packet's family: the rule does not concern the packet.
+fn of_other_family(name: &str, rule: &EntityRule, version: u8) -> Option<Mismatch> {
+    let lists = [("nets", &rule.nets), ("notNets", &rule.not_nets)];
+    let of_other = |(_, nets): &&(&str, &Vec<Cidr>)| {
+        !nets.is_empty() && nets.iter().all(|Cidr(net)| net.addr().is_ipv4() != (version == 4))
+    };
+    let (field, nets) = lists.iter().find(of_other)?;
+    let nets: Vec<String> = nets.iter().map(|Cidr(net)| net.to_string()).collect();
+    let wanted = format!("a packet of the family of {}", nets.join(", "));
+    Some(Mismatch::new(format!("{name}.{field}"), wanted, format!("the packet is IPv{version}")))
 }
 
 fn is_icmp(wanted: &Icmp, packet: &Packet<'_>) -> bool {
@@ -175,7 +192,7 @@ fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Identity) -> O
             let found = format!("{pod} has {:?}", pod.account);
             return Err(Mismatch::new(field("serviceAccounts.names"), accounts.names.join(", "), found));
         }
-        if let Some(selector) = accounts.selector.as_ref().filter(|selector| !of_account(selector, pod)) {
+        if let Some(selector) = accounts.selector.as_ref().filter(|each| !each.matches(&pod.account_labels)) {
             let found = format!("service account {} has {}", pod.account, shown(&pod.account_labels));
             return Err(Mismatch::new(field("serviceAccounts.selector"), selector, found));
         }

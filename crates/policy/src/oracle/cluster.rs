@@ -1,11 +1,10 @@
 //! Policies of cluster administrators, from their own text (semantics 9).
 
-use serde_json::Value;
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, LabelSelector};
 use tortie_api::net::{Action, Direction};
 
-use super::kubernetes::{readable, selects, shown_selector};
+use super::kubernetes::{selects, shown_selector};
 use super::packet::Packet;
 use super::trace::Mismatch;
 use super::world::Identity;
@@ -81,27 +80,6 @@ pub(super) fn is_pod(peer: &ClusterPeer, pod: &Identity) -> bool {
             selects(namespaces, &pod.namespace_labels) && selects(pods, &pod.own_labels)
         }
         ClusterPeer::Networks(_) | ClusterPeer::Unknown(_) => false,
-    }
-}
-
-/// The subject of a policy that is not understood, if the subject itself can be.
-pub(super) fn readable_subject(value: &Value) -> Option<ClusterPeer> {
-    let fields = value.as_object().filter(|fields| fields.len() == 1)?;
-    let (name, value) = fields.iter().next()?;
-    match name.as_str() {
-        "namespaces" => Some(ClusterPeer::Namespaces(readable(value)?)),
-        "pods" => {
-            let fields = value.as_object()?;
-            let known =
-                fields.keys().all(|name| ["namespaceSelector", "podSelector"].contains(&name.as_str()));
-            let namespaces = match fields.get("namespaceSelector") {
-                None => LabelSelector::default(),
-                Some(namespaces) => readable(namespaces)?,
-            };
-            let pods = readable(fields.get("podSelector")?)?;
-            known.then_some(ClusterPeer::Pods { namespaces, pods })
-        }
-        _ => None,
     }
 }
 

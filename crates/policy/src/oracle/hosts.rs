@@ -9,12 +9,25 @@ use tortie_api::net::{Direction, Protocol};
 use super::Oracle;
 use super::judge::Asked;
 use super::packet::Packet;
-use super::trace::{DecidedBy, Table, Trace, Verdict};
+use super::trace::{DecidedBy, Table, TierOutcome, Trace, Verdict};
 use super::world::HostInterface;
+
+/// Which kind of interface a packet is at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum HostLink {
+    /// One by which the node reaches others.
+    Outside,
+    /// One between the node and a pod of its own. Only a host endpoint of all interfaces covers it, before DNAT and for
+    /// what the node forwards.
+    Pod,
+}
 
 /// A packet at an interface of a node.
 pub(super) struct HostHop<'a> {
     pub(super) interface: &'a HostInterface,
+    pub(super) at: HostLink,
+    /// Whether the node is the sender's; the receiver's otherwise.
+    pub(super) near: bool,
     /// Into the node by it, or out.
     pub(super) direction: Direction,
     /// Whether the node passes the packet on, rather than being its sender or receiver.
@@ -26,48 +39,67 @@ pub(super) struct HostHop<'a> {
 }
 
 impl Oracle<'_> {
-    /// What each table says, in order, until one settles it.
+    /// What each table says, in order, until one settles it. Tables that nobody wrote anything for are left out.
     pub(super) fn judge_host(
         &self,
         hop: &HostHop<'_>,
         packet: &Packet<'_>,
         notes: &mut Vec<String>,
     ) -> Vec<Trace> {
-        let HostHop { interface, direction, forwarded, before, .. } = hop;
+        let mut traces = self.ask_tables(hop, packet, notes);
+        traces
+            .retain(|trace| trace.decided_by != DecidedBy::Nobody || !trace.tiers.is_empty() || trace.reply);
+        traces.iter_mut().for_each(|trace| trace.at_pod = hop.at == HostLink::Pod);
+        traces
+    }
+
+    fn ask_tables(&self, hop: &HostHop<'_>, packet: &Packet<'_>, notes: &mut Vec<String>) -> Vec<Trace> {
+        let HostHop { interface, at, direction, forwarded, before, .. } = hop;
         let early = before.map_or_else(|| packet.clone(), |(address, port)| packet.towards(address, port));
-        let ask = |table, packet: &Packet<'_>, direction| {
-            self.judge(
-                &Asked { identity: &interface.identity, profiles: &interface.profiles, table },
-                direction,
-                packet,
-            )
+        let ask_of = |interface: &HostInterface, table, packet: &Packet<'_>, direction| {
+            let asked = Asked { identity: &interface.identity, profiles: &interface.profiles, table };
+            self.judge(&asked, direction, packet)
         };
+        let ask = |table, packet: &Packet<'_>, direction| ask_of(interface, table, packet, direction);
         let felix = self.world.felix(&interface.node);
         let failsafe = is_failsafe(felix, *direction, &early);
-        if failsafe && *forwarded {
+        if failsafe && *forwarded && *at == HostLink::Outside {
             notes.push(format!(
                 "{}: a failsafe port: only its policies for what is forwarded are asked",
                 interface.identity
             ));
         }
         let mut traces = Vec::new();
-        // The host's own packets pass the raw table; what it forwards passes it on the way in only.
-        if !failsafe && (!forwarded || *direction == Direction::Ingress) {
-            traces.push(ask(Table::Untracked, &early, *direction));
-            if traces[0].decided_by != DecidedBy::Nobody {
-                if traces[0].verdict == Verdict::Allow {
-                    traces.push(self.reply(interface, *direction, &early));
-                }
-                return traces;
+        // The host's own packets pass the raw table; what it forwards passes it on the way in only. Untracked policy does
+        // not concern a host endpoint of all interfaces, nor answers of failsafe ports.
+        let incoming = *direction == Direction::Ingress;
+        let untracked = !interface.all_interfaces && (!forwarded || incoming);
+        if !failsafe && untracked && !answers_failsafe(felix, *direction, &early) {
+            let trace = ask(Table::Untracked, &early, *direction);
+            if trace.decided_by != DecidedBy::Nobody {
+                let allows = trace.verdict == Verdict::Allow;
+                let reply = allows.then(|| self.reply(interface, *direction, &early));
+                return std::iter::once(trace).chain(reply).collect();
             }
-            if *direction == Direction::Ingress {
-                traces.push(ask(Table::PreDnat, &early, *direction));
-                if traces[1].decided_by != DecidedBy::Nobody {
-                    return traces;
-                }
+            traces.push(trace);
+        }
+        if !failsafe && incoming {
+            let mut trace = ask(Table::PreDnat, &early, *direction);
+            // Where the interface's own host endpoint has no such policy, that of all interfaces is asked.
+            let has_none = trace.tiers.iter().all(|tier| tier.outcome == TierOutcome::OnlyStaged);
+            let all = self.world.all_interfaces(&interface.node).filter(|_| has_none);
+            if let Some(all) = all {
+                trace = ask_of(all, Table::PreDnat, &early, *direction);
+            }
+            let decided = trace.decided_by != DecidedBy::Nobody;
+            traces.push(trace);
+            if decided {
+                return traces;
             }
         }
         match (*forwarded, failsafe) {
+            // To the node itself from a pod of its own: `Hop::OwnNode` says what becomes of it.
+            (false, _) if *at == HostLink::Pod => {}
             (true, _) => traces.push(ask(Table::Forward, packet, *direction)),
             (false, false) => traces.push(ask(Table::Normal, packet, *direction)),
             (false, true) => {
@@ -75,8 +107,6 @@ impl Oracle<'_> {
                 traces.push(trace.decided(Verdict::Allow, DecidedBy::Failsafe));
             }
         }
-        // Tables that nobody wrote anything for are not worth a word.
-        traces.retain(|trace| trace.decided_by != DecidedBy::Nobody || !trace.tiers.is_empty());
         traces
     }
 
@@ -111,6 +141,15 @@ fn is_failsafe(felix: &FelixConfigurationSpec, direction: Direction, packet: &Pa
         Direction::Egress => (felix.failsafe_outbound(), packet.destination.address),
     };
     holds(&ports, packet.protocol, packet.destination.port, other)
+}
+
+/// Whether a packet comes from a failsafe port of the other direction: as an answer of it untracked policy is not asked.
+fn answers_failsafe(felix: &FelixConfigurationSpec, direction: Direction, packet: &Packet<'_>) -> bool {
+    let (ports, other) = match direction {
+        Direction::Ingress => (felix.failsafe_outbound(), packet.source.address),
+        Direction::Egress => (felix.failsafe_inbound(), packet.destination.address),
+    };
+    holds(&ports, packet.protocol, packet.source.port, other)
 }
 
 fn holds(ports: &[FailsafePort], protocol: Protocol, number: u16, other: IpAddr) -> bool {

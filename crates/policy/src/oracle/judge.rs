@@ -1,15 +1,19 @@
 //! What the policies of one endpoint say of a packet.
 
-use tortie_api::calico::{HostEndpoint, Rule, TierDefault};
-use tortie_api::net::{Action, Direction};
+use tortie_api::calico::{Rule, TierDefault};
+use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report::StaticRule;
 use tortie_api::{Key, Kind, Resource};
 
+use super::ask::SeenProfile;
 use super::order::{Policy, Rules};
 use super::packet::Packet;
 use super::trace::{DecidedBy, PolicyName, PolicyTrace, Table, TierTrace, Trace, Verdict};
 use super::world::{Identity, Workload};
 use super::{Oracle, Stored, calico, cluster, kubernetes};
+
+/// The UDP port of VXLAN between nodes.
+const VXLAN_PORT: u16 = 4789;
 
 /// Whose policies are asked, and which of them.
 pub(super) struct Asked<'a> {
@@ -104,8 +108,34 @@ impl Oracle<'_> {
         Some(trace.decided(Verdict::from(rule.allow), by))
     }
 
+    /// What holds for every packet of a pod, before its policy: it may not send tunnels, as another node would take what is
+    /// in them for packets of its own (unless FelixConfiguration allows them), nor present itself as a router; it and its
+    /// node always find each other (semantics 22, 38).
+    pub(super) fn built_in(&self, pod: &Workload, to_own_node: bool, packet: &Packet<'_>) -> Option<Trace> {
+        let felix = self.world.felix(&pod.node);
+        let icmp_type =
+            packet.icmp.filter(|_| packet.protocol == Protocol::ICMPV6).map(|(icmp_type, _)| icmp_type);
+        let is_vxlan = packet.protocol == Protocol::UDP && packet.destination.port == VXLAN_PORT;
+        let (verdict, rule) = match icmp_type {
+            Some(133 | 135 | 136) if to_own_node => (Verdict::Allow, "a pod and its gateway find each other"),
+            Some(134) => (Verdict::Deny, "pods do not advertise routers"),
+            _ if is_vxlan && felix.allow_vxlan_packets_from_workloads != Some(true) => {
+                (Verdict::Deny, "pods do not send VXLAN packets")
+            }
+            _ if packet.protocol == Protocol::IPIP
+                && felix.allow_ipip_packets_from_workloads != Some(true) =>
+            {
+                (Verdict::Deny, "pods do not send IPIP packets")
+            }
+            _ => return None,
+        };
+        let mut trace = Trace::begin(pod.identity.to_string(), Direction::Egress, Table::Normal);
+        Some(trace.decided(verdict, DecidedBy::BuiltIn { rule: rule.to_owned() }))
+    }
+
     /// What is stored says its rules, and where it cannot be understood, no. The profile of a namespace that exists
-    /// allows everything; any other has no rules.
+    /// allows everything; that of a service account has no rules; one that does not exist denies, as in Calico
+    /// (`felix/calc/active_rules_calculator.go`, `DummyDropRules`).
     pub(super) fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
         let stored = self.snapshot.get(&Key::global(Kind::Profile, name));
         let origin = stored.and_then(|stored| stored.place(""));
@@ -120,14 +150,11 @@ impl Oracle<'_> {
             }
             Some((Ok(_), _)) => trace.not_understood("it is no profile".to_owned()),
             Some((Err(problem), _)) => trace.not_understood(problem.clone()),
-            None => {
-                let namespace = name.strip_prefix("kns.");
-                let allows = namespace.is_some_and(|namespace| self.world.namespace_exists(namespace))
-                    || name == HostEndpoint::DEFAULT_ALLOW;
-                if allows {
-                    trace.visit(Action::Allow, Ok(()), None);
-                }
-            }
+            None => match self.profile_of(name) {
+                SeenProfile::AllowsAll => drop(trace.visit(Action::Allow, Ok(()), None)),
+                SeenProfile::Missing => trace.not_understood("the profile does not exist".to_owned()),
+                SeenProfile::Stored(_) | SeenProfile::WithoutRules => {}
+            },
         }
         trace
     }

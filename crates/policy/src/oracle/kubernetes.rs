@@ -1,11 +1,8 @@
 //! Kubernetes NetworkPolicy, from its own text (semantics 10–12).
 
-use serde::Deserialize;
-use serde_json::Value;
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{
     IntOrString, LabelSelector, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicyRule, NetworkPolicySpec,
-    Requirement,
 };
 use tortie_api::net::{Direction, Protocol};
 
@@ -66,17 +63,6 @@ pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
         }
     });
     equal && fulfilled
-}
-
-/// The selector of a policy that is not understood, if the selector itself can be.
-pub(super) fn readable(value: &Value) -> Option<LabelSelector> {
-    let selector = LabelSelector::deserialize(value).ok()?;
-    let known = |requirement: &Requirement| {
-        let takes_values = ["In", "NotIn"].contains(&requirement.operator.as_str());
-        let takes_none = ["Exists", "DoesNotExist"].contains(&requirement.operator.as_str());
-        (takes_values || takes_none) && takes_values != requirement.values.is_empty()
-    };
-    selector.match_expressions.iter().all(known).then_some(selector)
 }
 
 fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {

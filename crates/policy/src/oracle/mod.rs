@@ -112,7 +112,17 @@ impl<'a> Oracle<'a> {
         for hop in &way.hops {
             match hop {
                 Hop::Pod(pod, direction) => {
-                    let before = self.before_policy(pod, *direction, &packet, false, &mut answer.notes);
+                    let to_own_node = way.hops.iter().any(|hop| matches!(hop, Hop::OwnNode(_)));
+                    let built_in = match direction {
+                        Direction::Egress => self.built_in(pod, to_own_node, &packet),
+                        Direction::Ingress => None,
+                    };
+                    if built_in.as_ref().is_some_and(|trace| trace.verdict == Verdict::Allow) {
+                        answer.egress = built_in;
+                        return answer;
+                    }
+                    let before = built_in
+                        .or_else(|| self.before_policy(pod, *direction, &packet, false, &mut answer.notes));
                     let trace = before.unwrap_or_else(|| self.judge(&Asked::pod(pod), *direction, &packet));
                     answer.verdict = answer.verdict.and(trace.verdict);
                     match direction {

@@ -15,6 +15,8 @@ use super::trace::{PolicyName, Table};
 use super::world::Identity;
 use super::{calico, cluster, kubernetes};
 
+/// The label that only what has a service account bears.
+const SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 /// Where Kubernetes policies stand among Calico's (`calico.md` 4).
 const KUBERNETES_ORDER: f64 = 1000.0;
 
@@ -69,6 +71,8 @@ enum Subject<'a> {
     KubernetesRead(LabelSelector),
     /// All of the policy's namespace; all of the cluster where it has none.
     All,
+    /// All pods, and no host.
+    AllPods,
 }
 
 /// Every tier that has policies, in order (semantics 7).
@@ -145,6 +149,12 @@ fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
     tier.policies.sort_by(|a, b| {
         let tie = |policy: &Policy<'_>| {
             let PolicyName { kind, namespace, name } = &policy.name;
+            let kind = match kind.as_str() {
+                "ClusterNetworkPolicy" | "AdminNetworkPolicy" | "BaselineAdminNetworkPolicy" => {
+                    format!("Kubernetes{kind}")
+                }
+                other => other.to_owned(),
+            };
             format!("{name}/{namespace}/{kind}")
         };
         ascending(a.order, b.order).then_with(|| tie(a).cmp(&tie(b)))
@@ -266,7 +276,7 @@ fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
     let spec = &value["spec"];
     let (types, order, subject) = match api {
         Api::Kubernetes => {
-            let selector = kubernetes::readable(&spec["podSelector"]);
+            let selector = LabelSelector::readable(&spec["podSelector"]);
             let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
             (readable_types(&spec["policyTypes"]), Some(KUBERNETES_ORDER), subject)
         }
@@ -289,7 +299,7 @@ fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
                 (false, true) => vec![PolicyType::Egress],
                 _ => vec![PolicyType::Ingress, PolicyType::Egress],
             };
-            (types, order, cluster::readable_subject(&spec["subject"]).map_or(Subject::All, Subject::Cluster))
+            (types, order, ClusterPeer::readable(&spec["subject"]).map_or(Subject::AllPods, Subject::Cluster))
         }
     };
     (order, types, subject, Rules::NotUnderstood(problem.to_owned()))
@@ -311,7 +321,7 @@ fn readable_types(types: &Value) -> Vec<PolicyType> {
 fn readable_subject(spec: &Value) -> Option<Subject<'static>> {
     let read = |field: &str| match &spec[field] {
         Value::Null => Some(None),
-        Value::String(text) if text.trim().is_empty() => Some(None),
+        Value::String(text) if text.is_empty() => Some(None),
         text => Selector::parse(text.as_str()?).ok().map(Some),
     };
     Some(Subject::Calico {
@@ -343,16 +353,19 @@ impl Policy<'_> {
     fn selects(&self, pod: &Identity, global: bool) -> bool {
         match &self.subject {
             Subject::All => true,
+            Subject::AllPods => pod.is_pod(),
             Subject::Cluster(subject) => pod.is_pod() && cluster::is_pod(subject, pod),
             Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::Calico { namespaces, accounts, selector } => {
                 // Only a policy for the whole cluster chooses among namespaces.
                 let namespaces = namespaces.as_ref().filter(|_| global);
-                // Beside a choice of namespaces, "all" means all that have one (`calico.md` 1.5).
-                let whole = |selector: &Selector| match namespaces {
-                    Some(_) => selector.all_means_has(NAMESPACE_LABEL).matches(&pod.labels),
-                    None => selector.matches(&pod.labels),
+                // Beside a choice of namespaces, "all" means all that have one; beside a choice of service accounts, all
+                // that have one of those.
+                let whole = |selector: &Selector| match (namespaces, accounts) {
+                    (Some(_), _) => selector.all_means_has(NAMESPACE_LABEL).matches(&pod.labels),
+                    (None, Some(_)) => selector.all_means_has(SERVICE_ACCOUNT).matches(&pod.labels),
+                    (None, None) => selector.matches(&pod.labels),
                 };
                 selector.as_ref().is_none_or(whole)
                     && namespaces.is_none_or(|selector| calico::of_namespace(selector, pod))

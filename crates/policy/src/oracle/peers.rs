@@ -8,7 +8,7 @@ use thiserror::Error;
 use tortie_api::net::{Direction, IpVersion};
 
 use super::Question;
-use super::hosts::HostHop;
+use super::hosts::{HostHop, HostLink};
 use super::world::{NodeAddresses, Workload, World};
 
 /// One end of a flow.
@@ -202,18 +202,29 @@ fn hops<'a>(
     if matches!((from, to), (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to)) {
         return vec![];
     }
+    // The interface between a pod and its node, which only a host endpoint of all interfaces covers.
+    let of_pod = |end: &End<'a>, direction, forwarded| match end {
+        End::Pod(pod, _) => at_pod(world, pod, direction, forwarded, via).map(Hop::Host),
+        _ => None,
+    };
     if near.is_some() && near == far {
-        // Inside one node no packet passes an interface that could have a host endpoint.
-        return match (from, to) {
-            (End::Pod(sender, _), End::Pod(receiver, _)) => {
-                vec![Hop::Pod(sender, Direction::Egress), Hop::Pod(receiver, Direction::Ingress)]
-            }
-            (End::Pod(sender, _), End::Node(node, _) | End::NodeAt(node, _)) => {
-                vec![Hop::Pod(sender, Direction::Egress), Hop::OwnNode(node)]
-            }
-            (End::Node(..) | End::NodeAt(..), End::Pod(receiver, _)) => vec![Hop::Probed(receiver)],
+        // Inside one node no packet passes another interface that could have a host endpoint.
+        let way = match (from, to) {
+            (End::Pod(..), End::Pod(..)) => vec![
+                pod(from, Direction::Egress),
+                of_pod(from, Direction::Ingress, true),
+                of_pod(to, Direction::Egress, true),
+                pod(to, Direction::Ingress),
+            ],
+            (End::Pod(..), End::Node(node, _) | End::NodeAt(node, _)) => vec![
+                pod(from, Direction::Egress),
+                of_pod(from, Direction::Ingress, false),
+                Some(Hop::OwnNode(node)),
+            ],
+            (End::Node(..) | End::NodeAt(..), End::Pod(receiver, _)) => vec![Some(Hop::Probed(receiver))],
             _ => vec![],
         };
+        return way.into_iter().flatten().collect();
     }
     // Nodes put what goes to another node's pods, or to its end of the overlay, into the overlay.
     let overlaid = near.is_some() && far.is_some() && world.is_overlaid(destination);
@@ -224,15 +235,34 @@ fn hops<'a>(
         let first = direction == Direction::Egress || near.is_none();
         let source = translated.filter(|_| direction == Direction::Ingress);
         let forwarded = matches!(end, End::Pod(..));
-        Some(Hop::Host(HostHop { interface, direction, forwarded, source, before: via.filter(|_| first) }))
+        let (at, before) = (HostLink::Outside, via.filter(|_| first));
+        let near = direction == Direction::Egress;
+        Some(Hop::Host(HostHop { interface, at, near, direction, forwarded, source, before }))
     };
     let way = [
         pod(from, Direction::Egress),
+        of_pod(from, Direction::Ingress, true),
         host(from, Direction::Egress),
         host(to, Direction::Ingress),
+        of_pod(to, Direction::Egress, true),
         pod(to, Direction::Ingress),
     ];
     way.into_iter().flatten().collect()
+}
+
+/// The interface between a pod and its node, where a host endpoint of all interfaces covers it: what the pod sends comes
+/// in there, and what it receives goes out.
+pub(super) fn at_pod<'a>(
+    world: &'a World,
+    pod: &Workload,
+    direction: Direction,
+    forwarded: bool,
+    via: Option<(IpAddr, u16)>,
+) -> Option<HostHop<'a>> {
+    let interface = world.all_interfaces(&pod.node)?;
+    let near = direction == Direction::Ingress;
+    let before = via.filter(|_| near);
+    Some(HostHop { interface, at: HostLink::Pod, near, direction, forwarded, source: None, before })
 }
 
 /// The address of the sender's node, where a pool with natOutgoing has the packet leave with it.

@@ -84,6 +84,9 @@ pub struct Trace {
     /// Whether this is about the reply, of a packet that is not tracked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reply: bool,
+    /// Whether this is about the interface between a pod and its node, which a host endpoint of all interfaces covers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_pod: bool,
     /// What comes of it.
     pub verdict: Verdict,
     /// What decided.
@@ -121,6 +124,12 @@ pub enum DecidedBy {
         node: String,
         /// The rule.
         name: String,
+    },
+    /// What holds for every pod's packets, before policy: tunnels from pods, and how IPv6 neighbours find each other
+    /// (semantics 22, 38).
+    BuiltIn {
+        /// What holds, in words.
+        rule: String,
     },
     /// No tier decided, and no profile allows.
     NoProfile,
@@ -249,6 +258,7 @@ impl Trace {
             direction,
             table,
             reply: false,
+            at_pod: false,
             verdict: Verdict::Deny,
             decided_by: DecidedBy::NoProfile,
             tiers: Vec::new(),
@@ -291,10 +301,11 @@ impl Trace {
         }
     }
 
-    /// The whole trace, if the last profile decided. A profile's Pass has nowhere to pass to, and drops.
+    /// The whole trace, if the last profile decided. A profile that passes leaves the decision to the next one.
     pub(super) fn decided_by_profile(&mut self) -> Option<Self> {
         let profile = self.profiles.last()?;
-        let verdict = Verdict::from(profile.decision? == Action::Allow);
+        let decision = profile.decision.filter(|decision| *decision != Action::Pass)?;
+        let verdict = Verdict::from(decision == Action::Allow);
         let decided_by = profile.decided_by();
         Some(self.decided(verdict, decided_by))
     }

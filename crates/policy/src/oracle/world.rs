@@ -246,6 +246,12 @@ impl World {
         named.or_else(|| of_node().find(|host| host.all_interfaces))
     }
 
+    /// The host endpoint of all of the node's interfaces.
+    pub(super) fn all_interfaces(&self, node: &str) -> Option<&HostInterface> {
+        let numbers = self.hosts_of.get(node).into_iter().flatten();
+        numbers.filter_map(|number| self.hosts.get(*number)).find(|host| host.all_interfaces)
+    }
+
     /// The host endpoints that rules find by the address.
     pub(super) fn hosts_at(&self, address: IpAddr) -> impl Iterator<Item = &HostInterface> {
         let numbers = self.hosts_at.get(&address).into_iter().flatten();
@@ -335,7 +341,8 @@ impl World {
             self.on_the_host.insert((key.namespace.clone(), key.name.clone()), node);
             return;
         }
-        let declared = pod.spec.containers.iter().flat_map(|container| &container.ports);
+        let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+        let declared = containers.flat_map(|container| &container.ports);
         let ports = declared.filter_map(|port| {
             let protocol = Protocol::from_name(port.protocol.as_deref().unwrap_or("TCP"))?;
             Some(NamedPort { name: port.name.clone()?, protocol, port: port.container_port })

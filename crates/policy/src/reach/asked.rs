@@ -34,6 +34,9 @@ pub(super) struct Asked {
     profiles: BTreeMap<String, BothWays>,
     /// What tells failsafe ports from others, on any node.
     failsafe: BothWays,
+    /// What decides whether a packet comes from a failsafe port of the other direction, where there is untracked policy: it
+    /// is not asked about such packets.
+    answers: BothWays,
 }
 
 /// Ingress, then egress.
@@ -80,7 +83,14 @@ impl Asked {
             }
             uses
         });
-        Self { policies, of_replies, profiles, failsafe }
+        let answers = match of_replies.is_empty() {
+            true => BothWays::default(),
+            false => {
+                let [inbound, outbound] = &failsafe;
+                [outbound, inbound].map(|opposite| vocabulary.before_reply(opposite))
+            }
+        };
+        Self { policies, of_replies, profiles, failsafe, answers }
     }
 
     /// What all policies and profiles that have a say about a pod ask.
@@ -104,11 +114,25 @@ impl Asked {
             for table in [Table::Untracked, Table::PreDnat] {
                 self.add_policies(host.policies(table, direction), direction, &mut uses);
             }
+            if !host.policies(Table::Untracked, direction).is_empty() {
+                uses.add(&self.answers[side(direction)]);
+            }
             for of in DIRECTIONS {
                 let untracked = host.policies(Table::Untracked, of).iter();
                 let of_replies = untracked.filter_map(|index| self.of_replies.get(index));
                 of_replies.for_each(|both| uses.add(&both[side(direction)]));
             }
+        }
+        uses
+    }
+
+    /// What a host endpoint of all interfaces asks of packets, before DNAT and where its node forwards them.
+    pub(super) fn of_all_interfaces(&self, host: &HostSight) -> Uses {
+        let mut uses = Uses::default();
+        uses.add(&self.failsafe[side(Direction::Ingress)]);
+        self.add_policies(host.policies(Table::PreDnat, Direction::Ingress), Direction::Ingress, &mut uses);
+        for direction in DIRECTIONS {
+            self.add_policies(host.policies(Table::Forward, direction), direction, &mut uses);
         }
         uses
     }

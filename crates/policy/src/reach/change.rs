@@ -146,14 +146,18 @@ impl Comparison<'_> {
             return true;
         }
         let differ = |family: &IpVersion| {
-            let rows = (was.row_at(from, to, stop, *family)?, is.row_at(from, to, stop, *family)?);
-            let compare = || {
-                let mut ports = 0..classes.ports().len();
-                ports.any(|port| was.allows(rows.0, port) != is.allows(rows.1, port))
-            };
-            Some(*rows_differ.entry(rows).or_insert_with(compare))
+            let rows =
+                was.rows_at(from, to, stop, *family).into_iter().zip(is.rows_at(from, to, stop, *family));
+            let mut rows = rows.filter_map(|(was, is)| Some((was?, is?)));
+            rows.any(|rows| {
+                let compare = || {
+                    let mut ports = 0..classes.ports().len();
+                    ports.any(|port| was.allows(rows.0, port) != is.allows(rows.1, port))
+                };
+                *rows_differ.entry(rows).or_insert_with(compare)
+            })
         };
-        FAMILIES.iter().filter_map(differ).any(|differ| differ)
+        FAMILIES.iter().any(differ)
     }
 
     /// Finds what changes between two classes.

@@ -9,7 +9,7 @@ use tortie_api::{Kind, Resource};
 
 use super::asked::{Asked, Policies, is_policy};
 use super::atoms::{Uses, Vocabulary};
-use super::hosts::HostSight;
+use super::hosts::{ALL_INTERFACES, HostSight};
 use super::members::{of_nodes, of_outsiders, of_pods, taken};
 use super::names::{self, PodName};
 use super::placement::{Ends, Places};
@@ -196,6 +196,10 @@ impl Classes {
         for host in interfaces {
             uses.add(&asked.of_host(host, direction, sight.judged.is_some()));
         }
+        let all = sight.interfaces.get(ALL_INTERFACES).copied().flatten();
+        if let Some(all) = all.and_then(|number| hosts.get(number)) {
+            uses.add(&asked.of_all_interfaces(all));
+        }
         Some(uses)
     }
 
@@ -234,7 +238,13 @@ impl Classes {
         if stop.is_host() {
             let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
             let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
-            let mut asked = interfaces.flat_map(|host| host.all_policies(stop.direction()));
+            // That of all interfaces is also asked about what comes from pods, and goes to them.
+            let all = sight.interfaces.get(ALL_INTERFACES).copied().flatten();
+            let all = all.and_then(|number| hosts.get(number)).into_iter();
+            let inside =
+                all.flat_map(|host| [Direction::Ingress, Direction::Egress].map(|of| host.all_policies(of)));
+            let mut asked =
+                interfaces.flat_map(|host| host.all_policies(stop.direction())).chain(inside.flatten());
             return asked.any(|index| policies.contains(&index));
         }
         let Some(judged) = &sight.judged else { return false };

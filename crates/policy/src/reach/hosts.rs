@@ -25,8 +25,12 @@ pub(super) struct Hosts {
     of_node: BTreeMap<String, Interfaces>,
 }
 
-/// The numbers of the host endpoints by which a node's packets come and go: outside of the overlay, and inside.
-pub(super) type Interfaces = [Option<usize>; 2];
+/// The numbers of the host endpoints by which a node's packets come and go: outside of the overlay, and inside; and that
+/// of all interfaces, which also covers those of the node's own pods.
+pub(super) type Interfaces = [Option<usize>; 3];
+
+/// Which of them is of all interfaces.
+pub(super) const ALL_INTERFACES: usize = 2;
 
 const TABLES: [Table; 4] = [Table::Untracked, Table::PreDnat, Table::Normal, Table::Forward];
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -37,10 +41,14 @@ impl Hosts {
         let mut hosts = Self::default();
         for host in oracle.hosts() {
             if !hosts.of_node.contains_key(host.node()) {
-                let interfaces = [false, true].map(|overlaid| {
-                    let host = oracle.interface(host.node(), overlaid)?;
-                    Some(hosts.number(HostSight::new(oracle, &host, counts)))
-                });
+                let node = host.node();
+                let interfaces = [
+                    oracle.interface(node, false),
+                    oracle.interface(node, true),
+                    oracle.all_interfaces(node),
+                ];
+                let interfaces =
+                    interfaces.map(|host| Some(hosts.number(HostSight::new(oracle, &host?, counts))));
                 hosts.of_node.insert(host.node().to_owned(), interfaces);
             }
         }

@@ -95,6 +95,8 @@ pub(super) enum Profile {
     Stored(String),
     /// That of a namespace that exists.
     AllowsAll,
+    /// One that does not exist, and denies.
+    Missing,
 }
 
 /// One cluster, with what makes looking at it fast.
@@ -282,15 +284,19 @@ fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Ve
     at
 }
 
-/// Those that have anything to say, up to the first that allows everything.
+/// The profiles that have rules, up to the first that decides about every packet.
 pub(super) fn profiles(oracle: &Oracle<'_>, names: &[String]) -> Vec<Profile> {
     let mut all = Vec::new();
     for name in names {
         match oracle.profile_of(name) {
             SeenProfile::Stored(_) => all.push(Profile::Stored(name.clone())),
-            SeenProfile::Nothing => {}
+            SeenProfile::WithoutRules => {}
             SeenProfile::AllowsAll => {
                 all.push(Profile::AllowsAll);
+                break;
+            }
+            SeenProfile::Missing => {
+                all.push(Profile::Missing);
                 break;
             }
         }

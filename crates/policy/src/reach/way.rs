@@ -61,6 +61,27 @@ impl Stop {
     }
 }
 
+/// A stop of packets between nodes, or of packets that stay inside one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Spot {
+    pub(super) stop: Stop,
+    pub(super) placement: Placement,
+}
+
+impl Spot {
+    /// How many there are that differ: at pods it does not matter where the other end is.
+    pub(super) const COUNT: usize = 6;
+
+    /// Whether it is a host endpoint that a packet meets inside one node.
+    pub(super) fn is_inside_node(self) -> bool {
+        self.stop.is_host() && self.placement == Placement::Together
+    }
+
+    pub(super) fn number(self) -> usize {
+        self.stop.number() + if self.is_inside_node() { 3 } else { 0 }
+    }
+}
+
 /// Something for each [`Stop`].
 pub(super) type ByStop<T> = [Option<T>; 4];
 

@@ -33,8 +33,11 @@ impl Why {
             }
         };
         let reason = |stop: Stop| {
-            // The reply's direction is the other one.
-            let here = at(stop).iter().filter(|trace| (trace.direction == stop.direction()) != trace.reply);
+            // The direction of a reply is the other one, and so is that between a pod and its node: what the pod sends
+            // comes into its node.
+            let is_here =
+                |trace: &&Trace| (trace.direction == stop.direction()) != (trace.reply != trace.at_pod);
+            let here = at(stop).iter().filter(is_here);
             let (verdict, decider) = Decider::of(&here.cloned().collect::<Vec<_>>())?;
             (verdict == answer.verdict).then_some(Reason { stop, decider })
         };

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::Condition;
+use tortie_dataplane::{Condition, Reason};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule, TierProgram};
 
 use super::region::{Matched, Region, View, matched};
@@ -73,8 +73,12 @@ struct Flattener<'a, L> {
 impl<L: Lookup> Flattener<'_, L> {
     /// From the end to the beginning: what comes after a tier is known when its Pass rules are met.
     fn program(&mut self, program: &EndpointProgram) -> Result<Vec<Decision>, TooMany> {
-        let nothing_matched = vec![everything(NO_PROFILE)];
-        let mut list = self.policies(&program.profiles, None, nothing_matched)?;
+        let mut list = vec![everything(NO_PROFILE)];
+        // A profile that passes leaves the decision to the next one.
+        for profile in program.profiles.iter().rev() {
+            let next = list.clone();
+            list = self.policies(std::slice::from_ref(profile), &next, list)?;
+        }
         for tier in program.tiers(self.direction).iter().rev() {
             list = self.tier(tier, list)?;
         }
@@ -86,14 +90,14 @@ impl<L: Lookup> Flattener<'_, L> {
             EndOfTier::Deny => vec![everything(&end_of_tier(&tier.name))],
             EndOfTier::Pass => next.clone(),
         };
-        self.policies(&tier.policies, Some(&next), end)
+        self.policies(&tier.policies, &next, end)
     }
 
-    /// The policies' rules before `list`. `next` is what Pass leads to; in profiles it leads nowhere.
+    /// The policies' rules before `list`. `next` is what Pass leads to.
     fn policies(
         &mut self,
         policies: &[PolicyId],
-        next: Option<&[Decision]>,
+        next: &[Decision],
         mut list: Vec<Decision>,
     ) -> Result<Vec<Decision>, TooMany> {
         // To prune after each of thousands of rules would take too long: it is done whenever the list has doubled.
@@ -123,7 +127,7 @@ impl<L: Lookup> Flattener<'_, L> {
         id: &PolicyId,
         index: usize,
         rule: &Rule,
-        next: Option<&[Decision]>,
+        next: &[Decision],
         list: Vec<Decision>,
     ) -> Result<Vec<Decision>, TooMany> {
         if rule.action == Action::Log {
@@ -138,15 +142,15 @@ impl<L: Lookup> Flattener<'_, L> {
             let decision = |region| Decision { verdict, region, origin: Arc::clone(&origin) };
             regions.into_iter().map(decision).collect::<Vec<_>>()
         };
-        let mut decisions = match (rule.action, next) {
-            (Action::Allow, _) => decide(Verdict::Allow, exact),
-            (Action::Pass, Some(next)) => {
+        let mut decisions = match rule.action {
+            Action::Allow => decide(Verdict::Allow, exact),
+            Action::Pass => {
                 let surely = self.reachable(id, within(next, &exact))?;
                 let next = self.reachable(id, within(next, &vague))?;
                 let perhaps = self.reachable(id, both(&next, &list))?;
                 [surely, perhaps].concat()
             }
-            _ => decide(Verdict::Deny, [exact, vague].concat()),
+            Action::Deny | Action::Log => decide(Verdict::Deny, [exact, vague].concat()),
         };
         decisions.extend(list);
         Ok(decisions)
@@ -199,7 +203,7 @@ impl<L: Lookup> Flattener<'_, L> {
         // Counted from one, as on Linux and by people.
         let (direction, number) = (self.direction, index + 1);
         Condition {
-            reason: "RuleNotExpressible",
+            reason: Reason::RuleNotExpressible,
             message: format!(
                 "{id}: {direction:?} rule {number} ({action:?}) matches {what}, which HNS cannot: {consequence}"
             ),
@@ -213,7 +217,7 @@ fn everything(origin: &str) -> Decision {
 
 fn too_many_rules(direction: Direction, policy: &str) -> Condition {
     Condition {
-        reason: "TooManyRules",
+        reason: Reason::TooManyRules,
         message: format!(
             "{policy}: with it the {direction:?} policy comes to more than {MOST_DECISIONS} decisions, or takes too long to \
              work out: all of it is denied; Pass rules that match ICMP types or ports of SCTP cost most"

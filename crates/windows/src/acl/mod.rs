@@ -23,7 +23,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use tortie_api::net::Direction;
-use tortie_dataplane::{Condition, Endpoint};
+use tortie_dataplane::{Condition, Endpoint, Reason};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Policy};
 use tortie_policy::program::Lookup;
 
@@ -148,7 +148,7 @@ pub fn render<L: Lookup>(
         if runs(policy.iter().map(|row| &row.action)) > usize::from(LAST_PRIORITY - FIRST_PRIORITY) {
             policy.clear();
             conditions.push(Condition {
-                reason: "TooManyRules",
+                reason: Reason::TooManyRules,
                 message: format!(
                     "{direction:?} policy needs more than the {} priorities that HNS has: all of it is denied",
                     LAST_PRIORITY - FIRST_PRIORITY
@@ -227,7 +227,7 @@ fn v4(address: &IpAddr) -> Option<Ipv4Addr> {
 fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     let six = endpoint.addresses.iter().filter(|address| address.is_ipv6());
     let condition = |address: &IpAddr| Condition {
-        reason: "AddressNotServed",
+        reason: Reason::AddressNotServed,
         message: format!("{address}: Windows has no IPv6 on VXLAN; the address is closed"),
     };
     six.map(condition).collect()

@@ -14,7 +14,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use tortie_api::net::Protocol;
-use tortie_dataplane::{Condition, NodeState, ServiceId};
+use tortie_dataplane::{Condition, NodeState, Reason, ServiceId};
 use tortie_policy::program::Lookup;
 
 use super::flatten::{Decision, Verdict};
@@ -228,14 +228,14 @@ impl<'a> Found<'a> {
             }
         }
         let conditions = [
-            self.partly.condition("ServicePartlyAllowed", "only some of the backends are allowed"),
-            self.taken.condition("ServiceAddressTaken", "another Service has the same address and port"),
+            self.partly.condition(Reason::ServicePartlyAllowed, "only some of the backends are allowed"),
+            self.taken.condition(Reason::ServiceAddressTaken, "another Service has the same address and port"),
             self.of_pods.condition(
-                "ServiceAddressTaken",
+                Reason::ServiceAddressTaken,
                 "the address is one that pods have, and such a pod is closed at that port to whom the Service is",
             ),
             self.of_sctp
-                .condition("ServicePartlyAllowed", "its ports are ports of SCTP, which HNS cannot tell apart"),
+                .condition(Reason::ServicePartlyAllowed, "its ports are ports of SCTP, which HNS cannot tell apart"),
         ];
         Judgement { rows, conditions: conditions.into_iter().flatten().collect() }
     }
@@ -354,7 +354,7 @@ impl Told {
         }
     }
 
-    fn condition(self, reason: &'static str, why: &str) -> Option<Condition> {
+    fn condition(self, reason: Reason, why: &str) -> Option<Condition> {
         /// Which addresses of one Service are spelled out.
         const ADDRESSES: usize = 4;
         let count = self.0.len();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState};
+use tortie_dataplane::{Condition, Endpoint, EndpointId, NodeState, Reason};
 use tortie_hcn::HcnExt;
 use tortie_hcn::schema::Policy;
 use tracing::warn;
@@ -188,7 +188,7 @@ impl<'a> Pass<'a> {
                 let message = format!(
                     "the set {set} keeps its members, as {id} may name it in ACLs that cannot be changed"
                 );
-                held.insert(set.clone(), Condition { reason: "PolicySetHeld", message });
+                held.insert(set.clone(), Condition { reason: Reason::PolicySetHeld, message });
             }
         }
         held
@@ -229,7 +229,7 @@ impl<'a> Pass<'a> {
                 let message = format!(
                     "{id}: a set that its ACLs name cannot be changed; its members are spelled out next"
                 );
-                known.conditions = vec![Condition { reason: "PolicySetHeld", message }];
+                known.conditions = vec![Condition { reason: Reason::PolicyNotInForce, message }];
             }
         }
         unusable.extend(sets.into_iter().map(|(id, told)| (id, (told, until))));

@@ -16,7 +16,7 @@ use testkit::exceptions::Exception;
 use testkit::flows::{explain, judged};
 use testkit::random::Tally;
 use tortie_api::net::Protocol;
-use tortie_dataplane::{Condition, Report};
+use tortie_dataplane::{Condition, Reason, Report};
 use tortie_hns_emulator::EgressSees;
 use tortie_policy::oracle::Oracle;
 use tortie_policy::program::Flow;
@@ -24,8 +24,8 @@ use tortie_policy::program::Flow;
 use crate::{PODS, is_allowed};
 
 /// What an endpoint is told of Services whose addresses may be closed though the way to a backend is open.
-pub const PARTLY: &str = "ServicePartlyAllowed";
-pub const TAKEN: &str = "ServiceAddressTaken";
+pub const PARTLY: Reason = Reason::ServicePartlyAllowed;
+pub const TAKEN: Reason = Reason::ServiceAddressTaken;
 
 pub const NARROWER: &str = "narrower: Services";
 const NARROWER_SCTP: &str = "narrower: ports of SCTP, of Services";

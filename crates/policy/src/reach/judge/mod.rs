@@ -9,7 +9,7 @@ use tortie_api::net::IpVersion;
 
 use super::classes::{Class, Classes};
 use super::sight::EndSight;
-use super::way::{ByStop, ByWay, FAMILIES, Placement, Scope, Stop, Way, scopes};
+use super::way::{ByStop, ByWay, FAMILIES, Placement, Scope, Spot, Stop, Way, scopes};
 use super::why::{Decider, Reason, Why};
 use crate::oracle::{DecidedBy, Oracle, PolicyName, PolicyTrace, Question, Snapshot, Table, Trace, Verdict};
 pub(super) use views::Row;
@@ -23,7 +23,7 @@ pub struct Judge<'a> {
     oracle: Oracle<'a>,
     views: Vec<View>,
     /// The view of each class, by stop and family.
-    view_of: Vec<[[Option<usize>; 2]; 4]>,
+    view_of: Vec<[[Option<usize>; 2]; Spot::COUNT]>,
     seats: HashMap<Seat<'a>, usize>,
     /// Which classes belong together for some questions, by family.
     groups: HashMap<(IpVersion, BTreeSet<u32>), Rc<Vec<usize>>>,
@@ -128,9 +128,13 @@ impl<'a> Judge<'a> {
         let mut flow = Flow::default();
         for stop in Stop::ALL {
             let (subject, peer) = stop.subject_and_peer(from, to);
-            let row = match way.placement {
+            let own_node = match way.placement {
                 Placement::Together if stop.is_host() => self.own_node(from, to, stop),
-                _ => self.row(subject, peer, stop, way.family),
+                _ => None,
+            };
+            let row = match own_node {
+                Some(row) => Some(row),
+                None => self.row(subject, peer, Spot { stop, placement: way.placement }, way.family),
             };
             if let Some(slot) = flow.0.get_mut(stop.number()) {
                 *slot = row;
@@ -173,17 +177,25 @@ impl<'a> Judge<'a> {
         Why { verdict, by: Stop::ALL.into_iter().zip(by).filter_map(reason).collect() }
     }
 
-    /// The number of what is said at one stop of packets from one class to another between nodes, or if there are only
-    /// such, on one; `None` where there are no such packets.
-    pub(super) fn row_at(
+    /// The number of what is said at one stop of packets from one class to another between nodes, and inside one; `None`
+    /// where there are no such packets.
+    pub(super) fn rows_at(
         &mut self,
         from: usize,
         to: usize,
         stop: Stop,
         family: IpVersion,
-    ) -> Option<Option<Row>> {
+    ) -> [Option<Option<Row>>; 2] {
         let (subject, peer) = stop.subject_and_peer(from, to);
-        self.is_asked(from, to, stop, family).then(|| self.row(subject, peer, stop, family))
+        let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return [None; 2] };
+        let reaches = source.reaches(destination, family);
+        let ends = self.classes.ends(from, to);
+        [(Placement::Apart, ends.apart), (Placement::Together, ends.together)].map(
+            |(placement, there_are)| {
+                let row = || self.row(subject, peer, Spot { stop, placement }, family);
+                (reaches && there_are).then(row)
+            },
+        )
     }
 
     /// Whether packets of a class of ports pass a stop of which this is said.
@@ -229,8 +241,12 @@ impl<'a> Judge<'a> {
         Some(row)
     }
 
-    fn ask(&mut self, from: usize, to: usize, port: usize, stop: Stop, family: IpVersion) -> Option<Said> {
-        let (verdict, decider) = Decider::of(&self.traces_of(from, to, port, stop, family))?;
+    fn ask(&mut self, from: usize, to: usize, port: usize, spot: Spot, family: IpVersion) -> Option<Said> {
+        let traces = match spot.is_inside_node() {
+            true => self.inside_node(from, to, port, spot.stop, family),
+            false => self.traces_of(from, to, port, spot.stop, family),
+        };
+        let (verdict, decider) = Decider::of(&traces)?;
         Some(Said { verdict, by: self.decider_number(decider) })
     }
 
@@ -245,10 +261,16 @@ impl<'a> Judge<'a> {
     ) -> Vec<Trace> {
         let Some(question) = self.question(from, to, port, stop) else { return Vec::new() };
         let traces = match stop.is_host() {
-            true => self.oracle.at_host(&question, family, stop.direction()),
+            true => self.oracle.at_host(&question, family, stop == Stop::SenderNode),
             false => self.oracle.at_pod(&question, family, stop.direction()),
         };
         traces.unwrap_or_default()
+    }
+
+    /// The oracle's words about one packet that stays inside one node, at the host endpoint of all interfaces.
+    fn inside_node(&self, from: usize, to: usize, port: usize, stop: Stop, family: IpVersion) -> Vec<Trace> {
+        let Some(question) = self.question(from, to, port, Stop::Sender) else { return Vec::new() };
+        self.oracle.inside_node(&question, family, stop == Stop::SenderNode).unwrap_or_default()
     }
 
     /// What a profile says of one packet from one class to another.
@@ -274,7 +296,8 @@ impl<'a> Judge<'a> {
         let mut packets = Vec::new();
         let classes = 0..self.classes.all().len();
         for subject in classes.filter(|class| subjects(*class)) {
-            let Some(number) = self.view(subject, stop, family) else { continue };
+            let spot = Spot { stop, placement: Placement::Apart };
+            let Some(number) = self.view(subject, spot, family) else { continue };
             let Some(View { peers, port_samples, .. }) = self.views.get(number) else { continue };
             for (peer, group) in peers.iter().enumerate() {
                 let (from, to) = stop.sender_and_receiver(subject, peer);

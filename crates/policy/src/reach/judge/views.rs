@@ -8,9 +8,9 @@ use tortie_api::net::IpVersion;
 
 use super::{Judge, Said};
 use crate::reach::atoms::Uses;
-use crate::reach::hosts::Interfaces;
+use crate::reach::hosts::{ALL_INTERFACES, Interfaces};
 use crate::reach::sight::{AddressSight, EndSight, Holding, Profile};
-use crate::reach::way::{Stop, family_number};
+use crate::reach::way::{Spot, family_number};
 
 /// What is said at one stop by one family. Peers and ports that are not told apart there are one group.
 pub(super) struct View {
@@ -38,7 +38,8 @@ impl Row {
 /// Everything that decides what is said of whom at a stop: classes with equal seats share a view.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct Seat<'a> {
-    stop: Stop,
+    /// The number of the spot.
+    spot: usize,
     family: IpVersion,
     whose: Whose<'a>,
     own: Restricted,
@@ -92,19 +93,19 @@ impl Restricted {
 
 impl<'a> Judge<'a> {
     /// The number of what is said of `peer` on all ports.
-    pub(super) fn row(&mut self, subject: usize, peer: usize, stop: Stop, family: IpVersion) -> Option<Row> {
-        let number = self.view(subject, stop, family)?;
+    pub(super) fn row(&mut self, subject: usize, peer: usize, spot: Spot, family: IpVersion) -> Option<Row> {
+        let number = self.view(subject, spot, family)?;
         let view = self.views.get(number)?;
         let group = *view.peers.get(peer)?;
         if let Some(known) = view.rows.get(group)? {
             return *known;
         }
-        let (from, to) = stop.sender_and_receiver(subject, peer);
+        let (from, to) = spot.stop.sender_and_receiver(subject, peer);
         let said: Vec<Option<Said>> = view
             .port_samples
             .clone()
             .into_iter()
-            .map(|port| self.ask(from, to, port, stop, family))
+            .map(|port| self.ask(from, to, port, spot, family))
             .collect();
         let view = self.views.get(number)?;
         let said = view.ports.iter().map(|group| said.get(*group).copied().flatten()).collect();
@@ -114,16 +115,23 @@ impl<'a> Judge<'a> {
     }
 
     /// The number of the view of a class; `None` where it is under no policy there.
-    pub(super) fn view(&mut self, subject: usize, stop: Stop, family: IpVersion) -> Option<usize> {
+    pub(super) fn view(&mut self, subject: usize, spot: Spot, family: IpVersion) -> Option<usize> {
+        let stop = spot.stop;
         if stop.is_host() && !self.classes.with_hosts() {
             return None;
         }
-        let slot =
-            |all: &[[Option<usize>; 2]; 4]| all.get(stop.number())?.get(family_number(family)).copied();
+        let slot = |all: &[[Option<usize>; 2]; Spot::COUNT]| {
+            all.get(spot.number())?.get(family_number(family)).copied()
+        };
         if let Some(known) = self.view_of.get(subject).and_then(slot)? {
             return Some(known);
         }
         let sight = self.sight(subject)?;
+        if spot.is_inside_node()
+            && (sight.judged.is_none() || sight.interfaces.get(ALL_INTERFACES).is_none_or(Option::is_none))
+        {
+            return None;
+        }
         let asked = self.classes.asked.get(self.world)?;
         let (whose, uses) = match stop.is_host() {
             true => {
@@ -139,7 +147,7 @@ impl<'a> Judge<'a> {
             }
         };
         let own = Restricted::new(sight, family, &uses.atoms);
-        let seat = Seat { stop, family, whose, own };
+        let seat = Seat { spot: spot.number(), family, whose, own };
         let number = match self.seats.get(&seat) {
             Some(known) => *known,
             None => {
@@ -148,7 +156,7 @@ impl<'a> Judge<'a> {
                 number
             }
         };
-        *self.view_of.get_mut(subject)?.get_mut(stop.number())?.get_mut(family_number(family))? =
+        *self.view_of.get_mut(subject)?.get_mut(spot.number())?.get_mut(family_number(family))? =
             Some(number);
         Some(number)
     }

@@ -1,31 +1,26 @@
-//! Replays files of published verdicts: one JSON object a line is a cluster with its policies, and what becomes of each
-//! pair of pods, protocol and port (`rows`: from, to, `TCP/80`, ingress, egress, combined).
+//! Kubernetes policies: each line is a cluster with its policies and the verdict on each pair of pods, protocol and port
+//! (`rows`: from, to, `TCP/80`, ingress, egress, combined).
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
-use std::process::Command;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
-use testkit::emulator::{self, RENDERINGS, Rendering};
+use testkit::emulator;
 use testkit::exceptions::Exception;
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{EndpointId, Report};
-use tortie_hcn::Version;
-use tortie_hns_emulator::Config as HnsConfig;
 use tortie_linux::dataplane::Config;
 use tortie_policy::oracle::{self, Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
+use super::{On, Tally, hns};
 use crate::setup::require_root;
 
-/// How many differences are printed.
-const SHOWN: usize = 20;
 const NODE: &str = "node";
 /// Some pods are then on one node, and some not.
 const TWO_NODES: [&str; 2] = ["n1", "n2"];
@@ -34,127 +29,16 @@ type Objects = Vec<(Key, Value)>;
 /// Of each pod, by `namespace/name`.
 type Addresses = BTreeMap<String, IpAddr>;
 
-/// Who judges.
-#[derive(Debug, Clone, Copy)]
-enum On {
-    /// The programs that calc compiles, evaluated in memory.
-    Program,
-    /// The evaluator that reads the resources themselves.
-    Oracle,
-    /// This machine's kernel, by packets between namespaces.
-    Kernel,
-    /// Windows nodes with an emulated HNS of this version, with its preset, and a way to render policy.
-    Emulator(Version, Rendering),
-}
-
-impl fmt::Display for On {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Program => f.write_str("program"),
-            Self::Oracle => f.write_str("oracle"),
-            Self::Kernel => f.write_str("kernel"),
-            Self::Emulator(version, rendering) => write!(f, "emulator (HNS {version}, {})", rendering.name),
-        }
-    }
-}
-
-/// Every HNS with every rendering that suits it.
-fn emulators() -> Vec<On> {
-    let versions = [HnsConfig::SERVER_2019, HnsConfig::SERVER_2022, HnsConfig::NEWEST];
-    let suiting = |version| {
-        let suits = move |rendering: &&Rendering| (rendering.suits)(&hns(version));
-        RENDERINGS.iter().filter(suits).map(move |rendering| On::Emulator(version, *rendering))
-    };
-    versions.into_iter().flat_map(suiting).collect()
-}
-
-fn hns(version: Version) -> HnsConfig {
-    HnsConfig::new(version, Ipv4Addr::UNSPECIFIED)
-}
-
-/// What came of a file.
-#[derive(Default)]
-struct Tally {
-    cells: usize,
-    to_itself: usize,
-    /// By their names; verdicts that are narrower than published, as their endpoints tell.
-    narrower: BTreeMap<&'static str, usize>,
-    differences: Vec<String>,
-}
-
-/// `cargo xtask vectors FILE… [--on program|oracle|kernel|emulator]`.
-pub(crate) fn run(arguments: &[&str]) -> Result<()> {
-    let (files, on) = match arguments {
-        [files @ .., "--on", on] => (files, *on),
-        files => (files, "program"),
-    };
-    let judges = match on {
-        "program" => vec![On::Program],
-        "oracle" => vec![On::Oracle],
-        "kernel" => vec![On::Kernel],
-        "emulator" => emulators(),
-        other => bail!("--on {other:?} is not there; there are program, oracle, kernel and emulator"),
-    };
-    if files.is_empty() {
-        bail!("which files?");
-    }
-    let mut different = 0;
-    for on in judges {
-        let mut judge = Judge::new(on)?;
-        for file in files {
-            different += replay_file(file, on, &mut judge)?;
-        }
-    }
-    if different > 0 {
-        bail!("{different} verdicts differ");
-    }
-    Ok(())
-}
-
-/// Gives the number of differences.
-fn replay_file(file: &str, on: On, judge: &mut Judge) -> Result<usize> {
+/// Returns the number of verdicts that differ.
+pub(super) fn replay(file: &str, lines: &[Value], on: On) -> Result<usize> {
     let begun = Instant::now();
-    let text = read(file)?;
     let mut tally = Tally::default();
-    for (number, line) in text.lines().enumerate() {
-        let step: Value = serde_json::from_str(line).with_context(|| format!("{file}:{}", number + 1))?;
-        replay(&step, judge, &mut tally)
+    let mut judge = Judge::new(on)?;
+    for (number, step) in lines.iter().enumerate() {
+        replay_step(step, &mut judge, &mut tally)
             .with_context(|| format!("{file}:{}: {}", number + 1, step["desc"]))?;
     }
-    for difference in tally.differences.iter().take(SHOWN) {
-        println!("  {difference}");
-    }
-    let narrower: String = tally
-        .narrower
-        .iter()
-        .map(|(name, count)| format!("{count} verdicts {name} (closed, and told), "))
-        .collect();
-    println!(
-        "{file} on {on}: {} cells, {} of them a pod to itself (never leaves the pod, not judged), {narrower}{} differences, {:.2} s",
-        tally.cells,
-        tally.to_itself,
-        tally.differences.len(),
-        begun.elapsed().as_secs_f64(),
-    );
-    // Of an exception there are few.
-    if tally.narrower.values().any(|count| count * 50 >= tally.cells) {
-        bail!("too much is narrower than published: {:?}", tally.narrower);
-    }
-    if tally.cells == tally.to_itself {
-        bail!("{file} holds nothing that can be judged");
-    }
-    Ok(tally.differences.len())
-}
-
-fn read(file: &str) -> Result<String> {
-    if !file.ends_with(".gz") {
-        return std::fs::read_to_string(file).with_context(|| file.to_owned());
-    }
-    let output = Command::new("gzip").args(["-dc", file]).output().context("gzip")?;
-    if !output.status.success() {
-        bail!("{file}: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    String::from_utf8(output.stdout).with_context(|| file.to_owned())
+    tally.close(file, &on, begun)
 }
 
 /// A row of a step: a flow, and what is to become of it.
@@ -176,19 +60,19 @@ struct Verdicts {
     narrower: (Option<Exception>, Option<Exception>),
 }
 
-fn replay(step: &Value, judge: &mut Judge, tally: &mut Tally) -> Result<()> {
+fn replay_step(step: &Value, judge: &mut Judge, tally: &mut Tally) -> Result<()> {
     let (objects, addresses) = cluster(step, judge.nodes())?;
     let all = step["rows"].as_array().context("there are no rows")?;
     let rows: Vec<Row> =
         all.iter().filter_map(|row| read_row(row, &addresses).transpose()).collect::<Result<_>>()?;
-    tally.cells += all.len();
-    tally.to_itself += all.len() - rows.len();
+    tally.cases += rows.len();
+    tally.leave_out("a pod to itself never leaves the pod", all.len() - rows.len());
     for (row, ours) in rows.iter().zip(judge.verdicts(&objects, &rows)?) {
         let Row { from, to, port, expected, .. } = row;
         let (of_ingress, of_egress) = ours.narrower;
         let mut compare = |name, ours: bool, expected: bool, exception: Option<Exception>| {
             if let Some(exception) = exception.filter(|_| expected && !ours) {
-                *tally.narrower.entry(exception.name()).or_default() += 1;
+                tally.except(exception.name());
             } else if ours != expected {
                 let word = if ours { "allowed" } else { "blocked" };
                 let difference = format!("{}: {from} -> {to} {port}: {name} is {word} here", step["desc"]);

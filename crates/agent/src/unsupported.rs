@@ -1,0 +1,168 @@
+//! What is stored and not in force: fields that have no effect, pools that conflict, pools that went under running pods.
+//! `tortie apply` refuses or warns; whatever somebody else stored is reported by the nodes that it concerns.
+
+use std::collections::BTreeMap;
+
+use ipnet::IpNet;
+use serde_json::Value;
+use tortie_api::support::{self, Pool};
+use tortie_api::{FieldError, Key, Kind};
+use tortie_dataplane::Reason;
+
+/// Something about an object of the datastore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unsupported {
+    pub(crate) object: Key,
+    pub(crate) reason: Reason,
+    pub(crate) message: String,
+}
+
+/// The objects that may be in force in part only.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    node: String,
+    /// What has no effect, by object.
+    fields: BTreeMap<Key, Vec<FieldError>>,
+    pools: BTreeMap<String, Pool>,
+    /// The networks that nodes are on.
+    nodes: BTreeMap<String, IpNet>,
+    /// This node's blocks with addresses in use.
+    blocks: BTreeMap<Key, IpNet>,
+}
+
+impl Watched {
+    pub(crate) fn new(node: &str) -> Self {
+        Self { node: node.to_owned(), ..Self::default() }
+    }
+
+    /// Takes in an object; `None` is gone.
+    pub(crate) fn update(&mut self, key: &Key, value: Option<&Value>) {
+        match key.kind {
+            Kind::FelixConfiguration | Kind::IpPool => {
+                // What is for another node is that node's to report.
+                let other = key.name.strip_prefix("node.").is_some_and(|node| node != self.node);
+                let wrong = value.filter(|_| !other).map(|value| support::not_in_force(key, value));
+                set(&mut self.fields, key.clone(), wrong.filter(|wrong| !wrong.is_empty()));
+                if key.kind == Kind::IpPool {
+                    let pool = value.and_then(|value| Pool::of(key, value));
+                    set(&mut self.pools, key.name.clone(), pool);
+                }
+            }
+            Kind::Node => {
+                let net = value.and_then(support::node_network);
+                set(&mut self.nodes, key.name.clone(), net);
+            }
+            Kind::IpamBlock => {
+                let net = value.and_then(|value| used_block(&self.node, value));
+                set(&mut self.blocks, key.clone(), net);
+            }
+            _ => {}
+        }
+    }
+
+    /// All that is to be reported.
+    pub(crate) fn all(&self) -> Vec<Unsupported> {
+        let fields = self.fields.iter().flat_map(|(key, wrong)| {
+            wrong.iter().map(|error| Unsupported {
+                object: key.clone(),
+                reason: Reason::FieldNotSupported,
+                message: error.to_string(),
+            })
+        });
+        fields.chain(self.conflicts()).chain(self.without_pool()).collect()
+    }
+
+    fn conflicts(&self) -> impl Iterator<Item = Unsupported> {
+        self.pools.values().filter_map(|pool| {
+            let nodes = self.nodes.iter().map(|(name, net)| (name.as_str(), *net));
+            let message = support::conflicts(pool, self.pools.values())
+                .or_else(|| support::overlapping_nodes(pool, nodes))?;
+            let object = Key::global(Kind::IpPool, &pool.name);
+            Some(Unsupported { object, reason: Reason::PoolConflict, message })
+        })
+    }
+
+    fn without_pool(&self) -> impl Iterator<Item = Unsupported> {
+        let in_a_pool = |block: &IpNet| self.pools.values().any(|pool| pool.cidr.contains(block));
+        let lost = self.blocks.iter().filter(move |(_, block)| !in_a_pool(block));
+        lost.map(|(key, block)| Unsupported {
+            object: key.clone(),
+            reason: Reason::PoolMissing,
+            message: format!(
+                "pods of this node have addresses of {block}, which no IPPool has any more: other nodes may not reach them. \
+                 Store the pool as it was, or delete the pods and make them again"
+            ),
+        })
+    }
+}
+
+fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => drop(map.insert(key, value)),
+        None => drop(map.remove(&key)),
+    }
+}
+
+/// The addresses of a block of this node in which some are in use.
+fn used_block(node: &str, value: &Value) -> Option<IpNet> {
+    let is_ours = value["affinity"].as_str() == Some(&format!("host:{node}"));
+    let is_used = value["allocations"].as_array()?.iter().any(|offset| !offset.is_null());
+    value["cidr"].as_str()?.parse().ok().filter(|_| is_ours && is_used)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn told(watched: &Watched) -> Vec<(String, Reason)> {
+        watched.all().into_iter().map(|it| (it.object.to_string(), it.reason)).collect()
+    }
+
+    fn pool(watched: &mut Watched, name: &str, cidr: Option<&str>) {
+        let value = cidr.map(|cidr| json!({"metadata": {"name": name}, "spec": {"cidr": cidr}}));
+        watched.update(&Key::global(Kind::IpPool, name), value.as_ref());
+    }
+
+    #[test]
+    fn settings_concern_the_nodes_that_they_are_for() {
+        let spec = json!({"spec": {"vxlanVNI": 5000}});
+        for (name, expected) in [("default", 1), ("node.one", 1), ("node.two", 0), ("other", 2)] {
+            let mut watched = Watched::new("one");
+            let key = Key::global(Kind::FelixConfiguration, name);
+            watched.update(&key, Some(&spec));
+            assert_eq!(watched.all().len(), expected, "{name}: {:?}", watched.all());
+            watched.update(&key, None);
+            assert_eq!(watched.all(), []);
+        }
+    }
+
+    #[test]
+    fn pools_that_conflict_or_went_are_reported() {
+        let mut watched = Watched::new("one");
+        let address = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
+        watched.update(&Key::global(Kind::Node, "one"), Some(&address));
+        pool(&mut watched, "a", Some("10.0.0.0/16"));
+        assert_eq!(told(&watched), []);
+        pool(&mut watched, "b", Some("10.0.128.0/17"));
+        let both = ["IPPool a", "IPPool b"].map(|name| (name.to_owned(), Reason::PoolConflict));
+        assert_eq!(told(&watched), both);
+        pool(&mut watched, "b", Some("192.0.0.0/16"));
+        assert_eq!(told(&watched), [("IPPool b".to_owned(), Reason::PoolConflict)]);
+        pool(&mut watched, "b", None);
+
+        let block = Key::global(Kind::IpamBlock, "10-0-0-0-26");
+        let value = |node: &str, used: Value| json!({"cidr": "10.0.0.0/26", "affinity": format!("host:{node}"), "allocations": [used, null]});
+        for (value, expected) in
+            [(value("one", json!(0)), 1), (value("one", Value::Null), 0), (value("two", json!(0)), 0)]
+        {
+            pool(&mut watched, "a", None);
+            watched.update(&block, Some(&value));
+            assert_eq!(told(&watched).len(), expected, "{value}");
+            pool(&mut watched, "a", Some("10.0.0.0/16"));
+            assert_eq!(told(&watched), [], "{value}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Every field of FelixConfiguration of Calico v3.32, and what Tortie does with it.
+
+use super::State::{Implemented, Rejected, Reported};
+use super::Takes::{
+    AnyCase, Bool, Duration, Integer, Interface, Ipv4, Ipv6, ListsOfRouteTables, Nets, Nothing, NumberOrText,
+    Object, Objects, Port, Ports, Rate, RouteTables, Text, Texts, Timeouts, Word,
+};
+use super::{Field, Takes, field};
+
+const WIREGUARD_REFUSED: &str = "Tortie does not encrypt packets between nodes; they would go in the clear. Take it out, or \
+     encrypt the network below";
+const NODE_SELECTOR_REFUSED: &str =
+    "settings for nodes by their labels are not supported; name the object node.NAME for one node";
+
+const AWS: &str = "Tortie does not talk to cloud providers; set it at the instances";
+const CONNTRACK_INVALID: &str =
+    "packets that connection tracking calls invalid are judged by policy like all others";
+const DEBUG: &str = "it is for finding faults in Felix, which is not there";
+const DRIVER: &str = "Tortie has no external dataplane drivers";
+const EBPF: &str = "Tortie has no eBPF dataplane; nftables and HNS enforce the same policy";
+const EXTERNAL_NODES: &str = "packets of the overlay are taken from the cluster's nodes only";
+const FEATURE_GATES: &str = "they are of Felix, which is not there";
+const FIREWALL: &str = "Tortie does not change the Windows firewall; open the port yourself";
+const FLOATING: &str = "floating addresses are not supported";
+const FLOW_LOGS: &str = "flow logs are not supported yet";
+const FORWARDING: &str = "nodes always forward packets of pods";
+const GO: &str = "it tunes the runtime of Felix, which is not there";
+const HEALTH: &str = "agents have no health port; `tortie get nodereports` says what they do";
+const INTERFACES: &str =
+    "pods' interfaces on the host are always called cali…, and every other one may be a host endpoint's";
+const IPIP: &str = "there is no IPIP; packets between nodes are carried by VXLAN";
+const IPTABLES: &str = "Tortie uses nftables, and not iptables and ipsets";
+const IPV6: &str = "pods get no IPv6 addresses yet";
+const ISTIO: &str = "Tortie does not work with Istio yet";
+const L2: &str = "nodes do not answer for pods on their own network";
+const LOG_ACTION: &str = "the Log action writes no log yet";
+const LOGS: &str = "agents log to standard error what RUST_LOG chooses";
+const METRICS: &str = "agents have no Prometheus metrics yet";
+const MTU: &str = "the MTU of pods and of the overlay is 1450 bytes";
+const NAT: &str =
+    "packets to outside of all pools leave with the address of the interface that they leave by";
+const NFTABLES: &str = "the table has its own marks, chains and times, which cannot be set";
+const OPENSTACK: &str = "Tortie does not work with OpenStack";
+const REPORTING: &str = "agents report in NodeReports, when something changes";
+const ROUTES: &str = "agents keep their own routes as they must be, and leave those of others alone";
+const SERVICE_LOOP: &str = "packets to addresses of Services that no Service has are not dropped";
+const SPOOFING: &str = "a pod's packets always need its own address";
+const USAGE: &str = "Tortie reports no usage to anybody";
+const VNI: &str = "the VXLAN network identifier is 4096";
+const VXLAN_ENABLED: &str = "packets between nodes are carried by VXLAN wherever a pool says so";
+const VXLAN_PORT: &str = "the UDP port of VXLAN is 4789; Windows has no other";
+const WIREGUARD: &str = "Tortie has no WireGuard";
+
+/// The fields of `spec`.
+pub(super) const FIELDS: &[Field] = &[
+    field("allowIPIPPacketsFromWorkloads", Bool, Implemented, &[]),
+    field("allowVXLANPacketsFromWorkloads", Bool, Implemented, &[]),
+    field("awsSrcDstCheck", Word(&["DoNothing", "Enable", "Disable"]), Reported(AWS), &["DoNothing"]),
+    field("bpfAttachType", Word(&["TC", "TCX", "Netkit"]), Reported(EBPF), &[]),
+    field("bpfConnectTimeLoadBalancing", Word(&["TCP", "Enabled", "Disabled"]), Reported(EBPF), &[]),
+    field("bpfConnectTimeLoadBalancingEnabled", Bool, Reported(EBPF), &[]),
+    field("bpfConntrackLogLevel", Word(&["Off", "Debug"]), Reported(EBPF), &[]),
+    field("bpfConntrackMode", Word(&["Auto", "Userspace", "BPFProgram"]), Reported(EBPF), &[]),
+    field("bpfConntrackTimeouts", Object, Reported(EBPF), &[]),
+    field("bpfCTLBLogFilter", Text, Reported(EBPF), &[]),
+    field("bpfDataIfacePattern", Text, Reported(EBPF), &[]),
+    field("bpfDisableGROForIfaces", Text, Reported(EBPF), &[]),
+    field("bpfDisableUnprivileged", Bool, Reported(EBPF), &[]),
+    field("bpfDSROptoutCIDRs", Texts, Reported(EBPF), &[]),
+    field("bpfEnabled", Bool, Reported(EBPF), &["false"]),
+    field("bpfEnforceRPF", AnyCase(&["Disabled", "Strict", "Loose"]), Reported(EBPF), &[]),
+    field("bpfExcludeCIDRsFromNAT", Texts, Reported(EBPF), &[]),
+    field("bpfExportBufferSizeMB", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfExternalServiceMode", AnyCase(&["Tunnel", "DSR"]), Reported(EBPF), &[]),
+    field("bpfExtToServiceConnmark", Integer(0, 4294967295), Reported(EBPF), &[]),
+    field("bpfForceTrackPacketsFromIfaces", Texts, Reported(EBPF), &[]),
+    field("bpfHostConntrackBypass", Bool, Reported(EBPF), &[]),
+    field("bpfHostNetworkedNATWithoutCTLB", Word(&["Enabled", "Disabled"]), Reported(EBPF), &[]),
+    field("bpfIPFragmentReassemblyEnabled", Bool, Reported(EBPF), &[]),
+    field("bpfIPFragTimeout", Duration, Reported(EBPF), &[]),
+    field("bpfJITHardening", Word(&["Auto", "Strict"]), Reported(EBPF), &[]),
+    field("bpfKubeProxyHealthzPort", Integer(0, 65535), Reported(EBPF), &[]),
+    field("bpfKubeProxyIptablesCleanupEnabled", Bool, Reported(EBPF), &[]),
+    field("bpfKubeProxyMinSyncPeriod", Duration, Reported(EBPF), &[]),
+    field("bpfL3IfacePattern", Text, Reported(EBPF), &[]),
+    field("bpfLogFilters", Object, Reported(EBPF), &[]),
+    field("bpfLogLevel", AnyCase(&["Off", "Info", "Debug"]), Reported(EBPF), &[]),
+    field("bpfMaglevMaxEndpointsPerService", Integer(1, 3000), Reported(EBPF), &[]),
+    field("bpfMaglevMaxServices", Integer(1, 3000), Reported(EBPF), &[]),
+    field("bpfMapSizeConntrack", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfMapSizeConntrackCleanupQueue", Integer(1, i64::MAX), Reported(EBPF), &[]),
+    field("bpfMapSizeConntrackScaling", AnyCase(&["Disabled", "DoubleIfFull"]), Reported(EBPF), &[]),
+    field("bpfMapSizeIfState", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfMapSizeIPSets", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfMapSizeNATAffinity", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfMapSizeNATBackend", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfMapSizeNATFrontend", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfMapSizePerCpuConntrack", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfMapSizeRoute", Takes::INTEGER, Reported(EBPF), &[]),
+    field("bpfOverlayHostSourceIP", Word(&["TunnelAddress", "HostAddress"]), Reported(EBPF), &[]),
+    field("bpfPolicyDebugEnabled", Bool, Reported(EBPF), &[]),
+    field("bpfProfiling", Word(&["Enabled", "Disabled"]), Reported(EBPF), &[]),
+    field("bpfPSNATPorts", Port, Reported(EBPF), &[]),
+    field("bpfRedirectToPeer", Word(&["Enabled", "Disabled"]), Reported(EBPF), &[]),
+    field("cgroupV2Path", Text, Reported(EBPF), &[]),
+    field("chainInsertMode", AnyCase(&["Insert", "Append"]), Reported(IPTABLES), &["", "Insert"]),
+    field("dataplaneDriver", Text, Reported(DRIVER), &[]),
+    field("dataplaneWatchdogTimeout", Duration, Reported(HEALTH), &[]),
+    field("debugDisableLogDropping", Bool, Reported(DEBUG), &[]),
+    field("debugHost", Text, Reported(DEBUG), &[]),
+    field("debugMemoryProfilePath", Text, Reported(DEBUG), &[]),
+    field("debugPort", Integer(0, 65535), Reported(DEBUG), &[]),
+    field("debugSimulateCalcGraphHangAfter", Duration, Reported(DEBUG), &[]),
+    field("debugSimulateDataplaneApplyDelay", Duration, Reported(DEBUG), &[]),
+    field("debugSimulateDataplaneHangAfter", Duration, Reported(DEBUG), &[]),
+    field("defaultEndpointToHostAction", AnyCase(&["Drop", "Accept", "Return"]), Implemented, &[]),
+    field("deviceRouteProtocol", Takes::INTEGER, Reported(ROUTES), &[]),
+    field("deviceRouteSourceAddress", Ipv4, Reported(ROUTES), &[""]),
+    field("deviceRouteSourceAddressIPv6", Ipv6, Reported(ROUTES), &[""]),
+    field("disableConntrackInvalidCheck", Bool, Reported(CONNTRACK_INVALID), &["false"]),
+    field("endpointReportingDelay", Duration, Reported(REPORTING), &[]),
+    field("endpointReportingEnabled", Bool, Reported(REPORTING), &["false"]),
+    field("endpointStatusPathPrefix", Text, Reported(REPORTING), &[""]),
+    field("externalNodesList", Nets, Reported(EXTERNAL_NODES), &["[]"]),
+    field("failsafeInboundHostPorts", Objects, Implemented, &[]),
+    field("failsafeOutboundHostPorts", Objects, Implemented, &[]),
+    field("featureDetectOverride", Text, Reported(IPTABLES), &[]),
+    field("featureGates", Text, Reported(FEATURE_GATES), &[""]),
+    field("floatingIPs", Word(&["Enabled", "Disabled"]), Reported(FLOATING), &["Disabled"]),
+    field("flowLogsCollectorDebugTrace", Bool, Reported(FLOW_LOGS), &[]),
+    field("flowLogsFlushInterval", Duration, Reported(FLOW_LOGS), &[]),
+    field("flowLogsGoldmaneServer", Text, Reported(FLOW_LOGS), &[]),
+    field("flowLogsLocalReporter", Word(&["Disabled", "Enabled"]), Reported(FLOW_LOGS), &["Disabled"]),
+    field("flowLogsPolicyEvaluationMode", Word(&["None", "Continuous"]), Reported(FLOW_LOGS), &[]),
+    field("genericXDPEnabled", Bool, Reported(EBPF), &["false"]),
+    field("goGCThreshold", Integer(-1, i64::MAX), Reported(GO), &[]),
+    field("goMaxProcs", Integer(-1, i64::MAX), Reported(GO), &[]),
+    field("goMemoryLimitMB", Integer(-1, i64::MAX), Reported(GO), &[]),
+    field("healthEnabled", Bool, Reported(HEALTH), &["false"]),
+    field("healthHost", Text, Reported(HEALTH), &[]),
+    field("healthPort", Takes::INTEGER, Reported(HEALTH), &[]),
+    field("healthTimeoutOverrides", Timeouts, Reported(HEALTH), &[]),
+    field("interfaceExclude", Text, Reported(INTERFACES), &[]),
+    field("interfacePrefix", Text, Reported(INTERFACES), &["cali"]),
+    field("interfaceRefreshInterval", Duration, Reported(ROUTES), &[]),
+    field("ipForwarding", Word(&["Enabled", "Disabled"]), Reported(FORWARDING), &["Enabled"]),
+    field("ipipEnabled", Bool, Reported(IPIP), &["false"]),
+    field("ipipMTU", Takes::INTEGER, Reported(IPIP), &[]),
+    field("ipsetsRefreshInterval", Duration, Reported(IPTABLES), &[]),
+    field("iptablesBackend", Word(&["Legacy", "NFT", "Auto"]), Reported(IPTABLES), &[]),
+    field("iptablesFilterAllowAction", AnyCase(&["Accept", "Return"]), Reported(IPTABLES), &[]),
+    field("iptablesFilterDenyAction", AnyCase(&["Drop", "Reject"]), Implemented, &[]),
+    field("iptablesLockProbeInterval", Duration, Reported(IPTABLES), &[]),
+    field("iptablesMangleAllowAction", AnyCase(&["Accept", "Return"]), Reported(IPTABLES), &[]),
+    field("iptablesMarkMask", Integer(0, 4294967295), Reported(IPTABLES), &[]),
+    field("iptablesNATOutgoingInterfaceFilter", Text, Reported(IPTABLES), &[""]),
+    field("iptablesPostWriteCheckInterval", Duration, Reported(IPTABLES), &[]),
+    field("iptablesRefreshInterval", Duration, Reported(IPTABLES), &[]),
+    field("ipv4ElevatedRoutePriority", Integer(1, 2147483646), Reported(ROUTES), &[]),
+    field("ipv4NormalRoutePriority", Integer(1, 2147483646), Reported(ROUTES), &[]),
+    field("ipv6ElevatedRoutePriority", Integer(1, 2147483646), Reported(ROUTES), &[]),
+    field("ipv6NormalRoutePriority", Integer(1, 2147483646), Reported(ROUTES), &[]),
+    field("ipv6Support", Bool, Reported(IPV6), &["false"]),
+    field("istioAmbientMode", Word(&["Enabled", "Disabled"]), Reported(ISTIO), &["Disabled"]),
+    field("istioDSCPMark", NumberOrText, Reported(ISTIO), &[]),
+    field("kubeNodePortRanges", Ports, Reported(IPTABLES), &[]),
+    field("liveMigrationRouteConvergenceTime", Duration, Reported(ROUTES), &[]),
+    field(
+        "localSubnetL2Reachability",
+        Word(&["Disabled", "PodsAndLoadBalancers"]),
+        Reported(L2),
+        &["Disabled"],
+    ),
+    field("localSubnetL2ReachabilityRefreshInterval", Duration, Reported(L2), &[]),
+    field("logActionRateLimit", Rate, Reported(LOG_ACTION), &[]),
+    field("logActionRateLimitBurst", Integer(0, 9999), Reported(LOG_ACTION), &[]),
+    field("logDebugFilenameRegex", Text, Reported(LOGS), &[]),
+    field("logFilePath", Text, Reported(LOGS), &[]),
+    field("logPrefix", Text, Reported(LOG_ACTION), &[]),
+    field(
+        "logSeverityFile",
+        AnyCase(&["Trace", "Debug", "Info", "Warning", "Error", "Fatal"]),
+        Reported(LOGS),
+        &[],
+    ),
+    field(
+        "logSeverityScreen",
+        AnyCase(&["Trace", "Debug", "Info", "Warning", "Error", "Fatal"]),
+        Reported(LOGS),
+        &[],
+    ),
+    field(
+        "logSeveritySys",
+        AnyCase(&["Trace", "Debug", "Info", "Warning", "Error", "Fatal"]),
+        Reported(LOGS),
+        &[],
+    ),
+    field("maxIpsetSize", Takes::INTEGER, Reported(IPTABLES), &[]),
+    field("metadataAddr", Text, Reported(OPENSTACK), &[]),
+    field("metadataPort", Takes::INTEGER, Reported(OPENSTACK), &[]),
+    field("mtuIfacePattern", Text, Reported(MTU), &[]),
+    field("natOutgoingAddress", Ipv4, Reported(NAT), &[""]),
+    field(
+        "natOutgoingExclusions",
+        Word(&["IPPoolsOnly", "IPPoolsAndHostIPs"]),
+        Reported(NAT),
+        &["IPPoolsOnly"],
+    ),
+    field("natPortRange", Port, Reported(NAT), &[]),
+    field("netlinkTimeout", Duration, Reported(ROUTES), &[]),
+    field("nftablesFilterAllowAction", AnyCase(&["Accept", "Return"]), Reported(NFTABLES), &["", "Accept"]),
+    field("nftablesFilterDenyAction", AnyCase(&["Drop", "Reject"]), Implemented, &[]),
+    field("nftablesFlowTableDataIfacePattern", Text, Reported(NFTABLES), &[]),
+    field("nftablesFlowTableOffload", Word(&["All", "Disabled"]), Reported(NFTABLES), &["Disabled"]),
+    field("nftablesMangleAllowAction", AnyCase(&["Accept", "Return"]), Reported(NFTABLES), &[]),
+    field("nftablesMarkMask", Integer(0, 4294967295), Reported(NFTABLES), &[]),
+    field("nftablesMode", Word(&["Disabled", "Enabled", "Auto"]), Reported(NFTABLES), &["Auto", "Enabled"]),
+    field("nftablesRefreshInterval", Duration, Reported(NFTABLES), &[]),
+    field("nodeSelector", Nothing, Rejected(NODE_SELECTOR_REFUSED), &[]),
+    field("openstackRegion", Text, Reported(OPENSTACK), &[""]),
+    field("policySyncPathPrefix", Text, Reported(REPORTING), &[""]),
+    field(
+        "programClusterRoutes",
+        Word(&["Enabled", "Disabled", "EnabledIPIPOnly", "EnabledNoEncapOnly"]),
+        Reported(IPIP),
+        &["Enabled", "EnabledNoEncapOnly", "EnabledIPIPOnly"],
+    ),
+    field("prometheusGoMetricsEnabled", Bool, Reported(METRICS), &[]),
+    field("prometheusMetricsCAFile", Text, Reported(METRICS), &[]),
+    field("prometheusMetricsCertFile", Text, Reported(METRICS), &[]),
+    field(
+        "prometheusMetricsClientAuth",
+        Word(&[
+            "RequireAndVerifyClientCert",
+            "RequireAnyClientCert",
+            "VerifyClientCertIfGiven",
+            "NoClientCert",
+        ]),
+        Reported(METRICS),
+        &[],
+    ),
+    field("prometheusMetricsEnabled", Bool, Reported(METRICS), &["false"]),
+    field("prometheusMetricsHost", Text, Reported(METRICS), &[]),
+    field("prometheusMetricsKeyFile", Text, Reported(METRICS), &[]),
+    field("prometheusMetricsPort", Takes::INTEGER, Reported(METRICS), &[]),
+    field("prometheusProcessMetricsEnabled", Bool, Reported(METRICS), &[]),
+    field("prometheusWireGuardMetricsEnabled", Bool, Reported(METRICS), &[]),
+    field("removeExternalRoutes", Bool, Reported(ROUTES), &["false"]),
+    field("reportingInterval", Duration, Reported(REPORTING), &[]),
+    field("reportingTTL", Duration, Reported(REPORTING), &[]),
+    field("requireMTUFile", Bool, Reported(MTU), &[]),
+    field("routeRefreshInterval", Duration, Reported(ROUTES), &[]),
+    field("routeSource", AnyCase(&["WorkloadIPs", "CalicoIPAM"]), Reported(ROUTES), &["", "CalicoIPAM"]),
+    field("routeSyncDisabled", Bool, Reported(ROUTES), &["false"]),
+    field("routeTableRange", RouteTables, Reported(ROUTES), &[]),
+    field("routeTableRanges", ListsOfRouteTables, Reported(ROUTES), &[]),
+    field(
+        "serviceLoopPrevention",
+        AnyCase(&["Drop", "Reject", "Disabled"]),
+        Reported(SERVICE_LOOP),
+        &["", "Disabled"],
+    ),
+    field("sidecarAccelerationEnabled", Bool, Reported(ISTIO), &["false"]),
+    field("usageReportingEnabled", Bool, Reported(USAGE), &["false"]),
+    field("usageReportingInitialDelay", Duration, Reported(USAGE), &[]),
+    field("usageReportingInterval", Duration, Reported(USAGE), &[]),
+    field("useInternalDataplaneDriver", Bool, Reported(DRIVER), &["true"]),
+    field("vxlanEnabled", Bool, Reported(VXLAN_ENABLED), &["true"]),
+    field("vxlanMTU", Takes::INTEGER, Reported(MTU), &["0", "1450"]),
+    field("vxlanMTUV6", Takes::INTEGER, Reported(MTU), &["0"]),
+    field("vxlanPort", Takes::INTEGER, Reported(VXLAN_PORT), &["4789"]),
+    field("vxlanVNI", Takes::INTEGER, Reported(VNI), &["4096"]),
+    field("windowsManageFirewallRules", Word(&["Enabled", "Disabled"]), Reported(FIREWALL), &["Disabled"]),
+    field("wireguardEnabled", Bool, Rejected(WIREGUARD_REFUSED), &["false"]),
+    field("wireguardEnabledV6", Bool, Rejected(WIREGUARD_REFUSED), &["false"]),
+    field("wireguardHostEncryptionEnabled", Bool, Rejected(WIREGUARD_REFUSED), &["false"]),
+    field("wireguardInterfaceName", Interface, Reported(WIREGUARD), &[]),
+    field("wireguardInterfaceNameV6", Interface, Reported(WIREGUARD), &[]),
+    field("wireguardKeepAlive", Duration, Reported(WIREGUARD), &[]),
+    field("wireguardListeningPort", Integer(1, 65535), Reported(WIREGUARD), &[]),
+    field("wireguardListeningPortV6", Integer(1, 65535), Reported(WIREGUARD), &[]),
+    field("wireguardMTU", Takes::INTEGER, Reported(WIREGUARD), &[]),
+    field("wireguardMTUV6", Takes::INTEGER, Reported(WIREGUARD), &[]),
+    field("wireguardRoutingRulePriority", Integer(1, 32765), Reported(WIREGUARD), &[]),
+    field("wireguardThreadingEnabled", Bool, Reported(WIREGUARD), &[]),
+    field("workloadSourceSpoofing", AnyCase(&["Disabled", "Any"]), Reported(SPOOFING), &["", "Disabled"]),
+    field("xdpEnabled", Bool, Reported(EBPF), &["false"]),
+    field("xdpRefreshInterval", Duration, Reported(EBPF), &[]),
+];

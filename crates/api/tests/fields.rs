@@ -1,0 +1,220 @@
+//! The table of fields is held against the types that read them, and docs/fields.md against both.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod probe;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use probe::{Read, read_by};
+use serde_json::{Value, json};
+use tortie_api::calico::{FelixConfiguration, HostEndpoint, IpPool, NetworkSet, Profile, Tier};
+use tortie_api::calico::{GlobalNetworkPolicy, NetworkPolicy};
+use tortie_api::kubernetes::{EndpointSlice, Namespace, Node, Pod, Service, ServiceAccount};
+use tortie_api::support::{self, State, Takes};
+use tortie_api::{Key, Kind, manifest};
+
+/// The kinds that people write, each with what reads it.
+fn types() -> Vec<(&'static str, Vec<Read>)> {
+    vec![
+        ("NetworkPolicy (projectcalico.org/v3)", read_by::<NetworkPolicy>()),
+        ("GlobalNetworkPolicy", read_by::<GlobalNetworkPolicy>()),
+        ("NetworkPolicy (networking.k8s.io/v1)", read_by::<tortie_api::kubernetes::NetworkPolicy>()),
+        ("Tier", read_by::<Tier>()),
+        ("Profile", read_by::<Profile>()),
+        ("NetworkSet, GlobalNetworkSet", read_by::<NetworkSet>()),
+        ("HostEndpoint", read_by::<HostEndpoint>()),
+        ("IPPool", read_by::<IpPool>()),
+        ("FelixConfiguration", read_by::<FelixConfiguration>()),
+        ("Namespace", read_by::<Namespace>()),
+        ("ServiceAccount", read_by::<ServiceAccount>()),
+        ("Pod", read_by::<Pod>()),
+        ("Node", read_by::<Node>()),
+        ("Service", read_by::<Service>()),
+        ("EndpointSlice", read_by::<EndpointSlice>()),
+    ]
+}
+
+/// The fields of `spec` that a type reads.
+fn of_spec(read: &[Read]) -> BTreeSet<&str> {
+    let names = read.iter().filter_map(|field| field.path.strip_prefix("spec.")?.split(['.', '[']).next());
+    names.collect()
+}
+
+#[test]
+fn the_table_says_implemented_where_a_type_reads_the_field_and_only_there() {
+    for (kind, read) in
+        [(Kind::FelixConfiguration, read_by::<FelixConfiguration>()), (Kind::IpPool, read_by::<IpPool>())]
+    {
+        let read = of_spec(&read);
+        for field in support::fields(kind).unwrap() {
+            let is_read = read.contains(field.name);
+            match field.state {
+                State::Implemented => assert!(is_read, "{kind}: no type reads {}", field.name),
+                // IPIP is read in order to be refused, and the export by BGP has only the value that holds in any case.
+                _ if kind == Kind::IpPool => {}
+                _ => {
+                    assert!(!is_read, "{kind}: {} is read; the table says it is not implemented", field.name)
+                }
+            }
+        }
+        let table: BTreeSet<&str> = support::fields(kind).unwrap().iter().map(|field| field.name).collect();
+        let unknown: Vec<_> = read.difference(&table).collect();
+        assert!(unknown.is_empty(), "{kind}: the table lacks {unknown:?}");
+        assert_eq!(table.len(), support::fields(kind).unwrap().len(), "{kind}: a field stands twice");
+    }
+}
+
+/// Every state and every kind of value, by the manifests that a person would write.
+#[test]
+fn what_a_felix_configuration_may_say() {
+    let document = |name: &str, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": "FelixConfiguration", "metadata": {"name": name}, "spec": spec});
+    let refused = [
+        ("default", json!({"vxlanVNI": "abc"}), "spec.vxlanVNI: \"abc\" is not a whole number"),
+        ("default", json!({"nosuchField": 1}), "spec.nosuchField: unknown field"),
+        ("default", json!({"bpfEnabled": "yes"}), "spec.bpfEnabled: \"yes\" is not true or false"),
+        ("default", json!({"netlinkTimeout": "soon"}), "spec.netlinkTimeout: \"soon\" is not a time"),
+        ("default", json!({"netlinkTimeout": ""}), "spec.netlinkTimeout: \"\" is not a time"),
+        ("default", json!({"floatingIPs": "Pass"}), "is not Enabled or Disabled"),
+        ("default", json!({"logActionRateLimitBurst": 10_000}), "is not a whole number from 0 to 9999"),
+        ("default", json!({"natOutgoingAddress": "::"}), "is not an IPv4 address"),
+        ("default", json!({"externalNodesList": [1]}), "is not a list of networks and addresses"),
+        ("default", json!({"nodeSelector": "all()"}), "is not allowed: name the object node.NAME"),
+        ("default", json!({"wireguardListeningPort": 0}), "is not a whole number from 1 to 65535"),
+        ("default", json!({"kubeNodePortRanges": ["http"]}), "is not a list of ports and ranges"),
+        ("default", json!({"natPortRange": 0}), "is not a port"),
+        ("default", json!({"wireguardInterfaceName": "::/0"}), "is not the name of an interface"),
+        ("default", json!({"logActionRateLimit": "Pass"}), "is not a rate"),
+        ("default", json!({"routeTableRange": {"min": 9}}), "is not a mapping of min and max"),
+        (
+            "default",
+            json!({"healthTimeoutOverrides": [{"name": "*", "timeout": "1s"}]}),
+            "is not a list of mappings",
+        ),
+        ("primary", json!({}), "metadata.name: no node reads \"primary\""),
+        ("node.", json!({}), "metadata.name"),
+    ];
+    for (name, spec, expected) in refused {
+        let problems = manifest::read("f.yml", &document(name, &spec).to_string()).unwrap_err();
+        let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert!(said.iter().any(|line| line.contains(expected)), "{name} {spec}: {said:?}");
+    }
+    let taken = [
+        ("default", json!({"vxlanVNI": 4096, "netlinkTimeout": "1m30s", "logSeverityScreen": "info"})),
+        ("node.primary", json!({"bpfEnabled": true, "bpfLogFilters": {"all": "tcp"}, "natPortRange": "1:2"})),
+    ];
+    for (name, spec) in taken {
+        manifest::read("f.yml", &document(name, &spec).to_string()).expect(name);
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_named_unless_it_asks_for_what_holds_in_any_case() {
+    let paths =
+        |errors: Vec<tortie_api::FieldError>| errors.into_iter().map(|it| it.path).collect::<Vec<_>>();
+    let felix = Kind::FelixConfiguration;
+    let value = json!({"spec": {
+        "wireguardEnabled": true, "wireguardEnabledV6": false, "vxlanVNI": 5000, "vxlanPort": 4789, "bpfEnabled": true,
+        "serviceLoopPrevention": "disabled", "defaultEndpointToHostAction": "Drop", "bpfLogLevel": null,
+    }});
+    assert_eq!(paths(support::rejected(felix, &value)), ["spec.wireguardEnabled"]);
+    assert_eq!(paths(support::reported(felix, &value)), ["spec.bpfEnabled", "spec.vxlanVNI"]);
+    let stored = json!({"spec": {"vxlanVNI": "abc", "wireguardEnabled": true, "vxlanMTU": 9000}});
+    let all = support::not_in_force(&Key::global(felix, "other"), &stored);
+    let expected =
+        ["metadata.name", "spec.vxlanVNI", "spec.wireguardEnabled", "spec.vxlanMTU", "spec.vxlanVNI"];
+    assert_eq!(paths(all), expected);
+}
+
+#[test]
+fn annotations_that_ask_for_what_is_not_there_are_refused() {
+    let refused = |name: &str| {
+        let annotations = [(name.to_owned(), "x".to_owned())].into();
+        support::refused_annotation(&annotations).map(|(name, _)| name.to_owned())
+    };
+    for name in support::ANNOTATIONS {
+        assert_eq!(refused(name).as_deref(), Some(*name));
+        assert!(!support::why_refused(name).is_empty());
+    }
+    assert!(refused("cni.projectcalico.org/somethingNew").is_some());
+    for name in ["cni.projectcalico.org/podIP", "example.com/ipAddrs", "projectcalico.org/labels"] {
+        assert_eq!(refused(name), None, "{name}");
+    }
+}
+
+/// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` writes the page anew.
+#[test]
+fn the_page_is_as_the_types_and_the_table_are() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/fields.md");
+    let page = page();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    let there = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        there == page,
+        "docs/fields.md is not up to date: UPDATE_DOCS=1 cargo test -p tortie-api --test fields"
+    );
+}
+
+fn page() -> String {
+    let mut page = String::from(INTRODUCTION);
+    for (kind, table) in [
+        ("FelixConfiguration", support::fields(Kind::FelixConfiguration)),
+        ("IPPool", support::fields(Kind::IpPool)),
+    ] {
+        let _ = write!(page, "\n## {kind}\n\n| field of `spec` | takes | state |\n|---|---|---|\n");
+        for field in table.unwrap() {
+            let state = match field.state {
+                State::Implemented => "implemented".to_owned(),
+                State::Rejected(why) => format!("rejected: {why}"),
+                State::Reported(why) => format!("reported: {why}"),
+            };
+            let usual: Vec<String> = field.usual.iter().map(|value| format!("`{value}`")).collect();
+            let usual = match usual.len() {
+                0 => String::new(),
+                _ => format!(" ({} is as it is in any case)", usual.join(", ").replace("``", "`\"\"`")),
+            };
+            let _ = writeln!(page, "| `{}` | {} | {state}{usual} |", field.name, shown(field.takes));
+        }
+    }
+    let _ = write!(page, "\n## Annotations of Pods and Namespaces\n\n| annotation | state |\n|---|---|\n");
+    for name in support::ANNOTATIONS {
+        let _ = writeln!(page, "| `{name}` | rejected: {} |", support::why_refused(name));
+    }
+    let _ = write!(page, "\n## The other kinds\n\n{OTHERS}");
+    for (kind, read) in
+        types().into_iter().filter(|(kind, _)| !["FelixConfiguration", "IPPool"].contains(kind))
+    {
+        let _ = write!(page, "\n### {kind}\n\n");
+        let fields: Vec<String> = read.iter().map(|field| format!("`{}`", field.path)).collect();
+        let fields = if fields.is_empty() { vec!["its name and labels".to_owned()] } else { fields };
+        let _ = writeln!(page, "{}", fields.join(", "));
+    }
+    page
+}
+
+fn shown(takes: Takes) -> String {
+    takes.to_string()
+}
+
+const INTRODUCTION: &str = "\
+# Fields
+
+What Tortie does with each field of each kind. A test makes this page from the types and the table of the program
+(`crates/api/src/support`), so it is as the program is.
+
+- **implemented**: it does what it says.
+- **rejected**: `tortie apply` refuses it with the reason. Where somebody else has stored it, every node reports it.
+- **reported**: it has no effect, which does no harm. `tortie apply` warns, every node that it concerns reports it, and
+  `tortie apply --wait` does not say that it is in force.
+
+A field that does not stand here, and a value of another type, is refused with file, line and field.
+";
+
+const OTHERS: &str = "\
+Tortie reads all of the fields below. A policy with any other field is refused; where somebody else has stored it, it denies and
+is reported. Of Pods, Nodes and Services, the other fields of Kubernetes are taken as they are: they are for the
+scheduler, the kubelet and the Service proxy.
+";

@@ -1,0 +1,207 @@
+//! What `tortie apply` and `tortie delete` refuse, or warn of, beyond what is wrong with an object by itself: fields that
+//! Tortie does not support, and pools that conflict with others or are in use.
+
+use std::collections::BTreeSet;
+
+use anyhow::bail;
+use ipnet::IpNet;
+use tortie_api::manifest::{Object, Problem};
+use tortie_api::support::{self, Pool};
+use tortie_api::{FieldError, Key, Kind};
+use tortie_store::{Store, Stored};
+
+use crate::output;
+
+/// Refuses objects with fields that Tortie does not support, and pools that must not be as they are given. Every problem is
+/// printed with its place.
+pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
+    let pools = pool_problems(store, objects).await?;
+    let fields = objects.iter().flat_map(|object| {
+        support::rejected(object.key.kind, &object.value).into_iter().map(move |error| (object, error))
+    });
+    let problems: Vec<Problem> = fields.chain(pools).map(|(object, error)| at(object, error)).collect();
+    for problem in &problems {
+        output::error_line(&problem.to_string());
+    }
+    match problems.len() {
+        0 => Ok(()),
+        count => bail!("{}; nothing was changed", output::count(count as u64, "problem")),
+    }
+}
+
+/// Warns of what is taken and has no effect, and of pods whose namespace does not exist.
+pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
+    for object in objects {
+        for error in support::reported(object.key.kind, &object.value) {
+            output::error_line(&format!("warning: {}", at(object, error)));
+        }
+        if let Some((name, why)) = refused_annotation(object) {
+            let problem = format!("it is not supported, and such pods are not connected: {why}");
+            let error = FieldError::new(format!("metadata.annotations.{name}"), problem);
+            output::error_line(&format!("warning: {}", at(object, error)));
+        }
+    }
+    let namespaces: BTreeSet<&str> =
+        objects.iter().filter(|object| object.key.kind == Kind::Pod).map(|pod| &*pod.key.namespace).collect();
+    for namespace in namespaces {
+        if store.get(&Key::global(Kind::Namespace, namespace)).await?.is_none() {
+            output::error_line(&format!(
+                "warning: Namespace {namespace} does not exist: its pods are connected when it is created"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses to delete pools with addresses in use.
+pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
+    let pools: Vec<&Key> = keys.iter().filter(|key| key.kind == Kind::IpPool).collect();
+    if pools.is_empty() {
+        return Ok(());
+    }
+    let blocks = store.list(Kind::IpamBlock).await?.items;
+    for key in pools {
+        let Some(stored) = store.get(key).await? else { continue };
+        let Some(used) = Pool::of(key, &stored.value).and_then(|pool| in_use(&pool.cidr, &blocks)) else {
+            continue;
+        };
+        bail!(
+            "{key} has addresses in use ({used}): set disabled: true, delete the pods that have them, and then delete it; \
+             nothing was deleted"
+        );
+    }
+    Ok(())
+}
+
+fn at(object: &Object, error: FieldError) -> Problem {
+    let line = object.lines.of(&error.path);
+    let origin = tortie_api::manifest::Origin { line, ..object.origin.clone() };
+    Problem { origin, object: object.key.to_string(), field: error.path, problem: error.problem }
+}
+
+fn refused_annotation(object: &Object) -> Option<(String, &'static str)> {
+    if !matches!(object.key.kind, Kind::Pod | Kind::Namespace) {
+        return None;
+    }
+    let annotations = object.value.pointer("/metadata/annotations")?.as_object()?;
+    let texts = annotations.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
+    support::refused_annotation(&texts).map(|(name, why)| (name.to_owned(), why))
+}
+
+/// What is wrong with the given pools beside those that are stored, the nodes, and the addresses in use.
+async fn pool_problems<'a>(
+    store: &dyn Store,
+    objects: &'a [Object],
+) -> anyhow::Result<Vec<(&'a Object, FieldError)>> {
+    let given: Vec<(&Object, Pool)> = objects
+        .iter()
+        .filter(|object| object.key.kind == Kind::IpPool)
+        .filter_map(|object| Some((object, Pool::of(&object.key, &object.value)?)))
+        .collect();
+    if given.is_empty() {
+        return Ok(Vec::new());
+    }
+    let stored = store.list(Kind::IpPool).await?.items;
+    let blocks = store.list(Kind::IpamBlock).await?.items;
+    let nodes = store.list(Kind::Node).await?.items;
+    let is_given = |key: &Key| given.iter().any(|(object, _)| object.key == *key);
+    let others = stored.iter().filter(|other| !is_given(&other.key));
+    let mut pools: Vec<Pool> = others.filter_map(|other| Pool::of(&other.key, &other.value)).collect();
+    pools.extend(given.iter().map(|(_, pool)| pool.clone()));
+    let nodes: Vec<(&str, IpNet)> = nodes
+        .iter()
+        .filter_map(|node| Some((&*node.key.name, support::node_network(&node.value)?)))
+        .collect();
+    let problems = given.into_iter().flat_map(|(object, pool)| {
+        let before = stored.iter().find(|other| other.key == object.key);
+        let changed = before.and_then(|before| changed_in_use(before, object, &blocks));
+        let conflict = support::conflicts(&pool, &pools)
+            .or_else(|| support::overlapping_nodes(&pool, nodes.iter().copied()))
+            .map(|problem| FieldError::new("spec.cidr", problem));
+        changed.into_iter().chain(conflict).map(move |error| (object, error)).collect::<Vec<_>>()
+    });
+    Ok(problems.collect())
+}
+
+/// What cannot change of a pool while addresses of it are in use.
+fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
+    let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks)?;
+    let field = ["cidr", "blockSize"].into_iter().find(|field| {
+        let old = before.value["spec"].get(field).filter(|value| !value.is_null());
+        old.is_some_and(|old| after.value["spec"].get(field).is_some_and(|new| new != old))
+    })?;
+    let problem = format!(
+        "it cannot change while addresses of the pool are in use ({used}); make another pool, set disabled: true on this one, \
+         and delete the pods that have them"
+    );
+    Some(FieldError::new(format!("spec.{field}"), problem))
+}
+
+/// Who uses addresses of a network: how many there are, and the first of them. `None` where nobody does.
+fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<String> {
+    let (mut count, mut first) = (0_u64, None);
+    for block in blocks {
+        let cidr: Option<IpNet> = block.value["cidr"].as_str().and_then(|text| text.parse().ok());
+        if !cidr.is_some_and(|cidr| net.contains(&cidr)) {
+            continue;
+        }
+        for offset in block.value["allocations"].as_array().into_iter().flatten() {
+            let Some(attribute) = offset.as_u64().and_then(|index| usize::try_from(index).ok()) else {
+                continue;
+            };
+            let owner = &block.value["attributes"][attribute]["secondary"];
+            // What a Windows node keeps back at the beginning of its block has no owner.
+            let text = |name: &str| owner[name].as_str().map(str::to_owned);
+            let Some(owner) = owner_of(&text) else { continue };
+            count += 1;
+            first.get_or_insert(owner);
+        }
+    }
+    let addresses = if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") };
+    Some(format!("{addresses}, the first of {}", first?))
+}
+
+fn owner_of(text: &impl Fn(&str) -> Option<String>) -> Option<String> {
+    match (text("namespace"), text("pod"), text("node")) {
+        (Some(namespace), Some(pod), _) => Some(format!("pod {namespace}/{pod}")),
+        (_, _, Some(node)) => Some(format!("node {node}")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn block(allocations: Value, attributes: Value) -> Stored {
+        let value = json!({"cidr": "10.0.0.0/26", "allocations": allocations, "attributes": attributes});
+        Stored { key: Key::global(Kind::IpamBlock, "10-0-0-0-26"), value, revision: 1 }
+    }
+
+    #[test]
+    fn addresses_in_use_are_those_of_pods_and_nodes() {
+        let pod = json!({"handle_id": "h", "secondary": {"namespace": "n", "pod": "p", "node": "one"}});
+        let node = json!({"handle_id": "t", "secondary": {"node": "one", "type": "vxlanTunnelAddress"}});
+        let kept =
+            json!({"handle_id": "windows-reserved-ipam-handle", "secondary": {"note": "windows reserved"}});
+        let net = |text: &str| -> IpNet { text.parse().unwrap_or_default() };
+        let cases = [
+            (
+                "10.0.0.0/16",
+                json!([0, null, 0]),
+                json!([pod.clone()]),
+                Some("2 addresses, the first of pod n/p"),
+            ),
+            ("10.0.0.0/16", json!([0]), json!([node]), Some("1 address, the first of node one")),
+            ("10.0.0.0/16", json!([0]), json!([kept]), None),
+            ("10.0.0.0/16", json!([null]), json!([]), None),
+            ("10.1.0.0/16", json!([0]), json!([pod]), None),
+        ];
+        for (within, allocations, attributes, expected) in cases {
+            let found = in_use(&net(within), &[block(allocations.clone(), attributes)]);
+            assert_eq!(found.as_deref(), expected, "{within} {allocations}");
+        }
+    }
+}

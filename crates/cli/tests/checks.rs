@@ -1,0 +1,185 @@
+//! Nothing is accepted and then ignored: what apply and delete refuse, and what they warn of.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod served;
+
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use served::{Cluster, said};
+use tortie_api::{Key, Kind};
+use tortie_store::Store;
+
+fn object(kind: &str, name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "projectcalico.org/v3", "kind": kind, "metadata": {"name": name}, "spec": spec})
+}
+
+impl Cluster {
+    /// Applies an object; gives whether that succeeded, and what was said.
+    async fn applies(&self, object: &Value) -> (bool, String) {
+        let file = self.file(&object.to_string());
+        let output = self.tortie(&["apply", "-f", file.to_str().unwrap()]).output().await.unwrap();
+        (output.status.success(), said(&output))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_without_effect_are_refused_or_named() {
+    let cluster = Cluster::new().await;
+    let felix = |name: &str, spec: Value| object("FelixConfiguration", name, spec);
+    let table = [
+        (
+            felix("default", json!({"wireguardEnabled": true})),
+            false,
+            "m.yml:1: FelixConfiguration default: spec.wireguardEnabled: it has no effect",
+        ),
+        (
+            felix("default", json!({"vxlanVNI": "abc"})),
+            false,
+            "m.yml:1: FelixConfiguration default: spec.vxlanVNI: \"abc\" is not",
+        ),
+        (felix("default", json!({"nosuchField": 1})), false, "spec.nosuchField: unknown field"),
+        (felix("other", json!({})), false, "metadata.name: no node reads"),
+        (
+            felix("default", json!({"bpfEnabled": true})),
+            true,
+            "warning: m.yml:1: FelixConfiguration default: spec.bpfEnabled: it has no effect",
+        ),
+    ];
+    let key = Key::global(Kind::FelixConfiguration, "default");
+    for (object, good, expected) in table {
+        let (succeeded, said) = cluster.applies(&object).await;
+        assert_eq!(succeeded, good, "{said}");
+        assert!(
+            said.replace(&format!("{}/", cluster.folder()), "").contains(expected),
+            "{expected:?} in {said}"
+        );
+        assert_eq!(cluster.store.get(&key).await.unwrap().is_some(), good, "{said}");
+    }
+    // Nothing is said of what asks for what holds in any case.
+    let (_, said) = cluster
+        .applies(&felix("default", json!({"vxlanVNI": 4096, "defaultEndpointToHostAction": "Drop"})))
+        .await;
+    assert!(!said.contains("warning"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
+    let cluster = Cluster::new().await;
+    let node = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
+    cluster.put(&Key::global(Kind::Node, "one"), node).await;
+    let pool = |name: &str, cidr: &str, size: u8| {
+        object("IPPool", name, json!({"cidr": cidr, "vxlanMode": "Always", "blockSize": size}))
+    };
+    let used = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null], "unallocated": [1],
+        "attributes": [{"handle_id": "h", "secondary": {"namespace": "n", "pod": "p"}}]});
+    let block = Key::global(Kind::IpamBlock, "10-0-0-0-26");
+    let steps = [
+        (pool("a", "10.0.0.0/16", 26), true, "created"),
+        (pool("a", "10.0.0.0/17", 28), true, "configured"),
+        (pool("a", "10.0.0.0/16", 26), true, "configured"),
+        (
+            pool("b", "10.0.128.0/17", 26),
+            false,
+            "spec.cidr: 10.0.128.0/17 and 10.0.0.0/16 of IPPool a overlap",
+        ),
+        (
+            pool("b", "192.0.0.0/16", 26),
+            false,
+            "spec.cidr: 192.0.0.0/16 and 192.0.2.0/24, the network of node one, overlap",
+        ),
+        (pool("b", "10.1.0.0/16", 26), true, "created"),
+    ];
+    for (object, good, expected) in steps {
+        let (succeeded, said) = cluster.applies(&object).await;
+        assert!(succeeded == good && said.contains(expected), "{expected:?} in {said}");
+    }
+    cluster.put(&block, used).await;
+    for (object, good, expected) in [
+        (
+            pool("a", "10.0.0.0/17", 26),
+            false,
+            "spec.cidr: it cannot change while addresses of the pool are in use (1 address, the first of pod n/p)",
+        ),
+        (pool("a", "10.0.0.0/16", 28), false, "spec.blockSize: it cannot change"),
+        (
+            object(
+                "IPPool",
+                "a",
+                json!({"cidr": "10.0.0.0/16", "vxlanMode": "Always", "blockSize": 26, "disabled": true}),
+            ),
+            true,
+            "configured",
+        ),
+    ] {
+        let (succeeded, said) = cluster.applies(&object).await;
+        assert!(succeeded == good && said.contains(expected), "{expected:?} in {said}");
+    }
+    let delete = async |name: &str| cluster.tortie(&["delete", "ippool", name]).output().await.unwrap();
+    let refused = delete("a").await;
+    assert!(
+        !refused.status.success()
+            && said(&refused).contains("has addresses in use (1 address, the first of pod n/p)"),
+        "{}",
+        said(&refused)
+    );
+    assert!(delete("b").await.status.success());
+    cluster.store.delete(&block, None).await.unwrap();
+    assert!(delete("a").await.status.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_that_will_not_be_connected_are_named() {
+    let cluster = Cluster::new().await;
+    let pod = |namespace: &str, annotations: Value| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": namespace, "annotations": annotations},
+            "spec": {"containers": [{"name": "c"}]}})
+    };
+    cluster.put(&Key::global(Kind::Namespace, "n"), json!({"metadata": {"name": "n"}})).await;
+    let (_, said) = cluster.applies(&pod("nowhere", json!({}))).await;
+    assert!(said.contains("warning: Namespace nowhere does not exist"), "{said}");
+    let (_, said) = cluster.applies(&pod("n", json!({"cni.projectcalico.org/ipAddrs": "[]"}))).await;
+    assert!(
+        said.contains("metadata.annotations.cni.projectcalico.org/ipAddrs: it is not supported"),
+        "{said}"
+    );
+    assert!(!said.contains("Namespace"), "{said}");
+}
+
+async fn into(cluster: &Cluster, output: Stdio) -> Output {
+    let mut command = cluster.tortie(&["get", "nodes"]);
+    command.stdout(output).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().await.unwrap()
+}
+
+/// What cannot be written is an error; a reader that has gone knows that it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn output_that_nobody_takes_is_no_success() {
+    let cluster = Cluster::new().await;
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = into(&cluster, full.into()).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("error: standard output: No space left on device"), "{}", said(&output));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = into(&cluster, writer.into()).await;
+    assert_eq!((output.status.code(), said(&output).as_str()), (Some(1), ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn get_shows_what_is_there_beside_what_is_not() {
+    let cluster = Cluster::new().await;
+    let output = cluster.tortie(&["get", "node", "one", "nosuch", "another"]).output().await.unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = said(&output);
+    for part in ["NAME", "one", "error: Node nosuch does not exist", "error: Node another does not exist"] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+    let many: Vec<Value> =
+        (0..9).map(|n| json!({"object": format!("n/p{n}"), "reason": "HnsUnavailable", "message": "HNS does not answer"})).collect();
+    cluster.report(1, json!(many), 0).await;
+    let output = cluster.tortie(&["get", "nodereports"]).output().await.unwrap();
+    let said = served::said(&output);
+    assert!(said.contains("one: n/p0 HnsUnavailable: HNS does not answer\n"), "{said}");
+    assert!(said.contains("one: 6 more HnsUnavailable"), "{said}");
+    assert!(said.lines().all(|line| line.len() < 100), "{said}");
+}

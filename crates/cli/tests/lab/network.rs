@@ -1,0 +1,108 @@
+//! The network of a lab, as its pods and nodes see it.
+
+use super::support::{Lab, User};
+
+/// Entries of the neighbour table that are not permanent are counted for the whole machine, and room is for 1,024 of
+/// them: pods that resolve each other would make labs fail each other.
+#[test]
+fn nobody_depends_on_the_machines_neighbour_table() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&["--linux", "2"]);
+    lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
+    lab.wait_for_pods();
+    lab.json(&["lab", "matrix", "-o", "json", "--port", "80"]);
+    let pods = ["linux-client", "linux-server", "windows-client", "windows-server"];
+    let mut tables = Vec::new();
+    for pod in pods {
+        let name = format!("calico-demo/{pod}");
+        tables.push((name.clone(), lab.ok(&["lab", "exec", &name, "--", "cat", "/proc/net/arp"])));
+    }
+    for node in ["primary", "linux-2", "minion"] {
+        tables.push((node.to_owned(), lab.ok(&["lab", "capture", node, "--", "cat", "/proc/net/arp"])));
+    }
+    for (name, table) in tables {
+        let entries: Vec<&str> = table.lines().skip(1).collect();
+        assert!(!entries.is_empty(), "{name} has a neighbour");
+        // 0x6 is complete and permanent.
+        let counted: Vec<_> =
+            entries.iter().filter(|line| line.split_whitespace().nth(2) != Some("0x6")).collect();
+        assert!(counted.is_empty(), "{name}: {counted:?}");
+    }
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}
+
+/// A hostNetwork pod is its node: no network of its own, not cut by policies of pods, found at the node's address.
+#[test]
+fn a_host_network_pod_is_its_node() {
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&[]);
+    let pod = |name: &str, node: &str, more: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: n}}\nspec:\n  {more}\n  nodeSelector: \
+             {{kubernetes.io/hostname: {node}}}\n  containers: [{{name: c, ports: [{{containerPort: 8080}}]}}]\n"
+        )
+    };
+    let host = "hostNetwork: true";
+    let text = [
+        "apiVersion: v1\nkind: Namespace\nmetadata: {name: n}\n",
+        &pod("on-primary", "primary", host),
+        &pod("on-minion", "minion", host),
+        &pod("denied", "primary", "hostNetwork: false"),
+        "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: deny, namespace: n}\n\
+         spec: {podSelector: {}, policyTypes: [Ingress]}\n",
+    ];
+    lab.ok(&["apply", "--wait", "-f", &lab.file("hosts.yml", &text.concat())]);
+    let pods = lab.ok(&["get", "pods"]);
+    for address in ["192.0.2.11", "192.0.2.12"] {
+        assert!(pods.contains(address), "the nodes' addresses in {pods}");
+    }
+    let cells = super::cells_at(&lab.json(&["lab", "matrix", "-o", "json"]), "tcp/8080");
+    for (from, to, expected) in [
+        ("n/on-primary", "n/on-minion", "reached"),
+        ("n/on-minion", "n/on-primary", "reached"),
+        ("n/denied", "n/on-minion", "reached"),
+        ("n/on-minion", "n/denied", "cut"),
+        ("n/on-primary", "n/denied", "reached"),
+    ] {
+        assert_eq!(cells[&(from.to_owned(), to.to_owned())], expected, "{from} -> {to}");
+    }
+    assert!(lab.ok(&["lab", "exec", "n/on-minion", "--", "cat", "/proc/net/route"]).contains("eth0"));
+    let shown = lab.tortie(&["policy", "show", "on-minion", "-n", "n"]).output().unwrap();
+    let errors = String::from_utf8_lossy(&shown.stderr);
+    assert!(errors.contains("is a hostNetwork pod: it is its node (minion)"), "{errors}");
+
+    // It goes without taking its node's network along.
+    lab.ok(&["delete", "pod", "-n", "n", "on-minion"]);
+    lab.wait_until("nothing serves there any more", || {
+        let step = lab.json(&["lab", "matrix", "-o", "json"]);
+        super::cells_at(&step, "tcp/8080")
+            .keys()
+            .all(|(from, to)| from != "n/on-minion" && to != "n/on-minion")
+    });
+    assert!(lab.ok(&["lab", "capture", "minion", "--", "cat", "/proc/net/route"]).contains("eth0"));
+
+    // Settings without effect: they are stored, and nobody says that they are in force.
+    let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {vxlanVNI: 5000}\n";
+    let output = lab.tortie(&["apply", "--wait", "-f", &lab.file("felix.yml", felix)]).output().unwrap();
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && !said.contains("in force on"), "{said}");
+    for part in [
+        "warning: ",
+        "node primary: FelixConfiguration default: FieldNotSupported: spec.vxlanVNI",
+        "node minion: ",
+    ] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+
+    // A pod whose namespace does not exist says so, and is connected when there is one.
+    let lost = pod("lost", "primary", "hostNetwork: false").replace("namespace: n}", "namespace: nowhere}");
+    lab.ok(&["apply", "-f", &lab.file("lost.yml", &lost)]);
+    lab.wait_until("it is told", || lab.ok(&["get", "pods"]).contains("Namespace nowhere does not exist"));
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nowhere}\n";
+    lab.ok(&["apply", "-f", &lab.file("nowhere.yml", namespace)]);
+    lab.wait_for_pods();
+    lab.ok(&["lab", "down"]);
+    running.wait();
+}

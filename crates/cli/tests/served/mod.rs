@@ -1,0 +1,89 @@
+//! A datastore that a test serves, with the test in the place of the nodes.
+#![allow(dead_code, reason = "not every test uses all of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::process::Command;
+use tortie_api::{Key, Kind};
+use tortie_store::rpc::serve_unix;
+use tortie_store::{Embedded, Store};
+
+pub struct Cluster {
+    pub store: Arc<Embedded>,
+    dir: TempDir,
+}
+
+impl Cluster {
+    pub async fn new() -> Self {
+        let (store, dir) = (Arc::new(Embedded::in_memory().unwrap()), tempfile::tempdir().unwrap());
+        let socket = dir.path().join("store.sock");
+        tokio::spawn(serve(store.clone(), socket.clone()));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !socket.exists() {
+            assert!(Instant::now() < deadline);
+            tokio::task::yield_now().await;
+        }
+        let cluster = Self { store, dir };
+        cluster.put(&Key::global(Kind::Node, "one"), json!({"metadata": {"name": "one"}})).await;
+        cluster
+    }
+
+    pub async fn put(&self, key: &Key, value: Value) -> u64 {
+        let written = match self.store.get(key).await.unwrap() {
+            None => self.store.create(key, value).await,
+            Some(there) => self.store.update(key, value, there.revision).await,
+        };
+        written.unwrap().revision
+    }
+
+    pub async fn report(&self, revision: u64, conditions: Value, more: usize) {
+        let status = json!({"os": "linux", "revision": revision, "endpoints": 0, "conditions": conditions, "more": more});
+        let report = json!({
+            "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": status,
+        });
+        self.put(&Key::global(Kind::NodeReport, "one"), report).await;
+    }
+
+    pub fn file(&self, text: &str) -> PathBuf {
+        let path = self.dir.path().join("m.yml");
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub fn tortie(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let store = format!("unix:{}", self.dir.path().join("store.sock").display());
+        command.args(arguments).env("TORTIE_STORE", store);
+        command
+    }
+
+    /// The folder of its files.
+    pub fn folder(&self) -> String {
+        self.dir.path().display().to_string()
+    }
+
+    /// Waits for so many seconds at most.
+    pub async fn apply(&self, file: &Path, timeout: &str) -> Output {
+        self.tortie(&["apply", "--wait", "--timeout", timeout, "-f", file.to_str().unwrap()])
+            .output()
+            .await
+            .unwrap()
+    }
+}
+
+/// The seconds to wait for what does not come, and for what does.
+pub const SHORT: &str = "2";
+pub const LONG: &str = "60";
+
+async fn serve(store: Arc<Embedded>, socket: PathBuf) {
+    serve_unix(store, &socket).await.unwrap();
+}
+
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}

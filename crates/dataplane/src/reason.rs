@@ -1,0 +1,179 @@
+//! Why a condition is reported, and how severe that is.
+
+use std::fmt;
+
+use serde::de::IntoDeserializer;
+use serde::de::value::Error;
+use serde::{Deserialize, Serialize};
+
+/// How severe a condition is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Severity {
+    /// Policy is in force, if narrower than it was asked for; or there is something of somebody else's, or about a
+    /// single destination, that the operator should look at. It holds up no revision, no ADD and no `apply --wait`.
+    Information,
+    /// What was stored has no effect, or not the one that it says. It holds nothing up either, but nobody may call the
+    /// object in force.
+    WithoutEffect,
+    /// What the condition is about is not in force; it is tried again.
+    Failure,
+}
+
+impl Severity {
+    /// The severity of a reason by its name, as a node report has it. A name that is not known is a failure: the report
+    /// may be that of a newer agent.
+    #[must_use]
+    pub fn of(reason: &str) -> Self {
+        let known: Result<Reason, Error> = Reason::deserialize(reason.into_deserializer());
+        known.map_or(Self::Failure, Reason::severity)
+    }
+}
+
+/// Why a condition is reported: a short, stable name in CamelCase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Reason {
+    /// The dataplane does not serve an address of the pod.
+    AddressNotServed,
+    /// Calico left something on the node.
+    CalicoLeftover,
+    /// A load balancer hides the client's address from policy.
+    ClientAddressHidden,
+    /// An object of HNS is not as it should be.
+    Differs,
+    /// HNS has no endpoint for a pod.
+    EndpointMissing,
+    /// A field of an object of the datastore has no effect.
+    FieldNotSupported,
+    /// Somebody else put ACLs on an endpoint.
+    ForeignAcl,
+    /// A chain of somebody else may drop packets that policy allows.
+    ForeignChainMayDrop,
+    /// Chains of somebody else cannot be read.
+    ForeignChainsUnknown,
+    /// A VXLAN link of somebody else uses the overlay's port or identifier.
+    ForeignVxlanLink,
+    /// HNS reported success and did something else.
+    HnsDidNotTake,
+    /// HNS refused a call.
+    HnsRefused,
+    /// HNS does not answer.
+    HnsUnavailable,
+    /// Host endpoints are not enforced on this operating system.
+    HostEndpointNotEnforced,
+    /// No interface of the node fits a host endpoint.
+    HostEndpointWithoutInterface,
+    /// Two pods claim one interface.
+    InterfaceContested,
+    /// The pod's interface does not exist.
+    InterfaceMissing,
+    /// The kernel lacks a module; what needs it is left out.
+    KernelModuleMissing,
+    /// The node has more than one block, and uses one.
+    MoreThanOneBlock,
+    /// The network exists with other properties, and is in use.
+    NetworkDiffers,
+    /// The network does not exist.
+    NetworkMissing,
+    /// Routes, links or addresses are not as they should be.
+    NetworkNotInForce,
+    /// HNS has not finished the network.
+    NetworkNotReady,
+    /// An object of the datastore cannot be read whole; what it means instead is narrower.
+    NotUnderstood,
+    /// The overlay's MAC address has changed.
+    OverlayRemade,
+    /// Two IPPools have the same addresses, or one has those of nodes.
+    PoolConflict,
+    /// The IPPool of addresses in use has been changed or deleted.
+    PoolMissing,
+    /// Policy, or its last change, is not in force.
+    PolicyNotInForce,
+    /// A set keeps its members, so ACLs name its addresses instead.
+    PolicySetHeld,
+    /// HNS refused a set, so ACLs name its addresses instead.
+    PolicySetRefused,
+    /// The overlay is bound to another address than the node's.
+    ProviderAddressDiffers,
+    /// A route to other nodes' pods was refused.
+    RouteRefused,
+    /// A route of somebody else is in the place of ours.
+    RouteTaken,
+    /// The operating system cannot express a rule; it is narrowed if it allows, and widened if it denies.
+    RuleNotExpressible,
+    /// Two Services have the same address and port.
+    ServiceAddressTaken,
+    /// Policy allows only some backends of a Service.
+    ServicePartlyAllowed,
+    /// A policy has more rules than the operating system takes; the rest is closed.
+    TooManyRules,
+    /// The operating system has one port for VXLAN, and another one is configured.
+    VxlanPortNotSupported,
+}
+
+impl Reason {
+    /// How severe it is. There is no default, so that a new reason needs a decision.
+    #[must_use]
+    pub fn severity(self) -> Severity {
+        use Reason::*;
+        match self {
+            AddressNotServed
+            | CalicoLeftover
+            | ClientAddressHidden
+            | ForeignAcl
+            | ForeignChainMayDrop
+            | ForeignChainsUnknown
+            | ForeignVxlanLink
+            | HostEndpointNotEnforced
+            | HostEndpointWithoutInterface
+            | KernelModuleMissing
+            | MoreThanOneBlock
+            | NotUnderstood
+            | OverlayRemade
+            | PolicySetHeld
+            | PolicySetRefused
+            | ProviderAddressDiffers
+            | RouteRefused
+            | RouteTaken
+            | RuleNotExpressible
+            | ServiceAddressTaken
+            | ServicePartlyAllowed
+            | TooManyRules
+            | VxlanPortNotSupported => Severity::Information,
+            FieldNotSupported | PoolConflict | PoolMissing => Severity::WithoutEffect,
+            Differs | EndpointMissing | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested
+            | InterfaceMissing | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
+            | PolicyNotInForce => Severity::Failure,
+        }
+    }
+
+    /// Whether what it is about is not in force.
+    #[must_use]
+    pub fn is_failure(self) -> bool {
+        self.severity() == Severity::Failure
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_the_severity_of_its_reason() {
+        for (name, severity) in [
+            ("PolicySetRefused", Severity::Information),
+            ("FieldNotSupported", Severity::WithoutEffect),
+            ("PolicyNotInForce", Severity::Failure),
+            ("SomethingNew", Severity::Failure),
+            ("", Severity::Failure),
+        ] {
+            assert_eq!(Severity::of(name), severity, "{name}");
+        }
+        assert_eq!(Severity::of(&Reason::RouteTaken.to_string()), Severity::Information);
+    }
+}

@@ -1,0 +1,73 @@
+//! The database of the embedded store, opened again after the system failed to write or read it: redb refuses everything
+//! after one I/O error until then, also when a full disk has room again.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use redb::{Database, DatabaseError, ReadTransaction, ReadableDatabase, WriteTransaction};
+
+use crate::StoreError;
+use crate::embedded::failed;
+
+type Open = dyn Fn() -> Result<Database, DatabaseError> + Send + Sync;
+
+/// A database that can be opened again.
+pub(crate) struct File {
+    open: Box<Open>,
+    /// `None` while it cannot be opened.
+    database: RwLock<Option<Database>>,
+}
+
+impl File {
+    /// Opens the database. `open` is called again after a failure, when nobody uses the old one any more.
+    pub(crate) fn new(
+        open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
+    ) -> Result<Self, StoreError> {
+        let database = RwLock::new(Some(open().map_err(failed)?));
+        Ok(Self { open: Box::new(open), database })
+    }
+
+    /// Reads in a transaction, which must not outlive the call.
+    pub(crate) fn read<T>(
+        &self,
+        read: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.with(|database| read(&database.begin_read().map_err(failed)?))
+    }
+
+    /// Writes in a transaction. After an error it is not known whether it happened.
+    pub(crate) fn write<T>(
+        &self,
+        write: impl FnOnce(&WriteTransaction) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.with(|database| {
+            let transaction = database.begin_write().map_err(failed)?;
+            let written = write(&transaction)?;
+            transaction.commit().map_err(failed)?;
+            Ok(written)
+        })
+    }
+
+    /// Closes the database and opens it again, which repairs what a failed write has left.
+    pub(crate) fn reopen(&self) -> Result<(), StoreError> {
+        let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        // The file is locked until the old one is closed.
+        *database = None;
+        *database = Some((self.open)().map_err(failed)?);
+        Ok(())
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&Database) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        let mut database = self.shared();
+        if database.is_none() {
+            drop(database);
+            self.reopen()?;
+            database = self.shared();
+        }
+        let closed = || StoreError::Unavailable("its file is being opened again".to_owned());
+        work(database.as_ref().ok_or_else(closed)?)
+    }
+
+    fn shared(&self) -> RwLockReadGuard<'_, Option<Database>> {
+        self.database.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,55 @@
+//! Objects, and whether the manifest reader accepts each.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tortie_api::{Kind, manifest};
+
+use super::Tally;
+
+/// Kinds that Tortie does not keep yet.
+const NOT_KEPT: [&str; 6] = [
+    "BGPConfiguration",
+    "BGPFilter",
+    "BGPPeer",
+    "IPAMConfiguration",
+    "IPReservation",
+    "KubeControllersConfiguration",
+];
+
+/// Returns the number of objects that one side accepts and the other rejects.
+pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
+    let begun = Instant::now();
+    let mut tally = Tally::default();
+    for (number, line) in lines.iter().enumerate() {
+        let (object, accepted) = (&line["object"], &line["accepted"]);
+        let kind = object["kind"].as_str().with_context(|| format!("{file}:{}: no kind", number + 1))?;
+        let accepted = accepted.as_bool().with_context(|| format!("{file}:{}", number + 1))?;
+        if NOT_KEPT.contains(&kind) {
+            tally.leave_out("of kinds that are not kept yet", 1);
+            continue;
+        }
+        tally.cases += 1;
+        let problem = match manifest::read("object", &object.to_string()) {
+            Ok(_) if !accepted => format!("accepted, but {}", line["reason"]),
+            Err(problems) if accepted => {
+                let unsupported = problems.iter().all(|found| is_unsupported(&found.problem));
+                if unsupported && kind == Kind::IpPool.name() {
+                    tally.leave_out("of valid pools that Tortie does not support yet", 1);
+                    continue;
+                }
+                let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+                format!("rejected: {}", problems.join("; "))
+            }
+            _ => continue,
+        };
+        tally.differences.push(format!("{}: {problem}: {object}", number + 1));
+    }
+    tally.close(file, &"the manifest reader", begun)
+}
+
+/// Whether a pool is rejected because Tortie does not support it, rather than because it is wrong.
+fn is_unsupported(problem: &str) -> bool {
+    problem.contains("not supported")
+}
