@@ -69,7 +69,7 @@ fn a_pod_is_shown_on_either_system() {
     assert!(rule.contains("th dport { 80, 443 } accept"), "the kernel has the rule: {linux}");
     assert!(below(&linux, "3 Allow TCP from").contains("together with rule 2"), "{linux}");
     assert!(
-        below(&linux, "1 Deny TCP from 10.9.0.0/16").contains("ip saddr 10.9.0.0-10.9.255.255 drop"),
+        below(&linux, "1 Deny IPv4 TCP from 10.9.0.0/16").contains("ip saddr 10.9.0.0-10.9.255.255 drop"),
         "{linux}"
     );
     assert!(below(&linux, "end of tier default").contains("drop"), "{linux}");
@@ -153,6 +153,6 @@ fn what_cannot_be_shown_is_told_with_its_name() {
         text.contains("! calico-demo/windows-server (eth0): what is in force cannot be read: "),
         "{text}"
     );
-    assert!(text.contains("1 Deny TCP from 10.9.0.0/16"), "{text}");
+    assert!(text.contains("1 Deny IPv4 TCP from 10.9.0.0/16"), "{text}");
     end(&lab, running);
 }
