@@ -11,6 +11,7 @@ pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
 use crate::{FieldError, Key, Resource, defaults, strict};
 
+mod endpoints;
 mod exported;
 mod meaning;
 mod offline;

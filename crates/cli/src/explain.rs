@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anstyle::{AnsiColor, Style};
 use anyhow::bail;
 use serde_json::json;
+use tortie_api::Kind;
 use tortie_api::net::{Action, Direction};
 use tortie_api::report::ReportedCondition;
 use tortie_policy::enforced::not_enforced;
@@ -79,7 +80,13 @@ impl Explain {
             denied |= answer.verdict == Verdict::Deny;
             match self.output {
                 Format::Text => {
-                    show(&question, &answer, &not_enforced);
+                    show(&question, &answer);
+                    for (name, node) in not_enforced_in(&answer, &not_enforced) {
+                        let now = verdict(without(snapshot, &not_enforced, &question)?);
+                        output::line(&format!(
+                            "\nhost endpoint {name} is not enforced, as node {node} is a Windows node: as things are, the packet is {now}"
+                        ));
+                    }
                     about(&answer, &reports).for_each(|(node, told)| show_condition(node, told));
                 }
                 Format::Json => {
@@ -89,9 +96,13 @@ impl Explain {
                     let hosts: Vec<_> = not_enforced_in(&answer, &not_enforced)
                         .map(|(name, node)| json!({"hostEndpoint": name, "node": node}))
                         .collect();
-                    documents.push(json!({
+                    let mut document = json!({
                         "question": question, "answer": answer, "reported": reported, "notEnforced": hosts,
-                    }));
+                    });
+                    if !hosts.is_empty() {
+                        document["verdictAsEnforced"] = json!(without(snapshot, &not_enforced, &question)?);
+                    }
+                    documents.push(document);
                 }
             }
         }
@@ -144,7 +155,7 @@ fn verdict(verdict: Verdict) -> String {
 }
 
 /// The question, the answer, and what led to it, for a reader.
-fn show(question: &Question, answer: &Answer, not_enforced: &BTreeMap<String, String>) {
+fn show(question: &Question, answer: &Answer) {
     let named = |peer: &Peer, address: IpAddr| match peer {
         Peer::Address(_) => address.to_string(),
         peer => format!("{peer} ({address})"),
@@ -154,15 +165,19 @@ fn show(question: &Question, answer: &Answer, not_enforced: &BTreeMap<String, St
     for note in &answer.notes {
         output::line(&format!("  {note}"));
     }
-    for (name, node) in not_enforced_in(answer, not_enforced) {
-        let note = format!(
-            "host endpoint {name} is not enforced, as node {node} is a Windows node: its policies close nothing there"
-        );
-        output::line(&format!("  {}", coloured(DENIED, &note)));
-    }
     for trace in answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress) {
         show_trace(trace);
     }
+}
+
+/// The verdict where these host endpoints are not there.
+fn without(
+    snapshot: &Snapshot,
+    hosts: &BTreeMap<String, String>,
+    question: &Question,
+) -> anyhow::Result<Verdict> {
+    let left = snapshot.only(|key, _| key.kind != Kind::HostEndpoint || !hosts.contains_key(&key.name));
+    Ok(Oracle::new(&left).evaluate(question)?.verdict)
 }
 
 /// The host endpoints that decide in an answer, and are not enforced; each with its node.

@@ -122,3 +122,51 @@ fn service_accounts_are_implied_where_policies_ask_for_them() {
     let (_, _, err) = run(SHOP, &["explain", "shop/front", "shop/back"]);
     assert!(!err.contains("service accounts"), "{err}");
 }
+
+/// Endpoints count where Kubernetes mirrors them: for a Service without a selector, and without slices.
+#[test]
+fn endpoints_of_services_without_a_selector_are_their_backends() {
+    let endpoints = "---\n{apiVersion: v1, kind: Endpoints, metadata: {name: back, namespace: shop}, subsets: [{addresses: [{ip: 203.0.113.7}], notReadyAddresses: [{ip: 'fd00::7'}], ports: [{port: 5432}]}]}\n";
+    let without = SERVICE.replace("selector: {app: back}, ports", "ports");
+    let ask = ["explain", "shop/front", "203.0.113.7", "--port", "5432"];
+    let (code, out, err) = run(&[SHOP, &without, endpoints].concat(), &ask);
+    assert!(
+        code == 0 && out.contains("NetworkPolicy shop/front-egress, rule 1") && !err.contains("skipped"),
+        "{out}{err}"
+    );
+    let (code, out, err) = run(&[SHOP, SERVICE, endpoints].concat(), &ask);
+    assert!(code == 1 && err.contains("skipped, as no verdict depends on it: 1 Endpoints"), "{out}{err}");
+    let damaged = endpoints.replace("port: 5432", "port: x");
+    let (code, out, err) = run(&[SHOP, &without, &damaged].concat(), &ask);
+    assert!(
+        code == 2 && err.contains("c.yml:13: Endpoints shop/back: subsets[0].ports[0].port"),
+        "{out}{err}"
+    );
+}
+
+/// Two workloads of one name are two; one workload twice is a mistake.
+#[test]
+fn no_workload_hides_another() {
+    let workload = |kind: &str, label: &str| {
+        format!(
+            "---\n{{apiVersion: apps/v1, kind: {kind}, metadata: {{name: web, namespace: shop}}, spec: {{template: {{metadata: {{labels: {{app: {label}}}}}, spec: {{containers: [{{name: c}}]}}}}}}}}\n"
+        )
+    };
+    let policy = "---\n{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {podSelector: {matchLabels: {app: y}}}}\n";
+    let shop = SHOP.trim_end_matches("---\n");
+    let both = [shop, &workload("Deployment", "x"), &workload("StatefulSet", "y"), policy].concat();
+    for (to, code) in [("shop/web", 0), ("shop/web-statefulset", 1)] {
+        let (got, out, err) = run(&both, &["explain", "shop/front", to]);
+        assert!(
+            got == code
+                && err.contains("note: StatefulSet shop/web stands for its pod as shop/web-statefulset"),
+            "{to}: {out}{err}"
+        );
+    }
+    let twice = [shop, &workload("Deployment", "x"), &workload("Deployment", "y")].concat();
+    let (code, out, err) = run(&twice, &["explain", "shop/front", "shop/web"]);
+    assert!(
+        code == 2 && err.contains("c.yml:11: Deployment shop/web: the object was given before, at c.yml:9"),
+        "{out}{err}"
+    );
+}

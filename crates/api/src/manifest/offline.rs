@@ -6,18 +6,20 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
+use super::endpoints::Endpoints;
 use super::meaning::{self, Meaning};
 use super::{Object, Origin, Problem, Seen, describe, documents, object, problem};
 use crate::calico::{EncapsulationMode, IpPool};
 use crate::resource::typed;
 use crate::yaml::{Document, Lines};
-use crate::{Key, Kind, is_reserved_label, known_fields};
+use crate::{FieldError, Key, Kind, is_reserved_label, known_fields};
 
 /// What has been read so far, of any number of files.
 #[derive(Default)]
 pub struct Offline {
     objects: Vec<Object>,
     workloads: Vec<Workload>,
+    endpoints: Vec<Endpoints>,
     skipped: Vec<Skipped>,
     notes: Vec<String>,
     seen: Seen,
@@ -69,6 +71,21 @@ struct Workload {
     pod: Object,
 }
 
+impl Workload {
+    /// Its pod, under a name that no other pod has: two workloads of different kinds may have one name.
+    fn under_a_free_name(&self, taken: &BTreeSet<Key>, notes: &mut Vec<String>) -> Object {
+        let mut pod = self.pod.clone();
+        if taken.contains(&pod.key) {
+            while taken.contains(&pod.key) {
+                pod.key.name = format!("{}-{}", pod.key.name, self.of.kind.to_lowercase());
+            }
+            pod.value["metadata"]["name"] = json!(pod.key.name);
+            notes.push(format!("{} stands for its pod as {}/{}", self.of, pod.key.namespace, pod.key.name));
+        }
+        pod
+    }
+}
+
 /// Groups whose kinds with a template are workloads, and are checked as such.
 const WORKLOAD_GROUPS: [&str; 3] = ["apps", "batch", "extensions"];
 
@@ -90,7 +107,8 @@ impl Offline {
     /// What all files together say.
     #[must_use]
     pub fn settled(self) -> Settled {
-        let Self { mut objects, workloads, skipped, notes, seen: Seen(seen), owned } = self;
+        let Self { mut objects, workloads, endpoints, mut skipped, mut notes, seen: Seen(seen), owned } =
+            self;
         // A pod that is given stands for its owner, and for the owner of that one.
         let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
         let mut there: BTreeSet<Reference> =
@@ -106,12 +124,17 @@ impl Offline {
         }
         let has_owner =
             |of: &Reference| owned.iter().any(|(owner, owns)| owns == of && given.contains(owner));
-        let stands = |workload: &&Workload| {
-            !there.contains(&workload.of) && !has_owner(&workload.of) && !seen.contains_key(&workload.pod.key)
-        };
-        let mut taken = BTreeSet::new();
-        let pods = workloads.iter().filter(stands).filter(|workload| taken.insert(workload.pod.key.clone()));
-        objects.extend(pods.map(|workload| workload.pod.clone()));
+        let stands = |workload: &&Workload| !there.contains(&workload.of) && !has_owner(&workload.of);
+        let mut taken: BTreeSet<Key> = seen.keys().cloned().collect();
+        for workload in workloads.iter().filter(stands) {
+            let pod = workload.under_a_free_name(&taken, &mut notes);
+            taken.insert(pod.key.clone());
+            objects.push(pod);
+        }
+        let (mirrored, others): (Vec<_>, Vec<_>) =
+            endpoints.into_iter().partition(|of| of.are_mirrored(&objects));
+        objects.extend(mirrored.into_iter().flat_map(|of| of.slices));
+        skipped.extend(others.into_iter().map(|of| of.skipped));
         Settled { objects, skipped, notes }
     }
 
@@ -159,8 +182,17 @@ impl Offline {
             let name = Reference::of(&document.value).to_string();
             return Err(own.into_iter().map(|error| problem(file, &document, &name, error)).collect());
         }
+        if api_version == "v1" && document.value["kind"] == "Endpoints" {
+            self.endpoints.push(Endpoints::read(file, &document, skipped(file, &document))?);
+            return Ok(());
+        }
+        let of = Reference::of(&document.value);
+        if let Some(first) = self.workloads.iter().find(|workload| workload.of == of) {
+            let error = FieldError::new("", format!("the object was given before, at {}", first.pod.origin));
+            return Err(vec![problem(file, &document, &of.to_string(), error)]);
+        }
         match pod_of(file, &document) {
-            Some(Ok(pod)) => self.workloads.push(Workload { of: Reference::of(&document.value), pod }),
+            Some(Ok(pod)) => self.workloads.push(Workload { of, pod }),
             Some(Err(problems)) if is_workload => return Err(problems),
             Some(Err(_)) | None => self.skip(file, &document),
         }
@@ -168,15 +200,7 @@ impl Offline {
     }
 
     fn skip(&mut self, file: &str, document: &Document) {
-        let text = |pointer: &str| {
-            document.value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
-        };
-        self.skipped.push(Skipped {
-            api_version: text("/apiVersion"),
-            kind: text("/kind"),
-            name: text("/metadata/name"),
-            origin: Origin { file: file.to_owned(), line: document.lines.first },
-        });
+        self.skipped.push(skipped(file, document));
     }
 
     /// Changes what `apply` refuses, where it says enough for a verdict.
@@ -193,6 +217,18 @@ impl Offline {
             Kind::Profile => drop_derived_labels(&mut document.value),
             _ => {}
         }
+    }
+}
+
+fn skipped(file: &str, document: &Document) -> Skipped {
+    let text = |pointer: &str| {
+        document.value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    Skipped {
+        api_version: text("/apiVersion"),
+        kind: text("/kind"),
+        name: text("/metadata/name"),
+        origin: Origin { file: file.to_owned(), line: document.lines.first },
     }
 }
 
