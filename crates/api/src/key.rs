@@ -192,7 +192,7 @@ const fn describe(
 }
 
 impl Kind {
-    /// Every kind, in the order in which manifests must be applied: namespaces first.
+    /// Every kind.
     pub fn all() -> impl Iterator<Item = Kind> {
         DESCRIPTIONS.iter().map(|description| description.kind)
     }
@@ -219,6 +219,38 @@ impl Kind {
     #[must_use]
     pub fn namespaced(self) -> bool {
         self.description().namespaced
+    }
+
+    /// When its objects are applied among others, lowest first: what others name comes before them, and pods come last, so
+    /// that all policy is there before them. Deleting goes the other way.
+    #[must_use]
+    pub fn apply_order(self) -> u8 {
+        match self {
+            Kind::Namespace => 0,
+            Kind::Node | Kind::FelixConfiguration | Kind::IpPool | Kind::IpamConfig => 1,
+            Kind::Tier => 2,
+            Kind::ServiceAccount => 3,
+            Kind::NetworkSet | Kind::GlobalNetworkSet => 4,
+            Kind::Profile => 5,
+            Kind::KubernetesNetworkPolicy
+            | Kind::ClusterNetworkPolicy
+            | Kind::AdminNetworkPolicy
+            | Kind::BaselineAdminNetworkPolicy
+            | Kind::NetworkPolicy
+            | Kind::GlobalNetworkPolicy
+            | Kind::StagedNetworkPolicy
+            | Kind::StagedGlobalNetworkPolicy
+            | Kind::StagedKubernetesNetworkPolicy => 6,
+            Kind::HostEndpoint => 7,
+            Kind::Service => 8,
+            Kind::EndpointSlice => 9,
+            Kind::Pod => 10,
+            Kind::WorkloadEndpoint
+            | Kind::IpamBlock
+            | Kind::BlockAffinity
+            | Kind::IpamHandle
+            | Kind::NodeReport => 11,
+        }
     }
 
     /// Who writes its objects, where it is not people: they can be looked at, but neither applied nor deleted.

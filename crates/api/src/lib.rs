@@ -7,6 +7,7 @@ pub mod calico;
 mod defaults;
 mod fields;
 mod key;
+mod known_fields;
 pub mod kubernetes;
 pub mod manifest;
 pub mod net;

@@ -9,14 +9,22 @@ use serde_json::{Map, Value};
 
 pub use crate::yaml::Lines;
 use crate::yaml::{self, Document};
-use crate::{FieldError, Key, Kind, Resource, defaults, strict};
+use crate::{FieldError, Key, Resource, defaults, strict};
+
+mod endpoints;
+mod exported;
+mod meaning;
+mod offline;
+
+use meaning::Meaning;
+pub use offline::{Offline, Settled, Skipped};
 
 /// An object of a manifest, valid.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {
     /// Its key.
     pub key: Key,
-    /// All of it, as it was written.
+    /// All of it, as it was written, less what only the cluster that it was exported from can use.
     pub value: Value,
     /// Its typed view.
     pub resource: Resource,
@@ -66,97 +74,80 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A document of a kind that Tortie does not keep, as it was written.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Foreign {
-    /// All of it.
-    pub value: Value,
-    /// Where it was written.
-    pub origin: Origin,
-    /// Where its fields were written.
-    pub lines: Lines,
-}
-
-/// Reads the documents of one file; those of `kind: List` hold several objects. A namespaced object without a namespace
-/// belongs to `default`.
+/// Reads the documents of one file; lists hold several objects. A namespaced object without a namespace belongs to
+/// `default`. What only the cluster that an object was exported from can use is left out.
 ///
 /// # Errors
 /// Every problem of the file; a kind that is not known is one.
 pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
-    let mut objects = Read::default();
-    for document in documents(file, text)? {
-        objects.add(file, document);
-    }
-    objects.finish().map(|(objects, _)| objects)
-}
-
-/// As [`read`], of files that hold more than Tortie keeps: documents of other kinds are given back beside the objects.
-///
-/// # Errors
-/// Every problem of the file.
-pub fn read_among_others(file: &str, text: &str) -> Result<(Vec<Object>, Vec<Foreign>), Vec<Problem>> {
-    let mut read = Read::default();
-    for document in documents(file, text)? {
-        let text = |name: &str| document.value[name].as_str().filter(|text| !text.is_empty());
-        match (text("apiVersion"), text("kind")) {
-            (Some(api_version), Some(kind)) if is_foreign(api_version, kind) => read.foreign.push(Foreign {
-                origin: Origin { file: file.to_owned(), line: document.lines.first },
-                value: document.value,
-                lines: document.lines,
-            }),
-            _ => read.add(file, document),
-        }
-    }
-    read.finish()
-}
-
-/// Whether Tortie has nothing to do with a kind. One of a group of Tortie's kinds that only has another version is not
-/// foreign: somebody means it.
-fn is_foreign(api_version: &str, name: &str) -> bool {
-    let group = |version: &str| version.split_once('/').map_or("", |(group, _)| group).to_owned();
-    let meant = |kind: Kind| {
-        group(kind.api_version()) == group(api_version) && kind.name().eq_ignore_ascii_case(name)
-    };
-    !Kind::all().any(meant)
-}
-
-fn documents(file: &str, text: &str) -> Result<impl Iterator<Item = Document>, Vec<Problem>> {
-    let documents = yaml::read(text).map_err(|error| {
-        let origin = Origin { file: file.to_owned(), line: error.line };
-        vec![Problem { origin, object: String::new(), field: error.path, problem: error.problem }]
-    })?;
-    Ok(documents.into_iter().flat_map(Document::items))
-}
-
-#[derive(Default)]
-struct Read {
-    objects: Vec<Object>,
-    seen: BTreeMap<Key, Origin>,
-    foreign: Vec<Foreign>,
-    problems: Vec<Problem>,
-}
-
-impl Read {
-    fn add(&mut self, file: &str, document: Document) {
+    let (mut objects, mut problems) = (Vec::new(), Vec::new());
+    let mut seen = Seen::default();
+    let documents = documents(file, text, &mut problems);
+    for document in documents {
         match object(file, document) {
-            Ok(object) => match self.seen.entry(object.key.clone()) {
-                Entry::Vacant(first) => {
-                    first.insert(object.origin.clone());
-                    self.objects.push(object);
-                }
-                Entry::Occupied(earlier) => self.problems.push(Problem {
-                    problem: format!("the object was given before, at {}", earlier.get()),
-                    object: object.key.to_string(),
-                    field: String::new(),
-                    origin: object.origin,
-                }),
+            Ok(object) => match seen.twice(&object) {
+                None => objects.push(object),
+                Some(problem) => problems.push(problem),
             },
-            Err(more) => self.problems.extend(more),
+            Err(more) => problems.extend(more),
         }
     }
+    if problems.is_empty() { Ok(objects) } else { Err(problems) }
+}
 
-    fn finish(self) -> Result<(Vec<Object>, Vec<Foreign>), Vec<Problem>> {
-        if self.problems.is_empty() { Ok((self.objects, self.foreign)) } else { Err(self.problems) }
+/// The documents of a file, the items of lists among them, in the words of the groups that Tortie knows.
+fn documents(file: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<Document> {
+    let read = match yaml::read(text) {
+        Ok(read) => read,
+        Err(error) => {
+            let origin = Origin { file: file.to_owned(), line: error.line };
+            problems.push(Problem {
+                origin,
+                object: String::new(),
+                field: error.path,
+                problem: error.problem,
+            });
+            return Vec::new();
+        }
+    };
+    let mut documents = Vec::new();
+    for document in read {
+        match exported::items(document) {
+            Ok(items) => documents.extend(items),
+            Err((document, error)) => {
+                problems.push(problem(file, &document, &describe(&document.value), error));
+            }
+        }
+    }
+    let mut understood = Vec::new();
+    for mut document in documents {
+        match exported::translate(&mut document) {
+            Ok(()) => understood.push(document),
+            Err(error) => problems.push(problem(file, &document, &describe(&document.value), error)),
+        }
+    }
+    understood
+}
+
+/// Where each object was given first.
+#[derive(Default)]
+struct Seen(BTreeMap<Key, Origin>);
+
+impl Seen {
+    /// What is wrong, if the object was given before.
+    fn twice(&mut self, object: &Object) -> Option<Problem> {
+        match self.0.entry(object.key.clone()) {
+            Entry::Vacant(first) => {
+                first.insert(object.origin.clone());
+                None
+            }
+            Entry::Occupied(earlier) => Some(Problem {
+                problem: format!("the object was given before, at {}", earlier.get()),
+                object: object.key.to_string(),
+                field: String::new(),
+                origin: object.origin.clone(),
+            }),
+        }
     }
 }
 
@@ -180,6 +171,7 @@ fn object(file: &str, mut document: Document) -> Result<Object, Vec<Problem>> {
     match resource {
         Some(resource) if errors.is_empty() => {
             defaults::fill(&key, &mut document.value, &resource);
+            exported::drop_metadata_of_the_cluster(&mut document.value);
             Ok(Object { key, value: document.value, resource, origin, lines: document.lines })
         }
         _ => {
@@ -215,15 +207,17 @@ fn key(value: &mut Value) -> Result<Key, FieldError> {
     let Value::Object(fields) = value else {
         return Err(FieldError::new("", "a manifest must be a mapping with apiVersion, kind and metadata"));
     };
-    let text = |fields: &Map<String, Value>, name: &str| {
-        let value =
-            fields.get(name).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
-        value.ok_or_else(|| FieldError::new(name, "is missing"))
+    let text = |fields: &Map<String, Value>, name: &str| match fields.get(name) {
+        Some(Value::String(text)) if !text.is_empty() => Ok(text.clone()),
+        None | Some(Value::String(_)) => Err(FieldError::new(name, "is missing")),
+        Some(_) => Err(FieldError::new(name, "must be text")),
     };
     let api_version = text(fields, "apiVersion")?;
     let name = text(fields, "kind")?;
-    let Some(kind) = Kind::of(&api_version, &name) else {
-        return Err(FieldError::new("kind", unknown_kind(&api_version, &name)));
+    let kind = match meaning::meaning(&api_version, &name) {
+        Meaning::Kept(kind) => kind,
+        Meaning::Mistake(error) => return Err(error),
+        Meaning::Unrelated => return Err(meaning::mistake(&api_version, "", &name)),
     };
     let Some(Value::Object(metadata)) = fields.get_mut("metadata") else {
         return Err(FieldError::new("metadata", "is missing"));
@@ -244,16 +238,6 @@ fn key(value: &mut Value) -> Result<Key, FieldError> {
     };
     metadata.insert("namespace".to_owned(), Value::String(namespace.clone()));
     Ok(Key::namespaced(kind, namespace, name))
-}
-
-fn unknown_kind(api_version: &str, name: &str) -> String {
-    let others: Vec<_> = Kind::all().filter(|kind| kind.name().eq_ignore_ascii_case(name)).collect();
-    match others.first() {
-        Some(kind) => {
-            format!("{api_version} {name} is not known; write {} {}", kind.api_version(), kind.name())
-        }
-        None => format!("{api_version} {name} is not known"),
-    }
 }
 
 /// What can be told of an object whose key is wrong.

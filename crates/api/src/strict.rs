@@ -4,7 +4,8 @@
 use serde_json::{Map, Value};
 
 use crate::fields::{is_label_name, is_label_value};
-use crate::{FieldError, Key, Kind, Resource, is_reserved_label, support};
+use crate::kubernetes::check_service;
+use crate::{FieldError, Key, Kind, Resource, is_reserved_label, known_fields, support};
 
 const METADATA: &[&str] = &[
     "name",
@@ -117,8 +118,12 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
         labels(metadata, &mut problems);
     }
     name(key, &mut problems);
+    known_fields::check(key.kind, value, &mut problems);
     if key.kind == Kind::Pod {
         pod(value, &mut problems);
+    }
+    if key.kind == Kind::Service {
+        problems.extend(check_service(value));
     }
     problems.extend(support::check(key, value));
     if matches!(
@@ -144,12 +149,15 @@ fn pod(value: &Value, problems: &mut Vec<FieldError>) {
         return;
     };
     only(spec, "spec", POD_SPEC, problems);
-    let containers = spec.get("containers").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    if containers.is_empty() {
+    let of = |field: &str| spec.get(field).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    if of("containers").is_empty() {
         problems.push(FieldError::new("spec.containers", "needs at least one container"));
     }
-    for (index, container) in containers.iter().enumerate() {
-        let path = format!("spec.containers[{index}]");
+    let all = ["initContainers", "containers"].into_iter().flat_map(|field| {
+        of(field).iter().enumerate().map(move |(index, container)| (field, index, container))
+    });
+    for (field, index, container) in all {
+        let path = format!("spec.{field}[{index}]");
         only(container, &path, CONTAINER, problems);
         let ports = container.get("ports").and_then(Value::as_array).into_iter().flatten();
         for (index, port) in ports.enumerate() {
@@ -158,7 +166,7 @@ fn pod(value: &Value, problems: &mut Vec<FieldError>) {
     }
 }
 
-fn only(value: &Value, path: &str, known: &[&str], problems: &mut Vec<FieldError>) {
+pub(crate) fn only(value: &Value, path: &str, known: &[&str], problems: &mut Vec<FieldError>) {
     let Value::Object(fields) = value else {
         if !value.is_null() {
             problems.push(FieldError::new(path, "must be a mapping of fields"));
@@ -182,7 +190,7 @@ fn unknown(field: &str, known: &[&str]) -> String {
 }
 
 /// Levenshtein's distance.
-fn distance(left: &str, right: &str) -> usize {
+pub(crate) fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();
     for (i, l) in left.chars().enumerate() {

@@ -11,6 +11,8 @@ const MAX_DEPTH: usize = 64;
 /// The most values that aliases may stand for, each with up to 64 bytes of text; without aliases a document is as large
 /// as its file.
 const MAX_ALIASED: usize = 1_000_000;
+/// The field that takes over the fields of other mappings.
+const MERGE: &str = "<<";
 
 /// One document of a stream.
 #[derive(Debug)]
@@ -52,23 +54,32 @@ impl Lines {
             }
         }
     }
-}
 
-impl Document {
-    /// The objects of a `kind: List`, each as a document of its own; any other document alone.
-    pub(crate) fn items(mut self) -> Vec<Self> {
-        let is_list = self.value["kind"] == "List" && self.value["apiVersion"] == "v1";
-        let items = self.value.get_mut("items").filter(|_| is_list).map(Value::take);
-        let Some(Value::Array(items)) = items else { return vec![self] };
-        let item = |(index, value)| {
-            let path = format!("items[{index}]");
-            let inner =
-                self.lines.fields.range(path.clone()..).take_while(|(field, _)| field.starts_with(&path));
-            let lines =
-                inner.map(|(field, line)| (field[path.len()..].trim_start_matches('.').to_owned(), *line));
-            Self { value, lines: Lines { first: self.lines.of(&path), fields: lines.collect() } }
-        };
-        items.into_iter().enumerate().map(item).collect()
+    /// The lines of what is below one field, as those of a document of its own, in which that field is `name`.
+    pub(crate) fn below(&self, path: &str, name: &str) -> Self {
+        let inner = self.fields.range(path.to_owned()..).take_while(|(field, _)| field.starts_with(path));
+        let fields = inner.filter_map(|(field, line)| {
+            let rest = &field[path.len()..];
+            let rest = if name.is_empty() { rest.trim_start_matches('.') } else { rest };
+            (rest.is_empty() || name.is_empty() || rest.starts_with(['.', '[']))
+                .then(|| (format!("{name}{rest}"), *line))
+        });
+        Self { first: self.of(path), fields: fields.collect() }
+    }
+
+    /// Adds the lines of another document's fields.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.fields.extend(other.fields);
+    }
+
+    /// Says where a field was written.
+    pub(crate) fn set(&mut self, path: &str, line: usize) {
+        self.fields.insert(path.to_owned(), line);
+    }
+
+    /// Says that what is at `path` now was written as the field `written`.
+    pub(crate) fn alias(&mut self, written: &str, path: &str) {
+        self.set(path, self.of(written));
     }
 }
 
@@ -165,22 +176,61 @@ impl<'a> Reader<'a> {
 
     fn mapping(&mut self, path: &str, depth: usize) -> Result<Map<String, Value>, YamlError> {
         let mut fields = Map::new();
+        let mut merged = None;
         loop {
             let (event, span) = self.next(path)?;
-            let name = match event {
-                Event::MappingEnd => return Ok(fields),
-                Event::Scalar(name, ..) => name.into_owned(),
+            let (name, merges) = match event {
+                Event::MappingEnd => break,
+                Event::Scalar(name, style, ..) => {
+                    let merges = name == MERGE && style == ScalarStyle::Plain;
+                    (name.into_owned(), merges)
+                }
                 _ => return Err(error_at(span, path, "a field's name must be plain text")),
             };
             let field = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-            if fields.contains_key(&name) {
+            if fields.contains_key(&name) || (merges && merged.is_some()) {
                 return Err(error_at(span, &field, "the field is given twice"));
             }
             self.lines.insert(field.clone(), span.start.line());
             let (event, value_span) = self.next(&field)?;
             let value = self.node(event, value_span, &field, depth + 1)?;
-            fields.insert(name, value);
+            match merges {
+                true => merged = Some((value, span)),
+                false => drop(fields.insert(name, value)),
+            }
         }
+        if let Some((value, span)) = merged {
+            self.merge(&mut fields, value, span, path)?;
+        }
+        Ok(fields)
+    }
+
+    /// Takes over the fields of other mappings (the merge key of YAML 1.1). Fields of the mapping itself win, then those
+    /// of the mappings that come first.
+    fn merge(
+        &mut self,
+        fields: &mut Map<String, Value>,
+        value: Value,
+        span: Span,
+        path: &str,
+    ) -> Result<(), YamlError> {
+        let sources = match value {
+            Value::Array(sources) => sources,
+            source => vec![source],
+        };
+        for source in sources {
+            let Value::Object(source) = source else {
+                return Err(error_at(span, path, "<< needs a mapping, or a list of mappings"));
+            };
+            for (name, value) in source {
+                if !fields.contains_key(&name) {
+                    let field = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    self.lines.insert(field, span.start.line());
+                    fields.insert(name, value);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn count(&mut self, nodes: usize, span: Span, path: &str) -> Result<(), YamlError> {

@@ -120,11 +120,23 @@ fn bad_input() {
         ("- 1\n".to_owned(), "m.yml:1: a manifest must be a mapping"),
         ("apiVersion: v1\nkind: Teapot\nmetadata: {name: t}\n".to_owned(), "m.yml:2: Teapot t: kind: v1 Teapot is not known"),
         (
-            "apiVersion: crd.projectcalico.org/v1\nkind: GlobalNetworkPolicy\nmetadata: {name: t}\n".to_owned(),
-            "m.yml:2: GlobalNetworkPolicy t: kind: crd.projectcalico.org/v1 GlobalNetworkPolicy is not known; write projectcalico.org/v3",
+            "apiVersion: projectcalico.org/v1\nkind: NetworkPolicy\nmetadata: {name: t}\n".to_owned(),
+            "m.yml:1: NetworkPolicy t: apiVersion: projectcalico.org/v1 NetworkPolicy is not known; write projectcalico.org/v3 NetworkPolicy",
         ),
         ("kind: Pod\nmetadata: {name: t}\n".to_owned(), "m.yml:1: Pod t: apiVersion: is missing"),
         ("apiVersion: v1\nkind: Pod\nmetadata: {}\n".to_owned(), "m.yml:3: Pod: metadata.name: is missing"),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec:\n  ports:\n  - port: 80\n    targetPort: [80]\n".to_owned(),
+            "m.yml:7: Service default/s: spec.ports[0].targetPort: [80] is no port",
+        ),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec:\n  selector: app\n".to_owned(),
+            "m.yml:5: Service default/s: spec.selector: invalid type",
+        ),
+        (
+            "apiVersion: v1\nkind: Service\nmetadata: {name: s}\nspec:\n  ports:\n  - port: 80\n    targetPrt: 80\n".to_owned(),
+            "m.yml:7: Service default/s: spec.ports[0].targetPrt: unknown field; did you mean \"targetPort\"?",
+        ),
         (
             "apiVersion: v1\nkind: Namespace\nmetadata: {name: Big}\n".to_owned(),
             "m.yml:3: Namespace Big: metadata.name: \"Big\" must be lower-case",
@@ -328,9 +340,106 @@ proptest! {
     fn json_is_yaml(text in ".{0,20}", number in any::<u64>(), float in -1e6..1e6f64) {
         let labels = serde_json::json!({"text": text, "number": number, "float": float, "deep": [[null, true, {"a": -1}]]});
         let value = serde_json::json!({
-            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "spec": {"extra": labels},
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"extra": labels},
         });
         let objects = read("m.json", &value.to_string()).unwrap();
         prop_assert_eq!(&objects[0].value, &value);
     }
+}
+
+/// Objects as kubectl and calicoctl export them are read as what they are, without what only their cluster can use.
+#[test]
+fn exported_objects() {
+    let exported = r#"
+apiVersion: v1
+kind: List
+metadata: {resourceVersion: ""}
+items:
+- apiVersion: crd.projectcalico.org/v1
+  kind: NetworkPolicy
+  metadata:
+    annotations:
+      projectcalico.org/metadata: '{"labels":{"team":"a"},"annotations":{"why":"audit"},"creationTimestamp":"2026-01-01T00:00:00Z"}'
+      kubectl.kubernetes.io/last-applied-configuration: '{}'
+    creationTimestamp: "2026-01-01T00:00:00Z"
+    generation: 3
+    managedFields: [{manager: kubectl, operation: Update}]
+    name: default.back
+    namespace: shop
+    ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: c, uid: u}]
+    resourceVersion: "7"
+    selfLink: /apis
+    uid: 8a2f6a5e-0000-4000-8000-000000000001
+  spec: {tier: default, selector: app == 'back', types: [Ingress]}
+- apiVersion: projectcalico.org/v3
+  kind: GlobalNetworkPolicyList
+  items:
+  - metadata: {name: deny}
+    spec: {selector: all(), types: [Egress]}
+---
+apiVersion: extensions/v1beta1
+kind: NetworkPolicy
+metadata: {name: old, namespace: shop}
+spec: {podSelector: {}}
+---
+apiVersion: projectcalico.org/v3
+kind: Node
+metadata: {name: n1}
+spec: {bgp: {ipv4Address: 192.0.2.1/24}, ipv4VXLANTunnelAddr: 10.0.0.1}
+"#;
+    let objects = read("m.yml", exported).unwrap();
+    let found: Vec<_> =
+        objects.iter().map(|object| format!("{} {}", object.origin.line, object.key)).collect();
+    assert_eq!(
+        found,
+        [
+            "6 NetworkPolicy shop/default.back",
+            "25 GlobalNetworkPolicy deny",
+            "28 KubernetesNetworkPolicy shop/old",
+            "33 Node n1"
+        ]
+    );
+    assert_eq!(
+        objects[0].value["metadata"],
+        json!({"annotations": {"why": "audit"}, "labels": {"team": "a"}, "name": "default.back", "namespace": "shop"})
+    );
+    let Resource::Node(node) = &objects[3].resource else { panic!("a node") };
+    assert_eq!(
+        (node.address().unwrap().to_string(), node.vxlan_address().unwrap().to_string()),
+        ("192.0.2.1".into(), "10.0.0.1".into())
+    );
+
+    let list = |items: &str| format!("apiVersion: v1\nkind: List\nitems:\n{items}");
+    for (text, expected) in [
+        (list("- apiVersion: v1\n  kind: Pod\n  metadata: {name: p}\n  spec:\n    contaners: []\n"), "m.yml:8: Pod default/p: spec.contaners: unknown field"),
+        ("apiVersion: v2\nkind: List\nitems: []\n".to_owned(), "m.yml:1: List: apiVersion: \"v2\" is not the version of a List; write v1"),
+        ("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicyList\n".to_owned(), "m.yml:1: NetworkPolicyList: items: is missing"),
+        ("apiVersion: v1\nkind: PodList\nitems: {}\n".to_owned(), "m.yml:3: PodList: items: must be a list of objects"),
+        ("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicyLst\nitems: []\n".to_owned(), "m.yml:2: NetworkPolicyLst: kind: networking.k8s.io/v1 NetworkPolicyLst"),
+        (
+            "apiVersion: crd.projectcalico.org/v1\nkind: Tier\nmetadata:\n  name: t\n  annotations:\n    projectcalico.org/metadata: x\n".to_owned(),
+            "m.yml:6: Tier t: metadata.annotations.projectcalico.org/metadata: must be the metadata",
+        ),
+    ] {
+        let found = problems(&text);
+        assert!(found[0].starts_with(expected), "{text}{found:#?}");
+    }
+}
+
+/// YAML's merge key, as kubectl reads it: a field of the mapping itself wins, then the mappings in their order.
+#[test]
+fn merge_keys() {
+    let policy = |merge: &str| {
+        format!(
+            "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: p}}\nspec:\n  podSelector:\n    matchLabels: &base {{app: a, tier: x}}\n  ingress:\n  - from:\n    - podSelector:\n        matchLabels:\n          {merge}\n          tier: y\n"
+        )
+    };
+    let labels = |merge: &str| {
+        let objects = read("m.yml", &policy(merge)).unwrap();
+        objects[0].value["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"].clone()
+    };
+    assert_eq!(labels("<<: *base"), json!({"app": "a", "tier": "y"}));
+    assert_eq!(labels("<<: [{app: first}, *base]"), json!({"app": "first", "tier": "y"}));
+    assert!(problems(&policy("<<: 3"))[0].contains("<< needs a mapping"));
+    assert!(problems(&policy("'<<': {a: b}"))[0].contains("<<"), "a quoted << is a label");
 }

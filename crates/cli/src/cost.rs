@@ -102,12 +102,17 @@ struct RuleTotal {
 impl CostOf {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let subject = subject(&snapshot, self.of.as_deref())?;
-        let found = found(&snapshot, &Cluster::of(&snapshot), subject)?;
+        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let snapshot = &read.snapshot;
+        let subject = subject(snapshot, self.of.as_deref())?;
+        let found = found(snapshot, &Cluster::of(snapshot), subject)?;
         match self.output {
             Format::Text => page::print(&found),
-            Format::Json => output::line(&serde_json::to_string_pretty(&document::of(&found))?),
+            Format::Json => {
+                let mut document = document::of(&found);
+                read.add_to(&mut document);
+                output::line(&serde_json::to_string_pretty(&document)?);
+            }
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,22 +1,24 @@
 //! `tortie explain`: whether a packet would pass, and why.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde_json::json;
-use tortie_api::kubernetes::EndpointSlice;
-use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::Kind;
+use tortie_api::net::{Action, Direction};
 use tortie_api::report::ReportedCondition;
-use tortie_api::{Key, Kind, Resource};
+use tortie_policy::enforced::not_enforced;
 use tortie_policy::oracle::{
     Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
     Verdict,
 };
 
 use crate::output::{self, Format};
+use crate::port::Asked;
+use crate::service::{self, Translated};
 use crate::snapshot::{self, Source};
 
 #[derive(clap::Args)]
@@ -26,7 +28,7 @@ pub(crate) struct Explain {
     /// To whom
     #[arg(required_unless_present = "service")]
     to: Option<String>,
-    /// The protocol and port: tcp/80, udp/53, sctp/9, icmp/8 (its type), or a protocol's number
+    /// The protocol and port: 80 (which is tcp/80), udp/53, icmp/8 or icmp/8/0 (type and code), proto/47
     #[arg(long, default_value = "tcp/80")]
     port: String,
     /// To the backends of this Service instead: NAMESPACE/NAME; the port is the Service's
@@ -45,24 +47,32 @@ pub(crate) struct Explain {
 impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let from = snapshot::peer(&snapshot, &self.from)?;
-        let asked = port(&self.port)?;
-        let asked_port = asked.1;
-        let questions = match (&self.to, &self.service) {
-            (Some(to), _) => vec![question(from, snapshot::peer(&snapshot, to)?, asked, self.source_port)],
-            (None, Some(service)) => {
-                let (via, backends) = backends(&snapshot, service, asked)?;
-                let question = |(address, asked)| Question {
-                    via: via.map(|via| (via, asked_port)),
-                    ..question(from.clone(), Peer::Address(address), asked, self.source_port)
-                };
-                backends.into_iter().map(question).collect()
-            }
+        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let snapshot = &read.snapshot;
+        let from = snapshot::peer(snapshot, &self.from)?;
+        let asked = Asked::read(&self.port)?;
+        let to = self.to.as_ref().map(|to| snapshot::peer(snapshot, to)).transpose()?;
+        let translated = match (&to, &self.service) {
+            (Some(Peer::Address(address)), _) => service::at(snapshot, *address, asked)?,
+            (None, Some(service)) => Some(service::named(snapshot, service, asked)?),
+            _ => None,
+        };
+        let questions = match (&translated, to) {
+            (Some(translated), _) => questions(&from, translated, asked, self.source_port),
+            (None, Some(to)) => vec![question(from, to, asked, self.source_port)],
             (None, None) => bail!("say to whom"),
         };
-        let oracle = Oracle::new(&snapshot);
-        let reports = self.source.reports()?;
+        if let (Some(Translated { service, address: Some(address), backends }), Format::Text) =
+            (&translated, self.output)
+        {
+            let count = output::count(backends.len() as u64, "backend");
+            output::line(&format!(
+                "{address} is an address of {service}: packets to it go to one of {count}\n"
+            ));
+        }
+        let oracle = Oracle::new(snapshot);
+        let reports = snapshot::reports(snapshot);
+        let not_enforced = not_enforced(snapshot);
         let mut denied = false;
         let mut documents = Vec::new();
         for question in questions {
@@ -71,22 +81,42 @@ impl Explain {
             match self.output {
                 Format::Text => {
                     show(&question, &answer);
+                    for (name, node) in not_enforced_in(&answer, &not_enforced) {
+                        let now = verdict(without(snapshot, &not_enforced, &question)?);
+                        output::line(&format!(
+                            "\nhost endpoint {name} is not enforced, as node {node} is a Windows node: as things are, the packet is {now}"
+                        ));
+                    }
                     about(&answer, &reports).for_each(|(node, told)| show_condition(node, told));
                 }
                 Format::Json => {
                     let told = about(&answer, &reports);
                     let reported: Vec<_> =
                         told.map(|(node, told)| json!({"node": node, "condition": told})).collect();
-                    documents.push(json!({"question": question, "answer": answer, "reported": reported}));
+                    let hosts: Vec<_> = not_enforced_in(&answer, &not_enforced)
+                        .map(|(name, node)| json!({"hostEndpoint": name, "node": node}))
+                        .collect();
+                    let mut document = json!({
+                        "question": question, "answer": answer, "reported": reported, "notEnforced": hosts,
+                    });
+                    if !hosts.is_empty() {
+                        document["verdictAsEnforced"] = json!(without(snapshot, &not_enforced, &question)?);
+                    }
+                    documents.push(document);
                 }
             }
         }
         if self.output == Format::Json {
-            let document = match <[serde_json::Value; 1]>::try_from(documents) {
-                Ok([document]) if self.to.is_some() => document,
+            let mut document = match <[serde_json::Value; 1]>::try_from(documents) {
+                Ok([document]) if translated.is_none() => document,
                 Ok(documents) => json!({"backends": documents}),
                 Err(documents) => json!({"backends": documents}),
             };
+            if let Some(Translated { service, address, .. }) = &translated {
+                document["service"] = json!(service.to_string());
+                document["address"] = json!(address);
+            }
+            read.add_to(&mut document);
             output::line(&serde_json::to_string_pretty(&document)?);
         }
         // Like grep: 0 where it passes, 1 where it does not, 2 where that cannot be said.
@@ -94,84 +124,19 @@ impl Explain {
     }
 }
 
-/// A protocol, and its port or ICMP type.
-type Asked = (Protocol, u16);
+pub(crate) fn question(from: Peer, to: Peer, asked: Asked, source_port: u16) -> Question {
+    let Asked { protocol, port, icmp } = asked;
+    let source_port = if protocol.has_ports() { source_port } else { 0 };
+    Question { from, to, protocol, source_port, destination_port: port, via: None, icmp }
+}
 
-/// Reads `tcp/80`, `icmp/8`, `47`.
-pub(crate) fn port(text: &str) -> anyhow::Result<Asked> {
-    let (name, number) = text.split_once('/').map_or((text, None), |(name, number)| (name, Some(number)));
-    let protocol = Protocol::from_name(name).or_else(|| name.parse().ok().map(Protocol));
-    let protocol = protocol.with_context(|| format!("--port {text:?}: {name:?} is no protocol"))?;
-    let number = match number {
-        None if protocol.has_ports() => bail!("--port {text:?}: a port is missing, as in {name}/80"),
-        // An echo request.
-        None if protocol == Protocol::ICMP => 8,
-        None if protocol == Protocol::ICMPV6 => 128,
-        None => 0,
-        Some(number) => {
-            number.parse().with_context(|| format!("--port {text:?}: {number:?} is no number"))?
-        }
+/// The questions about packets to a Service: one for each of its backends.
+pub(crate) fn questions(from: &Peer, to: &Translated, asked: Asked, source_port: u16) -> Vec<Question> {
+    let question = |(backend, port): &(Peer, Asked)| Question {
+        via: to.address.map(|address| (address, asked.port)),
+        ..question(from.clone(), backend.clone(), *port, source_port)
     };
-    if is_icmp(protocol) && number > 255 {
-        bail!("--port {text:?}: an ICMP type is at most 255");
-    }
-    Ok((protocol, number))
-}
-
-fn is_icmp(protocol: Protocol) -> bool {
-    [Protocol::ICMP, Protocol::ICMPV6].contains(&protocol)
-}
-
-pub(crate) fn question(from: Peer, to: Peer, (protocol, number): Asked, source_port: u16) -> Question {
-    let ported = protocol.has_ports();
-    Question {
-        from,
-        to,
-        protocol,
-        source_port: if ported { source_port } else { 0 },
-        destination_port: if ported { number } else { 0 },
-        via: None,
-        icmp: is_icmp(protocol).then(|| (u8::try_from(number).unwrap_or(u8::MAX), 0)),
-    }
-}
-
-/// The backends that the Service's port leads to, each with its own port.
-type Backends = Vec<(IpAddr, Asked)>;
-
-/// The Service's own address, if it has one, and its backends.
-fn backends(
-    snapshot: &Snapshot,
-    service: &str,
-    (protocol, number): Asked,
-) -> anyhow::Result<(Option<IpAddr>, Backends)> {
-    let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
-    let key = Key::namespaced(Kind::Service, namespace, name);
-    let Some(Ok(Resource::Service(found))) = snapshot.get(&key).map(|stored| &stored.resource) else {
-        bail!("{key} does not exist");
-    };
-    let is = |of: &Option<String>| Protocol::from_name(of.as_deref().unwrap_or("TCP")) == Some(protocol);
-    let port = found.spec.ports.iter().find(|port| is(&port.protocol) && port.port == number);
-    let port =
-        port.with_context(|| format!("{key} has no port {}/{number}", protocol.to_string().to_lowercase()))?;
-    let wanted = port.name.clone().unwrap_or_default();
-    let mut backends = Vec::new();
-    for (slice_key, stored) in snapshot.iter().filter(|(key, _)| key.kind == Kind::EndpointSlice) {
-        let Ok(Resource::EndpointSlice(slice)) = &stored.resource else { continue };
-        if slice_key.namespace == namespace && slice.service() == Some(name) {
-            backends.extend(of_port(slice, &wanted, protocol));
-        }
-    }
-    if backends.is_empty() {
-        bail!("{key} has no backends for port {number}");
-    }
-    Ok((found.spec.cluster_ips.iter().find_map(|address| address.parse().ok()), backends))
-}
-
-fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(IpAddr, Asked)> {
-    let mut slice = slice.clone();
-    slice.ports.retain(|port| port.name.as_deref().unwrap_or_default() == name);
-    let backends = slice.backends().filter(|(_, of, _)| *of == protocol);
-    backends.map(|(address, protocol, port)| (address, (protocol, port))).collect()
+    to.backends.iter().map(question).collect()
 }
 
 pub(crate) const ALLOWED: Style = AnsiColor::Green.on_default();
@@ -203,6 +168,37 @@ fn show(question: &Question, answer: &Answer) {
     for trace in answer.egress.iter().chain(&answer.hosts).chain(&answer.ingress) {
         show_trace(trace);
     }
+}
+
+/// The verdict where these host endpoints are not there.
+fn without(
+    snapshot: &Snapshot,
+    hosts: &BTreeMap<String, String>,
+    question: &Question,
+) -> anyhow::Result<Verdict> {
+    let left = snapshot.only(|key, _| key.kind != Kind::HostEndpoint || !hosts.contains_key(&key.name));
+    Ok(Oracle::new(&left).evaluate(question)?.verdict)
+}
+
+/// The host endpoints that decide in an answer, and are not enforced; each with its node.
+fn not_enforced_in<'a>(
+    answer: &Answer,
+    not_enforced: &'a BTreeMap<String, String>,
+) -> impl Iterator<Item = (&'a String, &'a String)> {
+    let asked: BTreeSet<String> = answer.hosts.iter().map(|trace| trace.endpoint.clone()).collect();
+    not_enforced.iter().filter(move |(name, _)| asked.contains(&format!("host endpoint {name}")))
+}
+
+/// What a reader of many verdicts has to know of host endpoints that are not enforced.
+pub(crate) fn not_enforced_note(snapshot: &Snapshot) -> Option<String> {
+    let hosts = not_enforced(snapshot).into_iter();
+    let hosts: Vec<String> = hosts.map(|(name, node)| format!("{name} (node {node})")).collect();
+    (!hosts.is_empty()).then(|| {
+        format!(
+            "Host endpoints of Windows nodes are not enforced, though they have their say here: {}.",
+            hosts.join(", ")
+        )
+    })
 }
 
 /// What nodes report of the pods and policies that the answer names: there a node does otherwise than is said here, or

@@ -67,8 +67,8 @@ pub(crate) enum LabCommand {
     },
     /// Show who reaches whom, by a real connection for each pair
     Matrix {
-        /// The port; by default the ports that the pods' containers name
-        #[arg(long)]
+        /// The port, as 80 or tcp/80; by default the ports that the pods' containers name
+        #[arg(long, value_parser = crate::port::tcp)]
         port: Option<u16>,
         /// How to show it
         #[arg(short, long, value_enum, default_value_t = Format::Table)]

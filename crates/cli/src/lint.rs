@@ -49,14 +49,17 @@ impl PolicyCommand {
 impl Lint {
     fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let findings = lint(&snapshot);
+        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let snapshot = &read.snapshot;
+        let findings = lint(snapshot);
         let bad = findings.iter().filter(|finding| finding.level != Level::Note).count();
         match self.output {
-            Format::Text => text(&snapshot, &findings),
+            Format::Text => text(snapshot, &findings),
             Format::Json => {
                 let findings: Vec<_> = findings.iter().map(of_finding).collect();
-                output::line(&serde_json::to_string_pretty(&json!({"findings": findings}))?);
+                let mut document = json!({"findings": findings});
+                read.add_to(&mut document);
+                output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
         // Notes are about other products, so they are no fault.

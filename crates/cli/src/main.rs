@@ -5,6 +5,7 @@
 
 mod agent;
 mod checks;
+mod completed;
 mod cost;
 mod decided;
 mod explain;
@@ -17,7 +18,9 @@ mod manifests;
 mod matrix;
 mod output;
 mod planned;
+mod port;
 mod preview;
+mod service;
 mod show;
 mod snapshot;
 mod store;

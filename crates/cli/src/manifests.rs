@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
-use tortie_api::manifest::{self, Foreign, Object};
+use tortie_api::kubernetes::is_implied;
+use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
 use tortie_api::{Key, Kind};
 use tortie_store::{Applied, Store, StoreError};
 
@@ -18,6 +19,9 @@ use crate::store::StoreArguments;
 
 /// How long the nodes may take to disconnect the pods of a namespace that is deleted.
 const DISCONNECT: Duration = Duration::from_secs(30);
+
+/// The exit code of a command whose manifests have problems.
+const NOT_UNDERSTOOD: u8 = 2;
 
 #[derive(clap::Args)]
 pub(crate) struct Apply {
@@ -55,9 +59,9 @@ pub(crate) struct Delete {
 impl Apply {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::FAILURE) };
+        let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::from(NOT_UNDERSTOOD)) };
         refuse_managed(objects.iter().map(|object| &object.key))?;
-        objects.sort_by_key(|object| object.key.kind);
+        objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
             without_tier(&*store, &objects).await?;
@@ -90,8 +94,10 @@ impl Delete {
         crate::log("warn");
         let keys: Vec<Key> = match &self.kind {
             None => {
-                let Some(mut objects) = read_all(&self.files)? else { return Ok(ExitCode::FAILURE) };
-                objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind));
+                let Some(mut objects) = read_all(&self.files)? else {
+                    return Ok(ExitCode::from(NOT_UNDERSTOOD));
+                };
+                objects.sort_by_key(|object| std::cmp::Reverse(object.key.kind.apply_order()));
                 objects.into_iter().map(|object| object.key).collect()
             }
             Some(word) => {
@@ -156,9 +162,12 @@ async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The objects of one kind in a namespace.
+/// The objects of one kind in a namespace; less those that follow from others, and go with them.
 async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
-    let keys = store.list(kind).await?.items.into_iter().map(|stored| stored.key);
+    let items = store.list(kind).await?.items.into_iter();
+    let keys = items
+        .filter(|stored| kind != Kind::EndpointSlice || !is_implied(&stored.value))
+        .map(|stored| stored.key);
     Ok(keys.filter(|key| key.namespace == namespace).collect())
 }
 
@@ -243,34 +252,11 @@ async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> 
 
 /// Reads all manifests. `None` if anything is wrong with any of them: every problem has then been printed.
 pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
-    let read = |file: &str, text: &str| manifest::read(file, text).map(|objects| (objects, Vec::new()));
-    let Some((objects, _)) = read_with(paths, read, "nothing was changed")? else { return Ok(None) };
-    if objects.is_empty() {
-        bail!("there are no objects in the manifests");
-    }
-    Ok(Some(objects))
-}
-
-/// As [`read_all`], of files that hold more than Tortie keeps.
-pub(crate) fn read_among_others(paths: &[PathBuf]) -> anyhow::Result<Option<(Vec<Object>, Vec<Foreign>)>> {
-    read_with(paths, manifest::read_among_others, "nothing can be said")
-}
-
-type ReadFile = Result<(Vec<Object>, Vec<Foreign>), Vec<manifest::Problem>>;
-
-fn read_with(
-    paths: &[PathBuf],
-    read_file: impl Fn(&str, &str) -> ReadFile,
-    consequence: &str,
-) -> anyhow::Result<Option<(Vec<Object>, Vec<Foreign>)>> {
-    let (mut objects, mut foreign): (Vec<Object>, Vec<Foreign>) = Default::default();
+    let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
     for file in files(paths)? {
-        match read_file(&file.display().to_string(), &read(&file)?) {
-            Ok((more, others)) => {
-                objects.extend(more);
-                foreign.extend(others);
-            }
+        match manifest::read(&file.display().to_string(), &read(&file)?) {
+            Ok(more) => objects.extend(more),
             Err(more) => problems.extend(more.iter().map(ToString::to_string)),
         }
     }
@@ -280,14 +266,36 @@ fn read_with(
             problems.push(format!("{}: {}: the object is given more than once", object.origin, object.key));
         }
     }
-    for problem in &problems {
+    if !all_right(&problems, "nothing was changed") {
+        return Ok(None);
+    }
+    if objects.is_empty() {
+        bail!("there are no objects in the manifests");
+    }
+    Ok(Some(objects))
+}
+
+/// Reads the manifests of a whole cluster, which hold more than Tortie keeps.
+pub(crate) fn read_cluster(paths: &[PathBuf]) -> anyhow::Result<Option<Settled>> {
+    let (mut cluster, mut problems): (Offline, Vec<Problem>) = Default::default();
+    for file in files(paths)? {
+        if let Err(more) = cluster.read(&file.display().to_string(), &read(&file)?) {
+            problems.extend(more);
+        }
+    }
+    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    Ok(all_right(&problems, "nothing can be said").then(|| cluster.settled()))
+}
+
+/// Whether there are no problems; prints those that there are.
+fn all_right(problems: &[String], consequence: &str) -> bool {
+    for problem in problems {
         output::error_line(problem);
     }
     if !problems.is_empty() {
         output::error(&format!("{}; {consequence}", output::count(problems.len() as u64, "problem")));
-        return Ok(None);
     }
-    Ok(Some((objects, foreign)))
+    problems.is_empty()
 }
 
 pub(crate) fn read(file: &Path) -> anyhow::Result<String> {

@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tortie_api::net::Protocol;
-use tortie_policy::oracle::{Snapshot, Verdict};
-use tortie_policy::reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Sample, Scope, Stop, Why};
+use tortie_api::{Key, Resource};
+use tortie_policy::oracle::{Snapshot, Stored, Verdict};
+use tortie_policy::reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Stop, Why};
 
-use crate::snapshot::Source;
+use crate::port::Asked;
+use crate::snapshot::{Read, Source};
 use crate::{decided, explain, html, output};
 
 /// Tables wider than this are printed as lists.
@@ -19,13 +20,15 @@ const WIDEST: usize = 110;
 const MOST_GROUPS: usize = 60;
 /// Cells that are longer get names of their own.
 const LONGEST_CELL: usize = 24;
+/// More pods that use their node's network are counted only.
+const MOST_ON_HOSTS: usize = 5;
 
 #[derive(clap::Args)]
 pub(crate) struct Matrix {
     /// Only flows out of and into the pods of this namespace
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Only these protocols and ports: tcp/80, udp/53, icmp/8, or a protocol's number
+    /// Only these protocols and ports: 80 (which is tcp/80), udp/53, icmp/8 or icmp/8/0 (type and code), proto/47
     #[arg(long, value_name = "PORT")]
     port: Vec<String>,
     /// How to show it; html is one file for a browser, on standard output
@@ -51,19 +54,22 @@ pub(crate) struct Table {
 impl Matrix {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(snapshot) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let classes = Classes::of(&[&snapshot]);
-        let reduced = classes.reduced(&snapshot);
+        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let snapshot = &read.snapshot;
+        let classes = Classes::of(&[snapshot]);
+        let reduced = classes.reduced(snapshot);
         let mut judge = Judge::new(&classes, &reduced, 0);
         let ports = self.ports(&classes)?;
         let tables = self.tables(&classes, &mut judge, &ports)?;
         match self.output {
-            Format::Text => text(&classes, &tables),
-            Format::Json => json_document(&classes, &mut judge, &snapshot, &tables)?,
+            Format::Text => text(&classes, &tables, snapshot),
+            Format::Json => json_document(&classes, &mut judge, &read, &tables)?,
             Format::Html => {
-                let reasons = tables.iter().map(|table| reasons(table, &classes, &mut judge, &snapshot));
+                let reasons = tables.iter().map(|table| reasons(table, &classes, &mut judge, snapshot));
                 let reasons: Vec<_> = reasons.collect();
-                output::line(html::page(&classes, &tables, &reasons, &notes(&classes, &tables)).trim_end());
+                output::line(
+                    html::page(&classes, &tables, &reasons, &notes(&classes, &tables, snapshot)).trim_end(),
+                );
             }
         }
         Ok(ExitCode::SUCCESS)
@@ -76,8 +82,7 @@ impl Matrix {
         }
         let mut ports = BTreeSet::new();
         for text in &self.port {
-            let (protocol, number) = explain::port(text)?;
-            ports.insert(classes.ports().class_of(&sample(protocol, number)));
+            ports.insert(classes.ports().class_of(&Asked::read(text)?.sample()));
         }
         Ok(ports.into_iter().collect())
     }
@@ -108,18 +113,6 @@ impl Matrix {
     }
 }
 
-/// A packet from an ordinary client.
-pub(crate) fn sample(protocol: Protocol, number: u16) -> Sample {
-    let ported = protocol.has_ports();
-    let is_icmp = [Protocol::ICMP, Protocol::ICMPV6].contains(&protocol);
-    Sample {
-        protocol,
-        source_port: if ported { CLIENT_PORT } else { 0 },
-        destination_port: if ported { number } else { 0 },
-        icmp: is_icmp.then(|| (u8::try_from(number).unwrap_or(u8::MAX), 0)),
-    }
-}
-
 /// What a cell says: `all`, `none`, ports; `-` where there are no such flows.
 pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
     if content.is_nothing() {
@@ -143,7 +136,7 @@ fn scoped(scope: Scope, ports: &str) -> String {
 }
 
 /// What a reader has to know of the tables.
-fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
+fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
     let clients = classes.ports().of_clients();
     let ports = tables.first().map_or(&[][..], |table| table.matrix.ports.as_slice());
@@ -174,6 +167,7 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
             "Host endpoints have their say here; whether a node enforces them, its report says.".to_owned(),
         );
     }
+    notes.extend(explain::not_enforced_note(snapshot));
     let scoped = |content: &Content| content.passing().len() > 1;
     if tables.iter().any(|table| table.matrix.cells.iter().flatten().any(scoped)) {
         notes.push(
@@ -187,10 +181,31 @@ fn notes(classes: &Classes, tables: &[Table]) -> Vec<String> {
             output::count(classes.left_out() as u64, "pod")
         ));
     }
+    let on_hosts = on_hosts(snapshot);
+    if !on_hosts.is_empty() {
+        let more = match on_hosts.len().saturating_sub(MOST_ON_HOSTS) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let shown = on_hosts.iter().take(MOST_ON_HOSTS).cloned().collect::<Vec<_>>().join(", ");
+        notes.push(format!("Pods that use their node's network are that node: {shown}{more}."));
+    }
     notes
 }
 
-fn text(classes: &Classes, tables: &[Table]) {
+/// The pods that use their node's network, each with its node.
+fn on_hosts(snapshot: &Snapshot) -> Vec<String> {
+    let of_host = |(key, stored): (&Key, &Stored)| match &stored.resource {
+        Ok(Resource::Pod(pod)) if pod.spec.host_network => {
+            let node = pod.spec.node_name.as_deref().unwrap_or_default();
+            Some(format!("{}/{} is node/{node}", key.namespace, key.name))
+        }
+        _ => None,
+    };
+    snapshot.iter().filter_map(of_host).collect()
+}
+
+fn text(classes: &Classes, tables: &[Table], snapshot: &Snapshot) {
     let mut coarse = false;
     for table in tables {
         output::line(&format!("{}:", table.title));
@@ -233,7 +248,7 @@ fn text(classes: &Classes, tables: &[Table]) {
         );
         output::line("partly: these ports pass between some of the workloads.");
     }
-    for note in notes(classes, tables) {
+    for note in notes(classes, tables, snapshot) {
         output::line(&note);
     }
 }
@@ -348,7 +363,7 @@ fn of_pair(
 fn json_document(
     classes: &Classes,
     judge: &mut Judge<'_>,
-    snapshot: &Snapshot,
+    read: &Read,
     tables: &[Table],
 ) -> anyhow::Result<()> {
     let name = |class: &usize| classes.all().get(*class).map(|class| class.name.clone());
@@ -357,7 +372,7 @@ fn json_document(
         |group: &tortie_policy::reach::Group| json!({"name": group.name, "classes": names(&group.classes)});
     let mut documents = Vec::new();
     for table in tables {
-        let reasons = reasons(table, classes, judge, snapshot);
+        let reasons = reasons(table, classes, judge, &read.snapshot);
         let cell = |(content, reasons): (&Content, &Vec<Because>)| match content.is_nothing() {
             true => Value::Null,
             false => {
@@ -378,11 +393,12 @@ fn json_document(
         let members: Vec<String> = class.members.iter().map(ToString::to_string).collect();
         json!({"name": class.name, "kind": class.kind, "count": class.count(), "members": members})
     };
-    let document = json!({
+    let mut document = json!({
         "classes": classes.all().iter().map(class).collect::<Vec<_>>(),
         "withoutAddress": classes.left_out(),
         "tables": documents,
     });
+    read.add_to(&mut document);
     output::line(&serde_json::to_string_pretty(&document)?);
     Ok(())
 }

@@ -7,20 +7,25 @@ use tortie_api::{Key, Kind};
 use tortie_policy::oracle::{Snapshot, Stored};
 use tortie_policy::staged::{Staged, enforced, staged};
 
-use crate::manifests;
+use crate::{completed, manifests};
 
-/// The cluster with these objects applied, those deleted, and what is staged enforced.
+/// The cluster with these objects applied, those deleted, and what is staged enforced. Where the cluster is one of
+/// manifests, the slices of Services follow.
 pub(crate) fn after(
     before: &Snapshot,
     objects: Vec<Object>,
     deleted: &[String],
     staged: bool,
+    within_manifests: bool,
 ) -> anyhow::Result<Snapshot> {
     manifests::refuse_managed(objects.iter().map(|object| &object.key))?;
     let tiers = before.iter().filter(|(key, _)| key.kind == Kind::Tier).map(|(key, _)| key.name.clone());
     manifests::refuse_unknown_tiers(tiers, &objects)?;
     let mut after = before.clone();
     for object in objects {
+        if let (true, Some(other)) = (within_manifests, same_policy(&object.key, &object.value)) {
+            after.remove(&other);
+        }
         apply(&mut after, object);
     }
     for text in deleted {
@@ -29,7 +34,31 @@ pub(crate) fn after(
     if staged {
         enforce_staged(&mut after);
     }
+    // Their controller makes them anew, where it made those that are there.
+    if completed::has_implied_slices(before) || within_manifests {
+        completed::imply_slices(&mut after);
+    }
     Ok(after)
+}
+
+/// The other name of a policy of tier default. Calico's datastore has one policy under `default.x`, whether it was made as
+/// `x` or as `default.x`; what kubectl exports has that name, where people's manifests have the other.
+pub(crate) fn same_policy(key: &Key, value: &Value) -> Option<Key> {
+    let of_calico = [
+        Kind::NetworkPolicy,
+        Kind::GlobalNetworkPolicy,
+        Kind::StagedNetworkPolicy,
+        Kind::StagedGlobalNetworkPolicy,
+    ];
+    if !of_calico.contains(&key.kind) || manifests::tier_of(key.kind, value).unwrap_or("default") != "default"
+    {
+        return None;
+    }
+    let name = match key.name.strip_prefix("default.") {
+        Some(name) => name.to_owned(),
+        None => format!("default.{}", key.name),
+    };
+    Some(Key { name, ..key.clone() })
 }
 
 /// As `apply` stores it: what the cluster added stays, and a pod's endpoints take its labels over.

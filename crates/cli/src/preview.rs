@@ -8,13 +8,15 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tortie_api::net::IpVersion;
-use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Question, QuestionError, Snapshot, Verdict};
+use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Snapshot, Verdict};
 use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::output::Format;
+use crate::port::Asked;
+use crate::snapshot::Read;
 use crate::store::StoreArguments;
-use crate::{decided, manifests, output, planned, snapshot};
+use crate::{decided, manifests, output, planned, service, snapshot};
 
 #[derive(clap::Args)]
 pub(crate) struct Preview {
@@ -44,7 +46,8 @@ impl Preview {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let wrong = Ok(ExitCode::from(2));
-        let Some(before) = self.before()? else { return wrong };
+        let Some(read) = self.before()? else { return wrong };
+        let before = &read.snapshot;
         let objects = match self.files.as_slice() {
             [] => Vec::new(),
             files => match manifests::read_all(files)? {
@@ -52,16 +55,20 @@ impl Preview {
                 None => return wrong,
             },
         };
-        let after = planned::after(&before, objects, &self.delete, self.staged)?;
+        let after = planned::after(before, objects, &self.delete, self.staged, self.is_within_manifests())?;
         let changes = match &self.flows {
-            Some(file) => self.flows(file, &before, &after)?,
-            None => self.everything(&before, &after)?,
+            Some(file) => self.flows(file, &read, &after)?,
+            None => self.everything(&read, &after)?,
         };
         // Like diff: 0 where nothing changes, 1 where something does, 2 where that cannot be said.
         Ok(if changes { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
 
-    fn before(&self) -> anyhow::Result<Option<Snapshot>> {
+    fn is_within_manifests(&self) -> bool {
+        self.within.iter().any(|path| path != Path::new("cluster"))
+    }
+
+    fn before(&self) -> anyhow::Result<Option<Read>> {
         match self.within.as_slice() {
             [] => snapshot::of_store(&self.store).map(Some),
             [only] if only == Path::new("cluster") => snapshot::of_store(&self.store).map(Some),
@@ -70,30 +77,34 @@ impl Preview {
     }
 
     /// Says every change; whether there is any.
-    fn everything(&self, before: &Snapshot, after: &Snapshot) -> anyhow::Result<bool> {
+    fn everything(&self, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
+        let before = &read.snapshot;
         let change = Change::new(before, after);
         let differences = change.differences();
         match self.output {
             Format::Text => show(&change, &differences, before, after),
             Format::Json => {
                 let one = |difference| of_difference(&change, difference, before, after);
-                let document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
+                let mut document = json!({"changes": differences.iter().map(one).collect::<Vec<_>>()});
+                read.add_to(&mut document);
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
         Ok(!differences.is_empty())
     }
 
-    fn flows(&self, file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<bool> {
+    fn flows(&self, file: &Path, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
+        let before = &read.snapshot;
         let (flows, mut left_out) = read_flows(file, before, after)?;
         let (was, is) = (Oracle::new(before), Oracle::new(after));
         let mut documents = Vec::new();
         let (mut changed, mut count) = (0, 0);
-        for (question, flow) in &flows {
+        for (questions, flow) in &flows {
             count += flow.count;
-            let changes = of_question((&was, &is), question)?;
+            let changes = questions.iter().map(|question| of_question((&was, &is), question));
+            let changes = changes.collect::<anyhow::Result<Option<Vec<_>>>>()?;
             left_out += if changes.is_none() { flow.count } else { 0 };
-            let changes = changes.unwrap_or_default();
+            let changes = changes.unwrap_or_default().concat();
             changed += if changes.is_empty() { 0 } else { flow.count };
             for (scope, one, other) in changes {
                 match self.output {
@@ -114,8 +125,9 @@ impl Preview {
         }
         match self.output {
             Format::Json => {
-                let document =
+                let mut document =
                     json!({"flows": count, "changed": changed, "leftOut": left_out, "changes": documents});
+                read.add_to(&mut document);
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
             Format::Text => {
@@ -147,30 +159,37 @@ fn once() -> u64 {
     1
 }
 
+/// Flows, each with its question, or one for each backend of the Service that it is to.
+type Flows = Vec<(Vec<Question>, Flow)>;
+
 /// The flows, equal ones counted together, and how many have an end that is not there.
-fn read_flows(
-    file: &Path,
-    before: &Snapshot,
-    after: &Snapshot,
-) -> anyhow::Result<(Vec<(Question, Flow)>, u64)> {
+fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<(Flows, u64)> {
     let text = manifests::read(file)?;
     let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
     let mut read = Vec::new();
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let place = || format!("{}:{number}", file.display());
         let flow: Flow = serde_json::from_str(line).with_context(|| format!("{}: {line}", place()))?;
-        let port = explain::port(&flow.port).with_context(place)?;
+        let port = Asked::read(&flow.port).with_context(place)?;
         let peer = |text: &str| {
             let found = snapshot::peer(before, text);
             found.or_else(|_| snapshot::peer(after, text)).with_context(place)
         };
-        let question = explain::question(peer(&flow.from)?, peer(&flow.to)?, port, CLIENT_PORT);
+        let (from, to) = (peer(&flow.from)?, peer(&flow.to)?);
+        let translated = match &to {
+            Peer::Address(address) => service::at(after, *address, port).with_context(place)?,
+            _ => None,
+        };
+        let questions = match translated {
+            Some(translated) => explain::questions(&from, &translated, port, CLIENT_PORT),
+            None => vec![explain::question(from, to, port, CLIENT_PORT)],
+        };
         let key = (flow.from.clone(), flow.to.clone(), flow.port.clone());
         match flows.get_mut(&key) {
             Some(count) => *count += flow.count,
             None => {
                 flows.insert(key, flow.count);
-                read.push((question, flow));
+                read.push((questions, flow));
             }
         }
     }
@@ -265,6 +284,7 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 output::line(
                     "Host endpoints have a say in this; whether a node enforces them, its report says.",
                 );
+                explain::not_enforced_note(after).iter().for_each(|note| output::line(note));
             }
             output::line(&format!(
                 "{}: {} to allowed, {} to denied",

@@ -1,18 +1,17 @@
 //! The resources that verdicts follow from: manifests in files, or a datastore.
 
-use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
-use tortie_api::kubernetes::Node;
+use tortie_api::manifest::{Settled, Skipped};
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
 use tortie_policy::oracle::{Peer, Snapshot, Stored};
 
 use crate::store::StoreArguments;
-use crate::{manifests, output};
+use crate::{completed, manifests, output};
 
 /// Where the resources come from.
 #[derive(clap::Args)]
@@ -24,9 +23,20 @@ pub(crate) struct Source {
     store: StoreArguments,
 }
 
+/// What was read, and what a reader of the answer has to know of it.
+#[derive(Default)]
+pub(crate) struct Read {
+    pub(crate) snapshot: Snapshot,
+    /// Objects that no verdict depends on.
+    skipped: Vec<Skipped>,
+    /// What was added or changed to answer.
+    notes: Vec<String>,
+}
+
 impl Source {
-    /// Reads them. `None` if anything is wrong with the manifests: every problem has then been printed.
-    pub(crate) fn read(&self) -> anyhow::Result<Option<Snapshot>> {
+    /// Reads them, and prints what a reader has to know. `None` if anything is wrong with the manifests: every problem
+    /// has then been printed.
+    pub(crate) fn read(&self) -> anyhow::Result<Option<Read>> {
         if !self.files.is_empty() {
             return of_files(&self.files);
         }
@@ -35,7 +45,7 @@ impl Source {
 }
 
 /// The resources of a datastore.
-pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Snapshot> {
+pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Read> {
     let mut snapshot = Snapshot::new();
     crate::runtime()?.block_on(async {
         let store = store.open()?;
@@ -44,128 +54,61 @@ pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Snapshot> {
                 snapshot.insert(stored.key, stored.value, None);
             }
         }
-        Ok(snapshot)
+        Ok(Read { snapshot, ..Read::default() })
     })
 }
 
-impl Source {
-    /// What the nodes of a running cluster report: node, and condition.
-    pub(crate) fn reports(&self) -> anyhow::Result<Vec<(String, ReportedCondition)>> {
-        if !self.files.is_empty() {
-            return Ok(Vec::new());
-        }
-        let listed = crate::runtime()?.block_on(async {
-            self.store.open()?.list(Kind::NodeReport).await.map_err(anyhow::Error::from)
-        })?;
-        let mut told = Vec::new();
-        for stored in listed.items {
-            if let Ok(Resource::NodeReport(report)) = Resource::read(&stored.key, &stored.value) {
-                told.extend(
-                    report
-                        .status
-                        .conditions
-                        .into_iter()
-                        .map(|condition| (stored.key.name.clone(), condition)),
-                );
-            }
-        }
-        Ok(told)
-    }
-}
-
-/// The resources of manifests, completed to what they would be in a cluster: workloads have a pod, pods have an address,
-/// namespaces are there. What is added is told.
-pub(crate) fn of_files(files: &[PathBuf]) -> anyhow::Result<Option<Snapshot>> {
-    let Some((objects, foreign)) = manifests::read_among_others(files)? else { return Ok(None) };
-    let mut snapshot = Snapshot::new();
-    for object in objects {
-        snapshot.insert(object.key, object.value, Some((object.origin, object.lines)));
-    }
-    let mut others = BTreeSet::new();
-    for object in foreign {
-        match pod_of(&object.value) {
-            Some((key, pod)) if snapshot.get(&key).is_none() => {
-                snapshot.insert(key, pod, Some((object.origin, object.lines)));
-            }
-            Some(_) => {}
-            None => drop(others.insert(object.value["kind"].as_str().unwrap_or_default().to_owned())),
-        }
-    }
-    if !others.is_empty() {
-        let kinds: Vec<String> = others.into_iter().collect();
-        output::error_line(&format!("note: policy does not depend on {}: left out", kinds.join(", ")));
-    }
-    add_namespaces(&mut snapshot);
-    add_addresses(&mut snapshot);
-    Ok(Some(snapshot))
-}
-
-/// The pod that a workload (Deployment, DaemonSet, StatefulSet, ReplicaSet, Job, CronJob) makes, under the workload's name.
-fn pod_of(workload: &Value) -> Option<(Key, Value)> {
-    let template =
-        workload.pointer("/spec/template").or(workload.pointer("/spec/jobTemplate/spec/template"))?;
-    let metadata = &workload["metadata"];
-    let name = metadata["name"].as_str()?;
-    let namespace =
-        metadata["namespace"].as_str().filter(|namespace| !namespace.is_empty()).unwrap_or("default");
-    let labels = template.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
-    let pod = json!({
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "spec": template.get("spec")?,
-    });
-    Some((Key::namespaced(Kind::Pod, namespace, name), pod))
-}
-
-/// Namespaces of which objects are given but which are not given themselves.
-fn add_namespaces(snapshot: &mut Snapshot) {
-    let used: BTreeSet<String> = snapshot
-        .iter()
-        .map(|(key, _)| key.namespace.clone())
-        .filter(|namespace| !namespace.is_empty())
-        .collect();
-    for name in used {
-        let key = Key::global(Kind::Namespace, &name);
-        if snapshot.get(&key).is_none() {
-            if name != "default" {
-                output::error_line(&format!(
-                    "note: namespace {name} is not given: taken as one without labels"
-                ));
-            }
-            snapshot.insert(key, json!({"metadata": {"name": name}}), None);
-        }
-    }
-}
-
-/// Addresses for pods and nodes that have none yet: from 240.0.0.0/4, where nobody has one. Rules by network miss them, but
-/// for those of 0.0.0.0/0 and of networks that nobody should have.
-fn add_addresses(snapshot: &mut Snapshot) {
-    let without = |(key, stored): (&Key, &Stored)| match &stored.resource {
-        Ok(Resource::Pod(pod)) if pod.status.pod_ip.is_none() => {
-            Some((key.clone(), "/status", stored.clone()))
-        }
-        Ok(Resource::Node(node)) if node.address().is_none() => {
-            Some((key.clone(), "/metadata", stored.clone()))
+/// What the nodes of a cluster report: node, and condition.
+pub(crate) fn reports(snapshot: &Snapshot) -> Vec<(String, ReportedCondition)> {
+    let of_node = |(key, stored): (&Key, &Stored)| match &stored.resource {
+        Ok(Resource::NodeReport(report)) => {
+            let conditions = report.status.conditions.iter();
+            Some(conditions.map(|condition| (key.name.clone(), condition.clone())).collect::<Vec<_>>())
         }
         _ => None,
     };
-    let without: Vec<(Key, &str, Stored)> = snapshot.iter().filter_map(without).collect();
-    if !without.is_empty() {
-        output::error_line(&format!(
-            "note: {} without an address yet: each is asked with one from 240.0.0.0/4",
-            output::count(without.len() as u64, "pod or node").replace("pod or nodes", "pods and nodes")
-        ));
+    snapshot.iter().filter_map(of_node).flatten().collect()
+}
+
+/// The resources of manifests, completed to what they would be in a cluster. What is added is noted.
+pub(crate) fn of_files(files: &[PathBuf]) -> anyhow::Result<Option<Read>> {
+    let Some(Settled { objects, skipped, notes }) = manifests::read_cluster(files)? else { return Ok(None) };
+    let mut read = Read { snapshot: Snapshot::new(), skipped, notes };
+    for object in objects {
+        read.snapshot.insert(object.key, object.value, Some((object.origin, object.lines)));
     }
-    for (number, (key, place, mut stored)) in (1u32..).zip(without) {
-        let address = Ipv4Addr::from(0xf000_0000 + number).to_string();
-        // What was read is a mapping with mappings in it.
-        let Some(fields) = stored.value.as_object_mut() else { continue };
-        let fields = fields.entry(&place[1..]).or_insert_with(|| json!({}));
-        match key.kind {
-            Kind::Pod => fields["podIP"] = json!(address),
-            _ => fields["annotations"][Node::ADDRESS] = json!(format!("{address}/4")),
+    read.notes.extend(completed::complete(&mut read.snapshot));
+    read.tell();
+    Ok(Some(read))
+}
+
+impl Read {
+    fn tell(&self) {
+        let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+        for skipped in &self.skipped {
+            *kinds.entry(&skipped.kind).or_default() += 1;
         }
-        snapshot.insert(key, stored.value, stored.written);
+        if !kinds.is_empty() {
+            let kinds: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+            output::error_line(&format!("note: skipped, as no verdict depends on it: {}", kinds.join(", ")));
+        }
+        for note in &self.notes {
+            output::error_line(&format!("note: {note}"));
+        }
+    }
+
+    /// The same in an answer as JSON.
+    pub(crate) fn add_to(&self, document: &mut Value) {
+        let one = |skipped: &Skipped| {
+            json!({
+                "apiVersion": skipped.api_version, "kind": skipped.kind, "name": skipped.name,
+                "place": skipped.origin.to_string(),
+            })
+        };
+        if let Some(fields) = document.as_object_mut() {
+            fields.insert("skipped".to_owned(), self.skipped.iter().map(one).collect());
+            fields.insert("notes".to_owned(), json!(self.notes));
+        }
     }
 }
 

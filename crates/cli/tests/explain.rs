@@ -107,7 +107,9 @@ fn ends_ports_and_answers() {
         (&["web/front", "web/back", "--port", "udp/53"][..], 1, "rule 2"),
         (&["globalnetworkset/partner", "web/back"], 0, "allowed by NetworkPolicy web/back, rule 3"),
         (&["203.0.113.7", "10.0.0.2", "--port", "icmp/8"], 1, "ICMP type 8"),
-        (&["web/back", "web/front", "--port", "47"], 0, "protocol 47: allowed"),
+        (&["web/back", "web/front", "--port", "proto/47"], 0, "protocol 47: allowed"),
+        (&["web/back", "web/front", "--port", "8080"], 0, "TCP 8080: allowed"),
+        (&["web/back", "web/front", "--port", "icmp/3/4"], 0, "ICMP type 3"),
         (&["web/back", "web/front", "--port", "icmp"], 0, "ICMP type 8"),
         (&["web/back", "web/back"], 0, "never leaves the pod"),
         (&["web/nobody", "web/back"], 2, "error: pod web/nobody does not exist"),
@@ -118,6 +120,17 @@ fn ends_ports_and_answers() {
         (&["web/front", "web/back", "--port", "tcq/80"], 2, "\"tcq\" is no protocol"),
         (&["web/front", "web/back", "--port", "icmp/256"], 2, "at most 255"),
         (&["web/front", "--service", "web/s", "--port", "tcp/80"], 2, "Service web/s has no port tcp/80"),
+        (
+            &["web/front", "10.96.0.1", "--port", "8080"],
+            1,
+            "10.96.0.1 is an address of Service web/s: packets to it go to one of 2 backends",
+        ),
+        (&["web/front", "10.96.0.1", "--port", "8080"], 1, "→ 10.0.0.2 TCP 80: denied"),
+        (
+            &["web/front", "10.96.0.1", "--port", "80"],
+            2,
+            "Service web/s has no port tcp/80: nobody takes such packets",
+        ),
         (&["web/front", "--service", "s"], 2, "Service default/s does not exist"),
     ] {
         let (got, out, err) = explain(arguments);
@@ -179,9 +192,45 @@ fn manifests_are_completed_to_a_cluster() {
         let err = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{from}: {err}");
         assert!(
-            err.contains("policy does not depend on ConfigMap")
+            err.contains("skipped, as no verdict depends on it: 1 ConfigMap, 1 Service")
                 && err.contains("namespace shop is not given"),
             "{err}"
         );
     }
+}
+
+/// A rule that means the Service's own address never matches: when policy is asked, the packet bears a backend's.
+#[test]
+fn the_address_of_a_service_is_explained_after_translation() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = "---\n{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: p, namespace: x}, spec: {types: [Egress], egress: [{action: Allow, destination: {nets: [10.96.0.9/32, 192.0.2.9/32, 192.0.2.10/32]}}]}}\n";
+    let service = "---\n{apiVersion: v1, kind: Service, metadata: {name: s, namespace: x}, spec: {clusterIP: 10.96.0.9, externalIPs: [192.0.2.9], selector: {app: b}, ports: [{port: 80, targetPort: 8080}]}, status: {loadBalancer: {ingress: [{ip: 192.0.2.10}]}}}\n";
+    let pods = "{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: x}, spec: {containers: [{name: c}]}}\n---\n{apiVersion: v1, kind: Pod, metadata: {name: b, namespace: x, labels: {app: b}}, spec: {containers: [{name: c}]}, status: {podIP: 10.0.0.7}}\n";
+    std::fs::write(dir.path().join("c.yml"), [pods, service, policy].concat()).unwrap();
+    let run = |arguments: &[&str]| {
+        let program = env!("CARGO_BIN_EXE_tortie");
+        let output = Command::new(program).current_dir(dir.path()).args(arguments).output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    for address in ["10.96.0.9", "192.0.2.9", "192.0.2.10"] {
+        let (code, out, err) = run(&["explain", "-f", "c.yml", "x/a", address, "-o", "json"]);
+        let document: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+        let backend = &document["backends"][0];
+        assert_eq!(
+            (code, backend["answer"]["destination"].as_str()),
+            (Some(1), Some("10.0.0.7")),
+            "{address}: {out}"
+        );
+        assert_eq!(document["service"], "Service x/s");
+    }
+    let flow = "{\"from\": \"x/a\", \"to\": \"10.96.0.9\", \"port\": \"tcp/80\"}\n".to_string();
+    std::fs::write(dir.path().join("flows"), flow).unwrap();
+    let change = policy.replace("10.96.0.9/32", "10.0.0.0/24");
+    std::fs::write(dir.path().join("change.yml"), change).unwrap();
+    let (code, out, err) = run(&["preview", "--in", "c.yml", "-f", "change.yml", "--flows", "flows"]);
+    assert!(code == Some(1) && out.contains("denied → allowed"), "{out}{err}");
 }

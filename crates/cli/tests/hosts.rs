@@ -192,7 +192,7 @@ fn lint_of_hosts() {
             "a failsafe port is never asked about",
             rules("  - {action: Deny, protocol: TCP, destination: {ports: [22]}}\n  - {action: Pass}\n"),
             HOSTS.replace("order: 1", "order: 1\n  tier: kube-admin"),
-            vec!["matches-nothing GlobalNetworkPolicy p spec.ingress[0]"],
+            vec!["failsafe GlobalNetworkPolicy p spec.ingress[0]"],
         ),
         (
             "nobody speaks of it",
@@ -297,4 +297,61 @@ fn both_families() {
         "{out}"
     );
     assert!(out.ends_with("1 of 1 flow meet another verdict\n"), "{out}");
+}
+
+/// Host endpoints are enforced on Linux nodes only; whoever asks about one of a Windows node is told.
+#[test]
+fn host_endpoints_of_windows_nodes_are_not_enforced() {
+    let windows = "\
+{apiVersion: v1, kind: Node, metadata: {name: w1, labels: {kubernetes.io/os: windows}, annotations: {projectcalico.org/IPv4Address: 192.168.0.9/24}}}
+---
+{apiVersion: projectcalico.org/v3, kind: HostEndpoint, metadata: {name: w1-all, labels: {role: worker}}, spec: {node: w1, interfaceName: '*'}}
+---
+{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: dns}, spec: {selector: role == 'worker', doNotTrack: true, applyOnForward: true, ingress: [{action: Allow, protocol: UDP, destination: {ports: [53]}}]}}
+";
+    let files = [("c.yml", CLUSTER), ("hosts.yml", HOSTS), ("windows.yml", windows)];
+    let all = ["-f", "c.yml", "-f", "hosts.yml", "-f", "windows.yml"];
+    let (code, out, _) = tortie(&files, &[&["explain", "node/n1", "node/w1"][..], &all].concat());
+    let said = "host endpoint w1-all is not enforced, as node w1 is a Windows node: as things are, the packet is allowed";
+    assert!(code == 1 && out.contains(said), "{out}");
+    let (_, out, _) = tortie(&files, &[&["explain", "node/n1", "node/w1", "-o", "json"][..], &all].concat());
+    let document: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&document["answer"]["verdict"], &document["verdictAsEnforced"]),
+        (&"Deny".into(), &"Allow".into())
+    );
+    assert_eq!(document["notEnforced"], serde_json::json!([{"hostEndpoint": "w1-all", "node": "w1"}]));
+    let (_, out, _) = tortie(&files, &[&["explain", "node/w1", "node/n1"][..], &all[..4]].concat());
+    assert!(!out.contains("not enforced"), "{out}");
+    let (_, out, _) = tortie(&files, &[&["matrix"][..], &all].concat());
+    assert!(out.contains("Host endpoints of Windows nodes are not enforced, though they have their say here: w1-all (node w1)."), "{out}");
+    let (_, out, _) = tortie(&files, &[&["policy", "lint"][..], &all].concat());
+    assert!(out.contains("warning[not-enforced]: HostEndpoint w1-all: spec.node: it is not enforced: node w1 is a Windows node"), "{out}");
+    assert!(
+        out.contains("nothing for Linux nodes; host endpoints of Windows nodes are not enforced here either"),
+        "{out}"
+    );
+    let arguments = ["preview", "--in", "c.yml", "--in", "hosts.yml", "-f", "windows.yml"];
+    let (_, out, _) = tortie(&files, &arguments);
+    assert!(out.contains("Host endpoints of Windows nodes are not enforced"), "{out}");
+}
+
+/// What a rule says of failsafe ports does not count; the finding names them, and does not ask for its removal.
+#[test]
+fn rules_for_failsafe_ports_are_told_as_such() {
+    let policy = global(
+        "  selector: role == 'worker'\n  order: 0\n  ingress:\n  - {action: Allow, protocol: TCP, destination: {ports: [22]}}\n  - {action: Deny, protocol: TCP, destination: {ports: ['22:22']}}\n  - {action: Deny, protocol: TCP, destination: {ports: [22, 443]}}\n  - {action: Deny, protocol: UDP, destination: {ports: [22]}}\n",
+    );
+    let (code, out) =
+        with_hosts(&["policy", "lint", "-f", "c.yml", "-f", "hosts.yml", "-f", "change.yml"], &policy);
+    let found: Vec<&str> = out.lines().filter(|line| line.contains("failsafe]")).collect();
+    assert_eq!(code, 1, "{out}");
+    assert_eq!(
+        found,
+        [
+            "change.yml:8: note[failsafe]: GlobalNetworkPolicy p: spec.ingress[0]: it never decides: tcp/22 are failsafe ports, which pass before policy is asked",
+            "change.yml:9: warning[failsafe]: GlobalNetworkPolicy p: spec.ingress[1]: it never decides: tcp/22 are failsafe ports, which pass before policy is asked",
+        ],
+        "{out}"
+    );
 }

@@ -126,7 +126,7 @@ fn every_kind_of_finding() {
         ("{action: Allow, protocol: ICMP, icmp: {type: 8}}", "elsewhere spec.ingress[0].icmp"),
         ("{action: Pass}", "elsewhere spec.ingress[0].action"),
     ] {
-        let service = "apiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: shop}\nspec: {clusterIPs: [10.96.0.7], ports: [{port: 80}]}\n---\n";
+        let service = "apiVersion: v1\nkind: Service\nmetadata: {name: s, namespace: shop}\nspec: {clusterIP: 10.96.0.7, ports: [{port: 80}]}\n---\n";
         let text = format!("{service}{}", policy(&format!("  - {rule}\n")));
         let (code, found) = findings(&text);
         assert!(found.contains(&format!("p.yml:13 {expected}")), "{rule}: {found:#?}");

@@ -23,6 +23,7 @@ struct Datastore {
 /// What the command said.
 struct Said {
     ok: bool,
+    code: i32,
     out: String,
     err: String,
 }
@@ -56,7 +57,12 @@ impl Datastore {
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Said { ok: output.status.success(), out: text(output.stdout), err: text(output.stderr) }
+        Said {
+            ok: output.status.success(),
+            code: output.status.code().unwrap(),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
     }
 
     fn apply(&self, manifest: &str) -> Said {
@@ -173,4 +179,99 @@ fn explain_says_what_nodes_report() {
     assert!(said.ok, "{}{}", said.out, said.err);
     assert!(said.out.contains("node n reports of d/b: RuleNotExpressible: it is narrowed"), "{}", said.out);
     assert!(!said.out.contains("d/other"), "{}", said.out);
+}
+
+/// Whatever the order of the manifests: what others name comes first, and policies come before pods.
+#[test]
+fn objects_are_applied_in_the_order_of_what_they_need() {
+    let datastore = Datastore::new();
+    let manifests = "\
+{apiVersion: v1, kind: Pod, metadata: {name: p, namespace: n}, spec: {containers: [{name: c}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: s, namespace: n}, addressType: IPv4}
+---
+{apiVersion: v1, kind: Service, metadata: {name: s, namespace: n}, spec: {ports: [{port: 80}]}}
+---
+{apiVersion: projectcalico.org/v3, kind: HostEndpoint, metadata: {name: h}, spec: {node: a, interfaceName: eth0}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: k, namespace: n}, spec: {podSelector: {}}}
+---
+{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: ops.g}, spec: {tier: ops}}
+---
+{apiVersion: projectcalico.org/v3, kind: Profile, metadata: {name: f}, spec: {}}
+---
+{apiVersion: projectcalico.org/v3, kind: GlobalNetworkSet, metadata: {name: t}, spec: {nets: []}}
+---
+{apiVersion: v1, kind: ServiceAccount, metadata: {name: a, namespace: n}}
+---
+{apiVersion: projectcalico.org/v3, kind: Tier, metadata: {name: ops}, spec: {}}
+---
+{apiVersion: projectcalico.org/v3, kind: IPPool, metadata: {name: i}, spec: {cidr: 10.0.0.0/16}}
+---
+{apiVersion: v1, kind: Namespace, metadata: {name: n}}
+";
+    let said = datastore.apply(manifests);
+    assert!(said.ok, "{}", said.err);
+    let kinds =
+        |out: &str| out.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>();
+    let mut order = vec![
+        "Namespace",
+        "IPPool",
+        "Tier",
+        "ServiceAccount",
+        "GlobalNetworkSet",
+        "Profile",
+        "KubernetesNetworkPolicy",
+        "GlobalNetworkPolicy",
+        "HostEndpoint",
+        "Service",
+        "EndpointSlice",
+        "Pod",
+    ];
+    assert_eq!(kinds(&said.out), order, "{}", said.out);
+    let manifests = manifests.trim_end().rsplit_once("---\n").unwrap().0;
+    let deleted = datastore.run(&["delete", "-f", "-"], manifests);
+    assert!(deleted.ok, "{}", deleted.err);
+    order.remove(0);
+    let mut found = kinds(&deleted.out);
+    found.reverse();
+    // Two of one rank go in the order in which they were given.
+    order.swap(5, 6);
+    assert_eq!(found, order, "{}", deleted.out);
+}
+
+/// An export of another cluster is applied without what only that cluster can use.
+#[test]
+fn metadata_of_another_cluster_is_not_stored() {
+    let datastore = Datastore::new();
+    let exported = "\
+apiVersion: v1
+kind: List
+items:
+- apiVersion: crd.projectcalico.org/v1
+  kind: GlobalNetworkPolicy
+  metadata:
+    name: default.p
+    uid: theirs
+    resourceVersion: '7'
+    generation: 2
+    creationTimestamp: '2020-01-01T00:00:00Z'
+    managedFields: [{manager: m}]
+    annotations: {projectcalico.org/metadata: '{\"labels\":{\"team\":\"a\"}}'}
+  spec: {tier: default, selector: all()}
+";
+    let said = datastore.apply(exported);
+    assert!(said.ok && said.out == "GlobalNetworkPolicy default.p created\n", "{}{}", said.out, said.err);
+    let stored =
+        datastore.runtime.block_on(datastore.store.list(Kind::GlobalNetworkPolicy)).unwrap().items.remove(0);
+    assert_eq!(stored.value["apiVersion"], "projectcalico.org/v3");
+    let metadata = stored.value["metadata"].as_object().unwrap();
+    let fields: Vec<&str> = metadata.keys().map(String::as_str).collect();
+    assert_eq!(fields, ["creationTimestamp", "labels", "name", "uid"]);
+    assert!(metadata["uid"] != "theirs" && metadata["creationTimestamp"] != "2020-01-01T00:00:00Z");
+    assert_eq!(datastore.apply(exported).out, "GlobalNetworkPolicy default.p unchanged\n");
+
+    let wrong = datastore.apply(&exported.replace("selector", "selectr"));
+    assert_eq!((wrong.code, wrong.out.as_str()), (2, ""), "{}", wrong.err);
+    assert!(wrong.err.contains("-:14: GlobalNetworkPolicy default.p: spec.selectr"), "{}", wrong.err);
 }

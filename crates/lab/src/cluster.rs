@@ -18,7 +18,7 @@ use tortie_store::{Embedded, Event, NotInForce, Revision, Store, StoreError, wai
 use crate::node::{Node, Os};
 use crate::pki::Authority;
 use crate::runtime::{self, RuntimeNode};
-use crate::{LabDir, LabError, Progress, underlay};
+use crate::{LabDir, LabError, Progress, slices, underlay};
 
 /// Where the datastore is served with TLS.
 pub(crate) const STORE_PORT: u16 = 7443;
@@ -244,6 +244,7 @@ impl Cluster {
         });
         let task = runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()).await?;
         self.tasks.push(task);
+        self.tasks.push(slices::start(self.store.clone()).await?);
         Ok(())
     }
 

@@ -23,6 +23,7 @@ mod process;
 mod progress;
 mod runtime;
 mod sandbox;
+mod slices;
 mod supervise;
 mod underlay;
 

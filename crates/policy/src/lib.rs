@@ -8,6 +8,7 @@
 mod calico;
 mod cluster;
 mod compile;
+pub mod enforced;
 mod kubernetes;
 mod labels;
 pub mod lint;

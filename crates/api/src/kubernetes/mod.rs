@@ -2,6 +2,7 @@
 
 mod cluster_policy;
 mod core;
+mod implied_slices;
 mod network_policy;
 mod service;
 
@@ -9,6 +10,8 @@ pub use cluster_policy::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, C
 pub use core::{
     Container, ContainerPort, Namespace, Node, NodeSpec, Pod, PodIp, PodSpec, PodStatus, ServiceAccount,
 };
+pub(crate) use implied_slices::check_service;
+pub use implied_slices::{implied_slices, is_implied};
 pub use network_policy::{
     IntOrString, IpBlock, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort,
     NetworkPolicyRule, NetworkPolicySpec, Requirement,

@@ -299,7 +299,7 @@ fn bad_input_changes_nothing() {
         let file = lab.file(name, &format!("{good}{bad}"));
         let output = lab.tortie(&["apply", "-f", &file]).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert_eq!(output.status.code(), Some(2), "{errors}");
         assert!(errors.contains(expected), "expected {expected}, got\n{errors}");
         assert!(errors.contains("nothing was changed"), "{errors}");
         assert_eq!(lab.json(&["get", "namespaces", "-o", "json"])["items"].as_array().unwrap().len(), 1);

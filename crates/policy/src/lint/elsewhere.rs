@@ -34,10 +34,17 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
             None => "there it has no effect",
         };
         let problem = format!("{what} does not work on Calico for Windows");
-        let advice = "nothing here: it works on Linux and Windows nodes alike";
+        let advice = match what {
+            FOR_HOSTS => {
+                "nothing for Linux nodes; host endpoints of Windows nodes are not enforced here either"
+            }
+            _ => "nothing here: it works on Linux and Windows nodes alike",
+        };
         found.add((key, stored), &field, (Level::Note, Code::Elsewhere), Said::new(problem, witness, advice));
     }
 }
+
+const FOR_HOSTS: &str = "policy for host endpoints";
 
 /// Something that does not work there.
 struct Feature {
@@ -53,11 +60,7 @@ fn calico(spec: &PolicySpec, features: &mut Vec<Feature>) {
         (spec.apply_on_forward, "spec.applyOnForward"),
     ] {
         if set {
-            features.push(Feature {
-                field: field.to_owned(),
-                what: "policy for host endpoints",
-                action: None,
-            });
+            features.push(Feature { field: field.to_owned(), what: FOR_HOSTS, action: None });
         }
     }
     // The profiles come after this tier, and only there Pass is taken for Deny.

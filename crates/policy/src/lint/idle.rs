@@ -4,8 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
+use tortie_api::calico::FailsafePort;
 use tortie_api::net::{Action, Direction, IpVersion};
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Port, ProtocolName, Resource};
 
 use super::{Code, Findings, Level, Said, policies};
 use crate::oracle::{DecidedBy, Mismatch, Oracle, PolicyName, PolicyTrace, Snapshot, Stored, Trace};
@@ -19,6 +20,8 @@ const FAMILIES: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 struct Cluster {
     classes: Classes,
     reduced: Snapshot,
+    /// The ports that no policy closes at any host endpoint's node, in and out.
+    failsafe: [Vec<FailsafePort>; 2],
 }
 
 /// A packet, where it meets policy: from, to, port.
@@ -61,7 +64,9 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     }
     let classes = Classes::with_staged(snapshot);
     let reduced = classes.reduced(snapshot);
-    let cluster = Cluster { classes, reduced };
+    let of_hosts =
+        |direction| oracle.hosts().flat_map(|host| oracle.failsafe_ports(host.node(), direction)).collect();
+    let cluster = Cluster { classes, reduced, failsafe: DIRECTIONS.map(of_hosts) };
     let numbers: BTreeMap<String, usize> =
         oracle.policies().enumerate().map(|(number, policy)| (policy.name.to_string(), number)).collect();
     let decide = cluster.deciding_policies();
@@ -128,6 +133,32 @@ impl Cluster {
             }
         }
         rules
+    }
+
+    /// The destination ports of a rule, where every one of them is a failsafe port.
+    fn only_failsafe(&self, resource: &Resource, direction: Direction, index: usize) -> Option<Vec<String>> {
+        let (Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)) = resource
+        else {
+            return None;
+        };
+        let (rules, failsafe) = match direction {
+            Direction::Ingress => (&policy.spec.ingress, &self.failsafe[0]),
+            Direction::Egress => (&policy.spec.egress, &self.failsafe[1]),
+        };
+        let rule = rules.get(index)?;
+        let ProtocolName(protocol) = rule.protocol?;
+        let is_failsafe =
+            |number| failsafe.iter().any(|port| port.protocol.0 == protocol && port.port == number);
+        let shown = |port: &Port| match port {
+            Port::Range(range) if (range.first..=range.last).all(is_failsafe) => {
+                let protocol = protocol.to_string().to_lowercase();
+                let last = if range.first == range.last { String::new() } else { format!("-{}", range.last) };
+                Some(format!("{protocol}/{}{last}", range.first))
+            }
+            _ => None,
+        };
+        let ports: Option<Vec<String>> = rule.destination.ports.iter().map(shown).collect();
+        ports.filter(|ports| !ports.is_empty())
     }
 
     fn concerns(&self, owner: &Owner<'_>, class: usize, stop: Stop) -> bool {
@@ -220,6 +251,16 @@ fn of_rules(owner: &Owner<'_>, cluster: &Cluster, decide: &BTreeSet<RuleName>, f
             if decides || action == Action::Log || known {
                 continue;
             }
+            if let Some(ports) = cluster.only_failsafe(owner.resource, direction, index) {
+                let level = if action == Action::Deny { Level::Warning } else { Level::Note };
+                found.add(
+                    (owner.key, owner.stored),
+                    &field,
+                    (level, Code::Failsafe),
+                    failsafe(&ports, action),
+                );
+                continue;
+            }
             let (code, said) = match alone(Rule { owner, direction, index }, cluster) {
                 Alone::Matches { deciders, witness } => (Code::Shadowed, shadowed(owner, deciders, witness)),
                 Alone::Nothing(mismatch) => (Code::MatchesNothing, matches_nothing(mismatch)),
@@ -227,6 +268,23 @@ fn of_rules(owner: &Owner<'_>, cluster: &Cluster, decide: &BTreeSet<RuleName>, f
             found.add((owner.key, owner.stored), &field, (Level::Warning, code), said);
         }
     }
+}
+
+fn failsafe(ports: &[String], action: Action) -> Said {
+    let advice = match action {
+        Action::Deny => {
+            "take the ports out of the failsafe ports of FelixConfiguration, or take the rule out"
+        }
+        _ => "nothing: it counts once the ports are no failsafe ports any more",
+    };
+    Said::new(
+        format!(
+            "it never decides: {} are failsafe ports, which pass before policy is asked",
+            ports.join(", ")
+        ),
+        "FelixConfiguration says which ports are, or its defaults (docs/policy.md)",
+        advice,
+    )
 }
 
 fn shadowed(owner: &Owner<'_>, deciders: BTreeSet<String>, witness: String) -> Said {

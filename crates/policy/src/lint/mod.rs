@@ -48,7 +48,7 @@ pub enum Level {
     Error,
     /// Is probably not meant in this cluster.
     Warning,
-    /// Works here, but would not elsewhere.
+    /// Worth knowing: it works here and would not elsewhere, or has no effect that could be missed.
     Note,
 }
 
@@ -68,6 +68,10 @@ pub enum Code {
     NoPolicy,
     /// A rule all of whose flows are decided before it is asked.
     Shadowed,
+    /// A rule for failsafe ports only, which pass before policy is asked.
+    Failsafe,
+    /// A host endpoint of a Windows node, where host endpoints are not enforced.
+    NotEnforced,
     /// A selector on a label that nothing has.
     UnknownLabel,
     /// A Service's own address in a rule, where packets bear the backend's.
@@ -91,6 +95,8 @@ impl fmt::Display for Code {
             Self::SelectsNothing => "selects-nothing",
             Self::NoPolicy => "no-policy",
             Self::Shadowed => "shadowed",
+            Self::Failsafe => "failsafe",
+            Self::NotEnforced => "not-enforced",
             Self::UnknownLabel => "unknown-label",
             Self::ClusterIp => "cluster-ip",
             Self::EqualPriorities => "equal-priorities",

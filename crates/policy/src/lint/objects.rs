@@ -116,7 +116,7 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
     let mut services: BTreeMap<IpAddr, &Key> = BTreeMap::new();
     for (key, stored) in snapshot.iter() {
         if let Ok(Resource::Service(service)) = &stored.resource {
-            services.extend(service.spec.cluster_ips.iter().filter_map(|ip| Some((ip.parse().ok()?, key))));
+            services.extend(service.cluster_ips().into_iter().map(|address| (address, key)));
         }
     }
     let oracle = Oracle::new(snapshot);

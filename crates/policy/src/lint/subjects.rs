@@ -1,11 +1,12 @@
 //! Policies about nobody, and host endpoints about which no policy says anything.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 
 use super::{Code, Findings, Level, Said, policies};
+use crate::enforced::not_enforced;
 use crate::oracle::{Oracle, SeenHost, SeenProfile, Snapshot, Stored, Table};
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -15,19 +16,35 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     let oracle = Oracle::new(snapshot);
     let (pods, hosts) = (oracle.pods().next().is_some(), oracle.hosts().next().is_some());
     let applying = applying(&oracle);
+    let on_hosts = on_hosts(snapshot);
     for (key, stored, resource) in policies(snapshot) {
         let only_hosts = concerns_only_hosts(resource);
         // Without pods nothing can be said of this cluster.
         if (pods || (only_hosts && hosts)) && !applying.contains(&key.to_string()) {
             match only_hosts {
                 true => about_no_host(key, stored, hosts, found),
-                false => about_nobody(key, stored, resource, found),
+                false => about_nobody(key, stored, resource, &on_hosts, found),
             }
         }
     }
+    let not_enforced = not_enforced(snapshot);
     for host in oracle.hosts() {
-        of_nobody(&oracle, &host, snapshot, found);
+        match not_enforced.get(host.subject().name()) {
+            Some(node) => on_windows(host.subject().name(), node, snapshot, found),
+            None => of_nobody(&oracle, &host, snapshot, found),
+        }
     }
+}
+
+fn on_windows(name: &str, node: &str, snapshot: &Snapshot, found: &mut Findings) {
+    let key = Key::global(Kind::HostEndpoint, name);
+    let Some(stored) = snapshot.get(&key) else { return };
+    let said = Said::new(
+        format!("it is not enforced: node {node} is a Windows node, and host endpoints are for Linux nodes"),
+        "policies that select it close nothing there",
+        "close the node's ports by the Windows firewall, and take the host endpoint out",
+    );
+    found.add((&key, stored), "spec.node", (Level::Warning, Code::NotEnforced), said);
 }
 
 /// The policies that are about somebody.
@@ -74,7 +91,47 @@ fn about_no_host(key: &Key, stored: &Stored, hosts: bool, found: &mut Findings) 
     );
 }
 
-fn about_nobody(key: &Key, stored: &Stored, resource: &Resource, found: &mut Findings) {
+/// The pods that use their node's network, by the policies that would select them if they did not.
+fn on_hosts(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
+    let mut others = snapshot.clone();
+    let mut on_hosts = BTreeSet::new();
+    for (key, stored) in snapshot.iter() {
+        if matches!(&stored.resource, Ok(Resource::Pod(pod)) if pod.spec.host_network) {
+            let mut value = stored.value.clone();
+            if let Some(spec) = value.get_mut("spec").and_then(serde_json::Value::as_object_mut) {
+                spec.remove("hostNetwork");
+            }
+            others.insert(key.clone(), value, None);
+            on_hosts.insert((key.namespace.as_str(), key.name.as_str()));
+        }
+    }
+    let mut by_policy: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    if on_hosts.is_empty() {
+        return by_policy;
+    }
+    let oracle = Oracle::new(&others);
+    let names: Vec<String> = oracle.policies().map(|policy| policy.name.to_string()).collect();
+    for pod in oracle.pods() {
+        let (namespace, name) = (pod.subject().namespace(), pod.subject().name());
+        if !on_hosts.contains(&(namespace, name)) {
+            continue;
+        }
+        let numbers: BTreeSet<usize> =
+            DIRECTIONS.iter().flat_map(|direction| oracle.applying(&pod, *direction)).collect();
+        for policy in numbers.into_iter().filter_map(|number| names.get(number)) {
+            by_policy.entry(policy.clone()).or_default().push(format!("{namespace}/{name}"));
+        }
+    }
+    by_policy
+}
+
+fn about_nobody(
+    key: &Key,
+    stored: &Stored,
+    resource: &Resource,
+    on_hosts: &BTreeMap<String, Vec<String>>,
+    found: &mut Findings,
+) {
     let field = match resource {
         Resource::KubernetesNetworkPolicy(_) | Resource::StagedKubernetesNetworkPolicy(_) => {
             "spec.podSelector"
@@ -90,9 +147,13 @@ fn about_nobody(key: &Key, stored: &Stored, resource: &Resource, found: &mut Fin
     if found.has(key, field, &[Code::NeverMatches]) {
         return;
     }
-    let witness = match key.namespace.as_str() {
-        "" => "none of the cluster's pods is selected".to_owned(),
-        namespace => format!("none of the pods of namespace {namespace} is selected"),
+    let witness = match (on_hosts.get(&key.to_string()).map(Vec::as_slice), key.namespace.as_str()) {
+        (Some([pod]), _) => format!("{pod} uses its node's network, and is under no policy of pods"),
+        (Some(pods), _) => {
+            format!("{} use their node's network, and are under no policy of pods", pods.join(", "))
+        }
+        (None, "") => "none of the cluster's pods is selected".to_owned(),
+        (None, namespace) => format!("none of the pods of namespace {namespace} is selected"),
     };
     found.add(
         (key, stored),

@@ -1,0 +1,150 @@
+//! The fields of Kubernetes 1.36 of the kinds that Tortie reads in part. A field that is misspelt would be ignored.
+
+use serde_json::Value;
+
+use crate::strict::only;
+use crate::{FieldError, Kind};
+
+const SERVICE: &[&str] = &[
+    "allocateLoadBalancerNodePorts",
+    "clusterIP",
+    "clusterIPs",
+    "externalIPs",
+    "externalName",
+    "externalTrafficPolicy",
+    "healthCheckNodePort",
+    "internalTrafficPolicy",
+    "ipFamilies",
+    "ipFamilyPolicy",
+    "loadBalancerClass",
+    "loadBalancerIP",
+    "loadBalancerSourceRanges",
+    "ports",
+    "publishNotReadyAddresses",
+    "selector",
+    "sessionAffinity",
+    "sessionAffinityConfig",
+    "trafficDistribution",
+    "type",
+];
+const SERVICE_PORT: &[&str] = &["appProtocol", "name", "nodePort", "port", "protocol", "targetPort"];
+const SLICE_ENDPOINT: &[&str] =
+    &["addresses", "conditions", "deprecatedTopology", "hints", "hostname", "nodeName", "targetRef", "zone"];
+const SLICE_PORT: &[&str] = &["appProtocol", "name", "port", "protocol"];
+const NODE: &[&str] =
+    &["configSource", "externalID", "podCIDR", "podCIDRs", "providerID", "taints", "unschedulable"];
+
+/// The `spec` of each kind of workload.
+const WORKLOADS: &[(&str, &[&str])] = &[
+    (
+        "Deployment",
+        &[
+            "minReadySeconds",
+            "paused",
+            "progressDeadlineSeconds",
+            "replicas",
+            "revisionHistoryLimit",
+            "selector",
+            "strategy",
+            "template",
+        ],
+    ),
+    (
+        "StatefulSet",
+        &[
+            "minReadySeconds",
+            "ordinals",
+            "persistentVolumeClaimRetentionPolicy",
+            "podManagementPolicy",
+            "replicas",
+            "revisionHistoryLimit",
+            "selector",
+            "serviceName",
+            "template",
+            "updateStrategy",
+            "volumeClaimTemplates",
+        ],
+    ),
+    ("DaemonSet", &["minReadySeconds", "revisionHistoryLimit", "selector", "template", "updateStrategy"]),
+    ("ReplicaSet", &["minReadySeconds", "replicas", "selector", "template"]),
+    ("ReplicationController", &["minReadySeconds", "replicas", "selector", "template"]),
+    ("Job", JOB),
+    (
+        "CronJob",
+        &[
+            "concurrencyPolicy",
+            "failedJobsHistoryLimit",
+            "jobTemplate",
+            "schedule",
+            "startingDeadlineSeconds",
+            "successfulJobsHistoryLimit",
+            "suspend",
+            "timeZone",
+        ],
+    ),
+];
+const JOB: &[&str] = &[
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    "backoffLimitPerIndex",
+    "completionMode",
+    "completions",
+    "managedBy",
+    "manualSelector",
+    "maxFailedIndexes",
+    "parallelism",
+    "podFailurePolicy",
+    "podReplacementPolicy",
+    "selector",
+    "successPolicy",
+    "suspend",
+    "template",
+    "ttlSecondsAfterFinished",
+];
+
+/// Every field of an object that its kind does not have.
+pub(crate) fn check(kind: Kind, value: &Value, problems: &mut Vec<FieldError>) {
+    let mut of = |path: &str, known: &[&str]| check_at(value, path, known, problems);
+    match kind {
+        Kind::Namespace => of("spec", &["finalizers"]),
+        Kind::Node => of("spec", NODE),
+        Kind::Service => {
+            of("spec", SERVICE);
+            of("spec.ports[]", SERVICE_PORT);
+        }
+        Kind::EndpointSlice => {
+            of("endpoints[]", SLICE_ENDPOINT);
+            of("ports[]", SLICE_PORT);
+        }
+        _ => {}
+    }
+}
+
+/// Every field of a workload's own that its kind does not have; the template of its pods is checked as a pod.
+pub(crate) fn check_workload(kind: &str, value: &Value) -> Vec<FieldError> {
+    let mut problems = Vec::new();
+    only(value, "", &["apiVersion", "kind", "metadata", "spec", "status"], &mut problems);
+    if let Some((_, known)) = WORKLOADS.iter().find(|(known, _)| *known == kind) {
+        check_at(value, "spec", known, &mut problems);
+    }
+    if kind == "CronJob" {
+        check_at(value, "spec.jobTemplate", &["metadata", "spec"], &mut problems);
+        check_at(value, "spec.jobTemplate.spec", JOB, &mut problems);
+    }
+    problems
+}
+
+/// Checks the mapping at a path; with `[]` at its end, every item of the list there.
+fn check_at(value: &Value, path: &str, known: &[&str], problems: &mut Vec<FieldError>) {
+    let (place, items) = path.strip_suffix("[]").map_or((path, false), |place| (place, true));
+    let Some(found) = value.pointer(&format!("/{}", place.replace('.', "/"))) else { return };
+    match found {
+        Value::Array(list) if items => {
+            for (index, item) in list.iter().enumerate() {
+                only(item, &format!("{place}[{index}]"), known, problems);
+            }
+        }
+        _ if items => {}
+        found => only(found, place, known, problems),
+    }
+}

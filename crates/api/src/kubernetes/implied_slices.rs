@@ -1,0 +1,320 @@
+//! The EndpointSlices that Kubernetes' controller makes of Services and pods, where nobody has made any: in manifests, and
+//! in the lab.
+//!
+//! Source of the rules: `k8s.io/endpointslice`, `utils.go` and `reconciler.go`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{EndpointSlice, IntOrString};
+use crate::fields::list;
+use crate::net::IpVersion;
+use crate::resource::typed;
+use crate::{FieldError, Key, Kind};
+
+/// The label that says who keeps a slice.
+const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+/// Its value for slices that are made here.
+const BY_TORTIE: &str = "tortie.io";
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ServiceSpec {
+    selector: Option<BTreeMap<String, String>>,
+    #[serde(rename = "type")]
+    service_type: Option<String>,
+    #[serde(rename = "clusterIP")]
+    cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs", deserialize_with = "list")]
+    cluster_ips: Vec<String>,
+    #[serde(deserialize_with = "list")]
+    ip_families: Vec<String>,
+    ip_family_policy: Option<String>,
+    publish_not_ready_addresses: Option<bool>,
+    #[serde(deserialize_with = "list")]
+    ports: Vec<ServicePort>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ServicePort {
+    name: Option<String>,
+    protocol: Option<String>,
+    port: u16,
+    target_port: Option<IntOrString>,
+    app_protocol: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Pod {
+    metadata: PodMetadata,
+    spec: PodSpec,
+    status: PodStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodMetadata {
+    labels: Option<BTreeMap<String, String>>,
+    deletion_timestamp: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodSpec {
+    node_name: Option<String>,
+    #[serde(deserialize_with = "list")]
+    containers: Vec<Container>,
+    #[serde(deserialize_with = "list")]
+    init_containers: Vec<Container>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Container {
+    restart_policy: Option<String>,
+    #[serde(default, deserialize_with = "list")]
+    ports: Vec<ContainerPort>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ContainerPort {
+    name: Option<String>,
+    protocol: Option<String>,
+    container_port: u16,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodStatus {
+    phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pod_ip: Option<IpAddr>,
+    #[serde(rename = "podIPs", deserialize_with = "list")]
+    pod_ips: Vec<super::PodIp>,
+    #[serde(deserialize_with = "list")]
+    conditions: Vec<Condition>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    what: String,
+    status: String,
+}
+
+/// A port of a slice.
+type SlicePort = BTreeMap<&'static str, Value>;
+
+/// What is wrong with a field of a Service that slices follow from.
+pub(crate) fn check_service(service: &Value) -> Option<FieldError> {
+    let error = typed::<ServiceSpec>(service.get("spec")?).err()?;
+    Some(FieldError::new(format!("spec.{}", error.path).trim_end_matches('.'), error.problem))
+}
+
+/// Whether a slice is one that [`implied_slices`] made.
+#[must_use]
+pub fn is_implied(slice: &Value) -> bool {
+    slice["metadata"]["labels"][MANAGED_BY] == BY_TORTIE
+}
+
+/// The slices of all Services for whose backends nobody else has made any. Of the objects, Services, pods and slices
+/// count; slices that this function has made do not.
+#[must_use]
+pub fn implied_slices<'a>(objects: impl Iterator<Item = (&'a Key, &'a Value)>) -> BTreeMap<Key, Value> {
+    let (mut services, mut pods) = (Vec::new(), BTreeMap::<&str, Vec<(&str, Pod)>>::new());
+    let (mut made, mut taken) = (BTreeSet::new(), BTreeSet::new());
+    for (key, value) in objects {
+        match key.kind {
+            Kind::Service => services.extend(spec_of(value).map(|spec| (key, spec))),
+            Kind::Pod => {
+                let pod = Pod::deserialize(value).ok().filter(Pod::is_backend);
+                pods.entry(&key.namespace).or_default().extend(pod.map(|pod| (key.name.as_str(), pod)));
+            }
+            Kind::EndpointSlice if !is_implied(value) => {
+                let service = value["metadata"]["labels"][EndpointSlice::SERVICE].as_str();
+                made.extend(service.map(|service| (key.namespace.clone(), service.to_owned())));
+                taken.insert(key.clone());
+            }
+            _ => {}
+        }
+    }
+    let mut slices = BTreeMap::new();
+    for (key, spec) in services {
+        if made.contains(&(key.namespace.clone(), key.name.clone())) {
+            continue;
+        }
+        let pods = pods.get(key.namespace.as_str()).map_or(&[][..], Vec::as_slice);
+        for family in spec.families(pods) {
+            for (ports, endpoints) in spec.endpoints(pods, family) {
+                let slice =
+                    free_name(key, family, |slice| taken.contains(slice) || slices.contains_key(slice));
+                let value = slice_of(key, &slice, family, &ports, endpoints);
+                slices.insert(slice, value);
+            }
+        }
+    }
+    slices
+}
+
+/// The spec of a Service that has slices: one with a selector.
+fn spec_of(value: &Value) -> Option<ServiceSpec> {
+    let spec = ServiceSpec::deserialize(value.get("spec")?).ok()?;
+    let selects = spec.selector.as_ref().is_some_and(|selector| !selector.is_empty());
+    (selects && spec.service_type.as_deref() != Some("ExternalName")).then_some(spec)
+}
+
+fn free_name(service: &Key, family: IpVersion, is_taken: impl Fn(&Key) -> bool) -> Key {
+    let family = if family == IpVersion::V4 { "ipv4" } else { "ipv6" };
+    let mut number = 1;
+    loop {
+        let suffix = if number == 1 { String::new() } else { format!("-{number}") };
+        let name = format!("{}-{family}{suffix}", service.name);
+        let key = Key::namespaced(Kind::EndpointSlice, &service.namespace, name);
+        if !is_taken(&key) {
+            return key;
+        }
+        number += 1;
+    }
+}
+
+fn slice_of(
+    service: &Key,
+    key: &Key,
+    family: IpVersion,
+    ports: &[SlicePort],
+    endpoints: Vec<Value>,
+) -> Value {
+    json!({
+        "apiVersion": Kind::EndpointSlice.api_version(), "kind": Kind::EndpointSlice.name(),
+        "metadata": {
+            "name": key.name, "namespace": key.namespace,
+            "labels": {(EndpointSlice::SERVICE): service.name, (MANAGED_BY): BY_TORTIE},
+        },
+        "addressType": if family == IpVersion::V4 { "IPv4" } else { "IPv6" },
+        "endpoints": endpoints,
+        "ports": ports,
+    })
+}
+
+impl ServiceSpec {
+    /// The families that the Service has: those that it names, else those of its addresses, else the first one of its
+    /// pods, or both where its policy asks for both.
+    fn families(&self, pods: &[(&str, Pod)]) -> BTreeSet<IpVersion> {
+        let named: BTreeSet<IpVersion> =
+            self.ip_families.iter().filter_map(|name| family_named(name)).collect();
+        if !named.is_empty() {
+            return named;
+        }
+        let own = self.cluster_ips.iter().chain(&self.cluster_ip).filter_map(|text| text.parse().ok());
+        let own: BTreeSet<IpVersion> = own.map(family_of).collect();
+        if !own.is_empty() {
+            return own;
+        }
+        let dual = self.ip_family_policy.as_deref().is_some_and(|policy| policy != "SingleStack");
+        let addresses = pods.iter().filter(|(_, pod)| self.selects(pod)).map(|(_, pod)| pod.addresses());
+        let count = if dual { usize::MAX } else { 1 };
+        addresses.flat_map(|addresses| addresses.into_iter().take(count)).map(family_of).collect()
+    }
+
+    /// The backends of a family, by the ports that the Service's ports lead to: a name may be another number in each pod.
+    fn endpoints(&self, pods: &[(&str, Pod)], family: IpVersion) -> Vec<(Vec<SlicePort>, Vec<Value>)> {
+        let mut all: Vec<(Vec<SlicePort>, Vec<Value>)> = Vec::new();
+        for (name, pod) in pods.iter().filter(|(_, pod)| self.selects(pod)) {
+            let addresses = pod.addresses().into_iter().filter(|address| family_of(*address) == family);
+            let Some(address) = addresses.into_iter().next() else { continue };
+            let ports: Vec<SlicePort> = self.ports.iter().filter_map(|port| port.of(pod)).collect();
+            let endpoint = self.endpoint(name, pod, address);
+            match all.iter_mut().find(|(known, _)| *known == ports) {
+                Some((_, endpoints)) => endpoints.push(endpoint),
+                None => all.push((ports, vec![endpoint])),
+            }
+        }
+        all
+    }
+
+    fn endpoint(&self, name: &str, pod: &Pod, address: IpAddr) -> Value {
+        let (ready, ends) = (pod.is_ready(), pod.metadata.deletion_timestamp.is_some());
+        let published = self.publish_not_ready_addresses == Some(true);
+        json!({
+            "addresses": [address],
+            "conditions": {"ready": published || (ready && !ends), "serving": ready, "terminating": ends},
+            "nodeName": pod.spec.node_name,
+            "targetRef": {"kind": "Pod", "name": name},
+        })
+    }
+
+    fn selects(&self, pod: &Pod) -> bool {
+        let labels = pod.metadata.labels.as_ref();
+        let bears =
+            |(name, value): (&String, &String)| labels.is_some_and(|labels| labels.get(name) == Some(value));
+        self.selector.iter().flatten().all(bears)
+    }
+}
+
+impl ServicePort {
+    /// Where the port leads at a pod; `None` where the pod has no port of the name.
+    fn of(&self, pod: &Pod) -> Option<SlicePort> {
+        let protocol = self.protocol.as_deref().unwrap_or("TCP");
+        let number = match &self.target_port {
+            None | Some(IntOrString::Number(0)) => self.port,
+            Some(IntOrString::Number(number)) => *number,
+            Some(IntOrString::Name(name)) => pod.port_named(name, protocol)?,
+        };
+        let name = self.name.as_deref().unwrap_or_default();
+        let mut port: SlicePort =
+            [("name", json!(name)), ("protocol", json!(protocol)), ("port", json!(number))].into();
+        port.extend(self.app_protocol.as_ref().map(|protocol| ("appProtocol", json!(protocol))));
+        Some(port)
+    }
+}
+
+impl Pod {
+    /// Whether it can be anybody's backend: it has not ended, and has an address.
+    fn is_backend(&self) -> bool {
+        !matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed")) && !self.addresses().is_empty()
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        let others =
+            self.status.pod_ips.iter().map(|each| each.ip).filter(|ip| Some(*ip) != self.status.pod_ip);
+        self.status.pod_ip.into_iter().chain(others).collect()
+    }
+
+    /// Whether its probes say so; without conditions nobody has asked them.
+    fn is_ready(&self) -> bool {
+        let is = |condition: &Condition| condition.what == "Ready" && condition.status == "True";
+        self.status.conditions.is_empty() || self.status.conditions.iter().any(is)
+    }
+
+    fn port_named(&self, name: &str, protocol: &str) -> Option<u16> {
+        // Init containers that go on beside the others are sidecars.
+        let sidecars = self
+            .spec
+            .init_containers
+            .iter()
+            .filter(|container| container.restart_policy.as_deref() == Some("Always"));
+        let mut ports = self.spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports);
+        let is_it = |port: &&ContainerPort| {
+            port.name.as_deref() == Some(name) && port.protocol.as_deref().unwrap_or("TCP") == protocol
+        };
+        ports.find(is_it).map(|port| port.container_port)
+    }
+}
+
+fn family_named(name: &str) -> Option<IpVersion> {
+    match name {
+        "IPv4" => Some(IpVersion::V4),
+        "IPv6" => Some(IpVersion::V6),
+        _ => None,
+    }
+}
+
+fn family_of(address: IpAddr) -> IpVersion {
+    if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 }
+}

@@ -1,0 +1,173 @@
+//! Objects as clusters export them: in lists, in groups that Tortie knows by another name, and with metadata that only
+//! the cluster they come from can use.
+
+use serde_json::{Map, Value, json};
+
+use super::meaning::{self, Meaning};
+use crate::yaml::{Document, Lines};
+use crate::{FieldError, Kind, kubernetes::Node};
+
+/// Where Calico keeps the metadata of an object that it stores as a custom resource of its old group (`calico.md` 1.6).
+const CALICO_METADATA: &str = "projectcalico.org/metadata";
+const CALICO_CRD: &str = "crd.projectcalico.org/v1";
+const CALICO: &str = "projectcalico.org/v3";
+
+/// What a cluster writes into the metadata of its objects. It means nothing anywhere else.
+const OF_THE_CLUSTER: [&str; 9] = [
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "selfLink",
+];
+/// Where kubectl keeps the text of the last `apply`.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// The objects of a list (`kind: List`, `PodList`, …), each as a document of its own; any other document alone. Items of a
+/// typed list may leave out their kind.
+pub(super) fn items(mut document: Document) -> Result<Vec<Document>, (Document, FieldError)> {
+    let text = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    let (api_version, kind) = (text(&document.value, "apiVersion"), text(&document.value, "kind"));
+    let Some(of) = kind.strip_suffix("List") else { return Ok(vec![document]) };
+    let is_known = of.is_empty() || Kind::all().any(|kind| kind.name() == of);
+    if !is_known && document.value.get("items").is_none() {
+        return Ok(vec![document]);
+    }
+    if of.is_empty() && api_version != "v1" {
+        let problem = format!("{api_version:?} is not the version of a List; write v1");
+        return Err((document, FieldError::new("apiVersion", problem)));
+    }
+    let items = match document.value.get_mut("items").map(Value::take) {
+        Some(Value::Array(items)) => items,
+        Some(Value::Null) => Vec::new(),
+        None => return Err((document, FieldError::new("items", "is missing"))),
+        Some(_) => return Err((document, FieldError::new("items", "must be a list of objects"))),
+    };
+    if !of.is_empty() {
+        // The version of the list is that of its kind, also where the items have their own.
+        let value = json!({"apiVersion": api_version, "kind": of, "metadata": {}});
+        let mut one = Document { value, lines: Lines::default() };
+        let understood = translate(&mut one).and_then(|()| {
+            let version = one.value["apiVersion"].as_str().unwrap_or_default();
+            match meaning::meaning(version, of) {
+                Meaning::Mistake(error) => Err(error),
+                Meaning::Kept(_) | Meaning::Unrelated => Ok(()),
+            }
+        });
+        if let Err(error) = understood {
+            return Err((document, error));
+        }
+    }
+    let mut all = Vec::new();
+    for (index, mut value) in items.into_iter().enumerate() {
+        let mut lines = document.lines.below(&format!("items[{index}]"), "");
+        if let Some(fields) = value.as_object_mut().filter(|_| !of.is_empty()) {
+            for (field, own) in [("apiVersion", api_version.as_str()), ("kind", of)] {
+                if !fields.contains_key(field) {
+                    fields.insert(field.to_owned(), json!(own));
+                    lines.set(field, document.lines.of(field));
+                }
+            }
+        }
+        all.extend(self::items(Document { value, lines })?);
+    }
+    Ok(all)
+}
+
+/// Writes an object of a group that Tortie knows by another name as one of that group.
+pub(super) fn translate(document: &mut Document) -> Result<(), FieldError> {
+    let Document { value, lines } = document;
+    let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    let (api_version, kind) = (text("apiVersion"), text("kind"));
+    match (api_version.as_str(), kind.as_str()) {
+        ("extensions/v1beta1", "NetworkPolicy") => {
+            value["apiVersion"] = json!(Kind::KubernetesNetworkPolicy.api_version());
+        }
+        (CALICO_CRD, kind) if Kind::of(CALICO, kind).is_some() => {
+            unpack_metadata(value)?;
+            value["apiVersion"] = json!(CALICO);
+        }
+        (CALICO, "Node") => of_calico_node(value, lines),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Puts what Calico keeps of the metadata in an annotation back into its place. The annotation wins, as in Calico.
+fn unpack_metadata(value: &mut Value) -> Result<(), FieldError> {
+    let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return Ok(()) };
+    let packed = metadata.get_mut("annotations").and_then(Value::as_object_mut);
+    let Some(packed) = packed.and_then(|annotations| annotations.remove(CALICO_METADATA)) else {
+        return Ok(());
+    };
+    let read = packed.as_str().and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
+    let Some(read) = read else {
+        let field = format!("metadata.annotations.{CALICO_METADATA}");
+        return Err(FieldError::new(field, "must be the metadata of the object, as JSON"));
+    };
+    for (field, packed) in read {
+        match (metadata.get_mut(&field), packed) {
+            (_, Value::Null) => {}
+            (_, Value::String(text)) if text.is_empty() => {}
+            (Some(Value::Object(known)), Value::Object(more)) => known.extend(more),
+            (_, packed) => drop(metadata.insert(field, packed)),
+        }
+    }
+    Ok(())
+}
+
+/// The `spec` of Calico's nodes.
+const CALICO_NODE: [&str; 9] = [
+    "addresses",
+    "bgp",
+    "interfaces",
+    "ipv4VXLANTunnelAddr",
+    "ipv6VXLANTunnelAddr",
+    "orchRefs",
+    "vxlanTunnelMACAddr",
+    "vxlanTunnelMACAddrV6",
+    "wireguard",
+];
+
+/// A node as `calicoctl get nodes` writes it becomes the Kubernetes node that Calico derives it from.
+fn of_calico_node(value: &mut Value, lines: &mut Lines) {
+    let mut spec = value.get_mut("spec").map(Value::take).unwrap_or_default();
+    let annotations = [
+        (Node::ADDRESS, "/bgp/ipv4Address"),
+        (Node::ADDRESS_V6, "/bgp/ipv6Address"),
+        (Node::VXLAN_ADDRESS, "/ipv4VXLANTunnelAddr"),
+        (Node::VXLAN_MAC, "/vxlanTunnelMACAddr"),
+    ];
+    value["apiVersion"] = json!(Kind::Node.api_version());
+    let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    let Some(written) = metadata.entry("annotations").or_insert_with(|| json!({})).as_object_mut() else {
+        return;
+    };
+    for (annotation, pointer) in annotations {
+        if let Some(text) = spec.pointer(pointer) {
+            written.insert(annotation.to_owned(), text.clone());
+            let from = format!("spec{}", pointer.replace('/', "."));
+            lines.alias(&from, &format!("metadata.annotations.{annotation}"));
+        }
+    }
+    // What no Calico node has is left to be refused.
+    if let Some(fields) = spec.as_object_mut() {
+        fields.retain(|field, _| !CALICO_NODE.contains(&field.as_str()));
+    }
+    value["spec"] = spec;
+}
+
+/// Takes out what only the cluster that the object comes from can use.
+pub(super) fn drop_metadata_of_the_cluster(value: &mut Value) {
+    let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    metadata.retain(|field, _| !OF_THE_CLUSTER.contains(&field.as_str()));
+    let Some(annotations) = metadata.get_mut("annotations").and_then(Value::as_object_mut) else { return };
+    annotations.remove(LAST_APPLIED);
+    if annotations.is_empty() {
+        metadata.remove("annotations");
+    }
+}

@@ -1,0 +1,327 @@
+//! Manifests of a whole cluster, as people keep or export them: workloads stand for their pods, objects that no verdict
+//! depends on are skipped, and nothing that looks like policy is.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use super::endpoints::Endpoints;
+use super::meaning::{self, Meaning};
+use super::{Object, Origin, Problem, Seen, describe, documents, object, problem};
+use crate::calico::{EncapsulationMode, IpPool};
+use crate::resource::typed;
+use crate::yaml::{Document, Lines};
+use crate::{FieldError, Key, Kind, is_reserved_label, known_fields};
+
+/// What has been read so far, of any number of files.
+#[derive(Default)]
+pub struct Offline {
+    objects: Vec<Object>,
+    workloads: Vec<Workload>,
+    endpoints: Vec<Endpoints>,
+    skipped: Vec<Skipped>,
+    notes: Vec<String>,
+    seen: Seen,
+    /// The owners of what was given, each with what it owns.
+    owned: Vec<(Reference, Reference)>,
+}
+
+/// What manifests say of a cluster.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// The objects, with a pod for each workload whose pods are not given.
+    pub objects: Vec<Object>,
+    /// What no verdict depends on.
+    pub skipped: Vec<Skipped>,
+    /// What a reader has to know of how the manifests were read.
+    pub notes: Vec<String>,
+}
+
+/// An object that was skipped, as no verdict depends on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its `apiVersion`.
+    pub api_version: String,
+    /// Its `kind`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Where it was written.
+    pub origin: Origin,
+}
+
+/// An object, as `ownerReferences` name it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Reference {
+    namespace: String,
+    kind: String,
+    name: String,
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+    }
+}
+
+/// A workload, as one of its pods.
+struct Workload {
+    of: Reference,
+    pod: Object,
+}
+
+impl Workload {
+    /// Its pod, under a name that no other pod has: two workloads of different kinds may have one name.
+    fn under_a_free_name(&self, taken: &BTreeSet<Key>, notes: &mut Vec<String>) -> Object {
+        let mut pod = self.pod.clone();
+        if taken.contains(&pod.key) {
+            while taken.contains(&pod.key) {
+                pod.key.name = format!("{}-{}", pod.key.name, self.of.kind.to_lowercase());
+            }
+            pod.value["metadata"]["name"] = json!(pod.key.name);
+            notes.push(format!("{} stands for its pod as {}/{}", self.of, pod.key.namespace, pod.key.name));
+        }
+        pod
+    }
+}
+
+/// Groups whose kinds with a template are workloads, and are checked as such.
+const WORKLOAD_GROUPS: [&str; 3] = ["apps", "batch", "extensions"];
+
+impl Offline {
+    /// Reads the documents of one file.
+    ///
+    /// # Errors
+    /// Every problem of the file. Nothing can be said of a cluster whose manifests have any.
+    pub fn read(&mut self, file: &str, text: &str) -> Result<(), Vec<Problem>> {
+        let mut problems = Vec::new();
+        for document in documents(file, text, &mut problems) {
+            if let Err(more) = self.add(file, document) {
+                problems.extend(more);
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// What all files together say.
+    #[must_use]
+    pub fn settled(self) -> Settled {
+        let Self { mut objects, workloads, endpoints, mut skipped, mut notes, seen: Seen(seen), owned } =
+            self;
+        // A pod that is given stands for its owner, and for the owner of that one.
+        let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
+        let mut there: BTreeSet<Reference> =
+            seen.keys().filter(|key| key.kind == Kind::Pod).map(pod).collect();
+        let given: BTreeSet<&Reference> = workloads.iter().map(|workload| &workload.of).collect();
+        loop {
+            let owners = owned.iter().filter(|(owner, of)| there.contains(of) && !there.contains(owner));
+            let owners: Vec<Reference> = owners.map(|(owner, _)| owner.clone()).collect();
+            if owners.is_empty() {
+                break;
+            }
+            there.extend(owners);
+        }
+        let has_owner =
+            |of: &Reference| owned.iter().any(|(owner, owns)| owns == of && given.contains(owner));
+        let stands = |workload: &&Workload| !there.contains(&workload.of) && !has_owner(&workload.of);
+        let mut taken: BTreeSet<Key> = seen.keys().cloned().collect();
+        for workload in workloads.iter().filter(stands) {
+            let pod = workload.under_a_free_name(&taken, &mut notes);
+            taken.insert(pod.key.clone());
+            objects.push(pod);
+        }
+        let (mirrored, others): (Vec<_>, Vec<_>) =
+            endpoints.into_iter().partition(|of| of.are_mirrored(&objects));
+        objects.extend(mirrored.into_iter().flat_map(|of| of.slices));
+        skipped.extend(others.into_iter().map(|of| of.skipped));
+        Settled { objects, skipped, notes }
+    }
+
+    fn add(&mut self, file: &str, mut document: Document) -> Result<(), Vec<Problem>> {
+        let text = |name: &str| document.value[name].as_str().unwrap_or_default().to_owned();
+        let (api_version, kind) = (text("apiVersion"), text("kind"));
+        if api_version.is_empty() || kind.is_empty() {
+            // What is missing is said there.
+            return object(file, document).map(drop);
+        }
+        let place = Reference::of(&document.value);
+        self.owned.extend(owners(&document.value).map(|owner| (owner, place.clone())));
+        match meaning::meaning(&api_version, &kind) {
+            Meaning::Kept(kind) if is_bookkeeping(kind) => self.skip(file, &document),
+            Meaning::Kept(Kind::IpPool) if is_v6_pool(&document.value) => {
+                let name = describe(&document.value);
+                let place = format!("{file}:{}", document.lines.first);
+                self.notes.push(format!("{place}: {name}: IPv6 pools are not supported yet: left out"));
+            }
+            Meaning::Kept(kind) => {
+                self.make_readable(kind, file, &mut document);
+                let object = object(file, document)?;
+                if let Some(problem) = self.seen.twice(&object) {
+                    return Err(vec![problem]);
+                }
+                self.objects.push(object);
+            }
+            Meaning::Unrelated => self.add_other(&api_version, file, document)?,
+            Meaning::Mistake(error) => {
+                return Err(vec![problem(file, &document, &describe(&document.value), error)]);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_other(&mut self, api_version: &str, file: &str, document: Document) -> Result<(), Vec<Problem>> {
+        let group = api_version.split_once('/').map_or("", |(group, _)| group);
+        let is_workload =
+            WORKLOAD_GROUPS.contains(&group) || document.value["kind"] == "ReplicationController";
+        let own = known_fields::check_workload(
+            document.value["kind"].as_str().unwrap_or_default(),
+            &document.value,
+        );
+        if is_workload && !own.is_empty() {
+            let name = Reference::of(&document.value).to_string();
+            return Err(own.into_iter().map(|error| problem(file, &document, &name, error)).collect());
+        }
+        if api_version == "v1" && document.value["kind"] == "Endpoints" {
+            self.endpoints.push(Endpoints::read(file, &document, skipped(file, &document))?);
+            return Ok(());
+        }
+        let of = Reference::of(&document.value);
+        if let Some(first) = self.workloads.iter().find(|workload| workload.of == of) {
+            let error = FieldError::new("", format!("the object was given before, at {}", first.pod.origin));
+            return Err(vec![problem(file, &document, &of.to_string(), error)]);
+        }
+        match pod_of(file, &document) {
+            Some(Ok(pod)) => self.workloads.push(Workload { of, pod }),
+            Some(Err(problems)) if is_workload => return Err(problems),
+            Some(Err(_)) | None => self.skip(file, &document),
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, file: &str, document: &Document) {
+        self.skipped.push(skipped(file, document));
+    }
+
+    /// Changes what `apply` refuses, where it says enough for a verdict.
+    fn make_readable(&mut self, kind: Kind, file: &str, document: &mut Document) {
+        let place = format!("{file}:{}", document.lines.first);
+        match kind {
+            Kind::IpPool => {
+                if let Some(problem) = make_pool_readable(&mut document.value) {
+                    let name = describe(&document.value);
+                    self.notes.push(format!("{place}: {name}: {problem}; verdicts do not depend on it"));
+                }
+            }
+            // Calico derives these from namespaces and service accounts, and so does Tortie.
+            Kind::Profile => drop_derived_labels(&mut document.value),
+            _ => {}
+        }
+    }
+}
+
+fn skipped(file: &str, document: &Document) -> Skipped {
+    let text = |pointer: &str| {
+        document.value.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    Skipped {
+        api_version: text("/apiVersion"),
+        kind: text("/kind"),
+        name: text("/metadata/name"),
+        origin: Origin { file: file.to_owned(), line: document.lines.first },
+    }
+}
+
+/// Whether objects of this kind are records that no verdict depends on.
+fn is_bookkeeping(kind: Kind) -> bool {
+    matches!(kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig)
+}
+
+/// What is not supported of a pool, if anything is. The pool is changed to one that can be read: whether packets are
+/// carried by an overlay, and whether they leave with the node's address, is all that verdicts depend on.
+fn make_pool_readable(value: &mut Value) -> Option<String> {
+    let pool: IpPool = typed(value).ok()?;
+    let problems = pool.validate().err()?;
+    let overlaid =
+        [pool.spec.vxlan_mode, pool.spec.ipip_mode].iter().any(|mode| *mode != EncapsulationMode::Never);
+    let spec = value.get_mut("spec")?.as_object_mut()?;
+    spec.retain(|field, _| ["cidr", "natOutgoing", "disabled", "nodeSelector"].contains(&field.as_str()));
+    spec.insert("vxlanMode".to_owned(), json!(if overlaid { "Always" } else { "Never" }));
+    spec.insert("blockSize".to_owned(), json!(pool.spec.cidr.prefix_len().max(26)));
+    problems.first().map(ToString::to_string)
+}
+
+fn is_v6_pool(value: &Value) -> bool {
+    typed::<IpPool>(value).is_ok_and(|pool| pool.spec.cidr.addr().is_ipv6())
+}
+
+fn drop_derived_labels(value: &mut Value) {
+    let name = value.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    if !name.starts_with("kns.") && !name.starts_with("ksa.") {
+        return;
+    }
+    if let Some(labels) = value.pointer_mut("/spec/labelsToApply").and_then(Value::as_object_mut) {
+        labels.retain(|label, _| !is_reserved_label(label));
+    }
+}
+
+impl Reference {
+    fn new(namespace: &str, kind: &str, name: &str) -> Self {
+        Self { namespace: namespace.to_owned(), kind: kind.to_owned(), name: name.to_owned() }
+    }
+
+    fn of(value: &Value) -> Self {
+        let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let namespace = match text("/metadata/namespace") {
+            "" => "default",
+            namespace => namespace,
+        };
+        Self::new(namespace, text("/kind"), text("/metadata/name"))
+    }
+}
+
+/// The owners of an object; they are of its namespace.
+fn owners(value: &Value) -> impl Iterator<Item = Reference> {
+    let namespace = Reference::of(value).namespace;
+    let owners = value.pointer("/metadata/ownerReferences").and_then(Value::as_array).into_iter().flatten();
+    owners.map(move |owner| {
+        let text = |name: &str| owner[name].as_str().unwrap_or_default();
+        Reference::new(&namespace, text("kind"), text("name"))
+    })
+}
+
+/// The pod that a workload (Deployment, DaemonSet, StatefulSet, ReplicaSet, Job, CronJob, and what is written like one)
+/// makes, under the workload's name; `None` where there is no template of a pod.
+fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>>> {
+    let path = ["spec.template", "spec.jobTemplate.spec.template"].into_iter().find(|path| {
+        let spec = format!("/{}/spec/containers", path.replace('.', "/"));
+        document.value.pointer(&spec).is_some()
+    })?;
+    let template = document.value.pointer(&format!("/{}", path.replace('.', "/")))?;
+    let of = Reference::of(&document.value);
+    let Reference { namespace, name, .. } = &of;
+    let metadata = template.get("metadata").cloned().unwrap_or_default();
+    let value = json!({
+        "apiVersion": Kind::Pod.api_version(), "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": namespace, "labels": metadata["labels"], "annotations": metadata["annotations"],
+        },
+        "spec": template.get("spec")?,
+    });
+    let mut lines = Lines::default();
+    lines.first = document.lines.first;
+    lines.extend(document.lines.below("metadata", "metadata"));
+    lines.extend(document.lines.below(&format!("{path}.metadata.labels"), "metadata.labels"));
+    lines.extend(document.lines.below(&format!("{path}.spec"), "spec"));
+    let owner = of.to_string();
+    Some(object(file, Document { value, lines }).map_err(|problems| {
+        let of_workload = |mut problem: Problem| {
+            if problem.field.starts_with("spec") || problem.field.starts_with("metadata.labels") {
+                problem.field = format!("{path}.{}", problem.field);
+            }
+            problem.object.clone_from(&owner);
+            problem
+        };
+        problems.into_iter().map(of_workload).collect()
+    }))
+}

@@ -1,0 +1,82 @@
+//! Services as ends of flows: what goes to one of their addresses comes to one of their backends.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, bail};
+use tortie_api::kubernetes::{EndpointSlice, Service};
+use tortie_api::net::Protocol;
+use tortie_api::{Key, Kind, Resource};
+use tortie_policy::oracle::{Peer, Snapshot};
+
+use crate::port::Asked;
+
+/// Where packets to a Service go.
+pub(crate) struct Translated {
+    /// The Service.
+    pub(crate) service: Key,
+    /// The address that the sender used, if the Service has one.
+    pub(crate) address: Option<IpAddr>,
+    /// The backends, each with its own port.
+    pub(crate) backends: Vec<(Peer, Asked)>,
+}
+
+/// Where packets to this Service (`NAMESPACE/NAME`) go.
+pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: Asked) -> anyhow::Result<Translated> {
+    let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
+    let key = Key::namespaced(Kind::Service, namespace, name);
+    let Some(Ok(Resource::Service(found))) = snapshot.get(&key).map(|stored| &stored.resource) else {
+        bail!("{key} does not exist");
+    };
+    let address = found.cluster_ips().first().copied();
+    let backends = backends(snapshot, &key, found, asked)?;
+    Ok(Translated { service: key, address, backends })
+}
+
+/// Where packets to this address go, if it is a Service's.
+pub(crate) fn at(snapshot: &Snapshot, address: IpAddr, asked: Asked) -> anyhow::Result<Option<Translated>> {
+    for (key, stored) in snapshot.iter() {
+        let Ok(Resource::Service(service)) = &stored.resource else { continue };
+        if service.cluster_ips().contains(&address) || service.external_ips().contains(&address) {
+            let mut backends = backends(snapshot, key, service, asked)?;
+            backends.retain(|(peer, _)| match peer {
+                Peer::Address(backend) => backend.is_ipv4() == address.is_ipv4(),
+                _ => true,
+            });
+            return Ok(Some(Translated { service: key.clone(), address: Some(address), backends }));
+        }
+    }
+    Ok(None)
+}
+
+fn backends(
+    snapshot: &Snapshot,
+    key: &Key,
+    service: &Service,
+    Asked { protocol, port: number, .. }: Asked,
+) -> anyhow::Result<Vec<(Peer, Asked)>> {
+    let is = |of: &Option<String>| Protocol::from_name(of.as_deref().unwrap_or("TCP")) == Some(protocol);
+    let port = service.spec.ports.iter().find(|port| is(&port.protocol) && port.port == number);
+    let shown = format!("{}/{number}", protocol.to_string().to_lowercase());
+    let port = port.with_context(|| format!("{key} has no port {shown}: nobody takes such packets"))?;
+    let wanted = port.name.clone().unwrap_or_default();
+    let mut backends = Vec::new();
+    for (slice_key, stored) in snapshot.iter().filter(|(key, _)| key.kind == Kind::EndpointSlice) {
+        let Ok(Resource::EndpointSlice(slice)) = &stored.resource else { continue };
+        if slice_key.namespace == key.namespace && slice.service() == Some(key.name.as_str()) {
+            backends.extend(of_port(slice, &wanted, protocol));
+        }
+    }
+    if backends.is_empty() {
+        bail!("{key} has no backends for port {number}");
+    }
+    Ok(backends)
+}
+
+fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(Peer, Asked)> {
+    let mut slice = slice.clone();
+    slice.ports.retain(|port| port.name.as_deref().unwrap_or_default() == name);
+    let backends = slice.backends().filter(|(_, of, _)| *of == protocol);
+    backends
+        .map(|(address, protocol, port)| (Peer::Address(address), Asked { protocol, port, icmp: None }))
+        .collect()
+}

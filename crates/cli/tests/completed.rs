@@ -1,0 +1,172 @@
+//! What manifests leave out and a cluster adds: backends of Services, addresses, nodes, service accounts.
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod offline;
+
+use offline::tortie;
+use serde_json::Value;
+
+const SHOP: &str = "\
+{apiVersion: v1, kind: Namespace, metadata: {name: shop}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: front, namespace: shop, labels: {app: front}}, spec: {nodeName: n1, containers: [{name: c}]}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: back, namespace: shop, labels: {app: back}}, spec: {nodeName: n1, containers: [{name: c, ports: [{containerPort: 8080, name: http}]}]}}
+---
+{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: Hostname, address: n1}]}}
+---
+";
+
+const SERVICE: &str = "\
+{apiVersion: v1, kind: Service, metadata: {name: back, namespace: shop}, spec: {clusterIP: 10.96.0.7, selector: {app: back}, ports: [{port: 80, targetPort: http}]}}
+---
+{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: front-egress, namespace: shop}, spec: {selector: app == 'front', types: [Egress], egress: [{action: Allow, destination: {services: {name: back, namespace: shop}}}]}}
+";
+
+/// Exit code and what was printed, of a command on one file.
+fn run(text: &str, arguments: &[&str]) -> (i32, String, String) {
+    tortie(&[("c.yml", text)], &[arguments, &["-f", "c.yml"]].concat())
+}
+
+#[test]
+fn services_have_the_backends_that_kubernetes_would_give_them() {
+    let text = [SHOP, SERVICE].concat();
+    for (arguments, code, said) in [
+        (
+            &["explain", "shop/front", "shop/back", "--port", "tcp/8080"][..],
+            0,
+            "NetworkPolicy shop/front-egress, rule 1",
+        ),
+        (&["explain", "shop/front", "shop/back", "--port", "tcp/8081"], 1, "denied"),
+        (&["explain", "shop/front", "--service", "shop/back", "--port", "tcp/80"], 0, "TCP 8080: allowed"),
+        (&["matrix", "--port", "tcp/8080"], 0, "shop/front"),
+        (&["policy", "lint"], 0, "nothing found"),
+    ] {
+        let (got, out, err) = run(&text, arguments);
+        assert!(got == code && out.contains(said), "{arguments:?}: {got}\n{out}{err}");
+    }
+    // Slices that are there count, and no others are made.
+    let slice = "---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: x, namespace: shop, labels: {kubernetes.io/service-name: back}}, addressType: IPv4, endpoints: [{addresses: [10.9.9.9]}], ports: [{port: 8080}]}\n";
+    let (code, out, err) =
+        run(&[SHOP, SERVICE, slice].concat(), &["explain", "shop/front", "shop/back", "--port", "tcp/8080"]);
+    assert_eq!(code, 1, "{out}{err}");
+}
+
+/// A change of labels gives a Service other backends, and so changes what rules that name it mean.
+#[test]
+fn a_change_of_labels_moves_backends() {
+    let text = [SHOP, SERVICE].concat();
+    let change = SHOP.lines().nth(4).unwrap().replace("app: back", "app: other");
+    let files = [("c.yml", text.as_str()), ("change.yml", change.as_str())];
+    let (code, out, err) = tortie(&files, &["preview", "--in", "c.yml", "-f", "change.yml"]);
+    assert!(code == 1 && out.contains("allowed → denied"), "{out}{err}");
+}
+
+#[test]
+fn pods_that_use_their_nodes_network_are_their_node() {
+    let host = |spec: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: agent, namespace: shop, labels: {{app: agent}}}}, spec: {{hostNetwork: true, containers: [{{name: c}}]{spec}}}}}\n---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: deny, namespace: shop}}, spec: {{podSelector: {{matchLabels: {{app: agent}}}}}}}}\n---\n"
+        )
+    };
+    let deny_back = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: back, namespace: shop}, spec: {podSelector: {matchLabels: {app: back}}}}\n";
+    for (spec, node) in [(", nodeName: n1", "n1"), ("", "shop-agent-node"), (", nodeName: n7", "n7")] {
+        let text = [SHOP, &host(spec), deny_back].concat();
+        let (code, out, err) = run(&text, &["explain", "shop/front", "shop/agent"]);
+        assert_eq!(code, 0, "{node}: {out}{err}");
+        assert!(out.contains(&format!("uses the network of node {node}: it is that node")), "{out}");
+        let implied = err.contains(&format!("its node, which is not given: taken as node {node}"));
+        assert_eq!(implied, node != "n1", "{err}");
+        // From its node it reaches that node's pods, and no others.
+        let (code, out, err) = run(&text, &["explain", "shop/agent", "shop/back"]);
+        assert_eq!(code, i32::from(node != "n1"), "{node}: {out}{err}");
+        let (_, out, err) = run(&text, &["policy", "lint"]);
+        assert!(
+            out.contains("shop/agent uses its node's network, and is under no policy of pods"),
+            "{out}{err}"
+        );
+        let (code, out, err) = run(&text, &["matrix"]);
+        assert!(code == 0 && out.contains("shop/agent is node/"), "{out}{err}");
+        let (code, out, err) = run(&text, &["policy", "cost", "-o", "json"]);
+        let cost: Value = serde_json::from_str(&out).unwrap();
+        assert!(code == 0 && !cost["pods"].to_string().contains("shop/agent"), "{out}{err}");
+    }
+    // A workload without a node is one, too.
+    let daemons = "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: agents, namespace: shop}, spec: {template: {spec: {hostNetwork: true, containers: [{name: c}]}}}}\n";
+    let (code, out, err) = run(&[SHOP, daemons].concat(), &["explain", "shop/front", "shop/agents"]);
+    assert_eq!(code, 0, "{out}{err}");
+}
+
+#[test]
+fn addresses_that_are_noted_elsewhere_are_read() {
+    let policy = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {selector: app == 'back', ingress: [{action: Allow, source: {nets: [10.7.0.0/16]}}]}}\n---\n";
+    let front = "{apiVersion: v1, kind: Pod, metadata: {name: noted, namespace: shop, annotations: {cni.projectcalico.org/podIP: 10.7.0.1/32, cni.projectcalico.org/podIPs: '10.7.0.1/32,fd00::1/128'}}, spec: {containers: [{name: c}]}}\n";
+    let (code, out, err) = run(&[SHOP, policy, front].concat(), &["explain", "shop/noted", "shop/back"]);
+    assert!(code == 0 && out.starts_with("shop/noted (10.7.0.1)"), "{out}{err}");
+    let (_, out, err) = run(&[SHOP, policy, front].concat(), &["explain", "192.0.2.1", "shop/back"]);
+    assert!(out.contains("runs on node n1"), "{out}{err}");
+}
+
+#[test]
+fn service_accounts_are_implied_where_policies_ask_for_them() {
+    let policy = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: sa}, spec: {serviceAccountSelector: projectcalico.org/name == 'default', types: [Egress], egress: [{action: Deny}]}}\n";
+    let (code, out, err) =
+        run(&[SHOP, policy].concat(), &["explain", "shop/front", "shop/back", "-o", "json"]);
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(
+        err.contains("service accounts that are not given are taken as ones without labels: shop/default"),
+        "{err}"
+    );
+    let document: Value = serde_json::from_str(&out).unwrap();
+    assert!(document["notes"].to_string().contains("shop/default"), "{out}");
+    let (_, _, err) = run(SHOP, &["explain", "shop/front", "shop/back"]);
+    assert!(!err.contains("service accounts"), "{err}");
+}
+
+/// Endpoints count where Kubernetes mirrors them: for a Service without a selector, and without slices.
+#[test]
+fn endpoints_of_services_without_a_selector_are_their_backends() {
+    let endpoints = "---\n{apiVersion: v1, kind: Endpoints, metadata: {name: back, namespace: shop}, subsets: [{addresses: [{ip: 203.0.113.7}], notReadyAddresses: [{ip: 'fd00::7'}], ports: [{port: 5432}]}]}\n";
+    let without = SERVICE.replace("selector: {app: back}, ports", "ports");
+    let ask = ["explain", "shop/front", "203.0.113.7", "--port", "5432"];
+    let (code, out, err) = run(&[SHOP, &without, endpoints].concat(), &ask);
+    assert!(
+        code == 0 && out.contains("NetworkPolicy shop/front-egress, rule 1") && !err.contains("skipped"),
+        "{out}{err}"
+    );
+    let (code, out, err) = run(&[SHOP, SERVICE, endpoints].concat(), &ask);
+    assert!(code == 1 && err.contains("skipped, as no verdict depends on it: 1 Endpoints"), "{out}{err}");
+    let damaged = endpoints.replace("port: 5432", "port: x");
+    let (code, out, err) = run(&[SHOP, &without, &damaged].concat(), &ask);
+    assert!(
+        code == 2 && err.contains("c.yml:13: Endpoints shop/back: subsets[0].ports[0].port"),
+        "{out}{err}"
+    );
+}
+
+/// Two workloads of one name are two; one workload twice is a mistake.
+#[test]
+fn no_workload_hides_another() {
+    let workload = |kind: &str, label: &str| {
+        format!(
+            "---\n{{apiVersion: apps/v1, kind: {kind}, metadata: {{name: web, namespace: shop}}, spec: {{template: {{metadata: {{labels: {{app: {label}}}}}, spec: {{containers: [{{name: c}}]}}}}}}}}\n"
+        )
+    };
+    let policy = "---\n{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {podSelector: {matchLabels: {app: y}}}}\n";
+    let shop = SHOP.trim_end_matches("---\n");
+    let both = [shop, &workload("Deployment", "x"), &workload("StatefulSet", "y"), policy].concat();
+    for (to, code) in [("shop/web", 0), ("shop/web-statefulset", 1)] {
+        let (got, out, err) = run(&both, &["explain", "shop/front", to]);
+        assert!(
+            got == code
+                && err.contains("note: StatefulSet shop/web stands for its pod as shop/web-statefulset"),
+            "{to}: {out}{err}"
+        );
+    }
+    let twice = [shop, &workload("Deployment", "x"), &workload("Deployment", "y")].concat();
+    let (code, out, err) = run(&twice, &["explain", "shop/front", "shop/web"]);
+    assert!(
+        code == 2 && err.contains("c.yml:11: Deployment shop/web: the object was given before, at c.yml:9"),
+        "{out}{err}"
+    );
+}

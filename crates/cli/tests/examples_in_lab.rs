@@ -1,0 +1,83 @@
+//! Some manifests of `examples/` in a lab: real connections meet what the files beside them expect.
+#![cfg(feature = "lab")]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod examples_support;
+#[path = "lab/support.rs"]
+#[allow(dead_code)]
+mod support;
+
+use std::time::{Duration, Instant};
+
+use examples_support::{Example, examples};
+use rustix::process::Signal;
+use support::{Lab, User, leftovers};
+
+/// A part of those that a lab can run, of every folder and of every kind of policy.
+const CHOSEN: [&str; 12] = [
+    "administrators/01-admin-deny",
+    "administrators/03-baseline",
+    "boutique/02-pods",
+    "calico/06-tiers-and-pass",
+    "calico/14-service-accounts",
+    "calico/18-selector-language",
+    "calico/20-services-in-rules",
+    "calico/21-staged",
+    "kubernetes/02-default-deny-egress",
+    "kubernetes/09-namespace-and-pods",
+    "kubernetes/14-named-ports",
+    "kubernetes/18-both-ends",
+];
+/// How long the Services' slices may take to be in force.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The expectations that connections do not meet; nothing is expected of ports that no pod serves.
+fn unmet(lab: &Lab, example: &Example) -> Vec<String> {
+    let step = lab.json(&["lab", "matrix", "-o", "json"]);
+    let connections = step["connections"].as_array().unwrap();
+    let (mut unmet, mut met) = (Vec::new(), 0);
+    for expected in &example.expected {
+        let is_it = |each: &&serde_json::Value| {
+            each["from"] == expected.from.as_str()
+                && each["to"] == expected.to.as_str()
+                && each["port"] == expected.port.as_str()
+        };
+        let Some(found) = connections.iter().find(is_it) else { continue };
+        match (found["verdict"].as_str().unwrap(), expected.allowed) {
+            ("reached" | "refused", true) | ("cut", false) => met += 1,
+            (verdict, _) => unmet.push(format!(
+                "{}: {} -> {} {}: {verdict}",
+                example.name, expected.from, expected.to, expected.port
+            )),
+        }
+    }
+    assert!(met + unmet.len() > 1, "{}: the lab tries next to nothing of it", example.name);
+    unmet
+}
+
+#[test]
+fn examples_do_in_a_lab_what_they_expect() {
+    let all = examples();
+    let lab = Lab::new(User::Root);
+    let mut running = lab.up(&[]);
+    for name in CHOSEN {
+        let example = all.iter().find(|example| example.name == name).unwrap();
+        assert!(example.in_lab, "{name} says that a lab cannot run it");
+        let manifest = std::fs::read_to_string(&example.file).unwrap();
+        let file = lab.file("example.yml", &manifest);
+        lab.ok(&["apply", "--wait", "-f", &file]);
+        lab.wait_for_pods();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let unmet = unmet(&lab, example);
+            if unmet.is_empty() {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{}", unmet.join("\n"));
+        }
+        lab.ok(&["delete", "-f", &file]);
+    }
+    running.signal(Signal::INT);
+    running.wait();
+    assert_eq!(leftovers(&lab), Vec::<String>::new());
+}
