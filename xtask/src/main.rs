@@ -22,6 +22,9 @@ cargo xtask vectors FILE… [--on program|oracle|kernel]
 
 /// The published verdicts, seen from the workspace. They are not part of the project.
 const PUBLISHED: &str = "../shared/vectors/cyclonus-even.jsonl.gz";
+/// What Calico's own code says: the names of the files beside [`PUBLISHED`].
+const OF_CALICO: [&str; 3] =
+    ["calico-selectors-even.jsonl.gz", "calico-validation-even.jsonl.gz", "calico-verdicts-even.jsonl.gz"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -96,6 +99,11 @@ fn ci() -> Result<()> {
         step("published verdicts, by the oracle", || vectors::run(&[&published, "--on", "oracle"]))?;
         step("published verdicts, by Windows nodes", || vectors::run(&[&published, "--on", "emulator"]))?;
         step("published verdicts, by this kernel", || vectors::run(&[&published, "--on", "kernel"]))?;
+        let [selectors, validation, verdicts] =
+            OF_CALICO.map(|name| Path::new(&published).with_file_name(name).display().to_string());
+        step("Calico's selectors and validation", || vectors::run(&[&selectors, &validation]))?;
+        step("Calico's verdicts, by the programs", || vectors::run(&[&verdicts, "--on", "program"]))?;
+        step("Calico's verdicts, by the oracle", || vectors::run(&[&verdicts, "--on", "oracle"]))?;
     }
     println!("{}", closing_line(replayed));
     Ok(())

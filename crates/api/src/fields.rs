@@ -63,36 +63,36 @@ impl Visitor<'_> for PortVisitor {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "a port from 1 to 65535 (0 in Calico's ranges), a range such as \"8000:9000\", or a port's name",
+            "a port from 1 to 65535, a range such as \"8000:9000\", or a port's name (at most 15 lower-case letters, \
+             digits and single dashes)",
         )
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<Port, E> {
-        let port =
-            u16::try_from(number).map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))?;
+        let port = u16::try_from(number).ok().filter(|port| *port > 0);
+        let port = port.ok_or_else(|| E::invalid_value(Unexpected::Unsigned(number), &self))?;
         Ok(Port::Range(PortRange::single(port)))
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Port, E> {
         let wrong = || E::invalid_value(Unexpected::Str(text), &PortVisitor);
-        if let Ok(port) = text.parse::<u16>() {
+        // `parse` would take a sign.
+        let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => text.parse::<u16>().ok().filter(|port| *port > 0),
+            false => None,
+        };
+        if let Some(port) = number(text) {
             return Ok(Port::Range(PortRange::single(port)));
         }
         if let Some((first, last)) = text.split_once(':') {
-            let range = PortRange {
-                first: first.parse().map_err(|_| wrong())?,
-                last: last.parse().map_err(|_| wrong())?,
-            };
+            let range =
+                PortRange { first: number(first).ok_or_else(wrong)?, last: number(last).ok_or_else(wrong)? };
             if range.first > range.last {
                 return Err(E::custom(format!("the range {text:?} ends before it begins")));
             }
             return Ok(Port::Range(range));
         }
-        let named = !text.is_empty()
-            && text.len() <= 128
-            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
-            && text.bytes().any(|byte| !byte.is_ascii_digit());
-        if named { Ok(Port::Named(text.to_owned())) } else { Err(wrong()) }
+        if is_port_name(text) { Ok(Port::Named(text.to_owned())) } else { Err(wrong()) }
     }
 }
 
@@ -103,11 +103,20 @@ pub struct ProtocolName(pub Protocol);
 
 impl<'de> Deserialize<'de> for ProtocolName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ProtocolVisitor)
+        deserializer.deserialize_any(ProtocolVisitor { any_case: false })
     }
 }
 
-struct ProtocolVisitor;
+/// Reads a protocol whose name may be in any case.
+pub(crate) fn protocol_in_any_case<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<ProtocolName, D::Error> {
+    deserializer.deserialize_any(ProtocolVisitor { any_case: true })
+}
+
+struct ProtocolVisitor {
+    any_case: bool,
+}
 
 impl Visitor<'_> for ProtocolVisitor {
     type Value = ProtocolName;
@@ -124,12 +133,37 @@ impl Visitor<'_> for ProtocolVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<ProtocolName, E> {
-        if let Ok(number) = text.parse::<u64>() {
+        if text.bytes().all(|byte| byte.is_ascii_digit())
+            && let Ok(number) = text.parse::<u64>()
+        {
             return self.visit_u64(number);
         }
-        let known = Protocol::from_name(text).map(ProtocolName);
+        // Upstream compares names exactly.
+        let exact = |protocol: &Protocol| self.any_case || protocol.to_string() == text;
+        let known = Protocol::from_name(text).filter(exact).map(ProtocolName);
         known.ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
     }
+}
+
+/// Whether Kubernetes accepts this as the name of a port (IANA_SVC_NAME): at most 15 lower-case letters, digits and single
+/// dashes, with a letter among them, and no dash at either end.
+pub(crate) fn is_port_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    name.len() <= 15
+        && name.bytes().all(allowed)
+        && name.bytes().any(|byte| byte.is_ascii_lowercase())
+        && !name.contains("--")
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+/// Whether Calico accepts this as a name: lower-case letters, digits, `-` and `.`, beginning and ending with a letter or
+/// digit, at most 253 of them.
+pub(crate) fn is_object_name(name: &str) -> bool {
+    let outer =
+        |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    name.len() <= 253 && name.bytes().all(allowed) && outer(name.bytes().next()) && outer(name.bytes().last())
 }
 
 /// Whether Kubernetes takes this for the name of a label: `[prefix/]name`.

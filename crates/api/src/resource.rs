@@ -128,6 +128,7 @@ impl Resource {
     /// Every problem that was found, each with its field.
     pub fn read(key: &Key, value: &Value) -> Result<Self, Vec<FieldError>> {
         let one = |error| vec![error];
+        crate::calico::check_as_written(key.kind, value)?;
         Ok(match key.kind {
             Kind::Namespace => Self::Namespace(typed(value).map_err(one)?),
             Kind::Node => Self::Node(typed(value).map_err(one)?),

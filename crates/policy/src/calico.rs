@@ -144,7 +144,20 @@ fn compile_entity(
     sets: &mut Sets,
 ) -> EntityMatch {
     if let Some(service) = &entity.services {
-        return backends(namespace, service, is_destination, sets);
+        // Ports beside it are of the source: numbers, or names of whatever endpoint declares them.
+        let mut ports_of = |ports: &[Port]| {
+            names(ports).map(|name| port_set(&Selector::all(), protocol, name, sets)).collect()
+        };
+        let (port_sets, not_port_sets): (Vec<SetId>, _) =
+            (ports_of(&entity.ports), ports_of(&entity.not_ports));
+        let backends = backends(namespace, service, is_destination, sets);
+        return EntityMatch {
+            ports: numbers(&entity.ports),
+            port_sets: [backends.port_sets, port_sets].concat(),
+            not_ports: numbers(&entity.not_ports),
+            not_port_sets,
+            ..backends
+        };
     }
     let (meant, not_meant) = endpoints_of(namespace, entity);
     // A named port means the ports of that name of the endpoints that are meant, or of all where nothing says which.

@@ -9,7 +9,7 @@ use std::iter::Sum;
 use std::net::Ipv4Addr;
 use std::ops::AddAssign;
 
-use tortie_dataplane::{Condition, Endpoint, NodeState};
+use tortie_dataplane::{Condition, Endpoint, NodeState, Settings};
 use tortie_hcn::schema::Acl;
 use tortie_policy::program::{Lookup, PolicyId};
 
@@ -140,7 +140,8 @@ impl<'a, L: Lookup> Costing<'a, L> {
     /// The ACLs, where policies are as `policies` knows them.
     fn ours(&self, endpoint: &Endpoint, policies: &impl Lookup, by_name: bool) -> (Vec<Acl>, Vec<Condition>) {
         let services = Services::new(&self.services, policies);
-        let (rows, conditions) = render(endpoint, &self.node, by_name, &services, policies);
+        let (rows, conditions) =
+            render(endpoint, &self.node, by_name, &services, &Settings::default(), policies);
         (rows.list(&self.sets, &|_| false).numbered(&[]), conditions)
     }
 }

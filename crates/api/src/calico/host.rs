@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use super::EndpointPort;
-use crate::fields::{Cidr, ProtocolName, list};
+use crate::fields::{Cidr, ProtocolName, is_object_name, is_port_name, list, protocol_in_any_case};
 use crate::net::Protocol;
 use crate::{FieldError, Metadata};
 
@@ -58,6 +58,13 @@ impl HostEndpoint {
         let mut wrong = |path: &str, problem: String| problems.push(FieldError::new(path, problem));
         if self.spec.node.is_empty() {
             wrong("spec.node", "is missing".into());
+        } else if !is_object_name(&self.spec.node) {
+            wrong("spec.node", format!("{:?} is no name of a node", self.spec.node));
+        }
+        for (index, profile) in self.spec.profiles.iter().enumerate() {
+            if !is_object_name(profile) {
+                wrong(&format!("spec.profiles[{index}]"), format!("{profile:?} is no name of a profile"));
+            }
         }
         let name = self.spec.interface_name.as_deref().unwrap_or_default();
         if name.is_empty() && self.spec.expected_ips.is_empty() {
@@ -67,7 +74,14 @@ impl HostEndpoint {
         if name.len() > 15 {
             wrong("spec.interfaceName", format!("{name:?} is longer than 15 characters"));
         }
+        let of_interface = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+        if name != Self::ALL_INTERFACES && !name.bytes().all(of_interface) {
+            wrong("spec.interfaceName", format!("{name:?} is neither an interface's name nor \"*\""));
+        }
         for (index, port) in self.spec.ports.iter().enumerate() {
+            if !is_port_name(&port.name) {
+                wrong(&format!("spec.ports[{index}].name"), format!("{:?} is no name of a port", port.name));
+            }
             if Protocol::from_name(&port.protocol).is_none() {
                 wrong(
                     &format!("spec.ports[{index}].protocol"),
@@ -245,7 +259,8 @@ pub enum EndpointToHostAction {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailsafePort {
-    /// The protocol.
+    /// The protocol; Calico's documentation writes it in lower case here.
+    #[serde(deserialize_with = "protocol_in_any_case")]
     pub protocol: ProtocolName,
     /// The port.
     pub port: u16,

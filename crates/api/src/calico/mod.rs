@@ -6,6 +6,7 @@ mod policy;
 mod pool;
 mod sets;
 mod tier;
+mod written;
 
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
 pub use host::{
@@ -14,8 +15,9 @@ pub use host::{
 };
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,
-    ServiceAccountMatch, ServiceMatch, StagedAction,
+    RuleMetadata, ServiceAccountMatch, ServiceMatch, StagedAction,
 };
 pub use pool::{EncapsulationMode, IpPool, IpPoolSpec};
 pub use sets::{NetworkSet, NetworkSetSpec};
 pub use tier::{Profile, ProfileSpec, Tier, TierDefault, TierSpec, WELL_KNOWN_TIERS};
+pub(crate) use written::check_as_written;

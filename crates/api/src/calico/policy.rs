@@ -1,10 +1,12 @@
 //! NetworkPolicy and GlobalNetworkPolicy (`calico.md` 2.2, 2.4). A field that is not known is refused: an ignored
 //! `notSelector` would turn an Allow into allow-all.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Deserializer};
 use tortie_selector::Selector;
 
-use crate::fields::{Cidr, Port, ProtocolName, list, selector};
+use crate::fields::{Cidr, Port, ProtocolName, is_object_name, list, selector};
 use crate::net::{Action, Protocol};
 use crate::{FieldError, Kind, Metadata};
 
@@ -122,7 +124,16 @@ pub struct Rule {
     pub http: Option<Http>,
     /// Annotations of the rule; they change no meaning.
     #[serde(default)]
-    pub metadata: Option<serde_json::Value>,
+    pub metadata: Option<RuleMetadata>,
+}
+
+/// Annotations of a rule.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RuleMetadata {
+    /// The annotations.
+    #[serde(default)]
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// What must hold of an HTTP request. Validated; nothing looks into packets yet (semantics 15).
@@ -269,6 +280,35 @@ impl PolicySpec {
                 problems.push(FieldError::new(field, "is for policies of the whole cluster only"));
             }
         }
+        for (index, of) in self.types.iter().enumerate() {
+            if self.types[..index].contains(of) {
+                problems
+                    .push(FieldError::new(format!("spec.types[{index}]"), format!("{of:?} is given twice")));
+            }
+        }
+        for (index, hint) in self.performance_hints.iter().enumerate() {
+            if self.performance_hints[..index].contains(hint) {
+                let problem = format!("{hint:?} is given twice");
+                problems.push(FieldError::new(format!("spec.performanceHints[{index}]"), problem));
+            }
+        }
+        if !is_object_name(self.tier_name()) || self.tier_name().contains('.') {
+            let problem = format!(
+                "{:?} is no name of a tier: use lower-case letters, digits and dashes",
+                self.tier_name()
+            );
+            problems.push(FieldError::new("spec.tier", problem));
+        }
+        for (selector, field) in [
+            (&self.selector, "spec.selector"),
+            (&self.namespace_selector, "spec.namespaceSelector"),
+            (&self.service_account_selector, "spec.serviceAccountSelector"),
+        ] {
+            if selector.as_ref().is_some_and(Selector::mentions_global) {
+                problems
+                    .push(FieldError::new(field, "global() may stand only in a rule's namespaceSelector"));
+            }
+        }
         if let Some(hint) = self.performance_hints.iter().find(|hint| *hint != "AssumeNeededOnEveryNode") {
             problems.push(FieldError::new(
                 "spec.performanceHints",
@@ -317,7 +357,10 @@ impl Rule {
         }
         for (icmp, field) in [(&self.icmp, "icmp"), (&self.not_icmp, "notICMP")] {
             let Some(icmp) = icmp else { continue };
-            if !self.protocol.is_some_and(|ProtocolName(protocol)| [1, 58].contains(&protocol.0)) {
+            // Upstream asks for the protocol beside `icmp` only.
+            if field == "icmp"
+                && !self.protocol.is_some_and(|ProtocolName(protocol)| [1, 58].contains(&protocol.0))
+            {
                 wrong(field, "needs protocol: ICMP or protocol: ICMPv6 in the same rule");
             }
             if icmp.code.is_some() && icmp.icmp_type.is_none() {
@@ -332,7 +375,12 @@ impl Rule {
                 |ProtocolName(protocol): ProtocolName| protocol.0 == if version == 4 { 58 } else { 1 };
             self.ip_version == Some(version) && self.protocol.is_some_and(protocol)
         };
-        if is(4) || is(6) {
+        let is_not = |version: u8| {
+            let protocol =
+                |ProtocolName(protocol): ProtocolName| protocol.0 == if version == 4 { 58 } else { 1 };
+            self.ip_version == Some(version) && self.not_protocol.is_some_and(protocol)
+        };
+        if is(4) || is(6) || is_not(4) || is_not(6) {
             wrong("ipVersion", "ICMP is IPv4's, ICMPv6 is IPv6's");
         }
         if let Some(http) = &self.http {
@@ -410,7 +458,11 @@ impl EntityRule {
             }
             // A named port brings its protocol along.
             let numbers = ports.iter().any(|port| matches!(port, Port::Range(_)));
-            if numbers && !protocol.is_some_and(|ProtocolName(protocol)| protocol.has_ports()) {
+            let fits = match protocol {
+                Some(ProtocolName(protocol)) => protocol.has_ports(),
+                None => !numbers,
+            };
+            if !fits {
                 wrong(field, "needs protocol: TCP, UDP or SCTP in the same rule".into());
             }
         }
@@ -425,8 +477,9 @@ impl EntityRule {
                 (self.service_accounts.is_some(), "serviceAccounts"),
                 (!self.nets.is_empty(), "nets"),
                 (!self.not_nets.is_empty(), "notNets"),
-                (!self.ports.is_empty(), "ports"),
-                (!self.not_ports.is_empty(), "notPorts"),
+                // A Service at the source stands for its backends' addresses; the port is the client's.
+                (path.ends_with("destination") && !self.ports.is_empty(), "ports"),
+                (path.ends_with("destination") && !self.not_ports.is_empty(), "notPorts"),
             ];
             for (_, field) in beside.iter().filter(|(given, _)| *given) {
                 wrong("services", format!("may not stand beside {field}"));
@@ -445,10 +498,8 @@ impl EntityRule {
         if global_beside_others(&self.namespace_selector) {
             wrong("namespaceSelector", "global() must stand alone".into());
         }
-        for (selector, field) in [(&self.selector, "selector"), (&self.not_selector, "notSelector")] {
-            if selector.as_ref().is_some_and(Selector::mentions_global) {
-                wrong(field, "global() may stand only in namespaceSelector".into());
-            }
+        if self.selector.as_ref().is_some_and(Selector::mentions_global) {
+            wrong("selector", "global() may stand only in namespaceSelector".into());
         }
     }
 }

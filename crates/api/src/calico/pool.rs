@@ -59,6 +59,7 @@ pub struct IpPoolSpec {
 pub enum EncapsulationMode {
     /// Never.
     #[default]
+    #[serde(alias = "")]
     Never,
     /// Between any two nodes.
     Always,
@@ -83,7 +84,11 @@ impl IpPool {
     /// The prefix length of the pool's blocks.
     #[must_use]
     pub fn block_size(&self) -> u8 {
-        self.spec.block_size.unwrap_or(if self.spec.cidr.addr().is_ipv4() { 26 } else { 122 })
+        self.spec.block_size.filter(|size| *size > 0).unwrap_or(if self.spec.cidr.addr().is_ipv4() {
+            26
+        } else {
+            122
+        })
     }
 
     pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
@@ -97,6 +102,12 @@ impl IpPool {
         }
         if spec.cidr.prefix_len() > block_size && !spec.disabled {
             wrong("spec.cidr", format!("{} is smaller than one block (/{block_size})", spec.cidr));
+        }
+        let link_local = ["169.254.0.0/16", "fe80::/10"].iter().filter_map(|net| net.parse::<IpNet>().ok());
+        for link_local in link_local {
+            if spec.cidr.contains(&link_local) || link_local.contains(&spec.cidr) {
+                wrong("spec.cidr", format!("{} overlaps the link-local addresses {link_local}", spec.cidr));
+            }
         }
         if spec.ipip_mode != EncapsulationMode::Never {
             wrong(

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::Rule;
-use crate::fields::list;
+use crate::fields::{is_label_name, is_label_value, is_object_name, list};
 use crate::{FieldError, Metadata};
 
 /// A tier.
@@ -51,10 +51,10 @@ impl Tier {
     pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
         let mut problems = Vec::new();
         let name = &self.metadata.name;
-        if name.contains('.') || name.len() > 63 {
+        if name.contains('.') || name.len() > 63 || !is_object_name(name) {
             problems.push(FieldError::new(
                 "metadata.name",
-                "a tier's name has at most 63 characters and no dots",
+                "a tier's name has at most 63 lower-case letters, digits and dashes",
             ));
         }
         if let Some((_, order, action)) = WELL_KNOWN_TIERS.iter().find(|(known, ..)| known == name) {
@@ -100,6 +100,12 @@ pub struct ProfileSpec {
 impl Profile {
     pub(crate) fn validate(&self) -> Result<(), Vec<FieldError>> {
         let mut problems = Vec::new();
+        for (name, value) in &self.spec.labels_to_apply {
+            if !is_label_name(name) || !is_label_value(value) {
+                let problem = format!("{name:?}: {value:?} is no label");
+                problems.push(FieldError::new("spec.labelsToApply", problem));
+            }
+        }
         for (rules, direction) in [(&self.spec.ingress, "ingress"), (&self.spec.egress, "egress")] {
             for (index, rule) in rules.iter().enumerate() {
                 let path = format!("spec.{direction}[{index}]");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 
 use crate::calico::PolicyType;
-use crate::fields::{Cidr, is_label_name, is_label_value, list};
+use crate::fields::{Cidr, is_label_name, is_label_value, is_port_name, list};
 use crate::resource::typed;
 use crate::{FieldError, Metadata};
 
@@ -264,15 +264,6 @@ impl NetworkPolicyPort {
             _ => {}
         }
     }
-}
-
-/// An IANA service name: at most 15 letters, digits and dashes, with a letter.
-fn is_port_name(name: &str) -> bool {
-    (1..=15).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-        && name.bytes().any(|byte| byte.is_ascii_lowercase())
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }
 
 impl LabelSelector {

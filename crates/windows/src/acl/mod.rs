@@ -22,8 +22,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use tortie_api::net::Direction;
-use tortie_dataplane::{Condition, Endpoint, Reason};
+use tortie_api::net::{Direction, Protocol};
+use tortie_dataplane::{Condition, Endpoint, Reason, Settings};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Policy};
 use tortie_policy::program::Lookup;
 
@@ -45,6 +45,8 @@ pub use transition::{Transition, anonymous, transition};
 
 /// Traffic of the node itself to its own pods, before policy.
 pub const NODE_PRIORITY: u16 = 900;
+/// Tunnels from pods, before policy.
+const TUNNEL_PRIORITY: u16 = 950;
 /// The first priority of policy.
 pub const FIRST_PRIORITY: u16 = 1000;
 /// The lowest that works: the endpoint's closure, which holds whatever else is there.
@@ -117,6 +119,7 @@ pub fn render<L: Lookup>(
     node: &BTreeSet<Ipv4Addr>,
     by_name: bool,
     services: &Services<'_, L>,
+    settings: &Settings,
     lookup: &L,
 ) -> (Rows, Vec<Condition>) {
     let own: BTreeSet<Ipv4Addr> = endpoint.addresses.iter().filter_map(v4).collect();
@@ -132,6 +135,7 @@ pub fn render<L: Lookup>(
         return (rendered, conditions);
     }
     rendered.fixed.extend(before_policy(node));
+    rendered.fixed.extend(never_sent(settings));
     let view = View { own: &own_addresses, by_name, lookup };
     for (direction, (_, policy)) in
         [Direction::Ingress, Direction::Egress].into_iter().zip(&mut rendered.policy)
@@ -249,6 +253,19 @@ fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
         remote_addresses: addresses.join(","),
         ..any(AclAction::Allow, AclDirection::In, NODE_PRIORITY, "node")
     })
+}
+
+/// What no pod sends, whatever its policy: tunnels, unless the operator allows them, as another node would take what is in
+/// them for packets of its own (semantics 38).
+fn never_sent(settings: &Settings) -> Vec<Acl> {
+    let block = |protocol: Protocol, remote_ports: &str, origin: &str| Acl {
+        protocols: protocol.0.to_string(),
+        remote_ports: remote_ports.to_owned(),
+        ..any(AclAction::Block, AclDirection::Out, TUNNEL_PRIORITY, origin)
+    };
+    let vxlan = (!settings.vxlan_from_workloads).then(|| block(Protocol::UDP, "4789", "no VXLAN from pods"));
+    let ipip = (!settings.ipip_from_workloads).then(|| block(Protocol::IPIP, "", "no IPIP from pods"));
+    vxlan.into_iter().chain(ipip).collect()
 }
 
 /// The ACL about all packets of one direction that a static rule begins with.

@@ -75,7 +75,7 @@ impl<'a> Pass<'a> {
         let Node { state, sets, addresses, static_rules, .. } = self.node;
         let endpoint = state.endpoints.get(&id)?;
         let by_name = sets.is_some_and(|(_, by_name)| by_name);
-        let (rows, conditions) = render(endpoint, addresses, by_name, services, state);
+        let (rows, conditions) = render(endpoint, addresses, by_name, services, &state.settings, state);
         self.policing.known(&id).judged = rows.services().cloned();
         let rows = rows.with_static_rules(static_rules);
         let list = self.list(&rows, &BTreeSet::new());
