@@ -11,6 +11,7 @@
 
 mod clusters;
 mod cyclonus;
+mod rendered;
 mod selectors;
 mod validation;
 
