@@ -185,7 +185,7 @@ fn bad_policies() {
         ("kind: NetworkPolicy\nspec: {performanceHints: [Fast]}", "spec.performanceHints: \"Fast\" is not"),
         (
             "kind: StagedNetworkPolicy\nspec: {stagedAction: Delete, egress: [{action: Deny}]}",
-            "spec.stagedAction: a policy that would be deleted has no rules",
+            "spec.egress: may not stand beside stagedAction: Delete",
         ),
         (
             "kind: GlobalNetworkPolicy\nspec: {egress: [{action: Deny, destination: {services: {name: s}}}]}",

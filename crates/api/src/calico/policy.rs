@@ -266,20 +266,6 @@ impl PolicySpec {
 
     pub(crate) fn validate(&self, kind: Kind) -> Result<(), Vec<FieldError>> {
         let mut problems = Vec::new();
-        let staged = matches!(kind, Kind::StagedNetworkPolicy | Kind::StagedGlobalNetworkPolicy);
-        if self.staged_action.is_some() && !staged {
-            problems.push(FieldError::new("spec.stagedAction", "is for staged policies only"));
-        }
-        for (given, field) in [
-            (self.namespace_selector.is_some(), "spec.namespaceSelector"),
-            (self.do_not_track, "spec.doNotTrack"),
-            (self.pre_dnat, "spec.preDNAT"),
-            (self.apply_on_forward, "spec.applyOnForward"),
-        ] {
-            if given && kind.namespaced() {
-                problems.push(FieldError::new(field, "is for policies of the whole cluster only"));
-            }
-        }
         for (index, of) in self.types.iter().enumerate() {
             if self.types[..index].contains(of) {
                 problems
@@ -314,12 +300,6 @@ impl PolicySpec {
                 "spec.performanceHints",
                 format!("{hint:?} is not AssumeNeededOnEveryNode"),
             ));
-        }
-        if self.staged_action == Some(StagedAction::Delete)
-            && !(self.ingress.is_empty() && self.egress.is_empty())
-        {
-            problems
-                .push(FieldError::new("spec.stagedAction", "a policy that would be deleted has no rules"));
         }
         if !kind.namespaced() {
             let services = |rule: &Rule| [rule.source.services.clone(), rule.destination.services.clone()];

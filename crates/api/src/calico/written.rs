@@ -21,7 +21,11 @@ pub(crate) fn check_as_written(kind: Kind, value: &Value) -> Result<(), Vec<Fiel
         foreign.extend(["namespaceSelector", "doNotTrack", "preDNAT", "applyOnForward"]);
     }
     for field in foreign.into_iter().filter(|field| spec.contains_key(*field)) {
-        problems.push(FieldError::new(format!("spec.{field}"), format!("{kind} has no such field")));
+        let problem = match field {
+            "stagedAction" => "is for staged policies only",
+            _ => "is for policies of the whole cluster only",
+        };
+        problems.push(FieldError::new(format!("spec.{field}"), problem));
     }
     if staged && spec.get("stagedAction").and_then(Value::as_str) == Some("Delete") {
         problems.extend(beside_delete(spec));
