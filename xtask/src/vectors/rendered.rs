@@ -80,8 +80,11 @@ impl Rendered {
         };
         let served = match self {
             Self::Kernel(_) => true,
-            // Windows has no IPv6 on VXLAN.
-            Self::Emulator(_) => v4,
+            // Windows has no IPv6 on VXLAN, and the emulated nodes have addresses of their own.
+            Self::Emulator(_) => {
+                let own = [0, 1].map(|index| IpAddr::from(emulator::node_address(index)));
+                v4 && !own.contains(&flow.source) && !own.contains(&flow.destination)
+            }
         };
         of_pods && !of_nodes && fits && served
     }

@@ -83,12 +83,15 @@ impl Asked {
             }
             uses
         });
-        let answers = match of_replies.is_empty() {
-            true => BothWays::default(),
-            false => {
-                let [inbound, outbound] = &failsafe;
-                [outbound, inbound].map(|opposite| vocabulary.before_reply(opposite))
-            }
+        // A policy that is not understood may still say that it is untracked.
+        let is_unread = |policy: SeenPolicy<'_>| {
+            policy.name.kind == Kind::GlobalNetworkPolicy.name() && policy.stored.resource.is_err()
+        };
+        let has_untracked = !of_replies.is_empty() || oracle.policies().any(is_unread);
+        let [inbound, outbound] = &failsafe;
+        let answers = match has_untracked {
+            true => [outbound, inbound].map(|opposite| vocabulary.before_reply(opposite)),
+            false => BothWays::default(),
         };
         Self { policies, of_replies, profiles, failsafe, answers }
     }
