@@ -66,6 +66,11 @@ fn soak() -> Result<()> {
     step("Windows nodes and oracle, a million verdicts", || random("tortie-windows", "clusters", 10))?;
     step("kernel, programs and oracle, 200,000 flows", || random("tortie-linux", "clusters", 2_000))?;
     step("mixed clusters and oracle, 100,000 frames", || random("tortie-windows", "mixed", 2_200))?;
+    let verdicts = workspace()?.join(PUBLISHED).with_file_name(OF_CALICO[2]);
+    if verdicts.exists() {
+        let verdicts = verdicts.display().to_string();
+        step("Calico's verdicts, by Windows nodes", || vectors::run(&[&verdicts, "--on", "emulator"]))?;
+    }
     step("5,000 changes under traffic, twice", || random("tortie-linux", "transitions", 5_000))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let test = ["test", "--release", "--package", "tortie-linux", "--test", "killed"];
@@ -104,6 +109,7 @@ fn ci() -> Result<()> {
         step("Calico's selectors and validation", || vectors::run(&[&selectors, &validation]))?;
         step("Calico's verdicts, by the programs", || vectors::run(&[&verdicts, "--on", "program"]))?;
         step("Calico's verdicts, by the oracle", || vectors::run(&[&verdicts, "--on", "oracle"]))?;
+        step("Calico's verdicts, by this kernel", || vectors::run(&[&verdicts, "--on", "kernel"]))?;
     }
     println!("{}", closing_line(replayed));
     Ok(())
