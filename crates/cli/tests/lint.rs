@@ -91,10 +91,6 @@ fn every_kind_of_finding() {
             "never-matches spec.ingress[0].notICMP",
         ),
         (
-            "{action: Allow, protocol: ICMP, destination: {ports: [api]}}",
-            "never-matches spec.ingress[0].destination.ports",
-        ),
-        (
             "{action: Allow, source: {namespaceSelector: global(), serviceAccounts: {names: [a]}}}",
             "never-matches spec.ingress[0].source.serviceAccounts",
         ),

@@ -55,6 +55,9 @@ fn commands_end_with_the_codes_of_a_shell() {
         let mut capture =
             lab.start(&["lab", "capture", "primary", "--", "sh", "-c", "echo begun; exec sleep 4242"]);
         capture.wait_for_line("begun");
+        // A shell that is about to execute another program may lose a signal.
+        let is_there = || lab.processes().iter().any(|it| it.command.starts_with("sleep 4242"));
+        lab.wait_until("it has begun", is_there);
         capture.signal(signal);
         assert_eq!(capture.wait().code(), code, "{signal:?}");
         lab.wait_until("it has ended", || {
