@@ -101,6 +101,9 @@ fn in_order(node: &Node, direction: &AclDirection) -> Vec<(AclAction, BTreeSet<S
     groups.map(|group| (group[0].action.clone(), group.iter().map(text).collect())).collect()
 }
 
+/// The ACLs before policy that drop tunnels from pods. Calico for Windows has none, so the naive expansion has none either.
+const TUNNELS: usize = 2;
+
 /// How many ACLs the calls add to endpoints and remove from them.
 fn written(calls: &[Call]) -> usize {
     let mut written = 0;
@@ -124,10 +127,10 @@ proptest! {
         prop_assert_eq!(cost.left_out, 0);
         prop_assert!(!cost.cut);
         prop_assert!(
-            cost.lists.acls <= cost.naive.acls, "{} > {}\n{:#?}", cost.lists.acls, cost.naive.acls,
+            cost.lists.acls <= cost.naive.acls + TUNNELS, "{} > {}\n{:#?}", cost.lists.acls, cost.naive.acls,
             [Way::Lists, Way::Naive].map(|way| costing(&state).acls(&state.endpoints[&pod_id()], way))
         );
-        prop_assert!(cost.lists.pairs <= cost.naive.pairs);
+        prop_assert!(cost.lists.pairs <= cost.naive.pairs + TUNNELS as u64);
     }
 
     /// With sets, what a rule costs does not depend on who is in them: it has its ACLs also while nobody is. So the naive
@@ -143,10 +146,10 @@ proptest! {
             let acls = costing(state).acls(&state.endpoints[&pod_id()], way);
             acls.into_iter().filter(|acl| acl.direction == direction).collect()
         };
-        for (direction, times) in [(AclDirection::In, 2), (AclDirection::Out, 1)] {
+        for (direction, times, more) in [(AclDirection::In, 2, 0), (AclDirection::Out, 1, TUNNELS)] {
             let sets = acls(&state, Way::Sets, direction.clone());
             let naive = acls(&everybody, Way::Naive, direction);
-            let (most, count) = (times * naive.len(), sets.len());
+            let (most, count) = (times * naive.len() + more, sets.len());
             prop_assert!(count <= most, "{count} > {most}\n{sets:#?}\n{naive:#?}");
         }
     }
