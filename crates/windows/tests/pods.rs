@@ -217,12 +217,16 @@ fn the_acls_of_the_demo() {
     let mut rule = switch("tortie/NetworkPolicy/calico-demo/web", "6", "Allow", "In", 1063);
     rule["RemoteAddresses"] = json!("10.244.1.7");
     rule["LocalPorts"] = json!("80");
+    let mut vxlan = switch("tortie/no/VXLAN/from/pods", "17", "Block", "Out", 950);
+    vxlan["RemotePorts"] = json!("4789");
     let expected = [
         host("In"),
         probe,
         rule,
         switch("tortie/closed", "256", "Block", "In", 65_500),
         host("Out"),
+        vxlan,
+        switch("tortie/no/IPIP/from/pods", "4", "Block", "Out", 950),
         switch("tortie/NetworkPolicy/calico-demo/allow-all", "256", "Allow", "Out", 1063),
         switch("tortie/closed", "256", "Block", "Out", 65_500),
     ];
