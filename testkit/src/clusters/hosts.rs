@@ -32,7 +32,8 @@ pub fn hosts() -> impl Strategy<Value = Objects> {
 
 fn host() -> impl Strategy<Value = (Key, Value)> {
     let interface = select(vec![None, Some("eth0"), Some("*"), Some("*")]);
-    let profiles = subsequence(vec!["projectcalico-default-allow", "kns.red", "ksa.red.runner"], 0..2);
+    let profiles =
+        subsequence(vec!["missing", "projectcalico-default-allow", "kns.red", "ksa.red.runner"], 0..3);
     let port = (select(&PORT_NAMES[..2]), select(vec!["TCP", "UDP"]), select(&PORTS[..]));
     (select(&NODES[..]), interface, any::<bool>(), profiles, labels(), of(port)).prop_map(
         |((node, address), interface, addressed, profiles, labels, port)| {

@@ -132,7 +132,8 @@ fn clusters_of(pods: impl Strategy<Value = Vec<Pod>>) -> impl Strategy<Value = O
 /// The same with nodes that have addresses, and host endpoints on them.
 pub fn clusters_with_hosts() -> impl Strategy<Value = Objects> {
     let interface = select(vec![None, Some("eth0"), Some("*")]);
-    let profiles = subsequence(vec!["projectcalico-default-allow", "kns.red", "ksa.red.runner"], 0..2);
+    let profiles =
+        subsequence(vec!["missing", "projectcalico-default-allow", "kns.red", "ksa.red.runner"], 0..3);
     let port = (select(&PORT_NAMES[..2]), select(vec!["TCP", "UDP"]), select(&PORTS[..]));
     let host = (select(&NODES[..]), interface, any::<bool>(), profiles, labels(), of(port));
     (clusters(), prop::collection::vec(host, 0..4)).prop_map(|(mut objects, hosts)| {
