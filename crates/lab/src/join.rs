@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use tortie_linux::namespace::{die_with_parent, groups, with_own_proc};
+use tortie_linux::namespace::{die_with_parent, groups, with_default_signals, with_own_proc};
 
 use crate::supervise::wait_and_hand_on;
 use crate::{LabDir, LabError};
@@ -74,7 +74,7 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabErr
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
         .map_err(|error| LabError::io(format!("entering the network namespace of {object}"))(error.into()))?;
     let mut command = Command::new(program);
-    with_own_proc(die_with_parent(&mut command));
+    with_own_proc(with_default_signals(die_with_parent(&mut command)));
     // As root tcpdump becomes another user. In the lab of an ordinary user there is no other, and groups cannot be set.
     let is_tcpdump = Path::new(program).file_name().is_some_and(|name| name == "tcpdump");
     if is_tcpdump && !arguments.iter().any(|argument| argument.starts_with("-Z")) {

@@ -28,6 +28,22 @@ fn watch(parent: Pid) -> io::Result<()> {
     }
 }
 
+/// Has the command begin with the default actions of the signals that end programs. Whoever starts this program in the
+/// background may have them ignored, which the command would inherit, and then ignore what is handed on to it.
+pub fn with_default_signals(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec only system calls are made; `signal(2)` with SIG_DFL installs no handler.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                if libc::signal(signal, libc::SIG_DFL) == libc::SIG_ERR {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
 /// Gives the command a `/proc` of its PID namespace, which is not that of the caller, in a mount namespace of its own:
 /// programs such as `ps` look for themselves there. Where the kernel refuses, the command has the caller's `/proc`.
 pub fn with_own_proc(command: &mut Command) -> &mut Command {
