@@ -5,10 +5,11 @@
 use std::net::IpAddr;
 
 use serde_json::Value;
+use testkit::flows::judged;
 use testkit::programs::Programs;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, manifest};
-use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot, Verdict};
+use tortie_policy::oracle::{Oracle, Snapshot, Verdict};
 use tortie_policy::program::Flow;
 
 /// Two nodes, pods `a` (10.0.0.1) and `b` (10.0.0.2) on n1 and `c` (10.0.0.3) on n2, and a network set.
@@ -213,14 +214,5 @@ fn flow(text: &str) -> Flow {
 }
 
 fn by_oracle(oracle: &Oracle<'_>, flow: &Flow) -> bool {
-    let question = Question {
-        from: Peer::Address(flow.source),
-        to: Peer::Address(flow.destination),
-        protocol: flow.protocol,
-        source_port: flow.source_port,
-        destination_port: flow.destination_port,
-        icmp: flow.icmp,
-        via: None,
-    };
-    oracle.evaluate(&question).unwrap().verdict == Verdict::Allow
+    judged(oracle, flow).verdict == Verdict::Allow
 }
