@@ -1,4 +1,4 @@
-//! What a packet is asked about: `--port`, alike in every command.
+//! The `--port` option: protocol and port of a packet, with one meaning in every command.
 
 use anyhow::{Context, bail};
 use tortie_api::net::Protocol;

@@ -56,7 +56,7 @@ async fn fields_without_effect_are_refused_or_named() {
         );
         assert_eq!(cluster.store.get(&key).await.unwrap().is_some(), good, "{said}");
     }
-    // Nothing is said of what asks for what holds in any case.
+    // A value that asks for what Tortie does anyway gets no finding.
     let (_, said) = cluster
         .applies(&felix("default", json!({"vxlanVNI": 4096, "defaultEndpointToHostAction": "Drop"})))
         .await;

@@ -70,7 +70,7 @@ fn every_example_is_read_by_every_tool() {
     });
 }
 
-/// A mistake, and what has to be said of it.
+/// A mistake, and the finding that it must give.
 struct Mutation {
     text: String,
     /// The line of the mistake; the first is 1.

@@ -336,7 +336,7 @@ fn host_endpoints_of_windows_nodes_are_not_enforced() {
     assert!(out.contains("Host endpoints of Windows nodes are not enforced"), "{out}");
 }
 
-/// What a rule says of failsafe ports does not count; the finding names them, and does not ask for its removal.
+/// A rule about failsafe ports has no effect; the finding names the ports and does not advise to remove the rule.
 #[test]
 fn rules_for_failsafe_ports_are_told_as_such() {
     let policy = global(

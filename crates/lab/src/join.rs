@@ -100,7 +100,7 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabErr
     })
 }
 
-/// What a shell says of a program that it cannot run.
+/// Reports a program that cannot be run, as a shell does.
 fn not_run(program: &str, error: &std::io::Error) -> Result<u8, LabError> {
     let (code, why) = match error.kind() {
         ErrorKind::NotFound => (127, "not found".to_owned()),

@@ -27,7 +27,7 @@ pub struct Offline {
     owned: Vec<(Reference, Reference)>,
 }
 
-/// What manifests say of a cluster.
+/// The cluster that manifests describe.
 #[derive(Debug, Default)]
 pub struct Settled {
     /// The objects, with a pod for each workload whose pods are not given.
@@ -93,7 +93,7 @@ impl Offline {
     /// Reads the documents of one file.
     ///
     /// # Errors
-    /// Every problem of the file. Nothing can be said of a cluster whose manifests have any.
+    /// Every problem of the file. A cluster whose manifests have any cannot be judged.
     pub fn read(&mut self, file: &str, text: &str) -> Result<(), Vec<Problem>> {
         let mut problems = Vec::new();
         for document in documents(file, text, &mut problems) {

@@ -34,7 +34,7 @@ pub struct Field {
     pub takes: Takes,
     /// What Tortie does with it.
     pub state: State,
-    /// The values that ask for nothing but what Tortie does in any case; nothing is to be said of them.
+    /// The values that ask for what Tortie does anyway; they give no finding.
     pub usual: &'static [&'static str],
 }
 

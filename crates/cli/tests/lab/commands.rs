@@ -67,7 +67,7 @@ fn commands_end_with_the_codes_of_a_shell() {
     end(&lab, &mut running);
 }
 
-/// The kubelet of a node that was deleted registers it again; the agent then tells of its end of the overlay.
+/// The kubelet of a node that was deleted registers it again; the agent then publishes its VTEP.
 #[test]
 fn a_node_that_is_deleted_comes_back() {
     let lab = Lab::new(User::Root);
