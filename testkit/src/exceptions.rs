@@ -8,9 +8,6 @@ use tortie_hcn::schema::{Acl, Endpoint};
 
 use crate::random::Tally;
 
-/// The reason of the conditions that tell of it.
-pub const REASON: Reason = Reason::RuleNotExpressible;
-
 /// What an ACL cannot be about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exception {
@@ -34,6 +31,15 @@ impl Exception {
         }
     }
 
+    /// The reason of its conditions.
+    #[must_use]
+    pub fn reason(self) -> Reason {
+        match self {
+            Self::IcmpTypes => Reason::IcmpTypeNotExpressible,
+            Self::SctpPorts => Reason::SctpPortNotExpressible,
+        }
+    }
+
     /// What such flows count as.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -46,11 +52,7 @@ impl Exception {
     /// Whether the condition tells of it.
     #[must_use]
     pub fn is_told_by(self, condition: &Condition) -> bool {
-        let what = match self {
-            Self::IcmpTypes => "ICMP types",
-            Self::SctpPorts => "ports of SCTP",
-        };
-        condition.reason == REASON && condition.message.contains(what)
+        condition.reason == self.reason()
     }
 
     /// What there is too much of to be called an exception: of all flows a fiftieth is.

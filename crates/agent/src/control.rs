@@ -14,6 +14,7 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
+use tortie_api::report::ReportedCondition;
 use tortie_dataplane::{AskedFor, EndpointId, ShowError, Shown};
 
 use crate::plane::Asker;
@@ -83,18 +84,9 @@ pub struct ShownEndpoint {
     /// What it is asked for.
     pub asked: AskedFor,
     /// What the node reports of it, and of itself: where policy is narrower than it was asked for, or not in force.
-    pub conditions: Vec<Told>,
+    pub conditions: Vec<ReportedCondition>,
     /// What the system has.
     pub system: Result<Shown, ShowError>,
-}
-
-/// A condition that the node reports.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
-    /// Its short name, such as `RuleNotExpressible`.
-    pub reason: String,
-    /// What it says.
-    pub message: String,
 }
 
 /// Why an agent could not be asked.

@@ -1,6 +1,7 @@
 //! What a node must be ([`NodeState`]), how it changes ([`Delta`]), and the two traits that an operating system
 //! implements: [`Dataplane`] makes the state true, [`PodWiring`] connects one pod.
 
+mod members;
 mod reason;
 mod services;
 mod settings;
@@ -9,7 +10,12 @@ mod state;
 mod wiring;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use tortie_api::report::{ObjectRef, with_objects};
+use tortie_api::{Key, Kind};
+
+pub use members::Members;
 pub use reason::{Reason, Severity};
 pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
@@ -20,15 +26,17 @@ pub use state::{
 };
 pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 
-/// Makes a node what its [`NodeState`] says. Implementations keep the desired state, read the actual one, apply the
-/// difference, and leave alone what others put there.
+/// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others
+/// put there.
+///
+/// The caller owns the state, so that there is one copy of it. Every call gets the state as it is by then.
 pub trait Dataplane: Send {
-    /// Takes the deltas into the desired state and makes it true. A delta is in force when this returns and the
-    /// report has no problem with its object. What failed stays desired and is tried again by the next call.
-    fn apply(&mut self, deltas: &[Delta]) -> Report;
+    /// Makes the state true. `deltas` are the changes since the previous call, which `state` already contains. A delta is
+    /// in force when this returns and the report has no failure for its object. The next call retries what failed.
+    fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report;
 
-    /// Reads everything back and mends what differs from the desired state.
-    fn resync(&mut self) -> Report;
+    /// Reads everything back and repairs what differs from the state.
+    fn resync(&mut self, state: &NodeState) -> Report;
 
     /// Has `told` called, on any thread, when somebody else has changed what the dataplane made, and a resync is in place.
     /// Where the system does not tell, or nobody else can change anything, it is never called.
@@ -43,7 +51,7 @@ pub trait Dataplane: Send {
     ///
     /// # Errors
     /// The endpoint is not known, or the system did not answer.
-    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError>;
+    fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError>;
 }
 
 /// What a dataplane has to say after it worked.
@@ -79,21 +87,43 @@ impl Report {
     }
 }
 
-/// Something that the operator should know, with the object and what follows from it.
+/// Something that the operator should know about an endpoint or about the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Condition {
     /// Why it is reported.
     pub reason: Reason,
-    /// One sentence for the operator: what, on which object, and what Tortie does about it.
+    /// The objects that cause it, such as a policy and its rule.
+    pub about: Vec<ObjectRef>,
+    /// One sentence for the operator: what is wrong, and what Tortie does about it. It repeats neither the objects nor the
+    /// endpoint.
     pub message: String,
+}
+
+impl Condition {
+    /// A condition without a cause among the cluster's objects.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, about: Vec::new(), message: message.into() }
+    }
+
+    /// The same condition, with one more object that causes it.
+    #[must_use]
+    pub fn about(mut self, object: impl Into<ObjectRef>) -> Self {
+        self.about.push(object.into());
+        self
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&with_objects(&self.about, &self.message))
+    }
 }
 
 /// What an operating system says of host endpoints where it cannot put them into force yet (semantics 27).
 pub fn not_enforced(state: &NodeState) -> impl Iterator<Item = Condition> {
-    state.host_endpoints.keys().map(|name| Condition {
-        reason: Reason::HostEndpointNotEnforced,
-        message: format!(
-            "HostEndpoint {name} is not enforced on this node: what passes its interface is not policed, pods are"
-        ),
+    state.host_endpoints.keys().map(|name| {
+        let message =
+            "not enforced on this node: policy applies to pods, not to packets through the node's interface";
+        Condition::new(Reason::HostEndpointNotEnforced, message).about(Key::global(Kind::HostEndpoint, name))
     })
 }

@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
+use tortie_api::report::ObjectRef;
+use tortie_api::{Key, Kind};
 use tortie_policy::program::{
     EndpointProgram, HostEndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind,
 };
 
-use crate::{Service, ServiceId, Settings};
+use crate::{Members, Service, ServiceId, Settings};
 
 /// A 48-bit MAC address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -73,6 +75,12 @@ pub struct EndpointId {
     pub pod: Arc<str>,
     /// The interface inside the pod, such as `eth0`.
     pub interface: Arc<str>,
+}
+
+impl From<&EndpointId> for ObjectRef {
+    fn from(id: &EndpointId) -> Self {
+        Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod).into()
+    }
 }
 
 impl fmt::Display for EndpointId {
@@ -181,7 +189,7 @@ pub struct NodeState {
     /// What the operator has set.
     pub settings: Arc<Settings>,
     /// The sets that policies name.
-    pub sets: BTreeMap<SetId, (SetKind, BTreeSet<Member>)>,
+    pub sets: BTreeMap<SetId, (SetKind, Members)>,
     /// The policies and profiles that endpoints name.
     pub policies: BTreeMap<PolicyId, Arc<PolicyRules>>,
     /// The pods of this node.
@@ -204,8 +212,8 @@ pub enum Delta {
     Node(LocalNode),
     /// What the operator has set has changed.
     Settings(Arc<Settings>),
-    /// A set that did not exist, with all its members.
-    SetCreated(SetId, SetKind, BTreeSet<Member>),
+    /// A set that did not exist, with all its members. The state shares them until the set changes.
+    SetCreated(SetId, SetKind, Members),
     /// Members of a set that exists.
     SetChanged {
         /// Which set.
@@ -280,6 +288,7 @@ impl NodeState {
             Delta::SetCreated(id, kind, members) => drop(self.sets.insert(id, (kind, members))),
             Delta::SetChanged { id, added, removed } => {
                 if let Some((_, members)) = self.sets.get_mut(&id) {
+                    let members = members.make_mut();
                     for member in &removed {
                         members.remove(member);
                     }
@@ -309,6 +318,6 @@ impl Lookup for NodeState {
     }
 
     fn set(&self, id: &SetId) -> Option<&BTreeSet<Member>> {
-        self.sets.get(id).map(|(_, members)| members)
+        self.sets.get(id).map(|(_, members)| &**members)
     }
 }

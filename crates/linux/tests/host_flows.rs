@@ -176,7 +176,7 @@ fn which_host_endpoint_counts() {
         let all = report
             .node
             .iter()
-            .map(|condition| (condition.reason, condition.message.contains("HostEndpoint named ")));
+            .map(|condition| (condition.reason, condition.to_string().starts_with("HostEndpoint named: ")));
         all.collect::<Vec<_>>()
     };
     let of_named = vec![(Reason::HostEndpointWithoutInterface, true)];

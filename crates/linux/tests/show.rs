@@ -12,7 +12,7 @@ use std::sync::Arc;
 use common::cluster::*;
 use tortie_api::calico::{FilterDenyAction, PolicyCounters};
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_dataplane::{Dataplane as _, *};
+use tortie_dataplane::*;
 use tortie_linux::dataplane::Config;
 use tortie_linux::nftables::{Nft, Op, Table, Transaction};
 use tortie_policy::program::*;
@@ -35,7 +35,7 @@ fn shop(config: Config) -> (Node, Pod, Pod) {
     node.change(|state| {
         open_profile(state);
         let members = BTreeSet::from([Member::Net(address.into())]);
-        state.sets.insert(SetId::new("clients"), (SetKind::Nets, members));
+        state.sets.insert(SetId::new("clients"), (SetKind::Nets, members.into()));
         let rules = vec![
             tcp_from(Action::Deny, "clients", 22),
             tcp_from(Action::Allow, "clients", 80),

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use tortie_api::Kind;
 use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
+use tortie_api::report::ObjectRef;
+use tortie_api::{Key, Kind};
 
 /// The kinds of object that carry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -64,6 +65,12 @@ impl PolicyId {
     #[must_use]
     pub fn profile(name: impl Into<Arc<str>>) -> Self {
         Self { kind: PolicyKind::Profile, namespace: Arc::default(), name: name.into() }
+    }
+}
+
+impl From<&PolicyId> for ObjectRef {
+    fn from(id: &PolicyId) -> Self {
+        Key { kind: id.kind.kind(), namespace: id.namespace.to_string(), name: id.name.to_string() }.into()
     }
 }
 

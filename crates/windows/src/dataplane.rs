@@ -31,13 +31,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Makes a Windows node what its state says: the overlay network, routes to other nodes, and the ACLs of its pods.
 ///
-/// It keeps the desired state, and what of it is not made true yet. HNS is read before anything is sent, and what is
+/// It keeps which parts of the state are not in force yet. HNS is read before anything is sent, and what is
 /// there already is not sent again: HNS may reset the connections of an endpoint whose ACLs are written (hns.md 4.1).
 pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
     /// The adapter that the overlay network is bound to, if HNS shall not choose.
     adapter: Option<String>,
-    state: NodeState,
     overlay: Option<Overlay>,
     current_overlay: CurrentOverlay,
     /// Why there is no network as it was asked for, and when it is asked for again.
@@ -76,7 +75,6 @@ impl WindowsDataplane {
         WindowsDataplane {
             hcn,
             adapter,
-            state: NodeState::default(),
             overlay: None,
             current_overlay: CurrentOverlay::default(),
             network_refused: None,
@@ -107,13 +105,13 @@ impl WindowsDataplane {
         self.current_overlay.clone()
     }
 
-    /// Takes a change in, and notes what it touches.
-    fn take(&mut self, delta: &Delta) {
+    /// Marks what a change touches, which `state` already contains.
+    fn ingest(&mut self, state: &NodeState, delta: &Delta) {
         match delta {
             Delta::Node(_) => {
                 // Its addresses are in every endpoint's list, its VNI in every route.
                 (self.overlay, self.routes_due) = (None, true);
-                self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
+                state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {
                 (self.overlay, self.routes_due) = (None, true);
@@ -123,52 +121,52 @@ impl WindowsDataplane {
             Delta::Service(..) | Delta::ServiceRemoved(_) => self.policing.services_changed(),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
-                self.touch_users_of_set(id);
+                self.touch_users_of_set(state, id);
             }
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
-                self.touch_users_of_policies(&BTreeSet::from([id]))
+                self.touch_users_of_policies(state, &BTreeSet::from([id]))
             }
             // Of all that can be set, whether ACLs name sets.
-            Delta::Settings(_) => self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
+            Delta::Settings(_) => state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
             Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             // The HNS endpoint may be another one than it was.
             Delta::Endpoint(id, _) => self.policing.look_at_now(id.clone()),
             Delta::EndpointRemoved(id) => self.policing.forget(id),
         }
-        self.state.apply(delta);
     }
 
-    fn touch_users_of_set(&mut self, set: &SetId) {
-        let names = |policy: &&PolicyId| self.state.policies[*policy].set_ids().any(|id| id == set);
-        let users: BTreeSet<PolicyId> = self.state.policies.keys().filter(names).cloned().collect();
-        self.touch_users_of_policies(&users.iter().collect());
+    fn touch_users_of_set(&mut self, state: &NodeState, set: &SetId) {
+        let naming = state.policies.iter().filter(|(_, rules)| rules.set_ids().any(|id| id == set));
+        self.touch_users_of_policies(state, &naming.map(|(id, _)| id).collect());
     }
 
-    fn touch_users_of_policies(&mut self, policies: &BTreeSet<&PolicyId>) {
+    fn touch_users_of_policies(&mut self, state: &NodeState, policies: &BTreeSet<&PolicyId>) {
         let uses = |endpoint: &Endpoint| endpoint.program.policy_ids().any(|id| policies.contains(id));
-        let users = self.state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
+        let users = state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
         users.for_each(|(id, _)| self.policing.touch(id.clone()));
     }
 
-    fn reconcile(&mut self) -> Report {
+    fn reconcile(&mut self, state: &NodeState) -> Report {
         let (mut report, now) = (Report::default(), (self.clock)());
-        report.node.extend(not_enforced(&self.state));
+        report.node.extend(not_enforced(state));
         self.routes_due |= self.routes_wait.due(now).next().is_some();
         let mut away = None;
-        if let Err(error) = self.sync_network(&mut report) {
+        if let Err(error) = self.sync_network(state, &mut report) {
             note(&mut report.node, &error);
             report.retry |= error.is_passing();
             away = error.is_unavailable().then_some(error);
         }
         let sets = match away {
-            None => self.policy_sets().inspect_err(|error| away = Some(error.clone())).unwrap_or_default(),
+            None => {
+                self.policy_sets(state).inspect_err(|error| away = Some(error.clone())).unwrap_or_default()
+            }
             Some(_) => None,
         };
         let node = Node {
             hcn: &*self.hcn,
-            state: &self.state,
+            state,
             sets,
-            addresses: self.node_addresses(),
+            addresses: node_addresses(state),
             static_rules: &self.static_rules.0,
             now,
         };
@@ -181,8 +179,8 @@ impl WindowsDataplane {
         } else {
             self.load_balancers.look(&*self.hcn);
         }
-        let node = self.node_addresses();
-        report.node.extend(self.load_balancers.condition(&self.state, &node, self.version));
+        let node = node_addresses(state);
+        report.node.extend(self.load_balancers.condition(state, &node, self.version));
         // An older and wider list may be on an endpoint that failed: it does not count as in force.
         report.retry |= self.policing.is_in_trouble();
         report.node.extend(self.policing.conditions_of_sets());
@@ -192,22 +190,22 @@ impl WindowsDataplane {
     }
 
     /// The overlay network and its routes.
-    fn sync_network(&mut self, report: &mut Report) -> Result<(), Error> {
-        let Some(node) = self.state.node.clone() else { return Ok(()) };
+    fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
+        let Some(node) = state.node.clone() else { return Ok(()) };
         if node.network.port != VXLAN_PORT {
             let port = node.network.port;
-            report.node.push(Condition {
-                reason: Reason::VxlanPortNotSupported,
-                message: format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
-            });
+            report.node.push(Condition::new(
+                Reason::VxlanPortNotSupported,
+                format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
+            ));
         }
-        let blocks: Vec<Ipv4Net> = self.own_blocks().collect();
+        let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
         let Some(block) = blocks.first() else { return Ok(()) };
         if blocks.len() > 1 {
-            report.node.push(Condition {
-                reason: Reason::MoreThanOneBlock,
-                message: format!("the node has the blocks {blocks:?}: a Windows node has one, here {block}"),
-            });
+            report.node.push(Condition::new(
+                Reason::MoreThanOneBlock,
+                format!("the node has the blocks {blocks:?}: a Windows node has one, here {block}"),
+            ));
         }
         let vni = node.network.vni;
         let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
@@ -220,16 +218,16 @@ impl WindowsDataplane {
         let Some(overlay) = &self.overlay else { return Ok(()) };
         report.node.extend(remade(&node, overlay));
         if overlay.provider_address != node.address {
-            report.node.push(Condition {
-                reason: Reason::ProviderAddressDiffers,
-                message: format!(
+            report.node.push(Condition::new(
+                Reason::ProviderAddressDiffers,
+                format!(
                     "network {NETWORK} is bound to {}, but the node's address is {}: name the right adapter",
                     overlay.provider_address, node.address
                 ),
-            });
+            ));
         }
         if self.routes_due {
-            let synced = routes::sync(&*self.hcn, overlay.id, &self.state);
+            let synced = routes::sync(&*self.hcn, overlay.id, state);
             self.routes_refused = synced.inspect_err(|_| self.overlay = None)?;
             self.routes_due = false;
             if self.routes_refused.is_empty() {
@@ -270,7 +268,7 @@ impl WindowsDataplane {
     }
 
     /// The network whose sets ACLs may name, where HNS has sets, and whether they shall.
-    fn policy_sets(&mut self) -> Result<Option<(Guid, bool)>, Error> {
+    fn policy_sets(&mut self, state: &NodeState) -> Result<Option<(Guid, bool)>, Error> {
         if self.network.is_none() {
             // Whatever is wrong with it, its endpoints may have ACLs that name sets.
             self.network = self.hcn.network_by_name(NETWORK)?.map(|network| network.id);
@@ -285,23 +283,13 @@ impl WindowsDataplane {
             }
         }
         let (Some(network), Some(version)) = (self.network, self.version) else { return Ok(None) };
-        let settings = &self.state.settings;
+        let settings = &state.settings;
         let wanted = match settings.windows_policy_sets {
             WindowsPolicySets::Auto => settings.proven_policy_sets.contains(&(version.major, version.minor)),
             WindowsPolicySets::Enabled => true,
             WindowsPolicySets::Disabled => false,
         };
         Ok(version.supports(Feature::SetPolicy).then_some((network, wanted)))
-    }
-
-    fn own_blocks(&self) -> impl Iterator<Item = Ipv4Net> {
-        self.state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
-    }
-
-    /// The addresses that the node itself has towards its pods.
-    fn node_addresses(&self) -> BTreeSet<Ipv4Addr> {
-        let Some(node) = &self.state.node else { return BTreeSet::new() };
-        std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
     }
 }
 
@@ -310,8 +298,8 @@ impl Dataplane for WindowsDataplane {
         true
     }
 
-    fn show(&mut self, id: &EndpointId) -> Result<Shown, ShowError> {
-        let endpoint = self.state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
+    fn show(&mut self, state: &NodeState, id: &EndpointId) -> Result<Shown, ShowError> {
+        let endpoint = state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
         let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK).map_err(failed)?;
         let container_id = endpoint.container_id.to_string();
@@ -319,14 +307,14 @@ impl Dataplane for WindowsDataplane {
         Ok(show::shown(endpoint, &found, self.policing.list_of(id)))
     }
 
-    fn apply(&mut self, deltas: &[Delta]) -> Report {
+    fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
         for delta in deltas {
-            self.take(delta);
+            self.ingest(state, delta);
         }
-        self.reconcile()
+        self.reconcile(state)
     }
 
-    fn resync(&mut self) -> Report {
+    fn resync(&mut self, state: &NodeState) -> Report {
         let now = (self.clock)();
         // In trouble this is called every second, for what failed. The rest is looked at as often as without trouble.
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
@@ -337,27 +325,34 @@ impl Dataplane for WindowsDataplane {
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
             self.policing.look_at_sets(now);
             self.load_balancers.look_at();
-            self.state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
+            state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
         }
-        self.reconcile()
+        self.reconcile(state)
     }
+}
+
+fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
+    state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
+}
+
+/// The addresses that the node itself has towards its pods.
+fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
+    let Some(node) = &state.node else { return BTreeSet::new() };
+    std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
 }
 
 /// The other nodes address this one by the MAC address that it has told them; HNS makes up another one each time that it
 /// makes the network. Until the node tells that, nothing gets here through the tunnel.
 fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
     let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
-    (told != now).then(|| Condition {
-        reason: Reason::OverlayRemade,
-        message: format!(
+    (told != now).then(|| Condition::new(Reason::OverlayRemade, format!(
             "network {NETWORK} has the MAC address {now}, but the other nodes send to {told}: the network was made anew, \
              and the Node's annotation has to follow"
-        ),
-    })
+        )))
 }
 
 /// A failure as a condition. What it is about is tried again.
 fn note(conditions: &mut Vec<Condition>, error: &Error) {
     warn!(%error, "not as it should be yet");
-    conditions.push(Condition { reason: error.reason(), message: error.to_string() });
+    conditions.push(Condition::new(error.reason(), error.to_string()));
 }

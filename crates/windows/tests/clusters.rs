@@ -19,7 +19,7 @@ use serde_json::Value;
 use testkit::clusters::services::{Call, calls, fronts, services};
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
 use testkit::emulator::{Cluster, RENDERINGS, Rendering, on_windows};
-use testkit::exceptions::{Exception, REASON};
+use testkit::exceptions::Exception;
 use testkit::flows::{beginnings, explain, judged};
 use testkit::random::{Random, Tally, rounds};
 use tortie_api::net::Protocol;
@@ -51,7 +51,8 @@ const FLOWS: usize = 64;
 const NOT_SERVED: Reason = Reason::AddressNotServed;
 
 /// What endpoints may be told.
-const KNOWN: [Reason; 4] = [REASON, PARTLY, TAKEN, NOT_SERVED];
+const KNOWN: [Reason; 5] =
+    [Reason::IcmpTypeNotExpressible, Reason::SctpPortNotExpressible, PARTLY, TAKEN, NOT_SERVED];
 
 const OWN_NODE: &str = "from its own node";
 const BOTH_FAMILIES: &str = "of pods with IPv6, too";

@@ -57,7 +57,7 @@ impl Lacking {
             let modules = feature.modules();
             let message =
                 format!("this kernel lacks {modules}: {so}. Load them, or take a kernel that has them");
-            Some(Condition { reason: Reason::KernelModuleMissing, message })
+            Some(Condition::new(Reason::KernelModuleMissing, message))
         })
     }
 
@@ -104,7 +104,9 @@ mod tests {
     use std::sync::Arc;
 
     use tortie_api::net::Action;
-    use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Reason, Report, Settings};
+    use tortie_dataplane::{
+        Dataplane as _, Delta, Endpoint, EndpointId, NodeState, Reason, Report, Settings,
+    };
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
     };
@@ -144,13 +146,15 @@ mod tests {
             let mut dataplane = Dataplane::open(Config::default()).unwrap();
             let table = || Nft::open().unwrap().list("tortie").unwrap();
             unheard::set(names);
-            dataplane.apply(&deltas());
+            let mut state = NodeState::default();
+            deltas().iter().for_each(|delta| state.apply(delta));
+            dataplane.apply(&state, &deltas());
             // What is left out at first is left out of changes, too.
             let [_, policy, _] = &deltas()[..] else { unreachable!() };
-            let report = dataplane.apply(std::slice::from_ref(policy));
+            let report = dataplane.apply(&state, std::slice::from_ref(policy));
             let without = (report, table());
             unheard::set(&[]);
-            [without, (dataplane.resync(), table())]
+            [without, (dataplane.resync(&state), table())]
         };
         NetNs::create().unwrap().run(run).unwrap()
     }

@@ -119,7 +119,7 @@ impl Source {
         match &self.addresses {
             Addresses::These(keys) => keys.clone(),
             Addresses::Of(id) => {
-                let members = state.sets.get(id).into_iter().flat_map(|(_, members)| members);
+                let members = state.sets.get(id).into_iter().flat_map(|(_, members)| members.iter());
                 members.filter_map(|member| single(member, family)).collect()
             }
         }

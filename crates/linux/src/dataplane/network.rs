@@ -136,11 +136,11 @@ impl Network {
         };
         match endpoint {
             Some((id, _)) => {
-                let message = format!("{id}: no route leads to the pod: {message}");
-                self.endpoints.insert(id.clone(), Condition { reason, message });
+                let message = format!("no route leads to the pod: {message}");
+                self.endpoints.insert(id.clone(), Condition::new(reason, message));
             }
             // The others' pods are further away; this node's own are as they should be.
-            None => self.node.push(Condition { reason: Reason::RouteRefused, message }),
+            None => self.node.push(Condition::new(Reason::RouteRefused, message)),
         }
         endpoint.is_some()
     }
@@ -171,10 +171,10 @@ impl Network {
                 None => changes.push(Change::AddRoute(*route)),
                 Some(there) if leads_alike(there, route) => {}
                 Some(there) if there.protocol == PROTOCOL => changes.push(Change::ReplaceRoute(*route)),
-                Some(there) => self.node.push(Condition {
-                    reason: Reason::RouteTaken,
-                    message: format!("{there} of somebody else is in the place of {route}; it stays"),
-                }),
+                Some(there) => {
+                    let message = format!("{there} of somebody else is in the place of {route}; it stays");
+                    self.node.push(Condition::new(Reason::RouteTaken, message));
+                }
             }
         }
         changes
@@ -292,9 +292,8 @@ impl Network {
                 Ok(index) => drop(links.insert(name.to_string(), index)),
                 Err(error) => {
                     self.retry = true;
-                    let message = format!("{id}: {error}; no route leads to the pod");
-                    self.endpoints
-                        .insert(id.clone(), Condition { reason: Reason::InterfaceMissing, message });
+                    let message = format!("{error}; no route leads to the pod");
+                    self.endpoints.insert(id.clone(), Condition::new(Reason::InterfaceMissing, message));
                 }
             }
         }
@@ -399,7 +398,7 @@ fn foreign_link(link: &Link) -> Condition {
          more, Calico for instance, delete it",
         link.name
     );
-    Condition { reason: Reason::ForeignVxlanLink, message }
+    Condition::new(Reason::ForeignVxlanLink, message)
 }
 
 /// Whether a route does what another one does, whoever made it.

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
+use testkit::Stateful;
 use tortie_api::net::Action;
 use tortie_dataplane::{
-    ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, PodAttachment, PodWiring, Report,
-    Route, RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, LocalNode, PodAttachment, PodWiring, Report, Route,
+    RouteTarget, Vtep,
 };
 use tortie_hcn::schema::Namespace;
 use tortie_hcn::{Hcn, HcnExt};
@@ -25,7 +26,7 @@ use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensu
 pub struct Node {
     pub number: u8,
     pub hns: Arc<Emulator>,
-    pub dataplane: WindowsDataplane,
+    pub dataplane: Stateful<WindowsDataplane>,
     pub namespace: NetNs,
     pub pods: Vec<(NetNs, Ipv4Addr)>,
     pub vtep: Vtep,
@@ -78,7 +79,7 @@ impl Node {
         let spec = OverlaySpec { name: NETWORK.into(), block: block(number), vni: 4096, adapter: None };
         let overlay = ensure_overlay(&*hns, &spec).unwrap();
         let vtep = Vtep { node: name(number), address: overlay.gateway, mac: overlay.router_mac, parent };
-        let dataplane = WindowsDataplane::new(hcn, None);
+        let dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
         Node { number, hns, dataplane, namespace, pods: vec![], vtep }
     }
 

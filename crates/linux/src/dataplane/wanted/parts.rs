@@ -152,7 +152,7 @@ mod tests {
         nft: &mut Nft,
     ) -> Result<(), TestCaseError> {
         let members = &mut state.sets.get_mut(&id()).unwrap().1;
-        *members = &*members ^ touched;
+        *members = (&**members ^ touched).into();
         let (ops, reshaped) = taken(state, table, Touched::Whole);
         prop_assert_eq!(single_elements(state, &id(), touched, table).is_none(), reshaped);
         prop_assert_eq!(&taken(state, table, Touched::Members(touched.clone())), &(ops.clone(), reshaped));
@@ -167,9 +167,9 @@ mod tests {
 
     #[test]
     fn networks_one_by_one_come_to_what_the_whole_set_comes_to() {
-        let test = |nft: &RefCell<Nft>, before, turns: Vec<(BTreeSet<Member>, Index)>| {
+        let test = |nft: &RefCell<Nft>, before: BTreeSet<Member>, turns: Vec<(BTreeSet<Member>, Index)>| {
             let mut state = NodeState::default();
-            state.sets.insert(id(), (SetKind::Nets, before));
+            state.sets.insert(id(), (SetKind::Nets, before.into()));
             let mut table = Table { sets: kernel_sets(&state, &id()), ..Table::default() };
             let nft = &mut *nft.borrow_mut();
             let old = nft.list("t").unwrap();
