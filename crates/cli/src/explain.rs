@@ -10,8 +10,8 @@ use serde_json::json;
 use tortie_api::Kind;
 use tortie_api::net::{Action, Direction};
 use tortie_api::report::ReportedCondition;
-use tortie_policy::enforced::not_enforced;
-use tortie_policy::oracle::{
+use tortie_oracle::enforced::not_enforced;
+use tortie_oracle::{
     Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
     Verdict,
 };
