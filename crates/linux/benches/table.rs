@@ -24,10 +24,10 @@ mod linux {
     use std::time::Duration;
 
     use tortie_dataplane::{Dataplane as _, Delta, Report};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::*;
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
-    use tortie_linux::namespace::NetNs;
-    use tortie_linux::nftables::*;
     use tortie_policy::program::Member;
 
     use crate::f1::*;

@@ -5,9 +5,9 @@
 use std::process::Command;
 
 use tortie_dataplane::{Condition, Dataplane as _, Reason, Report};
+use tortie_kernel::namespace::NetNs;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
 
 /// A node beside others.
 struct Node {

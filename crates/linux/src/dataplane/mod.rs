@@ -173,7 +173,7 @@ impl Dataplane {
         let held = self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
         let given_again: Vec<_> = held.filter(|address| gone.contains(address)).copied().collect();
         self.forgetter.ask(gone);
-        self.forgetter.settle(&given_again)
+        Ok(self.forgetter.settle(&given_again)?)
     }
 
     /// The addresses of the node's blocks that nobody has. An agent that was killed may not have forgotten their
@@ -200,7 +200,7 @@ impl Dataplane {
             Delta::Endpoint(_, endpoint) => Some(&endpoint.addresses),
             _ => None,
         });
-        self.forgetter.settle(given.flatten())
+        Ok(self.forgetter.settle(given.flatten())?)
     }
 
     /// Has the established flows forgotten that policy denies now, if that is set and policy is in force.
@@ -223,12 +223,12 @@ impl Dataplane {
     fn network_if_policed(
         &mut self,
         changed: bool,
-        work: impl FnOnce(&mut Network, &NodeState, bool) -> Result<()>,
+        work: impl FnOnce(&mut Network, &NodeState, bool) -> tortie_kernel::Result<()>,
     ) -> Result<()> {
         let changed = changed || self.network_behind;
         self.network_behind = !self.policy.is_in_kernel() && changed;
         let done = match self.policy.is_in_kernel() {
-            true => work(&mut self.network, &self.state, changed),
+            true => work(&mut self.network, &self.state, changed).map_err(Error::from),
             false => Ok(()), // the report has a condition that says why
         };
         done.and(self.forget_released())

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use tortie_linux::nftables::expr::state;
-use tortie_linux::nftables::*;
+use tortie_kernel::nftables::expr::state;
+use tortie_kernel::nftables::*;
 
 /// A name as long as the kernel takes (`NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, without its NUL).
 pub fn longest(name: &str) -> String {

@@ -10,8 +10,8 @@ mod counts;
 mod decode;
 mod encode;
 mod model;
-pub(crate) mod others;
-pub(crate) mod probe;
+pub mod others;
+pub mod probe;
 mod text;
 mod transaction;
 mod watch;
@@ -25,13 +25,13 @@ pub use model::{
 };
 pub use text::{element_text, rule_text};
 pub use transaction::{Op, Transaction, diff, diff_elements};
-pub(crate) use transaction::{additions, alterations, changeable, changes, created, removals};
+pub use transaction::{additions, alterations, changeable, changes, created, removals};
 pub use watch::{Told, Watch};
 
-#[cfg(test)]
-pub(crate) use self::codec::unheard;
+#[cfg(any(test, feature = "missing-modules"))]
+pub use self::codec::unheard;
 use self::encode::Piece;
-pub(crate) use self::encode::rule_length;
+pub use self::encode::rule_length;
 use crate::netlink::attribute::put_text;
 use crate::netlink::{Family, Reply, Request, Socket};
 use crate::{Error, Result};
@@ -72,7 +72,7 @@ impl Nft {
     }
 
     /// How many transactions of this connection the kernel has taken, each of which has made a generation of the ruleset.
-    pub(crate) fn commits(&self) -> u32 {
+    pub fn commits(&self) -> u32 {
         self.commits
     }
 

@@ -38,7 +38,7 @@ pub enum Op {
 
 impl Op {
     /// What the change does, as in "refused to …".
-    pub(crate) fn operation(&self) -> &'static str {
+    pub fn operation(&self) -> &'static str {
         match self {
             Self::AddTable(_) => "make the table",
             Self::DeleteTable => "delete the table",
@@ -85,7 +85,7 @@ pub fn diff(table: &str, desired: &Table, actual: Option<&Table>) -> Transaction
 }
 
 /// Whether one can be changed into the other without making the table anew.
-pub(crate) fn changeable(desired: &Table, actual: &Table) -> bool {
+pub fn changeable(desired: &Table, actual: &Table) -> bool {
     let same_set =
         |(name, set): (&String, &Set)| actual.sets.get(name).is_none_or(|other| other.spec == set.spec);
     let same_chain = |(name, chain): (&String, &Chain)| {
@@ -98,7 +98,7 @@ pub(crate) fn changeable(desired: &Table, actual: &Table) -> bool {
 }
 
 /// The changes that make a table where there is none.
-pub(crate) fn created(desired: &Table) -> Vec<Op> {
+pub fn created(desired: &Table) -> Vec<Op> {
     let empty = Table { flags: desired.flags, ..Table::default() };
     let mut ops = vec![Op::AddTable(desired.flags)];
     ops.extend(changes(desired, &empty));
@@ -109,12 +109,12 @@ pub(crate) fn created(desired: &Table) -> Vec<Op> {
 ///
 /// Everything is there before it is named: sets and chains, then rules, then the elements of maps: those that name chains
 /// before those whose numbers lead to them; and goes in the opposite order.
-pub(crate) fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
+pub fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
     [additions(desired, actual), alterations(desired, actual), removals(desired, actual)].concat()
 }
 
 /// What comes: sets with what is in them, chains with their rules, and keys that lead to chains.
-pub(crate) fn additions(desired: &Table, actual: &Table) -> Vec<Op> {
+pub fn additions(desired: &Table, actual: &Table) -> Vec<Op> {
     let mut ops = Vec::new();
     let sets = || desired.sets.iter().filter(|(name, _)| !actual.sets.contains_key(*name));
     ops.extend(sets().map(|(name, set)| Op::AddSet(name.clone(), set.spec.clone())));
@@ -143,7 +143,7 @@ fn elements_not_in(set: &Set, other: Option<&Set>) -> Vec<Element> {
 }
 
 /// What changes in sets and chains that stay, and where numbers lead to.
-pub(crate) fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
+pub fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
     let set_changes = |data: Option<DataKind>| {
         let stays = move |name: &String| data.is_some() || actual.sets.contains_key(name);
         let chosen = desired.sets.iter().filter(move |(name, set)| set.spec.data == data && stays(name));
@@ -179,7 +179,7 @@ pub(crate) fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
 }
 
 /// What goes.
-pub(crate) fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
+pub fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
     let chains: Vec<_> =
         actual.chains.iter().filter(|(name, _)| !desired.chains.contains_key(*name)).collect();
     let sets: Vec<_> = actual.sets.iter().filter(|(name, _)| !desired.sets.contains_key(*name)).collect();

@@ -47,7 +47,7 @@ pub fn count(attributes: Attributes<'_>) -> Option<Count> {
 /// What the kernel knows it by; in tests some are as unknown to it as those of a module that is not there.
 fn name(expr: &Expr) -> &str {
     let name = known_name(expr);
-    #[cfg(test)]
+    #[cfg(any(test, feature = "missing-modules"))]
     if unheard::is(name) {
         return "unheard-of";
     }
@@ -315,8 +315,10 @@ fn register(number: u32) -> Option<Register> {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "missing-modules"))]
 pub mod unheard {
+    //! For tests: expressions that the kernel does not know.
+
     use std::cell::Cell;
 
     thread_local! { static EXPRESSIONS: Cell<&'static [&'static str]> = const { Cell::new(&[]) }; }
@@ -326,6 +328,8 @@ pub mod unheard {
         EXPRESSIONS.set(names);
     }
 
+    /// Whether the kernel is given another name for it.
+    #[must_use]
     pub fn is(name: &str) -> bool {
         EXPRESSIONS.get().contains(&name)
     }

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use tortie_api::net::Protocol;
-use tortie_policy::program::Flow;
+use tortie_api::net::{Flow, Protocol};
 
 use crate::netlink::attribute::{Attributes, put, put_nest};
 use crate::netlink::{Family, Reply, Request, Socket};

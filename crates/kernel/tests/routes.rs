@@ -5,10 +5,10 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
-use tortie_dataplane::MacAddress;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::netlink::{Family, Socket};
-use tortie_linux::route::*;
+use tortie_api::net::MacAddress;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::netlink::{Family, Socket};
+use tortie_kernel::route::*;
 
 const MAC: MacAddress = MacAddress([0x66, 1, 2, 3, 4, 5]);
 

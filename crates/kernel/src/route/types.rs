@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::BorrowedFd;
 
 use ipnet::IpNet;
-use tortie_dataplane::MacAddress;
+use tortie_api::net::MacAddress;
 
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]

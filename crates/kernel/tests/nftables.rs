@@ -9,8 +9,8 @@ use std::process::Command;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::*;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::*;
 
 const NAME: &str = "tortie";
 
@@ -95,7 +95,7 @@ fn texts_may_be_as_long_as_the_kernel_takes() {
             ..Table::default()
         };
         nft.commit(&diff(&name, &desired, None))?;
-        Ok::<_, tortie_linux::Error>(nft.list(&name)? == Some(desired))
+        Ok::<_, tortie_kernel::Error>(nft.list(&name)? == Some(desired))
     };
     in_namespace(|nft| {
         for beyond in 0..4 {

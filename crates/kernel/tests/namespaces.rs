@@ -2,18 +2,17 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tortie_linux::namespace::{NetNs, die_with_parent};
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::*;
-use tortie_linux::{ethtool, sysctl};
+use tortie_api::net::MacAddress;
+use tortie_kernel::namespace::{NetNs, die_with_parent};
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::*;
+use tortie_kernel::{ethtool, interface_index, sysctl};
 
 #[test]
 fn a_created_namespace_is_apart_and_has_a_loopback() {
@@ -147,7 +146,7 @@ fn send_and_look(from: &NetNs, to: &NetNs, to_index: u32) -> (bool, bool) {
         let segment = &frame[34..14 + usize::from(u16::from_be_bytes([frame[16], frame[17]]))];
         let pseudo = [&frame[26..34], &[0, 6], &(segment.len() as u16).to_be_bytes()[..], segment].concat();
         long |= length > 1514;
-        wrong |= common::checksum(&pseudo) != 0;
+        wrong |= testkit::frames::checksum(&pseudo) != 0;
         seen += 1;
     }
     assert!(seen > 4, "{seen} frames");
@@ -157,7 +156,10 @@ fn send_and_look(from: &NetNs, to: &NetNs, to_index: u32) -> (bool, bool) {
 #[test]
 fn without_offloads_frames_are_as_on_a_wire() {
     let namespaces = [NetNs::create().unwrap(), NetNs::create().unwrap()];
-    let (near, far) = common::cable(&namespaces[0], "eth0", &namespaces[1], "eth0");
+    let end = |last| ("eth0", MacAddress([2, 0, 0, 0, 0, last]));
+    testkit::links::cable(&namespaces[0], end(1), &namespaces[1], end(2)).unwrap();
+    let [near, far] =
+        [0, 1].map(|end: usize| namespaces[end].run(|| interface_index("eth0").unwrap()).unwrap());
     for (namespace, link, last) in [(&namespaces[0], near, 1), (&namespaces[1], far, 2)] {
         let address = Address { link, address: Ipv4Addr::new(10, 0, 0, last).into(), prefix_length: 24 };
         namespace.run(|| RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap()).unwrap();
