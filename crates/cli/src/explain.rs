@@ -11,8 +11,8 @@ use tortie_api::Kind;
 use tortie_api::net::{Action, Direction};
 use tortie_api::report::ObjectRef;
 use tortie_api::report::ReportedCondition;
-use tortie_policy::enforced::not_enforced;
-use tortie_policy::oracle::{
+use tortie_oracle::enforced::not_enforced;
+use tortie_oracle::{
     Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
     Verdict,
 };

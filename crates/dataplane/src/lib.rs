@@ -21,9 +21,9 @@ pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
 pub use state::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalNode, MacAddress, NodeState, Route,
-    RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalNode, NodeState, Route, RouteTarget, Vtep,
 };
+pub use tortie_api::net::MacAddress;
 pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 
 /// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
+use tortie_api::net::MacAddress;
 use tortie_api::report::ObjectRef;
 use tortie_api::{Key, Kind};
 use tortie_policy::program::{
@@ -15,56 +15,6 @@ use tortie_policy::program::{
 };
 
 use crate::{Members, Service, ServiceId, Settings};
-
-/// A 48-bit MAC address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct MacAddress(pub [u8; 6]);
-
-impl MacAddress {
-    /// The address as HNS writes it: upper case, with dashes.
-    #[must_use]
-    pub fn dashed(self) -> String {
-        let [a, b, c, d, e, f] = self.0;
-        format!("{a:02X}-{b:02X}-{c:02X}-{d:02X}-{e:02X}-{f:02X}")
-    }
-}
-
-impl fmt::Display for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl From<MacAddress> for String {
-    fn from(mac: MacAddress) -> Self {
-        mac.to_string()
-    }
-}
-
-impl TryFrom<String> for MacAddress {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl FromStr for MacAddress {
-    type Err = String;
-
-    /// Reads six pairs of hexadecimal digits with `:` or `-` between them.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no MAC address (six pairs of hexadecimal digits)");
-        let mut bytes = [0; 6];
-        let mut parts = text.split([':', '-']);
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(wrong)?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
-        }
-        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(bytes)) }
-    }
-}
 
 /// Which workload endpoint of this node. Copies share the names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

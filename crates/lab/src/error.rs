@@ -18,7 +18,7 @@ pub enum LabError {
     NotRunning(PathBuf),
     /// The kernel refused something.
     #[error(transparent)]
-    Linux(#[from] tortie_linux::Error),
+    Linux(#[from] tortie_kernel::Error),
     /// A file, folder or process.
     #[error("{what}: {source}")]
     Io {

@@ -29,11 +29,11 @@ mod linux {
     use tortie_api::{Key, Kind, Resource};
     use tortie_calc::Calc;
     use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Report};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::netlink::{Family, Request, Socket};
+    use tortie_kernel::nftables::{Nft, Table, diff};
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
-    use tortie_linux::namespace::NetNs;
-    use tortie_linux::netlink::{Family, Request, Socket};
-    use tortie_linux::nftables::{Nft, Table, diff};
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, EntityMatch, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId,
         SetKind, TierProgram,

@@ -24,10 +24,11 @@ mod linux {
     use testkit::Stateful;
     use tortie_api::net::{Action, PortRange, Protocol};
     use tortie_dataplane::{Delta, Endpoint, EndpointId, Report};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::route::*;
+    use tortie_kernel::{interface_index, sysctl};
+    use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
-    use tortie_linux::namespace::NetNs;
-    use tortie_linux::route::*;
-    use tortie_linux::{Dataplane, interface_index, sysctl};
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, EntityMatch, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId,
         SetKind, TierProgram,

@@ -25,10 +25,10 @@ mod linux {
 
     use testkit::Stateful;
     use tortie_dataplane::{Delta, Report};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::*;
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
-    use tortie_linux::namespace::NetNs;
-    use tortie_linux::nftables::*;
     use tortie_policy::program::Member;
 
     use crate::f1::*;

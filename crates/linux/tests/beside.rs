@@ -6,9 +6,9 @@ use std::process::Command;
 
 use testkit::Stateful;
 use tortie_dataplane::{Condition, Reason, Report};
+use tortie_kernel::namespace::NetNs;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
 
 /// A node beside others.
 struct Node {

@@ -31,7 +31,7 @@ mod linux {
 
     use tortie_api::net::Action;
     use tortie_dataplane::Report;
-    use tortie_linux::namespace::{Namespaces, NetNs, enter, mount};
+    use tortie_kernel::namespace::{Namespaces, NetNs, enter, mount};
 
     use tortie_policy::program::*;
 

@@ -11,9 +11,9 @@ use common::cluster::*;
 use common::filtering::AfterEachTransaction;
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
-use tortie_linux::interface_index;
-use tortie_linux::nftables::{Nft, Table};
-use tortie_linux::route::{Change, LinkSetting, RouteSocket};
+use tortie_kernel::interface_index;
+use tortie_kernel::nftables::{Nft, Table};
+use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
 use tortie_policy::program::*;
 
 /// A node and a machine outside that is on the same switch.
@@ -209,7 +209,7 @@ fn host_endpoints_that_go_leave_nothing() {
 }
 
 /// Answers on a port of a namespace for as long as the test runs.
-fn serve(namespace: &tortie_linux::namespace::NetNs, port: u16) {
+fn serve(namespace: &tortie_kernel::namespace::NetNs, port: u16) {
     let listener = namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
     echo_on(listener);
 }

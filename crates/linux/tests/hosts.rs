@@ -23,13 +23,14 @@ use testkit::Stateful;
 use testkit::random::Random;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{NodeState, Reason, Report};
-use tortie_linux::conntrack::Conntrack;
+use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::{Nft, Table};
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::RouteSocket;
+use tortie_kernel::sysctl;
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::{Nft, Table};
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::RouteSocket;
-use tortie_linux::{Dataplane, sysctl};
 use tortie_policy::program::*;
 
 /// A node with two pods and an uplink, none of whose ends answers anything.

@@ -13,10 +13,10 @@ use common::cluster::*;
 use tortie_api::calico::{EndpointToHostAction, FilterDenyAction};
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
+use tortie_kernel::nftables::{BaseChain, Chain, ChainKind, Hook, Nft, Op, Table, Transaction, diff};
+use tortie_kernel::route::{Change, LinkSetting, Route, RouteSocket};
+use tortie_kernel::{interface_index, sysctl};
 use tortie_linux::dataplane::Config;
-use tortie_linux::nftables::{BaseChain, Chain, ChainKind, Hook, Nft, Op, Table, Transaction, diff};
-use tortie_linux::route::{Change, LinkSetting, Route, RouteSocket};
-use tortie_linux::{interface_index, sysctl};
 use tortie_policy::program::*;
 
 fn member(address: impl Into<IpAddr>) -> Member {

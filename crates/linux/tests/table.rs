@@ -12,10 +12,10 @@ use common::cluster::*;
 use ipnet::{IpNet, Ipv4Net};
 use testkit::Stateful;
 use tortie_dataplane::*;
+use tortie_kernel::nftables::{Nft, Op, Table, Transaction};
+use tortie_kernel::route::RouteSocket;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::nftables::{Nft, Op, Table, Transaction};
-use tortie_linux::route::RouteSocket;
 use tortie_policy::program::*;
 
 /// A node with a client and a server that no client may reach.
@@ -73,7 +73,7 @@ fn nobody_else_can_open_what_is_closed() {
 fn the_table_outlives_its_owner_and_is_adopted() {
     let (mut node, client, server) = closed_server();
     let before = listed(&node);
-    let elsewhere = tortie_linux::namespace::NetNs::create().unwrap();
+    let elsewhere = tortie_kernel::namespace::NetNs::create().unwrap();
     let idle = elsewhere.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
     drop(std::mem::replace(&mut node.dataplane, idle));
     let orphan = node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap().unwrap()).unwrap();
@@ -143,7 +143,7 @@ fn a_plain_table_of_an_earlier_version_becomes_ours() {
 
 #[test]
 fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
-    let namespace = tortie_linux::namespace::NetNs::create().unwrap();
+    let namespace = tortie_kernel::namespace::NetNs::create().unwrap();
     let unknown = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(0x80)] };
     let error = namespace.run(|| Nft::open().unwrap().commit(&unknown).unwrap_err()).unwrap();
     assert!(matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP)), "{error}");

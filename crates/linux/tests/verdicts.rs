@@ -19,13 +19,14 @@ use testkit::Stateful;
 use testkit::random::Random;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{ClusterNetwork, Condition, LocalNode, NodeState, Report};
-use tortie_linux::conntrack::Conntrack;
+use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::{Nft, Table};
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::*;
+use tortie_kernel::sysctl;
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::{Nft, Table};
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::*;
-use tortie_linux::{Dataplane, sysctl};
 use tortie_policy::program::{
     EntityMatch, Flow, Member, PolicyRules, Rule, SetId, SetKind, TierProgram, evaluate,
 };

@@ -2,23 +2,17 @@
 //! rules come to as a [`program`].
 //!
 //! [`compile`] turns one policy, of whatever kind, into a [`Compiled`] one: selectors become sets with ids. A policy
-//! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18). [`oracle`] says
-//! the same without compiling anything, and why; [`reach`] asks it about whole clusters.
+//! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18). The oracle
+//! (`tortie-oracle`) judges the same policies without this crate; tests compare the two.
 
 mod calico;
 mod cluster;
 mod compile;
-pub mod enforced;
 mod kubernetes;
 mod labels;
-pub mod lint;
-pub mod oracle;
 pub mod program;
-pub mod reach;
-pub mod staged;
 
 pub use compile::{
-    Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, in_words, policy_id,
-    readable_order,
+    Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, policy_id, readable_order,
 };
 pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

@@ -30,7 +30,7 @@ use tortie_hns_emulator::{
     AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, Packet, SetReading, SeveralSets,
     UpdateReplaces, Verdict as HnsVerdict, Way,
 };
-use tortie_policy::oracle::{Oracle, Trace, Verdict};
+use tortie_oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 use tortie_windows::endpoint_id;
 

@@ -6,11 +6,12 @@ use std::net::Ipv4Addr;
 use crate::Stateful;
 use anyhow::Result;
 use tortie_dataplane::{Delta, MacAddress, Report};
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Change, Neighbour, RouteSocket};
+use tortie_kernel::{interface_index, sysctl};
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Change, Neighbour, RouteSocket};
-use tortie_linux::{Dataplane, interface_index, sysctl};
 
 use super::services::{Balanced, unbalanced};
 use super::{End, Host, Place};

@@ -11,10 +11,10 @@ use tortie_dataplane::{Delta, PodAttachment, PodWiring as _, Report};
 use tortie_hcn::schema::{Acl, Namespace, SetPolicy};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
-use tortie_linux::interface_index;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Address, Change, RouteSocket};
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Address, Change, RouteSocket};
 use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 use super::services::{Balanced, Proxy};

@@ -10,8 +10,8 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 use tortie_calc::Calc;
 use tortie_dataplane::{EndpointId, NodeState};
+use tortie_oracle::{Snapshot, Stored};
 use tortie_policy::compile;
-use tortie_policy::oracle::{Snapshot, Stored};
 use tortie_policy::program::PolicyId;
 
 /// The node that all pods are on for calc: one computation is enough, as a pod's policy does not depend on its node.

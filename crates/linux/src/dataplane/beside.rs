@@ -6,9 +6,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
+use tortie_kernel::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
 
-use crate::Result;
-use crate::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
+use tortie_kernel::Result;
 
 /// How many tables have a condition of their own, and how many chains one names; the rest is counted.
 const MOST_TABLES: usize = 20;
@@ -250,10 +250,11 @@ fn listed(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
 
+    use tortie_kernel::Error;
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::{Nft, Op, Transaction};
+
     use super::*;
-    use crate::Error;
-    use crate::namespace::NetNs;
-    use crate::nftables::{Nft, Op, Transaction};
 
     #[test]
     fn what_cannot_be_read_is_said_and_fails_nothing() {

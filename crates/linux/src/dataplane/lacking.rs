@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 
 use tortie_dataplane::{Condition, Reason};
+use tortie_kernel::Error;
+use tortie_kernel::nftables::probe::Feature;
+use tortie_kernel::nftables::{Chain, ChainKind, Expr, Verdict};
 
-use crate::Error;
 use crate::dataplane::change::Change;
-use crate::nftables::probe::Feature;
-use crate::nftables::{Chain, ChainKind, Expr, Verdict};
 
 /// What the kernel is known not to have.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -69,12 +69,12 @@ impl Lacking {
     }
 
     /// The failure, with the modules that are missing, if that may be why.
-    pub fn explain(&self, error: Error) -> Error {
+    pub fn explain(&self, error: Error) -> crate::Error {
         match self.needed() {
             Some(modules) if may_be_missing(&error) => {
-                Error::ModuleMissing { modules, failure: Box::new(error) }
+                crate::Error::ModuleMissing { modules, failure: Box::new(error) }
             }
-            _ => error,
+            _ => error.into(),
         }
     }
 }
@@ -107,13 +107,13 @@ mod tests {
     use tortie_dataplane::{
         Dataplane as _, Delta, Endpoint, EndpointId, NodeState, Reason, Report, Settings,
     };
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::{Chain, Expr, Nft, Reject, Table, Verdict, unheard};
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
     };
 
     use crate::dataplane::{Config, Dataplane};
-    use crate::namespace::NetNs;
-    use crate::nftables::{Chain, Expr, Nft, Reject, Table, Verdict, unheard};
 
     /// A pod whose policy logs and denies by rejection, in a pool with natOutgoing.
     fn deltas() -> Vec<Delta> {

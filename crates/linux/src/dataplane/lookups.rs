@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Key, Set, SetSpec, Value};
 use tortie_policy::program::{Member, SetId};
 
 use super::fold::fold;
@@ -15,7 +16,6 @@ use super::packet_test::{Conjunction, Keyed, Side, Test, Then};
 use super::policies::Line;
 use super::programs::Sources;
 use super::sets::{Family, Part};
-use crate::nftables::{Key, Set, SetSpec, Value};
 
 /// The most addresses, and the most ports, of one rule that are written out.
 const MOST_VALUES: usize = 64;

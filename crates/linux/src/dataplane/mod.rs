@@ -179,7 +179,7 @@ impl Dataplane {
         let held = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
         let given_again: Vec<_> = held.filter(|address| gone.contains(address)).copied().collect();
         self.forgetter.ask(gone);
-        self.forgetter.settle(&given_again)
+        Ok(self.forgetter.settle(&given_again)?)
     }
 
     /// Waits for what addresses that are given now must not inherit.
@@ -188,7 +188,7 @@ impl Dataplane {
             Delta::Endpoint(_, endpoint) => Some(&endpoint.addresses),
             _ => None,
         });
-        self.forgetter.settle(given.flatten())
+        Ok(self.forgetter.settle(given.flatten())?)
     }
 
     /// Has the established flows forgotten that policy denies now, if that is set and policy is in force.
@@ -212,12 +212,12 @@ impl Dataplane {
         &mut self,
         state: &NodeState,
         changed: bool,
-        work: impl FnOnce(&mut Network, bool) -> Result<()>,
+        work: impl FnOnce(&mut Network, bool) -> tortie_kernel::Result<()>,
     ) -> Result<()> {
         let changed = changed || self.network_behind;
         self.network_behind = !self.policy.is_in_kernel() && changed;
         let done = match self.policy.is_in_kernel() {
-            true => work(&mut self.network, changed),
+            true => work(&mut self.network, changed).map_err(Error::from),
             false => Ok(()), // the report has a condition that says why
         };
         done.and(self.forget_released(state))

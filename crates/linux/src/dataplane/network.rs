@@ -7,14 +7,15 @@ use ipnet::IpNet;
 use tortie_dataplane::{
     Condition, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget, Vtep,
 };
-
-use super::Config;
-use crate::route::{
+use tortie_kernel::InterfaceIndex;
+use tortie_kernel::route::{
     Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Route, RouteKind,
     RouteSocket, Vxlan,
 };
-use crate::sys::InterfaceIndex;
-use crate::{Error, Result, ethtool, interface_index, sysctl};
+use tortie_kernel::{Error, Result};
+use tortie_kernel::{ethtool, interface_index, sysctl};
+
+use super::Config;
 
 /// The protocol number of our routes. It is nobody else's in `rtnetlink.h` and iproute2's `rt_protos`; Calico's is 80
 /// (`calico.md` 6.6), and those routes are not ours to delete.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use tortie_api::calico::FilterDenyAction;
 use tortie_api::net::{Action, Direction};
 use tortie_api::report::ObjectRef;
+use tortie_kernel::nftables::{Expr, Reject, Rule, Verdict, rule_length};
 use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
 
 use super::fold::fold;
@@ -12,7 +13,6 @@ use super::matches::conjunctions;
 use super::packet_test::{Conjunction, exprs};
 use super::sets::digest;
 use super::slots::Stage;
-use crate::nftables::{Expr, Reject, Rule, Verdict, rule_length};
 
 /// The nflog groups that Log rules send to, as Calico's (`calico.md` 6.5).
 const LOG_GROUP_INGRESS: u16 = 1;

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tortie_api::calico::FilterDenyAction;
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Chain, Expr, Rule, Table, Verdict};
 use tortie_policy::program::{EndOfTier, EndpointProgram, PolicyId, SetId, TierProgram};
 
 use super::change::Change;
@@ -19,7 +20,6 @@ use super::lookups::{Lookup, address_sets, look_up};
 use super::policies::{Line, Lines, Problem, chain_name};
 use super::sets::digest;
 use super::slots::{Slot, Stage};
-use crate::nftables::{Chain, Expr, Rule, Table, Verdict};
 
 /// How deep chains may lead to one another, from the base chain (`NFT_JUMP_STACK_SIZE`). Two lie before a program, and
 /// a policy's behind it.

@@ -12,6 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{MembarrierCommand, membarrier};
+use tortie_kernel::Result;
+use tortie_kernel::nftables::{
+    Element, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes, created,
+    diff, removals,
+};
 
 use super::change::{Change, Steps};
 use super::dirty::Dirty;
@@ -19,11 +24,6 @@ use super::frame::{CLOSED, is_of_frame, program_key};
 use super::literals;
 use super::slots::Slot;
 use super::table::PolicyTable;
-use crate::Result;
-use crate::nftables::{
-    Element, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes, created,
-    diff, removals,
-};
 
 /// How long a packet may need through the chains where the kernel does not say when it is through. It is far more than the
 /// chains take; but a processor that is virtual may be taken away in the midst of them (with one millisecond, a packet was

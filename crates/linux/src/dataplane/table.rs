@@ -6,14 +6,15 @@ use std::time::Instant;
 
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
+use tortie_kernel::Error;
+use tortie_kernel::nftables::{Nft, Op, Table, Told, Watch};
 
 use super::Config;
 use super::dirty::Dirty;
 use super::lacking::{Lacking, may_be_missing};
 use super::policies::Problem;
 use super::wanted::{Around, Wanted};
-use crate::nftables::{Nft, Op, Table, Told, Watch};
-use crate::{Error, Result};
+use crate::Result;
 
 /// The table of policy, and what it is known to hold.
 #[derive(Debug)]
@@ -124,7 +125,7 @@ impl PolicyTable {
         }
         self.adopt(state)?;
         // A base chain of somebody else's in our table may drop packets as long as it is there, with no rule.
-        self.clear_garbage()
+        Ok(self.clear_garbage()?)
     }
 
     /// Whether the table is known to be in the kernel.
@@ -189,7 +190,7 @@ impl PolicyTable {
         }
     }
 
-    fn adopt_or_close(&mut self, state: &NodeState) -> Result<()> {
+    fn adopt_or_close(&mut self, state: &NodeState) -> tortie_kernel::Result<()> {
         let mut learned = false;
         self.kernel = None;
         self.garbage.clear();

@@ -10,11 +10,12 @@ use ipnet::Ipv4Net;
 use testkit::Stateful;
 use tortie_api::net::Action;
 use tortie_dataplane::*;
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::*;
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::*;
 use tortie_linux::wire::Wiring;
-use tortie_linux::{Dataplane, interface_index};
 use tortie_policy::program::*;
 
 /// A switch that nodes are plugged into.

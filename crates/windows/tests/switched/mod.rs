@@ -18,8 +18,8 @@ use tortie_dataplane::{
 use tortie_hcn::schema::Namespace;
 use tortie_hcn::{Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule};
 use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
@@ -52,7 +52,7 @@ pub fn underlay() -> [NetNs; 2] {
     nodes[0].run(|| RouteSocket::open().unwrap().create(&cable).unwrap()).unwrap();
     for (number, node) in (1..).zip(&nodes) {
         let set_up = || {
-            let link = tortie_linux::interface_index("eth0").unwrap();
+            let link = tortie_kernel::interface_index("eth0").unwrap();
             let address =
                 Address { link, address: Ipv4Addr::new(172, 16, 0, number).into(), prefix_length: 24 };
             let changes = [Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])];

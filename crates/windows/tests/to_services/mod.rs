@@ -18,7 +18,7 @@ use testkit::random::Tally;
 use tortie_api::net::Protocol;
 use tortie_dataplane::{Condition, Reason, Report};
 use tortie_hns_emulator::EgressSees;
-use tortie_policy::oracle::Oracle;
+use tortie_oracle::Oracle;
 use tortie_policy::program::Flow;
 
 use crate::{PODS, is_allowed};

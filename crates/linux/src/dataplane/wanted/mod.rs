@@ -11,6 +11,8 @@ mod origins;
 mod parts;
 mod said;
 
+use tortie_kernel::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
+
 use self::parts::{take_frame, take_sets};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
@@ -23,7 +25,6 @@ use crate::dataplane::policies::{Lines, chain_name, problem};
 use crate::dataplane::programs::{Asked, Sources, Written, closed, first_chain, program_name, write};
 use crate::dataplane::sets::{Family, digest_number};
 use crate::dataplane::slots::{Slot, Stage};
-use crate::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
 
 /// What is in the table.
 #[derive(Debug, Default)]

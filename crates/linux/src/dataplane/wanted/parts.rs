@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Key, Table, Value};
 use tortie_policy::program::{Member, SetId};
 
 use crate::dataplane::Config;
@@ -10,7 +11,6 @@ use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{Dirty, Touched};
 use crate::dataplane::frame;
 use crate::dataplane::sets::{Part, changes, kernel_sets};
-use crate::nftables::{Key, Table, Value};
 
 /// Takes the frame in; what is in its sets because of pods stays.
 pub fn take_frame(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
@@ -108,12 +108,12 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::Index;
     use proptest::test_runner::{Config, TestRunner};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::{Nft, Op, Transaction, diff};
     use tortie_policy::program::SetKind;
 
     use super::*;
     use crate::dataplane::change::Steps;
-    use crate::namespace::NetNs;
-    use crate::nftables::{Nft, Op, Transaction, diff};
 
     /// Networks that often are in one another or side by side, also at both ends of all addresses.
     fn network() -> impl Strategy<Value = Member> {
