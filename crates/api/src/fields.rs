@@ -190,7 +190,7 @@ pub(crate) fn is_label_value(value: &str) -> bool {
 }
 
 /// Whether only the cluster may give this label: which namespace, service account or orchestrator an endpoint belongs
-/// to, and the labels of those (`calico.md` 1.5).
+/// to, and the labels of those (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
 #[must_use]
 pub fn is_reserved_label(name: &str) -> bool {
     name.starts_with("pcns.")

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Kind {
     /// A Kubernetes namespace.
     Namespace,
-    /// A Kubernetes node; what Calico knows of it stands in its annotations (`calico.md` 1.6).
+    /// A Kubernetes node; what Calico knows of it stands in its annotations
+    /// (`libcalico-go/lib/backend/k8s/resources/node.go`).
     Node,
     /// A Kubernetes service account.
     ServiceAccount,
@@ -53,7 +54,7 @@ pub enum Kind {
     IpPool,
     /// A pod's interface, as the CNI plugin made it.
     WorkloadEndpoint,
-    /// An IPAM block (`calico.md` 5.1); its name is its CIDR.
+    /// An IPAM block (`libcalico-go/lib/backend/model/block.go`); its name is its CIDR.
     IpamBlock,
     /// Which node a block belongs to; its name is `<node>/<CIDR>`.
     BlockAffinity,
@@ -61,7 +62,7 @@ pub enum Kind {
     IpamHandle,
     /// The cluster's IPAM settings; its name is `default`.
     IpamConfig,
-    /// What a node reports (semantics 29).
+    /// What a node reports (policy decision 29).
     NodeReport,
 }
 

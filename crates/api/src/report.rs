@@ -1,4 +1,4 @@
-//! What a node says of itself (semantics 29): policies have no status field that Tortie may use.
+//! What a node says of itself (policy decision 29): policies have no status field that Tortie may use.
 
 use std::net::IpAddr;
 
@@ -44,7 +44,7 @@ pub struct NodeStatus {
     pub more: usize,
 }
 
-/// A rule that every pod of a node has before policy: a static rule of Windows (semantics 26).
+/// A rule that every pod of a node has before policy: a static rule of Windows (policy decision 26).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StaticRule {
@@ -55,7 +55,8 @@ pub struct StaticRule {
     pub rule_type: StaticRuleType,
     /// Whether what it matches passes.
     pub allow: bool,
-    /// Whether it comes after what lets the node reach its own pods (semantics 2): of such packets it is not asked.
+    /// Whether it comes after what lets the node reach its own pods (policy decision 2): of such packets it is not
+    /// asked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub after_own_node: bool,
     /// Packets to the pod, or from it.
@@ -71,7 +72,7 @@ pub struct StaticRule {
     pub remote: StaticSide,
 }
 
-/// Who asks a static rule: the RuleType of its ACL (hns.md 4.1).
+/// Who asks a static rule: the RuleType of its ACL (docs/hns.md, ACLs).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StaticRuleType {
     /// The switch: the first rule that matches decides, and policy comes after the last one.

@@ -216,7 +216,8 @@ fn name(key: &Key, problems: &mut Vec<FieldError>) {
     }
 }
 
-/// Rules that would close because something of them is not understood (semantics 9): who writes a policy learns it now.
+/// Rules that would close because something of them is not understood (policy decision 9): who writes a policy learns
+/// it now.
 fn closed_rules(key: &Key, value: &Value, problems: &mut Vec<FieldError>) {
     let Ok(Resource::ClusterPolicy(policy)) = Resource::read(key, value) else { return };
     for (rules, direction) in [(&policy.ingress, "ingress"), (&policy.egress, "egress")] {

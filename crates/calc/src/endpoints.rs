@@ -158,7 +158,7 @@ impl<'a> Programs<'a> {
         }))
     }
 
-    /// A host endpoint's tables (semantics 16).
+    /// A host endpoint's tables (policy decision 16).
     fn host_endpoint(&self, subject: &Subject) -> Option<Arc<HostEndpoint>> {
         let (here, addresses) = subject.endpoint_here()?;
         let HereKind::Host { interface } = &here.kind else { return None };

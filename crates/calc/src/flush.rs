@@ -36,7 +36,7 @@ impl InUse {
 
 impl Calc {
     /// How the state changes by what came since the last flush: sets, then policies that name them, then endpoints
-    /// that name those; removals the other way round (semantics 23). Each delta changes something.
+    /// that name those; removals the other way round (policy decision 23). Each delta changes something.
     pub fn flush(&mut self) -> Vec<Delta> {
         let endpoints = self.changed_endpoints();
         self.count_names(&endpoints);

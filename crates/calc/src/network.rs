@@ -136,7 +136,7 @@ fn vtep(name: &str, node: &Node) -> Option<Vtep> {
 }
 
 /// The MAC address of a node's VXLAN device where none is stored: `66` and the first five bytes of the SHA-1 of its
-/// name (`calico.md` 6.6).
+/// name (`felix/calc/vxlan_resolver.go` of Calico).
 #[must_use]
 pub fn vtep_mac(node: &str) -> MacAddress {
     let hash = Sha1::digest(node.as_bytes());

@@ -235,7 +235,7 @@ impl Policies {
         (self.tiers(&selected, Direction::Ingress), self.tiers(&selected, Direction::Egress))
     }
 
-    /// The tiers of policies in order. A tier counts only where a policy of it applies (semantics 8).
+    /// The tiers of policies in order. A tier counts only where a policy of it applies (policy decision 8).
     fn tiers(&self, selected: &[&Policy], direction: Direction) -> Vec<TierProgram> {
         let speaks = |policy: &&&Policy| match direction {
             Direction::Ingress => policy.head.ingress,

@@ -27,8 +27,8 @@ impl Tiers {
         before != tier
     }
 
-    /// Known tiers before unknown ones, by order (absent is last), then by name (semantics 7). First of all comes the
-    /// tier without a name, of policies whose tier cannot be read.
+    /// Known tiers before unknown ones, by order (absent is last), then by name (policy decision 7). First of all comes
+    /// the tier without a name, of policies whose tier cannot be read.
     pub(crate) fn place<'a>(&self, name: &'a str) -> TierPlace<'a> {
         if name.is_empty() {
             return TierPlace { unknown: false, order: f64::NEG_INFINITY, name };

@@ -1,5 +1,5 @@
-//! Verdicts at the edges, where Calico's own code decides (semantics 31 to 46): each case is judged by the oracle and by the
-//! compiled programs, which meet a packet's way in an order of their own (`testkit::programs`).
+//! Verdicts at the edges, where Calico's own code decides (policy decisions 31 to 46): each case is judged by the
+//! oracle and by the compiled programs, which meet a packet's way in an order of their own (`testkit::programs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::IpAddr;

@@ -102,7 +102,7 @@ fn who_shares_an_address_comes_along() {
     assert_eq!(cell.verdict, Verdict::Allow);
 }
 
-/// A node reaches pods of an overlay from its tunnel's address, and others from its own (semantics 2).
+/// A node reaches pods of an overlay from its tunnel's address, and others from its own (policy decision 2).
 #[test]
 fn overlays_and_tunnels_tell_classes_apart() {
     let mut snapshot = Snapshot::new();

@@ -88,7 +88,7 @@ pub struct Condition {
     pub message: String,
 }
 
-/// What an operating system says of host endpoints where it cannot put them into force yet (semantics 27).
+/// What an operating system says of host endpoints where it cannot put them into force yet (policy decision 27).
 pub fn not_enforced(state: &NodeState) -> impl Iterator<Item = Condition> {
     state.host_endpoints.keys().map(|name| Condition {
         reason: Reason::HostEndpointNotEnforced,

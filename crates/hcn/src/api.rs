@@ -182,7 +182,7 @@ pub trait HcnExt: Hcn {
 
     /// The endpoints of a network, and of no other, whatever HNS makes of the filter.
     fn endpoints_of_network(&self, network: Guid) -> Result<Vec<Endpoint>, Error> {
-        // HNS takes only the v1 name of the member here (hns.md 1.4).
+        // HNS takes only the v1 name of the member here (docs/hns.md, Calls).
         let query = Query::filter("VirtualNetwork", &network.to_string());
         let mut endpoints: Vec<Endpoint> = list(self, Kind::Endpoint, &query)?;
         endpoints.retain(|endpoint| endpoint.host_compute_network == network);

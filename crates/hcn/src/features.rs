@@ -1,4 +1,4 @@
-//! Which version of HNS can do what (hns.md 3).
+//! Which version of HNS can do what (hcsshim `hcn/hcnglobals.go`).
 
 use std::fmt;
 
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn golden_versions() {
         use Feature::*;
-        // (feature, major, minor, has it): the vectors of hns.md 3, and both sides of every other bound.
+        // (feature, major, minor, has it): the vectors of hcsshim, and both sides of every other bound.
         let cases = [
             (AclAddressLists, 7, 0, false),
             (AclAddressLists, 7, 1, false),

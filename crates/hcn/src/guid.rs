@@ -7,7 +7,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-/// The identifier of an HNS object: 8-4-4-4-12 hexadecimal digits without braces (hns.md 2.1).
+/// The identifier of an HNS object: 8-4-4-4-12 hexadecimal digits without braces (docs/hns.md, Documents).
 ///
 /// HNS answers in upper or lower case, depending on the call; two spellings of one identifier are equal here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -1,4 +1,4 @@
-//! What a call fails with (hns.md 1.5).
+//! What a call fails with (`HCNHResult.md` of the HCN reference).
 
 use std::fmt;
 
@@ -113,8 +113,8 @@ codes! {
 
 impl HResult {
     /// Whether it says that what a network stands on is not there yet, or is just being changed: switch, port, adapter,
-    /// VFP settings. HNS answers so for a while after a network was made and when an adapter comes (hns.md 4.5, 6); the
-    /// same call goes well later.
+    /// VFP settings. HNS answers so for a while after a network was made and when an adapter comes (docs/hns.md,
+    /// Calls); the same call goes well later.
     pub fn is_not_ready(self) -> bool {
         const NOT_READY: [HResult; 7] = [
             HResult::HCN_E_SWITCH_NOT_FOUND,
@@ -151,7 +151,7 @@ pub enum Class {
     Other,
 }
 
-/// The error record that HNS gives beside the code (hns.md 1.1).
+/// The error record that HNS gives beside the code (docs/hns.md, Calls).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ErrorRecord {

@@ -10,7 +10,7 @@
 //! - on Windows, `computenetwork.dll`. **That binding is not written yet**: until it is, this crate cannot drive a real
 //!   Windows node.
 //!
-//! Facts about formats are cited as "hns.md" with its section.
+//! `docs/hns.md` collects what is known about HNS, with sources.
 
 mod api;
 mod client;

@@ -36,7 +36,7 @@ impl From<Result<String, Failure>> for Answer {
 
 impl From<Answer> for Result<String, Failure> {
     fn from(answer: Answer) -> Result<String, Failure> {
-        // As clients of the real API do: an error record is a failure, whatever the code says (hns.md 1.1).
+        // As clients of the real API do: an error record is a failure, whatever the code says (docs/hns.md, Calls).
         if answer.hresult == HResult::S_OK && answer.error_record.is_empty() {
             Ok(answer.output)
         } else {

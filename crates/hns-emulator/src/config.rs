@@ -8,7 +8,8 @@ use std::ops::RangeInclusive;
 
 use tortie_hcn::{Feature, Version};
 
-/// What becomes of a packet that no ACL matches, once there is one. Microsoft says "denied", builds differ (hns.md 4.1).
+/// What becomes of a packet that no ACL matches, once there is one. Microsoft says "denied", builds differ
+/// (docs/hns.md, ACLs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DefaultAction {
     /// An ACL of any direction closes both directions.
@@ -19,8 +20,9 @@ pub enum DefaultAction {
     Allow,
 }
 
-/// What the identifier of a set means in LocalAddresses and RemoteAddresses. Addresses there keep their meaning: local is
-/// the endpoint, remote its peer. Ports do, too, in both readings (hns.md 4.1: the statements about sets conflict).
+/// What the identifier of a set means in LocalAddresses and RemoteAddresses. Addresses there keep their meaning: local
+/// is the endpoint, remote its peer. Ports do, too, in both readings (docs/hns.md, ACLs: the statements about sets
+/// conflict).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SetReading {
     /// The same as an address would: local is the endpoint, remote its peer, both ways.
@@ -38,7 +40,7 @@ pub enum SeveralSets {
     Intersection,
 }
 
-/// Which of two matching ACLs of equal priority and different action wins. It is nowhere said (hns.md 4.1).
+/// Which of two matching ACLs of equal priority and different action wins. It is nowhere said (docs/hns.md, ACLs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EqualPriority {
     /// Block.
@@ -68,18 +70,19 @@ pub enum OnRewrite {
     ResetOnRemoveOrUpdate,
 }
 
-/// What becomes of a request to remove ACLs from an endpoint. azure-npm takes Remove for faulty (hns.md 4.2).
+/// What becomes of a request to remove ACLs from an endpoint. azure-npm takes Remove for faulty (docs/hns.md, Changes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AclRemoval {
     /// They go.
     Works,
-    /// It is refused with HCN_E_REQUEST_UNSUPPORTED (hns.md 1.5).
+    /// It is refused with HCN_E_REQUEST_UNSUPPORTED (docs/hns.md, Calls).
     RefusedAlways,
     /// It is answered as a success, and they stay.
     IgnoredSilently,
 }
 
-/// Which policies of an endpoint an Update takes the place of (hns.md 4.3: "those given by type and possibly all").
+/// Which policies of an endpoint an Update takes the place of (docs/hns.md, Changes: "those given by type and possibly
+/// all").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UpdateReplaces {
     /// All of them.
@@ -88,12 +91,12 @@ pub enum UpdateReplaces {
     SameType,
 }
 
-/// What HNS takes at most. Everything beyond is refused with HCN_E_INVALID_POLICY (hns.md 1.5); no source tells a code,
-/// nor that there is a limit, so that those without advice have none by default.
+/// What HNS takes at most. Everything beyond is refused with HCN_E_INVALID_POLICY (docs/hns.md, Calls); no source tells
+/// a code, nor that there is a limit, so that those without advice have none by default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Entries in one field of an ACL: addresses, prefixes, sets, ports, ranges. A strict HNS refuses more; another one
-    /// takes them, as HNS does: 4,000 is what Microsoft advised Calico (hns.md 4.1).
+    /// takes them, as HNS does: 4,000 is what Microsoft advised Calico (docs/hns.md, ACLs).
     pub field_entries: Option<usize>,
     /// Members of one set.
     pub set_members: Option<usize>,
@@ -101,7 +104,7 @@ pub struct Limits {
     pub endpoint_acls: Option<usize>,
     /// Policies in one request that modifies an endpoint. azure-npm sends 30 by its own choice.
     pub modify_policies: Option<usize>,
-    /// Priorities of ACLs of RuleType Switch. 65,500 is the largest that works (hns.md 4.1).
+    /// Priorities of ACLs of RuleType Switch. 65,500 is the largest that works (docs/hns.md, ACLs).
     pub priorities: RangeInclusive<u16>,
 }
 
@@ -163,11 +166,11 @@ impl Config {
 
     /// A strict HNS of that version. Of this only the features by version and the highest priority are from documents
     /// and sources; the rest are guesses:
-    /// - Any ACL closes both directions: reported of 2019 and 2022, called "by design" of 2025 (hns.md 4.1). The firewall
-    ///   does the same, because that is the stricter assumption.
+    /// - Any ACL closes both directions: reported of 2019 and 2022, called "by design" of 2025 (docs/hns.md, ACLs). The
+    ///   firewall does the same, because that is the stricter assumption.
     /// - Equal priorities: Block wins, as in the Windows firewall.
-    /// - Sets: before 15.0 as azure-npm uses them on Server 2022 (Flow, intersection). From 15.0 on the opposite (Endpoint,
-    ///   union), for which there is no evidence at all; it is so that the presets have both.
+    /// - Sets: before 15.0 as azure-npm uses them on Server 2022 (Flow, intersection). From 15.0 on the opposite
+    ///   (Endpoint, union), for which there is no evidence at all; it is so that the presets have both.
     /// - ACLs see the backend: Calico's policy names pods and not Services, and works with DSR.
     /// - Every write resets: users report it, and Calico skips equal writes because of it.
     /// - Remove works and Update replaces everything: a client that relies on neither is right anyway.

@@ -1,4 +1,4 @@
-//! Endpoints (hns.md 2.3).
+//! Endpoints (hcsshim `hcn/hcnendpoint.go`).
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;

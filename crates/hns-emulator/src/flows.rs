@@ -1,4 +1,5 @@
-//! Flows that a port has let through: their later packets pass both ways without asking the ACLs again (hns.md 4.1).
+//! Flows that a port has let through: their later packets pass both ways without asking the ACLs again (docs/hns.md,
+//! ACLs).
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;

@@ -1,4 +1,5 @@
-//! Load balancers (hns.md 2.7, 4.4): kept as they are. What the switch does by them is the fabric's business.
+//! Load balancers (docs/hns.md, Documents and Load balancers): kept as they are. What the switch does by them is the
+//! fabric's business.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ impl State {
         Ok(())
     }
 
-    /// A missing load balancer has the plain code of Windows, as a namespace has (hns.md 1.4).
+    /// A missing load balancer has the plain code of Windows, as a namespace has (docs/hns.md, Calls).
     pub(crate) fn load_balancer(&self, id: Guid) -> Result<&LoadBalancer, Failure> {
         let found = self.load_balancers.get(&id).map(AsRef::as_ref);
         found.ok_or_else(|| absent(HResult::ERROR_NOT_FOUND, "load balancer", id))

@@ -1,4 +1,4 @@
-//! Namespaces (hns.md 2.5).
+//! Namespaces (hcsshim `hcn/hcnnamespace.go`).
 
 use serde_json::json;
 use tortie_hcn::schema::{

@@ -1,4 +1,4 @@
-//! Networks (hns.md 2.2).
+//! Networks (hcsshim `hcn/hcnnetwork.go`).
 
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{
@@ -112,7 +112,8 @@ impl State {
     }
 
     /// A set that an ACL or another set names cannot go: HCN_E_ENTITY_HAS_REFERENCES, "still referenced, cannot remove"
-    /// (hns.md 1.5). A set of sets that goes in the same request still counts (hns.md 2.6: "in separate requests").
+    /// (docs/hns.md, Calls). A set of sets that goes in the same request still counts (docs/hns.md, Sets: "in separate
+    /// requests").
     fn check_set_unused(&self, network: Guid, sets: &Sets, policy: &Policy) -> Result<(), Failure> {
         let Some(set) = settings::<SetPolicy>(policy)? else { return Ok(()) };
         let names =
@@ -128,7 +129,7 @@ impl State {
     }
 }
 
-/// The members of a set of sets are there before the request (hns.md 2.6: sets of addresses first, "in separate
+/// The members of a set of sets are there before the request (docs/hns.md, Sets: sets of addresses first, "in separate
 /// requests").
 fn check_members(before: &Sets, policy: &Policy) -> Result<(), Failure> {
     let Some(set) = settings::<SetPolicy>(policy)? else { return Ok(()) };

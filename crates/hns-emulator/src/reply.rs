@@ -7,7 +7,7 @@ use tortie_hcn::{Failure, HResult};
 
 use crate::check::document;
 
-/// Members whose zero value HNS leaves out (hns.md 2.1), with that value's name.
+/// Members whose zero value HNS leaves out (docs/hns.md, Documents), with that value's name.
 const ZEROES: [(&str, &str); 6] = [
     ("Type", "NAT"),
     ("Type", "Host"),

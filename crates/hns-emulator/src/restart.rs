@@ -1,4 +1,4 @@
-//! HNS stops and starts again (hns.md 1.6, 4.2, 4.3).
+//! HNS stops and starts again (docs/hns.md, Networks and Changes).
 
 use std::sync::Arc;
 

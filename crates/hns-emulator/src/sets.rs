@@ -1,4 +1,4 @@
-//! The sets of a network that ACLs may name (SetPolicy, hns.md 2.6).
+//! The sets of a network that ACLs may name (SetPolicy, docs/hns.md, Sets).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ impl Sets {
     /// The sets among a network's policies. What has not changed since `before` is taken from there.
     ///
     /// What is wrong with a set, or with a set of sets that names one that is not there, is answered with
-    /// HCN_E_INVALID_POLICY ("policy config invalid", hns.md 1.5): the code that HNS has for text in an address field that
-    /// it cannot make out, and more than that it does not know of an identifier that nothing has.
+    /// HCN_E_INVALID_POLICY ("policy config invalid", docs/hns.md, Calls): the code that HNS has for text in an address
+    /// field that it cannot make out, and more than that it does not know of an identifier that nothing has.
     pub(crate) fn of(policies: &[Policy], before: &Sets, config: &Config) -> Result<Sets, Failure> {
         let mut sets = Sets::default();
         let mut nested = Vec::new();

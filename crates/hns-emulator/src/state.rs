@@ -12,7 +12,7 @@ use crate::check::{self, fail};
 use crate::config::Config;
 use crate::sets::Sets;
 
-/// The states of an endpoint (hns.md 1.3).
+/// The states of an endpoint (hcsshim `internal/hns/hnsendpoint.go`).
 pub(crate) const CREATED: u16 = 1;
 pub(crate) const ATTACHED_SHARING: u16 = 3;
 pub(crate) const DETACHED: u16 = 4;
@@ -84,7 +84,7 @@ impl State {
             .ok_or_else(|| absent(HResult::HCN_E_ENDPOINT_NOT_FOUND, "endpoint", id))
     }
 
-    /// A missing namespace has the plain code of Windows, not one of HCN's (hns.md 1.4).
+    /// A missing namespace has the plain code of Windows, not one of HCN's (docs/hns.md, Calls).
     pub(crate) fn namespace(&self, id: Guid) -> Result<&Namespace, Failure> {
         self.namespaces
             .get(&id)

@@ -37,7 +37,7 @@ fn tcp_passes_everywhere_both_ways_whole() {
     transfer(&cluster.linux(), &cluster.windows[0].pod(0), MANY);
 }
 
-/// Established flows go on when a policy changes (semantics 20).
+/// Established flows go on when a policy changes (policy decision 20).
 #[test]
 fn acls_cut_and_open_and_established_flows_go_on() {
     let cluster = Cluster::new();

@@ -15,7 +15,7 @@ const WINDOWS_RESERVED_FIRST: usize = 3;
 /// And at its end: broadcast.
 const WINDOWS_RESERVED_LAST: usize = 1;
 
-/// A block as it is stored (`calico.md` 5.1). Fields that are not known are kept.
+/// A block as it is stored (`libcalico-go/lib/backend/model/block.go`). Fields that are not known are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Block {
     /// Its addresses.

@@ -1,4 +1,5 @@
-//! How a node comes to a block (`calico.md` 5.5): affinity `pending`, the block, affinity `confirmed`.
+//! How a node comes to a block (`libcalico-go/lib/ipam/ipam_block_reader_writer.go`): affinity `pending`, the block,
+//! affinity `confirmed`.
 
 use std::collections::BTreeSet;
 

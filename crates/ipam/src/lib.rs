@@ -1,5 +1,5 @@
-//! Addresses for pods, by Calico's data (`calico.md` 5): pools are cut into blocks, a block belongs to a node, a handle
-//! says which addresses a container has.
+//! Addresses for pods, by Calico's data (`libcalico-go/lib/ipam`): pools are cut into blocks, a block belongs to a
+//! node, a handle says which addresses a container has.
 //!
 //! [`Block`] is the pure part: which address comes next, what is free. [`Ipam`] carries it out over a store with
 //! compare-and-swap, in an order of writes after which a crash leaves nothing that the next start cannot use: a block

@@ -16,7 +16,7 @@ const WINDOWS_LONGEST_PREFIX: u8 = 29;
 
 impl Ipam {
     /// The pools that may be used for this and for pods of a namespace with these labels, in the order of their names
-    /// (`calico.md` 5.4). Of no namespace in particular: those for all, and then those for some.
+    /// (`libcalico-go/lib/ipam/ipam.go`). Of no namespace in particular: those for all, and then those for some.
     pub(crate) async fn pools(
         &self,
         intended_use: Use,

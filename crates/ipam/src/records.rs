@@ -1,4 +1,5 @@
-//! Affinities, handles and settings, as they are stored (`calico.md` 1.2). Fields that are not known are kept.
+//! Affinities, handles and settings, as they are stored (`libcalico-go/lib/backend/model`). Fields that are not known
+//! are kept.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +66,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// What holds where nothing is stored (`calico.md` 5.4).
+    /// What holds where nothing is stored (`libcalico-go/lib/ipam/ipam.go`).
     fn default() -> Self {
         Self { strict_affinity: false, auto_allocate_blocks: true, max_blocks_per_host: 0, extra: Map::new() }
     }

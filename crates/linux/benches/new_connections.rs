@@ -178,8 +178,8 @@ mod linux {
         deltas
     }
 
-    /// The same policies in the shape of Calico's chains (`calico.md` 6.5): established first, the interface's chain, a jump
-    /// to each policy with a look at the mark behind it, a rule for each rule, the profile at last.
+    /// The same policies in the shape of Calico's chains (`felix/rules`): established first, the interface's chain, a
+    /// jump to each policy with a look at the mark behind it, a rule for each rule, the profile at last.
     fn calico(policies: u32) -> String {
         let mut text = "table inet calico {\n".to_owned();
         for policy in 0..policies {

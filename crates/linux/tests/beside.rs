@@ -1,4 +1,4 @@
-//! What others have in the kernel beside us is told of when it may drop what we let through (semantics 28).
+//! What others have in the kernel beside us is told of when it may drop what we let through (policy decision 28).
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 

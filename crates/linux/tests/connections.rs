@@ -56,7 +56,7 @@ fn with_a_connection_that_is_over() -> (Node, Pod, Arc<Endpoint>) {
     (node, server, endpoint)
 }
 
-/// Nobody inherits the flows of a released address (semantics 21).
+/// Nobody inherits the flows of a released address (policy decision 21).
 #[test]
 fn connections_of_a_released_address_are_forgotten_in_a_while() {
     let (node, ..) = with_a_connection_that_is_over();
@@ -99,7 +99,7 @@ fn an_agent_that_starts_forgets_connections_of_addresses_that_nobody_has() {
     }
 }
 
-/// What becomes of established flows when policy denies them is set (semantics 20).
+/// What becomes of established flows when policy denies them is set (policy decision 20).
 #[test]
 fn established_flows_are_kept_or_cut() {
     for (setting, goes_on) in [(EstablishedFlows::Keep, true), (EstablishedFlows::Cut, false)] {

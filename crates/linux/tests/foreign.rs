@@ -47,7 +47,7 @@ fn ours() -> Vxlan {
     Vxlan { vni: node.network.vni, port: node.network.port, local: Some(node.address), learning: false }
 }
 
-/// Leftovers of Calico are not removed unasked (semantics 28).
+/// Leftovers of Calico are not removed unasked (policy decision 28).
 #[test]
 fn routes_of_calico_stay() {
     let mut node = Node::new(&Underlay::new(), 1);

@@ -107,7 +107,7 @@ fn what_is_established_goes_on_and_so_do_failsafe_ports_and_what_is_not_of_hosts
     assert!(outside.dials(node_address(1), 8080).is_some() && node.dials(node_address(9), 8080).is_some());
 }
 
-/// An untracked Allow is for packets, not for connections (semantics 16).
+/// An untracked Allow is for packets, not for connections (policy decision 16).
 #[test]
 fn what_is_untracked_needs_a_rule_each_way() {
     let (mut node, outside) = node_and_outside();

@@ -94,7 +94,7 @@ fn policy_between_two_pods_of_a_node() {
     assert!(client.is_cut_off(server.address, 80));
 }
 
-/// The pod's egress first, then what is configured (semantics 3).
+/// The pod's egress first, then what is configured (policy decision 3).
 #[test]
 fn from_a_pod_to_its_own_node() {
     let mut node = Node::new(&Underlay::new(), 1);
@@ -124,7 +124,7 @@ fn from_a_pod_to_its_own_node() {
             }
         };
         assert_eq!(passes, action != EndpointToHostAction::Drop, "{action:?}");
-        assert!(answers(&established), "{action:?}: an established connection goes on (semantics 20)");
+        assert!(answers(&established), "{action:?}: an established connection goes on (policy decision 20)");
     }
 }
 
@@ -200,7 +200,7 @@ fn a_restart_keeps_what_fits() {
     nodes[1].state.sets.insert(SetId::new("s:one"), (SetKind::Nets, BTreeSet::new()));
     nodes[1].restart();
     assert!(pods[0].is_cut_off(pods[1].address, 80));
-    assert!(answers(&stream), "an established connection goes on (semantics 20)");
+    assert!(answers(&stream), "an established connection goes on (policy decision 20)");
 }
 
 /// As on a kernel that cannot guard a table.
@@ -208,7 +208,7 @@ fn unguarded() -> Config {
     Config { guard_table: false, ..Config::default() }
 }
 
-/// Beside others (semantics 28).
+/// Beside others (policy decision 28).
 #[test]
 fn what_others_break_is_mended_and_what_they_made_stays() {
     let (mut nodes, pods) = two_nodes_with(&unguarded());

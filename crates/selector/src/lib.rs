@@ -1,4 +1,4 @@
-//! Calico's label selector language (`calico.md` 3): `app == 'web' && has(tier)`.
+//! Calico's label selector language (`libcalico-go/lib/selector`): `app == 'web' && has(tier)`.
 //!
 //! [`Selector::parse`] reads it, [`Selector::canonical`] writes the one form that all spellings of it share,
 //! [`Selector::id`] is a hash of that form (equal to Calico's, as sets are named by it), [`Selector::matches`]

@@ -14,7 +14,7 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-/// Ids that Calico computes for the same selectors (`calico.md` 11.4).
+/// Ids that Calico computes for the same selectors (`libcalico-go/lib/selector/parser`).
 #[test]
 fn ids_are_calicos() {
     for (text, id) in [

@@ -1,4 +1,4 @@
-//! Waiting until what was written is in force on the nodes, by their reports (semantics 29).
+//! Waiting until what was written is in force on the nodes, by their reports (policy decision 29).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

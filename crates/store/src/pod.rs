@@ -6,7 +6,8 @@ use tortie_api::{Key, Kind};
 use crate::Stored;
 
 /// The annotation of a WorkloadEndpoint with the uid of its pod. It is Tortie's own: where Calico stores endpoints they
-/// have uids of their own, and where it derives them from pods there is nothing to store (`calico.md` 1.6).
+/// have uids of their own, and where it derives them from pods there is nothing to store
+/// (`libcalico-go/lib/backend/k8s/conversion`).
 pub const POD_UID: &str = "tortie.io/pod-uid";
 
 /// The key of the endpoint's pod.

@@ -126,8 +126,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Has HNS balance to these Services and to no others. Backends on other nodes have endpoints, too (hns.md 4.4), with
-    /// the address of their node, which `providers` says.
+    /// Has HNS balance to these Services and to no others. Backends on other nodes have endpoints, too (docs/hns.md,
+    /// Load balancers), with the address of their node, which `providers` says.
     ///
     /// # Errors
     /// What HNS refused, or a backend that is nowhere.

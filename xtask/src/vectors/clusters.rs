@@ -255,7 +255,7 @@ fn by_program(case: &Case) -> Result<Vec<Verdicts>> {
 
 /// Policies with a blank selector beside another criterion. Calico joins the two as `(…) && ( )`, fails to parse that,
 /// and drops the whole policy, which opens what it closes. Tortie keeps the policy, and reads the blank as `all()`
-/// (semantics 33).
+/// (policy decision 33).
 const BLANK_SELECTOR: &str = "Calico drops a policy with a blank selector beside another criterion";
 
 /// The case without the policies that Calico drops; `None` where there are none.

@@ -1,4 +1,5 @@
-//! WorkloadEndpoint: a pod's interface, as the CNI plugin made it (`calico.md` 1.7, 2.2).
+//! WorkloadEndpoint: a pod's interface, as the CNI plugin made it (`libcalico-go/lib/names/workloadendpoint.go` of
+//! Calico).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,5 @@
-//! HostEndpoint: an interface of a node under policy; and what FelixConfiguration says of them (`calico.md` 2.2, 2.7).
+//! HostEndpoint: an interface of a node under policy; and what FelixConfiguration says of them
+//! (`api/pkg/apis/projectcalico/v3` and `felix/config/config_params.go` of Calico).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -111,9 +112,10 @@ pub struct FelixConfigurationSpec {
     pub failsafe_inbound_host_ports: Option<Vec<FailsafePort>>,
     /// Ports elsewhere that no policy of host endpoints closes for packets out of the host.
     pub failsafe_outbound_host_ports: Option<Vec<FailsafePort>>,
-    /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3).
+    /// What becomes of packets from pods to their own node, after the pod's policy (policy decision 3).
     pub default_endpoint_to_host_action: Option<EndpointToHostAction>,
-    /// Whether pods may send VXLAN packets, which are dropped otherwise: what is in them would bypass policy (semantics 38).
+    /// Whether pods may send VXLAN packets, which are dropped otherwise: what is in them would bypass policy (policy
+    /// decision 38).
     #[serde(rename = "allowVXLANPacketsFromWorkloads")]
     pub allow_vxlan_packets_from_workloads: Option<bool>,
     /// Whether pods may send IPIP packets, which are dropped otherwise.
@@ -123,16 +125,16 @@ pub struct FelixConfigurationSpec {
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
     /// The same under its older name, where the newer one is absent.
     pub iptables_filter_deny_action: Option<FilterDenyAction>,
-    /// What becomes of established flows that a changed policy denies (semantics 20). It is no field of Calico's; the
-    /// annotation [`FelixConfiguration::ESTABLISHED_FLOWS`] says it.
+    /// What becomes of established flows that a changed policy denies (policy decision 20). It is no field of Calico's;
+    /// the annotation [`FelixConfiguration::ESTABLISHED_FLOWS`] says it.
     #[serde(skip)]
     pub established_flows: Option<EstablishedFlows>,
     /// Whether rules count what they match. As `established_flows`, by the annotation
     /// [`FelixConfiguration::POLICY_COUNTERS`].
     #[serde(skip)]
     pub policy_counters: Option<PolicyCounters>,
-    /// Whether ACLs of Windows nodes name sets of addresses (semantics 25). As `established_flows`, by the annotation
-    /// [`FelixConfiguration::WINDOWS_POLICY_SETS`].
+    /// Whether ACLs of Windows nodes name sets of addresses (policy decision 25). As `established_flows`, by the
+    /// annotation [`FelixConfiguration::WINDOWS_POLICY_SETS`].
     #[serde(skip)]
     pub windows_policy_sets: Option<WindowsPolicySets>,
     /// The versions of HNS on which sets have been seen to do what is asked of them, by the annotation

@@ -1,5 +1,5 @@
-//! NetworkPolicy and GlobalNetworkPolicy (`calico.md` 2.2, 2.4). A field that is not known is refused: an ignored
-//! `notSelector` would turn an Allow into allow-all.
+//! NetworkPolicy and GlobalNetworkPolicy (`api/pkg/apis/projectcalico/v3` of Calico). A field that is not known is
+//! refused: an ignored `notSelector` would turn an Allow into allow-all.
 
 use std::collections::BTreeMap;
 
@@ -136,7 +136,7 @@ pub struct RuleMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What must hold of an HTTP request. Validated; nothing looks into packets yet (semantics 15).
+/// What must hold of an HTTP request. Validated; nothing looks into packets yet (policy decision 15).
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
@@ -198,7 +198,8 @@ pub struct EntityRule {
     /// Ports, none of which is the packet's.
     #[serde(default, deserialize_with = "list")]
     pub not_ports: Vec<Port>,
-    /// The endpoints' service accounts; one that says neither names nor a selector says nothing (`calico.md` 1.5).
+    /// The endpoints' service accounts; one that says neither names nor a selector says nothing
+    /// (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
     #[serde(default, deserialize_with = "accounts")]
     pub service_accounts: Option<ServiceAccountMatch>,
 }

@@ -1,4 +1,4 @@
-//! IPPool (`calico.md` 2.3).
+//! IPPool (`libcalico-go/lib/clientv3/ippool.go` of Calico).
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};

@@ -1,4 +1,4 @@
-//! NetworkSet and GlobalNetworkSet: networks that selectors find by label (`calico.md` 2.2).
+//! NetworkSet and GlobalNetworkSet: networks that selectors find by label (`api/pkg/apis/projectcalico/v3` of Calico).
 
 use serde::Deserialize;
 

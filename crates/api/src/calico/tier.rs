@@ -1,4 +1,4 @@
-//! Tier and Profile (`calico.md` 2.2, 2.4).
+//! Tier and Profile (`api/pkg/apis/projectcalico/v3` of Calico).
 
 use std::collections::BTreeMap;
 

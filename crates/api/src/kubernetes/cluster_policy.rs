@@ -1,8 +1,8 @@
-//! Policies of cluster administrators: `policy.networking.k8s.io` ClusterNetworkPolicy (v1alpha2), and what it was before:
-//! AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1). Read into one shape (semantics 9).
+//! Policies of cluster administrators: `policy.networking.k8s.io` ClusterNetworkPolicy (v1alpha2), and what it was
+//! before: AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1). Read into one shape (policy decision 9).
 //!
-//! A field that is not known is refused, but for kinds of peers: a rule with one of those closes (semantics 9), as the
-//! API's own text asks of implementations that are older than it.
+//! A field that is not known is refused, but for kinds of peers: a rule with one of those closes (policy decision 9),
+//! as the API's own text asks of implementations that are older than it.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
@@ -63,7 +63,7 @@ pub struct ClusterRule {
 }
 
 impl ClusterRule {
-    /// What of the rule is not understood, if anything: the whole rule then closes (semantics 9).
+    /// What of the rule is not understood, if anything: the whole rule then closes (policy decision 9).
     #[must_use]
     pub fn not_understood(&self) -> Option<&str> {
         let peers = self.peers.iter().map(|peer| match peer {

@@ -109,7 +109,7 @@ pub struct PodSpec {
     pub node_name: Option<String>,
     /// The labels that its node must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Whether it uses its node's network; such a pod is under no policy (semantics 1).
+    /// Whether it uses its node's network; such a pod is under no policy (policy decision 1).
     pub host_network: bool,
     /// Its service account; `default` if absent.
     pub service_account_name: Option<String>,

@@ -183,7 +183,7 @@ impl LabelSelector {
 }
 
 impl NetworkPolicy {
-    /// The directions in which it isolates, with the API server's defaults (semantics 10).
+    /// The directions in which it isolates, with the API server's defaults (policy decision 10).
     #[must_use]
     pub fn effective_types(&self) -> Vec<PolicyType> {
         match (self.spec.policy_types.is_empty(), self.spec.egress.is_empty()) {

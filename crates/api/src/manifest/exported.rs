@@ -7,7 +7,8 @@ use super::meaning::{self, Meaning};
 use crate::yaml::{Document, Lines};
 use crate::{FieldError, Kind, kubernetes::Node};
 
-/// Where Calico keeps the metadata of an object that it stores as a custom resource of its old group (`calico.md` 1.6).
+/// Where Calico keeps the metadata of an object that it stores as a custom resource of its old group
+/// (`libcalico-go/lib/backend/k8s/resources`).
 const CALICO_METADATA: &str = "projectcalico.org/metadata";
 const CALICO_CRD: &str = "crd.projectcalico.org/v1";
 const CALICO: &str = "projectcalico.org/v3";

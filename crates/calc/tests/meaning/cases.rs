@@ -1,4 +1,4 @@
-//! What policies say, and what comes of it. Numbers in brackets are the points of the project's semantics.
+//! Policies and their verdicts. Numbers in brackets are decisions of docs/policy.md.
 
 use crate::support::{calico, cluster, kubernetes, tier};
 
@@ -168,7 +168,7 @@ pub fn cases() -> Vec<Case> {
             denied: &["outside > db/main udp/1", "web/front > db/main tcp/1", "web/back > db/copy tcp/1"],
         },
         Case {
-            what: "labels that only the cluster gives cannot be claimed by a network set or a profile (calico.md 1.5)",
+            what: "labels that only the cluster gives cannot be claimed by a network set or a profile (13)",
             policies: calico("db", "p", "{selector: tier == 'main', ingress: [{action: Allow, source: {namespaceSelector: team == 'a'}}]}")
                 + &calico("db", "q", "{selector: app == 'db' && !has(tier), ingress: [{action: Allow, source: {namespaceSelector: all(), serviceAccounts: {names: [runner]}}}]}"),
             allowed: &["web/front > db/main tcp/1", "web/back > db/copy tcp/1"],

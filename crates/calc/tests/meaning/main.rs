@@ -1,5 +1,4 @@
-//! What policies come to, from their manifests to a verdict. Numbers in brackets are the points of the project's
-//! semantics that a case belongs to.
+//! From manifests to verdicts. Numbers in brackets are decisions of docs/policy.md.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod cases;

@@ -493,7 +493,7 @@ fn gone<K: Ord + Clone, V>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> i
     before.keys().filter(|key| !after.contains_key(*key)).cloned()
 }
 
-/// Sets, then policies, then endpoints, then what is gone, the other way round (semantics 23).
+/// Sets, then policies, then endpoints, then what is gone, the other way round (policy decision 23).
 pub fn assert_order(deltas: &[Delta]) {
     let place = |delta: &Delta| match delta {
         Delta::SetCreated(..) | Delta::SetChanged { .. } => Some(0),

@@ -1,4 +1,4 @@
-//! HostComputeEndpoint (hns.md 2.3).
+//! HostComputeEndpoint (hcsshim `hcn/hcnendpoint.go`).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! HostComputeLoadBalancer (hns.md 2.7).
+//! HostComputeLoadBalancer (hcsshim `hcn/hcnloadbalancer.go`).
 
 use serde::{Deserialize, Serialize};
 

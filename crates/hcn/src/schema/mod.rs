@@ -1,4 +1,4 @@
-//! The JSON documents of HCN v2 (hns.md 2).
+//! The JSON documents of HCN v2 (hcsshim `hcn`; `HNS_Schema.md` of the HCN reference).
 //!
 //! Reading keeps what it does not know in `extra`, so that a document can be sent back as it came. HNS itself ignores
 //! unknown members in silence; [`strict`] finds them, for tests and for the emulator.
@@ -67,7 +67,8 @@ pub struct Base {
     /// For Microsoft.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub telemetry: Option<Value>,
-    /// Where the object is in its life; for endpoints: 1 created, 2 attached, 3 attached and shared, 4 detached (hns.md 1.3).
+    /// Where the object is in its life; for endpoints: 1 created, 2 attached, 3 attached and shared, 4 detached
+    /// (hcsshim `internal/hns/hnsendpoint.go`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<u16>,
     /// The schema of this document.

@@ -1,4 +1,4 @@
-//! Requests that change an object (hns.md 2.2, 2.3, 2.5, 4.3).
+//! Requests that change an object (hcsshim `hcn/hcnnetwork.go`, `hcnendpoint.go`, `hcnnamespace.go`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! HostComputeNamespace (hns.md 2.5).
+//! HostComputeNamespace (hcsshim `hcn/hcnnamespace.go`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

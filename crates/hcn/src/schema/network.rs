@@ -1,4 +1,4 @@
-//! HostComputeNetwork (hns.md 2.2).
+//! HostComputeNetwork (hcsshim `hcn/hcnnetwork.go`).
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Policies: what is attached to networks, subnets and endpoints (hns.md 2.2, 2.3, 2.4, 2.6).
+//! Policies: what is attached to networks, subnets and endpoints (hcsshim `hcn/hcnpolicy.go`).
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The query document (hns.md 1.4).
+//! The query document (hcsshim `hcn/hcnnetwork.go`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::Guid;
 
-/// The documents of hns.md 2, as clients send them and HNS answers.
+/// Documents as clients send them and HNS answers.
 fn documents() -> Vec<(&'static str, Value)> {
     vec![
         (

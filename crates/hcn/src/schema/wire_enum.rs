@@ -1,7 +1,7 @@
 //! Enumerations as HNS writes them.
 
-/// An enumeration that HNS writes as a word and reads as a word in any case, or as a number (hns.md 2.1). The first value
-/// is 0, the one that HNS may leave out of an answer.
+/// An enumeration that HNS writes as a word and reads as a word in any case, or as a number (docs/hns.md, Documents).
+/// The first value is 0, the one that HNS may leave out of an answer.
 macro_rules! wire_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $value:ident = $number:literal $text:literal,)* }) => {
         $(#[$meta])*

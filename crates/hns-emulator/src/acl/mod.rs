@@ -1,4 +1,4 @@
-//! What the ACLs of an endpoint do with a packet (hns.md 4.1).
+//! What the ACLs of an endpoint do with a packet (docs/hns.md, ACLs).
 
 mod rule;
 #[cfg(test)]

@@ -1,17 +1,19 @@
-//! Load balancers (hns.md 4.4): what a pod sends to a Service's address goes to a backend, and comes back from that address.
+//! Load balancers (docs/hns.md, Load balancers): what a pod sends to a Service's address goes to a backend, and comes
+//! back from that address.
 //!
-//! It happens at the port of the pod that connects: the destination becomes the backend's, and without direct server return
-//! (DSR) the source becomes the load balancer's own. What the sources do not say, and is so here:
+//! It happens at the port of the pod that connects: the destination becomes the backend's, and without direct server
+//! return (DSR) the source becomes the load balancer's own. What the sources do not say, and is so here:
 //! - Which backend it is: some hash of what DistributionType names. A connection keeps it; when its load balancer is
 //!   deleted, which is how clients change one, it is over, and only the first segment of TCP begins another one.
 //! - ACLs see the same address both ways, the backend's or the Service's ([`EgressSees`](crate::EgressSees)).
-//! - Of two connections of a pod that would be the same one at the backend, as it has used one port for two Services, the
-//!   second goes to another backend, or nowhere.
-//! - Fragments are not put together, so that those to a Service go nowhere. ICMP is not translated at all (hns.md 4.4).
+//! - Of two connections of a pod that would be the same one at the backend, as it has used one port for two Services,
+//!   the second goes to another backend, or nowhere.
+//! - Fragments are not put together, so that those to a Service go nowhere. ICMP is not translated at all (docs/hns.md,
+//!   Load balancers).
 //!
-//! Not here: NodePorts (no FrontendVIPs), PreserveDip, packets of the node itself, SCTP, and the blocks of 64 ports that
-//! load balancers without DSR compete for. A pod that comes to itself gets a packet from its own address, as without the
-//! policy that plugins call loopbackDSR.
+//! Not here: NodePorts (no FrontendVIPs), PreserveDip, packets of the node itself, SCTP, and the blocks of 64 ports
+//! that load balancers without DSR compete for. A pod that comes to itself gets a packet from its own address, as
+//! without the policy that plugins call loopbackDSR.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap};
@@ -27,9 +29,9 @@ use super::frame::{Ipv4Packet, u16_at};
 use crate::flows::{Key, lifetime};
 use crate::state::State;
 
-/// The flag of a port mapping that keeps the destination (hns.md 2.7).
+/// The flag of a port mapping that keeps the destination (hcsshim `hcn/hcnloadbalancer.go`).
 const PRESERVE_DIP: u32 = 8;
-/// The ports that connections with another source have: the dynamic range (hns.md 4.4).
+/// The ports that connections with another source have: the dynamic range (docs/hns.md, Load balancers).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 /// Past this many connections, those that have ended are looked for.
 const MANY: usize = 4096;

@@ -19,7 +19,7 @@ use crate::addresses::mac;
 use crate::config::{Config, EgressSees};
 use crate::state::{Guard, State};
 
-/// The MTU of a container's interface, unless the endpoint says otherwise (hns.md 4.5).
+/// The MTU of a container's interface, unless the endpoint says otherwise (docs/hns.md, Networks).
 pub(crate) const MTU: u32 = 1450;
 
 /// One overlay network of a node.

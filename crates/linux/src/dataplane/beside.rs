@@ -1,4 +1,5 @@
-//! What others have in the kernel that may drop what we let through (semantics 28). It is told of, and never touched.
+//! What others have in the kernel that may drop what we let through (policy decision 28). It is told of, and never
+//! touched.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Which established flows policy denies by now (`establishedFlows: Cut`, semantics 20).
+//! Which established flows policy denies by now (`establishedFlows: Cut`, policy decision 20).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub struct Cut {
     judged: NodeState,
     /// Pods that are not to be judged any more.
     gone: BTreeSet<EndpointId>,
-    /// The node's own addresses: from there its pods can always be reached (semantics 2).
+    /// The node's own addresses: from there its pods can always be reached (policy decision 2).
     own_addresses: BTreeSet<IpAddr>,
     by_address: BTreeMap<IpAddr, EndpointId>,
 }

@@ -273,7 +273,7 @@ fn by_interface(slot: Slot) -> [Rule; 2] {
     [to_program(interface, slot, "the interface's number"), closed]
 }
 
-/// The packet is a message of these types by which IPv6 finds neighbours and routers (RFC 4861, semantics 22).
+/// The packet is a message of these types by which IPv6 finds neighbours and routers (RFC 4861, policy decision 22).
 pub fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
     let types = types.iter().map(|icmp_type| Element::key(Key::byte(*icmp_type)));
     let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Icmpv6Type]), types)));

@@ -1,4 +1,4 @@
-//! The chains that packets of the node's own interfaces come through, where there are host endpoints (semantics 16, 17).
+//! The chains that packets of the node's own interfaces come through, where there are host endpoints (policy decisions 16, 17).
 //!
 //! ```text
 //! arrives ─ raw-in ─ (connection) ─ prednat ─┬─ input ─▶ host-in           the node's own

@@ -17,7 +17,7 @@ use crate::sys::InterfaceIndex;
 use crate::{Error, Result, ethtool, interface_index, sysctl};
 
 /// The protocol number of our routes. It is nobody else's in `rtnetlink.h` and iproute2's `rt_protos`; Calico's is 80
-/// (`calico.md` 6.6), and those routes are not ours to delete.
+/// (`felix/dataplane/linux/route_mgr.go`), and those routes are not ours to delete.
 pub const PROTOCOL: u8 = 84;
 
 /// What is noted (`ifalias`) at the VXLAN link that we make.

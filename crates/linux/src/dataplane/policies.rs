@@ -13,7 +13,7 @@ use super::sets::digest;
 use super::slots::Stage;
 use crate::nftables::{Expr, Reject, Rule, Verdict, rule_length};
 
-/// The nflog groups that Log rules send to, as Calico's (`calico.md` 6.5).
+/// The nflog groups that Log rules send to, as Calico's (`felix/rules/rule_defs.go`).
 const LOG_GROUP_INGRESS: u16 = 1;
 const LOG_GROUP_EGRESS: u16 = 2;
 

@@ -29,14 +29,14 @@ pub enum Stage {
     Normal,
     /// It accepts; what no tier denies goes on.
     Forward,
-    /// It settles the packet for the interface that it came in by (semantics 17); what no tier denies goes on.
+    /// It settles the packet for the interface that it came in by (policy decision 17); what no tier denies goes on.
     PreDnat,
     /// The same, and the packet belongs to no connection.
     Untracked,
 }
 
 /// The bit of a packet's mark that says that the packet is settled for the interface that it came in by. It is the
-/// lowest of those that Calico keeps for itself (`NftablesMarkMask`, `calico.md` 2.7).
+/// lowest of those that Calico keeps for itself (`NftablesMarkMask`, `felix/config/config_params.go`).
 const SETTLED: u32 = 0x0001_0000;
 
 impl Slot {

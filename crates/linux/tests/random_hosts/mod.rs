@@ -148,8 +148,8 @@ pub enum By {
     Normal,
 }
 
-/// Whether host endpoints let a flow pass, as semantics 16, 17 and 43 have it, and what settles it: at the uplink, and
-/// between the pod and its node.
+/// Whether host endpoints let a flow pass, as policy decisions 16, 17 and 43 have it, and what settles it: at the
+/// uplink, and between the pod and its node.
 pub fn judge(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let uplink = at_uplink(state, way, flow);
     let pod = at_pod(state, way, flow);
