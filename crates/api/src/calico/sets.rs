@@ -5,7 +5,8 @@ use serde::Deserialize;
 use crate::Metadata;
 use crate::fields::{Network, list};
 
-/// Networks with labels. A NetworkSet belongs to a namespace and inherits its labels, a GlobalNetworkSet to none.
+/// Networks with labels. A NetworkSet belongs to a namespace and inherits its labels; a GlobalNetworkSet belongs to
+/// none.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct NetworkSet {
     /// Its name, namespace and labels.
