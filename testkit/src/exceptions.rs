@@ -1,5 +1,5 @@
-//! What ACLs of HNS cannot say, so that Windows allows less than the policy: each exception by its name, with the condition
-//! that an endpoint bears where it is narrower for that.
+//! What ACLs of HNS cannot express, so that Windows allows less than the policy: each exception with its name, and
+//! with the condition of an endpoint that is narrower because of it.
 
 use anyhow::{Result, ensure};
 use tortie_api::net::Protocol;
@@ -8,15 +8,15 @@ use tortie_hcn::schema::{Acl, Endpoint};
 
 use crate::random::Tally;
 
-/// The reason of the conditions that tell of it.
+/// The reason of the conditions that report it.
 pub const REASON: Reason = Reason::RuleNotExpressible;
 
-/// What an ACL cannot be about.
+/// A criterion that an ACL cannot have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exception {
     /// Types and codes of ICMP: an ACL has no field for them.
     IcmpTypes,
-    /// Ports of SCTP: whether HNS matches them is not known.
+    /// SCTP ports: it is unknown whether HNS matches them.
     SctpPorts,
 }
 
@@ -24,7 +24,7 @@ impl Exception {
     /// All of them.
     pub const ALL: [Exception; 2] = [Exception::IcmpTypes, Exception::SctpPorts];
 
-    /// The one that flows of this protocol may fall under.
+    /// The exception for flows of this protocol.
     #[must_use]
     pub fn of(protocol: Protocol) -> Option<Self> {
         match protocol {
@@ -34,7 +34,7 @@ impl Exception {
         }
     }
 
-    /// What such flows count as.
+    /// The name under which such flows are counted.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl Exception {
         }
     }
 
-    /// Whether the condition tells of it.
+    /// Whether the condition reports it.
     #[must_use]
     pub fn is_told_by(self, condition: &Condition) -> bool {
         let what = match self {
@@ -53,7 +53,7 @@ impl Exception {
         condition.reason == REASON && condition.message.contains(what)
     }
 
-    /// What there is too much of to be called an exception: of all flows a fiftieth is.
+    /// The limit above which it is no exception any more: a fiftieth of all flows.
     #[must_use]
     pub fn too_many(asked: &Tally) -> Option<String> {
         let (all, _) = asked.of("all");
@@ -64,10 +64,10 @@ impl Exception {
     }
 }
 
-/// No ACL of these endpoints is about ports of SCTP, by its own number or as one of any protocol.
+/// Checks that no ACL of these endpoints concerns SCTP ports, by the number of SCTP or for all protocols.
 ///
 /// # Errors
-/// One is, or cannot be read.
+/// One does, or cannot be parsed.
 pub fn no_acl_is_about_ports_of_sctp(endpoints: &[Endpoint]) -> Result<()> {
     const SCTP_OR_ANY: [&str; 3] = ["132", "256", ""];
     for policy in endpoints.iter().flat_map(|endpoint| &endpoint.policies) {
