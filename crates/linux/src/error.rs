@@ -1,4 +1,4 @@
-//! What can go wrong between Tortie and the kernel.
+//! Errors between Tortie and the kernel.
 
 use std::io;
 
@@ -7,39 +7,39 @@ use thiserror::Error;
 use crate::netlink::Refusal;
 use crate::nftables::Op;
 
-/// A failure, with what was being done to which object.
+/// An error with the failed operation and its object.
 #[derive(Debug, Error)]
 pub enum Error {
     /// A system call failed.
     #[error("{object}: cannot {operation}: {source}")]
     System {
-        /// What was being done, as in "cannot …".
+        /// The operation, as in "cannot …".
         operation: &'static str,
-        /// The file, interface or namespace that it was done to.
+        /// The file, interface or namespace.
         object: String,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
     },
-    /// New namespaces cannot be made here.
+    /// New namespaces cannot be created here.
     #[error("cannot {operation}: {source}. {advice}")]
     Namespaces {
-        /// What was being done, as in "cannot …".
+        /// The operation, as in "cannot …".
         operation: &'static str,
-        /// What the kernel said.
+        /// The error of the kernel.
         #[source]
         source: io::Error,
-        /// How to go on.
+        /// The remedy.
         advice: String,
     },
     /// The kernel refused a netlink message.
     #[error("{object}: the kernel refused to {operation}: {refusal}")]
     Refused {
-        /// What was asked for, as in "refused to …".
+        /// The operation, as in "refused to …".
         operation: &'static str,
-        /// The link, route, set … that it was about.
+        /// The link, route, set or other object.
         object: String,
-        /// The error number, and what the kernel said beside it.
+        /// The error number, and the kernel's message.
         refusal: Refusal,
     },
     /// The kernel refused a change of an nftables table, and with it the whole transaction.
@@ -47,24 +47,24 @@ pub enum Error {
     Transaction {
         /// The name of the table.
         table: String,
-        /// The change that was refused.
+        /// The refused change.
         op: Box<Op>,
-        /// The error number, and what the kernel said beside it.
+        /// The error number, and the kernel's message.
         refusal: Refusal,
     },
-    /// The kernel refused an nftables table because it has not all that it takes.
+    /// The kernel refused an nftables table because it lacks modules for it.
     #[error(
         "{failure}; this kernel lacks {modules}: load them, or take a kernel that has them. Until then no policy of this \
          node changes, and what is new stays unconnected"
     )]
     ModuleMissing {
-        /// The modules that are missing.
+        /// The missing modules.
         modules: String,
-        /// What was refused.
+        /// The refusal.
         #[source]
         failure: Box<Error>,
     },
-    /// The name of a pod's link is another pod's: names are digests, and these two are alike.
+    /// The name of a pod's link belongs to another pod: names are digests, and these two are equal.
     #[error(
         "link {name} is that of {owner}, whose name comes to the same digits; give one of the two pods another name"
     )]
@@ -74,7 +74,7 @@ pub enum Error {
         /// The pod that has it, as namespace/pod/interface.
         owner: String,
     },
-    /// A table that only another connection may change (`NFT_TABLE_F_OWNER`).
+    /// Only another connection may change the table (`NFT_TABLE_F_OWNER`).
     #[error(
         "table {table} belongs to another process (netlink port {owner}, usually its process id); end that process, \
          which may be another agent"
@@ -88,7 +88,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A function for `map_err` that says what was being done, and to what.
+    /// A function for `map_err` that adds the operation and its object.
     pub(crate) fn system<E: Into<io::Error>>(
         operation: &'static str,
         object: impl Into<String>,
@@ -97,7 +97,7 @@ impl Error {
         move |source| Self::System { operation, object, source: source.into() }
     }
 
-    /// A function for `map_err` that says what was asked of the kernel, and about what.
+    /// A function for `map_err` that adds the request and its object.
     pub(crate) fn refused<E: Into<Refusal>>(
         operation: &'static str,
         object: impl Into<String>,
@@ -106,7 +106,7 @@ impl Error {
         move |refusal| Self::Refused { operation, object, refusal: refusal.into() }
     }
 
-    /// The kernel's error number, where there is one.
+    /// The kernel's error number, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {

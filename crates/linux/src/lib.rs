@@ -1,6 +1,6 @@
-//! Linux as Tortie needs it: network namespaces, packets, netlink, routes, nftables, and the dataplane made of them.
+//! Linux as Tortie uses it: network namespaces, packets, netlink, routes, nftables, and the dataplane on top of them.
 //!
-//! Everything is done by system calls of this process. No `ip`, `nft`, `bridge` or `sysctl` program is needed or run.
+//! Everything is done by system calls of this process. It neither needs nor runs `ip`, `nft`, `bridge` or `sysctl`.
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 
@@ -22,5 +22,5 @@ pub use dataplane::Dataplane;
 pub use error::Error;
 pub use sys::interface_index;
 
-/// What the functions of this crate return.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
