@@ -5,7 +5,7 @@ use crate::support::{calico, cluster, kubernetes, tier};
 pub struct Case {
     pub what: &'static str,
     pub policies: String,
-    /// `from > to port` of what passes, and of what does not.
+    /// `from > to port` of flows that pass, and of flows that do not.
     pub allowed: &'static [&'static str],
     pub denied: &'static [&'static str],
 }

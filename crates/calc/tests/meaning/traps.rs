@@ -1,4 +1,4 @@
-//! What goes wrong elsewhere (in Calico, for instance): stored as somebody else may have stored it, judged both ways.
+//! Mistakes of other implementations (Calico, for instance): objects stored without validation, judged by both ways.
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
