@@ -1,7 +1,7 @@
-//! A cluster of Windows nodes without Windows: each node is an emulated HNS with the dataplane of Windows that calc feeds.
-//! No frame moves: a flow is judged by the ACLs of both its ends, as HNS has them.
+//! A cluster of Windows nodes without Windows: each node is an emulated HNS with the Windows dataplane, fed by calc.
+//! No frames are sent: a flow is judged by the ACLs that HNS has for both of its ends.
 //!
-//! Objects have to be [`on_windows`] first.
+//! Objects must be prepared by [`on_windows`] first.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -31,21 +31,21 @@ use crate::clusters::Objects;
 use crate::exceptions::no_acl_is_about_ports_of_sctp;
 use crate::told::tell;
 
-/// A way to have policy rendered.
+/// A way to render policy.
 #[derive(Debug, Clone, Copy)]
 pub struct Rendering {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// What the operator has set: the value of [`FelixConfiguration::WINDOWS_POLICY_SETS`].
+    /// The operator's setting: the value of [`FelixConfiguration::WINDOWS_POLICY_SETS`].
     policy_sets: &'static str,
-    /// Whether HNS of this configuration has what it needs.
+    /// Whether an HNS of this configuration supports it.
     pub suits: fn(&Config) -> bool,
-    /// Whether ACLs name sets: else what HNS makes of those makes no difference.
+    /// Whether ACLs name sets. Otherwise the emulator's options for sets do not matter.
     pub names_sets: bool,
 }
 
 impl Rendering {
-    /// Has the operator set it.
+    /// Adds the operator's setting to the objects.
     pub(crate) fn ask_for(&self, objects: &mut BTreeMap<Key, Value>) {
         let settings = objects.entry(Key::global(Kind::FelixConfiguration, "default"));
         let settings = settings.or_insert_with(|| json!({"metadata": {"name": "default"}, "spec": {}}));
@@ -54,7 +54,7 @@ impl Rendering {
     }
 }
 
-/// All there are. Each is right on every HNS that it suits.
+/// All renderings. Each is correct on every HNS that supports it.
 pub const RENDERINGS: [Rendering; 2] = [
     Rendering { name: "lists", policy_sets: "Disabled", suits: |_| true, names_sets: false },
     Rendering {
@@ -65,24 +65,24 @@ pub const RENDERINGS: [Rendering; 2] = [
     },
 ];
 
-/// Every address is of every node's network. Where packets go is not asked here, so that blocks may overlap.
+/// Every node's network contains every address. Forwarding is not tested here, so blocks may overlap.
 const BLOCK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0);
 /// The VNI of Calico's VXLAN.
 const VNI: u32 = 4096;
 
-/// The addresses of Windows nodes, by their place in the list.
+/// The addresses of Windows nodes, by index.
 #[must_use]
 pub fn node_address(index: u8) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, 1 + index)
 }
 
-/// The cluster as it is where these nodes are Windows nodes: they have addresses, and pods have sandboxes.
+/// The cluster with these nodes as Windows nodes: they have addresses, and pods have sandboxes.
 #[must_use]
 pub fn on_windows(objects: &Objects, nodes: &[&str]) -> Objects {
     let mut all = objects.clone();
     for (key, value) in all.iter_mut().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint) {
         let spec = &mut value["spec"];
-        // Another address is another sandbox: the endpoint of the old one goes.
+        // A new address means a new sandbox: the endpoint of the old one is removed.
         let sandbox = format!("{}-{}-{}", key.namespace, key.name, spec["ipNetworks"]);
         spec["containerID"] = json!(sandbox.replace(['"', '/', '[', ']'], ""));
     }
@@ -94,7 +94,7 @@ pub fn on_windows(objects: &Objects, nodes: &[&str]) -> Objects {
     all
 }
 
-/// Windows nodes, and what is known of them.
+/// The Windows nodes and their state.
 pub struct Cluster {
     nodes: Vec<Node>,
     rendering: Rendering,
@@ -104,7 +104,7 @@ pub struct Cluster {
     ahead: Arc<Mutex<Duration>>,
 }
 
-/// Where an address is.
+/// The location of an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The index of the node.
@@ -124,7 +124,7 @@ struct Node {
     block: Ipv4Net,
 }
 
-/// What the ends of a flow say; `None` where the end is no pod.
+/// The verdicts of the ends of a flow; `None` if the end is not a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends<T> {
     /// The source.
@@ -134,7 +134,7 @@ pub struct Ends<T> {
 }
 
 impl Ends<bool> {
-    /// Whether none of them says no.
+    /// Whether no end denies the flow.
     #[must_use]
     pub fn all(self) -> bool {
         self.egress != Some(false) && self.ingress != Some(false)
@@ -142,18 +142,18 @@ impl Ends<bool> {
 }
 
 impl Cluster {
-    /// Nodes of these names, without pods, which may have any address.
+    /// Nodes of these names without pods, whose pods may have any address.
     ///
     /// # Errors
-    /// What HNS refused.
+    /// An error of HNS.
     pub fn new(names: &[&str], config: &Config, rendering: Rendering) -> Result<Self> {
         Self::of_block(names, config, rendering, BLOCK)
     }
 
-    /// The same where pods have addresses of this block, and Services, which may not take those, have others.
+    /// The same, with pod addresses from this block, so that Services have addresses outside it.
     ///
     /// # Errors
-    /// What HNS refused.
+    /// An error of HNS.
     pub fn of_block(names: &[&str], config: &Config, rendering: Rendering, block: Ipv4Net) -> Result<Self> {
         let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
         let clock = || -> Clock {
@@ -170,22 +170,22 @@ impl Cluster {
         Ok(Self { nodes, rendering, objects: BTreeMap::new(), places: BTreeMap::new(), ahead })
     }
 
-    /// Lets time pass for the dataplanes.
+    /// Advances the clocks of the dataplanes.
     pub fn wait(&self, time: Duration) {
         *lock(&self.ahead) += time;
     }
 
-    /// Has the dataplanes compare all with HNS.
+    /// Runs a full comparison with HNS on all dataplanes.
     pub fn resync(&mut self) -> Vec<Report> {
         self.nodes.iter_mut().map(|node| node.dataplane.resync()).collect()
     }
 
-    /// The state of the nodes as calc has it.
+    /// The state of the nodes according to calc.
     pub fn states(&self) -> impl Iterator<Item = &NodeState> {
         self.nodes.iter().map(|node| node.calc.state())
     }
 
-    /// Where an address is, if it is a pod's.
+    /// The location of an address, if it belongs to a pod.
     #[must_use]
     pub fn place(&self, address: IpAddr) -> Option<&Place> {
         self.places.get(&address)
@@ -196,17 +196,17 @@ impl Cluster {
         self.places.keys().copied()
     }
 
-    /// The HNS of a node, with the calls that it got.
+    /// The HNS of a node, with its recorded calls.
     #[must_use]
     pub fn hns(&self, node: usize) -> &Arc<Recorder<Emulator>> {
         &self.nodes[node].hns
     }
 
-    /// Changes the cluster into that of these objects: pods that are gone are disconnected, new ones connected as CNI does
-    /// it, and the dataplanes are told what follows.
+    /// Changes the cluster to these objects: disconnects deleted pods, connects new ones as CNI does, and passes the
+    /// deltas to the dataplanes.
     ///
     /// # Errors
-    /// A pod could not be connected or disconnected, or has an ACL such as we do not write.
+    /// A pod could not be connected or disconnected, or has an ACL that Tortie must not write.
     pub fn change(&mut self, objects: &Objects) -> Result<Vec<Report>> {
         let mut new: BTreeMap<Key, Value> = objects.iter().cloned().collect();
         self.rendering.ask_for(&mut new);
@@ -244,23 +244,23 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether the flow is one of a pod, or of two.
+    /// Whether at least one end of the flow is a pod.
     #[must_use]
     pub fn is_of_pods(&self, flow: &Flow) -> bool {
         self.place(flow.source).is_some() || self.place(flow.destination).is_some()
     }
 
-    /// What the ACLs of both ends do with the flow's first packet.
+    /// The verdicts of the ACLs of both ends on the flow's first packet.
     ///
     /// # Errors
-    /// HNS does not have an endpoint, or the flow has an address that is none of IPv4.
+    /// HNS does not have an endpoint, or an address of the flow is not IPv4.
     pub fn judge(&self, flow: &Flow) -> Result<Ends<bool>> {
         self.at_ends(flow, |hns, place, packet| {
             Ok(hns.judge(endpoint_id(&place.container_id), packet)? == Verdict::Allow)
         })
     }
 
-    /// The same for a flow that is sent to this address and port of a Service, and comes to the backend that it names.
+    /// The same for a flow to this address and port of a Service that is forwarded to the flow's backend.
     ///
     /// # Errors
     /// As [`judge`](Self::judge).
@@ -271,7 +271,7 @@ impl Cluster {
         })
     }
 
-    /// Sends the flow's first packet past both ends, which keep the flow if they let it pass.
+    /// Sends the flow's first packet past both ends, which record the flow if they let it pass.
     ///
     /// # Errors
     /// As [`judge`](Self::judge).
@@ -281,7 +281,7 @@ impl Cluster {
         })
     }
 
-    /// Whether both ends still have a flow that was opened.
+    /// Whether both ends still have an opened flow.
     ///
     /// # Errors
     /// As [`judge`](Self::judge).
@@ -342,11 +342,11 @@ impl Node {
     }
 }
 
-/// The address that each sandbox is connected with. The network has IPv4 only: a pod that has no such address all the
-/// same has one in HNS that the cluster does not know.
+/// The address of each sandbox. The network is IPv4 only: a pod without an IPv4 address gets one in HNS that the
+/// cluster does not know.
 fn sandboxes(places: &BTreeMap<IpAddr, Place>) -> BTreeMap<&Place, Ipv4Addr> {
     let mut all = BTreeMap::new();
-    // Addresses of IPv4 come first.
+    // IPv4 addresses come first.
     for (address, place) in places {
         all.entry(place).or_insert_with(|| match address {
             IpAddr::V4(address) => *address,
@@ -359,7 +359,7 @@ fn sandboxes(places: &BTreeMap<IpAddr, Place>) -> BTreeMap<&Place, Ipv4Addr> {
     all
 }
 
-/// What an endpoint's ACLs see of the flow's first packet.
+/// The flow's first packet as an endpoint's ACLs see it.
 fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.source, flow.destination) else { return None };
     let Flow { source_port, destination_port, .. } = *flow;

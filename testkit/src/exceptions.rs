@@ -1,5 +1,5 @@
-//! What ACLs of HNS cannot say, so that Windows allows less than the policy: each exception by its name, with the condition
-//! that an endpoint bears where it is narrower for that.
+//! What ACLs of HNS cannot express, so that Windows allows less than the policy: each exception with its name, and
+//! with the condition of an endpoint that is narrower because of it.
 
 use anyhow::{Result, ensure};
 use tortie_api::net::Protocol;
@@ -13,7 +13,7 @@ use crate::random::Tally;
 pub enum Exception {
     /// Types and codes of ICMP: an ACL has no field for them.
     IcmpTypes,
-    /// Ports of SCTP: whether HNS matches them is not known.
+    /// SCTP ports: it is unknown whether HNS matches them.
     SctpPorts,
 }
 
@@ -21,7 +21,7 @@ impl Exception {
     /// All of them.
     pub const ALL: [Exception; 2] = [Exception::IcmpTypes, Exception::SctpPorts];
 
-    /// The one that flows of this protocol may fall under.
+    /// The exception for flows of this protocol.
     #[must_use]
     pub fn of(protocol: Protocol) -> Option<Self> {
         match protocol {
@@ -49,13 +49,13 @@ impl Exception {
         }
     }
 
-    /// Whether the condition tells of it.
+    /// Whether the condition reports it.
     #[must_use]
     pub fn is_told_by(self, condition: &Condition) -> bool {
         condition.reason == self.reason()
     }
 
-    /// What there is too much of to be called an exception: of all flows a fiftieth is.
+    /// The limit above which it is no exception any more: a fiftieth of all flows.
     #[must_use]
     pub fn too_many(asked: &Tally) -> Option<String> {
         let (all, _) = asked.of("all");
@@ -66,10 +66,10 @@ impl Exception {
     }
 }
 
-/// No ACL of these endpoints is about ports of SCTP, by its own number or as one of any protocol.
+/// Checks that no ACL of these endpoints concerns SCTP ports, by the number of SCTP or for all protocols.
 ///
 /// # Errors
-/// One is, or cannot be read.
+/// One does, or cannot be parsed.
 pub fn no_acl_is_about_ports_of_sctp(endpoints: &[Endpoint]) -> Result<()> {
     const SCTP_OR_ANY: [&str; 3] = ["132", "256", ""];
     for policy in endpoints.iter().flat_map(|endpoint| &endpoint.policies) {

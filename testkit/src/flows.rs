@@ -1,4 +1,4 @@
-//! Random packets as flows that a kernel can be asked about.
+//! Converts random packets to flows that a kernel can be asked about.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use tortie_policy::program::Flow;
 
 use crate::clusters::Sent;
 
-/// The packets as flows that leave their sender, of which none is another one's answer: as that it would pass.
+/// The packets as flows that leave their sender. None is the answer to another one, because it would pass.
 #[must_use]
 pub fn beginnings(packets: &[Sent]) -> Vec<Flow> {
     let mut answers = BTreeSet::new();
@@ -25,10 +25,10 @@ pub fn beginnings(packets: &[Sent]) -> Vec<Flow> {
     packets.iter().map(beginning).filter(|flow| begins(flow)).collect()
 }
 
-/// What the oracle says of a flow.
+/// The oracle's verdict on a flow.
 ///
 /// # Panics
-/// Where it is of addresses of two families.
+/// If the flow has addresses of two families.
 #[must_use]
 #[expect(clippy::expect_used, reason = "of tests: their flows have two addresses of one family")]
 pub fn judged(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
@@ -44,7 +44,7 @@ pub fn judged(oracle: &Oracle<'_>, flow: &Flow) -> Answer {
     oracle.evaluate(&question).expect("a flow between addresses can be judged")
 }
 
-/// The command that says why, of the cluster in `cluster.yml`.
+/// The command that explains the verdict, for the cluster in `cluster.yml`.
 #[must_use]
 pub fn explain(flow: &Flow) -> String {
     let port = match flow.icmp {
@@ -54,8 +54,8 @@ pub fn explain(flow: &Flow) -> String {
     format!("tortie explain -f cluster.yml {} {} --port {port}", flow.source, flow.destination)
 }
 
-/// ICMP is that of its family, and asks for something: an answer without a question belongs to no flow, and is dropped
-/// whatever policy says.
+/// ICMP has the family of its addresses and is a request: a reply without a request belongs to no flow, and is
+/// dropped whatever policy says.
 fn beginning(packet: &Sent) -> Flow {
     let v4 = packet.source.is_ipv4();
     let icmp = packet.icmp.map(|(kind, code)| match (v4, kind) {

@@ -1,11 +1,11 @@
-//! Packets made by hand, each with a tag by which it is known where it arrives.
+//! Hand-made packets, each with a tag that identifies it where it arrives.
 
 use std::net::IpAddr;
 
 use tortie_policy::program::Flow;
 
-/// An Ethernet frame to this hardware address that begins the flow, with the tag at its end. It has correct checksums, as
-/// conntrack looks at them. SCTP begins with an INIT (RFC 9260, 3.3.2).
+/// An Ethernet frame to this hardware address that begins the flow, with the tag at its end. Its checksums are
+/// correct, because conntrack checks them. SCTP begins with an INIT (RFC 9260, 3.3.2).
 ///
 /// # Panics
 /// If the flow's addresses are of two families.
@@ -47,7 +47,7 @@ fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
         17 => ([&ports[..], &[0, 12, 0, 0], &tag].concat(), Some(6)),
         1 | 58 => {
             let (icmp_type, icmp_code) = flow.icmp.unwrap_or_default();
-            // The tag is also the identifier: of two questions to one host each is a flow of its own.
+            // The tag is also the identifier, so that two requests to one host are separate flows.
             ([&[icmp_type, icmp_code, 0, 0, tag[2], tag[3], 0, 7], &tag[..]].concat(), Some(2))
         }
         132 => return sctp_init(&ports, tag),
@@ -78,13 +78,13 @@ fn sctp_init(ports: &[u8], tag: [u8; 4]) -> Vec<u8> {
     packet
 }
 
-/// Castagnoli's CRC, with which SCTP packets are checked (RFC 9260, appendix A).
+/// Castagnoli's CRC, the checksum of SCTP packets (RFC 9260, appendix A).
 fn crc32c(bytes: &[u8]) -> u32 {
     let shift = |crc: u32| (crc >> 1) ^ (0x82f6_3b78 * (crc & 1));
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| shift(crc)))
 }
 
-/// RFC 1071; 0 over bytes that hold their own checksum.
+/// RFC 1071; 0 over bytes that include their own checksum.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u16 {
     let words =
@@ -96,16 +96,16 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// What tags are mixed with on the wire. The kernel's own frames end in small numbers: a multicast report ends in the
-/// address of all routers, `ff02::2`.
+/// Tags are combined with this number on the wire, because the kernel's own frames end with small numbers: a
+/// multicast report ends with the address of all routers, `ff02::2`.
 const MAGIC: u32 = 0x5eed_0000;
 
-/// The bytes that a packet ends in.
+/// The last bytes of a packet.
 pub(crate) fn tagged(tag: u32) -> [u8; 4] {
     (tag ^ MAGIC).to_be_bytes()
 }
 
-/// The tag at the end of a frame; of a frame that is not ours, some large number.
+/// The tag at the end of a frame; for a foreign frame, some large number.
 #[must_use]
 pub fn tag(frame: &[u8]) -> u32 {
     let last = frame.last_chunk::<4>().copied().unwrap_or_default();

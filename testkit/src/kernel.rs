@@ -1,12 +1,13 @@
-//! A cluster on the real kernel: each node is a network namespace with a dataplane that calc feeds, each pod the end of a
-//! cable. The ends have no addresses: no kernel answers for them, so that every packet begins a flow anew.
+//! A cluster on the real kernel: each node is a network namespace with a dataplane that calc feeds, each pod the end
+//! of a cable. The ends have no addresses, so no kernel answers for them, and every packet begins a new flow.
 //!
 //! ```text
 //! pods ═══ cali… ┌────┐ uplink ═══ uplink ┌────┐ cali… ═══ pods
 //!  world ═════════ │ n1 │                │ n2 │ ═════════ world
 //!                └────┘                    └────┘
 //! ```
-//! What is no pod's address is in the world, which each node has an end of. It all needs root, and ends with the value.
+//! Addresses that belong to no pod are in the world, which has a link to each node. Everything needs root, and
+//! disappears with the value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -39,27 +40,27 @@ use crate::told::tell;
 
 const UPLINK: &str = "uplink";
 const WORLD: &str = "world";
-/// The routers of the world, which answer nothing either.
+/// The routers of the world, which answer nothing.
 const GATEWAYS: [&str; 2] = ["100.64.0.1", "fd98::1"];
-/// From the world behind one node to that behind the other: past all pods.
+/// A flow from the world behind one node to the world behind the other, past all pods.
 const PASSERS_BY: [&str; 2] = ["198.51.100.250", "198.51.100.251"];
-/// More than those of the dataplane, and so asked for only where it has none.
+/// A higher metric than the dataplane's routes, so that this route is used only if the dataplane has none.
 const METRIC: u32 = 2000;
 const PROTOCOL: u8 = 4;
-/// So many packets are under way at once: fewer than the kernel's queue holds (`net.core.netdev_max_backlog`, 1000).
+/// The number of packets in flight: fewer than the kernel's queue holds (`net.core.netdev_max_backlog`, 1000).
 const BATCH: usize = 250;
-/// Tags from here on are of packets that pass by.
+/// Tags from here on belong to packets that pass by.
 const PASSING: u32 = 0x8000_0000;
 
-/// Two nodes, and what is known of them.
+/// Two nodes and their state.
 pub struct Cluster {
     nodes: [Node; 2],
     objects: BTreeMap<Key, Value>,
-    /// Of each pod: on which node, behind which link.
+    /// The node and the link of each pod.
     places: BTreeMap<IpAddr, Place>,
 }
 
-/// A node with an agent's heart: calc, and the dataplane that it feeds.
+/// A node with the core of an agent: calc, and the dataplane that it feeds.
 pub struct Node {
     name: String,
     namespace: NetNs,
@@ -73,12 +74,12 @@ pub struct Node {
     uplink: u32,
     pods: BTreeMap<String, Arc<PacketSocket>>,
     world: Arc<PacketSocket>,
-    /// Where the other ends of its cables are.
+    /// The namespace with the other ends of its cables.
     outside: NetNs,
     neighbours: BTreeSet<(String, IpAddr)>,
 }
 
-/// Where an address is.
+/// The location of an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The index of the node.
@@ -88,11 +89,11 @@ pub struct Place {
 }
 
 impl Cluster {
-    /// Two nodes of these names, without pods. The calling thread keeps to one processor from then on: all packets that
-    /// it sends go through that one's queue, and so keep their order.
+    /// Two nodes of these names, without pods. From then on, the calling thread runs on one processor, so that all of
+    /// its packets go through one queue and keep their order.
     ///
     /// # Errors
-    /// What the kernel refused; it needs root.
+    /// An error of the kernel; it needs root.
     pub fn new(names: [&str; 2], config: &Config) -> Result<Self> {
         keep_to_one_processor()?;
         let mut nodes = [Node::new(names[0], 1, config)?, Node::new(names[1], 2, config)?];
@@ -109,40 +110,40 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The state of the nodes as calc has it.
+    /// The state of the nodes according to calc.
     #[must_use]
     pub fn states(&self) -> [&NodeState; 2] {
         [self.nodes[0].calc.state(), self.nodes[1].calc.state()]
     }
 
-    /// Where an address is, if it is a pod's.
+    /// The location of an address, if it belongs to a pod.
     #[must_use]
     pub fn place(&self, address: IpAddr) -> Option<&Place> {
         self.places.get(&address)
     }
 
-    /// Changes the cluster into that of these objects: both nodes' calc is told what differs, and the dataplanes are told
-    /// what follows from it.
+    /// Changes the cluster to these objects: passes the differences to both nodes' calc, and the deltas to the
+    /// dataplanes.
     ///
     /// # Errors
-    /// What the kernel refused of links, and of routes between the nodes.
+    /// The kernel refused links, or routes between the nodes.
     pub fn change(&mut self, objects: &Objects) -> Result<[Report; 2]> {
         let deltas = self.tell(objects);
         self.connect()?;
         self.apply(&deltas)
     }
 
-    /// Tells calc of the objects, and gives the deltas for each node.
+    /// Passes the objects to calc, and returns the deltas for each node.
     pub fn tell(&mut self, objects: &Objects) -> [Vec<Delta>; 2] {
         let new: BTreeMap<Key, Value> = objects.iter().cloned().collect();
         let old = std::mem::replace(&mut self.objects, new);
         self.nodes.each_mut().map(|node| tell(&mut node.calc, &old, &self.objects))
     }
 
-    /// Connects the pods that the nodes' states speak of, as CNI would do, and has each node know the other one's.
+    /// Connects the pods in the nodes' states, as CNI would, and gives each node routes to the other one.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// An error of the kernel.
     pub fn connect(&mut self) -> Result<()> {
         let mut places = BTreeMap::new();
         for (index, node) in self.nodes.iter_mut().enumerate() {
@@ -172,7 +173,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Has both dataplanes apply deltas.
+    /// Applies deltas on both dataplanes.
     ///
     /// # Errors
     /// The namespace cannot be entered.
@@ -182,11 +183,11 @@ impl Cluster {
         Ok([apply(first, &deltas[0])?, apply(second, &deltas[1])?])
     }
 
-    /// Starts both agents anew: dataplanes that know nothing yet, and calc that is told of these objects. Gives what to
-    /// apply, once the pods are connected; until then the kernel stays as it is.
+    /// Restarts both agents: new dataplanes without state, and calc with these objects. Returns the deltas to apply
+    /// once the pods are connected; until then the kernel stays unchanged.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// An error of the kernel.
     pub fn restart(&mut self, config: &Config, objects: &Objects) -> Result<[Vec<Delta>; 2]> {
         for node in &mut self.nodes {
             node.calc = Calc::new(&*node.name);
@@ -196,7 +197,7 @@ impl Cluster {
         Ok(self.tell(objects))
     }
 
-    /// Has both dataplanes compare all with the kernel.
+    /// Runs a full comparison with the kernel on both dataplanes.
     ///
     /// # Errors
     /// The namespace cannot be entered.
@@ -206,10 +207,10 @@ impl Cluster {
         Ok([resync(first)?, resync(second)?])
     }
 
-    /// The nodes' nftables tables, as the kernel lists them.
+    /// The nodes' nftables tables, as listed by the kernel.
     ///
     /// # Errors
-    /// What the kernel refused, or that there is none.
+    /// An error of the kernel, or there is no table.
     pub fn tables(&self) -> Result<[Table; 2]> {
         let list = |node: &Node| -> Result<Table> {
             node.namespace.run(|| Nft::open()?.list("tortie"))??.context("there is no table")
@@ -217,19 +218,20 @@ impl Cluster {
         Ok([list(&self.nodes[0])?, list(&self.nodes[1])?])
     }
 
-    /// Whether the flow is one of a pod, or of two.
+    /// Whether at least one end of the flow is a pod.
     #[must_use]
     pub fn is_of_pods(&self, flow: &Flow) -> bool {
         self.place(flow.source).is_some() || self.place(flow.destination).is_some()
     }
 
-    /// Sends a packet of each flow, and gives the indices of those that arrived. No flow may be another one's answer.
+    /// Sends a packet of each flow, and returns the indices of those that arrived. No flow may be the answer to
+    /// another one.
     ///
     /// # Errors
-    /// A packet could not be sent or arrived where it does not belong; or the last one, which no policy is asked of, did
-    /// not arrive.
+    /// A packet could not be sent, or arrived at the wrong place; or the last packet, which is not subject to policy,
+    /// did not arrive.
     pub fn passed(&mut self, flows: &[Flow]) -> Result<BTreeSet<usize>> {
-        // A flow of an earlier case, or its answer, must not be taken for an established one.
+        // A flow of an earlier case, or its answer, must not count as established.
         self.forget_connections()?;
         let mut passed = BTreeSet::new();
         for (number, batch) in flows.chunks(BATCH).enumerate() {
@@ -238,18 +240,18 @@ impl Cluster {
         Ok(passed)
     }
 
-    /// Has both nodes forget all connections.
+    /// Removes all connections from both nodes' connection tracking.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// An error of the kernel.
     pub fn forget_connections(&mut self) -> Result<()> {
         self.nodes.iter_mut().try_for_each(|node| Ok(node.conntrack.flush()?))
     }
 
-    /// The flows with what is needed to send packets of them, while others change the nodes.
+    /// Prepares packets of the flows, so that they can be sent while others change the nodes.
     ///
     /// # Errors
-    /// A flow that is none of pods.
+    /// A flow has no pod at either end.
     pub fn traffic(&self, flows: &[Flow]) -> Result<Traffic> {
         let world = |node| Place { node, link: WORLD.to_owned() };
         let mut ways = Vec::new();
@@ -278,29 +280,29 @@ impl Cluster {
     }
 }
 
-/// Packets that can be sent again and again.
+/// Packets that can be sent repeatedly.
 pub struct Traffic {
     ways: Vec<(Arc<PacketSocket>, Vec<u8>, Place)>,
     ends: Vec<(Place, Arc<PacketSocket>)>,
-    /// Where the last packet is sent from, to which router, and where it arrives.
+    /// Where the last packet is sent, its router, and where it arrives.
     first: Arc<PacketSocket>,
     router: [u8; 6],
     last: Arc<PacketSocket>,
 }
 
 impl Traffic {
-    /// Sends all once and gives the indices of those that arrived.
+    /// Sends all packets once and returns the indices of those that arrived.
     ///
     /// # Errors
-    /// A packet could not be sent or arrived where it does not belong; or the one behind them, which no policy is asked
-    /// of, did not arrive.
+    /// A packet could not be sent, or arrived at the wrong place; or the packet behind them, which is not subject to
+    /// policy, did not arrive.
     pub fn send(&self) -> Result<BTreeSet<usize>> {
         static SENT: AtomicU32 = AtomicU32::new(0);
         let last = PASSING | SENT.fetch_add(1, Ordering::Relaxed);
         for (socket, frame, _) in &self.ways {
             ensure!(socket.send(frame)?, "there is no room for a packet to be sent");
         }
-        // It takes as many hops as any of them: when it is there, they have been received or dropped.
+        // It takes as many hops as any of them. Once it has arrived, the others have been received or dropped.
         let [source, destination] = PASSERS_BY.map(|address| address.parse::<IpAddr>());
         let (source, destination) = (source?, destination?);
         let (source_port, destination_port, icmp) = (7, 7, None);
@@ -371,7 +373,7 @@ impl Node {
         })
     }
 
-    /// The uplink leads to the other node.
+    /// Routes the uplink to the other node.
     fn find_other(&mut self, other: &Self) -> Result<()> {
         let link = self.namespace.run(|| interface_index(UPLINK))??;
         self.uplink = link;
@@ -389,7 +391,7 @@ impl Node {
         Route { metric: METRIC, ..Route::via(IpNet::from(address), gateway, self.uplink, PROTOCOL) }
     }
 
-    /// Sees to it that there is a cable of this name, at whose other end somebody has the address.
+    /// Ensures that there is a cable of this name whose other end has the address.
     fn connect(&mut self, link: &str, address: IpAddr) -> Result<()> {
         if !self.pods.contains_key(link) {
             let socket = end(&self.namespace, (link, self.mac), &self.outside, link)?;

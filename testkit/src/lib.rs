@@ -1,4 +1,4 @@
-//! What tests of several rooms share, and `cargo xtask` with them. It is no room: nothing of the program depends on it.
+//! Test support for several crates and for `cargo xtask`. The program does not depend on it.
 
 pub mod clusters;
 pub mod emulator;

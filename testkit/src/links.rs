@@ -1,4 +1,4 @@
-//! Cables between network namespaces, whose other ends a test reads and writes.
+//! Cables between network namespaces whose other ends a test reads and writes.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -14,11 +14,11 @@ use tortie_kernel::{interface_index, sysctl};
 
 use crate::frames;
 
-/// What those are taken to be who are behind a link and answer nothing.
+/// The hardware address of everything behind a link.
 pub(crate) const OTHERS: MacAddress = MacAddress([2, 0, 0, 0, 0, 9]);
 
-/// What nodes have that forward for pods of both families, and what keeps them from telling senders of better ways: such
-/// messages repeat the packet, with its tag.
+/// The kernel parameters of nodes that forward for pods of both families, without ICMP redirects, because redirects
+/// repeat the packet with its tag.
 pub(crate) fn node_parameters() -> Result<()> {
     for (name, value) in [
         ("net/ipv6/conf/all/forwarding", "1"),
@@ -32,15 +32,15 @@ pub(crate) fn node_parameters() -> Result<()> {
     Ok(())
 }
 
-/// Keeps the calling thread, and those that it starts from then on, to one processor: all packets that they send go through
-/// that one's queue, and so keep their order.
+/// Restricts the calling thread, and the threads that it starts from then on, to one processor, so that all of their
+/// packets go through one queue and keep their order.
 pub(crate) fn keep_to_one_processor() -> Result<()> {
     let mut one = rustix::thread::CpuSet::new();
     one.set(rustix::thread::sched_getcpu());
     Ok(rustix::thread::sched_setaffinity(None, &one)?)
 }
 
-/// A cable whose other end is read and written by the test.
+/// A cable whose other end the test reads and writes.
 pub(crate) fn end(
     node: &NetNs,
     near: (&str, MacAddress),
@@ -53,10 +53,7 @@ pub(crate) fn end(
     Ok(Arc::new(socket))
 }
 
-/// A cable between two namespaces. Both of its ends are up, and no packet is lost any more.
-///
-/// # Errors
-/// What the kernel refused, or that an end does not come up.
+/// A cable between two namespaces. Both ends are up, and no packet is lost.
 pub fn cable(from: &NetNs, near: (&str, MacAddress), to: &NetNs, far: (&str, MacAddress)) -> Result<()> {
     from.run(|| -> Result<()> {
         let peer = Peer { name: far.0, mac: Some(far.1), mtu: None, namespace: Some(to.as_fd()) };
@@ -71,10 +68,10 @@ pub fn cable(from: &NetNs, near: (&str, MacAddress), to: &NetNs, far: (&str, Mac
     wait_for(to, far.0)
 }
 
-/// Until the link's queue is active: a worker of the kernel does that, some time after both ends are up.
+/// Waits until the link's queue is active: a worker of the kernel activates it some time after both ends are up.
 ///
 /// # Errors
-/// The kernel's refusal, or that it does not become active.
+/// An error of the kernel, or the queue does not become active.
 pub fn wait_for(namespace: &NetNs, link: &str) -> Result<()> {
     let operating =
         namespace.run(|| RouteSocket::open()?.wait_until_operating(link, Duration::from_secs(10)))??;

@@ -1,6 +1,6 @@
-//! Compiled programs as one judge of whole flows: every node's calc, and the order in which a packet meets their programs.
+//! Judges whole flows by compiled programs: every node's calc, and the order in which a packet meets their programs.
 //!
-//! The order is written down here a second time, apart from the oracle's, so that each can contradict the other.
+//! This order is implemented a second time here, separately from the oracle, so that each can contradict the other.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{Endpoint, EndpointId, Failsafe, HostEndpoint, NodeState};
 use tortie_policy::program::{EndpointProgram, Flow, evaluate, evaluate_tiers};
 
-/// The interface by which every node reaches other nodes and the world.
+/// The interface of every node towards other nodes and the world.
 const OUTSIDE_INTERFACE: &str = "eth0";
 
 /// The nodes of a cluster, each with the programs that calc compiles for it.
@@ -28,12 +28,12 @@ struct Node {
     addresses: Vec<IpAddr>,
 }
 
-/// Whether each side lets a flow pass; `None` where the side is not asked.
+/// The verdict of each side on a flow; `None` if the side is not involved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sides {
     /// The sending pod's egress.
     pub egress: Option<bool>,
-    /// All host endpoints on the way, and the answer of a node to its own pods.
+    /// All host endpoints on the way, and the action of a node for packets from its own pods.
     pub hosts: Option<bool>,
     /// The receiving pod's ingress.
     pub ingress: Option<bool>,
@@ -68,7 +68,7 @@ impl<'a> End<'a> {
 }
 
 impl Programs {
-    /// Compiles the cluster for each of its nodes. Pods are known by their WorkloadEndpoints.
+    /// Compiles the cluster for each of its nodes. Pods are identified by their WorkloadEndpoints.
     #[must_use]
     pub fn new(objects: &[(Key, Value)]) -> Self {
         let mut nodes = BTreeMap::new();
@@ -96,12 +96,12 @@ impl Programs {
         Self { nodes, pods }
     }
 
-    /// What calc found wrong, on any node.
+    /// Calc's findings on all nodes.
     pub fn findings(&self) -> impl Iterator<Item = Finding> {
         self.nodes.values().flat_map(|node| node.calc.findings())
     }
 
-    /// Asks everybody on the flow's way.
+    /// Evaluates all programs on the flow's way.
     #[must_use]
     pub fn judge(&self, flow: &Flow) -> Sides {
         let (from, to) = (self.end(flow.source), self.end(flow.destination));
@@ -129,7 +129,7 @@ impl Programs {
             (End::Node(..), _) | (_, End::Node(..)) if same_node => return sides,
             _ => {}
         }
-        // A node meets a packet at the interface by which it comes, and at that by which it leaves.
+        // A node judges a packet at the interface where it arrives, and at the one where it leaves.
         if let End::Pod(node, ..) = &from {
             forwarded(
                 node.calc.state(),
@@ -175,10 +175,10 @@ impl Programs {
     }
 }
 
-/// An interface of a node, with the host endpoint that it is under.
+/// An interface of a node, with its host endpoint.
 #[derive(Clone, Copy)]
 enum Interface<'a> {
-    /// A pod's: only what a host endpoint of `*` forwards, or judges before DNAT, concerns it.
+    /// A pod's interface: only forward and preDNAT policies of `*` apply to it.
     Pod,
     Outside(Option<&'a HostEndpoint>),
 }
@@ -188,7 +188,8 @@ impl Node {
         Interface::Outside(self.host_endpoint())
     }
 
-    /// The host endpoint of the outside interface: one that names it or has its address, the first by name; or else `*`.
+    /// The host endpoint of the outside interface: one that names it or has its address, the first by name; otherwise
+    /// `*`.
     fn host_endpoint(&self) -> Option<&HostEndpoint> {
         let hosts = || self.calc.state().host_endpoints.values().map(|host| &**host);
         let means = |host: &&HostEndpoint| match &host.interface {
@@ -207,7 +208,7 @@ fn star(state: &NodeState) -> Option<&HostEndpoint> {
     state.host_endpoints.values().map(|host| &**host).find(is_star)
 }
 
-/// What the preDNAT policies of `*` decide about a packet that comes in by any interface.
+/// The verdict of the preDNAT policies of `*` on a packet that arrives at any interface.
 fn star_pre_dnat(state: &NodeState, flow: &Flow) -> Option<bool> {
     if is_failsafe(state, Direction::Ingress, flow) {
         return None;
@@ -215,7 +216,7 @@ fn star_pre_dnat(state: &NodeState, flow: &Flow) -> Option<bool> {
     evaluate_tiers(&star(state)?.program.pre_dnat, Direction::Ingress, flow, state)
 }
 
-/// What the policies before conversion of addresses decide about a packet that comes in by an interface.
+/// The verdict of the preDNAT policies on a packet that arrives at an interface.
 fn before_dnat(state: &NodeState, interface: Interface<'_>, flow: &Flow) -> Option<bool> {
     match interface {
         Interface::Outside(Some(host)) if host.interface.as_deref() != Some("*") => {
@@ -240,7 +241,7 @@ fn has_policies(program: &EndpointProgram) -> bool {
     !program.ingress.is_empty()
 }
 
-/// What a node's host endpoints decide about a packet that it forwards.
+/// The verdict of a node's host endpoints on a packet that it forwards.
 fn forwarded(
     state: &NodeState,
     incoming: Interface<'_>,
@@ -260,7 +261,7 @@ fn forwarded(
     [came_in, goes_out].into_iter().flatten().reduce(|a, b| a && b)
 }
 
-/// What a node's host endpoint decides about a packet of the node itself.
+/// The verdict of a node's host endpoint on a packet of the node itself.
 fn own(node: &Node, direction: Direction, flow: &Flow) -> Option<bool> {
     let state = node.calc.state();
     let interface = node.outside();
@@ -283,7 +284,7 @@ fn own(node: &Node, direction: Direction, flow: &Flow) -> Option<bool> {
     Some(evaluate(&host.program.normal, direction, flow, state))
 }
 
-/// Whether a packet goes to a failsafe port.
+/// Whether a packet is addressed to a failsafe port.
 #[must_use]
 pub fn is_failsafe(state: &NodeState, direction: Direction, flow: &Flow) -> bool {
     match direction {
@@ -296,7 +297,7 @@ pub fn is_failsafe(state: &NodeState, direction: Direction, flow: &Flow) -> bool
     }
 }
 
-/// Whether a packet comes from a failsafe port of the other direction: untracked policy is not asked about answers.
+/// Whether a packet comes from a failsafe port of the other direction: untracked policies do not apply to answers.
 #[must_use]
 pub fn answers_failsafe(state: &NodeState, direction: Direction, flow: &Flow) -> bool {
     match direction {

@@ -1,4 +1,4 @@
-//! Random cases: as many as it takes to prove something.
+//! Random cases: as many as necessary for a proof.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::fmt;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
-/// How many rounds of cases there are at most.
+/// The maximum number of rounds of cases.
 const ROUNDS: usize = 10;
 
-/// How many random cases a test takes.
+/// The number of random cases of a test.
 #[derive(Debug, Clone, Copy)]
 pub struct Random {
     cases: u32,
@@ -17,20 +17,20 @@ pub struct Random {
 }
 
 impl Random {
-    /// As many as `PROPTEST_CASES` says; without it the usual number.
+    /// `PROPTEST_CASES` if set, otherwise the usual number.
     #[must_use]
     pub fn cases(usual: u32) -> Self {
         let said = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
         Self { cases: said.unwrap_or(usual), shrinks: 0 }
     }
 
-    /// A case that fails is made smaller in so many steps at most.
+    /// The maximum number of steps for shrinking a failing case.
     #[must_use]
     pub fn shrinking(self, shrinks: u32) -> Self {
         Self { shrinks, ..self }
     }
 
-    /// So many times as many.
+    /// Multiplies the number of cases.
     #[must_use]
     pub fn times(self, factor: u32) -> Self {
         Self { cases: self.cases * factor, ..self }
@@ -45,7 +45,7 @@ impl Random {
     /// Runs a test on random cases.
     ///
     /// # Errors
-    /// Why it fails on a case.
+    /// The failure on a case.
     #[expect(clippy::print_stdout, reason = "for whoever reads why a test failed")]
     pub fn run<S: Strategy>(
         self,
@@ -59,7 +59,7 @@ impl Random {
             ..Config::default()
         };
         TestRunner::new(config).run(strategy, test).map_err(|error| match error {
-            // The reason says more of the case than its input does; but not that of a panic.
+            // The reason describes the case better than its input does, except for a panic.
             TestError::Fail(reason, input) => {
                 println!("the smallest input that fails: {input:?}");
                 reason.to_string()
@@ -68,10 +68,10 @@ impl Random {
         })
     }
 
-    /// Runs a test on random cases, and on more of them while something is lacking.
+    /// Runs a test on random cases, and on more of them while coverage is missing.
     ///
     /// # Errors
-    /// Why it fails on a case, or what is lacking in the end.
+    /// The failure on a case, or the missing coverage in the end.
     pub fn prove<S: Strategy>(
         self,
         strategy: &S,
@@ -82,11 +82,11 @@ impl Random {
     }
 }
 
-/// Another round while something is lacking. What is rare may not come up in one, without anything being wrong; what does
-/// not come up in [`ROUNDS`] is not made any more, and the test proves nothing of it.
+/// Runs another round while coverage is missing. A rare case may be absent from one round by chance. If it is absent
+/// from [`ROUNDS`] rounds, the generator no longer produces it, and the test proves nothing about it.
 ///
 /// # Errors
-/// What a round fails of, or what is lacking in the end.
+/// The failure of a round, or the missing coverage in the end.
 pub fn rounds(
     mut round: impl FnMut() -> Result<(), String>,
     lacking: impl Fn() -> Option<String>,
@@ -100,25 +100,25 @@ pub fn rounds(
     lacking().map_or(Ok(()), |what| Err(format!("{ROUNDS} rounds prove little: {what}")))
 }
 
-/// How many of each kind were asked about, and how many passed.
+/// How many cases of each kind there were, and how many passed.
 #[derive(Debug, Default)]
 pub struct Tally(BTreeMap<String, (usize, usize)>);
 
 impl Tally {
-    /// One of this kind, which passed or not.
+    /// Counts a case of this kind.
     pub fn count(&mut self, kind: impl Into<String>, passed: bool) {
         let (asked, through) = self.0.entry(kind.into()).or_default();
         *asked += 1;
         *through += usize::from(passed);
     }
 
-    /// How many of a kind were asked about, and how many passed.
+    /// How many cases of a kind there were, and how many passed.
     #[must_use]
     pub fn of(&self, kind: &str) -> (usize, usize) {
         self.0.get(kind).copied().unwrap_or_default()
     }
 
-    /// A kind of which fewer passed than these, or fewer did not.
+    /// A kind with fewer passing or fewer failing cases than this.
     #[must_use]
     pub fn lacking(&self, kinds: impl IntoIterator<Item = String>, fewest: usize) -> Option<String> {
         kinds.into_iter().find_map(|kind| {

@@ -1,4 +1,4 @@
-//! What calc is told when a cluster becomes another one.
+//! Updates calc when a cluster changes to another one.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tortie_api::Key;
 use tortie_calc::Calc;
 use tortie_dataplane::Delta;
 
-/// Tells calc, which knows the old objects, of the new ones, and gives what follows for its node.
+/// Updates calc from the old objects to the new ones, and returns the deltas for its node.
 pub(crate) fn tell(calc: &mut Calc, old: &BTreeMap<Key, Value>, new: &BTreeMap<Key, Value>) -> Vec<Delta> {
     for key in old.keys().filter(|key| !new.contains_key(key)) {
         calc.update(key, None);

@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 
 use crate::{cargo, run as run_command, setup, workspace};
 
-/// How many pods are added and deleted.
+/// The number of pods that are added and deleted.
 const PODS: usize = 100;
-/// How many are added at a time in the second round.
+/// How many pods are added at once in the second round.
 const PARALLEL: usize = 10;
 /// How often the demo is timed.
 const DEMOS: usize = 5;
 
-/// Runs the measurements of these names; all without names.
+/// Runs the measurements of these names, or all without names.
 pub(crate) fn run(names: &[&str]) -> Result<()> {
     let wanted = |name: &str| names.is_empty() || names.contains(&name);
     if let Some(unknown) =
@@ -56,8 +56,8 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What policy computation costs in a large cluster. The peer's figures are its own, published for the same shape of
-/// cluster; it is not run here.
+/// The cost of policy computation in a large cluster. The peer's published figures for the same shape of cluster are
+/// printed; it is not run here.
 fn calc() -> Result<()> {
     cargo(&["bench", "--quiet", "--package", "tortie-calc", "--bench", "f9"])?;
     println!("peer: Antrea's controller, published for the same number of objects: 6.1 s, 1.6 GB");
@@ -90,8 +90,8 @@ fn demo() -> Result<()> {
     Ok(())
 }
 
-/// CNI ADD and DEL over 100 pods, one after the other and ten at a time, by Tortie (address, interface, policy in force)
-/// and by Debian's `ptp` with `host-local` (address, interface), executed the same way.
+/// CNI ADD and DEL of 100 pods, one after the other and ten at a time, by Tortie (address, interface, policy in
+/// force) and by Debian's `ptp` with `host-local` (address, interface), executed in the same way.
 fn cni() -> Result<()> {
     let lab = Lab::up()?;
     let agent = lab.agent_pid()?;
@@ -146,7 +146,8 @@ struct Plugin {
     config: Value,
     /// The namespaces to enter, as options of nsenter.
     enter: Vec<String>,
-    /// The mount namespace in which the pods' network namespaces are bound to paths, if it is not this process's.
+    /// The mount namespace in which the pods' network namespaces are bound to paths, if it differs from this
+    /// process's.
     mounts: Option<String>,
 }
 
@@ -257,7 +258,7 @@ fn call(plugin: &Plugin, verb: &str, number: usize, netns: &str) -> Result<Durat
     Ok(took)
 }
 
-/// A network namespace with a path, made and removed by this run.
+/// A network namespace with a path, created and removed by this run.
 struct NetworkNamespace {
     name: String,
     mounts: Option<String>,
@@ -266,7 +267,7 @@ struct NetworkNamespace {
 impl NetworkNamespace {
     fn new(name: &str, mounts: Option<&str>) -> Result<Self> {
         let namespace = Self { name: name.to_owned(), mounts: mounts.map(str::to_owned) };
-        // One that a run which was killed has left.
+        // Removes one that a killed run left.
         let _ = namespace.ip("delete").stderr(Stdio::null()).status();
         run_command(&mut namespace.ip("add"))?;
         Ok(namespace)
@@ -321,12 +322,12 @@ impl Lab {
         Ok(lab)
     }
 
-    /// The number of the first process inside the lab.
+    /// The pid of the first process inside the lab.
     fn inside_pid(&self) -> Result<String> {
         Ok(fs::read_to_string(self.folder.path().join("lab/pid"))?.trim().to_owned())
     }
 
-    /// The number of the agent, which runs in the node's network namespace.
+    /// The pid of the agent, which runs in the node's network namespace.
     fn agent_pid(&self) -> Result<String> {
         let folder = self.folder.path().display().to_string();
         for entry in fs::read_dir("/proc")?.flatten() {
@@ -339,7 +340,7 @@ impl Lab {
         bail!("the lab's agent is not running")
     }
 
-    /// Pods for the plugin to find, on a node that no runtime serves, so that only this benchmark adds them.
+    /// Pods for the plugin, on a node without a runtime, so that only this benchmark adds them.
     fn deploy_bench_pods(&self) -> Result<()> {
         let mut manifests = String::new();
         for number in 0..PODS {
@@ -349,7 +350,7 @@ impl Lab {
             });
             manifests += &format!("{pod}\n---\n");
         }
-        // A policy that selects them all, so that there is something to be put in force.
+        // A policy that selects all of them, so that there is something to put in force.
         manifests += &json!({
             "apiVersion": "projectcalico.org/v3", "kind": "NetworkPolicy", "metadata": {"name": "bench"},
             "spec": {"selector": "app == 'bench'", "ingress": [{"action": "Allow", "protocol": "TCP", "source": {"selector": "app == 'bench'"}, "destination": {"ports": [80]}}]},

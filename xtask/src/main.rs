@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything that is done to the project, by one name.
+//! `cargo xtask`: all development tasks.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
 
 mod bench;
@@ -20,9 +20,9 @@ cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nf
 cargo xtask vectors FILE… [--on program|oracle|kernel]
                             replays files of published verdicts; fails where one differs; kernel needs root";
 
-/// The published verdicts, seen from the workspace. They are not part of the project.
+/// The published verdicts, relative to the workspace. They are not part of the project.
 const PUBLISHED: &str = "../shared/vectors/cyclonus-even.jsonl.gz";
-/// What Calico's own code says: the names of the files beside [`PUBLISHED`].
+/// The verdicts of Calico's own code: the names of the files beside [`PUBLISHED`].
 const OF_CALICO: [&str; 3] =
     ["calico-selectors-even.jsonl.gz", "calico-validation-even.jsonl.gz", "calico-verdicts-even.jsonl.gz"];
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs every test. They make network namespaces, and some switch to an ordinary user: that takes root.
+/// Runs every test. Tests create network namespaces, and some switch to an ordinary user, so they need root.
 fn test(arguments: &[&str]) -> Result<()> {
     setup::require_root("the tests")?;
     setup::packages(&setup::TEST_PACKAGES)?;
@@ -59,7 +59,7 @@ fn test(arguments: &[&str]) -> Result<()> {
     cargo(&all)
 }
 
-/// The random tests with many more cases.
+/// Runs the random tests with many more cases.
 fn soak() -> Result<()> {
     setup::require_root("the random clusters on the kernel")?;
     step("oracle and programs, a million verdicts", || random("tortie-calc", "differential", 10_000))?;
@@ -77,7 +77,7 @@ fn soak() -> Result<()> {
     step("a thousand kills under traffic", || run(Command::new(cargo).args(test).env("TORTIE_KILLS", "1000")))
 }
 
-/// Runs a random test with so many cases.
+/// Runs a random test with that many cases.
 fn random(package: &str, test: &str, cases: u32) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let arguments = ["test", "--release", "--package", package, "--test", test, "--", "--nocapture"];
@@ -91,7 +91,7 @@ fn ci() -> Result<()> {
     step("lints of the packaged program", || {
         cargo(&["clippy", "--package", "tortie-cli", "--no-default-features", "--", "-D", "warnings"])
     })?;
-    // The advisories' database is not asked: it is elsewhere, and what it says changes without a change of ours.
+    // The advisory database is not used: it is remote, and its content changes without a change of the project.
     step("licences and sources", || {
         cargo(&["deny", "--log-level", "warn", "check", "licenses", "bans", "sources"])
     })?;
@@ -115,7 +115,7 @@ fn ci() -> Result<()> {
     Ok(())
 }
 
-/// What a gate that was passed says at last, so that nobody takes a part for the whole.
+/// The last line of a passed gate. It names skipped parts, so that nobody mistakes a part for the whole.
 fn closing_line(replayed: bool) -> String {
     if replayed {
         "==> everything holds".to_owned()

@@ -1,4 +1,4 @@
-//! What a machine needs for tests, checks and benchmarks. Tortie itself needs none of it.
+//! The requirements of tests, checks and benchmarks. Tortie itself needs none of them.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,13 +7,13 @@ use anyhow::{Result, bail};
 
 use crate::{cargo, run};
 
-/// A program, and Debian's package that brings it.
+/// A program and its Debian package.
 type Package = (&'static str, &'static str);
 
-/// For tests: captures on the wire, a second opinion on what the kernel's tables hold, and what others have in them.
+/// For tests: packet captures, an independent reader of the kernel's tables, and a tool that adds foreign tables.
 pub(crate) const TEST_PACKAGES: [Package; 3] =
     [("/usr/bin/tcpdump", "tcpdump"), ("/usr/sbin/nft", "nftables"), ("/usr/sbin/iptables-nft", "iptables")];
-/// For benchmarks: the peers, and what makes network namespaces for them.
+/// For benchmarks: the peers, and a tool that creates network namespaces for them.
 pub(crate) const BENCH_PACKAGES: [Package; 2] =
     [("/usr/lib/cni/ptp", "containernetworking-plugins"), ("/bin/ip", "iproute2")];
 
@@ -52,7 +52,7 @@ pub(crate) fn packages(wanted: &[Package]) -> Result<()> {
     run(install.args(["-q", "-y", "--no-install-recommends", "install"]).args(missing))
 }
 
-/// Says why root is needed, where it is missing.
+/// Fails with a reason if the user is not root.
 pub(crate) fn require_root(what: &str) -> Result<()> {
     if rustix::process::getuid().is_root() {
         return Ok(());

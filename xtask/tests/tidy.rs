@@ -1,4 +1,4 @@
-//! The invariants of ARCHITECTURE.md that can be checked by looking at the source.
+//! Checks the invariants of ARCHITECTURE.md that are visible in the source.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The rooms, in the order of ARCHITECTURE.md: each may depend only on those before it.
+/// The crates in the order of ARCHITECTURE.md: each may depend only on earlier ones.
 const ROOMS: [&str; 18] = [
     "selector",
     "api",
@@ -29,13 +29,13 @@ const ROOMS: [&str; 18] = [
     "lab",
     "cli",
 ];
-/// The rooms that may wait: everything else is plain functions.
+/// The asynchronous crates; all others are plain functions.
 const ASYNC: [&str; 5] = ["store", "ipam", "agent", "lab", "cli"];
-/// The rooms without clocks, files, sockets and threads.
+/// The crates without clocks, files, sockets and threads.
 const PURE: [&str; 7] = ["selector", "api", "policy", "oracle", "reach", "dataplane", "calc"];
-/// The only rooms with unsafe code.
+/// The only crates with unsafe code.
 const UNSAFE: [&str; 2] = ["kernel", "hcn"];
-/// No file of the program is longer.
+/// The maximum length of a source file.
 const MAX_LINES: usize = 700;
 
 fn workspace() -> PathBuf {
@@ -47,7 +47,7 @@ fn read(path: impl AsRef<Path>) -> String {
         .unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
 }
 
-/// The dependencies of each room that are part of the program, by package name.
+/// The dependencies of each crate of the program, by package name.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version", "1"])
@@ -68,7 +68,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     rooms.collect()
 }
 
-/// Every source file of a room's program.
+/// Every source file of a crate's program.
 fn sources(room: &str) -> Vec<(String, String)> {
     let mut files = Vec::new();
     let mut folders = vec![workspace().join("crates").join(room).join("src")];
@@ -87,7 +87,7 @@ fn sources(room: &str) -> Vec<(String, String)> {
     files
 }
 
-/// The code of a file: without comments, and without what is compiled for tests only.
+/// The code of a file, without comments and without what is compiled only for tests.
 fn code(text: &str) -> String {
     let program = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
     program.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
@@ -202,7 +202,7 @@ fn unsafe_code_lives_in_two_rooms() {
     }
 }
 
-/// Whether the code starts a process of a program, however the type is imported.
+/// Whether the code starts a process, however the type is imported.
 fn starts_programs(code: &str) -> bool {
     let renamed = code.contains("process::Command as") || code.contains("process as ");
     renamed
@@ -217,7 +217,8 @@ fn the_program_runs_no_other_program() {
         for (file, text) in sources(room) {
             let code = code(&text);
             match room {
-                // Itself under another name, and what its user writes behind `--`: no program is named in the source.
+                // It starts itself under another name, and what its user writes after `--`: no program is named in
+                // the source.
                 "lab" => {
                     assert!(!code.contains("Command::new(\""), "{file} runs a program of its own choice")
                 }

@@ -353,7 +353,7 @@ impl Pods {
         Key::namespaced(Kind::WorkloadEndpoint, &*id.namespace, name)
     }
 
-    /// What stands beside the address in its block (`calico.md` 5.2); the time in Go's text form.
+    /// What stands beside the address in its block (`cni-plugin/pkg/ipamplugin` of Calico); the time in Go's text form.
     fn owner(&self, id: &EndpointId) -> BTreeMap<String, String> {
         let now = Timestamp::now().strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC").to_string();
         let pairs = [

@@ -1,5 +1,5 @@
-//! What an API server writes into an object where its author said nothing (`calico.md` 2.4; semantics 7, 10). So what is
-//! stored says what it means, also to a reader that cannot understand all of it.
+//! Defaults of the API server for absent fields (`api/pkg/defaults` of Calico; policy decisions 7, 10). The stored
+//! object is explicit, so that even a reader that does not understand all of it knows its meaning.
 
 use serde_json::{Map, Value, json};
 

@@ -1,4 +1,4 @@
-//! Values of single fields, read from text and refused where they are wrong.
+//! Values of single fields, parsed from text and validated.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use tortie_selector::Selector;
 
 use crate::net::{PortRange, Protocol};
 
-/// A network such as `10.0.0.0/8`. Calico accepts host bits and masks them; so do we.
+/// A network such as `10.0.0.0/8`. Host bits are accepted and masked, as in Calico.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Cidr(pub IpNet);
@@ -25,7 +25,7 @@ impl<'de> Deserialize<'de> for Cidr {
     }
 }
 
-/// A network as network sets hold it: a bare address is a network of full length.
+/// A network in a network set: a bare address is a network of full length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Network(pub IpNet);
@@ -76,7 +76,7 @@ impl Visitor<'_> for PortVisitor {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Port, E> {
         let wrong = || E::invalid_value(Unexpected::Str(text), &PortVisitor);
-        // `parse` would take a sign.
+        // `parse` would accept a sign.
         let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
             true => text.parse::<u16>().ok().filter(|port| *port > 0),
             false => None,
@@ -107,7 +107,7 @@ impl<'de> Deserialize<'de> for ProtocolName {
     }
 }
 
-/// Reads a protocol whose name may be in any case.
+/// Parses a protocol whose name may be in any case.
 pub(crate) fn protocol_in_any_case<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ProtocolName, D::Error> {
@@ -138,7 +138,7 @@ impl Visitor<'_> for ProtocolVisitor {
         {
             return self.visit_u64(number);
         }
-        // Upstream compares names exactly.
+        // Calico compares names exactly.
         let exact = |protocol: &Protocol| self.any_case || protocol.to_string() == text;
         let known = Protocol::from_name(text).filter(exact).map(ProtocolName);
         known.ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
@@ -157,8 +157,8 @@ pub(crate) fn is_port_name(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-/// Whether Calico accepts this as a name: lower-case letters, digits, `-` and `.`, beginning and ending with a letter or
-/// digit, at most 253 of them.
+/// Whether Calico accepts this as a name: at most 253 lower-case letters, digits, `-` and `.`, with a letter or digit
+/// at both ends.
 pub(crate) fn is_object_name(name: &str) -> bool {
     let outer =
         |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
@@ -166,7 +166,7 @@ pub(crate) fn is_object_name(name: &str) -> bool {
     name.len() <= 253 && name.bytes().all(allowed) && outer(name.bytes().next()) && outer(name.bytes().last())
 }
 
-/// Whether Kubernetes takes this for the name of a label: `[prefix/]name`.
+/// Whether Kubernetes accepts this as the name of a label: `[prefix/]name`.
 pub(crate) fn is_label_name(name: &str) -> bool {
     let local = name.rsplit('/').next().unwrap_or(name);
     let prefix = name.strip_suffix(local).unwrap_or_default().trim_end_matches('/');
@@ -179,8 +179,8 @@ pub(crate) fn is_label_name(name: &str) -> bool {
         && !name.starts_with('/')
 }
 
-/// Whether Kubernetes takes this for the value of a label: at most 63 letters, digits, `-`, `_` and `.`, beginning and
-/// ending with a letter or digit; or nothing.
+/// Whether Kubernetes accepts this as the value of a label: empty, or at most 63 letters, digits, `-`, `_` and `.`,
+/// with a letter or digit at both ends.
 pub(crate) fn is_label_value(value: &str) -> bool {
     let outer = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
     value.len() <= 63
@@ -189,8 +189,8 @@ pub(crate) fn is_label_value(value: &str) -> bool {
         && outer(value.bytes().last())
 }
 
-/// Whether only the cluster may give this label: which namespace, service account or orchestrator an endpoint belongs
-/// to, and the labels of those (`calico.md` 1.5).
+/// Whether only the cluster may set this label: the namespace, service account or orchestrator of an endpoint, and
+/// their labels (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
 #[must_use]
 pub fn is_reserved_label(name: &str) -> bool {
     name.starts_with("pcns.")
@@ -203,7 +203,7 @@ pub fn is_reserved_label(name: &str) -> bool {
         .contains(&name)
 }
 
-/// Reads a selector. An empty one is absent; spaces and tabs alone are `all()`, as Calico's parser has them.
+/// Parses a selector. An empty one is absent; spaces and tabs alone are `all()`, as in Calico's parser.
 pub(crate) fn selector<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Selector>, D::Error> {
     let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
     if text.is_empty() {
@@ -212,14 +212,14 @@ pub(crate) fn selector<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opt
     Selector::parse(&text).map(Some).map_err(D::Error::custom)
 }
 
-/// Reads a list that may be absent or null.
+/// Parses a list that may be absent or null.
 pub(crate) fn list<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
     Ok(Option::<Vec<T>>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads an address with or without a prefix length, as node annotations hold them (`10.0.0.1/24`).
+/// Parses an address with or without a prefix length, as in node annotations (`10.0.0.1/24`).
 #[must_use]
 pub(crate) fn address_of(text: &str) -> Option<IpAddr> {
     text.split('/').next().and_then(|address| address.parse().ok())

@@ -1,4 +1,4 @@
-//! Kinds of object, and the key that names one.
+//! Kinds of object, and the key that identifies an object.
 
 use std::fmt;
 
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum Kind {
     /// A Kubernetes namespace.
     Namespace,
-    /// A Kubernetes node; what Calico knows of it stands in its annotations (`calico.md` 1.6).
+    /// A Kubernetes node; Calico's data about it is in its annotations
+    /// (`libcalico-go/lib/backend/k8s/resources/node.go`).
     Node,
     /// A Kubernetes service account.
     ServiceAccount,
@@ -19,9 +20,9 @@ pub enum Kind {
     Service,
     /// Some of the backends of a Service.
     EndpointSlice,
-    /// A Calico tier: policies are asked tier by tier.
+    /// A Calico tier: policies are evaluated tier by tier.
     Tier,
-    /// A Calico profile: rules that are asked after the last tier, and labels that endpoints inherit.
+    /// A Calico profile: rules that are evaluated after the last tier, and labels that endpoints inherit.
     Profile,
     /// Networks with labels, of one namespace.
     NetworkSet,
@@ -31,37 +32,37 @@ pub enum Kind {
     KubernetesNetworkPolicy,
     /// A policy of the cluster's administrators.
     ClusterNetworkPolicy,
-    /// What a ClusterNetworkPolicy before all others was called earlier.
+    /// The older form of a ClusterNetworkPolicy before all other policies.
     AdminNetworkPolicy,
-    /// What a ClusterNetworkPolicy after all others was called earlier; there is at most one.
+    /// The older form of a ClusterNetworkPolicy after all other policies; there is at most one.
     BaselineAdminNetworkPolicy,
     /// A Calico network policy, of one namespace.
     NetworkPolicy,
     /// A Calico network policy for the whole cluster.
     GlobalNetworkPolicy,
-    /// A Calico network policy that is not enforced, only looked at.
+    /// A Calico network policy that is not enforced.
     StagedNetworkPolicy,
-    /// A Calico network policy for the whole cluster that is not enforced, only looked at.
+    /// A Calico network policy for the whole cluster that is not enforced.
     StagedGlobalNetworkPolicy,
-    /// A Kubernetes network policy that is not enforced, only looked at.
+    /// A Kubernetes network policy that is not enforced.
     StagedKubernetesNetworkPolicy,
     /// An interface of a node under policy.
     HostEndpoint,
-    /// The settings of nodes; `default` is everybody's.
+    /// The settings of nodes; `default` applies to all.
     FelixConfiguration,
     /// A Calico address pool.
     IpPool,
-    /// A pod's interface, as the CNI plugin made it.
+    /// A pod's interface, as created by the CNI plugin.
     WorkloadEndpoint,
-    /// An IPAM block (`calico.md` 5.1); its name is its CIDR.
+    /// An IPAM block (`libcalico-go/lib/backend/model/block.go`); its name is its CIDR.
     IpamBlock,
-    /// Which node a block belongs to; its name is `<node>/<CIDR>`.
+    /// The node of a block; its name is `<node>/<CIDR>`.
     BlockAffinity,
-    /// How many addresses of which blocks a handle has.
+    /// The number of addresses of a handle in each block.
     IpamHandle,
     /// The cluster's IPAM settings; its name is `default`.
     IpamConfig,
-    /// What a node reports (semantics 29).
+    /// What a node reports (policy decision 29).
     NodeReport,
 }
 
@@ -221,8 +222,8 @@ impl Kind {
         self.description().namespaced
     }
 
-    /// When its objects are applied among others, lowest first: what others name comes before them, and pods come last, so
-    /// that all policy is there before them. Deleting goes the other way.
+    /// The order in which objects are applied, lowest first: objects come after those that they name, and pods come
+    /// last, so that all policy exists before them. Deletion uses the opposite order.
     #[must_use]
     pub fn apply_order(self) -> u8 {
         match self {
@@ -253,7 +254,7 @@ impl Kind {
         }
     }
 
-    /// Who writes its objects, where it is not people: they can be looked at, but neither applied nor deleted.
+    /// Who writes its objects, if users do not: users can read them, but neither apply nor delete them.
     #[must_use]
     pub fn written_by(self) -> Option<&'static str> {
         match self {
@@ -273,7 +274,7 @@ impl Kind {
         known.map(|known| known.kind)
     }
 
-    /// The kind that `word` means on the command line: its plural, its name in any case, or a short form.
+    /// The kind of a word on the command line: its plural, its name in any case, or a short form.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         let word = word.to_ascii_lowercase();
@@ -286,7 +287,7 @@ impl Kind {
     }
 
     fn description(self) -> &'static Description {
-        // The table holds every variant, in the order of the enum: a test compares them.
+        // The table contains every variant in the order of the enum; a test compares them.
         &DESCRIPTIONS[self as usize]
     }
 }
@@ -305,7 +306,7 @@ impl fmt::Display for Kind {
 pub struct Key {
     /// Its kind.
     pub kind: Kind,
-    /// Its namespace; empty for kinds that have none.
+    /// Its namespace; empty for kinds without namespaces.
     pub namespace: String,
     /// Its name.
     pub name: String,

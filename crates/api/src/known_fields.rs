@@ -1,4 +1,4 @@
-//! The fields of Kubernetes 1.36 of the kinds that Tortie reads in part. A field that is misspelt would be ignored.
+//! The fields in Kubernetes 1.36 of the kinds that Tortie reads in part, so that a misspelt field is not ignored.
 
 use serde_json::Value;
 
@@ -102,7 +102,7 @@ const JOB: &[&str] = &[
     "ttlSecondsAfterFinished",
 ];
 
-/// Every field of an object that its kind does not have.
+/// Reports every field of an object that its kind does not have.
 pub(crate) fn check(kind: Kind, value: &Value, problems: &mut Vec<FieldError>) {
     let mut of = |path: &str, known: &[&str]| check_at(value, path, known, problems);
     match kind {
@@ -120,7 +120,7 @@ pub(crate) fn check(kind: Kind, value: &Value, problems: &mut Vec<FieldError>) {
     }
 }
 
-/// Every field of a workload's own that its kind does not have; the template of its pods is checked as a pod.
+/// Reports every field of the workload that its kind does not have; the template of its pods is checked as a pod.
 pub(crate) fn check_workload(kind: &str, value: &Value) -> Vec<FieldError> {
     let mut problems = Vec::new();
     only(value, "", &["apiVersion", "kind", "metadata", "spec", "status"], &mut problems);
@@ -134,7 +134,7 @@ pub(crate) fn check_workload(kind: &str, value: &Value) -> Vec<FieldError> {
     problems
 }
 
-/// Checks the mapping at a path; with `[]` at its end, every item of the list there.
+/// Checks the mapping at a path; if the path ends with `[]`, every item of that list.
 fn check_at(value: &Value, path: &str, known: &[&str], problems: &mut Vec<FieldError>) {
     let (place, items) = path.strip_suffix("[]").map_or((path, false), |place| (place, true));
     let Some(found) = value.pointer(&format!("/{}", place.replace('.', "/"))) else { return };

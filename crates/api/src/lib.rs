@@ -1,7 +1,8 @@
-//! The resource types: Calico v3 kinds and the Kubernetes kinds that we read; their names, defaults and validation.
+//! The resource types: Calico v3 kinds and the Kubernetes kinds that Tortie reads; their names, defaults and
+//! validation.
 //!
-//! Objects travel as JSON values, as YAML gave them, so that fields which we do not read are kept. [`Resource::read`]
-//! makes the typed view of one; [`manifest::read`] reads files of them and says what is wrong with file and line.
+//! Objects are passed as JSON values, so that unread fields are kept. [`Resource::read`] creates the typed view of
+//! one object. [`manifest::read`] reads files and reports problems with file and line.
 
 pub mod calico;
 mod defaults;

@@ -1,5 +1,5 @@
-//! Manifests: files of YAML or JSON documents, each an object. Everything that is wrong is said at once, with file,
-//! line, object and field; where anything is wrong, nothing may be applied.
+//! Manifests: files of YAML or JSON documents, each of which is an object. All problems are reported at once, with
+//! file, line, object and field. If there are any, nothing may be applied.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,25 +19,25 @@ mod offline;
 use meaning::Meaning;
 pub use offline::{Offline, Settled, Skipped};
 
-/// An object of a manifest, valid.
+/// A valid object of a manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Object {
     /// Its key.
     pub key: Key,
-    /// All of it, as it was written, less what only the cluster that it was exported from can use.
+    /// The complete object as written, without what only the exporting cluster can use.
     pub value: Value,
     /// Its typed view.
     pub resource: Resource,
-    /// Where it was written.
+    /// Where it is in the file.
     pub origin: Origin,
-    /// Where its fields were written.
+    /// The lines of its fields.
     pub lines: Lines,
 }
 
-/// A place in a file.
+/// A position in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// The file's name as the user gave it.
+    /// The file's name as given by the user.
     pub file: String,
     /// The line; the first is 1.
     pub line: usize,
@@ -49,16 +49,16 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Something wrong in a manifest: `file:line: object: field: what is wrong`.
+/// A problem in a manifest: `file:line: object: field: problem`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where.
+    /// The position.
     pub origin: Origin,
-    /// The object, as far as it can be told.
+    /// The object, as far as it is known.
     pub object: String,
     /// The field, as `spec.ingress[0].action`; empty for the object as a whole.
     pub field: String,
-    /// What is wrong, and what would be right.
+    /// The problem and the remedy.
     pub problem: String,
 }
 
@@ -74,11 +74,11 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads the documents of one file; lists hold several objects. A namespaced object without a namespace belongs to
-/// `default`. What only the cluster that an object was exported from can use is left out.
+/// Reads the documents of one file; a list contains several objects. A namespaced object without a namespace belongs
+/// to `default`. Removes what only the exporting cluster can use.
 ///
 /// # Errors
-/// Every problem of the file; a kind that is not known is one.
+/// Every problem of the file, including unknown kinds.
 pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
     let (mut objects, mut problems) = (Vec::new(), Vec::new());
     let mut seen = Seen::default();
@@ -95,7 +95,7 @@ pub fn read(file: &str, text: &str) -> Result<Vec<Object>, Vec<Problem>> {
     if problems.is_empty() { Ok(objects) } else { Err(problems) }
 }
 
-/// The documents of a file, the items of lists among them, in the words of the groups that Tortie knows.
+/// The documents of a file, including the items of lists, translated to the API groups that Tortie knows.
 fn documents(file: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<Document> {
     let read = match yaml::read(text) {
         Ok(read) => read,
@@ -129,12 +129,12 @@ fn documents(file: &str, text: &str, problems: &mut Vec<Problem>) -> Vec<Documen
     understood
 }
 
-/// Where each object was given first.
+/// The first position of each object.
 #[derive(Default)]
 struct Seen(BTreeMap<Key, Origin>);
 
 impl Seen {
-    /// What is wrong, if the object was given before.
+    /// The problem, if the object was given before.
     fn twice(&mut self, object: &Object) -> Option<Problem> {
         match self.0.entry(object.key.clone()) {
             Entry::Vacant(first) => {
@@ -186,7 +186,8 @@ fn problem(file: &str, document: &Document, object: &str, error: FieldError) -> 
     Problem { origin, object: object.to_owned(), field: error.path, problem: error.problem }
 }
 
-/// Takes out fields without a value, which are as good as absent. Not in maps of labels, where `app:` is a mistake.
+/// Removes fields without a value, which count as absent. In maps of labels they stay, because `app:` is a mistake
+/// there.
 fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -202,7 +203,7 @@ fn drop_nulls(value: &mut Value) {
     }
 }
 
-/// The object's key; a missing namespace becomes `default`, in the value too.
+/// The object's key. A missing namespace becomes `default`, in the value too.
 fn key(value: &mut Value) -> Result<Key, FieldError> {
     let Value::Object(fields) = value else {
         return Err(FieldError::new("", "a manifest must be a mapping with apiVersion, kind and metadata"));
@@ -240,7 +241,7 @@ fn key(value: &mut Value) -> Result<Key, FieldError> {
     Ok(Key::namespaced(kind, namespace, name))
 }
 
-/// What can be told of an object whose key is wrong.
+/// A description of an object whose key is invalid.
 fn describe(value: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let kind = value.get("kind").map(text).unwrap_or_default();

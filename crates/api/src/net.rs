@@ -6,16 +6,16 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What a rule does with the packets that it matches (`projectcalico.org/v3` `Rule.action`).
+/// What a rule does with matching packets (`projectcalico.org/v3` `Rule.action`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Action {
-    /// Let the packet through; nothing later is asked.
+    /// Lets the packet pass; nothing later is evaluated.
     Allow,
-    /// Drop the packet.
+    /// Drops the packet.
     Deny,
-    /// Note the packet and go on with the next rule.
+    /// Logs the packet and continues with the next rule.
     Log,
-    /// Leave this tier and go on with the next one.
+    /// Leaves this tier and continues with the next one.
     Pass,
 }
 
@@ -28,7 +28,7 @@ pub enum IpVersion {
     V6,
 }
 
-/// The way of a packet, seen from an endpoint.
+/// The direction of a packet, seen from an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Direction {
     /// Into the endpoint.
@@ -67,7 +67,7 @@ impl Protocol {
         ("UDPLite", Self::UDP_LITE),
     ];
 
-    /// The protocol that Calico and Kubernetes call `name`; the case does not matter (Calico accepts both).
+    /// The protocol with this name in Calico and Kubernetes, in any case (Calico accepts both).
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, protocol)| *protocol)

@@ -1,4 +1,4 @@
-//! What a node says of itself (semantics 29): policies have no status field that Tortie may use.
+//! The report of a node (policy decision 29). Policies have no status field that Tortie may use.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,67 +19,68 @@ pub struct NodeReport {
     pub kind: String,
     /// Its name is the node's.
     pub metadata: Metadata,
-    /// What the node says.
+    /// The content of the report.
     pub status: NodeStatus,
 }
 
-/// What a node says.
+/// The content of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     /// `linux` or `windows`.
     pub os: String,
-    /// Everything in the store up to this revision is in force on the node, but for what `conditions` names.
+    /// Everything in the store up to this revision is in force on the node, except for what `conditions` names.
     pub revision: u64,
-    /// How many pods the node has.
+    /// The number of pods on the node.
     pub endpoints: usize,
-    /// The rules of the operator's own that the node's pods have before policy, the first one first; those of the firewall
-    /// have no order.
+    /// The operator's own rules that come before policy for the node's pods, in order; rules of the firewall have no
+    /// order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub static_rules: Vec<StaticRule>,
-    /// What the operator should know, bounded in number; `more` counts what was left out.
+    /// What the operator should know, limited in number; `more` counts the rest.
     #[serde(default)]
     pub conditions: Vec<ReportedCondition>,
-    /// How many conditions there are beyond those listed.
+    /// The number of conditions beyond those listed.
     #[serde(default)]
     pub more: usize,
 }
 
-/// A rule that every pod of a node has before policy: a static rule of Windows (semantics 26).
+/// A rule for every pod of a node before policy: a static rule of Windows (policy decision 26).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StaticRule {
     /// Its name.
     pub name: String,
-    /// Who asks it.
+    /// Where it is evaluated.
     #[serde(default, skip_serializing_if = "StaticRuleType::is_switch")]
     pub rule_type: StaticRuleType,
-    /// Whether what it matches passes.
+    /// Whether matching packets pass.
     pub allow: bool,
-    /// Whether it comes after what lets the node reach its own pods (semantics 2): of such packets it is not asked.
+    /// Whether it comes after the rule by which the node reaches its own pods (policy decision 2), so that it does
+    /// not apply to such packets.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub after_own_node: bool,
     /// Packets to the pod, or from it.
     pub direction: Direction,
-    /// The IP protocol number; absent is any.
+    /// The IP protocol number; absent means any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<u8>,
     /// The pod's addresses and ports.
     #[serde(default)]
     pub local: StaticSide,
-    /// Its peer's.
+    /// The peer's addresses and ports.
     #[serde(default)]
     pub remote: StaticSide,
 }
 
-/// Who asks a static rule: the RuleType of its ACL (hns.md 4.1).
+/// Where a static rule is evaluated: the RuleType of its ACL (docs/hns.md, ACLs).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StaticRuleType {
-    /// The switch: the first rule that matches decides, and policy comes after the last one.
+    /// The switch: the first matching rule decides, and policy comes after the last one.
     #[default]
     Switch,
-    /// The node's firewall, which a packet has to pass as well: one that does not allow denies, whatever others say; one
-    /// that allows decides nothing.
+    /// The node's firewall, which a packet must pass as well: a rule that does not allow denies, whatever other rules
+    /// say; a rule that allows decides nothing.
     Host,
 }
 
@@ -89,7 +90,7 @@ impl StaticRuleType {
     }
 }
 
-/// One side of a packet in a static rule. Empty is any.
+/// One side of a packet in a static rule. Empty means any.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StaticSide {
@@ -102,15 +103,15 @@ pub struct StaticSide {
 }
 
 impl StaticRule {
-    /// The rule that decides about what `matches`, if one does: one of the firewall that denies, or else the first of the
-    /// switch.
+    /// The rule that decides among those that `matches` selects: a denying rule of the firewall, otherwise the first
+    /// rule of the switch.
     pub fn decisive(rules: &[Self], matches: impl Fn(&Self) -> bool) -> Option<&Self> {
         let of = |rule_type| rules.iter().filter(move |rule| rule.rule_type == rule_type);
         let denies = of(StaticRuleType::Host).find(|rule| !rule.allow && matches(rule));
         denies.or_else(|| of(StaticRuleType::Switch).find(|rule| matches(rule)))
     }
 
-    /// Whether it is about a packet of this protocol and direction between these ends, each an address and a port.
+    /// Whether it matches a packet of this protocol and direction between these ends, each an address and a port.
     #[must_use]
     pub fn matches(
         &self,
@@ -150,7 +151,7 @@ pub struct ReportedCondition {
     pub about: Vec<ObjectRef>,
     /// A short, stable name in CamelCase. Newer nodes may report reasons that are not known here.
     pub reason: String,
-    /// One sentence: what is wrong, and what Tortie does about it. It does not repeat the objects.
+    /// One sentence: the problem, and what Tortie does about it.
     pub message: String,
 }
 

@@ -19,13 +19,13 @@ use crate::report::NodeReport;
 use crate::value::Strict;
 use crate::{Key, Kind, Network};
 
-/// What is wrong with one field of an object.
+/// A problem with one field of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{path}: {problem}")]
 pub struct FieldError {
     /// The field, as `spec.ingress[0].action`.
     pub path: String,
-    /// What is wrong, and what would be right.
+    /// The problem and the remedy.
     pub problem: String,
 }
 
@@ -59,7 +59,7 @@ pub struct Metadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An object of one of the kinds that have a typed view. IPAM's own kinds are `tortie-ipam`'s.
+/// An object of a kind with a typed view. IPAM's own kinds are in `tortie-ipam`.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(missing_docs, reason = "each variant is named like the type that it holds, and documented there")]
 pub enum Resource {
@@ -88,9 +88,9 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// The typed view of what can be read of an object, and what of it cannot. For the kinds whose parts stand on their
-    /// own (labels, networks): one damaged label of a namespace must not hide the others from a Deny rule. A field that
-    /// cannot be read is left out; every other kind is read whole or not at all.
+    /// The typed view of the readable parts of an object, and the unreadable ones. For kinds whose parts are
+    /// independent (labels, networks), unreadable fields are left out: one damaged label of a namespace must not hide
+    /// the others from a Deny rule. Every other kind is read completely or not at all.
     #[must_use]
     pub fn read_what_can_be(key: &Key, value: &Value) -> (Option<Self>, Vec<FieldError>) {
         let in_parts = matches!(
@@ -111,7 +111,7 @@ impl Resource {
             return (None, problems);
         }
         drop_what_cannot_be_read(key.kind, left.to_mut(), &mut wrong);
-        // What is left is single fields; an object has few.
+        // Only single fields remain, and an object has few.
         for _ in 0..MOST_FIELDS {
             match Self::read(key, &left) {
                 Ok(resource) => return (Some(resource), wrong),
@@ -128,11 +128,11 @@ impl Resource {
         (None, wrong)
     }
 
-    /// Makes the typed view of an object and validates it. Policies with a field that is not known are refused; other
-    /// kinds may have fields that Tortie does not read.
+    /// Creates the typed view of an object and validates it. Policies with unknown fields are rejected; other kinds
+    /// may have fields that Tortie does not read.
     ///
     /// # Errors
-    /// Every problem that was found, each with its field.
+    /// Every problem, with its field.
     pub fn read(key: &Key, value: &Value) -> Result<Self, Vec<FieldError>> {
         let one = |error| vec![error];
         crate::calico::check_as_written(key.kind, value)?;
@@ -168,7 +168,7 @@ impl Resource {
             }
             Kind::StagedKubernetesNetworkPolicy => {
                 let mut value = value.clone();
-                // Beside the Kubernetes policy's own fields it has this one.
+                // This is the only field besides those of a Kubernetes policy.
                 let action = value
                     .get_mut("spec")
                     .and_then(Value::as_object_mut)
@@ -227,10 +227,10 @@ impl Resource {
     }
 }
 
-/// How many fields of an object are tried without.
+/// How many unreadable fields of an object are removed, one after another.
 const MOST_FIELDS: usize = 32;
 
-/// Takes out, in one pass, the labels that are no text and the networks that are none.
+/// Removes, in one pass, labels that are not text and networks that are invalid.
 fn drop_what_cannot_be_read(kind: Kind, value: &mut Value, wrong: &mut Vec<FieldError>) {
     for field in ["labels", "annotations"] {
         let Some(labels) = value.pointer_mut(&format!("/metadata/{field}")).and_then(Value::as_object_mut)
@@ -259,7 +259,7 @@ fn drop_what_cannot_be_read(kind: Kind, value: &mut Value, wrong: &mut Vec<Field
     });
 }
 
-/// Reads a value as `T`; an error names the field by its path.
+/// Parses a value as `T`; an error names the field by its path.
 pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, FieldError> {
     serde_path_to_error::deserialize(Strict(value)).map_err(|error| {
         let path = error.path().to_string();
@@ -268,7 +268,7 @@ pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, FieldError>
     })
 }
 
-/// `serde` names the parent of a field that it does not know; the user wants the field itself.
+/// `serde` names the parent of an unknown field; the user needs the field itself.
 fn with_unknown_field(mut error: FieldError) -> FieldError {
     let Some(field) = error.problem.strip_prefix("unknown field `").and_then(|rest| rest.split('`').next())
     else {
@@ -280,11 +280,11 @@ fn with_unknown_field(mut error: FieldError) -> FieldError {
     error
 }
 
-/// Takes the field at `path` (`spec.nets[2]`, `metadata.labels.a.b/c`) out of the object; says whether it was there.
+/// Removes the field at `path` (`spec.nets[2]`, `metadata.labels.a.b/c`) from the object. Returns whether it existed.
 fn remove(value: &mut Value, path: &str) -> bool {
     match value {
         Value::Object(fields) => {
-            // A label's name may have dots of its own, so the longest name that fits is meant.
+            // A label's name may contain dots, so the longest name that fits is meant.
             let fits = |name: &&String| {
                 path.strip_prefix(name.as_str())
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))

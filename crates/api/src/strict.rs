@@ -1,5 +1,5 @@
-//! Names and fields that a manifest may use. What is stored may have more (a newer Kubernetes adds fields); what a
-//! person writes may not, as a field that is misspelt would be ignored.
+//! Checks of the names and fields of a manifest. Stored objects may have more fields (a newer Kubernetes adds some);
+//! manifests may not, because a misspelt field would be ignored.
 
 use serde_json::{Map, Value};
 
@@ -179,7 +179,7 @@ pub(crate) fn only(value: &Value, path: &str, known: &[&str], problems: &mut Vec
     }
 }
 
-/// What to say of a field that is not known, with the known one that it may have been meant for.
+/// The message for an unknown field, with the known field that was probably meant.
 fn unknown(field: &str, known: &[&str]) -> String {
     let close =
         known.iter().min_by_key(|name| distance(field, name)).filter(|name| distance(field, name) <= 2);
@@ -189,7 +189,7 @@ fn unknown(field: &str, known: &[&str]) -> String {
     }
 }
 
-/// Levenshtein's distance.
+/// The Levenshtein distance.
 pub(crate) fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();
@@ -216,7 +216,8 @@ fn name(key: &Key, problems: &mut Vec<FieldError>) {
     }
 }
 
-/// Rules that would close because something of them is not understood (semantics 9): who writes a policy learns it now.
+/// Reports rules that would fail closed because a part of them is not understood (policy decision 9), so that the
+/// author learns it now.
 fn closed_rules(key: &Key, value: &Value, problems: &mut Vec<FieldError>) {
     let Ok(Resource::ClusterPolicy(policy)) = Resource::read(key, value) else { return };
     for (rules, direction) in [(&policy.ingress, "ingress"), (&policy.egress, "egress")] {
@@ -228,7 +229,7 @@ fn closed_rules(key: &Key, value: &Value, problems: &mut Vec<FieldError>) {
     }
 }
 
-/// Labels that only the cluster gives: by them an object would claim another namespace or service account.
+/// Reports labels that only the cluster sets: an object would claim another namespace or service account by them.
 fn reserved(value: &Value, path: &str, problems: &mut Vec<FieldError>) {
     let labels = value.pointer(&format!("/{}", path.replace('.', "/"))).and_then(Value::as_object);
     for label in labels.into_iter().flat_map(Map::keys).filter(|label| is_reserved_label(label)) {
@@ -241,7 +242,7 @@ fn dns_label(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
 }
 
-/// Label names and values as Kubernetes has them: `[prefix/]name`, values of at most 63 characters.
+/// Checks label names and values as Kubernetes does: `[prefix/]name`, values of at most 63 characters.
 fn labels(metadata: &Value, problems: &mut Vec<FieldError>) {
     let none = Map::new();
     let labels = metadata.get("labels").and_then(Value::as_object).unwrap_or(&none);

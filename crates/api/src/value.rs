@@ -1,6 +1,6 @@
-//! Reading a JSON value as a type, more strictly than serde does by itself: a list is no mapping. Serde would take the
-//! items of a list for the fields of a struct, in their order, and defaults for the rest: `namespaceSelector: []` would mean
-//! all namespaces.
+//! Parses a JSON value as a type, more strictly than serde alone: a list is not a mapping. Serde would take the items
+//! of a list as the fields of a struct, in their order, with defaults for the rest: `namespaceSelector: []` would
+//! mean all namespaces.
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{
@@ -10,7 +10,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use serde_json::{Error, Value};
 
-/// A value to be read.
+/// A value to parse.
 #[derive(Clone, Copy)]
 pub(crate) struct Strict<'a>(pub(crate) &'a Value);
 

@@ -1,5 +1,5 @@
-//! YAML to JSON values that remember their lines. Duplicate keys are refused, and so are documents that are built to
-//! exhaust memory: depth and size are bounded, aliases count each time that they are used.
+//! YAML to JSON values with line numbers. Duplicate keys are rejected, and so are documents that are built to exhaust
+//! memory: depth and size are limited, and aliases count each time they are used.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -8,10 +8,10 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
 use serde_json::{Map, Number, Value};
 
 const MAX_DEPTH: usize = 64;
-/// The most values that aliases may stand for, each with up to 64 bytes of text; without aliases a document is as large
-/// as its file.
+/// The maximum number of values from aliases, each with up to 64 bytes of text. Without aliases a document is as
+/// large as its file.
 const MAX_ALIASED: usize = 1_000_000;
-/// The field that takes over the fields of other mappings.
+/// The key that merges the fields of other mappings.
 const MERGE: &str = "<<";
 
 /// One document of a stream.
@@ -21,7 +21,7 @@ pub(crate) struct Document {
     pub(crate) lines: Lines,
 }
 
-/// Where the fields of a document were written.
+/// The lines of a document's fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lines {
     /// The line on which the document's content begins; the first is 1.
@@ -30,17 +30,17 @@ pub struct Lines {
     fields: BTreeMap<String, usize>,
 }
 
-/// What is wrong, and where.
+/// A problem and its position.
 #[derive(Debug)]
 pub(crate) struct YamlError {
     pub(crate) line: usize,
-    /// The path of the field, where one is known.
+    /// The path of the field, if known.
     pub(crate) path: String,
     pub(crate) problem: String,
 }
 
 impl Lines {
-    /// The line of a field, or of the nearest one around it.
+    /// The line of a field, or of the nearest enclosing one.
     #[must_use]
     pub fn of(&self, path: &str) -> usize {
         let mut path = path;
@@ -55,7 +55,7 @@ impl Lines {
         }
     }
 
-    /// The lines of what is below one field, as those of a document of its own, in which that field is `name`.
+    /// The lines below one field, as those of a separate document in which that field is called `name`.
     pub(crate) fn below(&self, path: &str, name: &str) -> Self {
         let inner = self.fields.range(path.to_owned()..).take_while(|(field, _)| field.starts_with(path));
         let fields = inner.filter_map(|(field, line)| {
@@ -72,18 +72,18 @@ impl Lines {
         self.fields.extend(other.fields);
     }
 
-    /// Says where a field was written.
+    /// Records the line of a field.
     pub(crate) fn set(&mut self, path: &str, line: usize) {
         self.fields.insert(path.to_owned(), line);
     }
 
-    /// Says that what is at `path` now was written as the field `written`.
+    /// Records that the value at `path` was written as the field `written`.
     pub(crate) fn alias(&mut self, written: &str, path: &str) {
         self.set(path, self.of(written));
     }
 }
 
-/// Reads every document of a stream; empty ones are left out.
+/// Parses every document of a stream, without empty ones.
 pub(crate) fn read(text: &str) -> Result<Vec<Document>, YamlError> {
     let mut reader = Reader {
         parser: Parser::new_from_str(text),
@@ -205,8 +205,8 @@ impl<'a> Reader<'a> {
         Ok(fields)
     }
 
-    /// Takes over the fields of other mappings (the merge key of YAML 1.1). Fields of the mapping itself win, then those
-    /// of the mappings that come first.
+    /// Merges the fields of other mappings (the merge key of YAML 1.1). The mapping's own fields take precedence,
+    /// then those of earlier mappings.
     fn merge(
         &mut self,
         fields: &mut Map<String, Value>,
@@ -259,7 +259,7 @@ fn size(value: &Value) -> usize {
     }
 }
 
-/// The core schema of YAML 1.2 (section 10.3.2), which is what JSON needs; `yes` and `no` are text.
+/// The core schema of YAML 1.2 (section 10.3.2), which JSON needs; `yes` and `no` are text.
 fn plain_scalar(text: Cow<'_, str>) -> Value {
     match text.as_ref() {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,

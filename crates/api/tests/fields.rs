@@ -1,4 +1,4 @@
-//! The table of fields is held against the types that read them, and docs/fields.md against both.
+//! Compares the table of fields with the types that read them, and docs/fields.md with both.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod probe;
@@ -15,7 +15,7 @@ use tortie_api::kubernetes::{EndpointSlice, Namespace, Node, Pod, Service, Servi
 use tortie_api::support::{self, State, Takes};
 use tortie_api::{Key, Kind, manifest};
 
-/// The kinds that people write, each with what reads it.
+/// The kinds that users write, each with the type that reads it.
 fn types() -> Vec<(&'static str, Vec<Read>)> {
     vec![
         ("NetworkPolicy (projectcalico.org/v3)", read_by::<NetworkPolicy>()),
@@ -52,7 +52,7 @@ fn the_table_says_implemented_where_a_type_reads_the_field_and_only_there() {
             let is_read = read.contains(field.name);
             match field.state {
                 State::Implemented => assert!(is_read, "{kind}: no type reads {}", field.name),
-                // IPIP is read in order to be refused, and the export by BGP has only the value that holds in any case.
+                // IPIP is read only to be rejected, and the BGP export accepts only its default value.
                 _ if kind == Kind::IpPool => {}
                 _ => {
                     assert!(!is_read, "{kind}: {} is read; the table says it is not implemented", field.name)
@@ -66,7 +66,7 @@ fn the_table_says_implemented_where_a_type_reads_the_field_and_only_there() {
     }
 }
 
-/// Every state and every kind of value, by the manifests that a person would write.
+/// Every state and every type of value, in manifests as a user would write them.
 #[test]
 fn what_a_felix_configuration_may_say() {
     let document = |name: &str, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": "FelixConfiguration", "metadata": {"name": name}, "spec": spec});
@@ -127,7 +127,7 @@ fn what_has_no_effect_is_named_unless_it_asks_for_what_holds_in_any_case() {
     assert_eq!(paths(all), expected);
 }
 
-/// Without an overlay nodes do not carry each other's packets, and Never is the default.
+/// Without an overlay, nodes do not carry each other's packets, and Never is the default.
 #[test]
 fn a_pool_that_no_packet_leaves_its_node_by_is_named() {
     for (spec, named) in [
@@ -157,7 +157,7 @@ fn annotations_that_ask_for_what_is_not_there_are_refused() {
     }
 }
 
-/// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` writes the page anew.
+/// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` rewrites the page.
 #[test]
 fn the_page_is_as_the_types_and_the_table_are() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/fields.md");

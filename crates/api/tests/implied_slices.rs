@@ -19,7 +19,7 @@ const PODS: &str = "
 {apiVersion: v1, kind: Pod, metadata: {name: elsewhere, namespace: m, labels: {app: w}}, spec: {containers: [{name: c}]}, status: {podIP: 10.0.0.5}}
 ";
 
-/// The slices that a Service of this spec has, and other documents, each as one line.
+/// The slices of a Service with this spec, given other documents, each as one line.
 fn slices(spec: &str, others: &str) -> Vec<String> {
     let service = format!(
         "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s, namespace: n}}, spec: {spec}}}\n"

@@ -1,4 +1,4 @@
-//! Manifests: the seed's are read as they are; whatever is wrong is said with file, line, object and field.
+//! Manifests: those of the seed are read unchanged; every problem is reported with file, line, object and field.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn the_seeds_manifests_are_read_unchanged() {
     assert_eq!(policy.spec.selector.unwrap().to_string(), "app == \"windows-server\"");
 }
 
-/// A policy with `rule` as its only ingress rule, which stands on line 6.
+/// A policy with `rule` as its only ingress rule, on line 6.
 fn with_rule(rule: &str) -> String {
     format!(
         "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: p, namespace: n}}\nspec:\n  ingress:\n  - {rule}\n"
@@ -335,7 +335,7 @@ proptest! {
         let _ = read("m.yml", &text);
     }
 
-    /// What JSON writes, YAML reads back: JSON manifests are YAML.
+    /// JSON manifests are YAML, so YAML parses what JSON writes.
     #[test]
     fn json_is_yaml(text in ".{0,20}", number in any::<u64>(), float in -1e6..1e6f64) {
         let labels = serde_json::json!({"text": text, "number": number, "float": float, "deep": [[null, true, {"a": -1}]]});
@@ -347,7 +347,7 @@ proptest! {
     }
 }
 
-/// Objects as kubectl and calicoctl export them are read as what they are, without what only their cluster can use.
+/// Objects exported by kubectl and calicoctl are recognised, without what only their cluster can use.
 #[test]
 fn exported_objects() {
     let exported = r#"
@@ -426,7 +426,7 @@ spec: {bgp: {ipv4Address: 192.0.2.1/24}, ipv4VXLANTunnelAddr: 10.0.0.1}
     }
 }
 
-/// YAML's merge key, as kubectl reads it: a field of the mapping itself wins, then the mappings in their order.
+/// YAML's merge key as in kubectl: the mapping's own fields take precedence, then the mappings in their order.
 #[test]
 fn merge_keys() {
     let policy = |merge: &str| {

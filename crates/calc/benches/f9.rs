@@ -1,11 +1,11 @@
-//! F9: what policy computation costs in a cluster of 25,000 namespaces, 100,000 pods and 75,000 policies.
+//! F9: the cost of policy computation in a cluster of 25,000 namespaces, 100,000 pods and 75,000 policies.
 //!
-//! The cluster has the shape of Antrea's published benchmark (`TestInitXLargeScaleWithSmallNamespaces`): each namespace
-//! has a label of its own, four pods of two apps, one policy that selects all of them and allows nothing, and one policy
-//! for each app that lets pods of the same app of the namespace in. Here the second of these lets every pod of the
-//! neighbouring namespace in, too. The pods are spread over 1,000 nodes.
+//! The cluster has the shape of Antrea's published benchmark (`TestInitXLargeScaleWithSmallNamespaces`): each
+//! namespace has a label of its own, four pods of two apps, one policy that selects all of them and allows nothing,
+//! and one policy for each app that admits pods of the same app in the namespace. Here the second of these also
+//! admits every pod of the neighbouring namespace. The pods are distributed over 1,000 nodes.
 //!
-//! Each scenario is a process of its own, so that its peak of memory is its own. `F9_NAMESPACES` makes it smaller.
+//! Each scenario is a separate process, so that its peak memory is separate. `F9_NAMESPACES` sets a smaller cluster.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)] // a bench
 
 use std::process::Command;
@@ -53,7 +53,7 @@ fn namespaces() -> usize {
     std::env::var("F9_NAMESPACES").map_or(25_000, |count| count.parse().unwrap())
 }
 
-/// Everything taken in, and the first flush. The objects are there beforehand; each is given away.
+/// Ingests everything, and flushes for the first time. The objects exist beforehand, and each is moved in.
 fn load(cluster: &Cluster) -> Calc {
     let objects: Vec<(Key, Resource)> = cluster.objects().map(|(key, value)| typed(key, &value)).collect();
     println!("  the typed objects: {} MB", memory("VmRSS"));
@@ -81,7 +81,7 @@ fn load(cluster: &Cluster) -> Calc {
     calc
 }
 
-/// The same, where nobody but calc keeps the objects: what remains is calc's own.
+/// The same, if only calc keeps the objects, so that the remaining memory is calc's own.
 fn load_by_one(cluster: &Cluster) {
     let mut calc = Calc::new("n0");
     for (key, value) in cluster.objects() {
@@ -98,7 +98,7 @@ fn typed(key: Key, value: &Value) -> (Key, Resource) {
     (key, resource)
 }
 
-/// Single changes, as the agent makes them: one object as it is stored, then a flush.
+/// Single changes as the agent makes them: one stored object, then a flush.
 fn changes(cluster: &Cluster, calc: &mut Calc) {
     let nth = |change: usize| change * 7_919 % cluster.namespaces;
     let here = |change: usize| change * NODES % cluster.namespaces;
@@ -137,7 +137,7 @@ fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// Of this process, in megabytes.
+/// The memory of this process, in megabytes.
 fn memory(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
@@ -146,7 +146,7 @@ fn memory(field: &str) -> u64 {
 
 struct Cluster {
     namespaces: usize,
-    /// Whether all pods are on the node that is computed.
+    /// Whether all pods are on the computed node.
     everything_here: bool,
 }
 
@@ -166,7 +166,7 @@ impl Cluster {
         (Key::global(Kind::Namespace, &name), json!({"metadata": {"name": name, "labels": labels}}))
     }
 
-    /// The policy of no app, or of one.
+    /// The policy for no app, or for one app.
     fn policy(&self, namespace: usize, app: usize, changed: bool) -> (Key, Value) {
         let (neighbour, namespace) = (name((namespace + 1) % self.namespaces), name(namespace));
         let policy = if app == 0 { "default-deny-all".to_owned() } else { format!("np-{app}") };
@@ -189,7 +189,7 @@ impl Cluster {
 
     fn pod(&self, namespace: usize, number: usize, app: usize) -> (Key, Value) {
         let pod = format!("pod{number}");
-        // The pods of a namespace are on one node after the other.
+        // The pods of a namespace are on consecutive nodes.
         let node = if self.everything_here { 0 } else { (namespace + number) % NODES };
         let node = format!("n{node}");
         let [_, b, c, d] = u32::try_from(namespace * PODS + number + 1).unwrap().to_be_bytes();
@@ -209,7 +209,7 @@ impl Cluster {
     }
 }
 
-/// Eight letters that look like chance.
+/// Eight letters that look random.
 fn name(number: usize) -> String {
     let mut left = (number as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut letter = || {

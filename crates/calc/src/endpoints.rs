@@ -1,4 +1,4 @@
-//! This node's endpoints, pods' and the host's own, and their programs.
+//! This node's endpoints, of pods and of the host, and their programs.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::policies::Policies;
 use crate::slab::{No, Numbers};
 use crate::subjects::{Subject, Subjects};
 
-/// Which endpoint of this node.
+/// The id of an endpoint of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum LocalId {
     Pod(Arc<EndpointId>),
@@ -21,10 +21,10 @@ pub(crate) enum LocalId {
     Host(Arc<str>),
 }
 
-/// What is known of an endpoint of this node, beside what selectors see.
+/// The properties of an endpoint of this node, besides those that selectors see.
 pub(crate) struct Here {
     pub(crate) id: LocalId,
-    /// Whether no other has ever had its id as well.
+    /// Whether no other endpoint has ever had the same id.
     pub(crate) is_alone: bool,
     kind: HereKind,
     /// The policies that select it.
@@ -61,14 +61,14 @@ impl Here {
     }
 }
 
-/// An endpoint as it will be given out; `None` where it is gone.
+/// The new value of an endpoint for the state; `None` if it is deleted.
 pub(crate) enum Given {
     Pod(EndpointId, Option<Arc<Endpoint>>),
     Host(String, Option<Arc<HostEndpoint>>),
 }
 
 impl Given {
-    /// The endpoint of this id with its program, if this node has it; `known` is its number, if that is known.
+    /// The endpoint of this id with its program, if this node has it; `known` is its number, if known.
     pub(crate) fn new(id: &LocalId, known: Option<No>, programs: &mut Programs<'_>) -> Self {
         let subjects = programs.subjects;
         let found = known.or_else(|| subjects.endpoint_here(id)).and_then(|no| subjects.get(no));
@@ -82,7 +82,7 @@ impl Given {
         }
     }
 
-    /// Whether it is something else than what the state has.
+    /// Whether it differs from the state.
     pub(crate) fn is_change(&self, state: &NodeState) -> bool {
         match self {
             Self::Pod(id, endpoint) => state.endpoints.get(id) != endpoint.as_ref(),
@@ -90,7 +90,7 @@ impl Given {
         }
     }
 
-    /// What is asked there.
+    /// Its programs.
     pub(crate) fn programs(&self) -> impl Iterator<Item = &EndpointProgram> {
         match self {
             Self::Pod(_, endpoint) => programs(endpoint.as_deref(), None),
@@ -98,7 +98,7 @@ impl Given {
         }
     }
 
-    /// What is asked there in the state.
+    /// Its programs in the state.
     pub(crate) fn programs_before<'a>(
         &self,
         state: &'a NodeState,
@@ -127,11 +127,11 @@ fn programs<'a>(
     pod.map(|endpoint| &*endpoint.program).into_iter().chain(host)
 }
 
-/// Makes programs. Pods under the same policies and profiles get one and the same.
+/// Creates programs. Pods with the same policies and profiles share one program.
 pub(crate) struct Programs<'a> {
     subjects: &'a Subjects,
     policies: &'a Policies,
-    /// Those of pods, by the policies that select them and the groups that they belong to.
+    /// The programs of pods, by the policies that select them and their groups.
     made: Map<(&'a [No], &'a [No]), Arc<EndpointProgram>>,
 }
 
@@ -158,7 +158,7 @@ impl<'a> Programs<'a> {
         }))
     }
 
-    /// A host endpoint's tables (semantics 16).
+    /// A host endpoint's tables (policy decision 16).
     fn host_endpoint(&self, subject: &Subject) -> Option<Arc<HostEndpoint>> {
         let (here, addresses) = subject.endpoint_here()?;
         let HereKind::Host { interface } = &here.kind else { return None };
@@ -166,7 +166,7 @@ impl<'a> Programs<'a> {
             let (ingress, egress) = self.policies.tiers_of(&here.policies, asked);
             EndpointProgram { ingress, egress, profiles: Vec::new() }
         };
-        // Before connections are tracked and addresses translated nothing is denied for want of a rule.
+        // Before connection tracking and address translation, nothing is denied because no rule matches.
         let without_end = |mut table: EndpointProgram| {
             table.ingress.iter_mut().chain(&mut table.egress).for_each(|tier| tier.end = EndOfTier::Pass);
             table
@@ -174,7 +174,7 @@ impl<'a> Programs<'a> {
         let normal = table(|hook| matches!(hook, Hook::Normal | Hook::AlsoForwarded | Hook::Everywhere));
         let program = HostEndpointProgram {
             untracked: match interface.as_deref() {
-                // As in Calico, doNotTrack policies do not concern a host endpoint of all interfaces.
+                // As in Calico, doNotTrack policies do not apply to a host endpoint of all interfaces.
                 Some(HostEndpointObject::ALL_INTERFACES) => EndpointProgram::default(),
                 _ => without_end(table(|hook| matches!(hook, Hook::Untracked | Hook::Everywhere))),
             },
@@ -194,7 +194,7 @@ fn profiles(subject: &Subject, subjects: &Subjects, policies: &Policies) -> Vec<
             || profile == HostEndpointObject::DEFAULT_ALLOW
             || namespace.is_some_and(|namespace| subjects.exists(KeyRef::global(Kind::Namespace, namespace)))
     };
-    // A service account brings a profile without rules along.
+    // A service account has a profile without rules.
     let is_empty = |profile: &str| {
         let account = profile.strip_prefix("ksa.").and_then(|account| account.split_once('.'));
         account.is_some_and(|(namespace, name)| {

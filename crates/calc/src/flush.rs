@@ -1,4 +1,4 @@
-//! From what was touched to what changes, complete and minimal, in an order that never opens anything.
+//! Converts touched objects to deltas that are complete and minimal, in an order that never opens anything.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::endpoints::{Given, LocalId, Programs};
 use crate::keys::Map;
 use crate::slab::No;
 
-/// The policies and profiles that programs name which have been given out.
+/// The policies and profiles in the published state.
 #[derive(Default)]
 pub(crate) struct InUse(Map<PolicyId, Use>);
 
@@ -35,8 +35,8 @@ impl InUse {
 }
 
 impl Calc {
-    /// How the state changes by what came since the last flush: sets, then policies that name them, then endpoints
-    /// that name those; removals the other way round (semantics 23). Each delta changes something.
+    /// The deltas since the last flush: sets, then policies that name them, then endpoints that name those; removals
+    /// in the opposite order (policy decision 23). Each delta changes something.
     pub fn flush(&mut self) -> Vec<Delta> {
         let endpoints = self.changed_endpoints();
         self.count_names(&endpoints);
@@ -61,9 +61,9 @@ impl Calc {
         deltas
     }
 
-    /// This node's endpoints that are not what was given out: new value, or gone.
+    /// This node's endpoints that differ from the published state: their new values, or their deletion.
     fn changed_endpoints(&mut self) -> Vec<Given> {
-        // As they came, which is as they lie in memory: everything that follows reads them in about this order.
+        // In the order of their numbers, which is the order in memory; later steps read them in about this order.
         let mut numbers: Vec<No> = self.touched_endpoints.drain().collect();
         numbers.sort_unstable();
         let touched = numbers.into_iter().filter_map(|no| {
@@ -79,7 +79,7 @@ impl Calc {
         now.filter(|given| given.is_change(&self.state)).collect()
     }
 
-    /// Counts how often programs will name each policy; those that nothing named before, or will name, are touched.
+    /// Counts how often programs will name each policy, and touches those that become used or unused.
     fn count_names(&mut self, endpoints: &[Given]) {
         for (id, times) in names(endpoints.iter().flat_map(Given::programs)) {
             let used = self.in_use.0.entry_ref(id).or_default();
@@ -97,8 +97,8 @@ impl Calc {
         }
     }
 
-    /// The policies that are in use and not what was given out, and those that are in use no more. The sets that they
-    /// name are acquired before others are released, so that what both name stays.
+    /// The used policies that differ from the published state, and those that are no longer used. Their new sets are
+    /// acquired before old ones are released, so that common sets stay.
     fn changed_policies(&mut self) -> (Vec<Delta>, Vec<Delta>) {
         let (mut changed, mut removed, mut released) = (Vec::new(), Vec::new(), Vec::new());
         let mut touched = std::mem::take(&mut self.touched_policies);
@@ -125,7 +125,8 @@ impl Calc {
     }
 }
 
-/// The policies and profiles that the programs name, each with the number of times. What neighbours share is read once.
+/// The policies and profiles that the programs name, each with its count. Programs that neighbours share are read
+/// once.
 fn names<'a>(
     programs: impl Iterator<Item = &'a EndpointProgram>,
 ) -> impl Iterator<Item = (&'a PolicyId, usize)> {

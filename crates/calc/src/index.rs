@@ -1,5 +1,5 @@
-//! Indexes by label: which selectors may match these labels, and which labels a selector may match. They give
-//! candidates, never fewer than there are; whoever asks evaluates the selector.
+//! Indexes by label: the selectors that may match given labels, and the subjects that a selector may match. They
+//! return candidates, always including every match; the caller evaluates the selector.
 
 use std::collections::BTreeSet;
 
@@ -9,28 +9,28 @@ use tortie_selector::{Restriction, Restrictions};
 use crate::keys::Map;
 use crate::slab::{No, Numbers};
 
-/// Selectors, each filed under one demand that whatever it matches fulfils.
+/// Selectors, each filed under one restriction that every match satisfies.
 #[derive(Default)]
 pub(crate) struct SelectorIndex {
-    /// Those that demand one of some values of a label, under each of them.
+    /// Those that require one of some values of a label, under each value.
     by_value: Map<String, Map<String, Vec<No>>>,
-    /// Those that demand a label.
+    /// Those that require a label.
     by_presence: Map<String, Vec<No>>,
-    /// Those that demand neither.
+    /// Those without such restrictions.
     others: BTreeSet<No>,
 }
 
-/// Where a selector is filed.
+/// The restriction under which a selector is filed.
 enum Place<'a> {
     Values(&'a str, &'a BTreeSet<&'a str>),
     Presence(&'a str),
     Others,
-    /// It can match nothing.
+    /// It cannot match anything.
     Nowhere,
 }
 
 impl SelectorIndex {
-    /// Files a selector that demands this.
+    /// Files a selector with these restrictions.
     pub(crate) fn insert(&mut self, no: No, demands: &Restrictions<'_>) {
         match self.place(demands) {
             Place::Values(label, values) => {
@@ -43,7 +43,7 @@ impl SelectorIndex {
         }
     }
 
-    /// Takes a selector out that demands this.
+    /// Removes a selector with these restrictions.
     pub(crate) fn remove(&mut self, no: No, demands: &Restrictions<'_>) {
         self.others.remove(&no);
         for (label, demand) in demands {
@@ -89,7 +89,8 @@ impl SelectorIndex {
         found
     }
 
-    /// The demand under which the fewest others are filed: every namespace has its policies, but all pods are pods.
+    /// The restriction with the fewest selectors: every namespace has its own policies, but all pods share some
+    /// labels.
     fn place<'a>(&self, demands: &'a Restrictions<'a>) -> Place<'a> {
         let contradicts = |demand: &Restriction<'_>| {
             let none = demand.values.as_ref().is_some_and(BTreeSet::is_empty);
@@ -109,14 +110,14 @@ impl SelectorIndex {
         }
     }
 
-    /// How many there are at the most under one of these values.
+    /// The maximum number of selectors filed under one of these values.
     fn filed_under(&self, label: &str, values: &BTreeSet<&str>) -> usize {
         let Some(by_value) = self.by_value.get(label) else { return 0 };
         values.iter().filter_map(|value| by_value.get(*value)).map(Vec::len).max().unwrap_or(0)
     }
 }
 
-/// What bears which labels, by name and value.
+/// The subjects with each label, by name and value.
 #[derive(Default)]
 pub(crate) struct LabelIndex(Map<String, Map<String, Numbers>>);
 
@@ -147,7 +148,7 @@ impl LabelIndex {
         self.0.is_empty()
     }
 
-    /// What bears the label with one of these values; with any, where none are given.
+    /// The subjects that have the label with one of these values, or with any value if none are given.
     pub(crate) fn find(&self, label: &str, values: Option<&BTreeSet<&str>>) -> Vec<&Numbers> {
         let Some(by_value) = self.0.get(label) else { return Vec::new() };
         match values {

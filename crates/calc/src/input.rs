@@ -1,4 +1,4 @@
-//! What an object of the cluster says, read: nothing behind this sees JSON.
+//! Parses objects of the cluster; the code behind this module does not see JSON.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use tortie_policy::{Compiled, OwnLabels, compile, compile_profile, compile_read,
 
 use crate::policies::{Body, TierSettings};
 
-/// What an object says.
+/// The parsed content of an object.
 pub(crate) enum Input {
     Policy(Box<Compiled>),
     Tier(TierSettings),
-    /// Labels that it gives its endpoints, and rules.
+    /// The labels for its endpoints, and its rules.
     Profile(OwnLabels, Body),
     /// The labels of a namespace or service account.
     Labels(OwnLabels),
@@ -38,7 +38,7 @@ pub(crate) enum Input {
     Block(Ipv4Net, String),
 }
 
-/// What the object says, if it is there and says anything; and what is wrong with it.
+/// The content of the object, if it exists and has relevant content; and the problem with it, if any.
 pub(crate) fn read(key: &Key, value: Option<&Value>) -> (Option<Input>, Option<String>) {
     let Some(value) = value else { return (None, None) };
     match key.kind {
@@ -77,7 +77,7 @@ pub(crate) fn read(key: &Key, value: Option<&Value>) -> (Option<Input>, Option<S
     }
 }
 
-/// What an object says that has been read; nothing, if it is not of its key's kind.
+/// The content of a parsed object; nothing if it does not have its key's kind.
 pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
     Some(match (key.kind, resource) {
         (Kind::Namespace, Resource::Namespace(namespace)) => Input::Labels(namespace.metadata.labels.into()),
@@ -117,7 +117,7 @@ pub(crate) fn typed(key: &Key, resource: Resource) -> Option<Input> {
     })
 }
 
-/// What a tier or profile comes to that cannot be understood.
+/// The closed form of a tier or profile that cannot be understood.
 fn closed(key: &Key, value: &Value, problems: &[FieldError]) -> (Input, String) {
     let problem = in_words(problems);
     if key.kind == Kind::Tier {

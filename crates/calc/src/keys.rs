@@ -1,4 +1,4 @@
-//! Keys, and the numbers of the things that bear them.
+//! Keys and the numbers of the objects with these keys.
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use tortie_api::{Key, Kind};
 
 use crate::slab::No;
 
-/// A map that a borrowed key finds its way in, and that makes an own one only to keep it. Others choose what is hashed here,
-/// so the hash is the standard library's.
+/// A map looked up by borrowed key; the key is cloned only on insert. Users choose the hashed names, so the hash
+/// function is the standard library's.
 pub(crate) type Map<K, V> = hashbrown::HashMap<K, V, RandomState>;
 
-/// The key of an object, the names shared with whatever else says them.
+/// The key of an object, with shared names.
 #[derive(Clone)]
 pub(crate) struct SharedKey {
     pub(crate) kind: Kind,
@@ -26,7 +26,7 @@ impl SharedKey {
     }
 }
 
-/// The same, to look for.
+/// Borrowed form of [`SharedKey`], for lookups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct KeyRef<'a> {
     pub(crate) kind: Kind,
@@ -35,7 +35,7 @@ pub(crate) struct KeyRef<'a> {
 }
 
 impl<'a> KeyRef<'a> {
-    /// Of an object without a namespace.
+    /// The key of an object without a namespace.
     pub(crate) fn global(kind: Kind, name: &'a str) -> Self {
         Self { kind, namespace: "", name }
     }
@@ -47,8 +47,8 @@ impl<'a> From<&'a Key> for KeyRef<'a> {
     }
 }
 
-/// Numbers by key. The things keep their keys themselves, and this the hashes: it takes little room, and reads no key
-/// when it grows.
+/// Numbers by key. The objects keep their keys, and this map keeps only hashes: it needs little memory, and reads no
+/// keys when it grows.
 #[derive(Default)]
 pub(crate) struct ByKey {
     hasher: RandomState,
@@ -56,13 +56,13 @@ pub(crate) struct ByKey {
 }
 
 impl ByKey {
-    /// The number under this key; `bears` says whether a thing bears it.
+    /// The number under this key; `bears` says whether the object with a number has the key.
     pub(crate) fn get(&self, key: impl Hash, bears: impl Fn(No) -> bool) -> Option<No> {
         let hash = self.hasher.hash_one(key);
         self.table.find(hash, |(its, no)| *its == hash && bears(*no)).map(|(_, no)| *no)
     }
 
-    /// All numbers under this key, and perhaps others.
+    /// All numbers under this key, and possibly others.
     pub(crate) fn candidates(&self, key: impl Hash) -> impl Iterator<Item = No> {
         let hash = self.hasher.hash_one(key);
         self.table.iter_hash(hash).filter(move |(its, _)| *its == hash).map(|(_, no)| *no)

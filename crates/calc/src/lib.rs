@@ -1,8 +1,8 @@
 //! Cluster state in, node state out.
 //!
-//! [`Calc::update`] takes one object of the cluster in, [`Calc::flush`] says how the node's state changes by all that
-//! came since the last flush. What comes out depends on what the cluster says, never on the order or the batching in
-//! which it was said. No clock, no I/O, no threads.
+//! [`Calc::update`] ingests one object of the cluster. [`Calc::flush`] returns the changes of the node's state since
+//! the last flush. The result depends on the objects, never on the order or the batching of updates. No clock, no
+//! I/O, no threads.
 
 mod endpoints;
 mod flush;
@@ -41,7 +41,7 @@ use subjects::{Backends, Subjects};
 
 pub use network::vtep_mac;
 
-/// The kinds of object that every node's state depends on; [`Calc::kinds`] are those of one.
+/// The kinds of object that the state of any node depends on; [`Calc::kinds`] returns those of one node.
 pub const KINDS: [Kind; 19] = [
     Kind::Namespace,
     Kind::ServiceAccount,
@@ -64,7 +64,7 @@ pub const KINDS: [Kind; 19] = [
     Kind::FelixConfiguration,
 ];
 
-/// The kinds of object that a node's state depends on, where it has to have the cluster's Services, or not.
+/// The kinds of object that a node's state depends on, with or without the cluster's Services.
 #[must_use]
 pub fn kinds(services: bool) -> Vec<Kind> {
     KINDS.into_iter().chain(services.then_some(Kind::Service)).collect()
@@ -77,32 +77,32 @@ pub struct Calc {
     policies: Policies,
     sets: Sets,
     network: Network,
-    /// The cluster's Services, where the node asks for them.
+    /// The cluster's Services, if the node needs them.
     services: Option<Services>,
-    /// What is wrong with objects that are no policies.
+    /// The problems of objects that are not policies.
     problems: BTreeMap<Key, String>,
-    /// What has been given out.
+    /// The published state.
     state: NodeState,
     in_use: InUse,
     /// Endpoints of this node whose program or addresses may have changed.
     touched_endpoints: HashSet<No>,
-    /// Endpoints of this node that another may have taken the place of, or none.
+    /// Endpoints of this node that may have been deleted or replaced by another.
     gone_endpoints: Vec<LocalId>,
-    /// Policies and profiles whose rules, or whether they are in use, may have changed; one may be named twice.
+    /// Policies and profiles whose rules or use may have changed; may contain duplicates.
     touched_policies: Vec<PolicyId>,
 }
 
-/// Something that calc could not use as it is, and what it does instead.
+/// An object that calc could not use as it is, and what it does instead.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// The object.
     pub key: Key,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
 }
 
 impl Calc {
-    /// For the node of this name; knows nothing yet.
+    /// For the node of this name, without any state.
     pub fn new(node: impl Into<String>) -> Self {
         Self {
             node: node.into(),
@@ -120,7 +120,7 @@ impl Calc {
         }
     }
 
-    /// The same, for a node whose state has to have the cluster's Services.
+    /// The same, for a node whose state includes the cluster's Services.
     #[must_use]
     pub fn with_services(self) -> Self {
         Self { services: Some(Services::default()), ..self }
@@ -132,13 +132,13 @@ impl Calc {
         kinds(self.services.is_some())
     }
 
-    /// The node's state as it has been given out.
+    /// The published state of the node.
     #[must_use]
     pub fn state(&self) -> &NodeState {
         &self.state
     }
 
-    /// Takes in that the object is now `value`, or is gone.
+    /// Ingests the new value of an object, or its deletion.
     pub fn update(&mut self, key: &Key, value: Option<&Value>) {
         if self.reads(key.kind) {
             let (input, problem) = input::read(key, value);
@@ -146,7 +146,7 @@ impl Calc {
         }
     }
 
-    /// The same, of an object that has been read, and so has nothing wrong with it. IPAM's blocks have no such form.
+    /// The same for a parsed object, which has no problems. IPAM blocks have no typed form.
     pub fn update_typed(&mut self, key: &Key, object: Option<Resource>) {
         if self.reads(key.kind) {
             self.take_in(key, object.and_then(|object| input::typed(key, object)), None);
@@ -192,14 +192,14 @@ impl Calc {
         }
     }
 
-    /// Backends count for rules that name their Service, and for whoever asks where its addresses lead.
+    /// Backends matter for rules that name their Service, and for dataplanes that need Services.
     fn update_slice(&mut self, key: &Key, slice: Option<&EndpointSlice>) {
         let backends = slice.map(|slice| Backends::new(&key.namespace, slice));
         self.sets.update_backends(key, backends, &self.state);
         self.services.iter_mut().for_each(|services| services.update_slice(key, slice));
     }
 
-    /// Takes in that an object is gone, or says nothing that can be read.
+    /// Ingests the deletion of an object, or an object without readable content.
     fn forget(&mut self, key: &Key) {
         match key.kind {
             Kind::Tier => self.update_tier(&key.name, None),

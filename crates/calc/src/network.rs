@@ -1,4 +1,4 @@
-//! The overlay: this node, the other nodes' ends of it, and where each block is.
+//! The overlay: this node, the other nodes' tunnel ends, and the routes to blocks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Route, Rout
 
 use crate::Calc;
 
-/// What the overlay is made from.
+/// The inputs of the overlay.
 #[derive(Default)]
 pub(crate) struct Network {
     nodes: BTreeMap<String, Node>,
@@ -40,7 +40,7 @@ impl Calc {
         let vteps = self.network.vteps(&self.node);
         let routes = self.network.routes(&self.node, &vteps);
 
-        // A VTEP comes before the routes that name it, and goes after them.
+        // A VTEP comes before the routes that name it, and is removed after them.
         for (name, vtep) in &vteps {
             if self.state.vteps.get(name) != Some(vtep) {
                 deltas.push(Delta::Vtep(vtep.clone()));
@@ -71,7 +71,7 @@ impl Network {
         self.touched |= put(&mut self.felix, name.to_owned(), spec);
     }
 
-    /// Takes in the node that a block belongs to, if it belongs to one.
+    /// Ingests the node that owns a block, if any.
     pub(crate) fn update_block(&mut self, cidr: Ipv4Net, node: Option<String>) {
         self.touched |= put(&mut self.blocks, cidr, node);
     }
@@ -86,7 +86,7 @@ impl Network {
         })
     }
 
-    /// What is set for the node: for it alone, and else for all.
+    /// The node's settings: its own take precedence over those of all nodes.
     fn settings(&self, name: &str) -> Settings {
         let felix = |name: &str| self.felix.get(name).cloned().unwrap_or_default();
         let pools = self.pools.values().map(|pool| (pool.spec.cidr, pool.spec.nat_outgoing));
@@ -98,7 +98,7 @@ impl Network {
         remote.filter_map(|(name, node)| Some((name.clone(), vtep(name, node)?))).collect()
     }
 
-    /// Blocks of VXLAN pools; those of a node whose end of the overlay is not known have no route yet.
+    /// Routes to the blocks of VXLAN pools. Blocks of a node with an unknown tunnel end have no route yet.
     fn routes(&self, local: &str, vteps: &BTreeMap<String, Vtep>) -> BTreeMap<Ipv4Net, RouteTarget> {
         let overlaid = |block: &Ipv4Net| {
             let pools = self.pools.values().filter(|pool| pool.spec.vxlan_mode != EncapsulationMode::Never);
@@ -116,7 +116,7 @@ impl Network {
     }
 }
 
-/// Puts a value into its place, or nothing; says whether it is another one than before.
+/// Sets or removes a value; returns whether it has changed.
 fn put<K: Ord, V: Clone + PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) -> bool {
     let before = match value.clone() {
         Some(value) => map.insert(key, value),
@@ -125,7 +125,7 @@ fn put<K: Ord, V: Clone + PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Op
     before != value
 }
 
-/// The node's end of the overlay, once both its tunnel address and its own address are known.
+/// The node's tunnel end, once both its tunnel address and its own address are known.
 fn vtep(name: &str, node: &Node) -> Option<Vtep> {
     Some(Vtep {
         node: name.to_owned(),
@@ -135,8 +135,8 @@ fn vtep(name: &str, node: &Node) -> Option<Vtep> {
     })
 }
 
-/// The MAC address of a node's VXLAN device where none is stored: `66` and the first five bytes of the SHA-1 of its
-/// name (`calico.md` 6.6).
+/// The MAC address of a node's VXLAN device if none is stored: `66` and the first five bytes of the SHA-1 of its name
+/// (`felix/calc/vxlan_resolver.go` of Calico).
 #[must_use]
 pub fn vtep_mac(node: &str) -> MacAddress {
     let hash = Sha1::digest(node.as_bytes());

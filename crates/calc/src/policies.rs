@@ -1,4 +1,4 @@
-//! The policies and profiles, and what the policies that select an endpoint come to.
+//! The policies and profiles, and the tiers of the policies that select an endpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::tiers::Tiers;
 
 pub(crate) use crate::tiers::TierSettings;
 
-/// Rules, and what the sets are that they name.
+/// Rules, and the sources of the sets that they name.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Body {
     pub(crate) rules: Arc<PolicyRules>,
@@ -26,7 +26,7 @@ pub(crate) struct Body {
 
 impl Body {
     pub(crate) fn new(mut rules: Arc<PolicyRules>, sets: BTreeMap<SetId, SetSource>) -> Self {
-        // Room for rules to come is most of what a policy of one rule takes.
+        // Spare capacity is most of the memory of a policy with one rule.
         if let Some(rules) = Arc::get_mut(&mut rules) {
             rules.ingress.shrink_to_fit();
             rules.egress.shrink_to_fit();
@@ -35,7 +35,7 @@ impl Body {
     }
 }
 
-/// Where a policy stands in programs, and in which.
+/// The position of a policy in programs, and the programs that it belongs to.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Head {
     tier: Arc<str>,
@@ -54,10 +54,10 @@ pub(crate) struct Policy {
     endpoints: Numbers,
 }
 
-/// What a policy's author should know.
+/// A message for a policy's author.
 struct Note {
     text: String,
-    /// Whether it tells why the policy denies everything.
+    /// Whether the message says why the policy denies everything.
     not_understood: bool,
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Policies {
     by_tier: BTreeMap<Arc<str>, BTreeSet<No>>,
     tiers: Tiers,
     profiles: BTreeMap<String, Body>,
-    /// Of every namespace's profile.
+    /// The rules of every namespace's profile.
     allow_everything: Body,
     notes: BTreeMap<PolicyId, Note>,
 }
@@ -89,14 +89,14 @@ impl Default for Policies {
 }
 
 impl Head {
-    /// Whether the policy is asked about the packets of this endpoint.
+    /// Whether the policy applies to the packets of this endpoint.
     pub(crate) fn is_about(&self, labels: &SubjectLabels) -> bool {
         (self.hook.is_for_pods() || !labels.is_pod) && self.selector.matches(labels)
     }
 }
 
 impl Policies {
-    /// A policy as it is kept. What its author should know is noted.
+    /// Converts a policy to its stored form, and records the message for its author.
     pub(crate) fn take_note(&mut self, id: &PolicyId, policy: Option<Compiled>) -> Option<Policy> {
         self.notes.remove(id);
         let policy = policy?;
@@ -118,12 +118,12 @@ impl Policies {
         Some(Policy { id, head, body: Body::new(rules, sets), endpoints: Numbers::default() })
     }
 
-    /// Whether a policy of the same id has the same place and selects the same.
+    /// Whether a policy of the same id has the same position and selector.
     pub(crate) fn has_place_of(&self, new: &Policy) -> bool {
         self.known(&new.id).is_some_and(|old| old.head == new.head)
     }
 
-    /// Gives a policy another body; says whether it is another one.
+    /// Replaces a policy's body; returns whether it has changed.
     pub(crate) fn replace_body(&mut self, new: Policy) -> bool {
         let no = self.number(&new.id);
         let Some(old) = no.and_then(|no| self.table.get_mut(no)) else { return false };
@@ -132,7 +132,7 @@ impl Policies {
         changed
     }
 
-    /// Takes in a policy of an id that is free; `demands` are its selector's.
+    /// Adds a policy with an unused id; `demands` are its selector's restrictions.
     pub(crate) fn insert(&mut self, policy: Policy, demands: &Restrictions<'_>) -> No {
         let (id, tier) = (policy.id.clone(), policy.head.tier.clone());
         let no = self.table.insert(policy);
@@ -142,7 +142,7 @@ impl Policies {
         no
     }
 
-    /// Takes a policy away; gives its number, and the endpoints of this node that it selected.
+    /// Removes a policy; returns its number, and the endpoints of this node that it selected.
     pub(crate) fn remove(&mut self, id: &PolicyId) -> Option<(No, Numbers)> {
         let no = self.number(id)?;
         self.numbers.remove(id, no);
@@ -163,7 +163,7 @@ impl Policies {
         kept && self.by_selector.is_empty() && self.by_tier.is_empty() && self.notes.is_empty()
     }
 
-    /// How many policies are asked whether they select what has these labels.
+    /// The number of policies that are evaluated for a subject with these labels.
     #[cfg(test)]
     pub(crate) fn candidates(&self, labels: &SubjectLabels) -> usize {
         self.by_selector.candidates(labels).len()
@@ -177,27 +177,27 @@ impl Policies {
         self.numbers.get(id, |no| self.table.get(no).is_some_and(|policy| policy.id == *id))
     }
 
-    /// The policies that select what has these labels.
+    /// The policies that select a subject with these labels.
     pub(crate) fn selecting(&self, labels: &SubjectLabels) -> Numbers {
         let selects = |no: &No| self.table.get(*no).is_some_and(|policy| policy.head.is_about(labels));
         self.by_selector.candidates(labels).into_iter().filter(selects).collect()
     }
 
-    /// Notes that the policy selects the endpoint.
+    /// Records that the policy selects the endpoint.
     pub(crate) fn link(&mut self, no: No, endpoint: No) {
         if let Some(policy) = self.table.get_mut(no) {
             policy.endpoints.insert(endpoint);
         }
     }
 
-    /// Notes that the policy does not select the endpoint any more.
+    /// Records that the policy no longer selects the endpoint.
     pub(crate) fn unlink(&mut self, no: No, endpoint: No) {
         if let Some(policy) = self.table.get_mut(no) {
             policy.endpoints.remove(endpoint);
         }
     }
 
-    /// Takes in a tier; says which endpoints have policies of it.
+    /// Ingests a tier; returns the endpoints with policies in it.
     pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) -> Numbers {
         if !self.tiers.update(name, tier) {
             return Numbers::default();
@@ -206,7 +206,7 @@ impl Policies {
         policies.flat_map(|policy| policy.endpoints.iter()).collect()
     }
 
-    /// Takes in the rules of a profile; says whether they are others than before.
+    /// Ingests the rules of a profile; returns whether they have changed.
     pub(crate) fn update_profile(&mut self, name: &str, body: Option<Body>) -> bool {
         let before = match body.clone() {
             Some(body) => self.profiles.insert(name.to_owned(), body),
@@ -219,7 +219,7 @@ impl Policies {
         self.profiles.contains_key(name)
     }
 
-    /// What these policies, as far as they are asked there, come to for packets into an endpoint, and out of it.
+    /// The tiers of these policies for packets into an endpoint and out of it, as far as they apply.
     pub(crate) fn tiers_of(
         &self,
         policies: &Numbers,
@@ -235,7 +235,7 @@ impl Policies {
         (self.tiers(&selected, Direction::Ingress), self.tiers(&selected, Direction::Egress))
     }
 
-    /// The tiers of policies in order. A tier counts only where a policy of it applies (semantics 8).
+    /// The tiers of policies in order. A tier counts only if one of its policies applies (policy decision 8).
     fn tiers(&self, selected: &[&Policy], direction: Direction) -> Vec<TierProgram> {
         let speaks = |policy: &&&Policy| match direction {
             Direction::Ingress => policy.head.ingress,
@@ -256,7 +256,7 @@ impl Policies {
         tiers
     }
 
-    /// What a policy or profile says. A profile that is not stored is a namespace's.
+    /// The body of a policy or profile. A profile that is not stored belongs to a namespace.
     pub(crate) fn body(&self, id: &PolicyId) -> Body {
         let stored = match id.kind {
             PolicyKind::Profile => self.profiles.get(&*id.name).or(Some(&self.allow_everything)),

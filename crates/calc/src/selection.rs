@@ -1,4 +1,4 @@
-//! Who is selected by what: the links between subjects, policies and sets, kept as each comes, changes and goes.
+//! The links between subjects, policies and sets, updated incrementally.
 
 use tortie_api::calico::{HostEndpointSpec, WorkloadEndpointSpec};
 use tortie_api::{Key, Kind};
@@ -29,7 +29,7 @@ impl Calc {
         self.touch_policy(&id);
     }
 
-    /// Takes a policy away, and its links to the endpoints that it selects.
+    /// Removes a policy, and its links to the endpoints that it selects.
     fn forget_policy(&mut self, id: &PolicyId) {
         let Some((no, endpoints)) = self.policies.remove(id) else { return };
         for endpoint in endpoints {
@@ -41,7 +41,7 @@ impl Calc {
         }
     }
 
-    /// Takes a policy in, and links it to the endpoints that it selects.
+    /// Adds a policy, and links it to the endpoints that it selects.
     fn add_policy(&mut self, policy: Policy) {
         let head = policy.head.clone();
         let demands = head.selector.restrictions();
@@ -71,11 +71,11 @@ impl Calc {
         self.update_labels(key, labels);
     }
 
-    /// Takes in the labels of a namespace, service account or profile.
+    /// Ingests the labels of a namespace, service account or profile.
     pub(crate) fn update_labels(&mut self, key: &Key, labels: Option<OwnLabels>) {
         let known = self.subjects.exists(key.into());
         if known != labels.is_some() {
-            // A namespace brings a profile along, which a stored one replaces; so does a service account.
+            // A namespace implies a profile, which a stored one replaces; so does a service account.
             let profile = match key.kind {
                 Kind::Namespace => Some(format!("kns.{}", key.name)),
                 Kind::ServiceAccount => Some(format!("ksa.{}.{}", key.namespace, key.name)),
@@ -136,7 +136,7 @@ impl Calc {
         self.touched_endpoints.insert(no);
     }
 
-    /// Takes a subject out of the policies and sets that it is linked to.
+    /// Removes a subject's links to policies and sets.
     fn leave(&mut self, no: No) {
         let Some(subject) = self.subjects.get_mut(no) else { return };
         self.sets.leave(subject);
@@ -144,7 +144,7 @@ impl Calc {
         std::mem::take(&mut here.policies).iter().for_each(|policy| self.policies.unlink(policy, no));
     }
 
-    /// Notes that the rules of a policy or profile, if it is in use, may have changed.
+    /// Marks the rules of a policy or profile as possibly changed, if it is in use.
     fn touch_policy(&mut self, id: &PolicyId) {
         if self.in_use.contains(id) {
             self.touched_policies.push(id.clone());
@@ -155,7 +155,7 @@ impl Calc {
         self.subjects.members(group).into_iter().for_each(|no| self.touch(no));
     }
 
-    /// Notes that the program of an endpoint, if it is this node's, may have changed.
+    /// Marks the program of an endpoint as possibly changed, if it is on this node.
     fn touch(&mut self, no: No) {
         if self.subjects.get(no).is_some_and(|subject| subject.here.is_some()) {
             self.touched_endpoints.insert(no);

@@ -1,5 +1,5 @@
-//! The cluster's Services, for a dataplane that asks for them: the addresses that pods may connect to, and the backends
-//! that these lead to.
+//! The cluster's Services, for a dataplane that needs them: the addresses that pods may connect to, and their
+//! backends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,7 +19,7 @@ pub(crate) struct Services {
     touched: BTreeSet<ServiceId>,
 }
 
-/// What a Service says itself.
+/// The content of a Service itself.
 struct Front {
     cluster_ips: Vec<Ipv4Addr>,
     external_ips: Vec<Ipv4Addr>,
@@ -33,7 +33,7 @@ struct Slice {
     ports: Vec<NamedPort>,
 }
 
-/// A port with the name by which a Service's port and a slice's port belong together.
+/// A port with its name, which connects the ports of a Service and of its slices.
 struct NamedPort {
     name: String,
     protocol: Protocol,
@@ -43,12 +43,12 @@ struct NamedPort {
 #[derive(Clone, Copy, PartialEq)]
 enum Readiness {
     Ready,
-    /// It ends, and takes connections until then.
+    /// It is terminating and still serves.
     Ending,
 }
 
 impl Services {
-    /// Takes in what a Service says, or that it is gone.
+    /// Ingests a Service or its deletion.
     pub(crate) fn update_service(&mut self, key: &Key, service: Option<&kubernetes::Service>) {
         let id = id(&key.namespace, &key.name);
         self.touched.insert(id.clone());
@@ -58,7 +58,7 @@ impl Services {
         }
     }
 
-    /// Takes in some of the backends of a Service, or that they are gone.
+    /// Ingests a slice of a Service or its deletion.
     pub(crate) fn update_slice(&mut self, key: &Key, slice: Option<&EndpointSlice>) {
         if let Some(old) = self.slices.remove(key) {
             if let Some(keys) = self.slices_of.get_mut(&old.service) {
@@ -76,7 +76,7 @@ impl Services {
         self.slices.insert(key.clone(), Slice::new(service, slice));
     }
 
-    /// The Services that are not what was given out, by id.
+    /// The Services that differ from the published state, by id.
     pub(crate) fn flush(&mut self, state: &NodeState) -> Vec<Delta> {
         let touched = std::mem::take(&mut self.touched).into_iter();
         let delta = |id: ServiceId| match (self.service(&id), state.services.get(&id)) {
@@ -146,8 +146,8 @@ impl Slice {
     }
 }
 
-/// The backends that connections to a Service's port are for: those that are ready, and where none is, those that end and
-/// still serve, as kube-proxy has it.
+/// The backends for connections to a Service's port: the ready ones; if none is ready, those that terminate and still
+/// serve, as in kube-proxy.
 fn backends(slices: &[&Slice], port: &NamedPort) -> Vec<(Ipv4Addr, u16)> {
     let meant = |its: &&NamedPort| its.name == port.name && its.protocol == port.protocol;
     let with = |readiness: Readiness| {

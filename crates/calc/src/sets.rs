@@ -23,26 +23,26 @@ pub(crate) struct Sets {
     by_service: BTreeMap<(String, String), BTreeSet<No>>,
     slices: BTreeMap<Key, Backends>,
     slices_of_service: BTreeMap<(String, String), BTreeSet<Key>>,
-    /// Sets that have come, or may have changed or gone, since the last flush.
+    /// Sets that were added, or may have changed or been removed, since the last flush.
     touched: BTreeSet<No>,
 }
 
 struct ActiveSet {
     id: SetId,
     source: Arc<SetSource>,
-    /// How many policies in use name it.
+    /// The number of used policies that name it.
     references: usize,
-    /// What may differ from the members that have been given out: whether it is a member now.
+    /// Possible differences from the published members: whether each is a member now.
     changes: BTreeMap<Member, bool>,
-    /// How many subjects contribute a member beside the first: two pods may have one address for a moment.
+    /// The number of subjects that contribute a member besides the first: two pods may share an address for a moment.
     more: BTreeMap<Member, u32>,
 }
 
-/// The members of a set that have been given out, if it has been.
+/// The published members of a set, if it has been published.
 type GivenOut<'a> = Option<&'a BTreeSet<Member>>;
 
 impl Sets {
-    /// Takes in that a subject is there, or has other labels.
+    /// Ingests a new subject, or a subject with new labels.
     pub(crate) fn enter(&mut self, subject: &mut Subject, state: &NodeState) {
         for no in self.by_selector.candidates(&subject.labels) {
             let Some(set) = self.table.get_mut(no).filter(|set| set.selects(&subject.labels)) else {
@@ -53,7 +53,7 @@ impl Sets {
         }
     }
 
-    /// Takes in that a subject is about to go, or to have other labels.
+    /// Removes the contributions of a subject before it is deleted or gets new labels.
     pub(crate) fn leave(&mut self, subject: &mut Subject) {
         for no in std::mem::take(&mut subject.in_sets) {
             let Some(set) = self.table.get_mut(no) else { continue };
@@ -62,7 +62,7 @@ impl Sets {
         }
     }
 
-    /// Takes in some of the backends of a Service.
+    /// Ingests a slice of backends of a Service.
     pub(crate) fn update_backends(&mut self, key: &Key, backends: Option<Backends>, state: &NodeState) {
         let old = match backends.clone() {
             Some(backends) => self.slices.insert(key.clone(), backends),
@@ -91,7 +91,7 @@ impl Sets {
         self.slices_of_service.entry(new.service).or_default().insert(key.clone());
     }
 
-    /// Notes that one more policy in use names these sets.
+    /// Registers one more use of these sets by a policy.
     pub(crate) fn acquire(&mut self, sets: &[(SetId, Arc<SetSource>)], subjects: &mut Subjects) {
         for (id, source) in sets {
             let no = self.number(id).unwrap_or_else(|| self.activate(id, source, subjects));
@@ -101,7 +101,7 @@ impl Sets {
         }
     }
 
-    /// Notes that one policy in use less names these sets.
+    /// Releases one use of these sets by a policy.
     pub(crate) fn release(&mut self, sets: &[(SetId, Arc<SetSource>)]) {
         for (id, _) in sets {
             let Some(no) = self.number(id) else { continue };
@@ -117,7 +117,7 @@ impl Sets {
         self.numbers.get(id, |no| self.table.get(no).is_some_and(|set| set.id == *id))
     }
 
-    /// What has changed since the last flush, by id: sets that are new or have other members, then sets that are gone.
+    /// The changes since the last flush, by id: sets that are new or have other members, then removed sets.
     pub(crate) fn flush(&mut self, subjects: &mut Subjects, state: &NodeState) -> (Vec<Delta>, Vec<Delta>) {
         let touched = std::mem::take(&mut self.touched).into_iter();
         let mut touched: Vec<(SetId, No)> =
@@ -143,7 +143,7 @@ impl Sets {
         kept && self.by_selector.is_empty() && self.by_service.is_empty() && backends
     }
 
-    /// How many sets are asked whether what has these labels is of them.
+    /// The number of sets that are evaluated for a subject with these labels.
     #[cfg(test)]
     pub(crate) fn candidates(&self, labels: &SubjectLabels) -> usize {
         self.by_selector.candidates(labels).len()
@@ -154,7 +154,7 @@ impl Sets {
         self.table.get(no).is_some()
     }
 
-    /// Fills a set, and puts it where what may change it finds it.
+    /// Fills a set, and registers it in the indexes.
     fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
         let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
         self.numbers.insert(id, no);
@@ -183,7 +183,7 @@ impl Sets {
         no
     }
 
-    /// Forgets a set that nothing names; gives its id.
+    /// Removes an unused set; returns its id.
     fn deactivate(&mut self, no: No, subjects: &mut Subjects) -> Option<SetId> {
         let set = self.table.remove(no)?;
         self.numbers.remove(&set.id, no);
@@ -216,7 +216,7 @@ impl ActiveSet {
         Self { id, source, references: 0, changes: BTreeMap::new(), more: BTreeMap::new() }
     }
 
-    /// Whether the set is of what has these labels.
+    /// Whether the set selects subjects with these labels.
     fn selects(&self, labels: &SubjectLabels) -> bool {
         match self.source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => selector.matches(labels),
@@ -224,7 +224,7 @@ impl ActiveSet {
         }
     }
 
-    /// Takes in what a subject contributes that the set is of.
+    /// Adds the contribution of a subject that the set selects.
     fn take_in(&mut self, subject: &mut Subject, no: No, given: GivenOut<'_>) {
         contributed(&self.source.clone(), &subject.what, |member| self.count(member, given));
         subject.in_sets.insert(no);
@@ -266,7 +266,7 @@ impl ActiveSet {
     }
 }
 
-/// Shows what a subject that the source's selector matches contributes.
+/// Calls `show` with each member that a selected subject contributes.
 fn contributed(source: &SetSource, what: &What, mut show: impl FnMut(Member)) {
     match (source, what) {
         (SetSource::Selector(_), What::Endpoint { addresses, .. }) => {
@@ -288,12 +288,12 @@ fn contributed(source: &SetSource, what: &What, mut show: impl FnMut(Member)) {
                 addresses.iter().for_each(|address| show(member(address)));
             }
         }
-        // A network declares no ports, and Services are made of backends alone.
+        // A network declares no ports, and Services consist of backends only.
         (SetSource::NamedPort { .. }, What::NetworkSet(_)) | (SetSource::Service { .. }, _) => {}
     }
 }
 
-/// Shows what backends of the source's Service contribute.
+/// Calls `show` with each member that backends of the source's Service contribute.
 fn backends_for(source: &SetSource, backends: &Backends, mut show: impl FnMut(Member)) {
     if matches!(source, SetSource::Service { with_ports: true, .. }) {
         for &(address, protocol, port) in &backends.backends {

@@ -1,9 +1,9 @@
-//! Things under small numbers, so that an index need not hold names.
+//! Objects under small numbers, so that indexes need not hold names.
 
-/// The number of a thing; it is given to another once the thing is gone.
+/// The number of an object; it is reused after the object is removed.
 pub(crate) type No = u32;
 
-/// Things under numbers.
+/// Objects under numbers.
 pub(crate) struct Slab<T> {
     slots: Vec<Option<T>>,
     free: Vec<No>,
@@ -24,7 +24,7 @@ impl<T> Slab<T> {
             }
             None => {
                 self.slots.push(Some(thing));
-                // Four thousand million things do not fit into memory.
+                // Four thousand million objects do not fit into memory.
                 (self.slots.len() - 1) as No
             }
         }
@@ -49,20 +49,20 @@ impl<T> Slab<T> {
         self.numbers().next().is_none()
     }
 
-    /// All numbers that are given.
+    /// All numbers in use.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = No> {
         let given = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_some());
         given.map(|(index, _)| index as No)
     }
 }
 
-/// A set of numbers. Most hold a few, so they lie side by side.
+/// A set of numbers. Most sets are small, so it is a sorted list.
 #[derive(Default)]
 pub(crate) struct Numbers(Vec<No>);
 
 impl Numbers {
     pub(crate) fn insert(&mut self, no: No) {
-        // Numbers are mostly given in order.
+        // Numbers mostly arrive in order.
         if self.0.last().is_none_or(|last| *last < no) {
             self.0.push(no);
         } else if let Err(place) = self.0.binary_search(&no) {

@@ -1,5 +1,5 @@
-//! Whatever selectors may match: pods' interfaces, host endpoints and network sets, with the labels that selectors see, and where those
-//! labels come from.
+//! The subjects of selectors: pods' interfaces, host endpoints and network sets, with their labels and the sources of
+//! these labels.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -23,27 +23,27 @@ pub(crate) struct Subject {
     key: SharedKey,
     pub(crate) labels: SubjectLabels,
     pub(crate) what: What,
-    /// Its namespace, its service account, then its profiles in order: what gives it labels.
+    /// The sources of its labels: its namespace, its service account, then its profiles in order.
     groups: Box<[No]>,
     /// The active sets that it contributes to.
     pub(crate) in_sets: Numbers,
-    /// What only the node itself needs to know of its endpoint.
+    /// The properties that only the endpoint's own node needs.
     pub(crate) here: Option<Box<Here>>,
 }
 
-/// What a subject contributes to sets.
+/// The contribution of a subject to sets.
 pub(crate) enum What {
     Endpoint { addresses: Box<[IpAddr]>, ports: Box<[NamedPort]> },
     NetworkSet(Box<[IpNet]>),
 }
 
 impl Subject {
-    /// What gives it labels: for a pod, all that its profiles follow from.
+    /// The sources of its labels; for a pod, also the sources of its profiles.
     pub(crate) fn groups(&self) -> &[No] {
         &self.groups
     }
 
-    /// What is known of it as an endpoint of this node, and its addresses.
+    /// Its properties as an endpoint of this node, and its addresses.
     pub(crate) fn endpoint_here(&self) -> Option<(&Here, &[IpAddr])> {
         match (&self.here, &self.what) {
             (Some(here), What::Endpoint { addresses, .. }) => Some((here, addresses)),
@@ -92,10 +92,10 @@ impl Backends {
     }
 }
 
-/// A namespace, service account or profile, if anything is known of it or belongs to it.
+/// A namespace, service account or profile that is known or has members.
 struct Group {
     key: SharedKey,
-    /// What it gives; `None` where it does not exist.
+    /// Its labels; `None` if it does not exist.
     labels: Option<OwnLabels>,
     members: Numbers,
 }
@@ -104,15 +104,15 @@ struct Group {
 pub(crate) struct Subjects {
     numbers: ByKey,
     table: Slab<Subject>,
-    /// Which subjects bear which labels themselves.
+    /// The subjects by their own labels.
     by_own: LabelIndex,
     group_numbers: ByKey,
     groups: Slab<Group>,
-    /// Which groups give which labels.
+    /// The groups by their labels.
     by_group: LabelIndex,
-    /// What labels subjects bear themselves.
+    /// The subjects' own labels.
     labels: SharedLabels,
-    /// The subjects that are endpoints of this node. Two of one id are possible only where an object has another's name.
+    /// The subjects that are endpoints of this node. Two can have one id only if an object has another's name.
     here: ByKey,
 }
 
@@ -178,7 +178,7 @@ impl Subjects {
         self.insert(key, labels, What::NetworkSet(nets), vec![namespace], None)
     }
 
-    /// Puts a subject that is not there yet where everything finds it.
+    /// Inserts a new subject into all indexes.
     fn insert(
         &mut self,
         key: SharedKey,
@@ -212,7 +212,7 @@ impl Subjects {
         no
     }
 
-    /// Takes a subject away that nothing else knows any more; says which endpoint of this node it was.
+    /// Removes a subject without remaining links; returns its id if it was an endpoint of this node.
     pub(crate) fn remove(&mut self, key: &Key) -> Option<LocalId> {
         let no = self.number(key)?;
         self.numbers.remove(KeyRef::from(key), no);
@@ -229,18 +229,18 @@ impl Subjects {
         Some(here.id)
     }
 
-    /// The endpoint of this node with this id: of two objects the one with the last name.
+    /// The endpoint of this node with this id; of two objects, the one with the last name.
     pub(crate) fn endpoint_here(&self, id: &LocalId) -> Option<No> {
         self.bearers_here(id).max_by_key(|no| self.get(*no).map(|subject| &subject.key.name))
     }
 
-    /// All that are endpoints of this node with this id.
+    /// All endpoints of this node with this id.
     fn bearers_here(&self, id: &LocalId) -> impl Iterator<Item = No> {
         let here = |no: No| self.get(no).and_then(|subject| subject.here.as_ref());
         self.here.candidates(id).filter(move |no| here(*no).is_some_and(|here| here.id == *id))
     }
 
-    /// Takes in what a namespace, service account or profile gives now. Says whether that is something else than before.
+    /// Ingests the labels of a namespace, service account or profile. Returns whether they have changed.
     pub(crate) fn set_labels(&mut self, key: &Key, labels: Option<OwnLabels>) -> bool {
         if labels.is_none() && self.group_number(key.into()).is_none() {
             return false;
@@ -269,7 +269,7 @@ impl Subjects {
         group.map_or_else(Vec::new, |group| group.members.iter().collect())
     }
 
-    /// Gives a subject the labels that its groups give now.
+    /// Updates a subject's labels from its groups.
     pub(crate) fn inherit(&mut self, no: No) {
         let Some(subject) = self.table.get_mut(no) else { return };
         subject.labels.profiles.clear();
@@ -296,20 +296,20 @@ impl Subjects {
         subjects && groups && self.by_own.is_empty() && self.by_group.is_empty()
     }
 
-    /// How many sets of labels are kept for subjects.
+    /// The number of label sets kept for subjects.
     #[cfg(test)]
     pub(crate) fn labels_kept(&self) -> usize {
         self.labels.known.len()
     }
 
-    /// Which sets a subject is noted to contribute to.
+    /// The sets that a subject is linked to.
     #[cfg(test)]
     pub(crate) fn memberships(&self) -> impl Iterator<Item = No> {
         let subjects = self.table.numbers().filter_map(|no| self.table.get(no));
         subjects.flat_map(|subject| subject.in_sets.iter())
     }
 
-    /// Every subject that a selector may match which demands this.
+    /// Every subject that a selector with these restrictions may match.
     pub(crate) fn candidates(&self, demands: &Restrictions<'_>) -> Vec<No> {
         match self.narrowest(demands) {
             Some(bearers) => united(&bearers),
@@ -317,7 +317,7 @@ impl Subjects {
         }
     }
 
-    /// Every endpoint of this node that a selector may match which demands this.
+    /// Every endpoint of this node that a selector with these restrictions may match.
     pub(crate) fn candidates_here(&self, demands: &Restrictions<'_>) -> Vec<No> {
         if self.here.is_empty() {
             return Vec::new();
@@ -328,14 +328,14 @@ impl Subjects {
         }
     }
 
-    /// The bearers of the demanded label that has the fewest; `None` where none is demanded.
+    /// The subjects with the restricted label that has the fewest; `None` without restrictions.
     fn narrowest(&self, demands: &Restrictions<'_>) -> Option<Vec<&Numbers>> {
         let demanded = demands.iter().filter(|(_, demand)| demand.present || demand.values.is_some());
         let bearers = demanded.map(|(label, demand)| self.bearers(label, demand.values.as_ref()));
         bearers.min_by_key(|bearers| size(bearers))
     }
 
-    /// The subjects that bear the label with one of these values: themselves, or by a group.
+    /// The subjects that have the label with one of these values, of their own or from a group.
     fn bearers(&self, label: &str, values: Option<&BTreeSet<&str>>) -> Vec<&Numbers> {
         let mut bearers = self.by_own.find(label, values);
         let groups = self.by_group.find(label, values).into_iter().flat_map(Numbers::iter);
@@ -380,11 +380,11 @@ impl Subjects {
     }
 }
 
-/// Labels, each once: pods of one workload bear the same.
+/// Label sets without duplicates: pods of one workload have the same.
 #[derive(Default)]
 struct SharedLabels {
     known: HashSet<OwnLabels>,
-    /// With how many it is time to forget those that nobody bears any more.
+    /// The number at which unused label sets are removed.
     enough: usize,
 }
 
@@ -413,12 +413,12 @@ fn united(bearers: &[&Numbers]) -> Vec<No> {
     all
 }
 
-/// What of a subject's labels is its own.
+/// The part of a subject's labels that is its own.
 fn own_labels(labels: &SubjectLabels) -> SubjectLabels {
     SubjectLabels { is_pod: labels.is_pod, own: labels.own.clone(), ..SubjectLabels::default() }
 }
 
-/// What a group gives every subject of it. The name of a namespace is known before the namespace is.
+/// The labels that a group gives its members. The name of a namespace is known even if the namespace is not.
 fn given_labels(group: &Group) -> SubjectLabels {
     let (name, labels) = (group.key.name.clone(), group.labels.clone());
     match group.key.kind {

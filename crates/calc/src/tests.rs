@@ -1,4 +1,4 @@
-//! What an order of updates must not show, and no answer gives away: that an index forgets, and that it is asked.
+//! Properties that results do not show: indexes forget removed objects, and lookups use indexes.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::Calc;
 mod random_objects;
 
 proptest! {
-    /// An index that does not gives right answers, and grows for ever.
+    /// An index that does not forget gives correct results, and grows forever.
     #[test]
     fn what_is_gone_leaves_nothing_behind(
         objects in prop::collection::vec((random_objects::object(), any::<bool>(), any::<bool>()), 0..60),
@@ -39,7 +39,7 @@ proptest! {
     }
 }
 
-/// Namespaces with two pods each, one of them here, and a policy that lets the neighbours in.
+/// Namespaces with two pods each, one of them on the node, and a policy that admits the neighbours.
 fn cluster(namespaces: usize) -> Calc {
     let mut calc = Calc::new("n0");
     for number in 0..namespaces {
@@ -69,7 +69,7 @@ fn pod(namespace: &str, node: &str, name: &str, label: &str) -> (Key, Value) {
     (Key::namespaced(Kind::WorkloadEndpoint, namespace, object), value)
 }
 
-/// A node's memory depends on it: most pods are one of many.
+/// A node's memory depends on it, because most pods are one of many.
 #[test]
 fn pods_under_the_same_policies_share_a_program() {
     let mut calc = cluster(2);
@@ -85,7 +85,7 @@ fn pods_under_the_same_policies_share_a_program() {
     assert_eq!(before, q, "the same, though made before");
 }
 
-/// What is shared must be forgotten, too.
+/// Shared values must be forgotten, too.
 #[test]
 fn labels_that_nobody_bears_are_not_kept_for_ever() {
     let mut calc = cluster(2);
@@ -97,7 +97,7 @@ fn labels_that_nobody_bears_are_not_kept_for_ever() {
     assert!(kept <= 5, "{kept} for two kinds of pod");
 }
 
-/// A change must cost what it touches, however large the cluster is: few are asked whether they match.
+/// A change must cost what it touches, however large the cluster is, so few selectors are evaluated.
 #[test]
 fn who_is_asked_does_not_grow_with_the_cluster() {
     for namespaces in [10, 300] {

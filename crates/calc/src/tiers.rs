@@ -1,4 +1,4 @@
-//! The tiers: in which order they are asked, and how each ends.
+//! The order and the ends of tiers.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -6,19 +6,19 @@ use std::collections::BTreeMap;
 use tortie_api::calico::{TierDefault, WELL_KNOWN_TIERS};
 use tortie_policy::program::EndOfTier;
 
-/// What a tier says of itself.
+/// The settings of a tier.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TierSettings {
     pub(crate) order: Option<f64>,
     pub(crate) end: EndOfTier,
 }
 
-/// The tiers that are stored.
+/// The stored tiers.
 #[derive(Default)]
 pub(crate) struct Tiers(BTreeMap<String, TierSettings>);
 
 impl Tiers {
-    /// Takes in a tier; says whether it is something else than before.
+    /// Ingests a tier; returns whether it has changed.
     pub(crate) fn update(&mut self, name: &str, tier: Option<TierSettings>) -> bool {
         let before = match tier.clone() {
             Some(tier) => self.0.insert(name.to_owned(), tier),
@@ -27,13 +27,13 @@ impl Tiers {
         before != tier
     }
 
-    /// Known tiers before unknown ones, by order (absent is last), then by name (semantics 7). First of all comes the
-    /// tier without a name, of policies whose tier cannot be read.
+    /// The position of a tier: known tiers before unknown ones, by order (absent is last), then by name (policy
+    /// decision 7). The first of all is the tier without a name, for policies whose tier cannot be read.
     pub(crate) fn place<'a>(&self, name: &'a str) -> TierPlace<'a> {
         if name.is_empty() {
             return TierPlace { unknown: false, order: f64::NEG_INFINITY, name };
         }
-        // Where the tiers that every cluster has stand is not for anybody to say.
+        // Nobody can change the order of the tiers that every cluster has.
         let stored = || self.0.get(name).map(|tier| tier.order);
         let order = well_known(name).map(|(order, _)| Some(order)).or_else(stored);
         TierPlace { unknown: order.is_none(), order: order.flatten().unwrap_or(f64::INFINITY), name }
@@ -56,7 +56,7 @@ fn well_known(name: &str) -> Option<(f64, TierDefault)> {
     WELL_KNOWN_TIERS.iter().find(|(tier, ..)| *tier == name).map(|(_, order, end)| (*order, *end))
 }
 
-/// Where a tier stands, totally ordered.
+/// The position of a tier, totally ordered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TierPlace<'a> {
     unknown: bool,

@@ -1,5 +1,5 @@
-//! Whatever the order and the batching of updates, what comes out is what a from-scratch computation gives; each delta
-//! changes something, and names nothing that does not exist yet.
+//! Whatever the order and the batching of updates, the result equals a from-scratch computation. Each delta changes
+//! something, and names nothing that does not exist yet.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod random_objects;
@@ -17,7 +17,7 @@ use scratch::{NODE, Objects, apply_strictly, assert_order, difference, from_scra
 #[derive(Debug, Clone)]
 enum Step {
     Put(Key, Value),
-    /// Deletes the nth object that exists.
+    /// Deletes the nth existing object.
     Delete(prop::sample::Index),
     Flush,
 }
@@ -31,14 +31,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..60)
 }
 
-/// Flushes, and holds what is said against what has changed: all of it, nothing else, and in an order that opens nothing.
+/// Flushes, and compares the deltas with the changes: all of them, nothing else, and in an order that opens nothing.
 fn flush(calc: &mut Calc, told: &mut NodeState, objects: &Objects) {
     let mut expected = from_scratch(objects);
     if !calc.kinds().contains(&Kind::Service) {
-        // Nobody asks, and nothing is said.
+        // Services are included only if they are requested.
         expected.services.clear();
     }
-    // A node that is gone leaves its own description behind: nothing is torn down for a lost object.
+    // A deleted node keeps its own description: nothing is torn down because of a lost object.
     if expected.node.is_none() {
         expected.node.clone_from(&told.node);
     }

@@ -1,5 +1,5 @@
-//! Verdicts at the edges, where Calico's own code decides (semantics 31 to 46): each case is judged by the oracle and by the
-//! compiled programs, which meet a packet's way in an order of their own (`testkit::programs`).
+//! Edge cases that Calico's own code decides (policy decisions 31 to 46). Each case is judged by the oracle and by
+//! the compiled programs, which implement a packet's path separately (`testkit::programs`).
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ const CLUSTER: &str = "
 {apiVersion: projectcalico.org/v3, kind: GlobalNetworkSet, metadata: {name: set, labels: {a: x}}, spec: {nets: [203.0.113.0/24]}}
 ";
 
-/// The policies, flows that pass (`from > to protocol/port/source port`), and flows that do not.
+/// The policies, the flows that pass (`from > to protocol/port/source port`), and the flows that do not.
 struct Case(&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
 
 const ALLOW_OTHERS: &str =
@@ -149,8 +149,8 @@ fn verdicts_at_the_edges_are_calicos() {
     }
 }
 
-/// A stored ClusterNetworkPolicy that cannot be read closes the pods of its subject, if that can be evaluated; and never
-/// hosts (37).
+/// A stored ClusterNetworkPolicy that cannot be read closes the pods of its subject if that can be evaluated, and
+/// never hosts (37).
 #[test]
 fn damaged_subjects_close_pods_alone() {
     let evaluable =

@@ -1,8 +1,9 @@
-//! Classes of pods, nodes, outsiders and ports tell the truth: in random clusters every packet gets the verdict of its
-//! classes, asked in a cluster that is reduced to those who stand for a class. By both families, between nodes and on
-//! one, with host endpoints and without.
+//! Classes of pods, nodes, outsiders and ports are correct: in random clusters every packet gets the verdict of its
+//! classes, judged in a cluster that is reduced to the representatives of classes. With both families, between nodes
+//! and on one node, with and without host endpoints.
 //!
-//! `PROPTEST_CASES` says how many clusters; each is asked about every pair of pods, nodes and some outsiders.
+//! `PROPTEST_CASES` sets the number of clusters. Each gets packets between every pair of pods, nodes and some
+//! outsiders.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
 mod asked;
@@ -20,17 +21,17 @@ use testkit::random::Random;
 
 const CLUSTERS: u32 = 300;
 
-/// What was compared, so that the test cannot pass for want of cases.
+/// What was compared, so that the test does not pass for lack of cases.
 #[derive(Default, Debug)]
 struct Seen {
     packets: usize,
-    /// Packets between ends that do not stand for their classes.
+    /// Packets between ends that do not represent their classes.
     for_others: usize,
     /// Packets that a host endpoint drops.
     dropped_by_hosts: usize,
-    /// Packets by IPv6.
+    /// IPv6 packets.
     v6: usize,
-    /// Packets between two of one node.
+    /// Packets between two ends on one node.
     together: usize,
     clusters_with_less: usize,
     largest: usize,
@@ -64,8 +65,8 @@ fn every_packet_gets_the_verdict_of_its_classes() {
     }
 }
 
-/// For a moment two pods may have one address, and rules mean both: those who stand for a class keep such company, also
-/// where the company does not stand for its own class.
+/// For a moment two pods may have one address, and rules apply to both. A representative of a class keeps such a pod,
+/// even if that pod does not represent its own class.
 #[test]
 fn who_shares_an_address_comes_along() {
     let mut snapshot = Snapshot::new();
@@ -102,7 +103,8 @@ fn who_shares_an_address_comes_along() {
     assert_eq!(cell.verdict, Verdict::Allow);
 }
 
-/// A node reaches pods of an overlay from its tunnel's address, and others from its own (semantics 2).
+/// A node reaches pods of an overlay from its tunnel address, and other pods from its own address (policy decision
+/// 2).
 #[test]
 fn overlays_and_tunnels_tell_classes_apart() {
     let mut snapshot = Snapshot::new();
@@ -145,7 +147,7 @@ fn overlays_and_tunnels_tell_classes_apart() {
     }
 }
 
-/// The verdict between nodes by IPv4.
+/// The verdict between nodes for IPv4.
 fn apart(judge: &mut Judge<'_>, from: usize, to: usize) -> Option<Cell> {
     judge.verdict(from, to, Way { family: IpVersion::V4, placement: Placement::Apart }, 0)
 }

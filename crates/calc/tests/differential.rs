@@ -1,8 +1,8 @@
-//! Two ways to one verdict: the oracle, straight from the resources, and the programs that calc compiles. Random clusters,
-//! random packets; every disagreement shrinks to a manifest and a command that shows it.
+//! Two ways to a verdict: the oracle, straight from the resources, and the programs that calc compiles. Random
+//! clusters, random packets; every disagreement shrinks to a manifest and a command that shows it.
 //!
-//! `PROPTEST_CASES` says how many clusters; each is asked about several hundred packets. The test prints by which
-//! features packets were decided, and fails where one decided (almost) none.
+//! `PROPTEST_CASES` sets the number of clusters. Each gets several hundred packets. The test prints which features
+//! decided packets, and fails if one decided (almost) none.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ fn oracle_and_programs_agree() {
     }
 }
 
-/// Asks both about every packet, at both of its ends.
+/// Compares both for every packet, at both of its ends.
 fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Result<(), String> {
     let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
@@ -86,7 +86,7 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
     Ok(())
 }
 
-/// Whether the packet passes; `None` where the table does not say.
+/// Whether the packet passes; `None` if the table does not decide.
 fn oracle_says(trace: &Trace) -> Option<bool> {
     (trace.decided_by != DecidedBy::Nobody).then_some(trace.verdict == Verdict::Allow)
 }
@@ -144,7 +144,7 @@ fn shown_port(packet: &Sent) -> String {
     }
 }
 
-/// How often each feature decided, and how often it was the first thing that kept a rule from matching.
+/// How often each feature decided, and how often it was the first mismatch of a rule.
 #[derive(Default)]
 struct Coverage {
     judged: usize,
@@ -193,7 +193,7 @@ impl Coverage {
         table
     }
 
-    /// Every feature must have had its say, in proportion to the number of clusters.
+    /// Every feature must have decided, in proportion to the number of clusters.
     fn lacking(&self, clusters: usize) -> Option<String> {
         let sides = ["source", "destination"];
         let of_sides = [

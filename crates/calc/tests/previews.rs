@@ -1,6 +1,6 @@
-//! What stands on classes is held to account: what a preview says changes, and nothing else, changes; rules of which lint
-//! says that they never decide can be taken out without any packet noticing. By both families, with host endpoints and
-//! without, and staged policies as if they were enforced.
+//! Checks results that are based on classes: exactly what a preview reports changes, and rules that lint calls never
+//! deciding can be removed without any effect. With both families, with and without host endpoints, and with staged
+//! policies as if they were enforced.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
 mod asked;
@@ -24,7 +24,7 @@ const FAMILIES: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 struct Changed {
     packets: usize,
     changed: usize,
-    /// By what was taken out.
+    /// By the removed object.
     by_host_endpoints: usize,
     by_settings: usize,
 }
@@ -50,7 +50,7 @@ fn a_preview_says_what_changes_and_nothing_else() {
     }
 }
 
-/// Any object, or one of those that are about host endpoints, if there are any.
+/// Any object, or one of those that concern host endpoints, if there are any.
 fn chosen(objects: &Objects, which: prop::sample::Index, of_hosts: bool) -> usize {
     let about_hosts = |(_, (key, value)): &(usize, &(Key, serde_json::Value))| {
         matches!(key.kind, Kind::HostEndpoint | Kind::FelixConfiguration | Kind::IpPool | Kind::Node)
@@ -64,7 +64,7 @@ fn chosen(objects: &Objects, which: prop::sample::Index, of_hosts: bool) -> usiz
     }
 }
 
-/// Takes one object out, and compares what the preview says of every packet with the oracle's words before and after.
+/// Removes one object, and compares the preview for every packet with the oracle's verdicts before and after.
 fn previewed(objects: &Objects, which: usize, packets: &[Sent], seen: &mut Changed) -> Result<(), String> {
     let before = snapshot(objects);
     let removed = &objects[which].0;
@@ -116,7 +116,7 @@ fn agrees(told: &[&Difference], one: Verdict, other: Verdict) -> bool {
     }
 }
 
-/// Every two ends, and how packets go from one to the other.
+/// Every pair of ends, and the paths of packets between them.
 fn ways(ends: &[End]) -> impl Iterator<Item = (&End, &End, Way)> {
     let pairs = ends.iter().flat_map(move |from| ends.iter().map(move |to| (from, to)));
     let of =
@@ -157,7 +157,7 @@ fn what_lint_calls_idle_can_be_taken_out() {
     }
 }
 
-/// With every sixth object staged, if it is a policy that can be.
+/// Stages every sixth object, if it is a policy that can be staged.
 fn with_staged(mut objects: Objects, which: usize) -> Objects {
     for (key, _) in objects.iter_mut().skip(which).step_by(6) {
         key.kind = match key.kind {
@@ -181,7 +181,7 @@ fn linted(objects: &Objects, packets: &[Sent], seen: &mut Linted) -> Result<(), 
         let idle = match finding.code {
             Code::Shadowed => &mut seen.shadowed,
             Code::MatchesNothing if finding.field.ends_with(']') => &mut seen.matches_nothing,
-            // Of the other kinds one peer of several may be meant.
+            // In the other kinds, the finding may concern one peer of several.
             Code::NeverMatches if calico => &mut seen.never_matches,
             Code::SelectsNothing => &mut seen.selects_nothing,
             _ => continue,
@@ -213,7 +213,7 @@ fn linted(objects: &Objects, packets: &[Sent], seen: &mut Linted) -> Result<(), 
     Ok(())
 }
 
-/// The cluster where a staged policy is in force, and its name there.
+/// The cluster with a staged policy in force, and its name there.
 fn in_force(object: &Key, written: &Snapshot) -> (Key, Snapshot) {
     let mut snapshot = written.clone();
     let Some(enforced) = enforced(object) else { return (object.clone(), snapshot) };
@@ -224,14 +224,14 @@ fn in_force(object: &Key, written: &Snapshot) -> (Key, Snapshot) {
     (enforced, snapshot)
 }
 
-/// `spec.ingress[2].source.nets` is about the rule of index 2.
+/// `spec.ingress[2].source.nets` concerns the rule of index 2.
 fn rule_of(field: &str) -> Option<(&str, usize)> {
     let (direction, rest) = field.strip_prefix("spec.")?.split_once('[')?;
     let direction = Some(direction).filter(|direction| ["ingress", "egress"].contains(direction))?;
     Some((direction, rest.split_once(']')?.0.parse().ok()?))
 }
 
-/// A policy that loses its last rule must go on to speak of that direction, as its kind's defaults had it.
+/// A policy that loses its last rule must still apply to that direction, as by its kind's defaults before.
 fn keep_types(kind: Kind, value: &mut serde_json::Value) {
     let has = |direction: &str| value["spec"][direction].as_array().is_some_and(|rules| !rules.is_empty());
     let (ingress, egress) = (has("ingress"), has("egress"));
@@ -243,7 +243,7 @@ fn keep_types(kind: Kind, value: &mut serde_json::Value) {
             (false, true) => ("types", vec!["Egress"]),
             (true, true) => ("types", vec!["Ingress", "Egress"]),
         },
-        // Policies of administrators end their tier nowhere.
+        // Policies of administrators have no end of tier.
         _ => return,
     };
     let given = value["spec"][field].as_array().is_some_and(|types| !types.is_empty());
@@ -252,7 +252,7 @@ fn keep_types(kind: Kind, value: &mut serde_json::Value) {
     }
 }
 
-/// The first question that the two answer differently.
+/// The first question with different answers.
 fn same(one: &Snapshot, other: &Snapshot, ends: &[End], packets: &[Sent]) -> Result<(), String> {
     let (one, other) = (Oracle::new(one), Oracle::new(other));
     for (from, to, way) in ways(ends) {

@@ -1,6 +1,6 @@
-//! Clusters that people have, in every sequence in which one may become another: lists of states, forwards and backwards,
-//! with and without nothing in between; the objects of each step in several orders; a flush after each object, after each
-//! state, at random, or at the end alone. Every flush must say all that changed, and nothing else.
+//! Realistic clusters, in every sequence in which one may change to another: lists of states, forwards and backwards,
+//! with and without an empty state in between; the objects of each step in several orders; a flush after each object,
+//! after each state, at random, or only at the end. Every flush must report exactly the changes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod scratch;
@@ -60,7 +60,7 @@ fn pods() -> Objects {
     ])
 }
 
-/// Let in by team, by app, by name of a port.
+/// Admission by team, by app, and by port name.
 fn policies() -> Objects {
     let rules = json!([
         {"action": "Allow", "source": {"namespaceSelector": "team == 'b'"}},
@@ -128,7 +128,7 @@ fn profiled() -> Objects {
     with(&tiered(), [global(Kind::Profile, "kns.shop", profile)])
 }
 
-/// The team of a namespace is another one, and a pod has come to this node.
+/// A namespace has another team, and a pod has moved to this node.
 fn moved() -> Objects {
     let mut objects = with(&tiered(), [namespace("bank", "a"), namespace("shop", "c")]);
     let (key, _) = pod("shop", "far", "n1", "web", "10.0.0.3");
@@ -155,7 +155,7 @@ fn damaged() -> Objects {
     objects
 }
 
-/// Two pods have one address, and two namespaces one policy's name.
+/// Two pods have one address, and two namespaces have a policy of the same name.
 fn doubled() -> Objects {
     let policy = json!({"selector": "all()", "ingress": [{"action": "Allow", "source": {"selector": "app == 'web'"}}]});
     with(
@@ -183,7 +183,7 @@ fn states() -> Vec<(&'static str, Objects)> {
     ]
 }
 
-/// When the node is told.
+/// When the state is flushed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Flushes {
     EachObject,
@@ -192,17 +192,17 @@ enum Flushes {
     Random,
 }
 
-/// In which order the objects of one step come.
+/// The order of the objects in one step.
 #[derive(Debug, Clone, Copy)]
 enum Order {
     ByKey,
     Backwards,
     Mixed,
-    /// Everything that is gone first, or last.
+    /// All deletions first, or last.
     Gone(bool),
 }
 
-/// A sequence that looks like chance, and is the same each time.
+/// A sequence that looks random, and is the same each time.
 struct Dice(u64);
 
 impl Dice {
@@ -220,7 +220,7 @@ struct Run {
 }
 
 impl Run {
-    /// From one state to the next, object by object.
+    /// Changes one state to the next, object by object.
     fn walk(&mut self, to: &Objects, order: Order, flushes: Flushes) {
         let gone = self.now.keys().filter(|key| !to.contains_key(*key)).map(|key| (key.clone(), None));
         let come = to.iter().filter(|(key, value)| self.now.get(*key) != Some(*value));
@@ -301,7 +301,7 @@ fn long_ways_end_where_short_ones_do() {
     }
 }
 
-/// What a change comes to is known by name: the states are not all alike to the node.
+/// The deltas between states are known by name, so the states differ for the node.
 #[test]
 fn the_states_differ() {
     let states = states();
@@ -312,7 +312,7 @@ fn the_states_differ() {
     }
 }
 
-/// A slice of thousands that changes is one change, and one that says the same for others is none.
+/// A changed slice of thousands of backends is one delta, and an unchanged one is none.
 #[test]
 fn one_slice_is_one_delta() {
     let slice = |address: &str, ready: bool| {

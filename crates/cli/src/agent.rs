@@ -12,7 +12,7 @@ use tortie_hcn::{Address, RemoteHcn};
 
 use crate::store::StoreArguments;
 
-/// How long one call of HNS may take: some take many seconds, and some never end (`hns.md` 1.1).
+/// How long one call of HNS may take: some take many seconds, and some never end (docs/hns.md, Calls).
 const HCN_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Where operators ask the agent of this node, where nothing else is said.

@@ -203,7 +203,7 @@ pub(crate) fn not_enforced_note(snapshot: &Snapshot) -> Option<String> {
 }
 
 /// What nodes report of the pods and policies that the answer names: there a node does otherwise than is said here, or
-/// knows more (semantics 29).
+/// knows more (policy decision 29).
 fn about<'a>(
     answer: &Answer,
     reports: &'a [(String, ReportedCondition)],

@@ -154,7 +154,7 @@ fn a_namespace_is_not_opened_on_its_way_out() {
     assert!(datastore.names(Kind::NetworkPolicy).is_empty() && datastore.names(Kind::Namespace).is_empty());
 }
 
-/// What a node reports of a pod or policy stands beside the verdict (semantics 29).
+/// What a node reports of a pod or policy stands beside the verdict (policy decision 29).
 #[test]
 fn explain_says_what_nodes_report() {
     let datastore = Datastore::new();

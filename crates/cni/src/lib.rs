@@ -1,6 +1,6 @@
-//! The Container Network Interface (CNI specification 1.1.0): what a runtime says ([`Invocation`]), what it is answered
-//! ([`Success`], [`Failure`]), and the plugin ([`plugin`]), which the runtime executes for each pod. It is small: it
-//! hands the call to the agent over a socket ([`transport`]) and prints the answer.
+//! The Container Network Interface (CNI specification 1.1.0): the call of a runtime ([`Invocation`]), its result
+//! ([`Success`], [`Failure`]), and the plugin ([`plugin`]) that the runtime executes for each pod. The plugin is
+//! small: it passes the call to the agent over a socket ([`transport`]) and prints the answer.
 
 pub mod plugin;
 pub mod transport;

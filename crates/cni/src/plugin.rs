@@ -1,7 +1,7 @@
 //! The plugin: environment and standard input in, one document on standard output.
 //!
-//! Where the agent is away, DEL waits on disk and succeeds (the agent carries it out when it is back), and everything
-//! else fails with "try again later".
+//! While the agent is down, DEL is stored on disk and succeeds (the agent carries it out later), and every other
+//! command fails with "try again later".
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use crate::transport::{self, Answer};
 use crate::{Code, Command, Failure, Invocation, NetworkConfig, SUPPORTED_VERSIONS};
 
-/// How long the agent may take for an answer: less than the four minutes after which a kubelet gives up.
+/// How long to wait for the agent's answer: less than the four minutes after which a kubelet gives up.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long it may take for its STATUS, which it knows without asking anybody.
+/// How long to wait for the agent's STATUS, which needs no other service.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The whole program.
+/// The entry point.
 #[must_use]
 pub fn main() -> ExitCode {
     let mut config = String::new();
@@ -46,7 +46,7 @@ pub fn main() -> ExitCode {
     code
 }
 
-/// One call: what to print, and the exit code.
+/// Handles one call: returns the output and the exit code.
 fn run(environment: &dyn Fn(&str) -> Option<String>, config: &str) -> (Option<Value>, ExitCode) {
     let newest = SUPPORTED_VERSIONS[SUPPORTED_VERSIONS.len() - 1];
     let invocation = match read_invocation(environment, config) {
@@ -90,8 +90,8 @@ fn ask(socket: &Path, invocation: &Invocation) -> io::Result<Answer> {
     transport::ask(&mut stream, invocation)
 }
 
-/// Puts a DEL where the agent will find it. The file appears whole or not at all, and is there after a power failure:
-/// the runtime is told that the pod is gone, and will not say it again.
+/// Stores a DEL for the agent. The file appears completely or not at all, and survives a power failure, because the
+/// runtime considers the pod deleted and does not repeat the call.
 fn enqueue(invocation: &Invocation, why: &str) -> Result<(), Failure> {
     let queue = &invocation.config.deletion_queue;
     let failed = |error: io::Error| {

@@ -1,4 +1,4 @@
-//! How plugin and agent talk: on a Unix socket, each message a 32-bit big-endian length and JSON.
+//! The protocol between plugin and agent: on a Unix socket, each message is a 32-bit big-endian length and JSON.
 
 use std::io::{self, Read, Write};
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Failure, Success};
 
-/// No message may be larger.
+/// The maximum size of a message.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// The agent's answer: a result where the command has one.
+/// The agent's answer, with a result if the command has one.
 pub type Answer = Result<Option<Success>, Failure>;
 
-/// [`Answer`] as it travels.
+/// The encoding of [`Answer`].
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum AnswerMessage {
@@ -21,7 +21,7 @@ enum AnswerMessage {
     Failed(Failure),
 }
 
-/// Writes an answer as a message.
+/// Encodes an answer as a message.
 ///
 /// # Errors
 /// It is too large.
@@ -32,7 +32,7 @@ pub fn encode_answer(answer: Answer) -> io::Result<Vec<u8>> {
     })
 }
 
-/// Writes a message with its length.
+/// Encodes a message with its length.
 ///
 /// # Errors
 /// It is too large.
@@ -61,10 +61,10 @@ pub fn body_length(header: [u8; 4]) -> io::Result<usize> {
     Ok(length)
 }
 
-/// Asks the agent and waits for its answer.
+/// Sends a request to the agent and waits for its answer.
 ///
 /// # Errors
-/// The connection fails, or the answer makes no sense.
+/// The connection fails, or the answer is invalid.
 pub fn ask(stream: &mut (impl Read + Write), invocation: &crate::Invocation) -> io::Result<Answer> {
     stream.write_all(&encode(invocation)?)?;
     Ok(match read::<AnswerMessage>(stream)? {

@@ -1,4 +1,4 @@
-//! The words of the protocol.
+//! The types of the protocol.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
-/// The versions of the protocol that are spoken.
+/// The supported versions of the protocol.
 pub const SUPPORTED_VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// `CNI_COMMAND`.
@@ -41,11 +41,11 @@ pub struct Invocation {
     pub config: NetworkConfig,
 }
 
-/// The plugin's part of a network configuration. Keys that are not known are kept.
+/// The plugin's part of a network configuration. Unknown keys are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkConfig {
-    /// The version of the protocol that the answer must have.
+    /// The protocol version of the answer.
     #[serde(default)]
     pub cni_version: String,
     /// The network's name, the first part of IPAM handles.
@@ -54,10 +54,10 @@ pub struct NetworkConfig {
     /// The agent's socket.
     #[serde(default = "default_socket")]
     pub agent_socket: PathBuf,
-    /// Where DELs wait while the agent is away.
+    /// Where DELs are stored while the agent is down.
     #[serde(default = "default_queue")]
     pub deletion_queue: PathBuf,
-    /// What is still attached, for GC.
+    /// The existing attachments, for GC.
     #[serde(rename = "cni.dev/valid-attachments", default, skip_serializing_if = "Option::is_none")]
     pub valid_attachments: Option<Vec<Attachment>>,
     /// Everything else.
@@ -87,11 +87,11 @@ fn default_queue() -> PathBuf {
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 #[error("{msg} (CNI error {code}){}", if details.is_empty() { String::new() } else { format!(": {details}") })]
 pub struct Failure {
-    /// Which error.
+    /// The error code.
     pub code: Code,
     /// What failed.
     pub msg: String,
-    /// Why, and what to do.
+    /// The reason and the remedy.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub details: String,
 }
@@ -102,29 +102,29 @@ pub struct Failure {
 pub struct Code(pub u32);
 
 impl Code {
-    /// The configuration is of a version that is not spoken.
+    /// The configuration has an unsupported version.
     pub const INCOMPATIBLE_VERSION: Self = Self(1);
-    /// The container is not known.
+    /// The container is unknown.
     pub const UNKNOWN_CONTAINER: Self = Self(3);
-    /// The environment is not as it must be.
+    /// The environment is invalid.
     pub const INVALID_ENVIRONMENT: Self = Self(4);
     /// Reading or writing failed.
     pub const IO: Self = Self(5);
-    /// What was read makes no sense.
+    /// The content could not be decoded.
     pub const DECODING: Self = Self(6);
-    /// The configuration is not usable.
+    /// The configuration is invalid.
     pub const INVALID_CONFIG: Self = Self(7);
-    /// Something is not ready: the runtime shall try again.
+    /// Something is not ready, and the runtime should retry.
     pub const TRY_AGAIN_LATER: Self = Self(11);
-    /// STATUS: no ADD can be served now.
+    /// STATUS: ADD is not available now.
     pub const NOT_AVAILABLE: Self = Self(50);
     /// Connecting or disconnecting the pod failed.
     pub const WIRING: Self = Self(100);
-    /// There is no address.
+    /// No address is available.
     pub const IPAM: Self = Self(101);
     /// CHECK found a difference.
     pub const DIFFERS: Self = Self(102);
-    /// The pod asks for something that Tortie does not do.
+    /// The pod requests something that Tortie does not support.
     pub const NOT_SUPPORTED: Self = Self(103);
 }
 
@@ -135,22 +135,22 @@ impl std::fmt::Display for Code {
 }
 
 impl Failure {
-    /// A failure with what failed and why.
+    /// A failure with its subject and its reason.
     pub fn new(code: Code, msg: impl Into<String>, details: impl Into<String>) -> Self {
         Self { code, msg: msg.into(), details: details.into() }
     }
 
-    /// The document that a runtime reads.
+    /// The document for the runtime.
     #[must_use]
     pub fn document(&self, version: &str) -> Value {
         json!({"cniVersion": version, "code": self.code, "msg": self.msg, "details": self.details})
     }
 }
 
-/// What an ADD came to.
+/// The result of an ADD.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Success {
-    /// The host's end and the pod's end of the link.
+    /// The host end and the pod end of the link.
     pub interfaces: Vec<Interface>,
     /// The pod's addresses.
     pub ips: Vec<Address>,
@@ -165,7 +165,7 @@ pub struct Interface {
     pub name: String,
     /// Its MAC address.
     pub mac: String,
-    /// The network namespace that it is in; empty for the host's.
+    /// Its network namespace; empty for the host's.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub sandbox: String,
 }
@@ -175,7 +175,7 @@ pub struct Interface {
 pub struct Address {
     /// The address with its prefix length, as text.
     pub address: String,
-    /// Which of the interfaces.
+    /// The index of its interface.
     pub interface: usize,
 }
 
@@ -190,7 +190,7 @@ pub struct Route {
 }
 
 impl Success {
-    /// The document that a runtime reads. Versions before 1.0.0 say the family of each address.
+    /// The document for the runtime. Versions before 1.0.0 include the family of each address.
     #[must_use]
     pub fn document(&self, version: &str) -> Value {
         let mut document = json!({

@@ -1,4 +1,4 @@
-//! The plugin as a runtime runs it: environment, standard input, standard output, exit code.
+//! Runs the plugin as a runtime does: environment, standard input, standard output, exit code.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::{Read, Write};
@@ -52,7 +52,7 @@ fn with(changes: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static
     ADD.iter().filter(|(name, _)| !changed(name)).chain(changes).copied().collect()
 }
 
-/// An agent that takes one call and answers it.
+/// An agent that accepts one call and answers it.
 fn agent(dir: &TempDir, answer: Result<Option<Success>, Failure>) -> thread::JoinHandle<Invocation> {
     let listener = UnixListener::bind(dir.path().join("agent.sock")).unwrap();
     thread::spawn(move || {
@@ -130,7 +130,7 @@ fn without_the_agent_add_is_to_be_tried_again_and_del_waits_on_disk() {
     let waiting: Invocation = serde_json::from_slice(&std::fs::read(&files[0]).unwrap()).unwrap();
     assert_eq!(waiting.container_id, "abc");
 
-    // Where not even that is possible, the runtime must not believe that the pod is gone.
+    // If the DEL cannot be stored either, the runtime must not consider the pod deleted.
     std::fs::remove_dir_all(dir.path().join("queue")).unwrap();
     std::fs::write(dir.path().join("queue"), "").unwrap();
     let ran = run(&with(&[("CNI_COMMAND", "DEL")]), &config);
@@ -138,7 +138,7 @@ fn without_the_agent_add_is_to_be_tried_again_and_del_waits_on_disk() {
     assert_eq!(ran.document["code"], 11);
 }
 
-/// A runtime asks for the status to know whether to wait with its pods; an agent that hangs is no good for them.
+/// A runtime uses STATUS to decide whether to start pods, so an agent that hangs counts as not available.
 #[test]
 fn status_fails_soon_where_the_agent_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();

@@ -12,24 +12,24 @@ use tortie_api::net::Protocol;
 /// What the operator has set for a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// What no policy of host endpoints closes for packets into the node (semantics 16).
+    /// What no policy of host endpoints closes for packets into the node (policy decision 16).
     pub failsafe_inbound: Vec<Failsafe>,
     /// What no policy of host endpoints closes for packets out of the node.
     pub failsafe_outbound: Vec<Failsafe>,
-    /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3). Return is Accept where
-    /// other tables are asked in any case.
+    /// What becomes of packets from pods to their own node, after the pod's policy (policy decision 3). Return is
+    /// Accept where other tables are asked in any case.
     pub endpoint_to_host: EndpointToHostAction,
-    /// Whether pods may send VXLAN packets, which are dropped before policy otherwise (semantics 38).
+    /// Whether pods may send VXLAN packets, which are dropped before policy otherwise (policy decision 38).
     pub vxlan_from_workloads: bool,
     /// Whether pods may send IPIP packets, which are dropped before policy otherwise.
     pub ipip_from_workloads: bool,
     /// What becomes of packets that policy denies.
     pub deny: FilterDenyAction,
-    /// What becomes of established flows that a changed policy denies (semantics 20).
+    /// What becomes of established flows that a changed policy denies (policy decision 20).
     pub established_flows: EstablishedFlows,
     /// Whether the rules of policies count what they match.
     pub policy_counters: PolicyCounters,
-    /// Whether ACLs of Windows nodes name sets of addresses (semantics 25).
+    /// Whether ACLs of Windows nodes name sets of addresses (policy decision 25).
     pub windows_policy_sets: WindowsPolicySets,
     /// The versions of HNS, major and minor, on which `Auto` has them do so.
     pub proven_policy_sets: BTreeSet<(u32, u32)>,

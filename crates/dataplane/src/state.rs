@@ -54,7 +54,7 @@ pub struct Endpoint {
     pub program: Arc<EndpointProgram>,
 }
 
-/// Interfaces of this node that are under policy themselves (semantics 16).
+/// Interfaces of this node that are under policy themselves (policy decision 16).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostEndpoint {
     /// The interface's name; `*` is every interface that is not a pod's and has no host endpoint of its own. Absent where
@@ -112,7 +112,7 @@ pub struct ClusterNetwork {
 }
 
 impl Default for ClusterNetwork {
-    /// Calico's defaults (`calico.md` 2.7) and an underlay of 1,500 bytes less VXLAN's 50.
+    /// Calico's defaults (`felix/config/config_params.go`) and an underlay of 1,500 bytes less VXLAN's 50.
     fn default() -> Self {
         Self { vni: 4096, port: 4789, mtu: 1450 }
     }
@@ -155,7 +155,7 @@ pub struct NodeState {
 }
 
 /// One change of a [`NodeState`]. `calc` gives them in an order in which everything that is named exists: sets before
-/// the policies that name them, policies before endpoints; removals the other way round (semantics 23).
+/// the policies that name them, policies before endpoints; removals the other way round (policy decision 23).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
     /// The node itself became known or changed.

@@ -1,4 +1,4 @@
-//! The API as a trait, and the typed calls on top of it.
+//! The API as a trait, and typed calls on top of it.
 
 use std::fmt;
 
@@ -33,56 +33,56 @@ impl fmt::Display for Kind {
     }
 }
 
-/// One call. Documents are JSON text, as in the real API. Open and Close are no calls here: handles are the business of
-/// whoever implements [`Hcn`].
+/// One call. Documents are JSON text, as in the real API. Open and Close are not calls here: implementations of
+/// [`Hcn`] manage handles.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Call {
-    /// `HcnEnumerate…`: answers a JSON list of identifiers.
+    /// `HcnEnumerate…`: returns a JSON list of identifiers.
     Enumerate {
-        /// Of this kind.
+        /// The kind.
         kind: Kind,
         /// A [`Query`], or "".
         query: String,
     },
-    /// `HcnCreate…`: answers the identifier as a JSON string.
+    /// `HcnCreate…`: returns the identifier as a JSON string.
     Create {
         /// The kind.
         kind: Kind,
-        /// For an endpoint: its network, whose handle the real call takes. Else zero.
+        /// For an endpoint: its network, whose handle the real call takes. Otherwise zero.
         network: Guid,
         /// The identifier to use; zero lets HNS choose.
         id: Guid,
         /// The object's document.
         settings: String,
     },
-    /// `HcnOpen…` and `HcnQuery…Properties`: answers the object's document.
+    /// `HcnOpen…` and `HcnQuery…Properties`: returns the object's document.
     Query {
         /// The kind.
         kind: Kind,
-        /// Which.
+        /// The identifier.
         id: Guid,
         /// A [`Query`], or "".
         query: String,
     },
-    /// `HcnOpen…` and `HcnModify…`: answers nothing.
+    /// `HcnOpen…` and `HcnModify…`: returns nothing.
     Modify {
         /// The kind.
         kind: Kind,
-        /// Which.
+        /// The identifier.
         id: Guid,
         /// A [`Modify`].
         settings: String,
     },
-    /// `HcnDelete…`: answers nothing.
+    /// `HcnDelete…`: returns nothing.
     Delete {
         /// The kind.
         kind: Kind,
-        /// Which.
+        /// The identifier.
         id: Guid,
     },
-    /// `HNSCall("GET", "/globals/version")` of v1: answers a [`Version`].
+    /// `HNSCall("GET", "/globals/version")` of v1: returns a [`Version`].
     Version,
-    /// A call that the real API does not have, for an emulator. Others answer `E_NOTIMPL`.
+    /// A call of an emulator that the real API does not have. Other implementations return `E_NOTIMPL`.
     Emulator {
         /// Its name.
         name: String,
@@ -92,7 +92,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// The call in one word, for messages and for counting.
+    /// The name of the call in one word, for messages and counters.
     pub fn name(&self) -> &'static str {
         match self {
             Call::Enumerate { .. } => "enumerate",
@@ -105,12 +105,12 @@ impl Call {
         }
     }
 
-    /// Whether it only reads, so that it may be sent twice.
+    /// Whether the call only reads, so that it may be sent twice.
     pub fn is_read(&self) -> bool {
         matches!(self, Call::Enumerate { .. } | Call::Query { .. } | Call::Version)
     }
 
-    /// What it is about, for messages.
+    /// The object of the call, for messages.
     fn object(&self) -> String {
         match self {
             Call::Enumerate { kind, query } => format!("{kind}s {query}"),
@@ -122,12 +122,12 @@ impl Call {
     }
 }
 
-/// The Host Compute Network API. A call may take long, and several may be under way at once.
+/// The Host Compute Network API. A call may take long, and several calls may run at once.
 pub trait Hcn: Send + Sync {
-    /// Makes one call and gives the output document, empty if the call has none.
+    /// Makes one call and returns the output document, which is empty if the call has none.
     ///
     /// # Errors
-    /// What the API answers: a code, and an error record.
+    /// The error of the API: a code and an error record.
     fn call(&self, call: &Call) -> Result<String, Failure>;
 }
 
@@ -144,7 +144,7 @@ pub trait HcnExt: Hcn {
         read(self, &Call::Version)
     }
 
-    /// The identifiers of the objects that a query asks for.
+    /// The identifiers of the objects that a query selects.
     fn enumerate(&self, kind: Kind, query: &Query) -> Result<Vec<Guid>, Error> {
         read(self, &Call::Enumerate { kind, query: json(query) })
     }
@@ -154,7 +154,7 @@ pub trait HcnExt: Hcn {
         list(self, Kind::Network, &Query::all())
     }
 
-    /// The network of that name, in any case. A filter that HNS ignores gives other networks, too: they are passed over.
+    /// The network of that name, in any case. If HNS ignores the filter and returns other networks, they are skipped.
     fn network_by_name(&self, name: &str) -> Result<Option<Network>, Error> {
         let networks: Vec<Network> = list(self, Kind::Network, &Query::filter("Name", name))?;
         Ok(networks.into_iter().find(|network| network.name.eq_ignore_ascii_case(name)))
@@ -165,7 +165,7 @@ pub trait HcnExt: Hcn {
         get(self, Kind::Network, id)
     }
 
-    /// Creates a network and gives its identifier.
+    /// Creates a network and returns its identifier.
     fn create_network(&self, network: &Network) -> Result<Guid, Error> {
         create(self, Kind::Network, Guid::ZERO, network.id, network)
     }
@@ -180,9 +180,9 @@ pub trait HcnExt: Hcn {
         delete(self, Kind::Network, id)
     }
 
-    /// The endpoints of a network, and of no other, whatever HNS makes of the filter.
+    /// The endpoints of a network, and of no other, even if HNS ignores the filter.
     fn endpoints_of_network(&self, network: Guid) -> Result<Vec<Endpoint>, Error> {
-        // HNS takes only the v1 name of the member here (hns.md 1.4).
+        // HNS accepts only the v1 name of the member here (docs/hns.md, Calls).
         let query = Query::filter("VirtualNetwork", &network.to_string());
         let mut endpoints: Vec<Endpoint> = list(self, Kind::Endpoint, &query)?;
         endpoints.retain(|endpoint| endpoint.host_compute_network == network);
@@ -194,7 +194,7 @@ pub trait HcnExt: Hcn {
         get(self, Kind::Endpoint, id)
     }
 
-    /// Creates an endpoint in the network that its document names, and gives its identifier.
+    /// Creates an endpoint in the network that its document names, and returns its identifier.
     fn create_endpoint(&self, endpoint: &Endpoint) -> Result<Guid, Error> {
         create(self, Kind::Endpoint, endpoint.host_compute_network, endpoint.id, endpoint)
     }
@@ -214,7 +214,7 @@ pub trait HcnExt: Hcn {
         get(self, Kind::Namespace, id)
     }
 
-    /// Creates a namespace and gives its identifier.
+    /// Creates a namespace and returns its identifier.
     fn create_namespace(&self, namespace: &Namespace) -> Result<Guid, Error> {
         create(self, Kind::Namespace, Guid::ZERO, namespace.id, namespace)
     }
@@ -234,7 +234,7 @@ pub trait HcnExt: Hcn {
         get(self, Kind::LoadBalancer, id)
     }
 
-    /// Creates a load balancer and gives its identifier.
+    /// Creates a load balancer and returns its identifier.
     fn create_load_balancer(&self, balancer: &LoadBalancer) -> Result<Guid, Error> {
         create(self, Kind::LoadBalancer, Guid::ZERO, balancer.id, balancer)
     }
@@ -253,7 +253,7 @@ fn list<H: Hcn + ?Sized, T: DeserializeOwned>(hcn: &H, kind: Kind, query: &Query
     for id in ids {
         match get(hcn, kind, id) {
             Ok(object) => objects.push(object),
-            // It went away after the enumeration: the others still count.
+            // It disappeared after the enumeration; the others still count.
             Err(error) if error.class() == Class::NotFound => debug!(%kind, %id, "vanished while listing"),
             Err(error) => return Err(error),
         }
@@ -295,7 +295,7 @@ fn read<H: Hcn + ?Sized, T: DeserializeOwned>(hcn: &H, call: &Call) -> Result<T,
     lenient(&answer).map_err(|error| Error::Answer { call: call.name(), object: call.object(), error })
 }
 
-/// The documents are plain data with text keys: they always have a JSON form.
+/// The documents are plain data with text keys, so they always have a JSON form.
 fn json(document: &impl Serialize) -> String {
     serde_json::to_string(document).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Carries calls to a process that answers for HNS.
+//! Sends calls to a process that implements HNS.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,21 +12,21 @@ use std::time::{Duration, Instant};
 use crate::wire::{read_answer, write_call};
 use crate::{Call, Failure, HResult, Hcn};
 
-/// Where the process listens.
+/// The address of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
     #[cfg(unix)]
     Unix(PathBuf),
-    /// TCP; the loopback address, for there is no authentication.
+    /// TCP, on the loopback address only, because there is no authentication.
     Tcp(SocketAddr),
 }
 
 /// HNS in another process.
 ///
-/// It connects when it is first needed and again whenever the connection is gone, so that the service may restart.
-/// Calls of several threads go over connections of their own. A call that is not answered within the deadline fails with
-/// `ERROR_TIMEOUT`; **the service still finishes it**: read what is there before deciding anything.
+/// The client connects on first use, and reconnects when the connection is lost, so the service may restart. Calls of
+/// several threads use separate connections. A call without an answer within the deadline fails with `ERROR_TIMEOUT`,
+/// but **the service still completes it**: read the current state before you decide anything.
 #[derive(Debug)]
 pub struct RemoteHcn {
     address: Address,
@@ -41,11 +41,11 @@ impl RemoteHcn {
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Stream>> {
-        // The list is whole at every moment, also if a thread died while holding it.
+        // The list is always consistent, even if a thread died while holding the lock.
         self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Sends the call over `stream`, and keeps the stream for the next one if all went well.
+    /// Sends the call over `stream`, and keeps the stream for the next call on success.
     fn exchange(&self, stream: Stream, call: &Call, end: Instant) -> io::Result<Result<String, Failure>> {
         let mut stream = WithDeadline { stream, end };
         write_call(&mut stream, call)?;
@@ -63,7 +63,7 @@ impl Hcn for RemoteHcn {
             match self.exchange(stream, call, end) {
                 Ok(answer) => return answer,
                 // The service was restarted since the connection was made. A call that changes something may have
-                // arrived all the same: the caller has to look.
+                // arrived all the same, so the caller must read the state.
                 Err(error) if !call.is_read() || is_timeout(&error) => return Err(lost(&error)),
                 Err(_) => self.idle().clear(),
             }
@@ -78,7 +78,7 @@ fn unreachable(client: &RemoteHcn, error: &io::Error) -> String {
     format!("no connection to the HNS service at {:?}: {error}; is it running?", client.address)
 }
 
-/// The failure of a call that was sent, but whose answer did not come.
+/// The failure of a call that was sent and got no answer.
 fn lost(error: &io::Error) -> Failure {
     let code = if is_timeout(error) { HResult::ERROR_TIMEOUT } else { HResult::RPC_S_CALL_FAILED };
     Failure::new(code, format!("no answer from the HNS service: {error}"))
@@ -114,7 +114,7 @@ impl Stream {
     }
 }
 
-/// A stream whose reads and writes all have to end by a moment.
+/// A stream whose reads and writes all have one deadline.
 struct WithDeadline {
     stream: Stream,
     end: Instant,

@@ -1,35 +1,35 @@
-//! What the typed calls fail with.
+//! Errors of the typed calls.
 
 use crate::schema::DocumentError;
 use crate::{Class, Failure};
 
-/// A call on HNS that did not do what was asked.
+/// A call to HNS that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// HNS, or the way to it, said no. The request is not shown: it stands in the log at debug level.
+    /// HNS or the connection to it failed the call. The request is not shown; it is in the log at debug level.
     #[error("HNS: {call} of {object} failed: {failure}")]
     Call {
-        /// The call, e.g. `create`.
+        /// The call, for instance `create`.
         call: &'static str,
         /// The kind and the identifier or name of the object.
         object: String,
-        /// What came back.
+        /// The failure.
         failure: Failure,
     },
-    /// HNS answered with a document that cannot be read.
+    /// HNS returned a document that cannot be parsed.
     #[error("HNS: the answer to {call} of {object} cannot be read: {error}")]
     Answer {
         /// The call.
         call: &'static str,
         /// The object.
         object: String,
-        /// Which member, and what is wrong with it.
+        /// The member and the problem.
         error: DocumentError,
     },
 }
 
 impl Error {
-    /// What may be concluded. An answer that cannot be read says nothing about the object.
+    /// What a caller may conclude. An unreadable answer says nothing about the object.
     pub fn class(&self) -> Class {
         match self {
             Error::Call { failure, .. } => failure.class(),
@@ -37,7 +37,7 @@ impl Error {
         }
     }
 
-    /// Whether the same call may go well in a moment, as what the network stands on is not there yet.
+    /// Whether the same call may succeed shortly, because a prerequisite of the network does not exist yet.
     pub fn is_not_ready(&self) -> bool {
         matches!(self, Error::Call { failure, .. } if failure.code.is_not_ready())
     }

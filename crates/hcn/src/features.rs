@@ -1,16 +1,16 @@
-//! Which version of HNS can do what (hns.md 3).
+//! Which version of HNS has which feature (hcsshim `hcn/hcnglobals.go`).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The version of HNS, as `GET /globals/version` gives it. It says what a service can do; the schema version does not.
+/// The version of HNS, as in `GET /globals/version`. It decides which features exist; the schema version does not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Version {
-    /// The line: 9 is Windows Server 2019, 13 is Windows Server 2022, 15 is later.
+    /// The major version: 9 is Windows Server 2019, 13 is Windows Server 2022, 15 is later.
     pub major: u32,
-    /// The step within the line.
+    /// The minor version.
     pub minor: u32,
 }
 
@@ -32,12 +32,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// Something that not every HNS has.
+/// A feature that not every HNS has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Feature {
-    /// Comma lists of addresses in an ACL.
+    /// Comma-separated lists of addresses in an ACL.
     AclAddressLists,
-    /// Comma lists and ranges of ports in an ACL.
+    /// Comma-separated lists and ranges of ports in an ACL.
     AclPortRanges,
     /// ACLs of RuleType Host carry no priority.
     AclNoHostRulePriority,
@@ -45,7 +45,7 @@ pub enum Feature {
     AclRuleId,
     /// The v2 API.
     ApiV2,
-    /// RemoteSubnetRoute policies: an overlay reaches other nodes.
+    /// RemoteSubnetRoute policies: routes of an overlay to other nodes.
     RemoteSubnet,
     /// HostRoute policies: a node reaches its own pods on an overlay.
     HostRoute,
@@ -61,7 +61,7 @@ pub enum Feature {
     Ipv6DualStack,
     /// Sets of addresses that ACLs refer to.
     SetPolicy,
-    /// A VXLAN port of one's choice.
+    /// A configurable VXLAN port.
     VxlanPort,
     /// L4 proxies in VFP.
     L4Proxy,
@@ -92,7 +92,7 @@ const fn from(major: u32, minor: u32) -> (Version, Version) {
 }
 
 impl Feature {
-    /// The inclusive ranges of versions that have it. Several: it was carried back to older lines.
+    /// The inclusive ranges of versions with the feature. Several ranges: it was backported to older versions.
     fn ranges(self) -> &'static [(Version, Version)] {
         match self {
             Feature::AclAddressLists
@@ -124,7 +124,8 @@ mod tests {
     #[test]
     fn golden_versions() {
         use Feature::*;
-        // (feature, major, minor, has it): the vectors of hns.md 3, and both sides of every other bound.
+        // (feature, major, minor, whether it exists): the test vectors of hcsshim, and both sides of every other
+        // bound.
         let cases = [
             (AclAddressLists, 7, 0, false),
             (AclAddressLists, 7, 1, false),

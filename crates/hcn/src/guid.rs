@@ -7,14 +7,14 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
-/// The identifier of an HNS object: 8-4-4-4-12 hexadecimal digits without braces (hns.md 2.1).
+/// The identifier of an HNS object: 8-4-4-4-12 hexadecimal digits without braces (docs/hns.md, Documents).
 ///
-/// HNS answers in upper or lower case, depending on the call; two spellings of one identifier are equal here.
+/// HNS returns upper or lower case, depending on the call. Two spellings of one identifier are equal here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Guid(Uuid);
 
 impl Guid {
-    /// "None": HNS then chooses an identifier, or the reference is empty.
+    /// "None": HNS chooses an identifier, or the reference is empty.
     pub const ZERO: Guid = Guid(Uuid::nil());
 
     /// A new random identifier (version 4).
@@ -22,18 +22,18 @@ impl Guid {
         Guid(Uuid::new_v4())
     }
 
-    /// The identifier that always belongs to `name` within `space` (version 5, RFC 9562 5.5), so that a later process
-    /// finds the object again without having stored anything.
+    /// The identifier of `name` within `space` (version 5, RFC 9562 5.5). It is stable, so a later process finds the
+    /// object without stored state.
     pub fn derived(space: Guid, name: &str) -> Guid {
         Guid(Uuid::new_v5(&space.0, name.as_bytes()))
     }
 
-    /// The identifier with these bytes, in the order in which it is written.
+    /// The identifier with these bytes, in the order of its text form.
     pub const fn from_bytes(bytes: [u8; 16]) -> Guid {
         Guid(Uuid::from_bytes(bytes))
     }
 
-    /// The bytes, in the order in which the identifier is written.
+    /// The bytes, in the order of the text form.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Guid {
     }
 }
 
-/// The text is not an identifier in the form that HNS reads.
+/// The text is not an identifier in the form that HNS accepts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a GUID: 8-4-4-4-12 hexadecimal digits without braces are needed")]
 pub struct NotAGuid(String);
@@ -59,7 +59,7 @@ impl FromStr for Guid {
     type Err = NotAGuid;
 
     fn from_str(text: &str) -> Result<Guid, NotAGuid> {
-        // Uuid also reads braces, "urn:uuid:" and 32 bare digits, which HNS refuses.
+        // Uuid also accepts braces, "urn:uuid:" and 32 bare digits, which HNS rejects.
         match Uuid::try_parse(text) {
             Ok(uuid) if text.len() == 36 => Ok(Guid(uuid)),
             _ => Err(NotAGuid(text.to_owned())),

@@ -1,10 +1,10 @@
-//! What a call fails with (hns.md 1.5).
+//! Error codes of calls (`HCNHResult.md` of the HCN reference).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The result code of a call. The text that Windows has for a code depends on its language: compare codes.
+/// The result code of a call. Windows' text for a code depends on the system's language, so compare codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct HResult(pub u32);
@@ -14,12 +14,12 @@ macro_rules! codes {
         impl HResult {
             $(#[doc = $text] pub const $name: HResult = HResult($code);)*
 
-            /// The code's name in the header, if it is one that we know.
+            /// The code's name in the header, if it is known here.
             pub fn name(self) -> Option<&'static str> {
                 match self { $(HResult::$name => Some(stringify!($name)),)* _ => None }
             }
 
-            /// What the code means, in a few words.
+            /// The meaning of the code in a few words.
             pub fn meaning(self) -> &'static str {
                 match self { $(HResult::$name => $text,)* _ => "no meaning known here" }
             }
@@ -28,7 +28,7 @@ macro_rules! codes {
             pub fn class(self) -> Class {
                 match self {
                     $(HResult::$name => Class::$class,)*
-                    // Every code of the RPC runtime: the service is not there, or went away during the call.
+                    // Every code of the RPC runtime: the service is absent, or disappeared during the call.
                     HResult(code) if (0x8007_06A4..=0x8007_0725).contains(&code) => Class::Unavailable,
                     _ => Class::Other,
                 }
@@ -112,9 +112,9 @@ codes! {
 }
 
 impl HResult {
-    /// Whether it says that what a network stands on is not there yet, or is just being changed: switch, port, adapter,
-    /// VFP settings. HNS answers so for a while after a network was made and when an adapter comes (hns.md 4.5, 6); the
-    /// same call goes well later.
+    /// Whether it says that a prerequisite of a network does not exist yet or is just changing: switch, port,
+    /// adapter, VFP settings. HNS returns this for a while after a network was created or an adapter appeared
+    /// (docs/hns.md, Calls); the same call succeeds later.
     pub fn is_not_ready(self) -> bool {
         const NOT_READY: [HResult; 7] = [
             HResult::HCN_E_SWITCH_NOT_FOUND,
@@ -141,17 +141,17 @@ impl fmt::Display for HResult {
 /// What a caller may conclude from a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The object is absent. Nothing else means that.
+    /// The object is absent. No other class means that.
     NotFound,
-    /// It, or something that it collides with, is there already.
+    /// The object, or one that it conflicts with, already exists.
     AlreadyExists,
-    /// Nothing is known about the object: the service did not answer. Try again, then read what is there.
+    /// Nothing is known about the object, because the service did not answer. Retry, then read the state.
     Unavailable,
-    /// The call was refused.
+    /// The call was rejected.
     Other,
 }
 
-/// The error record that HNS gives beside the code (hns.md 1.1).
+/// The error record that HNS returns in addition to the code (docs/hns.md, Calls).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ErrorRecord {
@@ -166,18 +166,19 @@ pub struct ErrorRecord {
     pub success: bool,
 }
 
-/// A call that failed: the code, and the error record if there is one.
+/// A failed call: the code, and the error record if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code}{}{record}", if .record.is_empty() { "" } else { " " })]
 pub struct Failure {
     /// The result code.
     pub code: HResult,
-    /// The error record as text, empty if there is none. It should be an [`ErrorRecord`], but is not relied on.
+    /// The error record as text, empty if there is none. It should be an [`ErrorRecord`], but callers do not rely on
+    /// it.
     pub record: String,
 }
 
 impl Failure {
-    /// A failure whose error record has this sentence.
+    /// A failure whose error record has this message.
     pub fn new(code: HResult, error: impl Into<String>) -> Failure {
         let record = ErrorRecord { error_code: code.0, error: error.into(), success: false };
         Failure { code, record: serde_json::to_string(&record).unwrap_or_default() }
@@ -199,7 +200,7 @@ mod tests {
             (0x8007_0490, Class::NotFound),
             (0x803B_0001, Class::NotFound),
             (0x803B_0002, Class::NotFound),
-            // A missing policy, port or switch does not mean that the object asked for is absent.
+            // A missing policy, port or switch does not mean that the requested object is absent.
             (0x803B_0004, Class::Other),
             (0x803B_0008, Class::Other),
             (0x8007_00B7, Class::AlreadyExists),

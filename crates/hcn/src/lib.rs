@@ -1,16 +1,16 @@
-//! The Host Compute Network API (HCN v2), the way in to Windows' container networking service HNS.
+//! The Host Compute Network API (HCN v2), the API of Windows' container networking service HNS.
 //!
-//! [`Hcn`] is that API as a trait: JSON documents in, JSON documents out, as `computenetwork.dll` has it. [`HcnExt`]
-//! gives the same calls with the typed documents of [`schema`]. [`Failure`] carries what a call fails with, and its
-//! [`Class`] says what a caller may conclude: only `NotFound` means that an object is absent.
+//! [`Hcn`] is that API as a trait: JSON documents in, JSON documents out, as in `computenetwork.dll`. [`HcnExt`] has
+//! the same calls with the typed documents of [`schema`]. [`Failure`] is the error of a call, and its [`Class`] says
+//! what a caller may conclude: only `NotFound` means that an object is absent.
 //!
-//! Who answers a call:
-//! - [`RemoteHcn`] carries it over a socket to a process that runs [`serve`] (the emulated HNS of a lab node);
-//! - an emulator in the same process, in unit tests;
-//! - on Windows, `computenetwork.dll`. **That binding is not written yet**: until it is, this crate cannot drive a real
-//!   Windows node.
+//! Implementations:
+//! - [`RemoteHcn`] sends calls over a socket to a process that runs [`serve`] (the emulated HNS of a lab node).
+//! - In unit tests, an emulator in the same process.
+//! - On Windows, `computenetwork.dll`. **That binding does not exist yet**: until then, this crate cannot control a
+//!   real Windows node.
 //!
-//! Facts about formats are cited as "hns.md" with its section.
+//! `docs/hns.md` collects what is known about HNS, with sources.
 
 mod api;
 mod client;

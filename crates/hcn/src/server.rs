@@ -1,4 +1,4 @@
-//! Answers calls that come over a socket.
+//! Serves calls over a socket.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,21 +13,22 @@ use tracing::{debug, warn};
 use crate::Hcn;
 use crate::wire::{read_call, write_answer};
 
-/// How long accepting rests after a failure: descriptors or memory may be short, and become free when a client goes.
+/// How long to wait after a failed accept: descriptors or memory may be short until a client disconnects.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves `hcn` to everyone who connects, until the listener is one no more. Each connection has a thread of its own, so
-/// that a call that takes long holds up nobody else.
+/// Serves `hcn` to every client until the listener fails. Each connection has its own thread, so that a long call
+/// delays nobody else.
 #[cfg(unix)]
 pub fn serve_unix(listener: &UnixListener, hcn: &Arc<dyn Hcn>) -> io::Result<()> {
     serve(|| listener.accept().map(|(stream, _)| stream), hcn)
 }
 
-/// As [`serve_unix`], over TCP: for clients under Wine, which has no Unix sockets. Bind it to the loopback address only.
+/// As [`serve_unix`], over TCP: for clients under Wine, which has no Unix sockets. Bind it to the loopback address
+/// only.
 pub fn serve_tcp(listener: &TcpListener, hcn: &Arc<dyn Hcn>) -> io::Result<()> {
     let accept = || {
         let (stream, _) = listener.accept()?;
-        // Without it answers are only slower.
+        // Without it, answers are only slower.
         if let Err(error) = stream.set_nodelay(true) {
             debug!(%error, "an HCN client's socket keeps its delay");
         }
@@ -36,7 +37,7 @@ pub fn serve_tcp(listener: &TcpListener, hcn: &Arc<dyn Hcn>) -> io::Result<()> {
     serve(accept, hcn)
 }
 
-/// What fails for one client is no reason to leave the others alone.
+/// An error of one client does not affect the others.
 fn serve<S: Read + Write + Send + 'static>(
     mut accept: impl FnMut() -> io::Result<S>,
     hcn: &Arc<dyn Hcn>,
@@ -44,11 +45,11 @@ fn serve<S: Read + Write + Send + 'static>(
     loop {
         match accept().and_then(|stream| spawn_connection(stream, hcn)) {
             Ok(()) => {}
-            // The listener does not listen: it never will.
+            // The socket does not listen and never will.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
             Err(error) => {
                 warn!(%error, "an HCN client could not be served; others are");
-                // A client that gave up is nobody's shortage.
+                // A client that gave up is no shortage of resources.
                 if error.kind() != io::ErrorKind::ConnectionAborted {
                     thread::sleep(PAUSE);
                 }
@@ -57,13 +58,13 @@ fn serve<S: Read + Write + Send + 'static>(
     }
 }
 
-/// [`serve_unix`] in a thread of its own.
+/// Runs [`serve_unix`] in a separate thread.
 #[cfg(unix)]
 pub fn spawn_unix(listener: UnixListener, hcn: Arc<dyn Hcn>) -> io::Result<JoinHandle<io::Result<()>>> {
     thread::Builder::new().name("hcn-server".into()).spawn(move || serve_unix(&listener, &hcn))
 }
 
-/// [`serve_tcp`] in a thread of its own.
+/// Runs [`serve_tcp`] in a separate thread.
 pub fn spawn_tcp(listener: TcpListener, hcn: Arc<dyn Hcn>) -> io::Result<JoinHandle<io::Result<()>>> {
     thread::Builder::new().name("hcn-server".into()).spawn(move || serve_tcp(&listener, &hcn))
 }
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
     use crate::{Address, Call, Class, Failure, Guid, HResult, HcnExt, Kind, RemoteHcn, Version};
 
-    /// Answers the version, refuses the rest, and holds a delete until it is let go.
+    /// Answers the version, rejects the rest, and holds a delete until it is released.
     struct Answers {
         held: Mutex<bool>,
         let_go: Condvar,
@@ -180,7 +181,7 @@ mod tests {
         let hcn = RemoteHcn::new(Address::Unix(path.clone()), DEADLINE);
         assert_eq!(hcn.version().unwrap_err().class(), Class::Unavailable);
 
-        // A service that hangs up after one answer, twice.
+        // A service that disconnects after one answer, twice.
         for round in 0..2 {
             let listener = UnixListener::bind(&path).unwrap();
             let one = thread::spawn(move || {
@@ -194,7 +195,7 @@ mod tests {
             one.join().unwrap();
             std::fs::remove_file(&path).unwrap();
         }
-        // A call that changes something is not repeated: it may have been done.
+        // A call that changes something is not repeated, because it may have been done.
         let error = hcn.delete_network(Guid::random()).unwrap_err();
         assert_eq!(error.class(), Class::Unavailable);
     }
@@ -205,7 +206,7 @@ mod tests {
         let hcn: Arc<dyn Hcn> = answers;
         let (mut client, served) = UnixStream::pair().unwrap();
         client.set_read_timeout(Some(DEADLINE)).unwrap();
-        // Too many open files, an aborted connection, a client, and at last a socket that does not listen.
+        // Too many open files, an aborted connection, a client, and finally a socket that does not listen.
         let mut accepts = vec![
             Err(io::Error::from_raw_os_error(24)),
             Err(io::Error::from(io::ErrorKind::ConnectionAborted)),
@@ -232,7 +233,7 @@ mod tests {
             stream.write_all(nonsense).unwrap();
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             let mut rest = Vec::new();
-            // Reset or end, but no answer.
+            // A reset or the end of the stream, but no answer.
             let _ = stream.read_to_end(&mut rest);
             assert!(rest.is_empty());
         }

@@ -1,5 +1,6 @@
-//! The protocol between a client and a process that answers for HNS: frames of a length (four bytes, big endian) and
-//! that many bytes of JSON. A request is a [`Call`], an answer an [`Answer`]; one call at a time on a connection.
+//! The protocol between a client and a process that implements HNS: frames of a length (four bytes, big endian) and
+//! that many bytes of JSON. A request is a [`Call`], a response an [`Answer`]; a connection carries one call at a
+//! time.
 
 use std::io::{self, Read, Write};
 
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Call, Failure, HResult};
 
-/// The largest frame in bytes: an endpoint with tens of thousands of addresses in its ACLs stays far below it.
+/// The largest frame in bytes. An endpoint with tens of thousands of addresses in its ACLs stays far below it.
 const MAX_FRAME: u32 = 64 << 20;
 
 /// The answer to a call, in the terms of the C API.
@@ -36,7 +37,7 @@ impl From<Result<String, Failure>> for Answer {
 
 impl From<Answer> for Result<String, Failure> {
     fn from(answer: Answer) -> Result<String, Failure> {
-        // As clients of the real API do: an error record is a failure, whatever the code says (hns.md 1.1).
+        // As clients of the real API do: an error record is a failure, whatever the code (docs/hns.md, Calls).
         if answer.hresult == HResult::S_OK && answer.error_record.is_empty() {
             Ok(answer.output)
         } else {
@@ -53,7 +54,7 @@ pub(crate) fn read_answer(stream: &mut impl Read) -> io::Result<Answer> {
     read_frame(stream)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// The next call; `None` when the client has closed the connection.
+/// Reads the next call; `None` if the client has closed the connection.
 pub(crate) fn read_call(stream: &mut impl Read) -> io::Result<Option<Call>> {
     read_frame(stream)
 }

@@ -1,11 +1,11 @@
-//! Lists of addresses and ports, as ACLs write them.
+//! Lists of addresses and ports in ACLs.
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
 use ipnet::Ipv4Net;
 
-/// What an ACL's list of numbers holds: anything, or these ranges, sorted and without overlap.
+/// The numbers in an ACL's list: any number, or these ranges, sorted and without overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ranges {
     Any,
@@ -19,17 +19,17 @@ impl Ranges {
         after > 0 && ranges[after - 1].contains(&number)
     }
 
-    /// Nobody.
+    /// No number.
     pub(crate) fn none() -> Ranges {
         Ranges::Of(vec![])
     }
 
-    /// What is in these networks.
+    /// The addresses in these networks.
     pub(crate) fn of_nets(nets: impl IntoIterator<Item = Ipv4Net>) -> Ranges {
         Ranges::of(nets.into_iter().map(|net| net.network().into()..=net.broadcast().into()).collect())
     }
 
-    /// What is in either.
+    /// The union of two.
     pub(crate) fn or(&self, other: &Ranges) -> Ranges {
         match (self, other) {
             (Ranges::Of(a), Ranges::Of(b)) => Ranges::of([&a[..], b].concat()),
@@ -37,7 +37,7 @@ impl Ranges {
         }
     }
 
-    /// What is in both.
+    /// The intersection of two.
     pub(crate) fn and(&self, other: &Ranges) -> Ranges {
         let (Ranges::Of(ours), Ranges::Of(theirs)) = (self, other) else {
             return if *self == Ranges::Any { other.clone() } else { self.clone() };
@@ -66,7 +66,8 @@ impl Ranges {
     }
 }
 
-/// Reads a comma list of ports and ranges of ports (`80,8000-8080`); empty is any. A part that is neither is the error.
+/// Parses a comma-separated list of ports and port ranges (`80,8000-8080`); an empty list means any port. The error
+/// is the invalid part.
 pub(crate) fn ports(list: &str) -> Result<Ranges, String> {
     if list.is_empty() {
         return Ok(Ranges::Any);
@@ -83,12 +84,12 @@ pub(crate) fn ports(list: &str) -> Result<Ranges, String> {
         .map(Ranges::of)
 }
 
-/// An IPv4 address or CIDR.
+/// Parses an IPv4 address or CIDR.
 pub(crate) fn cidr(text: &str) -> Option<Ipv4Net> {
     text.parse::<Ipv4Net>().ok().or_else(|| text.parse::<Ipv4Addr>().ok().map(Ipv4Net::from))
 }
 
-/// A MAC address as HNS reads it: with dashes, in any case.
+/// Parses a MAC address in the form of HNS: with dashes, in any case.
 pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
     let mut bytes = [0; 6];
     let mut parts = text.split('-');

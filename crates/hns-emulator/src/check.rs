@@ -1,4 +1,4 @@
-//! Checks that documents of several kinds share.
+//! Checks that several kinds of documents share.
 
 use std::net::Ipv4Addr;
 
@@ -16,32 +16,32 @@ use crate::addresses::{cidr, mac};
 use crate::config::Config;
 use crate::sets::Sets;
 
-/// The VNIs that Windows takes.
+/// The VNIs that Windows accepts.
 const VNIS: std::ops::Range<u32> = 4096..1 << 24;
 
 pub(crate) fn fail<T>(code: HResult, error: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::new(code, error))
 }
 
-/// Reads a document.
+/// Parses a document.
 pub(crate) fn document<T: DeserializeOwned + Strict>(text: &str, strict: bool) -> Result<T, Failure> {
     let read = if strict { strictly(text) } else { lenient(text) };
     read.map_err(|error| Failure::new(HResult::HCN_E_INVALID_JSON, error.to_string()))
 }
 
-/// The settings of a policy, if it is of that type.
+/// The settings of a policy, if it has that type.
 pub(crate) fn settings<T: PolicySettings>(policy: &Policy) -> Result<Option<T>, Failure> {
     policy.settings().map_err(|error| Failure::new(HResult::HCN_E_INVALID_POLICY, error.to_string()))
 }
 
-/// Reads an address.
+/// Parses an address.
 pub(crate) fn address(text: &str, what: &str) -> Result<Ipv4Addr, Failure> {
     text.parse().map_err(|_| {
         Failure::new(HResult::HCN_E_INVALID_IP, format!("{what} {text:?} is not an IPv4 address"))
     })
 }
 
-/// Reads a CIDR whose host bits are zero.
+/// Parses a CIDR whose host bits are zero.
 pub(crate) fn prefix(text: &str, what: &str) -> Result<Ipv4Net, Failure> {
     match text.parse::<Ipv4Net>() {
         Ok(net) if net.trunc() == net => Ok(net),
@@ -72,7 +72,7 @@ fn needs(config: &Config, feature: Feature, policy: &Policy) -> Result<(), Failu
     fail(HResult::HCN_E_INVALID_POLICY_TYPE, error)
 }
 
-/// Checks a policy that is to be put on a network. What an overlay needs is read; of the rest only the form.
+/// Checks a policy for a network. The policies of an overlay are parsed; for the rest, only the form is checked.
 pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Failure> {
     if let Some(route) = settings::<RemoteSubnetRoute>(policy)? {
         needs(config, Feature::RemoteSubnet, policy)?;
@@ -89,12 +89,12 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     }
     if let Some(set) = settings::<SetPolicy>(policy)? {
         let nested = set.policy_type == SetPolicyType::NestedIpSet;
-        // What it holds is looked at together with the network's other sets.
+        // Its values are checked together with the other sets of the network.
         return needs(config, if nested { Feature::NestedIpSet } else { Feature::SetPolicy }, policy);
     }
     if policy.is::<HostRoute>() {
         needs(config, Feature::HostRoute, policy)?;
-        // HNS insists on the empty object.
+        // HNS requires the empty object.
         return if policy.settings.is_object() {
             Ok(())
         } else {
@@ -114,7 +114,7 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     fail(HResult::HCN_E_INVALID_POLICY_TYPE, format!("{} is not a policy of a network here", policy.r#type))
 }
 
-/// Checks the policies that an endpoint is to have, and gives its ACLs, ready to be asked. `sets` are its network's.
+/// Checks the policies for an endpoint, and returns its parsed ACLs. `sets` are the sets of its network.
 pub(crate) fn endpoint_policies(
     endpoint: &Endpoint,
     sets: &Sets,
@@ -160,7 +160,7 @@ fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
     }
 }
 
-/// A client that leaves out what an ACL is about most likely does not mean the zero value.
+/// A client that omits a criterion of an ACL most likely does not mean the zero value.
 fn acl_document(policy: &Policy, acl: &Acl, config: &Config) -> Result<(), Failure> {
     for member in ["Action", "Direction", "RuleType"] {
         if policy.settings.get(member).is_none() {

@@ -1,44 +1,46 @@
-//! Which HNS is emulated.
+//! Options of the emulated HNS.
 //!
-//! Where sources are silent or conflict about what HNS does, there is a knob here, and clients have to be right in all
-//! its positions. A preset ([`Config::new`]) is a choice among guesses, and no more than that.
+//! Where sources are silent or conflict about the behaviour of HNS, there is an option here, and clients must be
+//! correct with every value. A preset ([`Config::new`]) is a choice among guesses and nothing more.
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
 use tortie_hcn::{Feature, Version};
 
-/// What becomes of a packet that no ACL matches, once there is one. Microsoft says "denied", builds differ (hns.md 4.1).
+/// What happens to a packet that no ACL matches, if there is any ACL. Microsoft says "denied", but builds differ
+/// (docs/hns.md, ACLs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DefaultAction {
-    /// An ACL of any direction closes both directions.
+    /// An ACL of either direction closes both directions.
     DenyBoth,
     /// An ACL closes its own direction.
     DenySameDirection,
-    /// Nothing is closed.
+    /// Nothing closes.
     Allow,
 }
 
-/// What the identifier of a set means in LocalAddresses and RemoteAddresses. Addresses there keep their meaning: local is
-/// the endpoint, remote its peer. Ports do, too, in both readings (hns.md 4.1: the statements about sets conflict).
+/// What a set identifier in LocalAddresses and RemoteAddresses means. Addresses there always have the same meaning:
+/// local is the endpoint, remote its peer. So do ports, in both interpretations (the sources conflict on sets:
+/// docs/hns.md, ACLs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SetReading {
-    /// The same as an address would: local is the endpoint, remote its peer, both ways.
+    /// The same as for an address: local is the endpoint and remote its peer, in both directions.
     Endpoint,
-    /// Local is the packet's source, remote its destination, both ways. So azure-npm writes them.
+    /// Local is the source of the packet and remote its destination, in both directions, as azure-npm writes them.
     Flow,
 }
 
-/// Whom several sets in one field stand for.
+/// How several sets in one field combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SeveralSets {
-    /// Those who are in any of them.
+    /// Members of any of them match.
     Union,
-    /// Those who are in all of them. So azure-npm writes them.
+    /// Members of all of them match, as azure-npm writes them.
     Intersection,
 }
 
-/// Which of two matching ACLs of equal priority and different action wins. It is nowhere said (hns.md 4.1).
+/// Which of two matching ACLs with equal priority and different actions wins. No source says (docs/hns.md, ACLs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EqualPriority {
     /// Block.
@@ -47,61 +49,61 @@ pub enum EqualPriority {
     AllowWins,
 }
 
-/// What the ACLs of the sender see as the destination of a packet to a Service.
+/// Which destination of a packet to a Service the sender's ACLs see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EgressSees {
     /// The Service's address and port.
     Vip,
-    /// Those of the backend.
+    /// The backend's address and port.
     Backend,
 }
 
-/// What a write of an endpoint's ACLs does to its established flows. A flow that is reset is over: of TCP, both ends are
-/// sent a RST; flows of other protocols are forgotten, and their next packet is judged anew.
+/// What writing an endpoint's ACLs does to its established flows. A reset flow ends: for TCP, both ends get a RST;
+/// flows of other protocols are forgotten, and their next packet is evaluated again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OnRewrite {
-    /// They go on.
+    /// They continue.
     Keep,
-    /// Every request that writes ACLs resets them, also one that writes what is there already. So users report.
+    /// Every request that writes ACLs resets them, even if it changes nothing. Users report this.
     ResetOnAnyChange,
-    /// A request that removes or replaces ACLs resets them; one that only adds does not.
+    /// A request that removes or replaces ACLs resets them; a request that only adds ACLs does not.
     ResetOnRemoveOrUpdate,
 }
 
-/// What becomes of a request to remove ACLs from an endpoint. azure-npm takes Remove for faulty (hns.md 4.2).
+/// What a request to remove ACLs from an endpoint does. azure-npm considers Remove faulty (docs/hns.md, Changes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AclRemoval {
-    /// They go.
+    /// It removes them.
     Works,
-    /// It is refused with HCN_E_REQUEST_UNSUPPORTED (hns.md 1.5).
+    /// It is rejected with HCN_E_REQUEST_UNSUPPORTED (docs/hns.md, Calls).
     RefusedAlways,
-    /// It is answered as a success, and they stay.
+    /// It returns success, and they stay.
     IgnoredSilently,
 }
 
-/// Which policies of an endpoint an Update takes the place of (hns.md 4.3: "those given by type and possibly all").
+/// Which policies of an endpoint an Update replaces (docs/hns.md, Changes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UpdateReplaces {
     /// All of them.
     All,
-    /// Those of the types that the request has.
+    /// Those with a type in the request.
     SameType,
 }
 
-/// What HNS takes at most. Everything beyond is refused with HCN_E_INVALID_POLICY (hns.md 1.5); no source tells a code,
-/// nor that there is a limit, so that those without advice have none by default.
+/// Limits of HNS. Anything beyond is rejected with HCN_E_INVALID_POLICY (docs/hns.md, Calls). No source names an
+/// error code or says that there is a limit, so limits without any advice in the sources are off by default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Entries in one field of an ACL: addresses, prefixes, sets, ports, ranges. A strict HNS refuses more; another one
-    /// takes them, as HNS does: 4,000 is what Microsoft advised Calico (hns.md 4.1).
+    /// Entries in one field of an ACL: addresses, prefixes, sets, ports, ranges. A strict emulator rejects more;
+    /// otherwise it accepts them, as HNS does. 4,000 is Microsoft's advice to Calico (docs/hns.md, ACLs).
     pub field_entries: Option<usize>,
     /// Members of one set.
     pub set_members: Option<usize>,
     /// ACLs of one endpoint.
     pub endpoint_acls: Option<usize>,
-    /// Policies in one request that modifies an endpoint. azure-npm sends 30 by its own choice.
+    /// Policies in one request that modifies an endpoint. azure-npm sends at most 30.
     pub modify_policies: Option<usize>,
-    /// Priorities of ACLs of RuleType Switch. 65,500 is the largest that works (hns.md 4.1).
+    /// Priorities of ACLs of RuleType Switch. 65,500 is the largest that works (docs/hns.md, ACLs).
     pub priorities: RangeInclusive<u16>,
 }
 
@@ -117,39 +119,40 @@ impl Default for Limits {
     }
 }
 
-/// Which HNS is emulated, and on which node.
+/// The configuration of the emulated HNS and of its node.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The version, which decides about the features, also about the forms that lists in an ACL may have.
+    /// The version. It decides which features exist, and which forms lists in an ACL may have.
     pub version: Version,
-    /// The node's address on the underlay: what an overlay network answers as its ProviderAddress.
+    /// The node's address on the underlay, which an overlay network returns as its ProviderAddress.
     pub provider_address: Ipv4Addr,
-    /// What becomes of a packet that no ACL matches, at the switch.
+    /// What happens at the switch to a packet that no ACL matches.
     pub switch_default: DefaultAction,
-    /// The same in the node's firewall (ACLs of RuleType Host), if it takes part at all.
+    /// The same in the node's firewall (ACLs of RuleType Host), if it is involved.
     pub host_default: Option<DefaultAction>,
-    /// Who wins between equals.
+    /// Which action wins at equal priority.
     pub equal_priority: EqualPriority,
     /// What a set in an ACL means.
     pub set_reading: SetReading,
-    /// What several sets in one field mean.
+    /// How several sets in one field combine.
     pub several_sets: SeveralSets,
-    /// What the ACLs see of a packet to a Service.
+    /// Which destination of a packet to a Service the ACLs see.
     pub egress_sees: EgressSees,
-    /// Whether an ICMP error about an established flow passes without asking the ACLs.
+    /// Whether an ICMP error that belongs to an established flow passes without evaluation of the ACLs.
     pub related_icmp_passes: bool,
-    /// What a write of ACLs does to established flows.
+    /// What writing ACLs does to established flows.
     pub on_rewrite: OnRewrite,
-    /// Whether ACLs can be removed.
+    /// What a request to remove ACLs does.
     pub acl_removal: AclRemoval,
-    /// What an Update takes the place of.
+    /// Which policies an Update replaces.
     pub update_replaces: UpdateReplaces,
-    /// What is too much.
+    /// The limits.
     pub limits: Limits,
-    /// Whether packets from a tunnel are dropped if their inner source is this node or in its own subnet, where no other
-    /// node has it by a longer route. Nothing else stands in the way of a node that sends in the name of another's pods.
+    /// Whether packets from a tunnel are dropped if their inner source is this node, or is in its own subnet and no
+    /// other node has a longer route to it. Nothing else prevents a node from sending with the addresses of another
+    /// node's pods.
     pub check_tunnel_sources: bool,
-    /// Whether members and values that are not known are refused. HNS itself ignores them.
+    /// Whether unknown members and values are rejected. HNS itself ignores them.
     pub strict: bool,
 }
 
@@ -158,19 +161,19 @@ impl Config {
     pub const SERVER_2019: Version = Version::new(9, 3);
     /// Windows Server 2022. It has sets, but no sets of sets.
     pub const SERVER_2022: Version = Version::new(13, 2);
-    /// The newest that clients ask for; Windows Server 2025 is taken to be of that line.
+    /// The newest version that clients ask for. Windows Server 2025 is assumed to have it.
     pub const NEWEST: Version = Version::new(15, 4);
 
-    /// A strict HNS of that version. Of this only the features by version and the highest priority are from documents
-    /// and sources; the rest are guesses:
-    /// - Any ACL closes both directions: reported of 2019 and 2022, called "by design" of 2025 (hns.md 4.1). The firewall
-    ///   does the same, because that is the stricter assumption.
+    /// A strict HNS of that version. Only the features by version and the highest priority come from documents and
+    /// sources. The rest are guesses:
+    /// - Any ACL closes both directions: reported for 2019 and 2022, called "by design" for 2025 (docs/hns.md, ACLs).
+    ///   The firewall does the same, which is the stricter assumption.
     /// - Equal priorities: Block wins, as in the Windows firewall.
-    /// - Sets: before 15.0 as azure-npm uses them on Server 2022 (Flow, intersection). From 15.0 on the opposite (Endpoint,
-    ///   union), for which there is no evidence at all; it is so that the presets have both.
-    /// - ACLs see the backend: Calico's policy names pods and not Services, and works with DSR.
-    /// - Every write resets: users report it, and Calico skips equal writes because of it.
-    /// - Remove works and Update replaces everything: a client that relies on neither is right anyway.
+    /// - Sets: before 15.0 as azure-npm uses them on Server 2022 (Flow, intersection). From 15.0 on the opposite
+    ///   (Endpoint, union), without any evidence, so that the presets cover both.
+    /// - ACLs see the backend: Calico's policies name pods and not Services, and work with DSR.
+    /// - Every write resets: users report it, and Calico skips writes without changes for this reason.
+    /// - Remove works and Update replaces everything: a client that relies on neither is correct in any case.
     pub fn new(version: Version, provider_address: Ipv4Addr) -> Config {
         let newest = version.supports(Feature::NestedIpSet);
         Config {

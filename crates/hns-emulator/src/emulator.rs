@@ -1,4 +1,4 @@
-//! The emulated HNS: takes calls, keeps objects.
+//! The emulated HNS: handles calls and keeps objects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -17,18 +17,18 @@ use crate::reply::{Filter, properties};
 use crate::restart::Survives;
 use crate::state::State;
 
-/// An HNS that lives in this process.
+/// An HNS inside this process.
 pub struct Emulator {
     config: Config,
     state: Mutex<State>,
-    /// The flows of each endpoint that [`Emulator::open`] made. The switch has its own.
+    /// The flows of each endpoint that [`Emulator::open`] created. The switch has its own.
     flows: Mutex<HashMap<Guid, Flows>>,
     #[cfg(target_os = "linux")]
     switch: Option<crate::switch::Switch>,
 }
 
 impl Emulator {
-    /// An HNS without objects, and without a switch: no interface is made and no frame moves.
+    /// An HNS without objects and without a switch: it creates no interfaces and forwards no frames.
     pub fn new(config: Config) -> Emulator {
         Emulator {
             config,
@@ -39,7 +39,7 @@ impl Emulator {
         }
     }
 
-    /// An HNS without objects on the node that lives in that network namespace.
+    /// An HNS without objects on the node of that network namespace.
     ///
     /// # Errors
     /// The switch cannot start; see [`run_service`](crate::run_service).
@@ -52,7 +52,7 @@ impl Emulator {
         Ok(Emulator { config, state: Mutex::default(), flows: Mutex::default(), switch: Some(switch) })
     }
 
-    /// What the ACLs of an endpoint do with the first packet of a flow.
+    /// The verdict of an endpoint's ACLs on the first packet of a flow.
     ///
     /// # Errors
     /// There is no such endpoint.
@@ -60,8 +60,8 @@ impl Emulator {
         self.judge_to_service(endpoint, packet, None)
     }
 
-    /// The same for a packet that goes to a Service: `packet` has the backend's address and port, `vip` those that it was
-    /// sent to. Which of them the sender's ACLs see is a knob.
+    /// The same for a packet to a Service: `packet` has the backend's address and port, and `vip` the original
+    /// destination. An option decides which of them the sender's ACLs see.
     ///
     /// # Errors
     /// There is no such endpoint.
@@ -74,7 +74,8 @@ impl Emulator {
         Ok(self.state().guard(endpoint)?.control.judge(&self.seen(packet, vip)))
     }
 
-    /// Sends the first packet of a flow past the endpoint's ACLs, and keeps the flow if it passes. No switch is asked.
+    /// Evaluates the endpoint's ACLs for the first packet of a flow, and keeps the flow if it passes. The switch is
+    /// not involved.
     ///
     /// # Errors
     /// There is no such endpoint.
@@ -92,8 +93,8 @@ impl Emulator {
         Ok(flows.begin(Key::of(packet), &self.seen(packet, vip), &guard.control, Instant::now()))
     }
 
-    /// Whether a flow that [`open`](Self::open) let pass is still established: it has not been reset since, and its
-    /// packets pass both ways without asking the ACLs.
+    /// Whether a flow that [`open`](Self::open) admitted is still established: it was not reset since, and its
+    /// packets pass in both directions without evaluation of the ACLs.
     ///
     /// # Errors
     /// There is no such endpoint.
@@ -106,10 +107,10 @@ impl Emulator {
         Ok(flows.is_known(&Key::of(packet), Instant::now()))
     }
 
-    /// HNS stops and starts again. What it does not answer in between is up to a [`Recorder`](crate::Recorder).
+    /// Stops and starts HNS. A [`Recorder`](crate::Recorder) can simulate unanswered calls in between.
     ///
     /// # Errors
-    /// The switch cannot follow.
+    /// The switch cannot apply the new state.
     pub fn restart(&self, survives: Survives) -> Result<(), Failure> {
         let mut state = self.state();
         let before = state.clone();
@@ -118,7 +119,7 @@ impl Emulator {
         self.follow(&mut state, before)
     }
 
-    /// A packet as the ACLs of its endpoint see it.
+    /// The packet as the ACLs of the endpoint see it.
     fn seen(&self, packet: &Packet, vip: Option<(Ipv4Addr, u16)>) -> Packet {
         match (vip, self.config.egress_sees) {
             (Some((remote, remote_port)), EgressSees::Vip) if packet.way == Way::Out => {
@@ -133,7 +134,7 @@ impl Emulator {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is made on a copy or in one step, so the objects are whole also after a panic.
+        // Every change is made on a copy or in one step, so the objects are consistent even after a panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -187,7 +188,7 @@ impl Emulator {
         fail(HResult::E_NOTIMPL, format!("no emulator call {name}"))
     }
 
-    /// Has the switch follow the objects. If it cannot, the objects are put back, and the switch follows them.
+    /// Applies the objects to the switch. If that fails, restores the objects and applies them again.
     #[cfg(target_os = "linux")]
     fn follow(&self, state: &mut State, before: State) -> Result<(), Failure> {
         use crate::fabric::Plan;
@@ -214,7 +215,7 @@ impl Hcn for Emulator {
             return read(&state, call, &self.config);
         }
         let before = state.clone();
-        // What is refused changes nothing, however far it came.
+        // A rejected change has no effect, however far it got.
         let answer = match self.change(&mut state, call) {
             Ok(answer) => answer,
             Err(failure) => {

@@ -1,4 +1,4 @@
-//! Endpoints (hns.md 2.3).
+//! Endpoints (hcsshim `hcn/hcnendpoint.go`).
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl State {
         Ok(())
     }
 
-    /// An endpoint may go while it is attached: its namespace loses it.
+    /// An endpoint may be deleted while it is attached; it is then removed from its namespace.
     pub(crate) fn delete_endpoint(&mut self, id: Guid) -> Result<(), Failure> {
         let namespace = self.endpoint(id)?.host_compute_namespace;
         if !namespace.is_zero() {
@@ -84,7 +84,7 @@ impl State {
         Ok(())
     }
 
-    /// Checks the endpoint's addresses, and gives it one if it names none.
+    /// Checks the endpoint's addresses, and allocates one if it names none.
     fn settle_addresses(&self, endpoint: &mut Endpoint, network: &Network) -> Result<(), Failure> {
         if endpoint.ip_configurations.is_empty() && !endpoint.is_remote() {
             let Some(free) = self.free_address(network) else { return Ok(()) };
@@ -106,7 +106,7 @@ impl State {
                 let error = format!("endpoint {} has the address {ip}", holder.id);
                 return fail(HResult::HCN_E_ADDR_INVALID_OR_RESERVED, error);
             }
-            // Without IP subnets, the subnet's length holds, whatever the client says.
+            // Without IP subnets, the prefix length of the subnet applies, whatever the client says.
             config.prefix_length = net.prefix_len();
         }
         Ok(())
@@ -126,7 +126,7 @@ impl State {
     }
 }
 
-/// What a request did to the ACLs of an endpoint.
+/// What a request changed in the ACLs of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
     Nothing,
@@ -148,7 +148,7 @@ fn has_acl(policies: &[Policy]) -> bool {
     policies.iter().any(Policy::is::<Acl>)
 }
 
-/// The request's policies take the place of all, or of those of their types.
+/// The request's policies replace all policies, or those of their types.
 fn update(policies: &mut Vec<Policy>, new: Vec<Policy>, replaces: UpdateReplaces) -> Written {
     let goes = |old: &Policy| match replaces {
         UpdateReplaces::All => true,
@@ -211,7 +211,7 @@ fn settle_mac(endpoint: &mut Endpoint) -> Result<(), Failure> {
     }
 }
 
-/// What an endpoint is after it has left its namespace.
+/// Resets an endpoint after it has left its namespace.
 pub(crate) fn detached(endpoint: &mut Endpoint) {
     endpoint.host_compute_namespace = Guid::ZERO;
     endpoint.base.state = Some(DETACHED);

@@ -1,4 +1,5 @@
-//! Flows that a port has let through: their later packets pass both ways without asking the ACLs again (hns.md 4.1).
+//! Established flows of a port: their later packets pass in both directions without evaluation of the ACLs
+//! (docs/hns.md, ACLs).
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -14,7 +15,7 @@ pub(crate) fn lifetime(protocol: u8) -> Duration {
     Duration::from_secs(if protocol == TCP { 3600 } else { 120 })
 }
 
-/// Past this many flows, those that have ended are looked for.
+/// Beyond this number of flows, expired ones are removed.
 const MANY: usize = 4096;
 
 /// A flow, seen from the endpoint, so that both directions have the same key.
@@ -23,19 +24,19 @@ pub(crate) struct Key {
     pub(crate) protocol: u8,
     pub(crate) local: Ipv4Addr,
     pub(crate) remote: Ipv4Addr,
-    /// Ports; for an ICMP question and its answer their identifier, twice.
+    /// Ports; for an ICMP request and its reply, their identifier in both fields.
     pub(crate) local_port: u16,
     pub(crate) remote_port: u16,
 }
 
 impl Key {
-    /// The flow of a packet; all ICMP between two addresses is one.
+    /// The flow of a packet. All ICMP between two addresses is one flow.
     pub(crate) fn of(packet: &Packet) -> Key {
         let Packet { protocol, local, remote, local_port, remote_port, .. } = *packet;
         Key { protocol, local, remote, local_port, remote_port }
     }
 
-    /// What an ACL sees of its packets: an ICMP identifier is not a port.
+    /// The packet as an ACL sees it: an ICMP identifier is not a port.
     pub(crate) fn seen(&self, way: Way) -> Packet {
         let Key { protocol, local, remote, .. } = *self;
         let (local_port, remote_port) =
@@ -44,7 +45,7 @@ impl Key {
     }
 }
 
-/// The sequence numbers that the two ends of a TCP connection expect next, as far as they were seen.
+/// The sequence numbers that the two ends of a TCP connection expect next, as far as seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) local: Option<u32>,
@@ -55,7 +56,7 @@ pub(crate) struct Expected {
 struct Flow {
     last_seen: Instant,
     expected: Expected,
-    /// It was reset: its later packets belong to nothing.
+    /// Whether it was reset: its later packets belong to no flow.
     over: bool,
 }
 
@@ -63,17 +64,17 @@ struct Flow {
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
     flows: HashMap<Key, Flow>,
-    /// Up to which reset of the endpoint they are known.
+    /// The number of resets of the endpoint that these flows have seen.
     resets: u64,
 }
 
 impl Flows {
-    /// No flows, for an endpoint whose flows were reset so often.
+    /// No flows, for an endpoint with that number of resets.
     pub(crate) fn new(resets: u64) -> Flows {
         Flows { flows: HashMap::new(), resets }
     }
 
-    /// The first packet of a flow: the ACLs are asked about what they see of it.
+    /// Handles the first packet of a flow: evaluates the ACLs for the packet that they see.
     pub(crate) fn begin(&mut self, key: Key, seen: &Packet, acl: &AccessControl, now: Instant) -> Verdict {
         let verdict = acl.judge(seen);
         match verdict {
@@ -95,7 +96,7 @@ impl Flows {
         self.flows.get(key).filter(is_alive)
     }
 
-    /// Whether packets of the flow pass unasked.
+    /// Whether packets of the flow pass without evaluation.
     pub(crate) fn is_known(&self, key: &Key, now: Instant) -> bool {
         self.alive(key, now).is_some_and(|flow| !flow.over)
     }
@@ -112,7 +113,7 @@ impl Flows {
         self.flows.keys().filter(same).any(|key| self.is_known(key, now))
     }
 
-    /// A packet of a known flow passes; the ends expect at least these numbers from now on.
+    /// Handles a packet of a known flow; the ends expect at least these sequence numbers from now on.
     #[cfg(target_os = "linux")]
     pub(crate) fn saw(&mut self, key: &Key, expected: Expected, now: Instant) {
         let Some(flow) = self.flows.get_mut(key) else { return };
@@ -126,8 +127,8 @@ impl Flows {
         flow.expected.remote = later(flow.expected.remote, expected.remote);
     }
 
-    /// Takes note of how often the endpoint's flows were reset. If that is news, all flows are over, and the connections
-    /// among them are given, in order.
+    /// Compares the number of resets of the endpoint. If it has changed, all flows end, and the connections among
+    /// them are returned, in order.
     pub(crate) fn follow(&mut self, resets: u64) -> Vec<(Key, Expected)> {
         if std::mem::replace(&mut self.resets, resets) == resets {
             return vec![];

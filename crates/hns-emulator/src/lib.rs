@@ -1,16 +1,16 @@
 //! HNS without Windows.
 //!
-//! [`Emulator`] answers the Host Compute Network API ([`tortie_hcn::Hcn`]): it keeps networks, endpoints, namespaces and load balancers,
-//! checks every document strictly (HNS itself ignores what it does not know, which hides typing errors), and answers
-//! with HNS's error codes. [`Emulator::judge`] says what the ACLs of an endpoint do with a packet; it reads the stored
-//! documents and nothing else, so that what a client meant and what it sent can be told apart.
+//! [`Emulator`] answers the Host Compute Network API ([`tortie_hcn::Hcn`]): it keeps networks, endpoints, namespaces
+//! and load balancers, checks every document strictly (HNS itself ignores unknown members, which hides typing
+//! errors), and answers with HNS's error codes. [`Emulator::judge`] evaluates the ACLs of an endpoint for a packet.
+//! It reads only the stored documents, so that the intention of a client and what it sent can be told apart.
 //!
-//! With a switch ([`Emulator::with_switch`], [`run_service`]; Linux only) the endpoints of overlay networks have interfaces
-//! in network namespaces, and their frames move: within the node, through VXLAN to other nodes, past the ACLs, and from the
-//! addresses of load balancers to their backends.
+//! With a switch ([`Emulator::with_switch`], [`run_service`]; Linux only), the endpoints of overlay networks have
+//! interfaces in network namespaces, and the switch forwards their frames: within the node, through VXLAN to other
+//! nodes, subject to the ACLs, and from the addresses of load balancers to their backends.
 //!
-//! It is for tests and for the lab. Where HNS's behaviour is not documented or differs between builds, [`Config`] has a
-//! knob (hns.md 4.1), and clients have to be right in all its positions.
+//! It is for tests and for the lab. Where HNS's behaviour is not documented or differs between builds, [`Config`] has
+//! an option (docs/hns.md), and clients must be correct with every value.
 
 mod acl;
 mod addresses;

@@ -1,4 +1,4 @@
-//! Load balancers (hns.md 2.7, 4.4): kept as they are. What the switch does by them is the fabric's business.
+//! Load balancers (docs/hns.md, Documents and Load balancers): stored unchanged. The fabric implements their effect.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ impl State {
         Ok(())
     }
 
-    /// A missing load balancer has the plain code of Windows, as a namespace has (hns.md 1.4).
+    /// A missing load balancer gives the plain Windows code, like a missing namespace (docs/hns.md, Calls).
     pub(crate) fn load_balancer(&self, id: Guid) -> Result<&LoadBalancer, Failure> {
         let found = self.load_balancers.get(&id).map(AsRef::as_ref);
         found.ok_or_else(|| absent(HResult::ERROR_NOT_FOUND, "load balancer", id))
@@ -58,7 +58,7 @@ impl State {
     }
 }
 
-/// Addresses, protocols and ports; the empty address is the node's.
+/// Addresses, protocols and ports; an empty address is the node's.
 fn fronts(balancer: &LoadBalancer) -> impl Iterator<Item = (&str, u32, u16)> {
     let vips: Vec<&str> = match balancer.frontend_vips.is_empty() {
         true => vec![""],

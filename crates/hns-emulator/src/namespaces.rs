@@ -1,4 +1,4 @@
-//! Namespaces (hns.md 2.5).
+//! Namespaces (hcsshim `hcn/hcnnamespace.go`).
 
 use serde_json::json;
 use tortie_hcn::schema::{
@@ -23,7 +23,7 @@ impl State {
         namespace.namespace_guid = namespace.id;
         namespace.resources.clear();
         if namespace.namespace_id == 0 {
-            // Compartment 1 is the node's own.
+            // Compartment 1 belongs to the node itself.
             let highest = self.namespaces.values().map(|other| other.namespace_id).max().unwrap_or(1);
             namespace.namespace_id = highest.max(1) + 1;
         }
@@ -47,7 +47,7 @@ impl State {
         }
     }
 
-    /// The endpoints in a namespace that goes are detached and stay.
+    /// The endpoints in a deleted namespace are detached and stay.
     pub(crate) fn delete_namespace(&mut self, id: Guid) -> Result<(), Failure> {
         for endpoint in self.namespace(id)?.endpoints().collect::<Vec<_>>() {
             self.detach(id, endpoint)?;

@@ -1,4 +1,4 @@
-//! Networks (hns.md 2.2).
+//! Networks (hcsshim `hcn/hcnnetwork.go`).
 
 use ipnet::Ipv4Net;
 use tortie_hcn::schema::{
@@ -83,7 +83,8 @@ impl State {
         Ok(())
     }
 
-    /// The new values are in force at once, in the ACLs that name their sets. That is no write of those ACLs: flows go on.
+    /// The new values take effect at once in the ACLs that name the sets. This is not a write of those ACLs, so flows
+    /// continue.
     fn set_sets(&mut self, network: Guid, sets: Sets, config: &Config) -> Result<(), Failure> {
         self.sets.insert(network, sets.into());
         let concerned: Vec<Guid> = self
@@ -111,8 +112,8 @@ impl State {
         Ok(())
     }
 
-    /// A set that an ACL or another set names cannot go: HCN_E_ENTITY_HAS_REFERENCES, "still referenced, cannot remove"
-    /// (hns.md 1.5). A set of sets that goes in the same request still counts (hns.md 2.6: "in separate requests").
+    /// A set that an ACL or another set names cannot be removed: HCN_E_ENTITY_HAS_REFERENCES (docs/hns.md, Calls). A
+    /// set of sets that is removed in the same request still counts (docs/hns.md, Sets: separate requests).
     fn check_set_unused(&self, network: Guid, sets: &Sets, policy: &Policy) -> Result<(), Failure> {
         let Some(set) = settings::<SetPolicy>(policy)? else { return Ok(()) };
         let names =
@@ -128,8 +129,8 @@ impl State {
     }
 }
 
-/// The members of a set of sets are there before the request (hns.md 2.6: sets of addresses first, "in separate
-/// requests").
+/// The members of a set of sets must exist before the request (docs/hns.md, Sets: sets of addresses first, in
+/// separate requests).
 fn check_members(before: &Sets, policy: &Policy) -> Result<(), Failure> {
     let Some(set) = settings::<SetPolicy>(policy)? else { return Ok(()) };
     let nested = set.policy_type == SetPolicyType::NestedIpSet;
@@ -166,8 +167,8 @@ fn check_subnet(subnet: &Subnet, overlay: bool) -> Result<(), Failure> {
     }
 }
 
-/// What HNS itself adds to an overlay network: the node's address, and the MAC address of its end of the tunnel, which
-/// is another one each time that a network is made.
+/// Adds what HNS adds to an overlay network: the node's address, and the MAC address of its end of the tunnel, which
+/// differs each time a network is created.
 fn add_overlay_policies(network: &mut Network, config: &Config) -> Result<(), Failure> {
     if network.subnets().next().is_none() {
         return fail(HResult::HCN_E_INVALID_NETWORK, "an overlay network needs a subnet");
@@ -202,12 +203,12 @@ fn add_policy(network: &mut Network, policy: Policy) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether it is the same policy, as HNS shows it or as it was sent.
+/// Whether two policies are the same, as HNS shows them or as they were sent.
 pub(crate) fn is_same(a: &Policy, b: &Policy) -> bool {
     a.r#type.eq_ignore_ascii_case(&b.r#type) && say_the_same(&a.settings, &b.settings)
 }
 
-/// A policy goes only if it is named whole.
+/// Removes a policy only if the request contains all of it.
 pub(crate) fn remove_policy(policies: &mut Vec<Policy>, policy: &Policy) -> Result<(), Failure> {
     match policies.iter().position(|other| is_same(other, policy)) {
         Some(at) => {
@@ -221,7 +222,7 @@ pub(crate) fn remove_policy(policies: &mut Vec<Policy>, policy: &Policy) -> Resu
     }
 }
 
-/// Update puts new values into a set.
+/// Update replaces the values of a set.
 fn update_set(network: &mut Network, policy: Policy) -> Result<(), Failure> {
     let Some(set) = settings::<SetPolicy>(&policy)? else {
         return fail(

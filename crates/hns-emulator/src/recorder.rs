@@ -1,18 +1,18 @@
-//! Watches the calls that a client makes, and makes them fail on demand.
+//! Records the calls of a client, and makes calls fail on demand.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tortie_hcn::{Call, Failure, Hcn};
 
-/// What a [`Recorder`] does with a call before it reaches HNS: an answer in HNS's place, or `None` to let it through.
+/// Decides about a call before it reaches HNS: an answer in place of HNS's, or `None` to pass the call on.
 type Fault = Box<dyn FnMut(&Call) -> Option<Result<String, Failure>> + Send>;
-/// What it does with the answer to a call that was carried out: another one in its place, or `None`.
+/// Decides about the answer to a completed call: another answer, or `None`.
 type Loss = Box<dyn FnMut(&Call) -> Option<Failure> + Send>;
-/// Which calls it holds up.
+/// Selects the calls to hold.
 type Which = Box<dyn Fn(&Call) -> bool + Send>;
 
-/// An [`Hcn`] that notes every call on its way to another.
+/// An [`Hcn`] that records every call before it passes it on.
 pub struct Recorder<H> {
     inner: H,
     calls: Mutex<Vec<Call>>,
@@ -22,7 +22,7 @@ pub struct Recorder<H> {
 }
 
 impl<H: Hcn> Recorder<H> {
-    /// Notes the calls to `inner`.
+    /// Records the calls to `inner`.
     pub fn new(inner: H) -> Recorder<H> {
         Recorder {
             inner,
@@ -33,47 +33,48 @@ impl<H: Hcn> Recorder<H> {
         }
     }
 
-    /// Whom the calls go to.
+    /// The receiver of the calls.
     pub fn inner(&self) -> &H {
         &self.inner
     }
 
-    /// The calls since the last time that this was asked.
+    /// Returns the calls since the last [`take`](Self::take).
     pub fn take(&self) -> Vec<Call> {
         std::mem::take(&mut *lock(&self.calls))
     }
 
-    /// The calls since the last time that changed something.
+    /// Returns the calls since the last [`take`](Self::take) that changed something.
     pub fn take_changes(&self) -> Vec<Call> {
         self.take().into_iter().filter(|call| !call.is_read()).collect()
     }
 
-    /// From now on asks `fault` before each call. Its answer may be a failure, or a success of a call that never happened.
+    /// Runs `fault` before each call from now on. Its answer may be a failure, or a success of a call that never
+    /// happened.
     pub fn set_fault(&self, fault: impl FnMut(&Call) -> Option<Result<String, Failure>> + Send + 'static) {
         *lock(&self.fault) = Some(Box::new(fault));
     }
 
-    /// From now on asks `loss` after each call that was carried out and went well. What it gives is the caller's answer:
-    /// the call has happened, and its reply is lost.
+    /// Runs `loss` after each successful call from now on. The caller gets its answer: the call has happened, and its
+    /// reply is lost.
     pub fn lose_replies(&self, loss: impl FnMut(&Call) -> Option<Failure> + Send + 'static) {
         *lock(&self.loss) = Some(Box::new(loss));
     }
 
-    /// From now on holds up such calls before they reach HNS, until the value is dropped: an HNS that is slow.
+    /// Holds such calls before they reach HNS, until the returned value is dropped. This simulates a slow HNS.
     pub fn hold(&self, which: impl Fn(&Call) -> bool + Send + 'static) -> Hold {
         let held = Held::default();
         *lock(&self.held) = Some((Box::new(which), held.clone()));
         Hold(held)
     }
 
-    /// Lets all calls through again.
+    /// Passes all calls on again.
     pub fn clear_fault(&self) {
         *lock(&self.fault) = None;
         *lock(&self.loss) = None;
     }
 }
 
-/// Calls that are held up.
+/// The calls that are held.
 #[derive(Debug, Clone, Default)]
 struct Held(Arc<(Mutex<Gate>, Condvar)>);
 
@@ -83,12 +84,12 @@ struct Gate {
     open: bool,
 }
 
-/// Holds calls up until it is dropped.
+/// Holds calls until it is dropped.
 #[derive(Debug)]
 pub struct Hold(Held);
 
 impl Hold {
-    /// Waits until so many calls are held up at once; false if that takes longer than `patience`.
+    /// Waits until that many calls are held at once. Returns false if this takes longer than `patience`.
     pub fn has(&self, calls: usize, patience: Duration) -> bool {
         let Held(shared) = &self.0;
         let (gate, changed) = &**shared;

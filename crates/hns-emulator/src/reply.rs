@@ -1,4 +1,4 @@
-//! The documents that HNS answers with.
+//! The documents in HNS's answers.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -7,7 +7,7 @@ use tortie_hcn::{Failure, HResult};
 
 use crate::check::document;
 
-/// Members whose zero value HNS leaves out (hns.md 2.1), with that value's name.
+/// Members whose zero value HNS omits (docs/hns.md, Documents), with the name of that value.
 const ZEROES: [(&str, &str); 6] = [
     ("Type", "NAT"),
     ("Type", "Host"),
@@ -17,9 +17,9 @@ const ZEROES: [(&str, &str); 6] = [
     ("PolicyType", "IPSET"),
 ];
 
-/// An object as HNS shows it.
+/// An object in the form in which HNS shows it.
 pub(crate) fn properties(object: &impl Serialize) -> Value {
-    // Objects are plain data with text keys: they always have a JSON form.
+    // Objects are plain data with text keys, so they always have a JSON form.
     let mut value = serde_json::to_value(object).unwrap_or_default();
     leave_out_zeroes(&mut value);
     value
@@ -36,7 +36,7 @@ fn leave_out_zeroes(value: &mut Value) {
     }
 }
 
-/// Whether two documents say the same: one may leave out what the other writes, where HNS does so.
+/// Whether two documents have the same meaning: one may omit what the other writes, where HNS does so.
 pub(crate) fn say_the_same(a: &Value, b: &Value) -> bool {
     let (Value::Object(ours), Value::Object(theirs)) = (a, b) else { return a == b };
     let in_both = |(key, member): (&String, &Value)| match theirs.get(key) {
@@ -51,11 +51,12 @@ fn is_zero(key: &str, member: &Value) -> bool {
     ZEROES.iter().any(|(k, v)| *k == key && member == v)
 }
 
-/// Which objects a query asks for.
+/// The objects that a query asks for.
 pub(crate) struct Filter(Map<String, Value>);
 
 impl Filter {
-    /// Reads the query, and the JSON document inside its JSON string. Nothing, an empty string and `{}` ask for all.
+    /// Parses the query, and the JSON document inside its JSON string. No filter, an empty string and `{}` select all
+    /// objects.
     pub(crate) fn new(query: &str, strict: bool) -> Result<Filter, Failure> {
         if query.is_empty() {
             return Ok(Filter(Map::new()));
@@ -69,10 +70,10 @@ impl Filter {
         })
     }
 
-    /// Whether the object has all the members that are asked for. Names and identifiers in any case.
+    /// Whether the object has all requested members. Names and identifiers match in any case.
     pub(crate) fn matches(&self, object: &Value) -> bool {
         self.0.iter().all(|(key, wanted)| {
-            // The filter by network has the name of v1; v2's works for some clients, too.
+            // The filter by network has its v1 name; some clients also use the v2 name.
             let key = if key == "VirtualNetwork" { "HostComputeNetwork" } else { key };
             match (object.get(key), wanted) {
                 (Some(Value::String(have)), Value::String(wanted)) => have.eq_ignore_ascii_case(wanted),

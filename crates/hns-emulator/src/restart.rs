@@ -1,4 +1,4 @@
-//! HNS stops and starts again (hns.md 1.6, 4.2, 4.3).
+//! A restart of HNS (docs/hns.md, Networks and Changes).
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::endpoints::Written;
 use crate::sets::Sets;
 use crate::state::{Guard, State};
 
-/// What of its objects HNS has after it has stopped and started.
+/// Which objects survive a restart of HNS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Survives {
     /// All of it.
@@ -24,7 +24,7 @@ pub enum Survives {
 }
 
 impl State {
-    /// ACLs that are lost reset flows as ACLs that are removed do.
+    /// Lost ACLs reset flows in the same way as removed ACLs.
     pub(crate) fn restart(&mut self, survives: Survives, config: &Config) -> Result<(), Failure> {
         match survives {
             Survives::Everything => {}

@@ -1,4 +1,4 @@
-//! The emulated HNS as a process of its own, as HNS is a service that outlives its clients.
+//! The emulated HNS as a separate process, because HNS is a service that outlives its clients.
 
 use std::fs;
 use std::io;
@@ -15,21 +15,21 @@ use crate::config::Config;
 use crate::emulator::Emulator;
 use crate::error::Error;
 
-/// How the service runs.
+/// The configuration of the service.
 #[derive(Debug, Clone)]
 pub struct ServiceConfig {
-    /// Which HNS it is, and the node's address.
+    /// The emulated HNS and the node's address.
     pub hns: Config,
-    /// The Unix socket that it answers at. One that nobody listens at any more is replaced.
+    /// The Unix socket of the service. A socket without a listener is replaced.
     pub socket: PathBuf,
 }
 
 /// Serves an emulated HNS with its switch until the process ends. The node is the network namespace of the calling
-/// thread; the objects live as long as the process.
+/// thread. The objects live as long as the process.
 ///
 /// # Errors
-/// The switch cannot start (it needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN in the node's namespaces, and UDP port
-/// 4789 of the node), or the socket is in use.
+/// The switch cannot start (it needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN in the node's namespaces, and UDP
+/// port 4789 of the node), or the socket is in use.
 pub fn run_service(config: ServiceConfig) -> Result<(), Error> {
     let emulator = Emulator::with_switch(config.hns.clone(), NetNs::current()?)?;
     let listener = listen(&config.socket).map_err(Error::system("listen at the HNS service's socket"))?;
@@ -40,7 +40,7 @@ pub fn run_service(config: ServiceConfig) -> Result<(), Error> {
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
-        // A file is there: of a service that runs, or of one that was killed.
+        // A file exists: from a running service or from one that was killed.
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
             fs::remove_file(path)?;
             UnixListener::bind(path)
@@ -49,7 +49,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     }
 }
 
-/// The name of the call that [`bind_compartment`] makes.
+/// The name of the call by [`bind_compartment`].
 pub(crate) const BIND_COMPARTMENT: &str = "bind-compartment";
 
 /// Its document.
@@ -60,15 +60,15 @@ pub(crate) struct BindCompartment {
     pub(crate) path: Option<PathBuf>,
 }
 
-/// Tells an emulated HNS in which Linux network namespace a container of an HCN namespace lives, as a container runtime
+/// Tells an emulated HNS the Linux network namespace of the container of an HCN namespace, as a container runtime
 /// tells Windows by creating the compartment. Endpoints that are attached there, now or later, get their interface in
-/// it. `None` takes the tie, and the interfaces, away.
+/// it. `None` removes the binding and the interfaces.
 ///
 /// # Errors
-/// The namespace does not exist, the path is no network namespace, or this is no emulator with a switch.
+/// The namespace does not exist, the path is not a network namespace, or this is not an emulator with a switch.
 pub fn bind_compartment(hcn: &dyn Hcn, namespace: Guid, path: Option<&Path>) -> Result<(), Failure> {
     let document = BindCompartment { namespace, path: path.map(Path::to_owned) };
-    // Paths of network namespaces are text; another one gives an empty document, which is refused.
+    // Paths of network namespaces are text. Other paths give an empty document, which is rejected.
     let settings = serde_json::to_string(&document).unwrap_or_default();
     hcn.call(&Call::Emulator { name: BIND_COMPARTMENT.to_owned(), settings }).map(drop)
 }

@@ -1,4 +1,4 @@
-//! The sets of a network that ACLs may name (SetPolicy, hns.md 2.6).
+//! The sets of a network that ACLs can name (SetPolicy; docs/hns.md, Sets).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::addresses::{Ranges, cidr};
 use crate::check::{fail, settings};
 use crate::config::Config;
 
-/// The sets of one network, with all that follows from what they hold.
+/// The sets of one network, with everything derived from their values.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Sets(BTreeMap<String, Arc<Set>>);
 
@@ -19,16 +19,16 @@ struct Set {
     policy_type: SetPolicyType,
     /// As they were written.
     values: String,
-    /// Who is in it; of a set of sets, who is in any of those.
+    /// The members; for a set of sets, the members of any of those.
     members: Ranges,
 }
 
 impl Sets {
-    /// The sets among a network's policies. What has not changed since `before` is taken from there.
+    /// The sets among a network's policies. Sets that have not changed since `before` are reused.
     ///
-    /// What is wrong with a set, or with a set of sets that names one that is not there, is answered with
-    /// HCN_E_INVALID_POLICY ("policy config invalid", hns.md 1.5): the code that HNS has for text in an address field that
-    /// it cannot make out, and more than that it does not know of an identifier that nothing has.
+    /// An invalid set, or a set of sets that names a missing set, gives HCN_E_INVALID_POLICY (docs/hns.md, Calls):
+    /// the code that HNS gives for text in an address field that it cannot parse, and an unknown identifier is no
+    /// more than such text.
     pub(crate) fn of(policies: &[Policy], before: &Sets, config: &Config) -> Result<Sets, Failure> {
         let mut sets = Sets::default();
         let mut nested = Vec::new();
@@ -39,7 +39,8 @@ impl Sets {
                 None => {}
             }
         }
-        // After all sets of addresses, wherever they stand in the list; a set of sets has no other in it.
+        // Sets of sets come after all sets of addresses, wherever they are in the list. A set of sets contains no
+        // other one.
         let of_addresses = sets.clone();
         for set in nested {
             check_size(&set, config)?;
@@ -82,7 +83,7 @@ impl Sets {
         Ok(())
     }
 
-    /// Who is in a set, if there is one with that identifier.
+    /// The members of a set, if a set has that identifier.
     pub(crate) fn members(&self, id: &str) -> Option<&Ranges> {
         self.0.get(id).map(|set| &set.members)
     }
@@ -95,7 +96,7 @@ impl Sets {
     }
 }
 
-/// The parts of a comma list.
+/// The parts of a comma-separated list.
 pub(crate) fn values(list: &str) -> impl Iterator<Item = &str> {
     list.split(',').filter(|value| !value.is_empty())
 }

@@ -12,44 +12,45 @@ use crate::check::{self, fail};
 use crate::config::Config;
 use crate::sets::Sets;
 
-/// The states of an endpoint (hns.md 1.3).
+/// The states of an endpoint (hcsshim `internal/hns/hnsendpoint.go`).
 pub(crate) const CREATED: u16 = 1;
 pub(crate) const ATTACHED_SHARING: u16 = 3;
 pub(crate) const DETACHED: u16 = 4;
 
-/// All objects. They live as long as the process, as those of HNS outlive its clients. A copy shares what is not changed.
+/// All objects. They live as long as the process, as the objects of HNS outlive its clients. A clone shares what has
+/// not changed.
 #[derive(Default, Clone)]
 pub(crate) struct State {
     pub(crate) networks: BTreeMap<Guid, Arc<Network>>,
     pub(crate) endpoints: BTreeMap<Guid, Arc<Endpoint>>,
     pub(crate) namespaces: BTreeMap<Guid, Arc<Namespace>>,
     pub(crate) load_balancers: BTreeMap<Guid, Arc<LoadBalancer>>,
-    /// The Linux network namespaces that stand for compartments, by HCN namespace.
+    /// The Linux network namespaces that represent compartments, by HCN namespace.
     pub(crate) compartments: BTreeMap<Guid, PathBuf>,
     /// The sets of each network.
     pub(crate) sets: BTreeMap<Guid, Arc<Sets>>,
     /// The ACLs of each endpoint.
     pub(crate) guards: BTreeMap<Guid, Guard>,
-    /// What the objects come to for the switch.
+    /// The plans for the switch, derived from the objects.
     #[cfg(target_os = "linux")]
     pub(crate) plans: BTreeMap<Guid, Arc<crate::fabric::Plan>>,
 }
 
-/// What the ACLs of an endpoint come to.
+/// The parsed ACLs of an endpoint.
 #[derive(Clone)]
 pub(crate) struct Guard {
     pub(crate) control: Arc<AccessControl>,
-    /// How often a write of the ACLs has reset the endpoint's flows.
+    /// How often writing ACLs has reset the endpoint's flows.
     pub(crate) resets: u64,
 }
 
 impl State {
-    /// The ACLs of an endpoint that exists.
+    /// The ACLs of an existing endpoint.
     pub(crate) fn guard(&self, id: Guid) -> Result<&Guard, Failure> {
         self.guards.get(&id).ok_or_else(|| absent(HResult::HCN_E_ENDPOINT_NOT_FOUND, "endpoint", id))
     }
 
-    /// Checks the policies of an endpoint and gives its ACLs, ready to be asked.
+    /// Checks the policies of an endpoint, and returns its parsed ACLs.
     pub(crate) fn control(&self, endpoint: &Endpoint, config: &Config) -> Result<AccessControl, Failure> {
         let none = Arc::default();
         let sets = self.sets.get(&endpoint.host_compute_network).unwrap_or(&none);
@@ -84,7 +85,7 @@ impl State {
             .ok_or_else(|| absent(HResult::HCN_E_ENDPOINT_NOT_FOUND, "endpoint", id))
     }
 
-    /// A missing namespace has the plain code of Windows, not one of HCN's (hns.md 1.4).
+    /// A missing namespace gives the plain Windows code, not one of HCN's (docs/hns.md, Calls).
     pub(crate) fn namespace(&self, id: Guid) -> Result<&Namespace, Failure> {
         self.namespaces
             .get(&id)
@@ -104,7 +105,7 @@ impl State {
         self.endpoints.values().filter(move |endpoint| endpoint.host_compute_network == network)
     }
 
-    /// Chooses the identifier of a new object: the client's, unless that is zero or taken.
+    /// Chooses the identifier of a new object: the client's, unless it is zero or in use.
     pub(crate) fn new_id(&self, wanted: Guid, in_document: Guid) -> Result<Guid, Failure> {
         let wanted = if wanted.is_zero() { in_document } else { wanted };
         if wanted.is_zero() {

@@ -12,7 +12,7 @@ use tortie_hcn::HcnExt;
 use tortie_hcn::schema::{Modify, Policy, RequestType};
 use tortie_hns_emulator::OnRewrite;
 
-/// Enough for many super-segments, and for a window that opens wide.
+/// Enough for many super-segments and for a large window.
 const MANY: usize = 8 << 20;
 
 #[test]
@@ -28,7 +28,7 @@ fn tcp_passes_everywhere_both_ways_whole() {
     for from in &places {
         for to in &places {
             if from.address != to.address {
-                // Both directions of each connection carry it all.
+                // Both directions of each connection transfer it.
                 transfer(from, to, MANY / 4);
             }
         }
@@ -37,7 +37,7 @@ fn tcp_passes_everywhere_both_ways_whole() {
     transfer(&cluster.linux(), &cluster.windows[0].pod(0), MANY);
 }
 
-/// Established flows go on when a policy changes (semantics 20).
+/// Established flows continue when a policy changes (policy decision 20).
 #[test]
 fn acls_cut_and_open_and_established_flows_go_on() {
     let cluster = Cluster::new();
@@ -56,7 +56,7 @@ fn acls_cut_and_open_and_established_flows_go_on() {
     }
 }
 
-/// A write of an endpoint's ACLs breaks its connections, with whomever; those of other endpoints go on.
+/// Writing an endpoint's ACLs resets its connections with any peer; connections of other endpoints continue.
 #[test]
 fn a_write_of_acls_resets_connections_at_both_ends() {
     use RequestType::{Add, Remove, Update};
@@ -157,7 +157,7 @@ fn an_attach_that_cannot_be_done_leaves_nothing() {
     let namespace = node.hns.endpoint(pod.endpoint).unwrap().host_compute_namespace;
     let detach = Modify::namespace_endpoint(RequestType::Remove, pod.endpoint);
     node.hns.modify_namespace(namespace, &detach).unwrap();
-    // Somebody else's eth0 is in the way.
+    // A foreign `eth0` is in the way.
     pod.run(|| cluster::make_dummy_pair("eth0"));
     let attach = Modify::namespace_endpoint(RequestType::Add, pod.endpoint);
     let error = node.hns.modify_namespace(namespace, &attach).unwrap_err();

@@ -1,4 +1,4 @@
-//! What HNS takes, what it does with flows, and what is left after a restart, in each position of the knobs.
+//! Limits, flows and restarts of HNS, for every value of the options.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
@@ -95,7 +95,7 @@ fn too_many_acls_and_policies_and_wrong_priorities_are_refused() {
     }
 }
 
-/// Lists in ACLs came with HNS 7.2.
+/// Lists in ACLs exist from HNS 7.2 on.
 #[test]
 fn lists_need_their_version() {
     let cases = [
@@ -109,7 +109,7 @@ fn lists_need_their_version() {
     for (field, value, before) in cases {
         for (version, takes) in [(Version::new(7, 1), before), (Version::new(7, 2), true)] {
             let hns = Emulator::new(Config { version, ..config() });
-            // It has no overlays.
+            // This version has no overlays.
             let plain = with(with(overlay("old"), "/Type", Some(json!("L2Bridge"))), "/Policies", None);
             let network = create(&hns, Kind::Network, Guid::ZERO, &plain).unwrap();
             let id = create(&hns, Kind::Endpoint, network, &endpoint("10.244.3.7")).unwrap();
@@ -171,7 +171,7 @@ impl Acls for Node {
     }
 }
 
-/// What a request leaves of two ACLs and a NAT policy, and its answer.
+/// The remaining ACLs and NAT policy after a request, and its answer.
 #[test]
 fn removal_and_update() {
     let nat = json!({"Type": "OutBoundNAT", "Settings": {"Exceptions": ["10.0.0.0/8"]}});
@@ -200,7 +200,7 @@ fn removal_and_update() {
     }
 }
 
-/// What was read can be sent back: HNS leaves out zero values, such as Allow.
+/// A document that was read can be sent back: HNS omits zero values, such as Allow.
 #[test]
 fn what_was_read_is_what_was_sent() {
     let node = Node::new(config());
@@ -223,7 +223,7 @@ fn what_was_read_is_what_was_sent() {
     assert_eq!(node.sets("Remove", json!(sets)), Ok(()));
 }
 
-/// Whether flows of TCP and UDP are established after each request, by knob.
+/// Whether flows of TCP and UDP are established after each request, for each option.
 #[test]
 fn what_a_write_does_to_flows() {
     use OnRewrite::*;
@@ -240,7 +240,7 @@ fn what_a_write_does_to_flows() {
             json!([allow_out(9)]),
             [(Keep, true), (ResetOnAnyChange, false), (ResetOnRemoveOrUpdate, false)],
         ),
-        // What is there already, once more.
+        // The existing ACL again.
         (
             "Update",
             json!([allow_out(9), acl(4)]),
@@ -265,7 +265,7 @@ fn what_a_write_does_to_flows() {
                 let answer = Packet { way: Way::In, ..out(protocol) };
                 assert_eq!(node.hns.is_open(node.endpoint, &answer), Ok(true), "both ways are one flow");
             }
-            // The last of the cases is refused, as it is there already.
+            // The last case is rejected, because the ACL exists.
             let _ = node.acls(request, policies.clone());
             for protocol in [6, 17] {
                 let is_open = node.hns.is_open(node.endpoint, &out(protocol)).unwrap();
@@ -286,7 +286,7 @@ fn a_flow_is_what_was_allowed_and_goes_with_its_endpoint() {
     assert_eq!(node.hns.is_open(node.endpoint, &inwards), Ok(false));
     assert_eq!(node.hns.open(node.endpoint, &out(6), None), Ok(Verdict::Allow));
     assert_eq!(node.hns.is_open(node.endpoint, &Packet { remote_port: 81, ..out(6) }), Ok(false));
-    // What is denied since goes on.
+    // A flow that is denied now continues.
     node.acls("Update", json!([acl(4)])).unwrap();
     assert_eq!(node.hns.judge(node.endpoint, &out(6)), Ok(Verdict::Block));
     assert_eq!(node.hns.is_open(node.endpoint, &out(6)), Ok(true));
@@ -300,7 +300,7 @@ fn a_flow_is_what_was_allowed_and_goes_with_its_endpoint() {
 #[test]
 fn what_a_restart_leaves() {
     let names = json!([allow_out(9), acl_with(4, json!({"RemoteAddresses": "s1"}))]);
-    // How many ACLs, sets and endpoints are left, and whether the flow goes on.
+    // How many ACLs, sets and endpoints remain, and whether the flow continues.
     let cases = [
         (Survives::Everything, Some((2, 1)), true),
         (Survives::AllButAcls, Some((0, 1)), false),
@@ -330,7 +330,7 @@ fn what_a_restart_leaves() {
         assert_eq!(node.hns.judge(node.endpoint, &inwards) == Ok(Verdict::Block), closed, "{survives:?}");
         let uses = node.acls("Add", json!([acl_with(5, json!({"RemoteAddresses": "s1"}))]));
         assert_eq!(uses.is_ok(), sets > 0, "{survives:?}");
-        // Sets that are gone can come again, and those that are there cannot.
+        // Removed sets can be created again, existing ones cannot.
         let again = node.sets("Add", json!([set("s1", "IPSET", "10.0.0.1")]));
         assert_eq!(again.is_ok(), sets == 0, "{survives:?}");
     }

@@ -1,4 +1,4 @@
-//! The objects of the emulated HNS: what is accepted, what is refused and with which code.
+//! The objects of the emulated HNS: what is accepted, and what is rejected with which code.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 

@@ -1,4 +1,4 @@
-//! Sets, and the ACLs that name them.
+//! Sets and the ACLs that name them.
 
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
@@ -111,7 +111,7 @@ fn acls_name_sets_that_are_there_and_nothing_else_beside_them() {
     }
 }
 
-/// From 10.0.0.1 or another one to port 80 of the endpoint, or back.
+/// A packet from 10.0.0.1 or another address to port 80 of the endpoint, or back.
 fn packet(way: Way, remote: &str) -> Packet {
     let (local, remote) = ([10, 244, 3, 7].into(), remote.parse().unwrap());
     let (local_port, remote_port) = if way == Way::In { (80, 4000) } else { (4000, 80) };
@@ -122,11 +122,11 @@ fn judge(node: &Node, packet: &Packet) -> bool {
     node.hns.judge(node.endpoint, packet).unwrap() == Verdict::Allow
 }
 
-/// A set means the end that an address in its place would mean, or the source and the destination.
+/// A set refers to the end that an address in its place would refer to, or to source and destination.
 #[test]
 fn what_a_set_means() {
     use SetReading::*;
-    // Which set stands in which field of an ACL of which direction; whether it allows, by reading.
+    // The set in each field of an ACL of each direction; whether it allows, by interpretation.
     let cases = [
         ("In", "RemoteAddresses", "peer", [(Endpoint, true), (Flow, false)]),
         ("In", "RemoteAddresses", "own", [(Endpoint, false), (Flow, true)]),
@@ -150,7 +150,7 @@ fn what_a_set_means() {
     }
 }
 
-/// Addresses and ports beside a set keep their meaning in both readings.
+/// Addresses and ports beside a set keep their meaning in both interpretations.
 #[test]
 fn beside_a_set_addresses_and_ports_mean_the_endpoint_and_its_peer() {
     for (set_reading, peers) in
@@ -159,7 +159,7 @@ fn beside_a_set_addresses_and_ports_mean_the_endpoint_and_its_peer() {
         let own = if peers == "RemoteAddresses" { "LocalAddresses" } else { "RemoteAddresses" };
         let node = Node::new(Config { set_reading, host_default: None, strict: false, ..config() });
         node.sets("Add", json!([set("peers", "IPSET", "10.0.0.1")])).unwrap();
-        // The field of the other end has an address in its own meaning: nothing for "Remote", when the set is in "Local".
+        // The other field has an address with its own meaning.
         let other_end = if own == "LocalAddresses" { "10.244.3.7" } else { "10.0.0.1" };
         let allow =
             json!({"Action": "Allow", "Protocols": "6", peers: "peers", own: other_end, "LocalPorts": "80"});
@@ -196,7 +196,7 @@ fn several_sets_in_a_field() {
     }
 }
 
-/// New values are in force at once, for every endpoint of the network, and no flow is reset by them.
+/// New values take effect at once, for every endpoint of the network, and reset no flow.
 #[test]
 fn a_set_changes_under_its_acls() {
     let config = Config {

@@ -1,4 +1,4 @@
-//! One block: which of its addresses are whose. Pure; times come in.
+//! One block and the owners of its addresses. Pure: time is an argument.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -8,32 +8,32 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// The handle of the addresses that Windows keeps back; no handle object exists for it.
+/// The handle of the addresses that Windows reserves; no handle object exists for it.
 const WINDOWS_HANDLE: &str = "windows-reserved-ipam-handle";
-/// Offsets that a Windows node keeps back at the beginning of a block: network, gateway, host endpoint.
+/// Number of addresses that Windows reserves at the beginning of a block: network, gateway, host endpoint.
 const WINDOWS_RESERVED_FIRST: usize = 3;
-/// And at its end: broadcast.
+/// Number of addresses that Windows reserves at the end: broadcast.
 const WINDOWS_RESERVED_LAST: usize = 1;
 
-/// A block as it is stored (`calico.md` 5.1). Fields that are not known are kept.
+/// A block as it is stored (`libcalico-go/lib/backend/model/block.go`). Unknown fields are kept.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Block {
     /// Its addresses.
     pub cidr: Ipv4Net,
-    /// `host:<node>`, or nothing where no node has it.
+    /// `host:<node>`, or absent if no node owns the block.
     #[serde(default)]
     pub affinity: Option<String>,
-    /// When the node got it, RFC 3339.
+    /// When the node claimed it, RFC 3339.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity_claim_time: Option<String>,
-    /// For each address the attribute that it is allocated to.
+    /// For each address, the index of the attribute that it is allocated to.
     pub allocations: Vec<Option<usize>>,
-    /// The free addresses, by offset: taken from the head, given back at the tail, so that an address rests as long
-    /// as possible before it is used again.
+    /// The free addresses, by offset. They are taken from the head and returned at the tail, so that an address rests
+    /// as long as possible before it is reused.
     pub unallocated: Vec<usize>,
-    /// To whom addresses are allocated.
+    /// The owners of addresses.
     pub attributes: Vec<Attribute>,
-    /// Grows with each write of the block; begins with the wall clock in nanoseconds.
+    /// Increases with each write of the block; starts with the wall clock in nanoseconds.
     #[serde(rename = "sequenceNumber", default)]
     pub sequence_number: u64,
     /// The block's sequence number before the write that allocated the address, by offset.
@@ -42,37 +42,37 @@ pub struct Block {
     /// Whether it is being deleted.
     #[serde(default)]
     pub deleted: bool,
-    /// What we do not know.
+    /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// To whom an address is allocated.
+/// The owner of an address.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Attribute {
     /// The handle by which it is released.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handle_id: Option<String>,
-    /// Pod, namespace, node and the like.
+    /// Pod, namespace, node and so on.
     #[serde(rename = "secondary", default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<BTreeMap<String, String>>,
-    /// What we do not know, such as `releasedAt`.
+    /// Unknown fields, such as `releasedAt`.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// What is wrong with a stored block.
+/// A problem with a stored block.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("block {cidr}: {problem}")]
 pub struct BlockError {
-    /// Which block.
+    /// The block.
     pub cidr: Ipv4Net,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
 }
 
 impl Block {
-    /// A new block of a node; a Windows node keeps four addresses back.
+    /// A new block of a node; a Windows node reserves four addresses.
     #[must_use]
     pub fn new(cidr: Ipv4Net, node: &str, windows: bool, now_nanos: u64, now_rfc3339: String) -> Self {
         let size = 1_usize << (32 - cidr.prefix_len());
@@ -107,10 +107,10 @@ impl Block {
         self.unallocated.retain(|offset| !kept(*offset));
     }
 
-    /// Whether the stored numbers fit together; a block that does not is never written to.
+    /// Checks that the stored numbers are consistent. Inconsistent blocks are never written.
     ///
     /// # Errors
-    /// What does not fit.
+    /// The inconsistency.
     pub fn check(&self) -> Result<(), BlockError> {
         let wrong = |problem: String| Err(BlockError { cidr: self.cidr, problem });
         let size = 1_usize.checked_shl(u32::from(32 - self.cidr.prefix_len())).unwrap_or(0);
@@ -140,7 +140,7 @@ impl Block {
         Ok(())
     }
 
-    /// Takes the next free address, if there is one.
+    /// Allocates the next free address, if there is one.
     pub fn assign(&mut self, handle: &str, owner: &BTreeMap<String, String>) -> Option<Ipv4Addr> {
         if self.unallocated.is_empty() {
             return None;
@@ -158,7 +158,7 @@ impl Block {
         Some(self.address(offset))
     }
 
-    /// Gives back every address of a handle, and says which.
+    /// Releases every address of a handle, and returns them.
     pub fn release(&mut self, handle: &str) -> Vec<Ipv4Addr> {
         let released: Vec<usize> = self.offsets_of(handle).collect();
         if released.is_empty() {
@@ -179,7 +179,7 @@ impl Block {
         self.offsets_of(handle).map(|offset| self.address(offset))
     }
 
-    /// Every allocated address, with its attribute; those that Windows keeps back are left out.
+    /// Every allocated address with its attribute, without those that Windows reserves.
     pub fn allocated(&self) -> impl Iterator<Item = (Ipv4Addr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(offset, index)| {
             let attribute = self.attributes.get((*index)?)?;
@@ -187,13 +187,13 @@ impl Block {
         })
     }
 
-    /// Whether the block is the node's.
+    /// Whether the node owns the block.
     #[must_use]
     pub fn belongs_to(&self, node: &str) -> bool {
         self.node() == Some(node)
     }
 
-    /// The node that has the block.
+    /// The node that owns the block.
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         self.affinity.as_deref().and_then(|affinity| affinity.strip_prefix("host:"))
@@ -233,7 +233,7 @@ impl Block {
 }
 
 impl Attribute {
-    /// Whether the address is one of those that Windows keeps back.
+    /// Whether Windows reserves the address.
     #[must_use]
     pub fn is_windows(&self) -> bool {
         self.handle_id.as_deref().is_some_and(|handle| handle.eq_ignore_ascii_case(WINDOWS_HANDLE))

@@ -1,4 +1,5 @@
-//! How a node comes to a block (`calico.md` 5.5): affinity `pending`, the block, affinity `confirmed`.
+//! How a node claims a block (`libcalico-go/lib/ipam/ipam_block_reader_writer.go`): affinity `pending`, the block,
+//! affinity `confirmed`.
 
 use std::collections::BTreeSet;
 
@@ -13,16 +14,16 @@ use crate::records::{Affinity, AffinityState};
 /// The blocks of a node.
 #[derive(Default)]
 pub(crate) struct Own {
-    /// Those that it may use for the purpose at hand.
+    /// The blocks that it may use for this purpose.
     pub(crate) usable: Vec<(Revision, Block)>,
-    /// How many it has, whatever their pool and state.
+    /// The number of its blocks, whatever their pool and state.
     pub(crate) count: usize,
-    /// What is wrong with those that cannot be read.
+    /// The problems of blocks that cannot be read.
     pub(crate) damaged: Vec<IpamError>,
 }
 
 impl Ipam {
-    /// A block of this node with a free address, from one of these pools; a new one is claimed where none has room.
+    /// A block of this node with a free address, from one of these pools. Claims a new block if none has room.
     pub(crate) async fn block_with_room(
         &self,
         pools: &[(Ipv4Net, u8)],
@@ -58,7 +59,7 @@ impl Ipam {
         Err(IpamError::Contended(Key::global(Kind::BlockAffinity, format!("{}/…", self.node))))
     }
 
-    /// The node's blocks. Claims that a crash left half-way, in one of these pools, are completed.
+    /// The node's blocks. Completes claims in one of these pools that a crash left unfinished.
     pub(crate) async fn own_blocks(&self, pools: &[(Ipv4Net, u8)]) -> Result<Own, IpamError> {
         let prefix = format!("{}/", self.node);
         let mut own = Own::default();
@@ -77,7 +78,7 @@ impl Ipam {
         Ok(own)
     }
 
-    /// The block of an affinity, if it lies in one of these pools.
+    /// The block of an affinity, if it is in one of these pools.
     async fn own_block(
         &self,
         cidr: &str,
@@ -102,7 +103,7 @@ impl Ipam {
         }
     }
 
-    /// Makes the block this node's. `None` where another node was faster.
+    /// Claims the block for this node. `None` if another node was faster.
     async fn claim(&self, cidr: Ipv4Net) -> Result<Option<(Revision, Block)>, IpamError> {
         let affinity_key = Key::global(Kind::BlockAffinity, format!("{}/{cidr}", self.node));
         self.set_affinity(&affinity_key, AffinityState::Pending).await?;
@@ -150,7 +151,8 @@ impl Ipam {
         Err(IpamError::Contended(key.clone()))
     }
 
-    /// The first range without a block, from a place in the pool that depends on the node, so that nodes seldom meet.
+    /// The first range without a block. The search starts at a position that depends on the node, so that nodes
+    /// rarely collide.
     async fn unused_cidr(&self, pools: &[(Ipv4Net, u8)]) -> Result<Option<Ipv4Net>, IpamError> {
         let listing = self.store.list(Kind::IpamBlock).await?;
         let used: Vec<Ipv4Net> =
@@ -161,7 +163,7 @@ impl Ipam {
             let count = 1_usize << (block_size - pool.prefix_len());
             let start = usize::try_from(fnv1(&self.node)).unwrap_or(0) % count;
             let free = |cidr: &Ipv4Net| {
-                // Blocks of another size may overlap: a pool that was made anew with another blockSize.
+                // Blocks of another size may overlap if a pool was recreated with another blockSize.
                 !exact.contains(cidr)
                     && !used.iter().any(|block| block.contains(cidr) || cidr.contains(block))
             };

@@ -19,12 +19,12 @@ use crate::block::{Block, BlockError};
 use crate::records::Handle;
 use crate::waiting::{Waiter, Waiting};
 
-/// How often a write is tried again because somebody else was faster (Calico's number).
+/// How often a write is retried after a conflict (Calico's number).
 pub(crate) const RETRIES: usize = 100;
-/// How long what the pools say is believed: a pool that is disabled gives addresses no longer than this.
+/// How long pools are cached: a disabled pool gives addresses no longer than this.
 const POOLS_FRESH: Duration = Duration::from_secs(5);
 
-/// What the address is for (`IPPool.spec.allowedUses`).
+/// The purpose of an address (`IPPool.spec.allowedUses`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// A pod.
@@ -33,20 +33,20 @@ pub enum Use {
     Tunnel,
 }
 
-/// A wish for one address.
+/// A request for one address.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// By which the address is found and released again. The same handle gets the same address.
+    /// Identifies the address for lookup and release. The same handle gets the same address.
     pub handle: String,
-    /// What stands beside the address in the block.
+    /// The attributes that the block stores with the address.
     pub owner: BTreeMap<String, String>,
-    /// What it is for.
+    /// The purpose.
     pub intended_use: Use,
-    /// The labels of the pod's namespace; empty where there is none.
+    /// The labels of the pod's namespace; empty if there is none.
     pub namespace_labels: BTreeMap<String, String>,
 }
 
-/// An address, and the block that it is from.
+/// An address and its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Assignment {
     /// The address.
@@ -61,12 +61,12 @@ pub enum IpamError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No pool may be used here.
+    /// No pool can be used here.
     #[error(
         "no IPPool gives addresses to {0}: look at disabled, nodeSelector, namespaceSelector, allowedUses, blockSize"
     )]
     NoPool(String),
-    /// Every address that this node may use is taken.
+    /// Every address that this node may use is allocated.
     #[error(
         "node {node} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
          {hint}{damaged}"
@@ -74,13 +74,13 @@ pub enum IpamError {
     Exhausted {
         /// The node.
         node: String,
-        /// How many blocks it has.
+        /// The number of its blocks.
         blocks: usize,
-        /// How many it may have.
+        /// The maximum number of its blocks.
         limit: u32,
-        /// What to do.
+        /// The remedy.
         hint: &'static str,
-        /// What of the node's blocks cannot be used, as what is stored makes no sense: empty, or a list.
+        /// Which of the node's blocks are damaged and unusable: empty, or a list.
         damaged: String,
     },
     /// A Windows node may not share blocks.
@@ -88,15 +88,15 @@ pub enum IpamError {
         "a Windows node needs strict affinity: set strict_affinity to true in the cluster's IPAM settings"
     )]
     StrictAffinityNeeded,
-    /// What is stored makes no sense.
+    /// A stored object is invalid.
     #[error("{key}: {problem}")]
     Damaged {
-        /// Which object.
+        /// The object.
         key: Key,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// Somebody else was faster, again and again.
+    /// Other writers were faster too many times in a row.
     #[error("{0} was changed by others {RETRIES} times in a row; try again later")]
     Contended(Key),
 }
@@ -107,14 +107,14 @@ impl From<(Key, BlockError)> for IpamError {
     }
 }
 
-/// The block that gave the last address, and for which requests the pools allow it.
+/// The block that gave the last address, and the requests that pools allow it for.
 #[derive(Default)]
 struct AtHand {
     block: Option<(Revision, Block)>,
     checked: Option<Checked>,
 }
 
-/// That the pools, when they were last read, allowed a block for requests of this sort.
+/// That the pools, when last read, allowed a block for this kind of request.
 struct Checked {
     intended_use: Use,
     namespace_labels: BTreeMap<String, String>,
@@ -130,7 +130,7 @@ impl Checked {
 }
 
 impl AtHand {
-    /// Whether the request may have an address of the block at hand, without reading the pools again.
+    /// Whether the request may use the current block, without reading the pools again.
     fn serves(&self, request: &Request) -> bool {
         let (Some((_, block)), Some(checked)) = (&self.block, &self.checked) else { return false };
         checked.block == block.cidr
@@ -148,12 +148,12 @@ pub struct Ipam {
     pub(crate) node_labels: BTreeMap<String, String>,
     /// The block that gave the last address, so that the next one costs one write and no read.
     current: Mutex<AtHand>,
-    /// Requests that wait for the block, which serves all of them at once.
+    /// Requests that wait for the block, which are served together.
     waiting: Waiting,
 }
 
 impl Ipam {
-    /// For a node with these labels; a Windows node keeps addresses back and has one block.
+    /// For a node with these labels; a Windows node reserves addresses and has one block.
     pub fn new(
         store: Arc<dyn Store>,
         node: impl Into<String>,
@@ -164,11 +164,11 @@ impl Ipam {
         Self { store, node: node.into(), windows, node_labels, current, waiting }
     }
 
-    /// Assigns an address. The handle is counted first, so that whatever happens next, releasing it frees everything.
-    /// Requests that come while another one is served are then served together, by one write of the block.
+    /// Allocates an address. The handle is counted first, so that releasing it frees everything, whatever happens
+    /// next. Requests that arrive while another one is served are then served together by one write of the block.
     ///
     /// # Errors
-    /// There is none to be had, or the store failed; then nothing is assigned that releasing the handle does not free.
+    /// No address is available, or the store failed. Releasing the handle frees whatever was allocated.
     pub async fn assign(&self, request: &Request) -> Result<Assignment, IpamError> {
         loop {
             let mut answer = self.waiting.join(request);
@@ -176,7 +176,8 @@ impl Ipam {
             if let Some(answer) = answer.take() {
                 return answer;
             }
-            // Nobody has taken this request along. (If somebody did and was cancelled, it joins again.)
+            // Nobody has served this request together with another one. (If somebody did and was cancelled, it joins
+            // again.)
             let together = self.waiting.take_all();
             let alone = self.assign_together(together, &mut current).await;
             for waiter in alone {
@@ -189,7 +190,7 @@ impl Ipam {
         }
     }
 
-    /// Serves requests from the block at hand, and gives those back that it cannot serve.
+    /// Serves requests from the current block, and returns those that it cannot serve.
     async fn assign_together(&self, waiters: Vec<Waiter>, current: &mut AtHand) -> Vec<Waiter> {
         let (waiters, mut alone): (Vec<_>, Vec<_>) =
             waiters.into_iter().partition(|waiter| current.serves(&waiter.request));
@@ -212,7 +213,7 @@ impl Ipam {
                 }
                 return alone;
             }
-            // The handle has an address, perhaps: each is looked at by itself.
+            // The handle may have an address already, so each request is served separately.
             Err(IpamError::Store(StoreError::AlreadyExists(_))) => current.block = Some((revision, block)),
             Err(IpamError::Store(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
             Err(error) => {
@@ -223,7 +224,7 @@ impl Ipam {
         served.into_iter().map(|(waiter, _)| waiter).chain(alone).collect()
     }
 
-    /// Writes the handles, and then the block.
+    /// Writes the handles and then the block.
     async fn write_together(
         &self,
         served: &[(Waiter, Ipv4Addr)],
@@ -246,7 +247,7 @@ impl Ipam {
         Ok(revisions.last().copied().unwrap_or(revision))
     }
 
-    /// Serves one request, from any block that the node has or can have.
+    /// Serves one request from any block that the node has or can claim.
     async fn assign_alone(&self, request: &Request, current: &mut AtHand) -> Result<Assignment, IpamError> {
         if current.serves(request)
             && let Some((revision, block)) = current.block.take()
@@ -265,11 +266,11 @@ impl Ipam {
         Err(IpamError::Contended(Key::global(Kind::IpamBlock, format!("(any block of {})", self.node))))
     }
 
-    /// The node's first block; it is claimed where there is none. A Windows node's network is made from it. As nothing is
-    /// known of the pods to come, pools that are for certain namespaces count, too, behind those for all.
+    /// The node's first block, which is claimed if necessary. A Windows node's network is created from it. The future
+    /// pods are unknown, so pools for certain namespaces count, too, after those for all namespaces.
     ///
     /// # Errors
-    /// There is none to be had, or the store failed.
+    /// No block is available, or the store failed.
     pub async fn ensure_block(&self) -> Result<Ipv4Net, IpamError> {
         let pools = self.pools(Use::Workload, None).await?;
         if let Some((_, block)) = self.own_blocks(&pools).await?.usable.into_iter().next() {
@@ -278,7 +279,7 @@ impl Ipam {
         Ok(self.block_with_room(&pools).await?.1.cidr)
     }
 
-    /// The address that a handle has.
+    /// The address of a handle.
     ///
     /// # Errors
     /// The store failed.
@@ -297,17 +298,17 @@ impl Ipam {
         Ok(None)
     }
 
-    /// Gives back every address of a handle, and says which. That there is none is no error.
+    /// Releases every address of a handle, and returns them. A handle without addresses is no error.
     ///
     /// # Errors
-    /// The store failed; doing it again goes on where it stopped.
+    /// The store failed. A retry continues where the release stopped.
     pub async fn release(&self, handle: &str) -> Result<Vec<Ipv4Addr>, IpamError> {
         let key = Key::global(Kind::IpamHandle, handle);
         let Some((_, record)) = self.read::<Handle>(&key).await? else { return Ok(Vec::new()) };
         let (mut released, mut forgotten) = (Vec::new(), false);
         let blocks = record.block.len();
         for (number, cidr) in record.block.keys().enumerate() {
-            // The handle goes behind the last address: as long as one is taken, its handle is there.
+            // The handle is deleted after the last address, so it exists while an address is allocated.
             let last = (number + 1 == blocks).then_some(&key);
             let some = self.release_from(&Key::global(Kind::IpamBlock, cidr), handle, last).await?;
             forgotten = last.is_some() && !some.is_empty();
@@ -322,8 +323,8 @@ impl Ipam {
         }
     }
 
-    /// Gives back the handle's addresses of one block. If there are any, and it is the `last` block that has some, the
-    /// handle's record goes with them.
+    /// Releases the handle's addresses of one block. If there are any, and it is the `last` block with addresses,
+    /// deletes the handle's record, too.
     async fn release_from(
         &self,
         key: &Key,
@@ -356,7 +357,7 @@ impl Ipam {
                 (_, None) => return Ok(released),
                 (true, Some(StoreError::Conflict(_))) => {}
                 (true, Some(StoreError::NotFound(_))) => return Ok(Vec::new()),
-                // Somebody else has deleted the record in between.
+                // Somebody else deleted the record in between.
                 (false, Some(StoreError::NotFound(_))) => return Ok(released),
                 (_, Some(error)) => return Err(error.into()),
             }
@@ -364,8 +365,8 @@ impl Ipam {
         Err(IpamError::Contended(key.clone()))
     }
 
-    /// Takes an address from this block, or finds the one that the handle has already. `None` where the block is full
-    /// or has been changed by somebody else.
+    /// Allocates an address from this block, or finds the address that the handle already has. `None` if the block is
+    /// full or was changed by somebody else.
     async fn assign_from(
         &self,
         revision: Revision,
@@ -390,8 +391,8 @@ impl Ipam {
         }
     }
 
-    /// Notes that the handle has, or will have, an address of the block. If it has one of any block already, that one
-    /// is given again.
+    /// Records that the handle has, or will have, an address of the block. If it already has one of any block,
+    /// returns it.
     async fn count_handle(&self, request: &Request, cidr: &str) -> Result<Option<Assignment>, IpamError> {
         let key = Key::global(Kind::IpamHandle, &request.handle);
         let new = Handle { block: BTreeMap::from([(cidr.to_owned(), 1)]), ..Handle::default() };

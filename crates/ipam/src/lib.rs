@@ -1,9 +1,9 @@
-//! Addresses for pods, by Calico's data (`calico.md` 5): pools are cut into blocks, a block belongs to a node, a handle
-//! says which addresses a container has.
+//! Addresses for pods, in Calico's data model (`libcalico-go/lib/ipam`): pools are divided into blocks, a block
+//! belongs to a node, and a handle records the addresses of a container.
 //!
-//! [`Block`] is the pure part: which address comes next, what is free. [`Ipam`] carries it out over a store with
-//! compare-and-swap, in an order of writes after which a crash leaves nothing that the next start cannot use: a block
-//! is claimed `pending` before it exists, a handle is counted before the address is taken.
+//! [`Block`] is the pure part: which address is next, and which are free. [`Ipam`] performs the operations on a store
+//! with compare-and-swap. Its order of writes makes every crash recoverable: a block is claimed `pending` before it
+//! exists, and a handle is counted before the address is allocated.
 
 mod block;
 mod claim;

@@ -1,4 +1,4 @@
-//! What a node may take: from which pools, and how many blocks.
+//! The pools that a node may use, and the maximum number of its blocks.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,15 @@ use tortie_api::{Key, Kind, Resource};
 use crate::driver::{Ipam, IpamError, Use};
 use crate::records::Config;
 
-/// How many blocks a node may have where nothing else is set.
+/// The default maximum number of blocks of a node.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
-/// The smallest block of a Windows node: four addresses of it are kept back.
+/// The longest prefix of a Windows node's block: four of its addresses are reserved.
 const WINDOWS_LONGEST_PREFIX: u8 = 29;
 
 impl Ipam {
-    /// The pools that may be used for this and for pods of a namespace with these labels, in the order of their names
-    /// (`calico.md` 5.4). Of no namespace in particular: those for all, and then those for some.
+    /// The pools for this purpose and for pods of a namespace with these labels, ordered by name
+    /// (`libcalico-go/lib/ipam/ipam.go`). Without a namespace: first the pools for all namespaces, then those for
+    /// some.
     pub(crate) async fn pools(
         &self,
         intended_use: Use,
@@ -60,7 +61,7 @@ impl Ipam {
             && !(self.windows && pool.block_size() > WINDOWS_LONGEST_PREFIX)
     }
 
-    /// How many blocks this node may have.
+    /// The maximum number of blocks of this node.
     pub(crate) async fn limit(&self) -> Result<(Config, u32), IpamError> {
         let key = Key::global(Kind::IpamConfig, "default");
         let config: Config = self.read(&key).await?.map(|(_, config)| config).unwrap_or_default();

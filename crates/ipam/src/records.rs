@@ -1,39 +1,40 @@
-//! Affinities, handles and settings, as they are stored (`calico.md` 1.2). Fields that are not known are kept.
+//! Affinities, handles and settings as they are stored (`libcalico-go/lib/backend/model`). Unknown fields are kept.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// That a node has, or is about to have, a block.
+/// The record that a node owns, or is claiming, a block.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Affinity {
-    /// How far the claim has come.
+    /// The state of the claim.
     #[serde(default)]
     pub state: AffinityState,
     /// Whether it is being deleted.
     #[serde(default)]
     pub deleted: bool,
-    /// What we do not know.
+    /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
-/// How far a claim has come. Only a confirmed block may be used or advertised.
+/// The state of a claim. Only a confirmed block may be used or advertised.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AffinityState {
-    /// The node has the block; also what no state means, in old data.
+    /// The node owns the block; old data without a state means the same.
     #[default]
     #[serde(alias = "")]
     Confirmed,
-    /// The node wants the block.
+    /// The node is claiming the block.
     Pending,
-    /// The node gives the block up.
+    /// The node is giving up the block.
     PendingDeletion,
 }
 
-/// How many addresses of which blocks a handle has. It may count too many (a crash between two writes), never too few.
+/// The number of addresses of a handle in each block. After a crash between two writes it may be too high, never too
+/// low.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Handle {
     /// Addresses by block CIDR.
@@ -42,7 +43,7 @@ pub struct Handle {
     /// Whether it is being deleted.
     #[serde(default)]
     pub deleted: bool,
-    /// What we do not know.
+    /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
@@ -50,22 +51,22 @@ pub struct Handle {
 /// The cluster's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
-    /// Whether addresses of a block are only for its node. Windows needs it.
+    /// Whether the addresses of a block are only for its node. Windows needs this.
     #[serde(default)]
     pub strict_affinity: bool,
-    /// Whether nodes claim new blocks by themselves.
+    /// Whether nodes claim new blocks automatically.
     #[serde(default)]
     pub auto_allocate_blocks: bool,
-    /// How many blocks a node may have; 0 is the default of 20.
+    /// The maximum number of blocks of a node; 0 means the default of 20.
     #[serde(default, rename = "maxBlocksPerHost")]
     pub max_blocks_per_host: u32,
-    /// What we do not know.
+    /// Unknown fields.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
 impl Default for Config {
-    /// What holds where nothing is stored (`calico.md` 5.4).
+    /// The defaults if nothing is stored (`libcalico-go/lib/ipam/ipam.go`).
     fn default() -> Self {
         Self { strict_affinity: false, auto_allocate_blocks: true, max_blocks_per_host: 0, extra: Map::new() }
     }

@@ -1,4 +1,4 @@
-//! Requests that wait for their turn at the block: whoever has the turn serves all that wait.
+//! Requests that wait for the block: the request that gets the lock serves all waiting ones.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,21 +8,21 @@ use crate::driver::{Assignment, IpamError, Request};
 
 type Outcome = Result<Assignment, IpamError>;
 
-/// The requests that nobody has begun to serve.
+/// The requests that nobody serves yet.
 #[derive(Default)]
 pub(crate) struct Waiting(Mutex<Vec<Waiter>>);
 
-/// A request, and where its answer goes.
+/// A request and the channel for its answer.
 pub(crate) struct Waiter {
     pub(crate) request: Request,
     answer: oneshot::Sender<Outcome>,
 }
 
-/// Where the answer comes.
+/// The channel on which the answer arrives.
 pub(crate) struct Awaited(oneshot::Receiver<Outcome>);
 
 impl Waiting {
-    /// Puts a request where the next one whose turn it is finds it.
+    /// Adds a request to the queue.
     pub(crate) fn join(&self, request: &Request) -> Awaited {
         let (answer, awaited) = oneshot::channel();
         let waiter = Waiter { request: request.clone(), answer };
@@ -30,7 +30,7 @@ impl Waiting {
         Awaited(awaited)
     }
 
-    /// All of them, for the one whose turn it is. Those whose caller has given up are left out.
+    /// Takes all requests, without those whose caller has given up.
     pub(crate) fn take_all(&self) -> Vec<Waiter> {
         let mut waiters = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         waiters.retain(|waiter| !waiter.answer.is_closed());
@@ -39,14 +39,14 @@ impl Waiting {
 }
 
 impl Waiter {
-    /// Answers. A caller that has given up is as one that went away with its address: releasing the handle frees it.
+    /// Sends the answer. If the caller has given up, releasing the handle frees the address.
     pub(crate) fn answer(self, outcome: Outcome) {
         let _ = self.answer.send(outcome);
     }
 }
 
 impl Awaited {
-    /// The answer, if it is there.
+    /// The answer, if it has arrived.
     pub(crate) fn take(&mut self) -> Option<Outcome> {
         self.0.try_recv().ok()
     }

@@ -1,4 +1,4 @@
-//! No address twice: whoever allocates at the same time, and wherever a node crashes between two writes.
+//! No address is allocated twice, whatever runs concurrently, and wherever a node crashes between two writes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ fn request(handle: &str) -> Request {
     }
 }
 
-/// Every allocated address and its handle, after checking that each block makes sense.
+/// Every allocated address and its handle. Asserts that each block is consistent.
 async fn allocated(store: &dyn Store) -> BTreeMap<Ipv4Addr, String> {
     let mut all = BTreeMap::new();
     for stored in store.list(Kind::IpamBlock).await.unwrap().items {
@@ -141,7 +141,7 @@ async fn the_same_handle_gets_the_same_address_and_a_released_one_rests() {
     assert_eq!(primary.assign(&request("last")).await.unwrap().address, first.address);
 }
 
-/// A block as Calico v3.31 writes it, with fields that we do not know.
+/// A block as Calico v3.31 writes it, with unknown fields.
 #[tokio::test]
 async fn what_others_wrote_is_kept() {
     let store = cluster("10.0.0.0/26", 29).await;
@@ -172,8 +172,8 @@ async fn what_others_wrote_is_kept() {
     assert_eq!(value["sequenceNumberForAllocation"]["3"], 1_790_000_000_000_000_123_u64);
 }
 
-/// Requests that come at the same time share writes, and each gets what is its own: also those that have an address
-/// already, come twice, give up, or no longer fit in the block.
+/// Concurrent requests share writes, and each gets its own address. This includes requests that already have an
+/// address, arrive twice, give up, or no longer fit in the block.
 #[tokio::test]
 async fn requests_that_come_together_are_served_together() {
     let store = cluster("10.0.0.0/24", 28).await;
@@ -186,11 +186,11 @@ async fn requests_that_come_together_are_served_together() {
     let after = store.list(Kind::IpamBlock).await.unwrap();
     let block = |listing: &Listing| serde_json::from_value::<Block>(listing.items[0].value.clone()).unwrap();
     assert_eq!(block(&after).allocated().count(), 10);
-    // The first request is served alone, as the others come when its turn has begun.
+    // The first request is served alone, because the others arrive after it has started.
     let written = after.revision - before.revision;
     assert_eq!(written, 9 + 2, "nine handles, and the block twice");
 
-    // All again, among new ones, one of them twice; and one whose caller gives up.
+    // All requests again, among new ones, one of them twice, and one whose caller gives up.
     let more: Vec<_> = (0..14).chain([13]).map(|number| request(&format!("h{number}"))).collect();
     let gives_up = request("gives-up");
     let (again, _) =
@@ -251,7 +251,7 @@ async fn many_nodes_and_many_pods_at_once() {
     assert_eq!(allocated(&*store).await, answered, "what is stored is what was answered");
 }
 
-/// A store whose caller dies at a given write: before it happened, or after it happened but before the answer.
+/// A store whose client dies at a given write: before the write, or after the write and before its answer.
 struct Mortal {
     store: Arc<Embedded>,
     writes_left: AtomicUsize,
@@ -308,8 +308,9 @@ impl Store for Mortal {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Two nodes take and give back addresses; each dies again and again, and starts anew. In the end every address
-    /// that was answered is its handle's, none is two handles', and releasing everything leaves nothing taken.
+    /// Two nodes allocate and release addresses. Each one crashes repeatedly and restarts. In the end, every returned
+    /// address belongs to its handle, no address belongs to two handles, and releasing everything leaves nothing
+    /// allocated.
     #[test]
     fn crashes_between_any_two_writes(
         steps in prop::collection::vec((0..2_usize, 0..6_u8, any::<bool>()), 1..40),
@@ -340,7 +341,7 @@ proptest! {
                         assert_eq!(before, assigned.address);
                     }
                 } else {
-                    // Released, or on the way: what was answered before no longer holds.
+                    // Released, or being released: the earlier answer no longer holds.
                     let _ = ipam.release(&handle).await;
                     held.remove(&handle);
                 }
@@ -361,7 +362,7 @@ proptest! {
     }
 }
 
-/// What one request got does not decide what another one may have.
+/// The result of one request does not decide what another request may get.
 #[tokio::test]
 async fn each_request_keeps_to_its_own_pools() {
     let store = cluster("10.0.0.0/28", 29).await;

@@ -1,4 +1,4 @@
-//! The kernel's table of connections (`linux/netfilter/nfnetlink_conntrack.h`).
+//! The kernel's connection tracking table (`linux/netfilter/nfnetlink_conntrack.h`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use crate::netlink::attribute::{Attributes, put, put_nest};
 use crate::netlink::{Family, Reply, Request, Socket};
 use crate::{Error, Result};
 
-/// A connection to the table of one network namespace: the one of the thread that opened it.
+/// A netlink connection to the table of one network namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub struct Conntrack {
     socket: Socket,
@@ -24,18 +24,18 @@ impl Conntrack {
         Ok(Self { socket: Socket::open(Family::Netfilter)? })
     }
 
-    /// Forgets all connections.
+    /// Removes all connections.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// An error of the kernel.
     pub fn flush(&mut self) -> Result<()> {
         self.socket.request(&message(DELETE, |_| ())).map_err(refused("forget all connections"))
     }
 
-    /// Forgets the connections from, to or by way of translation with one of these addresses, and says how many.
+    /// Removes the connections from, to or translated with one of these addresses, and returns their number.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// An error of the kernel.
     pub fn forget(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<usize> {
         if addresses.is_empty() {
             return Ok(0);
@@ -43,11 +43,11 @@ impl Conntrack {
         self.forget_if(|connection| addresses_of(connection).any(|address| addresses.contains(&address)))
     }
 
-    /// Forgets the connections of which this holds, and says how many. A connection is what its first packet was when it
-    /// was forwarded: its destination translated already, its source not yet.
+    /// Removes the connections for which the condition holds, and returns their number. A connection is represented
+    /// by its first packet at the time of forwarding: its destination is already translated, its source is not.
     ///
     /// # Errors
-    /// The kernel's refusal.
+    /// An error of the kernel.
     pub fn forget_flows(&mut self, is_gone: impl Fn(&Flow) -> bool) -> Result<usize> {
         self.forget_if(|connection| flow_of(connection).is_some_and(|flow| is_gone(&flow)))
     }
@@ -59,7 +59,7 @@ impl Conntrack {
         let verdicts = self.socket.batch(&deletions).map_err(refused("forget connections"))?;
         for verdict in verdicts {
             match verdict {
-                // It ended by itself meanwhile.
+                // It has ended by itself in the meantime.
                 Err(refusal) if refusal.source.raw_os_error() == Some(libc::ENOENT) => {}
                 verdict => verdict.map_err(refused("forget a connection"))?,
             }
@@ -124,7 +124,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// What the connection began with. Whom it reaches says the tuple of its answers.
+/// The flow with which the connection began. Its translated destination comes from the tuple of its replies.
 fn flow_of(connection: &Reply) -> Option<Flow> {
     let [there, back] = [TUPLE_ORIG, TUPLE_REPLY].map(|tuple| attributes(connection).nest(tuple));
     let address_of = |tuple: Attributes<'_>, kinds: [u16; 2]| {

@@ -1,7 +1,7 @@
 //! Offloads of network interfaces (`SIOCETHTOOL`, `linux/ethtool.h`).
 //!
-//! A user-space switch must see the packets as they are on a wire. A kernel that believes in hardware hands over TCP
-//! with unfinished checksums and in segments far over the MTU.
+//! A user-space switch must see packets as they are on a wire. A kernel that relies on hardware passes TCP with
+//! unfinished checksums, in segments far over the MTU.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,11 +9,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use crate::sys::{check, interface_request, socket};
 use crate::{Error, Result};
 
-/// Turns off checksum and segmentation offloads, scatter-gather and receive aggregation on an interface of the calling
-/// thread's network namespace. What is off already, or does not exist on this kind of interface, is left alone.
+/// Turns off checksum and segmentation offloads, scatter-gather and receive aggregation on an interface of the
+/// calling thread's network namespace. Offloads that are off already, or do not exist on this kind of interface, are
+/// left alone.
 ///
 /// # Errors
-/// The interface, and the offload that would not go off.
+/// The interface, and the offload that could not be turned off.
 pub fn disable_offloads(interface: &str) -> Result<()> {
     let control = socket(libc::AF_INET, libc::SOCK_DGRAM, 0)
         .map_err(Error::system("open a socket to turn offloads off", interface))?;
@@ -37,7 +38,7 @@ struct Offload {
     operation: &'static str,
 }
 
-/// From `linux/ethtool.h`. Segmentation comes before what it needs, so that nothing is switched twice.
+/// From `linux/ethtool.h`. Segmentation comes before the offloads that it needs, so that nothing is switched twice.
 const OFFLOADS: &[Offload] = &[
     Offload { get: 0x2b, set: 0x2c, operation: "turn off generic receive offload" },
     Offload { get: 0x1e, set: 0x1f, operation: "turn off TCP segmentation offload" },
@@ -55,7 +56,7 @@ fn is_on(control: &OwnedFd, interface: &str, offload: &Offload) -> io::Result<bo
     }
 }
 
-/// Runs one command that carries one number, and gives back the number that the kernel left there.
+/// Runs one command with one number, and returns the number that the kernel left there.
 fn command(control: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<u32> {
     /// `struct ethtool_value`.
     #[repr(C)]

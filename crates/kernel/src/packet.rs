@@ -6,23 +6,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use crate::sys::{bind, check, set_option, socket};
 use crate::{Error, Result};
 
-/// A socket that gives the frames which arrive at an interface, and sends frames out of it. It never waits, and does
-/// not see what it sent itself.
+/// A socket that receives the frames arriving at an interface, and sends frames out of it. It never blocks, and does
+/// not see its own frames.
 #[derive(Debug)]
 pub struct PacketSocket {
     socket: OwnedFd,
 }
 
 impl PacketSocket {
-    /// Opens a socket on the interface with this index in the calling thread's network namespace; the socket may be
-    /// used from any thread afterwards.
+    /// Opens a socket on the interface with this index in the calling thread's network namespace. Afterwards, any
+    /// thread may use the socket.
     ///
     /// # Errors
-    /// The call that failed. It needs CAP_NET_RAW in that namespace.
+    /// The failed call. It needs CAP_NET_RAW in that namespace.
     pub fn open(interface_index: u32) -> Result<Self> {
         let object = || format!("interface with index {interface_index}");
         let failed = |operation| Error::system(operation, object());
-        // Protocol 0 until the socket is bound: no frame of another interface gets in.
+        // Protocol 0 until the socket is bound, so that no frame of another interface arrives.
         let socket = socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK, 0)
             .map_err(failed("open a packet socket"))?;
         set_option(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)
@@ -41,11 +41,11 @@ impl PacketSocket {
         Ok(Self { socket })
     }
 
-    /// Takes the next frame into `buffer` and gives its length, or `None` when no frame waits.
+    /// Receives the next frame into `buffer` and returns its length, or `None` if no frame waits.
     ///
     /// # Errors
-    /// `ENETDOWN` when the interface went down or away; `EMSGSIZE` for a frame that is longer than the buffer, which
-    /// is then lost.
+    /// `ENETDOWN` if the interface went down or disappeared; `EMSGSIZE` for a frame longer than the buffer, which is
+    /// then lost.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         // SAFETY: the kernel writes at most `buffer.len()` bytes into the buffer.
         let length = unsafe {
@@ -66,10 +66,10 @@ impl PacketSocket {
         }
     }
 
-    /// Sends one frame, Ethernet header first, and says whether there was room for it.
+    /// Sends one frame, starting with the Ethernet header, and returns whether there was room for it.
     ///
     /// # Errors
-    /// `ENETDOWN` when the interface is down; `EMSGSIZE` for a frame over its MTU.
+    /// `ENETDOWN` if the interface is down; `EMSGSIZE` for a frame over its MTU.
     pub fn send(&self, frame: &[u8]) -> io::Result<bool> {
         // SAFETY: the kernel reads `frame.len()` bytes of the frame.
         let sent = unsafe {
@@ -83,10 +83,10 @@ impl PacketSocket {
         }
     }
 
-    /// Asks for a receive buffer of this many bytes, beyond the system's limit where that is allowed.
+    /// Requests a receive buffer of this many bytes, beyond the system's limit if that is allowed.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// An error of the kernel.
     pub fn set_receive_buffer(&self, bytes: i32) -> io::Result<()> {
         let set = |option| set_option(self.as_fd(), libc::SOL_SOCKET, option, bytes);
         set(libc::SO_RCVBUFFORCE).or_else(|_| set(libc::SO_RCVBUF))

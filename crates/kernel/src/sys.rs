@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// The longest interface name, without the final NUL (`IFNAMSIZ` in `linux/if.h`).
 pub const MAX_INTERFACE_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// The kernel's verdict on a call that returns -1 on failure.
+/// Converts the result of a call that returns -1 on failure.
 pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -95,21 +95,21 @@ pub fn set_interface_flags(name: &str, flags: libc::c_int) -> Result<()> {
 /// The index of an interface of the calling thread's network namespace.
 ///
 /// # Errors
-/// The interface, and what the kernel said.
+/// The interface and the error of the kernel.
 pub fn interface_index(name: &str) -> Result<u32> {
     InterfaceIndex::open()?.of(name)
 }
 
-/// Finds the indices of many interfaces of one network namespace: the one of the thread that opened it.
+/// Finds the indices of many interfaces of one network namespace: that of the thread that opened it.
 pub struct InterfaceIndex {
     socket: OwnedFd,
 }
 
 impl InterfaceIndex {
-    /// Opens the socket by which the kernel is asked.
+    /// Opens the socket for the requests.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// An error of the kernel.
     pub fn open() -> Result<Self> {
         let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
         Ok(Self { socket: socket.map_err(Error::system("find interfaces", "this network namespace"))? })
@@ -118,7 +118,7 @@ impl InterfaceIndex {
     /// The index of an interface.
     ///
     /// # Errors
-    /// The interface, and what the kernel said.
+    /// The interface and the error of the kernel.
     pub fn of(&self, name: &str) -> Result<u32> {
         let mut request = interface_request(name)?;
         // SAFETY: the call reads the name and writes the index of one ifreq.

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Makes a parameter have a value, and says whether it had another one. The name is written with slashes, such as
-/// `net/ipv4/conf/vxlan.calico/rp_filter`, because interface names may hold dots.
+/// Sets a parameter, and returns whether it had another value. The name is written with slashes, such as
+/// `net/ipv4/conf/vxlan.calico/rp_filter`, because interface names may contain dots.
 ///
 /// # Errors
-/// The file in `/proc/sys` that could not be read or written: it is missing where the kernel lacks the feature, and
+/// The file in `/proc/sys` that could not be read or written: it is missing if the kernel lacks the feature, and
 /// read-only in a container without privileges.
 pub fn ensure(name: &str, value: &str) -> Result<bool> {
     let file = file(name);

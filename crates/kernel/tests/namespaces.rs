@@ -98,7 +98,7 @@ fn a_packet_socket_gives_whole_frames_and_not_its_own() {
         .unwrap();
     let mut buffer = [0; 2048];
     assert_eq!(socket.receive(&mut buffer).unwrap(), None, "nothing waits");
-    // Each datagram is seen on its way out and on its way in, the latter perhaps a moment later.
+    // Each datagram is seen on its way out and on its way in, the latter possibly a moment later.
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut next = |room: usize| loop {
         match socket.receive(&mut buffer[..room]).transpose() {
@@ -116,8 +116,8 @@ fn a_packet_socket_gives_whole_frames_and_not_its_own() {
     assert_eq!(error.raw_os_error(), Some(90));
 }
 
-/// The TCP frames that arrive at a packet socket while 200 kB are sent from one namespace to the other: whether one was
-/// longer than the MTU, and whether one had a wrong checksum.
+/// Sends 200 kB of TCP from one namespace to the other, and returns whether a frame at a packet socket was longer
+/// than the MTU, and whether one had a wrong checksum.
 fn send_and_look(from: &NetNs, to: &NetNs, to_index: u32) -> (bool, bool) {
     let (socket, listener) = to
         .run(|| {

@@ -1,4 +1,4 @@
-//! nftables: what is put into the real kernel is what is listed, and what `nft` sees.
+//! nftables: what is written to the real kernel is what is listed, and what `nft` shows.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -14,7 +14,7 @@ use tortie_kernel::nftables::*;
 
 const NAME: &str = "tortie";
 
-/// Runs a test in a namespace of its own.
+/// Runs a test in its own namespace.
 fn in_namespace<R: Send>(test: impl FnOnce(&mut Nft) -> R + Send) -> R {
     NetNs::create().unwrap().run(|| test(&mut Nft::open().unwrap())).unwrap()
 }
@@ -58,7 +58,7 @@ fn random_tables_are_listed_as_they_were_made_and_changed() {
     });
 }
 
-/// Changes the table; the model of a transaction and the kernel must both come to what was asked for.
+/// Changes the table. Both the model of a transaction and the kernel must reach the desired table.
 fn change_and_list(nft: &mut Nft, desired: &Table, actual: Option<&Table>) -> Result<(), TestCaseError> {
     let transaction = diff(NAME, desired, actual);
     if let Err(error) = nft.commit(&transaction) {
@@ -74,7 +74,7 @@ fn change_and_list(nft: &mut Nft, desired: &Table, actual: Option<&Table>) -> Re
     Ok(())
 }
 
-/// Names and prefixes are listed as they were made up to the kernel's limits, and refused past them.
+/// Names and prefixes are listed unchanged up to the kernel's limits, and refused beyond them.
 #[test]
 fn texts_may_be_as_long_as_the_kernel_takes() {
     let listed = |nft: &mut Nft, beyond: Option<usize>| {
@@ -144,7 +144,7 @@ fn interval_sets_are_right_at_both_ends() {
                 assert_eq!(nft.list(NAME).unwrap().as_ref(), Some(&desired));
                 actual = Some(desired);
             }
-            // What overlaps must be one range before: the kernel says so, and keeps what it had.
+            // Overlapping ranges must be merged before: the kernel refuses them, and keeps its state.
             put(nft, &table(&[cases[4][0]]), actual.as_ref());
             let [(first, _), (_, last)] = cases[4] else { panic!("{:?}", cases[4]) };
             let across = Element::range(address(first).next().unwrap(), address(last));

@@ -1,4 +1,4 @@
-//! Links, addresses, routes, neighbours: what is put into the real kernel is what is listed.
+//! Links, addresses, routes, neighbours: what is written to the real kernel is what is listed.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -12,7 +12,7 @@ use tortie_kernel::route::*;
 
 const MAC: MacAddress = MacAddress([0x66, 1, 2, 3, 4, 5]);
 
-/// Runs a test in a namespace of its own.
+/// Runs a test in its own namespace.
 fn in_namespace(test: impl FnOnce(&mut RouteSocket) + Send) {
     NetNs::create().unwrap().run(|| test(&mut RouteSocket::open().unwrap())).unwrap();
 }

@@ -20,18 +20,18 @@ use crate::pki::Authority;
 use crate::runtime::{self, RuntimeNode};
 use crate::{LabDir, LabError, Progress, slices, underlay};
 
-/// Where the datastore is served with TLS.
+/// The TLS port of the datastore.
 pub(crate) const STORE_PORT: u16 = 7443;
-/// How long a node may take until it reports.
+/// How long to wait for a node's first report.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long pods may take to run.
+/// How long to wait until pods run.
 const POD_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a policy may take to be in force.
+/// How long to wait until a policy is in force.
 const POLICY_PATIENCE: Duration = Duration::from_secs(30);
-/// How many lines of a log are shown.
+/// How many log lines an error shows.
 const LOG_LINES: usize = 15;
 
-/// How many nodes a lab has.
+/// The number of nodes of a lab.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Linux nodes: `primary`, `linux-2`, …
@@ -49,10 +49,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Brings the cluster up. Must be called as the first process inside [`supervise`](crate::supervise).
+    /// Starts the cluster. Must be called as the first process inside [`supervise`](crate::supervise).
     ///
     /// # Errors
-    /// Something did not come up; the log of the process concerned is part of the error.
+    /// Something did not start; the error contains the log of the process concerned.
     pub async fn up(dir: LabDir, size: Size, progress: &Progress) -> Result<Self, LabError> {
         let count = size.linux + size.windows;
         if count == 0 || count > underlay::MAX_NODES {
@@ -111,10 +111,10 @@ impl Cluster {
         }
     }
 
-    /// Waits until these pods run; tells their addresses and nodes.
+    /// Waits until these pods run; returns their addresses and nodes.
     ///
     /// # Errors
-    /// A pod does not run in time; what its node said about it is part of the error.
+    /// A pod did not run in time; the error contains what its node reported about it.
     pub async fn wait_for_pods(&self, keys: &[Key]) -> Result<BTreeMap<Key, (IpAddr, String)>, LabError> {
         let deadline = Instant::now() + POD_PATIENCE;
         let mut running = BTreeMap::new();
@@ -138,9 +138,9 @@ impl Cluster {
         Ok(running)
     }
 
-    /// Ends the nodes. What is left goes with the lab's first process.
+    /// Stops the nodes. The rest ends with the lab's first process.
     pub async fn down(mut self) {
-        // What was started last goes first: the runtime, each node's agent and then its HNS, the datastore.
+        // In the reverse order of the start: the runtime, each node's agent and then its HNS, the datastore.
         for task in self.tasks.into_iter().rev() {
             task.abort();
             let _ = task.await; // only that it was aborted
@@ -163,7 +163,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What a cluster has before anything is deployed.
+    /// Creates the objects that a cluster has before anything is deployed.
     async fn seed(&self) -> Result<(), LabError> {
         let pool = json!({
             "apiVersion": "projectcalico.org/v3", "kind": "IPPool", "metadata": {"name": "default-ipv4-ippool"},
@@ -248,7 +248,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Registers nodes again whose objects are deleted, as kubelets do with theirs.
+    /// Registers nodes again whose objects were deleted, as kubelets do.
     async fn keep_nodes(&mut self) -> Result<(), LabError> {
         let objects = self.nodes.iter().map(|node| (Key::global(Kind::Node, &node.name), node.object()));
         let objects: BTreeMap<Key, Value> = objects.collect();

@@ -1,4 +1,4 @@
-//! The demo of seed 002: four pods on two nodes, who reaches whom before and after a policy.
+//! The demo of seed 002: four pods on two nodes, and who reaches whom before and after a policy.
 
 use serde::Serialize;
 use tortie_api::manifest::{self, Object};
@@ -11,7 +11,7 @@ use crate::{Cluster, LabError, Progress};
 /// The port of the demo's servers.
 const PORT: u16 = 80;
 
-/// The demo's manifests, as text with the names of their files.
+/// The demo's manifests, as text with file names.
 pub struct Manifests<'a> {
     /// The namespace and the pods.
     pub pods: (&'a str, &'a str),
@@ -19,17 +19,17 @@ pub struct Manifests<'a> {
     pub policy: (&'a str, &'a str),
 }
 
-/// What the demo found.
+/// The result of the demo.
 #[derive(Debug, Serialize)]
 pub struct Demo {
-    /// Before the policy, and after it.
+    /// One step before the policy, one after it.
     pub steps: Vec<Step>,
 }
 
-/// Runs the demo on a cluster that is up; `show` is given each table as soon as it is known.
+/// Runs the demo on a running cluster. Calls `show` with each table as soon as it is complete.
 ///
 /// # Errors
-/// A manifest is wrong, a pod does not run, or the policy does not come into force.
+/// A manifest is invalid, a pod does not run, or the policy does not come into force.
 pub async fn run(
     cluster: &Cluster,
     manifests: &Manifests<'_>,
@@ -47,7 +47,7 @@ pub async fn run(
     for (key, (address, node)) in &running {
         progress.done(&format!("pod {}/{} runs on {node} with {address}", key.namespace, key.name));
     }
-    // A pod is known everywhere once every node has taken in the last of them.
+    // A pod is known everywhere once every node has processed the last of them.
     let revision =
         store.list(Kind::WorkloadEndpoint).await?.items.iter().map(|item| item.revision).max().unwrap_or(0);
     cluster.wait_in_force(revision).await?;

@@ -11,12 +11,12 @@ use rustix::process::getuid;
 
 use crate::LabError;
 
-/// The name of the file that marks a folder as a lab's.
+/// The name of the file that marks a folder as a lab's folder.
 const MARKER: &str = "tortie-lab";
-/// What it says.
+/// Its content.
 const MARK: &str = "This folder belongs to `tortie lab`, which removes all that is in it.\n";
-/// How long the folder's path may be: the kernel allows 107 bytes for the path of a socket, and what is behind the folder
-/// (`/nodes/windows-200/control.sock`) takes some of them.
+/// The maximum length of the folder's path. The kernel allows 107 bytes for the path of a socket, and the rest of the
+/// path (`/nodes/windows-200/control.sock`) needs some of them.
 const LONGEST: usize = 70;
 
 /// The folder of a lab.
@@ -25,7 +25,7 @@ pub struct LabDir {
     path: PathBuf,
 }
 
-/// That no other lab uses the folder, as long as the value lives. No child process inherits it (`O_CLOEXEC`): it goes
+/// Keeps other labs from using the folder while the value lives. No child process inherits it (`O_CLOEXEC`): it ends
 /// with the supervisor, at whose end the kernel ends the lab.
 #[derive(Debug)]
 pub struct Lock {
@@ -33,17 +33,17 @@ pub struct Lock {
 }
 
 impl LabDir {
-    /// A folder that the user chose, or the user's own among the temporary ones.
+    /// A folder that the user chose, or the user's own temporary folder.
     #[must_use]
     pub fn new(chosen: Option<PathBuf>) -> Self {
         let usual = || std::env::temp_dir().join(format!("tortie-lab-{}", getuid().as_raw()));
         Self { path: chosen.unwrap_or_else(usual) }
     }
 
-    /// Takes the folder for a new lab, and removes what a lab that was killed left in it.
+    /// Locks the folder for a new lab, and removes what a killed lab left in it.
     ///
     /// # Errors
-    /// A lab runs there, the folder belongs to somebody else, or it is not a lab's.
+    /// A lab runs there, the folder belongs to somebody else, or it is not a lab's folder.
     pub fn take(&self) -> Result<Lock, LabError> {
         match fs::DirBuilder::new().mode(0o700).create(&self.path) {
             Ok(()) => {}
@@ -72,14 +72,14 @@ impl LabDir {
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
-    /// Removes the folder with all that is in it.
+    /// Removes the folder with its content.
     ///
     /// # Errors
     /// Something in it cannot be removed.
     pub fn remove(&self, lock: Lock) -> Result<(), LabError> {
         let removed = fs::remove_dir_all(&self.path);
         if let Some(alias) = self.alias() {
-            // It leads nowhere now; the next lab in this folder replaces it.
+            // The link is dangling now; the next lab in this folder replaces it.
             let _ = fs::remove_file(alias);
         }
         drop(lock);
@@ -100,7 +100,7 @@ impl LabDir {
         }
         let entries = fs::read_dir(&self.path).map_err(LabError::file("reading", &self.path))?;
         let others = entries.flatten().filter(|entry| entry.file_name() != MARKER).count();
-        // A lab that was killed at once has left an empty marker, and nothing else.
+        // A lab that was killed immediately has left an empty marker and nothing else.
         let is_labs = fs::read_to_string(self.marker()).is_ok_and(|text| text == MARK);
         if others > 0 && !is_labs {
             return Err(LabError::problem(
@@ -124,13 +124,13 @@ impl LabDir {
         Ok(())
     }
 
-    /// The file that says that the folder is a lab's, and that one runs there as long as it is locked.
+    /// The file that marks the folder as a lab's. While it is locked, a lab runs there.
     fn marker(&self) -> PathBuf {
         self.path.join(MARKER)
     }
 
-    /// A short name of the folder, where its own is too long for the paths of sockets. It follows from the folder's
-    /// alone: inside the lab an ordinary user is somebody else.
+    /// A short name of the folder, if its own is too long for the paths of sockets. It is derived only from the
+    /// folder's name, because inside the lab an ordinary user has another uid.
     fn alias(&self) -> Option<PathBuf> {
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         if path.as_os_str().len() <= LONGEST {
@@ -160,12 +160,12 @@ impl LabDir {
         symlink(path, &alias).map_err(LabError::file("making the link", &alias))
     }
 
-    /// The folder by a name that has room for the path of a socket behind it.
+    /// The folder under a name that is short enough for the path of a socket.
     fn sockets(&self) -> PathBuf {
         self.alias().unwrap_or_else(|| self.path.clone())
     }
 
-    /// Where the sockets of a node are.
+    /// The folder of a node's sockets.
     pub(crate) fn node_sockets(&self, name: &str) -> PathBuf {
         self.sockets().join("nodes").join(name)
     }
@@ -182,7 +182,7 @@ impl LabDir {
         self.sockets().join("store.sock")
     }
 
-    /// Where the agent of a node answers what operators ask.
+    /// The socket on which a node's agent answers operators.
     #[must_use]
     pub fn control_socket(&self, node: &str) -> PathBuf {
         self.node_sockets(node).join("control.sock")
@@ -192,7 +192,7 @@ impl LabDir {
         self.path.join("store.redb")
     }
 
-    /// The links by which the one binary is called.
+    /// The links under which the single binary is called.
     pub(crate) fn binary(&self, name: &str) -> PathBuf {
         self.path.join("bin").join(name)
     }
@@ -221,7 +221,7 @@ impl LabDir {
         self.netns_folder().join(format!("pod:{namespace}.{name}"))
     }
 
-    /// Where the first process inside the lab writes its number, as seen from outside.
+    /// The file with the pid of the first process inside the lab, as seen from outside.
     pub(crate) fn pid_file(&self) -> PathBuf {
         self.path.join("pid")
     }

@@ -1,63 +1,63 @@
-//! Why a lab did not come up, or did not do what it was asked.
+//! Errors of a lab.
 
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 use tortie_store::StoreError;
 
-/// Why a lab did not come up, or did not do what it was asked.
+/// Why a lab did not start, or did not do what was requested.
 #[derive(Debug, Error)]
 pub enum LabError {
-    /// A lab runs already.
+    /// A lab is already running.
     #[error(
         "a lab is running already in {0}; end it with `tortie lab down`, or set TORTIE_LAB to another folder"
     )]
     Running(PathBuf),
-    /// No lab runs.
+    /// No lab is running.
     #[error("no lab is running in {0}; start one with `tortie lab up`")]
     NotRunning(PathBuf),
-    /// The kernel refused something.
+    /// The kernel refused an operation.
     #[error(transparent)]
     Linux(#[from] tortie_kernel::Error),
-    /// A file, folder or process.
+    /// An operation on a file, folder or process failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done, on which object.
+        /// The operation and its object.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// The datastore.
+    /// The datastore failed.
     #[error("the lab's datastore: {0}")]
     Store(#[from] StoreError),
-    /// The emulated HNS.
+    /// The emulated HNS failed.
     #[error("the emulated HNS of node {node}: {problem}")]
     Hns {
-        /// Which node.
+        /// The node.
         node: String,
-        /// What it said.
+        /// The problem.
         problem: String,
     },
-    /// The certificates.
+    /// The certificates could not be created.
     #[error("certificates for the lab: {0}")]
     Certificates(#[from] rcgen::Error),
-    /// Something did not come about in time.
+    /// Something did not happen in time.
     #[error("{what} within {seconds} seconds{}", if log.is_empty() { String::new() } else { format!("; the last lines of its log:\n{log}") })]
     Timeout {
-        /// What did not come about.
+        /// What did not happen.
         what: String,
-        /// How long was waited.
+        /// How long the lab waited.
         seconds: u64,
         /// The end of the log of the process concerned.
         log: String,
     },
-    /// Something else is not as it should be.
+    /// Something else is wrong.
     #[error("{object}: {problem}")]
     Problem {
-        /// The pod, node …
+        /// The pod, node or other object.
         object: String,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Joining a lab that runs, from another terminal: this process moves into the lab's namespaces.
+//! Joins a running lab from another terminal: this process moves into the lab's namespaces.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -13,27 +13,27 @@ use tortie_kernel::namespace::{die_with_parent, groups, with_default_signals, wi
 use crate::supervise::wait_and_hand_on;
 use crate::{LabDir, LabError};
 
-/// What a process that joins does next.
+/// What a process does after it has joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// It runs a command, whose processes then are the lab's and end with it. It can start no threads of its own.
+    /// It runs a command, whose processes belong to the lab and end with it. It cannot start threads of its own.
     RunCommand,
     /// It starts threads, and stays out of the lab's PID namespace.
     StartThreads,
 }
 
-/// Moves the calling process into the lab's user, mount and network namespaces, and its children into the PID namespace
-/// if it runs a command. Must be called before the process has started any thread.
+/// Moves the calling process into the lab's user, mount and network namespaces. If it runs a command, its children
+/// move into the PID namespace. Must be called before the process starts any thread.
 ///
 /// # Errors
-/// No lab runs, or it is somebody else's.
+/// No lab runs, or it belongs to somebody else.
 pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
     if !dir.in_use() {
         return Err(LabError::NotRunning(dir.path().to_owned()));
     }
     let path = dir.pid_file();
     let pid = fs::read_to_string(&path).map_err(LabError::file("reading", &path))?;
-    // Opened before the first move: afterwards /proc may be another one.
+    // Opened before the first move, because /proc may differ afterwards.
     let mut moves = Vec::new();
     for (name, kind) in [
         ("user", LinkNameSpaceType::User),
@@ -47,7 +47,7 @@ pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
         let theirs = format!("/proc/{}/ns/{name}", pid.trim());
         let ours = format!("/proc/self/ns/{name}");
         let target = |path: &str| fs::read_link(path).map_err(LabError::io(format!("looking at {path}")));
-        // The kernel refuses to enter the user namespace that one is in.
+        // The kernel refuses to enter the current user namespace again.
         if target(&theirs)? != target(&ours)? {
             let file = File::open(&theirs).map_err(LabError::io(format!("opening {theirs}")))?;
             moves.push((name, kind, file));
@@ -60,9 +60,9 @@ pub fn join(dir: &LabDir, next: Next) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Runs a command in a network namespace of the lab and gives its exit code as a shell does: 126 for a program that cannot
-/// be run, 127 for one that is not there, 128 and its number for a signal. Signals to end are handed on to the command,
-/// which ends with this process in any case. The process must have joined.
+/// Runs a command in a network namespace of the lab and returns its exit code as a shell does: 126 for a program that
+/// cannot be run, 127 for one that does not exist, 128 plus the number for a signal. Passes termination signals on to
+/// the command, which ends with this process in any case. The process must have joined.
 ///
 /// # Errors
 /// The namespace does not exist.
@@ -75,7 +75,8 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabErr
         .map_err(|error| LabError::io(format!("entering the network namespace of {object}"))(error.into()))?;
     let mut command = Command::new(program);
     with_own_proc(with_default_signals(die_with_parent(&mut command)));
-    // As root tcpdump becomes another user. In the lab of an ordinary user there is no other, and groups cannot be set.
+    // As root, tcpdump switches to another user. The lab of an ordinary user has no other user, and groups cannot be
+    // set.
     let is_tcpdump = Path::new(program).file_name().is_some_and(|name| name == "tcpdump");
     if is_tcpdump && !arguments.iter().any(|argument| argument.starts_with("-Z")) {
         command.args(["-Z", "root"]);
@@ -84,7 +85,7 @@ pub fn exec(netns: &Path, object: &str, command: &[String]) -> Result<u8, LabErr
         }
     }
     command.args(arguments);
-    // One thread: the kernel allows no more after a PID namespace was entered.
+    // One thread: the kernel allows no more after entering a PID namespace.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(LabError::io("starting the command"))?;
     runtime.block_on(async {
@@ -106,7 +107,7 @@ fn not_run(program: &str, error: &std::io::Error) -> Result<u8, LabError> {
         ErrorKind::NotFound => (127, "not found".to_owned()),
         _ => (126, error.to_string()),
     };
-    // Nobody may be reading any more; the code tells, too.
+    // Possibly nobody reads any more; the exit code also reports it.
     let _ = writeln!(std::io::stderr(), "error: {program}: {why}");
     Ok(code)
 }

@@ -1,13 +1,13 @@
 //! A mixed cluster on one machine.
 //!
-//! [`supervise`] is what a person starts: it moves into user, network and PID namespaces of its own and runs the
-//! cluster in a child, which is the first process of the PID namespace. Whatever ends that child, the kernel ends all
-//! that it started, and every interface, namespace and mount goes with the last process. What is left to remove is one
-//! folder ([`LabDir`]); after a SIGKILL the next start removes it.
+//! [`supervise`] is the entry point: it enters its own user, network and PID namespaces and runs the cluster in a
+//! child, which is the first process of the PID namespace. When that child ends for any reason, the kernel ends all
+//! of its processes, and every interface, namespace and mount disappears with the last process. One folder
+//! ([`LabDir`]) remains to be removed; after a SIGKILL the next start removes it.
 //!
-//! Inside, [`Cluster`] lays the underlay, serves the datastore, starts an agent for each node (and an emulated HNS for
-//! each Windows node), and stands in for scheduler and kubelet: it executes the CNI plugin as
-//! a container runtime does. [`matrix`] probes who reaches whom with real connections.
+//! Inside, [`Cluster`] creates the underlay, serves the datastore, and starts an agent for each node (and an emulated
+//! HNS for each Windows node). It replaces scheduler and kubelet: it executes the CNI plugin as a container runtime
+//! does. [`matrix`] probes who reaches whom with real connections.
 
 mod cluster;
 pub mod demo;

@@ -1,4 +1,4 @@
-//! Who reaches whom: a real connection for each pair, and the table of what came of them.
+//! Who reaches whom: a real connection for each pair, and the table of the results.
 
 mod table;
 
@@ -17,7 +17,7 @@ use crate::{LabDir, LabError, Progress};
 pub use crate::probe::Verdict;
 pub use table::table;
 
-/// One connection and what came of it.
+/// One connection and its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Connection {
     /// `namespace/pod`, or `node/NAME`.
@@ -26,47 +26,47 @@ pub struct Connection {
     pub to: String,
     /// `tcp/80`.
     pub port: String,
-    /// What came of it.
+    /// The result.
     pub verdict: Verdict,
     /// How long it took, in milliseconds.
     pub millis: f64,
-    /// What was odd or failed.
+    /// Why it failed, or something unusual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// Connections at one moment.
+/// All connections at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// What the moment was.
+    /// The name of the moment.
     pub name: String,
     /// One for each pair.
     pub connections: Vec<Connection>,
-    /// Pods that were not tried, as they have no address: `namespace/pod`, and what is known of why.
+    /// Pods that were not tried, because they have no address: `namespace/pod`, and the known reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub left_out: BTreeMap<String, String>,
 }
 
 impl Step {
-    /// How many connections failed because of the lab, and not because of policy.
+    /// The number of connections that failed because of the lab and not because of policy.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.connections.iter().filter(|each| each.verdict == Verdict::Failed).count()
     }
 }
 
-/// Who takes part in a matrix.
+/// The participants of a matrix.
 #[derive(Default)]
 struct Parties {
-    /// Where connections begin: the name, and the network namespace.
+    /// The sources: name and network namespace.
     sources: Vec<(String, PathBuf)>,
-    /// Where they go to.
+    /// The targets.
     targets: Vec<(String, IpAddr, Vec<u16>)>,
     left_out: BTreeMap<String, String>,
     controls: Controls,
 }
 
-/// Tries a connection from every pod and node to every pod; says on standard error how far it has come.
+/// Tries a connection from every pod and node to every pod, and reports progress on standard error.
 ///
 /// # Errors
 /// The cluster cannot be read.
@@ -135,13 +135,13 @@ async fn parties(dir: &LabDir, store: &dyn Store, port: Option<u16>) -> Result<P
     Ok(parties)
 }
 
-/// Tells what policy cuts from what the lab fails to carry. A node always reaches its own pods, whatever their policy; so
-/// where it does not, silence from and to the pod says nothing about policy.
+/// Distinguishes connections that policy cuts from those that the lab fails to carry. A node always reaches its own
+/// pods, whatever their policy. If it does not, silence from and to the pod says nothing about policy.
 #[derive(Default)]
 struct Controls {
-    /// The node of each pod that has a network of its own.
+    /// The node of each pod with a network of its own.
     node_of: BTreeMap<String, String>,
-    /// The nodes with host endpoints: their policy may cut a node off from its pods.
+    /// The nodes with host endpoints, whose policy may separate a node from its pods.
     policed: BTreeSet<String>,
 }
 

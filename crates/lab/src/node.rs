@@ -1,4 +1,4 @@
-//! A node of the lab: a network namespace, an agent, and on Windows an emulated HNS.
+//! A node of the lab: a network namespace, an agent, and on Windows nodes an emulated HNS.
 
 use std::fs::{self, File, OpenOptions};
 use std::net::Ipv4Addr;
@@ -22,7 +22,7 @@ use crate::{LabDir, LabError, underlay};
 /// How long a call of HNS may take.
 const HCN_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a node runs.
+/// The operating system of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Os {
     Linux,
@@ -40,7 +40,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Makes the namespace of the nth node of so many and connects it to the underlay.
+    /// Creates the namespace of one of `nodes` nodes and connects it to the underlay.
     pub(crate) fn new(
         dir: &LabDir,
         name: String,
@@ -62,7 +62,7 @@ impl Node {
         })
     }
 
-    /// The node as an object of the cluster.
+    /// The node's object in the cluster.
     pub(crate) fn object(&self) -> Value {
         let os = match self.os {
             Os::Linux => "linux",
@@ -86,8 +86,8 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the agent. A Linux node's reaches the datastore by its socket, a Windows node's by TCP with mutual TLS,
-    /// as Windows nodes do.
+    /// Starts the agent. The agent of a Linux node reaches the datastore by its socket. That of a Windows node uses
+    /// TCP with mutual TLS, as on a real Windows node.
     pub(crate) fn start_agent(&mut self, dir: &LabDir, tls: &TlsIdentity) -> Result<(), LabError> {
         let shown = |path: PathBuf| path.display().to_string();
         let folder = dir.node(&self.name);
@@ -126,20 +126,20 @@ impl Node {
         let log = File::create(&path).map_err(LabError::file("making the log", &path))?;
         let errors = log.try_clone().map_err(LabError::file("opening the log", &path))?;
         let mut command = Command::new(dir.binary(binary));
-        // A group of its own: Ctrl-C at the terminal is for the lab, which ends its nodes in order.
+        // A separate process group: Ctrl-C at the terminal is for the lab, which stops its nodes in order.
         command.args(arguments).stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         self.netns.enter_on_spawn(&mut command)?;
         Process::start(name, command)
     }
 
-    /// The name of a process of the node that has ended, which none should while the node comes up.
+    /// The name of a process of the node that has ended; none should end while the node starts.
     pub(crate) fn ended_process(&mut self) -> Option<String> {
         let mut processes = self.hns.iter_mut().chain(&mut self.agent);
         processes.find_map(|process| process.has_ended().then(|| process.name.clone()))
     }
 
-    /// From now on the agent is started again whenever it ends, until its task is aborted, which is the last one. An HNS that ends takes the
-    /// network of its pods with it, as nothing of it is stored, so that is only told of.
+    /// Restarts the agent whenever it ends, until its task (the last one) is aborted. An HNS that ends takes the
+    /// network of its pods with it, because its state is not stored, so its end is only reported.
     pub(crate) fn watch(&mut self) -> Vec<JoinHandle<()>> {
         let agent = self.agent.take().map(|agent| tokio::spawn(agent.keep()));
         let hns = self.hns.take().map(|mut hns| {
@@ -155,7 +155,7 @@ impl Node {
         hns.into_iter().chain(agent).collect()
     }
 
-    /// Ends the processes that are not watched, the agent first.
+    /// Stops the processes that are not watched, the agent first.
     pub(crate) async fn stop(&mut self) {
         for process in [self.agent.take(), self.hns.take()].into_iter().flatten() {
             process.stop().await;

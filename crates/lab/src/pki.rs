@@ -1,4 +1,4 @@
-//! Certificates for the lab: an authority, the datastore's, and one for each node.
+//! Certificates of the lab: an authority, one for the datastore, and one for each node.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tortie_store::rpc::TlsIdentity;
@@ -18,7 +18,7 @@ impl Authority {
         Ok(Self { issuer: CertifiedIssuer::self_signed(params, KeyPair::generate()?)? })
     }
 
-    /// A certificate for this name.
+    /// Issues a certificate for this name.
     pub(crate) fn issue(&self, name: &str) -> Result<TlsIdentity, LabError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new([name.to_owned()])?;

@@ -1,14 +1,15 @@
-//! What runs in a pod, as there are no images: a small HTTP server on each of its ports, with a page that names the pod.
+//! The process in a pod, because the lab has no images: a small HTTP server on each of the pod's ports, with a page
+//! that names the pod.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
-/// How long a client may take to send its request.
+/// How long to wait for a client's request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves the pod `name` on these ports, says `ready` on standard output, and goes on until it is killed.
+/// Serves the pod `name` on these ports, prints `ready` on standard output, and runs until it is killed.
 ///
 /// # Errors
 /// A port cannot be listened on.
@@ -35,7 +36,7 @@ fn page(name: &str, port: u16) -> String {
 fn accept(listener: &TcpListener, page: &str) {
     for stream in listener.incoming().flatten() {
         let page = page.to_owned();
-        // A thread for each client: one that is slow must not keep others waiting.
+        // A thread for each client, so that a slow client does not delay others.
         let _ = thread::Builder::new().spawn(move || answer(stream, &page));
     }
 }

@@ -1,5 +1,5 @@
-//! Real connections from network namespaces. Those that wait for an answer cost next to nothing, so many may wait at a
-//! time; but few start at a time, as a burst of first packets would overrun the links.
+//! Real connections from network namespaces. Waiting connections cost almost nothing, so many may wait at once; but
+//! only few start at once, because a burst of first packets would overrun the links.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -19,53 +19,53 @@ use tortie_kernel::namespace::NetNs;
 
 use crate::Progress;
 
-/// How long a connection may take before it counts as cut: a lost first packet is sent again after one second.
+/// After this time a connection counts as cut: a lost first packet is sent again after one second.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(2_500);
 
-/// How many connections are open at a time, where the limit of open files allows it.
+/// The maximum number of open connections, if the limit of open files allows it.
 const AT_ONCE: usize = 4096;
-/// How many of them are starting.
+/// The maximum number of starting connections.
 const STARTING: usize = 256;
 /// How long a connection counts as starting.
 const FIRST_CHANCE: Duration = Duration::from_millis(100);
-/// How many sockets are made in one go.
+/// The number of sockets created at once.
 const BATCH: usize = 32;
-/// How often it is said how far the probes have come.
+/// The interval of progress messages.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// What became of a connection.
+/// The result of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// The server answered with its page.
     Reached,
-    /// The pod was reached, and nothing serves there.
+    /// The pod was reached, but nothing listens there.
     Refused,
-    /// Nothing came back.
+    /// No answer arrived.
     Cut,
-    /// It could not be tried, or ended by something else than silence; the note says what.
+    /// It could not be tried, or failed in another way than by silence; the note says how.
     Failed,
 }
 
-/// A connection to be tried.
+/// A connection to try.
 #[derive(Debug, Clone)]
 pub(crate) struct Probe {
     pub(crate) netns: PathBuf,
     pub(crate) to: SocketAddr,
-    /// What the page must name.
+    /// The text that the page must contain.
     pub(crate) expect: String,
 }
 
-/// What came of it.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Probed {
     pub(crate) verdict: Verdict,
     pub(crate) millis: f64,
-    /// What was odd or failed, for the person who looks.
+    /// Why it failed, or something unusual, for the user.
     pub(crate) note: Option<String>,
 }
 
-/// Tries all connections. The results are in the order of the probes.
+/// Tries all connections. The results have the order of the probes.
 pub(crate) async fn run_all(probes: Vec<Probe>, progress: &Progress) -> Vec<Probed> {
     let count = probes.len();
     let open = Arc::new(Semaphore::new(room()));
@@ -112,7 +112,7 @@ pub(crate) async fn run_all(probes: Vec<Probe>, progress: &Progress) -> Vec<Prob
     results.into_iter().map(|result| result.unwrap_or_else(lost)).collect()
 }
 
-/// How far it has come.
+/// The progress.
 struct Tried<'a> {
     progress: &'a Progress,
     count: usize,
@@ -134,7 +134,7 @@ impl Tried<'_> {
     }
 }
 
-/// Sockets in a network namespace, one for each address.
+/// Creates sockets in a network namespace, one for each address.
 fn sockets(netns: &Path, to: &[SocketAddr]) -> Result<Vec<Result<TcpSocket, String>>, String> {
     let make = |to: &SocketAddr| match to {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
@@ -144,7 +144,8 @@ fn sockets(netns: &Path, to: &[SocketAddr]) -> Result<Vec<Result<TcpSocket, Stri
     NetNs::open(netns).and_then(|netns| netns.run(all)).map_err(|error| error.to_string())
 }
 
-/// How many connections may be open at a time: as the limit of open files, which is raised as far as that goes, has room.
+/// The maximum number of open connections: raises the limit of open files as far as possible, and returns what it
+/// allows.
 fn room() -> usize {
     let mut limits = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limits.maximum, maximum: limits.maximum };
@@ -162,7 +163,7 @@ impl Probed {
 }
 
 impl Probe {
-    /// Tries the connection; takes as long as [`TIMEOUT`]. Until it has had its first chance it counts as starting.
+    /// Tries the connection for at most [`TIMEOUT`]. For [`FIRST_CHANCE`] it counts as starting.
     async fn run(&self, socket: Result<TcpSocket, String>, starting: &Semaphore) -> Probed {
         let socket = match socket {
             Ok(socket) => socket,

@@ -1,4 +1,4 @@
-//! The programs of a node: started, watched, started again.
+//! The programs of a node: started, watched, restarted.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use tokio::process::{Child, Command};
 
 use crate::LabError;
 
-/// How long after its end a program is started again the first time; then twice as long each time.
+/// The delay before the first restart; each further delay is twice as long.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// The longest of these delays.
+/// The maximum delay.
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
-/// A program that ran for so long is one that runs: the delays begin anew.
+/// A program that ran this long counts as stable, and the delays start again.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// A program that runs. It ends with the value.
+/// A running program. Dropping the value kills it.
 pub(crate) struct Process {
     pub(crate) name: String,
     command: Command,
@@ -28,17 +28,17 @@ impl Process {
         Ok(Self { name, command, child })
     }
 
-    /// Whether it has ended, or cannot be asked.
+    /// Whether it has ended, or its state is unknown.
     pub(crate) fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for its end.
+    /// Waits until it ends.
     pub(crate) async fn end(&mut self) -> Result<ExitStatus, LabError> {
         self.child.wait().await.map_err(LabError::io(format!("waiting for {}", self.name)))
     }
 
-    /// Starts it again whenever it has ended, as a kubelet does with the pods of a DaemonSet.
+    /// Restarts it whenever it ends, as a kubelet does with the pods of a DaemonSet.
     pub(crate) async fn keep(mut self) {
         let mut delay = FIRST_DELAY;
         loop {
@@ -66,7 +66,7 @@ impl Process {
         }
     }
 
-    /// Ends it.
+    /// Stops it.
     pub(crate) async fn stop(mut self) {
         if let Err(error) = self.child.kill().await {
             tracing::warn!(process = self.name, %error, "the process could not be ended; the kernel ends it with the lab");

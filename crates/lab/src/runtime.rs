@@ -1,4 +1,4 @@
-//! Stands in for the scheduler and the kubelets: pods of the datastore get a node, and a task that runs them there.
+//! Replaces the scheduler and the kubelets: gives each pod of the datastore a node, and runs a task for it there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -18,7 +18,7 @@ use tortie_store::{Event, Store, StoreError, Stored};
 use crate::sandbox::{PodTask, Wanted, Wish};
 use crate::{LabDir, LabError};
 
-/// What the runtime has to know of a node.
+/// The runtime's data about a node.
 pub(crate) struct RuntimeNode {
     pub(crate) name: String,
     pub(crate) labels: Value,
@@ -61,9 +61,9 @@ struct Runtime {
     dir: LabDir,
     store: Arc<dyn Store>,
     nodes: BTreeMap<String, Arc<RuntimeNode>>,
-    /// One task for each pod: what happens to a pod happens in order.
+    /// One task for each pod, so that operations on a pod happen in order.
     pods: HashMap<Key, mpsc::UnboundedSender<Wish>>,
-    /// The node of each pod that has been given one.
+    /// The node of each scheduled pod.
     bound: BTreeMap<Key, String>,
 }
 
@@ -102,8 +102,8 @@ impl Runtime {
         })
     }
 
-    /// Gives the pod a node that its nodeSelector matches: of several the one with the fewest pods that have been seen
-    /// to be there, and of those the first by name.
+    /// Chooses a node that matches the pod's nodeSelector: the node with the fewest known pods, and among those the
+    /// first by name.
     async fn schedule(&self, mut stored: Stored, pod: &Pod) {
         let pods_on = |name: &str| self.bound.values().filter(|node| *node == name).count();
         let fits = |node: &&Arc<RuntimeNode>| {
@@ -124,14 +124,14 @@ impl Runtime {
         };
         stored.value["spec"]["nodeName"] = json!(node.name);
         match self.store.update(&stored.key, stored.value, stored.revision).await {
-            // Changed in the meantime: the watch shows it again.
+            // It has changed in the meantime; the watch delivers it again.
             Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
             Err(error) => tracing::error!(pod = %stored.key, %error, "the pod could not be given a node"),
         }
     }
 }
 
-/// Writes a pod's status, if it is not so already.
+/// Writes a pod's status, unless it is already stored.
 pub(crate) async fn set_status(store: &dyn Store, key: &Key, status: Value) {
     loop {
         let written = match store.get(key).await {

@@ -1,4 +1,5 @@
-//! A pod on its node, as a container runtime makes it: a network namespace, an interface by the CNI plugin, a process.
+//! A pod on its node, as a container runtime creates it: a network namespace, an interface by the CNI plugin, a
+//! process.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -20,23 +21,23 @@ use tortie_store::Store;
 use crate::runtime::{RuntimeNode, set_status};
 use crate::{LabDir, LabError};
 
-/// How long to wait before a pod that could not be started is tried again, as a kubelet does.
+/// The delay before a pod that could not be started is retried, as a kubelet does.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What a pod's task is told.
+/// A command for a pod's task.
 pub(crate) enum Wish {
     Run(Box<Wanted>),
     Stop,
 }
 
-/// A pod that is to run on a node.
+/// A pod that should run on a node.
 pub(crate) struct Wanted {
     pub(crate) pod: Pod,
     pub(crate) uid: Option<String>,
     pub(crate) node: Arc<RuntimeNode>,
 }
 
-/// Runs a pod, stops it, runs it again, in the order of the wishes.
+/// Starts and stops a pod, in the order of the commands.
 pub(crate) struct PodTask {
     dir: LabDir,
     store: Arc<dyn Store>,
@@ -44,21 +45,21 @@ pub(crate) struct PodTask {
     wishes: mpsc::UnboundedReceiver<Wish>,
 }
 
-/// What is there of a pod.
+/// The existing parts of a pod.
 struct Sandbox {
     node: Arc<RuntimeNode>,
     uid: Option<String>,
     container_id: String,
-    /// Its own; that of its node for a hostNetwork pod.
+    /// Its own network namespace, or its node's for a hostNetwork pod.
     netns: Arc<NetNs>,
     hcn_namespace: Option<Guid>,
-    /// Whether the CNI plugin has been told to add it.
+    /// Whether the CNI plugin has been called with ADD.
     added: bool,
     process: Option<Child>,
 }
 
 impl Sandbox {
-    /// Calls the node's HNS, in a thread that may wait for it.
+    /// Calls the node's HNS in a thread that may block.
     async fn hns<T: Send + 'static, E: std::fmt::Display + Send + 'static>(
         &self,
         call: impl FnOnce(&dyn Hcn) -> Result<T, E> + Send + 'static,
@@ -137,7 +138,7 @@ impl PodTask {
     }
 
     async fn start(&self, pod: &Pod, sandbox: &mut Sandbox) -> Result<(), LabError> {
-        // A hostNetwork pod is its node: the CNI plugin is not asked.
+        // A hostNetwork pod uses its node's network, so the CNI plugin is not called.
         let address = match pod.spec.host_network {
             true => sandbox.node.address.to_string(),
             false => self.connect(sandbox).await?,
@@ -151,7 +152,7 @@ impl PodTask {
         Ok(())
     }
 
-    /// Has the CNI plugin connect the sandbox, and gives its address.
+    /// Connects the sandbox by the CNI plugin, and returns its address.
     async fn connect(&self, sandbox: &mut Sandbox) -> Result<String, LabError> {
         if sandbox.node.hcn.is_some() {
             self.make_hcn_namespace(sandbox).await?;
@@ -162,7 +163,7 @@ impl PodTask {
         Ok(address.unwrap_or_default().to_owned())
     }
 
-    /// Gives the sandbox of a Windows node an HCN namespace, and that the network namespace for its compartment.
+    /// Creates an HCN namespace for the sandbox of a Windows node, with the network namespace as its compartment.
     async fn make_hcn_namespace(&self, sandbox: &mut Sandbox) -> Result<(), LabError> {
         let id = sandbox.hns(|hcn| hcn.create_namespace(&HcnNamespace::default())).await?;
         sandbox.hcn_namespace = Some(id);
@@ -170,7 +171,7 @@ impl PodTask {
         sandbox.hns(move |hcn| bind_compartment(hcn, id, Some(&path))).await
     }
 
-    /// Starts the pod's process and waits until it serves.
+    /// Starts the pod's process and waits until it is ready.
     async fn start_process(&self, pod: &Pod, sandbox: &Sandbox) -> Result<Child, LabError> {
         let mut command = Command::new(self.dir.binary("tortie-pod"));
         command
@@ -229,7 +230,7 @@ impl PodTask {
 
     /// Executes the CNI plugin as a container runtime does.
     async fn cni(&self, verb: &str, sandbox: &Sandbox) -> Result<Value, LabError> {
-        // What CNI calls the namespace: its path, or the GUID of the HCN namespace.
+        // The namespace as CNI names it: its path, or the GUID of the HCN namespace.
         let (network, netns) = match sandbox.hcn_namespace {
             Some(id) => ("Calico", id.to_string()),
             None => ("k8s-pod-network", self.netns_path().display().to_string()),

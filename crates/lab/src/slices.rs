@@ -1,4 +1,4 @@
-//! Stands in for Kubernetes' controller of EndpointSlices: Services with a selector get slices of the pods that it selects.
+//! Replaces Kubernetes' EndpointSlice controller: Services with a selector get slices of the pods that it selects.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tortie_store::{Event, Store, StoreError, Stored};
 
 use crate::LabError;
 
-/// What slices follow from, and slices themselves.
+/// The inputs of slices, and slices themselves.
 const KINDS: [Kind; 3] = [Kind::Service, Kind::Pod, Kind::EndpointSlice];
 
 /// Starts the controller.
@@ -20,7 +20,7 @@ pub(crate) async fn start(store: Arc<dyn Store>) -> Result<JoinHandle<()>, LabEr
     let mut from = None;
     for kind in KINDS {
         let listing = controller.store.list(kind).await?;
-        // What changed between two of the lists is seen again.
+        // The watch repeats what changed between two of the lists.
         from = from.or(Some(listing.revision));
         controller.objects.extend(listing.items.into_iter().map(|stored| (stored.key.clone(), stored)));
     }
@@ -47,8 +47,8 @@ struct Controller {
 }
 
 impl Controller {
-    /// Makes the slices in the store those that Services and pods imply. Where somebody else is faster, the watch shows
-    /// it, and this runs again.
+    /// Makes the slices in the store match those that Services and pods imply. After a conflict, the watch delivers
+    /// the change, and this runs again.
     async fn reconcile(&mut self) {
         let wanted = implied_slices(self.objects.iter().map(|(key, stored)| (key, &stored.value)));
         let ours = self.objects.values().filter(|stored| {

@@ -1,4 +1,4 @@
-//! The outer process of a lab: namespaces, one child that is the lab, and the clean-up after it.
+//! The outer process of a lab: creates namespaces, runs the lab in one child, and cleans up.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
@@ -13,23 +13,23 @@ use crate::{LabDir, LabError};
 /// How a lab ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It did what it was asked for.
+    /// It completed.
     Done,
-    /// It failed, and has said why.
+    /// It failed, and has reported why.
     Failed,
-    /// It was told to end.
+    /// It was asked to end.
     Interrupted,
 }
 
-/// Runs this very program again, with these arguments, as the first process of a lab, and waits for it. That process must
-/// begin with [`enter_inside`]. Must be called before the calling process has started any thread.
+/// Runs this program again, with these arguments, as the first process of a lab, and waits for it. That process must
+/// begin with [`enter_inside`]. Must be called before the calling process starts any thread.
 ///
 /// # Errors
-/// The lab could not be started, or its folder not be removed afterwards.
+/// The lab could not be started, or its folder could not be removed.
 pub fn supervise(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError> {
     let lock = dir.take()?;
     let outcome = supervise_in(dir, arguments);
-    // The folder goes in any case; of two errors the first is the one to tell.
+    // The folder is removed in any case; of two errors, the first one is reported.
     let removed = dir.remove(lock);
     let outcome = outcome?;
     removed.map(|()| outcome)
@@ -40,7 +40,7 @@ fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError>
     link_binaries(dir, &program)?;
     enter(Namespaces { user: !getuid().is_root(), mount: false, net: true, pid: true })?;
 
-    // One thread: the kernel allows no more after a PID namespace was entered.
+    // One thread: the kernel allows no more after entering a PID namespace.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(LabError::io("starting the supervisor"))?;
     runtime.block_on(async {
@@ -56,8 +56,8 @@ fn supervise_in(dir: &LabDir, arguments: &[String]) -> Result<Outcome, LabError>
     })
 }
 
-/// What the first process inside the lab does before anything else, and before it starts any thread: its mounts are its
-/// own, so that they end with it and the supervisor can remove the folder.
+/// Prepares the first process inside the lab. It must be called before anything else, and before any thread starts.
+/// The process gets its own mounts, so that they end with it and the supervisor can remove the folder.
 ///
 /// # Errors
 /// The kernel refused a mount namespace.
@@ -65,8 +65,8 @@ pub fn enter_inside() -> Result<(), LabError> {
     Ok(enter(Namespaces { mount: true, ..Namespaces::default() })?)
 }
 
-/// Waits for a child; signals to end are handed on to it, as themselves or as the one that is given. Tells how it ended,
-/// and whether there was such a signal.
+/// Waits for a child, and passes termination signals on to it, unchanged or as the given signal. Returns its exit
+/// status, and whether there was such a signal.
 pub(crate) async fn wait_and_hand_on(
     child: &mut Child,
     hand_on: Option<Signal>,
@@ -77,7 +77,7 @@ pub(crate) async fn wait_and_hand_on(
     let mut interrupted = false;
     loop {
         let told = tokio::select! {
-            // A terminal tells both; that the child was faster to end must not hide that there was a signal.
+            // A terminal signals both processes. The signal must count even if the child ends first.
             biased;
             _ = interrupt.recv() => Signal::INT,
             _ = terminate.recv() => Signal::TERM,
@@ -103,7 +103,7 @@ fn outcome(status: ExitStatus) -> Outcome {
     }
 }
 
-/// The one binary acts as each of these, by the name that it is called with.
+/// Links the single binary under each of these names.
 fn link_binaries(dir: &LabDir, program: &PathBuf) -> Result<(), LabError> {
     for name in ["tortie", "tortie-cni", "tortie-hns", "tortie-pod"] {
         let link = dir.binary(name);
@@ -112,10 +112,10 @@ fn link_binaries(dir: &LabDir, program: &PathBuf) -> Result<(), LabError> {
     Ok(())
 }
 
-/// Tells a lab that runs to end.
+/// Asks a running lab to end.
 ///
 /// # Errors
-/// It is not there any more, or somebody else's.
+/// It no longer runs, or belongs to somebody else.
 pub fn signal_end(dir: &LabDir) -> Result<(), LabError> {
     let path = dir.pid_file();
     let text = std::fs::read_to_string(&path).map_err(LabError::file("reading", &path))?;

@@ -1,7 +1,7 @@
-//! The wire between the nodes: a bridge in the lab's own network namespace, a cable to each node.
+//! The network between the nodes: a bridge in the lab's own network namespace, and a cable to each node.
 //!
-//! Hardware addresses follow from addresses, and each end has permanent entries for all others: the machine's neighbour
-//! table, which other programs may fill, is not needed.
+//! Hardware addresses are derived from IP addresses, and each end has permanent neighbour entries for all others. So
+//! the machine's neighbour table, which other programs may fill, is not needed.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -16,20 +16,20 @@ use tortie_kernel::route::{
 
 use crate::LabError;
 
-/// The underlay's addresses (TEST-NET-1, RFC 5737): nothing real is meant by them.
+/// The underlay's addresses (TEST-NET-1, RFC 5737), which are never real.
 pub(crate) const NETWORK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2, 0), 24);
-/// The lab's own address on it, where the datastore is served.
+/// The lab's own address on the underlay, where the datastore is served.
 pub(crate) const LAB: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// The first node's.
+/// The first node's last byte.
 const FIRST_NODE: u8 = 11;
-/// How many nodes fit.
+/// The maximum number of nodes.
 pub(crate) const MAX_NODES: usize = 200;
 
 const BRIDGE: &str = "underlay";
-/// Routes that an administrator made (`RTPROT_STATIC`).
+/// Protocol of routes by an administrator (`RTPROT_STATIC`).
 const STATIC: u8 = 4;
 
-/// The address of the nth node.
+/// The address of a node by its number.
 pub(crate) fn address(node: usize) -> Ipv4Addr {
     let last = usize::from(FIRST_NODE) + node.min(MAX_NODES);
     Ipv4Addr::new(192, 0, 2, u8::try_from(last).unwrap_or(u8::MAX))
@@ -41,12 +41,12 @@ fn mac(address: Ipv4Addr) -> MacAddress {
     MacAddress([0x02, 0x00, a, b, c, d])
 }
 
-/// The entry for an address of the underlay.
+/// The neighbour entry for an address of the underlay.
 fn neighbour(address: Ipv4Addr, link: u32) -> Change {
     Change::SetNeighbour(Neighbour { link, address: address.into(), mac: mac(address) })
 }
 
-/// Makes the bridge.
+/// Creates the bridge.
 pub(crate) fn lay(nodes: usize) -> Result<(), LabError> {
     let mut socket = RouteSocket::open()?;
     socket.create(&NewLink { up: true, mac: Some(mac(LAB)), ..NewLink::new(BRIDGE, NewLinkKind::Bridge) })?;
@@ -59,7 +59,7 @@ pub(crate) fn lay(nodes: usize) -> Result<(), LabError> {
     change_all(&mut socket, &(0..nodes).map(|node| neighbour(address(node), bridge)).collect::<Vec<_>>())
 }
 
-/// Connects one of `nodes` nodes: its `eth0` gets the nth address, and a default route to the lab.
+/// Connects one of `nodes` nodes: its `eth0` gets its address and a default route to the lab.
 pub(crate) fn connect(netns: &NetNs, node: usize, nodes: usize) -> Result<(), LabError> {
     let mut socket = RouteSocket::open()?;
     let bridge = index(&mut socket, BRIDGE)?;
@@ -71,7 +71,7 @@ pub(crate) fn connect(netns: &NetNs, node: usize, nodes: usize) -> Result<(), La
         controller: Some(bridge),
         ..NewLink::new(&port, NewLinkKind::Veth(peer))
     })?;
-    // What a capture shows shall be what a wire would carry: no unfinished checksums, no super-segments.
+    // A capture should show what a wire would carry: no unfinished checksums, no super-segments.
     ethtool::disable_offloads(&port)?;
     netns.run(|| {
         ethtool::disable_offloads("eth0")?;

@@ -1,7 +1,7 @@
-//! Goal F1 for each kind of set that policies make, in a table of 2,000 sets, 200,000 members and 20,000 rules: one member
-//! comes or goes, beside the kernel's own time for the same transaction, sent as messages that were made before. And the
-//! memory of an agent with such a table on its node: calc and dataplane in one process. Needs root; it works in network
-//! namespaces of its own.
+//! Goal F1 for each kind of set that policies create, in a table of 2,000 sets, 200,000 members and 20,000 rules: one
+//! member is added or removed, beside the kernel's own time for the same transaction, sent as messages that were
+//! encoded before. Also the memory of an agent with such a table on its node: calc and dataplane in one process. It
+//! needs root, and works in network namespaces of its own.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)] // a bench
 
 #[cfg(not(target_os = "linux"))]
@@ -42,9 +42,9 @@ mod linux {
     use crate::f1::*;
 
     const SHAPE: Shape = Shape { name: "1,000 pods, 2 policies each", pods: 1_000, one_selector: true };
-    /// How many members the sets have in which one comes and goes.
+    /// The sizes of the sets in which one member changes.
     const SIZES: [u32; 2] = [100, 10_000];
-    /// How often by turns, and how many changes each time.
+    /// The number of rounds, and of changes in each round.
     const ROUNDS: usize = 5;
     const CHANGES: usize = 400;
 
@@ -55,17 +55,17 @@ mod linux {
         for place in [Place::Before, Place::Behind] {
             NetNs::create().unwrap().run(move || kinds(place)).unwrap();
         }
-        // In a process of its own, so that the memory is its own, too.
+        // In a separate process, so that its memory is separate, too.
         let status = Command::new(std::env::current_exe().unwrap()).arg("memory").status().unwrap();
         assert!(status.success(), "the memory was not measured");
     }
 
-    /// The members of a set by their number, even ones; odd ones are between them.
+    /// The members of a set by number: even ones; odd ones lie between them.
     struct Of {
         name: &'static str,
         kind: SetKind,
         member: fn(u32) -> Member,
-        /// Whether the rules that ask for it are so many that they are looked up together.
+        /// Whether so many rules match it that they become combined lookups.
         looked_up: bool,
     }
 
@@ -110,7 +110,8 @@ mod linux {
         },
     ];
 
-    /// Where the sets are among the 2,000 of the table: the kernel finds a set by comparing names, one after another.
+    /// The position of the sets among the 2,000 of the table: the kernel finds a set by comparing names, one after
+    /// another.
     #[derive(Debug, Clone, Copy, PartialEq)]
     enum Place {
         Before,
@@ -154,7 +155,7 @@ mod linux {
             SetId::new(format!("s:{}-{size}", self.name))
         }
 
-        /// The interface of the pod whose policies ask for the set.
+        /// The interface of the pod whose policies match the set.
         fn interface(&self, size: u32) -> String {
             let index = KINDS.iter().position(|of| of.name == self.name).unwrap();
             let index = index * SIZES.len() + SIZES.iter().position(|one| *one == size).unwrap();
@@ -166,7 +167,8 @@ mod linux {
             vec![Delta::SetCreated(self.id(size), self.kind, members)]
         }
 
-        /// The dataplane's times and the kernel's: of several rounds the least median, and the least 99th percentile.
+        /// The dataplane's times and the kernel's: the smallest median and the smallest 99th percentile of several
+        /// rounds.
         fn measure(&self, size: u32, dataplane: &mut Stateful<Dataplane>) -> [[Duration; 2]; 2] {
             let id = self.id(size);
             let mut apply = |deltas: &[Delta]| assert_eq!(dataplane.apply(deltas), Report::default());
@@ -195,7 +197,7 @@ mod linux {
             best
         }
 
-        /// A pod whose policies ask for the set; where rules are to be looked up, 39 more ask for other sets and ports.
+        /// A pod whose policies match the set. For lookups, 39 more rules match other sets and ports.
         fn asked(&self, size: u32) -> Vec<Delta> {
             let policy = |number: u32| {
                 let sets = vec![if number == 0 { self.id(size) } else { set_id(number) }];
@@ -229,7 +231,7 @@ mod linux {
         }
     }
 
-    /// The table, once what is left over from the change before is cleared away.
+    /// The table, after what the previous change left over has been removed.
     fn settled(nft: &mut Nft, apply: &mut impl FnMut(&[Delta])) -> Table {
         apply(&[]);
         nft.list("tortie").unwrap().unwrap()
@@ -240,11 +242,12 @@ mod linux {
         assert!(!answers.is_empty() && answers.iter().all(|(_, answer)| answer.is_ok()), "{answers:?}");
     }
 
-    /// How many pods have the members' addresses: each is in two sets.
+    /// The number of pods with the members' addresses: each is in two sets.
     const PODS: u32 = SETS * MEMBERS / 2;
     const NODE: &str = "here";
 
-    /// What calc and dataplane hold, where the members are the cluster's pods, and the policies come from the cluster.
+    /// The memory of calc and dataplane, if the members are the cluster's pods, and the policies come from the
+    /// cluster.
     fn memory() {
         let megabytes = |bytes: u64| bytes / 1_000_000;
         println!(
@@ -306,7 +309,7 @@ mod linux {
             .chain(elsewhere)
     }
 
-    /// Two policies for each pod here; each asks for pods of one label, by ten ports.
+    /// Two policies for each pod on the node; each matches pods with one label, by ten ports.
     fn policy(number: u32) -> (Key, Value) {
         let name = format!("p{number}");
         let label = if number.is_multiple_of(2) { "a" } else { "b" };

@@ -1,6 +1,6 @@
-//! New connections a second to a pod under 10, 100 and 1,000 policies (goal F8), none of which allows them but the last: with
-//! Tortie's table, and with one in the shape of Calico's, in the same namespaces. Needs root; it works in network namespaces
-//! of its own.
+//! New connections per second to a pod under 10, 100 and 1,000 policies (goal F8), of which only the last allows
+//! them: with Tortie's table, and with a table in the shape of Calico's, in the same namespaces. It needs root, and
+//! works in network namespaces of its own.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)] // a bench
 
 #[cfg(not(target_os = "linux"))]
@@ -38,7 +38,7 @@ mod linux {
     const SERVER: Ipv4Addr = Ipv4Addr::new(10, 65, 0, 2);
     const PORT: u16 = 7002;
     const MEMBERS: u32 = 20;
-    /// How long connections are made for one figure, and how many figures the median is of.
+    /// The duration of one measurement, and the number of measurements for a median.
     const WINDOW: Duration = Duration::from_millis(1_000);
     const WINDOWS: usize = 5;
 
@@ -71,7 +71,7 @@ mod linux {
         }
     }
 
-    /// A link from the node to a pod, with what its kernel and the node's need to know.
+    /// A link from the node to a pod, with the configuration of both ends.
     fn connect(node: &NetNs, pod: &NetNs, name: &str, address: Ipv4Addr) {
         let gateway = Ipv4Addr::new(169, 254, 1, 1);
         node.run(|| {
@@ -107,20 +107,20 @@ mod linux {
         .unwrap();
     }
 
-    /// The median of some windows.
+    /// The median of several windows.
     fn rate(client: &NetNs) -> f64 {
         let mut rates: Vec<f64> = (0..WINDOWS).map(|_| client.run(window).unwrap()).collect();
         rates.sort_by(f64::total_cmp);
         rates[WINDOWS / 2]
     }
 
-    /// Connections that are reset at once, so that no port is kept back.
+    /// Counts connections that are reset immediately, so that no port stays in use.
     fn window() -> f64 {
         let (begun, mut connections) = (Instant::now(), 0u32);
         while begun.elapsed() < WINDOW {
             let to = SocketAddr::from((SERVER, PORT));
             let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap();
-            // The server closes at once; waiting for that keeps its queue short.
+            // The server closes immediately; waiting for that keeps its queue short.
             assert_eq!(stream.read(&mut [0]).unwrap(), 0);
             rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
             connections += 1;
@@ -128,7 +128,7 @@ mod linux {
         f64::from(connections) / begun.elapsed().as_secs_f64()
     }
 
-    /// The addresses that a policy's selector has.
+    /// The addresses of a policy's selector.
     fn addresses(policy: u32) -> impl Iterator<Item = Ipv4Addr> {
         (0..MEMBERS).map(move |n| Ipv4Addr::from_bits(0xac10_0000 + policy * MEMBERS + n))
     }
@@ -181,8 +181,8 @@ mod linux {
         deltas
     }
 
-    /// The same policies in the shape of Calico's chains (`calico.md` 6.5): established first, the interface's chain, a jump
-    /// to each policy with a look at the mark behind it, a rule for each rule, the profile at last.
+    /// The same policies in the shape of Calico's chains (`felix/rules`): established first, the interface's chain, a
+    /// jump to each policy with a test of the mark after it, one rule for each rule, and the profile last.
     fn calico(policies: u32) -> String {
         let mut text = "table inet calico {\n".to_owned();
         for policy in 0..policies {

@@ -1,6 +1,6 @@
-//! A table with 2,000 sets, 200,000 members and 20,000 rules (goals F1 to F4): made from nothing, one member, one rule, read
-//! back and compared. Each beside the kernel's own time for the same work, and beside `nft` on a table of the same size.
-//! Needs root; it works in network namespaces of its own.
+//! A table with 2,000 sets, 200,000 members and 20,000 rules (goals F1 to F4): created from nothing, one member
+//! changed, one rule changed, read back and compared. Each is beside the kernel's own time for the same work, and
+//! beside `nft` on a table of the same size. It needs root, and works in network namespaces of its own.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)] // a bench
 
 #[cfg(not(target_os = "linux"))]
@@ -74,8 +74,8 @@ mod linux {
         }
     }
 
-    /// By the dataplane; and what the kernel alone takes for the same: the same table, made and changed by messages that say
-    /// just that.
+    /// By the dataplane, and the kernel alone: the same table, created and changed by messages with just that
+    /// content.
     fn tortie(shape: Shape) -> (Times, Times, u64) {
         let mut dataplane =
             Stateful::new(Dataplane::open(Config { guard_table: false, ..Config::default() }).unwrap());

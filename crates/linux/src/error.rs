@@ -14,13 +14,13 @@ pub enum Error {
          node changes, and what is new stays unconnected"
     )]
     ModuleMissing {
-        /// The modules that are missing.
+        /// The missing modules.
         modules: String,
-        /// What was refused.
+        /// The refusal.
         #[source]
         failure: Box<tortie_kernel::Error>,
     },
-    /// The name of a pod's link is another pod's: names are digests, and these two are alike.
+    /// The name of a pod's link belongs to another pod: names are digests, and these two are equal.
     #[error(
         "link {name} is that of {owner}, whose name comes to the same digits; give one of the two pods another name"
     )]

@@ -1,6 +1,6 @@
-//! The Linux dataplane: policy as nftables, routes and VXLAN, and the cables of pods, on the interfaces of the kernel that
-//! `tortie-kernel` has.
+//! Linux as Tortie uses it: network namespaces, packets, netlink, routes, nftables, and the dataplane on top of them.
 //!
+//! Everything is done by system calls of this process. It neither needs nor runs `ip`, `nft`, `bridge` or `sysctl`.
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 
@@ -12,5 +12,5 @@ mod error;
 pub use dataplane::Dataplane;
 pub use error::Error;
 
-/// What the functions of this crate return.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,7 +1,7 @@
-//! Connecting pods: a virtual cable from the host to the pod's namespace, as Calico lays it.
+//! Connects pods: a virtual cable from the host to the pod's namespace, in the same way as Calico.
 //!
-//! The pod has its address alone (/32) and a gateway that nobody has, 169.254.1.1, for which the host's end answers. All
-//! of the pod's packets therefore go to the host, which routes them.
+//! The pod has only its address (/32) and the gateway 169.254.1.1, which nobody has; the host's end answers for it.
+//! So all packets of the pod go to the host, which routes them.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -27,13 +27,13 @@ use crate::dataplane::link_parameters;
 /// The gateway of every pod.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
-/// The hardware address of the host's end of every cable, as Calico's. Each is alone with its pod.
+/// The hardware address of the host's end of every cable, as in Calico. Each is alone with its pod.
 pub const HOST_MAC: MacAddress = MacAddress([0xee; 6]);
 
 /// Connects pods to the network namespace in which it was opened. Call it from threads in that namespace.
 ///
-/// A pod is closed until its policy is in force because [`Dataplane`](crate::Dataplane) closes every interface with the
-/// workload prefix that it does not know: so let the dataplane apply once before the first pod is connected.
+/// A pod is closed until its policy is in force, because [`Dataplane`](crate::Dataplane) closes every unknown
+/// interface with the workload prefix. So let the dataplane apply a state before the first pod is connected.
 #[derive(Debug)]
 pub struct Wiring {
     prefix: String,
@@ -42,10 +42,10 @@ pub struct Wiring {
 }
 
 impl Wiring {
-    /// Opens a connection to the kernel, and deletes cables that were disconnected but not deleted before.
+    /// Opens a netlink connection, and deletes cables that were disconnected but not deleted before.
     ///
     /// # Errors
-    /// The connection that could not be opened.
+    /// The connection could not be opened.
     pub fn open(config: &crate::dataplane::Config) -> crate::Result<Self> {
         let prefix = config.workload_prefix.clone();
         let deleter = Deleter::start(RouteSocket::open()?)?;
@@ -53,7 +53,7 @@ impl Wiring {
         Ok(Self { prefix, deleter: Mutex::new(deleter), disconnected: AtomicU32::new(first_number()) })
     }
 
-    /// Lays the cable, from both ends.
+    /// Connects the cable and configures both ends.
     fn lay(
         &self,
         pod: &PodAttachment,
@@ -73,7 +73,7 @@ impl Wiring {
         let index = interface_index(name)?;
         let laid = self.finish(pod, host, namespace, name, index);
         if laid.is_err() {
-            // At once, as the next attempt needs the name of the pod's end too.
+            // Immediately, because the next attempt needs the name of the pod's end, too.
             host.change(&Change::DeleteLink(index))?;
         }
         laid.map(|()| mac)
@@ -92,8 +92,8 @@ impl Wiring {
             index,
             vec![LinkSetting::Alias(Note::of(&pod.endpoint, &pod.container_id).to_string())],
         ))?;
-        // Nobody need ask for the pod either: entries that are not permanent share a table of all network namespaces,
-        // which others may fill (`gc_thresh3`).
+        // The entry is permanent, because other entries share a table of all network namespaces, which others may
+        // fill (`gc_thresh3`).
         let address = IpAddr::V4(pod.address);
         host.change(&Change::SetNeighbour(Neighbour { link: index, address, mac: pod_mac(pod.address) }))?;
         namespace.run(|| {
@@ -103,8 +103,8 @@ impl Wiring {
         })?
     }
 
-    /// Gives a cable a name that nobody needs, which closes it, as the dataplane closes every interface with the workload
-    /// prefix that it does not know; and has it deleted later: that takes the kernel a while.
+    /// Renames a cable, which closes it, because the dataplane closes every unknown interface with the workload
+    /// prefix; and schedules its deletion, which takes the kernel a while.
     fn discard(&self, host: &mut RouteSocket, index: u32) -> tortie_kernel::Result<()> {
         let number = self.disconnected.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.{number:08x}", self.prefix);
@@ -115,11 +115,11 @@ impl Wiring {
             .last()
             .is_some_and(|verdict| matches!(verdict, Err(error) if error.errno() == Some(libc::EBUSY)))
         {
-            // Before Linux 6.2 a link that is up keeps its name. Setting it down takes the kernel a while.
+            // Before Linux 6.2, a link that is up cannot be renamed. Setting it down takes the kernel a while.
             let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
             verdicts = host.change_all(&[down, renamed])?;
         }
-        // Somebody may have deleted the namespace, and the cable with it, meanwhile.
+        // Somebody may have deleted the namespace, and the cable with it, in the meantime.
         match verdicts.into_iter().collect::<tortie_kernel::Result<()>>() {
             Err(error) if error.errno() != Some(libc::ENODEV) => return Err(error),
             _ => {}
@@ -130,7 +130,7 @@ impl Wiring {
         Ok(())
     }
 
-    /// What differs between what is there and what should be.
+    /// The difference between the actual and the desired state.
     fn problem(
         &self,
         pod: &PodAttachment,
@@ -212,7 +212,7 @@ impl PodWiring for Wiring {
         self.discard(&mut host, link.index).map_err(failed("disconnect the pod"))
     }
 
-    /// The name that Calico's plugin gives: the prefix and eleven digits of a digest of namespace and pod.
+    /// The name as in Calico's plugin: the prefix and eleven digits of a digest of namespace and pod.
     fn host_interface(&self, endpoint: &EndpointId, _container_id: &str) -> String {
         let EndpointId { namespace, pod, interface } = endpoint;
         let text = match &**interface {
@@ -248,16 +248,16 @@ impl PodWiring for Wiring {
     }
 }
 
-/// What is noted at a link (`ifalias`, at most 255 bytes): whose it is, and of which sandbox.
+/// The alias of a link (`ifalias`, at most 255 bytes): its owner and its sandbox.
 struct Note {
-    /// Namespace, pod and interface; empty in the notes of earlier versions.
+    /// Namespace, pod and interface; empty in aliases of earlier versions.
     owner: String,
     container: String,
 }
 
 impl Note {
     fn of(endpoint: &EndpointId, container_id: &str) -> Self {
-        /// The most bytes of either part; of a longer one the beginning, and a digest of all of it.
+        /// The maximum length of either part; a longer one is truncated and gets a digest of all of it.
         const MOST: usize = 120;
         let part = |text: String| match text.len() {
             0..=MOST => text,
@@ -271,7 +271,7 @@ impl Note {
         Self { owner, container: part(container_id.replace(' ', "_")) }
     }
 
-    /// Reads what [`of`](Self::of) wrote; `None` where nothing is noted.
+    /// Parses what [`of`](Self::of) wrote; `None` if there is no alias.
     fn read(alias: &str) -> Option<Self> {
         let (owner, container) = alias.split_once(' ').unwrap_or(("", alias));
         (!alias.is_empty()).then(|| Self { owner: owner.to_owned(), container: container.to_owned() })
@@ -284,7 +284,7 @@ impl std::fmt::Display for Note {
     }
 }
 
-/// An error if the link is noted to be that of another pod.
+/// An error if the link's alias names another pod.
 fn refuse_foreign(link: Option<&Link>, endpoint: &EndpointId) -> crate::Result<()> {
     let Some(link) = link else { return Ok(()) };
     let own = Note::of(endpoint, "").owner;
@@ -296,14 +296,14 @@ fn refuse_foreign(link: Option<&Link>, endpoint: &EndpointId) -> crate::Result<(
     }
 }
 
-/// Where the numbers of disconnected cables begin: elsewhere in each process.
+/// The first number for disconnected cables, which differs in each process.
 fn first_number() -> u32 {
     std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos()) ^ std::process::id().rotate_left(16)
 }
 
-/// What the pod's end gets.
+/// The configuration of the pod's end.
 fn pod_side(address: Ipv4Addr, link: u32) -> Vec<Change> {
-    /// `RTPROT_BOOT`, as for what is set up when a host starts.
+    /// `RTPROT_BOOT`, as for routes that are set up when a host starts.
     const BOOT: u8 = 3;
     let gateway = IpAddr::V4(GATEWAY);
     let everything = IpNet::V4(Ipv4Net::default());
@@ -312,18 +312,19 @@ fn pod_side(address: Ipv4Addr, link: u32) -> Vec<Change> {
         Change::AddAddress(Address { link, address: address.into(), prefix_length: 32 }),
         Change::AddRoute(Route::on_link(IpNet::from(gateway), link, BOOT)),
         Change::AddRoute(Route { onlink: false, ..Route::via(everything, gateway, link, BOOT) }),
-        // Nobody need ask: the first packet goes at once, also where the host has no route of its own to answer by.
+        // A permanent neighbour entry: the first packet is sent at once, even if the host has no route for its own
+        // answer.
         Change::SetNeighbour(Neighbour { link, address: gateway, mac: HOST_MAC }),
     ]
 }
 
-/// The pod's hardware address, made of its address, so that a pod that is made again is found where others look.
+/// The pod's hardware address, derived from its IP address, so that neighbours find a recreated pod.
 fn pod_mac(address: Ipv4Addr) -> MacAddress {
     let [a, b, c, d] = address.octets();
     MacAddress([0x0a, 0x58, a, b, c, d])
 }
 
-/// The group of the cables that are to be deleted ("tort"). Nobody else's links are in it.
+/// The group of the cables to delete ("tort"). Nobody else's links are in it.
 const DISCONNECTED: u32 = 0x746f_7274;
 
 fn failed<E: Into<Error>>(operation: &'static str, object: &str) -> impl FnOnce(E) -> WiringError {
@@ -331,12 +332,12 @@ fn failed<E: Into<Error>>(operation: &'static str, object: &str) -> impl FnOnce(
     move |error| WiringError::System { operation, object, source: Box::new(error.into()) }
 }
 
-/// How long nobody must have been disconnected before links are deleted.
+/// The time without a disconnect before links are deleted.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long deleting is put off at the most.
+/// The maximum delay of the deletion.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// A thread that deletes disconnected cables: all that there are, in one go.
+/// A thread that deletes all disconnected cables at once.
 #[derive(Debug)]
 struct Deleter {
     queue: Option<Sender<()>>,
@@ -348,7 +349,8 @@ impl Deleter {
         let (queue, asked) = channel();
         let work = move || {
             while asked.recv().is_ok() {
-                // While the kernel deletes, it holds the lock that the next disconnect needs: let a burst pass first.
+                // The kernel holds a lock during deletion that the next disconnect needs, so wait until a burst has
+                // ended.
                 let begun = Instant::now();
                 while begun.elapsed() < LONGEST_WAIT && asked.recv_timeout(PAUSE).is_ok() {}
                 match socket.change(&Change::DeleteGroup(DISCONNECTED)) {
@@ -372,7 +374,7 @@ impl Deleter {
 }
 
 impl Drop for Deleter {
-    /// Waits until all is deleted.
+    /// Waits until all deletions are done.
     fn drop(&mut self) {
         self.queue.take();
         if let Some(thread) = self.thread.take() {

@@ -1,4 +1,4 @@
-//! What others have in the kernel beside us is told of when it may drop what we let through (semantics 28).
+//! The node reports what others have in the kernel, if it may drop what Tortie lets through (policy decision 28).
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -10,14 +10,14 @@ use tortie_kernel::namespace::NetNs;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
 
-/// A node beside others.
+/// A node with other software.
 struct Node {
     namespace: NetNs,
     dataplane: Stateful<Dataplane>,
 }
 
 impl Node {
-    /// One whose first state is applied after others have done this, in the language of the shell.
+    /// A node whose first state is applied after others have run these shell commands.
     fn beside(others: &str) -> (Self, Report) {
         let namespace = NetNs::create().unwrap();
         run(&namespace, others);
@@ -43,7 +43,7 @@ fn run(namespace: &NetNs, script: &str) {
     );
 }
 
-/// The reasons of what is said of the node, each with what must stand in its message.
+/// The reasons of the node's conditions, each with texts that its message must contain.
 type Said = &'static [(Reason, &'static [&'static str])];
 
 fn check(case: &str, report: &Report, expected: Said) {
@@ -61,7 +61,7 @@ fn check(case: &str, report: &Report, expected: Said) {
 const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
 const CALICO: Reason = Reason::CalicoLeftover;
 
-/// What others do, and what is said of it.
+/// Commands of others, and the resulting conditions.
 const NFTABLES: [(&str, &str, Said); 25] = [
     ("nothing", "true", &[]),
     (
@@ -241,7 +241,7 @@ fn what_may_drop_in_tables_of_others_is_told_of_and_nothing_else_is() {
         check(case, &node.resync(), expected);
         let again = node.namespace.run(|| node.dataplane.apply(&[])).unwrap();
         check(case, &again, expected);
-        // It spares ours.
+        // It spares Tortie's table.
         run(&node.namespace, "nft flush ruleset");
         check("nothing is left", &node.resync(), &[]);
     }
@@ -253,7 +253,7 @@ fn what_comes_and_goes_later_is_seen_at_the_next_resync() {
     check("at first", &report, &[]);
     for (case, others, expected) in NFTABLES {
         run(&node.namespace, others);
-        // Changes of ours do not hide those of others.
+        // Tortie's own changes do not hide those of others.
         check("before", &node.namespace.run(|| node.dataplane.apply(&[])).unwrap(), &[]);
         check(case, &node.resync(), expected);
         run(&node.namespace, "nft flush ruleset");
@@ -270,7 +270,7 @@ fn more_tables_than_a_report_can_take_are_counted() {
     assert!(report.node[20].message.starts_with("5 more tables of others"), "{report:#?}");
 }
 
-/// The tables of the older iptables are no part of nftables.
+/// The tables of the legacy iptables are not part of nftables.
 #[test]
 fn legacy_tables_are_named() {
     let (mut node, report) =

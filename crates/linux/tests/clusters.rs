@@ -1,8 +1,9 @@
-//! Whole random clusters on the real kernel: two nodes that calc feeds let through what the compiled programs let through,
-//! and those what the oracle does. The cluster of one case is changed into that of the next by calc's own deltas.
+//! Whole random clusters on the real kernel: two nodes, fed by calc, let through what the compiled programs let
+//! through, and the programs agree with the oracle. Calc's own deltas change the cluster of one case into that of the
+//! next.
 //!
-//! `PROPTEST_CASES` says how many clusters; each is asked about a hundred flows between pods, and with the world. A
-//! disagreement shrinks to a manifest and an `explain` command; the test prints what has been asked.
+//! `PROPTEST_CASES` sets the number of clusters. Each gets a hundred flows between pods, and with the world. A
+//! disagreement shrinks to a manifest and an `explain` command. The test prints what was covered.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
@@ -28,7 +29,7 @@ fn kernel_programs_and_oracle_agree() {
     agree(Config::default(), CLUSTERS);
 }
 
-/// The same where all that can be looked up is.
+/// The same with lookups wherever possible.
 #[test]
 fn kernel_programs_and_oracle_agree_where_rules_are_looked_up() {
     agree(Config { rules_in_a_row: 0, ..Config::default() }, CLUSTERS / 2);
@@ -50,7 +51,7 @@ fn agree(config: Config, clusters: u32) {
     }
 }
 
-/// Makes the cluster of these objects, and asks all three about every packet that can be sent.
+/// Changes the cluster to these objects, and compares all three for every packet that can be sent.
 fn compare(
     cluster: &mut Cluster,
     objects: &Objects,
@@ -78,14 +79,14 @@ fn compare(
     Ok(())
 }
 
-/// Changes the cluster; what is in the kernel then must be what is there when all is made anew.
+/// Changes the cluster. The kernel's state must then equal the state after a fresh start.
 fn change(cluster: &mut Cluster, objects: &Objects) -> Result<(), String> {
     let clean = [Report::default(), Report::default()];
     let reports = cluster.change(objects).map_err(|error| format!("{error:#}"))?;
     if reports != clean {
         return Err(format!("after the change: {reports:?}"));
     }
-    // What is left over goes with the next change.
+    // The next change removes what is left over.
     cluster.apply(&[vec![], vec![]]).unwrap();
     let changed = cluster.tables().unwrap();
     let reports = cluster.resync().map_err(|error| format!("{error:#}"))?;
@@ -98,7 +99,7 @@ fn change(cluster: &mut Cluster, objects: &Objects) -> Result<(), String> {
     Ok(())
 }
 
-/// What both ends' programs say.
+/// The verdict of both ends' programs.
 fn program_says(states: &[&NodeState; 2], flow: &Flow) -> bool {
     let ends = [(flow.source, Direction::Egress), (flow.destination, Direction::Ingress)];
     ends.into_iter().all(|(address, direction)| {
@@ -113,7 +114,7 @@ fn allows(answer: &Answer) -> bool {
     answer.egress.iter().chain(&answer.ingress).all(|trace| trace.verdict == Verdict::Allow)
 }
 
-/// What a flow counts as.
+/// The kinds under which a flow is counted.
 fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
     let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
     let way = match (node(flow.source), node(flow.destination)) {
@@ -126,7 +127,7 @@ fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
     ["all".to_owned(), format!("{family} {}", flow.protocol), format!("{family} {way}")]
 }
 
-/// Of every kind some must have passed and some not, in proportion to the number of clusters.
+/// Of every kind, some flows must have passed and some not, in proportion to the number of clusters.
 fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
     let ways = ["TCP", "UDP", "SCTP", "within a node", "across nodes", "to the world", "from the world"];
     let of_both = ways.iter().flat_map(|way| [format!("IPv4 {way}"), format!("IPv6 {way}")]);

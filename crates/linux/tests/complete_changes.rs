@@ -1,5 +1,5 @@
-//! What a change of the node's state touches in the kernel, and nothing beside it: each case names every set, chain, rule
-//! and element that comes or goes. A rule that is written again has another handle, and counts.
+//! What a change of the node's state touches in the kernel, and nothing else: each case names every set, chain, rule
+//! and element that is added or removed. A rewritten rule has another handle, and counts.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -16,14 +16,15 @@ use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::{Endpoint, EndpointId, HostEndpoint, NodeState, Reason};
 use tortie_policy::program::*;
 
-/// What changes, how, and what of the table is touched by it. What ends in `…` stands for all that begins so.
+/// The name of a change, the change, and what it touches in the table. A trailing `…` stands for every name with that
+/// prefix.
 type Case = (&'static str, fn(&mut NodeState), &'static [&'static str]);
 
-/// The rules of the policy "web" written again: they come in force together, whichever of them has changed.
+/// The rules of the policy "web" are rewritten: they are committed together, whichever of them has changed.
 const WEB_AGAIN: [&str; 2] =
     ["- rule policy NetworkPolicy demo/web Ingress…", "+ rule policy NetworkPolicy demo/web Ingress…"];
 
-/// They follow one another.
+/// They run one after another.
 const CASES: &[Case] = &[
     ("nothing", |_| {}, &[]),
     (
@@ -267,13 +268,13 @@ fn a_change_touches_what_it_must_and_nothing_else() {
     }
 }
 
-/// Changes the node's state. Its pods have no interfaces, which is all that there is to say.
+/// Changes the node's state. Its pods have no interfaces, which is the only condition.
 fn change(node: &mut Node, change: impl FnOnce(&mut NodeState)) {
     let report = node.change(change);
     assert!(report.conditions().all(|condition| condition.reason == Reason::InterfaceMissing), "{report:?}");
 }
 
-/// Two pods of one program and one that is open; a policy of three rules, and one of one.
+/// Two pods with one program and one open pod; a policy of three rules, and one of one rule.
 fn begin(state: &mut NodeState) {
     open_profile(state);
     let sets = |name: &str| EntityMatch { sets: vec![SetId::new(name)], ..EntityMatch::default() };
@@ -322,7 +323,7 @@ fn id(name: &str) -> EndpointId {
     EndpointId { namespace: "demo".into(), pod: name.into(), interface: "eth0".into() }
 }
 
-/// Has a pod of this name and number be there.
+/// Adds a pod with this name and number.
 fn pod(state: &mut NodeState, name: &str, number: u8, program: EndpointProgram) {
     let endpoint = Endpoint {
         container_id: name.into(),
@@ -340,7 +341,7 @@ fn host(state: &mut NodeState, interface: &str, normal: EndpointProgram) {
     state.host_endpoints.insert("uplink".to_owned(), Arc::new(endpoint));
 }
 
-/// All that is in the table: rules with their handles, and elements of sets.
+/// The content of the table: rules with their handles, and elements of sets.
 fn objects(node: &Node) -> BTreeSet<String> {
     let mut nft = Command::new("nft");
     nft.args(["-j", "-a", "list", "table", "inet", "tortie"]);
@@ -350,7 +351,7 @@ fn objects(node: &Node) -> BTreeSet<String> {
     listed["nftables"].as_array().unwrap().iter().flat_map(named).collect()
 }
 
-/// An object with what it is in the place of a name that is made of a digest, and without a rule's handle.
+/// An object with its origin in place of a name that is a digest, and without a rule's handle.
 fn without_digests(object: &str) -> String {
     let words = object.split(' ').filter(|word| !word.starts_with('#'));
     let mut words: Vec<_> = words.collect();
@@ -366,7 +367,7 @@ fn without_digests(object: &str) -> String {
     words.join(" ")
 }
 
-/// What an object, and what is in it, is called.
+/// The names of an object and its content.
 fn named(object: &Value) -> Vec<String> {
     let (kind, object) = object.as_object().unwrap().iter().next().unwrap();
     let text = |field: &str| object[field].as_str().unwrap_or_default();

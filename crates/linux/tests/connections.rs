@@ -1,4 +1,4 @@
-//! Connections of addresses that change hands: nobody inherits them, on the real kernel.
+//! Connections of addresses that change owners: nobody inherits them, on the real kernel.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -40,7 +40,7 @@ fn an_address_that_is_given_again_at_once_inherits_no_connection() {
     assert_eq!(entries(&node), 0);
 }
 
-/// A node on which a client has a connection to a server that then goes.
+/// A node on which a client has a connection to a server that is then deleted.
 fn with_a_connection_that_is_over() -> (Node, Pod, Arc<Endpoint>) {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
@@ -56,7 +56,7 @@ fn with_a_connection_that_is_over() -> (Node, Pod, Arc<Endpoint>) {
     (node, server, endpoint)
 }
 
-/// Nobody inherits the flows of a released address (semantics 21).
+/// Nobody inherits the flows of a released address (policy decision 21).
 #[test]
 fn connections_of_a_released_address_are_forgotten_in_a_while() {
     let (node, ..) = with_a_connection_that_is_over();
@@ -75,7 +75,7 @@ fn an_address_that_is_used_again_inherits_no_connection() {
     assert_eq!(entries(&node), 0, "though they would be forgotten only later");
 }
 
-/// An agent that is killed may have had connections to forget.
+/// A killed agent may not have removed all connections.
 #[test]
 fn an_agent_that_starts_forgets_connections_of_addresses_that_nobody_has() {
     let mut node = Node::new(&Underlay::new(), 1);
@@ -99,7 +99,7 @@ fn an_agent_that_starts_forgets_connections_of_addresses_that_nobody_has() {
     }
 }
 
-/// What becomes of established flows when policy denies them is set (semantics 20).
+/// A setting decides what happens to established flows that policy denies (policy decision 20).
 #[test]
 fn established_flows_are_kept_or_cut() {
     for (setting, goes_on) in [(EstablishedFlows::Keep, true), (EstablishedFlows::Cut, false)] {
@@ -126,7 +126,7 @@ fn established_flows_are_kept_or_cut() {
             assert!(answers(&stream));
             stream
         };
-        // It is cut in a while: many questions, of which the last counts.
+        // It is cut within a while: many requests, of which the last counts.
         let goes_on_from = |stream: &std::net::TcpStream| {
             let (patience, long) = if goes_on { (2, PATIENCE) } else { (15, Duration::from_secs(2)) };
             stream.set_read_timeout(Some(long)).unwrap();
@@ -159,8 +159,8 @@ fn established_flows_are_kept_or_cut() {
     }
 }
 
-/// The server may begin flows with the client. The one that is cut was the client's, and the server must not take it up
-/// again from its middle.
+/// The server may begin flows with the client. The flow that is cut is the client's, and the server must not restart
+/// it from its middle.
 #[test]
 fn a_cut_flow_does_not_begin_again() {
     use std::io::{Read, Write};
@@ -178,14 +178,14 @@ fn a_cut_flow_does_not_begin_again() {
     let mut at_client = client.connect(server.address, 80).unwrap();
     let (mut at_server, _) = listener.accept().unwrap();
     at_client.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    // Whether anything arrives, be it of an earlier time.
+    // Whether anything arrives, even from earlier.
     let mut arrives = || {
         at_server.write_all(b"meow").unwrap();
         at_client.read_exact(&mut [0; 4]).is_ok()
     };
     assert!(arrives());
     node.program(&server, ingress(&["closed"], EndOfTier::Deny));
-    // One that begins again does so for good; one that is cut is silent, once what was on its way has been read.
+    // A flow that restarts does so permanently; a cut flow is silent after what was in flight has been read.
     let deadline = Instant::now() + Duration::from_secs(20);
     let mut silent = 0;
     while silent < 2 {

@@ -39,7 +39,7 @@ mod linux {
 
     const ALL: Namespaces = Namespaces { user: true, mount: true, net: true, pid: true };
 
-    /// Runs each case in a child and shows what it said.
+    /// Runs each case in a child and prints its output.
     pub fn parent() {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -81,12 +81,12 @@ mod linux {
             std::thread::Builder::new().spawn(|| ()).is_err(),
             "no threads, as enter's documentation says"
         );
-        // By /proc/self/exe, as the program itself may lie where this user may not look.
+        // By /proc/self/exe, because this user may not have access to the program's folder.
         let child = Command::new("/proc/self/exe").arg("first").status().unwrap();
         assert!(child.success());
     }
 
-    /// What a lab does: a folder of its own in memory, namespaces of nodes at paths in it, processes inside.
+    /// What a lab does: its own folder in memory, namespaces of nodes at paths in it, processes inside.
     pub fn first_process() {
         assert_eq!(id(), 1);
         let folder = PathBuf::from("/tmp");

@@ -1,4 +1,4 @@
-//! What others made stays: Calico's routes, and VXLAN links that compete with ours.
+//! Objects of others stay: Calico's routes, and VXLAN links that compete with Tortie's.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -35,7 +35,7 @@ fn overlay_route(node: &Node) -> Option<Route> {
     routes.into_iter().find(|route| route.destination == block(2).into())
 }
 
-/// The settings that ours has, with another address: the kernel takes no two that are all alike.
+/// The settings of Tortie's link with another address: the kernel rejects a second link with equal settings.
 fn make(node: &Node, name: &str, settings: Vxlan) {
     inside(node, |socket| {
         socket.create(&NewLink { up: true, ..NewLink::new(name, NewLinkKind::Vxlan(settings)) }).unwrap();
@@ -47,7 +47,7 @@ fn ours() -> Vxlan {
     Vxlan { vni: node.network.vni, port: node.network.port, local: Some(node.address), learning: false }
 }
 
-/// Leftovers of Calico are not removed unasked (semantics 28).
+/// Leftovers of Calico are not removed without a request (policy decision 28).
 #[test]
 fn routes_of_calico_stay() {
     let mut node = Node::new(&Underlay::new(), 1);
@@ -111,7 +111,7 @@ fn a_vxlan_link_of_somebody_else_is_told_of_and_not_touched() {
     }
 }
 
-/// kube-proxy, a firewall and others change nftables as they like; the generation is one for all tables.
+/// kube-proxy, a firewall and others may change nftables at any time; there is one generation for all tables.
 #[test]
 fn a_table_is_listed_while_others_change_theirs() {
     let namespace = NetNs::create().unwrap();
@@ -125,7 +125,7 @@ fn a_table_is_listed_while_others_change_theirs() {
         let listed = Nft::open().unwrap().list("ours").map(|listed| listed.as_ref() == Some(&table));
         (listed, begun.elapsed())
     };
-    // A listing begins anew with each change: they must leave it time enough, on this machine.
+    // Each change restarts a listing, so the changes must leave it enough time on this machine.
     let pause = 2 * namespace.run(list).unwrap().1;
     let (end, changes) = (AtomicBool::new(false), AtomicUsize::new(0));
     let listed = std::thread::scope(|scope| {

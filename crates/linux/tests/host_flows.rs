@@ -1,4 +1,4 @@
-//! What goes on, and what does not, where a node's own interfaces come under policy: real connections.
+//! Which flows continue when a node's own interfaces get policy, with real connections.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -16,7 +16,7 @@ use tortie_kernel::nftables::{Nft, Table};
 use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
 use tortie_policy::program::*;
 
-/// A node and a machine outside that is on the same switch.
+/// A node, and an outside machine on the same switch.
 fn node_and_outside() -> (Node, Node) {
     let underlay = Underlay::new();
     let (mut node, outside) = (Node::new(&underlay, 1), Node::new(&underlay, 9));
@@ -31,7 +31,7 @@ fn node_and_outside() -> (Node, Node) {
 }
 
 impl Node {
-    /// Puts interfaces under a program, or takes the host endpoint away.
+    /// Gives interfaces a program, or removes the host endpoint.
     fn host(&mut self, name: &str, interface: &str, program: Option<HostEndpointProgram>) -> Report {
         let host =
             |program| HostEndpoint { interface: Some(interface.to_owned()), addresses: vec![], program };
@@ -57,7 +57,7 @@ impl Node {
     }
 }
 
-/// A table of one tier, which passes at its end.
+/// A table of one tier that passes at its end.
 fn tier(ingress: &[&str], egress: &[&str]) -> EndpointProgram {
     let tiers = |policies: &[&str]| {
         let policies: Vec<_> = policies.iter().map(|name| policy_id(name)).collect();
@@ -71,7 +71,7 @@ fn policy(state: &mut NodeState, name: &str, ingress: Vec<Rule>, egress: Vec<Rul
     state.policies.insert(policy_id(name), Arc::new(PolicyRules { ingress, egress }));
 }
 
-/// No policy and no profile: all is dropped, except failsafes.
+/// Without policy and profile, everything except failsafe ports is dropped.
 fn closed() -> Option<HostEndpointProgram> {
     Some(HostEndpointProgram::default())
 }
@@ -107,7 +107,7 @@ fn what_is_established_goes_on_and_so_do_failsafe_ports_and_what_is_not_of_hosts
     assert!(outside.dials(node_address(1), 8080).is_some() && node.dials(node_address(9), 8080).is_some());
 }
 
-/// An untracked Allow is for packets, not for connections (semantics 16).
+/// An untracked Allow applies to packets, not to connections (policy decision 16).
 #[test]
 fn what_is_untracked_needs_a_rule_each_way() {
     let (mut node, outside) = node_and_outside();
@@ -126,7 +126,7 @@ fn what_is_untracked_needs_a_rule_each_way() {
     assert!(answers(&stream));
     assert_eq!(entries(&node), 0, "packets of no connection");
 
-    // Where the same is tracked, the answers need no rule.
+    // With connection tracking, the answers need no rule.
     node.host(
         "host",
         "eth0",
@@ -148,7 +148,7 @@ fn the_overlay_goes_on_under_a_host_endpoint_of_all_interfaces() {
     serve(&nodes[1].namespace, 8080);
     assert!(nodes[0].is_cut_off(node_address(2), 8080), "the nodes themselves are closed");
 
-    // What is forwarded has policies of its own, which also concern what comes in from the node's own pods.
+    // Forwarded packets have separate policies, which also apply to packets from the node's own pods.
     nodes[1].change(|state| policy(state, "closed", vec![Rule::all(Action::Deny)], vec![]));
     let forward = HostEndpointProgram { forward: tier(&["closed"], &[]), ..HostEndpointProgram::default() };
     nodes[1].host("all", "*", Some(forward));
@@ -161,7 +161,7 @@ fn the_overlay_goes_on_under_a_host_endpoint_of_all_interfaces() {
     assert!(pods[0].reaches(&pods[1], 80) && pods[1].reaches(&pods[0], 80));
 }
 
-/// A named interface goes before `*`; of two host endpoints for one interface the first by name counts.
+/// A named interface takes precedence over `*`; of two host endpoints for one interface, the first by name counts.
 #[test]
 fn which_host_endpoint_counts() {
     let (mut node, outside) = node_and_outside();
@@ -208,7 +208,7 @@ fn host_endpoints_that_go_leave_nothing() {
     assert_eq!(node.table(), before);
 }
 
-/// Answers on a port of a namespace for as long as the test runs.
+/// Echoes on a port of a namespace while the test runs.
 fn serve(namespace: &tortie_kernel::namespace::NetNs, port: u16) {
     let listener = namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
     echo_on(listener);

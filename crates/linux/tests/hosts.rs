@@ -1,4 +1,4 @@
-//! The node's own interfaces are under what host endpoints say: random policies, real packets.
+//! Host endpoints on the node's own interfaces: random policies, real packets.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -38,11 +38,11 @@ struct Node {
     namespace: NetNs,
     pod: PacketSocket,
     outside: PacketSocket,
-    /// A way through a router without policy: whatever packets go before, they are there when one of these is.
+    /// A path through a router without policy: when one of its packets arrives, all earlier packets have arrived.
     relay: (PacketSocket, [u8; 6]),
-    /// What passes to the node itself, by protocol: raw sockets get it behind all hooks (raw(7)).
+    /// What passes to the node itself, by protocol: raw sockets receive it after all hooks (raw(7)).
     own: Vec<OwnedFd>,
-    /// By which the node sends packets with headers of their own, of IPv4 and of IPv6.
+    /// The sockets by which the node sends packets with their own IPv4 and IPv6 headers.
     raw: [OwnedFd; 2],
     next_tag: AtomicU32,
     _namespaces: [NetNs; 5],
@@ -58,7 +58,7 @@ const HEADERS: u8 = 255;
 
 impl Node {
     fn new() -> Self {
-        // All packets that this thread sends go through one processor's queue, and so keep their order.
+        // All packets of this thread go through one processor's queue, and so keep their order.
         let mut one = rustix::thread::CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &one).unwrap();
@@ -89,9 +89,9 @@ impl Node {
         Self { namespace, pod, outside, relay, own, raw, next_tag: AtomicU32::new(0), _namespaces }
     }
 
-    /// Which of the flows get through.
+    /// The flows that pass.
     fn passed(&self, flows: &[Flow], way: Way) -> BTreeSet<usize> {
-        // A flow of an earlier case, or its answer, must not be taken for an established one.
+        // A flow of an earlier case, or its answer, must not count as established.
         self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
         let first = self.next_tag.fetch_add(flows.len() as u32 + 1, Ordering::Relaxed);
         let last = first + flows.len() as u32;
@@ -126,7 +126,7 @@ impl Node {
         tags.into_iter().filter(|tag| (first..last).contains(tag)).map(|tag| (tag - first) as usize).collect()
     }
 
-    /// Sends a packet of the node's own. The kernel says that it may not where policy drops it.
+    /// Sends a packet of the node itself. The kernel returns an error if policy drops it.
     fn send(&self, flow: &Flow, packet: &[u8]) {
         let socket = &self.raw[usize::from(flow.destination.is_ipv6())];
         let sent = net::sendto(socket, packet, SendFlags::empty(), &SocketAddr::from((flow.destination, 0)));
@@ -145,7 +145,7 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Option<usize> {
     }
 }
 
-/// The tags of all packets that wait.
+/// The tags of all waiting packets.
 fn tags(receive: impl Fn(&mut [u8]) -> Option<usize>) -> BTreeSet<u32> {
     let mut buffer = [0; 2048];
     let mut tags = BTreeSet::new();
@@ -163,7 +163,7 @@ fn table() -> Table {
     Nft::open().unwrap().list("tortie").unwrap().unwrap()
 }
 
-/// Whether a flow may pass, and what of the host endpoint settles it. A pod's own policy must allow it, too.
+/// Whether a flow may pass, and what in the host endpoint decides. A pod's own policy must allow it, too.
 fn allowed(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let (allowed, by) = judge(state, way, flow);
     let by_its_pod = |direction| {
@@ -185,7 +185,7 @@ fn flows(each: usize) -> impl Strategy<Value = Flows> {
     Way::ALL.map(of).prop_map(Vec::from)
 }
 
-/// Random programs name some policies that there are not, and some host endpoints have no interface.
+/// Random programs name some missing policies, and some host endpoints have no interface.
 fn is_expected(report: &Report) -> bool {
     let expected = |condition: &tortie_dataplane::Condition| {
         condition.message.contains("is not known") || condition.reason == Reason::HostEndpointWithoutInterface
@@ -198,13 +198,13 @@ fn shown(state: &NodeState) -> String {
     format!("{host:#?}\n{:#?}\n{}", state.settings, random_states::shown(state))
 }
 
-/// How many random states are tried; `PROPTEST_CASES` asks for more.
+/// The number of random states; `PROPTEST_CASES` sets more.
 #[test]
 fn the_kernel_decides_as_the_programs_of_host_endpoints_say() {
     decides_as_the_programs(Config::default());
 }
 
-/// All that can be looked up is.
+/// With lookups wherever possible.
 #[test]
 fn the_kernel_looks_up_as_the_programs_of_host_endpoints_say() {
     decides_as_the_programs(Config { rules_in_a_row: 0, ..Config::default() });
@@ -223,14 +223,14 @@ fn decides_as_the_programs(config: Config) {
         }
         node.namespace
             .run(|| {
-                // The state of the last case is changed into that of this one.
+                // The state of the last case is changed into this one.
                 let deltas = common::deltas(old, &state);
                 let report = tracing::subscriber::with_default(AfterEachTransaction(|| ()), || {
                     dataplane.apply(&deltas)
                 });
                 prop_assert!(is_expected(&report), "{:?}", report);
                 *old = state.clone();
-                // What is left over goes with the next change.
+                // The next change removes what is left over.
                 dataplane.apply(&[]);
                 let changed = table();
                 prop_assert_eq!(dataplane.resync(), report);
@@ -256,7 +256,7 @@ fn decides_as_the_programs(config: Config) {
     }
 }
 
-/// Every table of every way must have let some pass and some not.
+/// Every table on every path must have let some packets pass and others not.
 fn lacking(counts: &BTreeMap<(Way, By), [usize; 2]>) -> Option<String> {
     let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 10);
     for way in Way::ALL {
@@ -281,7 +281,7 @@ fn all_allowed(state: &NodeState, way: Way, flows: &[Flow]) -> BTreeSet<usize> {
     (0..).zip(flows).filter(|(_, flow)| allowed(state, way, flow).0).map(|(index, _)| index).collect()
 }
 
-/// Every transaction of a change that does not fit in one is looked at, with packets.
+/// Checks every transaction of a change that does not fit in one, with packets.
 #[test]
 fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let node = Arc::new(Node::new());
@@ -290,7 +290,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
     let test = |(mut state, flows): (NodeState, Vec<(Way, Vec<Flow>)>)| {
-        // Members that no packet of this test has make every set a matter of several transactions.
+        // Members that no packet of this test has make each set too large for one transaction.
         for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
             let strangers =
                 (0..800).map(|n| IpAddr::from((0xf000_0000 + number * 1000 + n * 2).to_be_bytes()));
@@ -299,7 +299,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
         }
         let (dataplane, old, case) = &mut *current.borrow_mut();
         *case += 1;
-        // A change, with the same settings or others; a restart; and one that must make the whole table anew.
+        // A change, with the same settings or others; a restart; and a restart that must recreate the whole table.
         let before = match *case % 6 {
             step @ (0 | 1) => {
                 *dataplane = open(step == 0);
@@ -354,7 +354,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     }
 }
 
-/// A change is cut into transactions at every place in turn. Neither state lets the flow pass.
+/// Splits a change into transactions at every possible position. Neither state lets the flow pass.
 #[test]
 fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
     let node = Arc::new(Node::new());
@@ -419,7 +419,7 @@ fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
         ],
     ];
     let number = Cell::new(0);
-    // Says in how many transactions.
+    // Returns the number of transactions.
     let go_to = |(hosts, member): &(Hosts, bool), size: u32| {
         number.set(number.get() + 1);
         let mut state = NodeState::default();
@@ -429,7 +429,7 @@ fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
         }
         let members = member.then_some(Member::Net(flow.source.into()));
         state.sets.insert(set.clone(), (SetKind::Nets, members.into_iter().collect()));
-        // As many others come, and as many go, each time.
+        // The same number of others is added and removed each time.
         let stranger = |n: u32| IpAddr::from((0xf000_0000 + (number.get() % 2) * 100_000 + n).to_be_bytes());
         let strangers = (0..size).map(|n| Member::Net(stranger(n).into()));
         state.sets.insert(SetId::new("s:strangers"), (SetKind::Nets, strangers.collect()));
@@ -447,7 +447,8 @@ fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
         let there_and_back = |size| pair.iter().map(|state| go_to(state, size)).max().unwrap();
         there_and_back(400);
         let staged: Vec<_> = (400..1240).step_by(40).filter(|size| there_and_back(*size) > 1).collect();
-        // The first that does not fit in one transaction is cut in its last steps: there more places are tried.
+        // The first change that does not fit in one transaction is split in its last steps, so more positions are
+        // tried there.
         let first = *staged.first().unwrap();
         for size in (first - 40..first + 40).step_by(2) {
             there_and_back(size);

@@ -1,7 +1,7 @@
-//! The process that owns the table is killed at random instants, again and again, while it changes things: connections that
-//! are allowed are neither cut nor refused meanwhile, and no packet passes that is denied.
+//! The process that owns the table is killed at random instants, repeatedly, while it makes changes. Meanwhile
+//! allowed connections are neither cut nor refused, and no denied packet passes.
 //!
-//! The program runs itself again as the one that is killed.
+//! The program runs itself again as the process that is killed.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // a test, though clippy does not see that without #[test]
 
 #[cfg(target_os = "linux")]
@@ -40,20 +40,20 @@ mod linux {
     use crate::common::cluster::{Node, Pod, Underlay, ingress, open, open_profile, policy_id};
     use crate::common::deltas;
 
-    /// What a victim says once.
+    /// The message that a victim prints once.
     const IN_FORCE: &str = "in force\n";
     const ALLOWED: u16 = 7000;
     const DENIED: u16 = 7001;
-    /// How long an answer may take before it counts as lost.
+    /// The time after which an answer counts as lost.
     const PATIENCE: Duration = Duration::from_secs(10);
-    /// The longest time that a victim lives, in microseconds: from before it has read the table to after many changes.
+    /// The maximum lifetime of a victim in microseconds: from before it has read the table to after many changes.
     const LONGEST_LIFE: u64 = 60_000;
 
-    /// What happened to the traffic.
+    /// The results of the traffic.
     #[derive(Default)]
     struct Traffic {
         ends: AtomicBool,
-        /// Whether nobody asks any more.
+        /// Whether sending has ended.
         asked: AtomicBool,
         new_flows: AtomicUsize,
         of_one_flow: AtomicUsize,
@@ -67,7 +67,7 @@ mod linux {
         }
     }
 
-    /// Kills a victim so many times; `TORTIE_KILLS` asks for more.
+    /// Kills that many victims; `TORTIE_KILLS` sets more.
     pub fn killer() {
         let kills = std::env::var("TORTIE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(50);
         let node = Node::new(&Underlay::new(), 1);
@@ -110,7 +110,7 @@ mod linux {
         );
     }
 
-    /// Connects a pod, and says what a victim must know of it.
+    /// Connects a pod, and returns what a victim must know about it.
     fn attached(node: &Node, pod: &Pod) -> Value {
         let wiring = &node.wiring;
         let interface = node.namespace.run(|| wiring.connect(&pod.attachment())).unwrap().unwrap();
@@ -129,7 +129,7 @@ mod linux {
         assert_eq!(line, *IN_FORCE.as_bytes());
     }
 
-    /// Gives what it has said that nobody has read. That something went wrong with it would have ended it before.
+    /// Returns its unread output. An error would have ended it before.
     fn kill(mut victim: Child) -> String {
         victim.kill().unwrap();
         let output = victim.wait_with_output().unwrap();
@@ -147,7 +147,8 @@ mod linux {
 
     type Thread = thread::JoinHandle<()>;
 
-    /// The thread that answers, and those that ask: new flows and one old flow that are allowed, and flows that are denied. Ends with a panic where an answer is lost.
+    /// The answering thread, and the sending threads: new flows and one old flow that are allowed, and flows that are
+    /// denied. Panics if an answer is lost.
     fn run_traffic(client: &Arc<Pod>, server: &Arc<Pod>, traffic: &Arc<Traffic>) -> (Thread, Vec<Thread>) {
         let bind = |pod: &Pod, port: u16| {
             let socket =
@@ -170,7 +171,7 @@ mod linux {
                 }
             }
         }));
-        // A new link may lose its first packets, until the kernel has brought its queue up.
+        // A new link may lose its first packets, until the kernel has activated its queue.
         while old.send_to(b"first", to).is_err() || old.recv(&mut [0; 8]).is_err() {}
         let (pod, of_client) = (client.clone(), client.clone());
         let nobody = SocketAddr::from((server.address, DENIED));
@@ -193,7 +194,7 @@ mod linux {
                     let socket = of_client.namespace.run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
                     socket.send_to(b"open?", nobody).unwrap();
                     traffic.denied.fetch_add(1, Ordering::Relaxed);
-                    // More would fill the queue that all packets of a processor wait in, and others would be lost there.
+                    // More packets would fill the queue of the processor, and others would be lost there.
                     thread::sleep(Duration::from_micros(100));
                 }
             })),
@@ -218,7 +219,7 @@ mod linux {
         }
     }
 
-    /// Owns the table and changes things that are no matter to the traffic, until it is killed.
+    /// Owns the table and makes changes that do not affect the traffic, until it is killed.
     pub fn victim() {
         let pods: Value = serde_json::from_str(&std::env::args().nth(2).unwrap()).unwrap();
         let mut dataplane = Stateful::new(Dataplane::open(Config::default()).unwrap());
@@ -237,8 +238,8 @@ mod linux {
         }
     }
 
-    /// The same for the traffic in every turn: one port is open to all, through one rule or another, with one policy
-    /// more or less before it and members that come and go.
+    /// Equivalent for the traffic in every turn: one port is open to all, by one rule or another, with one policy
+    /// more or less before it, and with changing members.
     fn state(pods: &Value, turn: u32) -> NodeState {
         let mut state = NodeState::default();
         open_profile(&mut state);

@@ -1,4 +1,4 @@
-//! What Log rules tell a listener of nflog (`linux/netfilter/nfnetlink_log.h`).
+//! The messages of Log rules to an nflog listener (`linux/netfilter/nfnetlink_log.h`).
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -13,22 +13,22 @@ use tortie_kernel::netlink::attribute::{Attributes, put, put_u32_be};
 use tortie_kernel::netlink::{Family, Reply, Request, Socket};
 use tortie_policy::program::*;
 
-/// Calico's groups (`felix/rules`): what is listened to for it is listened to for us.
+/// Calico's groups (`felix/rules`), so that existing listeners work.
 const INGRESS: u16 = 1;
 const EGRESS: u16 = 2;
 
 const SUBSYSTEM: u16 = 4; // NFNL_SUBSYS_ULOG
 const PACKET: u16 = SUBSYSTEM << 8; // NFULNL_MSG_PACKET
 const CONFIG: u16 = SUBSYSTEM << 8 | 1; // NFULNL_MSG_CONFIG
-/// How long the header of nfnetlink is: family, version, and the group in network byte order.
+/// The length of the nfnetlink header: family, version, and the group in network byte order.
 const HEADER: usize = 4;
 
-/// A packet that was logged.
+/// A logged packet.
 #[derive(Debug, PartialEq, Eq)]
 struct Logged {
     group: u16,
     prefix: String,
-    /// The port that it is for.
+    /// Its destination port.
     port: u16,
 }
 
@@ -56,7 +56,7 @@ fn logged(reply: &Reply) -> Logged {
     }
 }
 
-/// The next packets, so many.
+/// The next packets, of this number.
 fn next(socket: &mut Socket, count: usize) -> Vec<Logged> {
     let deadline = Instant::now() + PATIENCE;
     let mut packets = Vec::new();
@@ -72,12 +72,12 @@ fn log_rules_tell_the_group_of_their_direction_and_their_policy() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     [80, 81].into_iter().for_each(|port| server.serve(port));
-    // One port is logged. Rules go on behind a Log.
+    // One port is logged. Evaluation continues after a Log.
     let ports = EntityMatch { ports: vec![PortRange::single(80)], ..EntityMatch::default() };
     let log = Rule { protocol: Some(Protocol::TCP), destination: ports, ..Rule::all(Action::Log) };
     let rules = vec![log, Rule::all(Action::Allow)];
     let rules = Arc::new(PolicyRules { ingress: rules.clone(), egress: rules });
-    // As long as Kubernetes takes, and longer than the kernel's prefix.
+    // As long as Kubernetes allows, and longer than the kernel's prefix.
     let names = ["web".to_owned(), "n".repeat(253)];
     node.change(|state| {
         open_profile(state);

@@ -1,4 +1,4 @@
-//! Packets that leave the pools bear the node's address (`natOutgoing`): real connections.
+//! Packets that leave the pools get the node's address (`natOutgoing`), with real connections.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -13,11 +13,11 @@ use tortie_dataplane::*;
 use tortie_kernel::interface_index;
 use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 
-/// An address outside that is in a pool, and one that is in none.
+/// An external address inside a pool, and one outside all pools.
 const POOLED: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 9);
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(172, 31, 0, 9);
 
-/// As what address a client is seen by the server that it connects to; `None` if it does not reach it.
+/// The address of a client as its server sees it; `None` if it does not reach the server.
 fn seen(client: impl FnOnce() -> Option<TcpStream>, server: &TcpListener) -> Option<IpAddr> {
     let _stream = client()?;
     Some(server.accept().unwrap().1.ip())
@@ -31,7 +31,7 @@ fn what_leaves_the_pools_has_the_address_of_the_node() {
     assert_eq!(node.change(open_profile), Report::default());
     node.add(&pod, open());
     node.add(&other, open());
-    // The second pool is behind the same switch, and knows the way back to pods.
+    // The second pool is behind the same switch, and has a route back to pods.
     let wire = |way: Route, address: Option<Ipv4Addr>| {
         move || {
             let mut socket = RouteSocket::open().unwrap();
@@ -63,7 +63,7 @@ fn what_leaves_the_pools_has_the_address_of_the_node() {
         assert_eq!(seen(|| pod.connect(other.address, 80), &neighbour), own, "another pod");
     }
 
-    // A pod that is in no pool any more is still a pod of this node; the node's own packets are its own.
+    // A pod outside all pools is still a pod of this node; the node's own packets keep their address.
     let tunnel = Ipv4Addr::new(10, 65, 1, 1);
     let none: BTreeMap<_, _> =
         [("10.65.1.0/31".parse().unwrap(), true), ("10.65.1.2/32".parse().unwrap(), true)].into();

@@ -1,4 +1,4 @@
-//! Whole nodes on the real kernel: pods, policy, restarts, and what others do to our tables.
+//! Whole nodes on the real kernel: pods, policy, restarts, and changes of Tortie's tables by others.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -74,7 +74,7 @@ fn policy_between_two_pods_of_a_node() {
     node.change(|state| ingress_policy(state, "clients", vec![rule]));
     assert!(client.reaches(&server, 81) && client.is_cut_off(server.address, 80));
 
-    // Pass leads to the profile, past what follows in the tier.
+    // Pass leads to the profile, past the rest of the tier.
     node.change(|state| {
         ingress_policy(state, "clients", vec![Rule::all(Action::Pass), Rule::all(Action::Deny)])
     });
@@ -82,7 +82,7 @@ fn policy_between_two_pods_of_a_node() {
     node.change(|state| ingress_policy(state, "clients", vec![]));
     assert!(client.is_cut_off(server.address, 80), "the end of the tier denies");
 
-    // A pod whose policy is not known is closed.
+    // A pod with unknown policy is closed.
     node.program(&server, open());
     assert!(client.reaches(&server, 80));
     let report = node.change(|state| {
@@ -93,7 +93,7 @@ fn policy_between_two_pods_of_a_node() {
     assert!(client.is_cut_off(server.address, 80));
 }
 
-/// The pod's egress first, then what is configured (semantics 3).
+/// The pod's egress first, then the configured action (policy decision 3).
 #[test]
 fn from_a_pod_to_its_own_node() {
     let mut node = Node::new(&Underlay::new(), 1);
@@ -123,11 +123,11 @@ fn from_a_pod_to_its_own_node() {
             }
         };
         assert_eq!(passes, action != EndpointToHostAction::Drop, "{action:?}");
-        assert!(answers(&established), "{action:?}: an established connection goes on (semantics 20)");
+        assert!(answers(&established), "{action:?}: an established connection goes on (policy decision 20)");
     }
 }
 
-/// What policy denies is dropped, or refused aloud: by a reset for TCP, by an ICMP message otherwise.
+/// Denied packets are dropped, or rejected: by a reset for TCP, by an ICMP message otherwise.
 #[test]
 fn what_is_denied_is_dropped_or_rejected() {
     let mut node = Node::new(&Underlay::new(), 1);
@@ -153,14 +153,14 @@ fn what_is_denied_is_dropped_or_rejected() {
                 socket.send(b"meow").unwrap();
                 socket.recv(&mut [0; 8]).unwrap_err().kind()
             };
-            // An ICMP message that something is prohibited is a host that cannot be reached to a socket.
+            // For a socket, the ICMP message "prohibited" means that the host is unreachable.
             let expected = if refused { ErrorKind::HostUnreachable } else { ErrorKind::WouldBlock };
             assert_eq!(client.namespace.run(datagram).unwrap(), expected, "{policy} {deny:?}");
         }
     }
 }
 
-/// All that the kernel has of ours, with handles and indices.
+/// All of Tortie's objects in the kernel, with handles and indices.
 fn everything(node: &Node) -> String {
     let mut command = Command::new("nft");
     command.args(["-a", "list", "table", "inet", "tortie"]);
@@ -195,11 +195,11 @@ fn a_restart_keeps_what_fits() {
     assert!(answers(&stream), "an established connection goes on");
     assert!(pods[0].reaches(&pods[1], 80));
 
-    // What changed while nobody looked is changed by the restart, and only that.
+    // The restart applies exactly what changed in between.
     nodes[1].state.sets.insert(SetId::new("s:one"), (SetKind::Nets, Members::default()));
     nodes[1].restart();
     assert!(pods[0].is_cut_off(pods[1].address, 80));
-    assert!(answers(&stream), "an established connection goes on (semantics 20)");
+    assert!(answers(&stream), "an established connection goes on (policy decision 20)");
 }
 
 /// As on a kernel that cannot guard a table.
@@ -207,7 +207,7 @@ fn unguarded() -> Config {
     Config { guard_table: false, ..Config::default() }
 }
 
-/// Beside others (semantics 28).
+/// With other software (policy decision 28).
 #[test]
 fn what_others_break_is_mended_and_what_they_made_stays() {
     let (mut nodes, pods) = two_nodes_with(&unguarded());
@@ -326,14 +326,14 @@ fn a_huge_policy_closes_its_pod_and_no_other() {
         let nets = nets.into_iter().map(|address| IpAddr::from(address).into()).collect();
         Rule { source: EntityMatch { nets, ..EntityMatch::default() }, ..Rule::all(Action::Allow) }
     };
-    // Each asks for another pair of source and destination: no two are one.
+    // Each matches another pair of source and destination, so none can be merged.
     let pair = |n: u32| {
         let mut rule = from(vec![(n * 2).into()]);
         rule.destination.nets = vec![IpAddr::from((n * 2).to_be_bytes()).into()];
         rule
     };
     let many_rules = (0..20_001u32).map(pair).collect();
-    // Single addresses that do not touch: one rule with a large set inside.
+    // Single addresses that are not adjacent: one rule with a large set inside.
     let large_rule = vec![from((0..250_000u32).map(|n| (n * 2).into()).collect())];
     for huge in [many_rules, large_rule] {
         let report = node.change(|state| {
@@ -399,7 +399,7 @@ fn a_missing_interface_is_told_of_and_found_later() {
     assert!(report.endpoints[&server.id()][0].message.contains(&host_interface));
     node.namespace.run(|| node.wiring.connect(&server.attachment()).unwrap()).unwrap();
 
-    // It is there, but down: no route can lead to it.
+    // It exists but is down, so it can have no routes.
     let set_up = |node: &Node, up| {
         let change = || {
             let index = interface_index(&host_interface).unwrap();
@@ -411,7 +411,7 @@ fn a_missing_interface_is_told_of_and_found_later() {
     let report = node.apply(&[]);
     assert!(report.retry && report.node.is_empty());
     assert_eq!(report.endpoints[&server.id()][0].reason, Reason::NetworkNotInForce);
-    // While it waits, not everything is read and compared again each time.
+    // While it is pending, not everything is read and compared each time.
     let route = || {
         let routes = RouteSocket::open().unwrap().routes().unwrap();
         routes.into_iter().find(|route| route.destination.addr() == client.address)

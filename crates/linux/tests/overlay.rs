@@ -1,4 +1,4 @@
-//! Pods of different nodes reach each other through VXLAN, and nobody else gets packets into it.
+//! Pods of different nodes reach each other through VXLAN, and nobody else can send packets into it.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -35,7 +35,7 @@ fn pods_of_two_nodes_over_vxlan() {
     }
     assert!(seen >= 6, "{seen} VXLAN packets were seen");
 
-    // From another node a pod is under its policy, by the address that the node has there.
+    // From another node, a pod is judged by its policy, with the address that the node has there.
     nodes[1].change(|state| {
         let nets = vec!["10.65.1.2/32".parse().unwrap()];
         let source = EntityMatch { nets, ..EntityMatch::default() };
@@ -50,7 +50,7 @@ fn pods_of_two_nodes_over_vxlan() {
     let routes = nodes[0].namespace.run(|| RouteSocket::open().unwrap().routes().unwrap()).unwrap();
     assert!(routes.contains(&Route::blackhole(block(1).into(), 84)), "{routes:#?}");
 
-    // The other node goes away.
+    // The other node disappears.
     nodes[0].change(|state| {
         state.routes.remove(&block(2));
         state.vteps.clear();
@@ -66,8 +66,8 @@ fn pods_of_two_nodes_over_vxlan() {
     assert_eq!(left.unwrap(), (0, 0));
 }
 
-/// What would put packets with any source behind the pods' policy: the same VXLAN packets, sent to a node from an address
-/// that is no other node's, and from a node's.
+/// VXLAN packets could bypass the pods' policy with any inner source. Sends the same packets to a node from a foreign
+/// address and from a node's address.
 #[test]
 fn vxlan_is_taken_from_nodes_only() {
     const STRANGER: u8 = 99;
@@ -83,7 +83,8 @@ fn vxlan_is_taken_from_nodes_only() {
     let receiver = pods[1].namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 7000)).unwrap()).unwrap();
     receiver.set_read_timeout(Some(PATIENCE)).unwrap();
 
-    // Whose packets arrive in the pod: when the node's is there, the stranger's before it has been received or dropped.
+    // Whose packets arrive in the pod: when the node's has arrived, the foreign one before it has been received or
+    // dropped.
     let inner = Flow {
         source: pods[0].address.into(),
         destination: pods[1].address.into(),

@@ -1,5 +1,5 @@
-//! What is shown of a pod is what the kernel has: where each rule comes from, what somebody else changed, and what was
-//! counted, by real packets.
+//! `show` reports what the kernel has for a pod: the origin of each rule, changes by others, and counts of real
+//! packets.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -26,7 +26,7 @@ fn tcp_from(action: Action, set: &str, port: u16) -> Rule {
     }
 }
 
-/// A node with a client, and a server of which three rules speak; two of them are folded into one.
+/// A node with a client, and a server with three rules, two of which are merged.
 fn shop(config: Config) -> (Node, Pod, Pod) {
     let mut node = Node::with(&Underlay::new(), 1, config);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
@@ -108,7 +108,7 @@ fn each_rule_is_shown_with_what_it_comes_from() {
     assert_eq!(unknown, Err(ShowError::NoEndpoint("demo/stranger (eth0)".to_owned())));
 }
 
-/// It is the kernel that is asked, not what we think that it has.
+/// The kernel is read, not the known state.
 #[test]
 fn what_somebody_else_changed_is_seen() {
     let (mut node, _, server) = shop(Config { guard_table: false, ..Config::default() });
@@ -140,7 +140,7 @@ fn what_somebody_else_changed_is_seen() {
     assert_eq!(show(&mut node, &server).remarks, Vec::<String>::new());
 }
 
-/// One connection is one packet that policy is asked about; what belongs to it later is not.
+/// One connection is one packet that policy judges; its later packets are not judged.
 #[test]
 fn hits_are_counted_by_rule_and_by_value() {
     let (mut node, client, server) = shop(Config::default());
@@ -166,11 +166,11 @@ fn hits_are_counted_by_rule_and_by_value() {
     let denied = |shown: &Shown| packets(of_policy(shown, "web")[0].count);
     assert!(denied(&show(&mut node, &server)) >= 1, "each SYN that was tried counts");
 
-    // Reading back and comparing all does not begin to count anew, nor does it find anything to mend.
+    // Reading back and comparing everything neither resets counts nor finds differences.
     let before = show(&mut node, &server);
     assert_eq!(node.resync(), Report::default());
     assert_eq!(show(&mut node, &server), before);
-    // Nor does an agent that comes after us.
+    // Nor does the next agent.
     node.restart();
     assert_eq!(show(&mut node, &server), before);
 
@@ -187,7 +187,7 @@ fn hits_are_counted_by_rule_and_by_value() {
     assert!(client.reaches(&server, 80) && client.is_cut_off(server.address, 22));
 }
 
-/// A value counts only where the whole rule holds, whichever tests come behind it.
+/// A value counts only if the whole rule matches, whichever tests follow.
 #[test]
 fn values_of_a_rule_that_does_not_hold_count_nothing() {
     let (mut node, client, server) = shop(Config::default());
@@ -219,7 +219,7 @@ fn values_of_a_rule_that_does_not_hold_count_nothing() {
     );
 }
 
-/// Where rules of all policies are looked up at once, the key says which of them was hit.
+/// If rules of all policies become one lookup, the key identifies the rule.
 #[test]
 fn what_is_looked_up_is_counted_by_key() {
     let (mut node, client, server) = shop(Config { rules_in_a_row: 0, ..Config::default() });

@@ -1,4 +1,4 @@
-//! The table of policy is ours: what others do to it, and who comes after us, on the real kernel.
+//! The table of policy belongs to Tortie: changes by others, and the next agent, on the real kernel.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests
 
@@ -35,7 +35,7 @@ fn closed_server_on(mut node: Node) -> (Node, Pod, Pod) {
     (node, client, server)
 }
 
-/// What another process does with `nft`.
+/// Runs `nft` as another process.
 fn nft(node: &Node, arguments: &[&str]) -> Output {
     let mut command = Command::new("nft");
     command.args(arguments);
@@ -43,7 +43,7 @@ fn nft(node: &Node, arguments: &[&str]) -> Output {
     output.expect("this test needs the program nft: apt-get install nftables")
 }
 
-/// All that is in the table, with handles.
+/// The content of the table with handles.
 fn listed(node: &Node) -> String {
     let output = nft(node, &["-a", "list", "table", "inet", "tortie"]);
     assert!(output.status.success(), "others may read: {}", String::from_utf8_lossy(&output.stderr));
@@ -105,7 +105,7 @@ fn a_table_of_another_living_process_is_left_alone_and_told_of() {
 #[test]
 fn without_policy_nothing_is_opened() {
     let mut node = Node::new(&Underlay::new(), 1);
-    // The table cannot be made ours.
+    // The table cannot be adopted.
     let mut other = node.namespace.run(|| Nft::open().unwrap()).unwrap();
     let table = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(Table::OWNER)] };
     other.commit(&table).unwrap();
@@ -150,7 +150,7 @@ fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
     assert!(error.to_string().contains("make the table"), "{error}");
 }
 
-/// Where the kernel cannot keep others out, what they do is noticed at once and mended: within a second.
+/// If the kernel cannot prevent changes by others, they are noticed and repaired within a second.
 #[test]
 fn what_others_change_is_noticed_at_once() {
     let mut node = Node::with(&Underlay::new(), 1, Config { guard_table: false, ..Config::default() });
@@ -185,11 +185,11 @@ fn what_others_change_is_noticed_at_once() {
         assert_eq!(node.resync(), Report::default(), "{vandal:?}");
         assert_eq!(table(&node).as_ref(), Some(&ours), "{vandal:?}");
         assert!(begun.elapsed() < Duration::from_secs(1), "{vandal:?}: {:?}", begun.elapsed());
-        // All that it did has been told of before the next one begins.
+        // All of its changes have been reported before the next one begins.
         while disturbed.recv_timeout(Duration::from_millis(500)).is_ok() {}
     }
     assert!(client.is_cut_off(server.address, 80));
-    // Another table is not ours.
+    // Another table does not belong to Tortie.
     assert!(nft(&node, &["add", "table", "inet", "theirs"]).status.success());
     assert!(disturbed.recv_timeout(Duration::from_millis(100)).is_err());
 }

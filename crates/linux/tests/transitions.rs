@@ -1,13 +1,14 @@
-//! While a cluster changes, packets go on: of flows that are allowed before and after none is lost, of flows that are
-//! denied before and after none gets through. A flow's packets all begin it anew, as nobody answers them.
+//! While a cluster changes, packets continue: no packet is lost of flows that are allowed before and after, and none
+//! passes of flows that are denied before and after. Each packet of a flow begins it anew, because nobody answers.
 //!
-//! One thing the kernel does not give: a packet that is in the middle of the chains while a transaction comes in force goes
-//! on by the rules of before, but finds in sets and maps what is there now. What the dataplane does about that
-//! (what packets may be led to comes a transaction earlier, and goes one later) leaves a policy whose rules change in the same instant as the programs that name it, and sets
-//! that change together with rules: so a single packet of a flow may go astray once in some thousand changes. More than
-//! that fails, and so does any packet once the change is done.
+//! The kernel does not guarantee one thing: a packet that is inside the chains while a transaction takes effect
+//! continues with the old rules, but finds the new content of sets and maps. The dataplane adds new objects one
+//! transaction earlier, and removes old ones one transaction later. This leaves policies whose rules change at the
+//! same instant as the programs that name them, and sets that change together with rules. So a single packet of a
+//! flow may go astray once in some thousand changes. The test fails on more than that, and on any packet after the
+//! change is done.
 //!
-//! `PROPTEST_CASES` says how many changes.
+//! `PROPTEST_CASES` sets the number of changes.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
@@ -29,9 +30,10 @@ use tortie_policy::program::{Flow, evaluate};
 
 const CHANGES: u32 = 250;
 const PACKETS: usize = 150;
-/// Of so many changes one packet may go astray. It was one of a hundred before packets on their way were thought of.
+/// In this many changes, one packet may go astray. It was one in a hundred before the dataplane considered packets
+/// inside the chains.
 const CHANGES_TO_ONE_ASTRAY: usize = 1_000;
-/// More would only make a round of all of them longer than a change.
+/// More flows would only make a round longer than a change.
 const FLOWS: usize = 40;
 
 #[test]
@@ -39,26 +41,26 @@ fn no_packet_is_lost_and_none_gets_through() {
     watch(Config::default(), true);
 }
 
-/// What does not fit in one transaction closes pods meanwhile, and opens none.
+/// A change that does not fit in one transaction closes pods meanwhile, and opens none.
 #[test]
 fn none_gets_through_in_many_transactions() {
     watch(Config { transaction_bytes: 9_000, ..Config::default() }, false);
 }
 
-/// How a cluster becomes another one.
+/// How a cluster changes to another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Some of its objects become those of the other one, or go; its pods stay, with other labels.
+    /// Some of its objects change to those of the other one, or are deleted; its pods stay, with other labels.
     Some,
-    /// It becomes the other one.
+    /// It changes to the other one.
     Whole,
-    /// As [`Self::Some`], noticed by agents that have just started.
+    /// As [`Self::Some`], applied by newly started agents.
     Restarted,
-    /// Nothing changes, and all is compared with the kernel.
+    /// Nothing changes, and everything is compared with the kernel.
     Compared,
 }
 
-/// The cluster to come, and of which of the old objects something comes.
+/// The next cluster, and which of the old objects are kept from it.
 type Change = (Objects, Vec<bool>, Step, Vec<Sent>);
 
 fn changes() -> impl Strategy<Value = Change> {
@@ -104,7 +106,7 @@ fn watch(config: Config, lossless: bool) {
     assert!(seen.astray.len() <= astray, "{:#?}", seen.astray);
 }
 
-/// The old cluster with some objects as in the new one. Its pods stay where they are.
+/// The old cluster with some objects of the new one. Its pods stay where they are.
 fn mixed(old: &Objects, new: &Objects, chosen: &[bool]) -> Objects {
     let map = |objects: &Objects| objects.iter().cloned().collect::<BTreeMap<Key, Value>>();
     let (old, new) = (map(old), map(new));
@@ -128,17 +130,17 @@ fn mixed(old: &Objects, new: &Objects, chosen: &[bool]) -> Objects {
     mixed
 }
 
-/// So that the test cannot pass for want of cases.
+/// Ensures that the test does not pass for lack of cases.
 #[derive(Debug, Default)]
 struct Seen {
     changes: usize,
-    /// Rounds of packets that were sent while something was changed.
+    /// Rounds of packets that were sent during a change.
     during: usize,
     /// Packets of flows that are allowed before and after.
     allowed: usize,
     /// Packets of flows that are denied before and after.
     denied: usize,
-    /// Single packets that were lost or let through in the instant of a change.
+    /// Single packets that were lost or let through at the instant of a change.
     astray: Vec<String>,
 }
 
@@ -152,14 +154,14 @@ impl Seen {
 /// One change.
 struct Watched<'a> {
     config: &'a Config,
-    /// Those that the test may run on.
+    /// The processors that the test may use.
     processors: &'a CpuSet,
     step: Step,
     lossless: bool,
 }
 
 impl Watched<'_> {
-    /// Changes the cluster and sends packets all the while.
+    /// Changes the cluster while packets are sent.
     fn change(
         &self,
         cluster: &mut Cluster,
@@ -212,7 +214,7 @@ impl Watched<'_> {
             return Err(format!("during the change: {astray:#?}; afterwards: {afterwards:#?}"));
         }
         seen.astray.extend(astray);
-        // What does not fit in one of several transactions is closed, and told of.
+        // What does not fit in one of several transactions is closed and reported.
         let said = |report: &Report| report.retry || report.conditions().next().is_some() && self.lossless;
         match reports.iter().any(said) {
             true => Err(format!("{reports:?}")),
@@ -234,7 +236,7 @@ impl Watched<'_> {
     }
 }
 
-/// Where a flow's ends are, and what their policies say of it.
+/// The ends of a flow, and the verdicts of their policies.
 struct Seat {
     places: [Option<Place>; 2],
     allowed: [bool; 2],
@@ -257,8 +259,8 @@ impl Seat {
         }
     }
 
-    /// Whether the flow's packets always pass on the way to this second one, or never; `None` where neither is promised.
-    /// The nodes change one after another: only what one and the same end denies all the time never passes.
+    /// Whether the flow's packets always pass during the change to this second state, or never; `None` if neither is
+    /// guaranteed. The nodes change one after another: only what one end denies all the time never passes.
     fn then(&self, next: &Self) -> Option<bool> {
         let still = |end: usize| self.places[end] == next.places[end];
         let always = (0..2).all(|end| self.allowed[end] && next.allowed[end]);

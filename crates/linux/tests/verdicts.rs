@@ -31,8 +31,8 @@ use tortie_policy::program::{
     EntityMatch, Flow, Member, PolicyRules, Rule, SetId, SetKind, TierProgram, evaluate,
 };
 
-/// A node with two pods and a link to the outside. The pods and the outside have no addresses: their kernels answer
-/// nothing, so every packet begins a flow anew.
+/// A node with two pods and a link to the outside. The pods and the outside have no addresses, so their kernels
+/// answer nothing, and every packet begins a new flow.
 struct Node {
     namespace: NetNs,
     pod: PacketSocket,
@@ -43,7 +43,7 @@ struct Node {
 
 impl Node {
     fn new() -> Self {
-        // All packets that this thread sends go through one processor's queue, and so keep their order.
+        // All packets of this thread go through one processor's queue, and so keep their order.
         let mut one = rustix::thread::CpuSet::new();
         one.set(rustix::thread::sched_getcpu());
         rustix::thread::sched_setaffinity(None, &one).unwrap();
@@ -61,7 +61,7 @@ impl Node {
         Self { namespace, pod, sentinel, outside, _namespaces }
     }
 
-    /// Which of the flows get through, into the pod or out of it.
+    /// The flows that pass into the pod or out of it.
     fn passed(&self, flows: &[Flow], direction: Direction) -> BTreeSet<u32> {
         let (from, to, last_from, last_to) = match direction {
             Direction::Ingress => (&self.outside, &self.pod, &self.outside, &self.sentinel),
@@ -83,7 +83,7 @@ impl Node {
         self.passed_before(flows, (from, mac, to), last)
     }
 
-    /// The same where also the sentinel may be closed: the last packet goes past all pods.
+    /// The same if the sentinel may be closed, too: the last packet goes past all pods.
     fn passed_by_any(&self, flows: &[Flow], direction: Direction) -> BTreeSet<u32> {
         let (from, link, to) = match direction {
             Direction::Ingress => (&self.outside, UPLINK, &self.pod),
@@ -101,12 +101,12 @@ impl Node {
         (from, mac, to): (&PacketSocket, [u8; 6], &PacketSocket),
         (last_from, last_mac, last_to, source, destination): LastPacket<'_>,
     ) -> BTreeSet<u32> {
-        // A flow of an earlier case, or its answer, must not be taken for an established one.
+        // A flow of an earlier case, or its answer, must not count as established.
         self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
         for (tag, flow) in flows.iter().enumerate() {
             assert!(from.send(&common::frame(flow, mac, tag as u32)).unwrap());
         }
-        // The packets keep their order: when the last one is there, so are those before it.
+        // The packets keep their order: when the last one has arrived, so have those before it.
         let last = Flow {
             source,
             destination,
@@ -122,7 +122,7 @@ impl Node {
     }
 }
 
-/// Where the last packet goes in, to which router, where it comes out, and its addresses.
+/// The socket and router of the last packet, the socket where it arrives, and its addresses.
 type LastPacket<'a> = (&'a PacketSocket, [u8; 6], &'a PacketSocket, IpAddr, IpAddr);
 
 const LAST: u32 = 0xcafe_f00d;
@@ -157,13 +157,13 @@ fn table() -> Table {
     Nft::open().unwrap().list("tortie").unwrap().unwrap()
 }
 
-/// How many random states are tried; `PROPTEST_CASES` asks for more.
+/// The number of random states; `PROPTEST_CASES` sets more.
 #[test]
 fn the_kernel_decides_as_the_oracle() {
     decides_as_the_oracle(Config::default());
 }
 
-/// All that can be looked up is.
+/// With lookups wherever possible.
 #[test]
 fn the_kernel_looks_up_as_the_oracle() {
     decides_as_the_oracle(Config { rules_in_a_row: 0, ..Config::default() });
@@ -180,11 +180,11 @@ fn decides_as_the_oracle(config: Config) {
         let (dataplane, old) = &mut *current.borrow_mut();
         node.namespace
             .run(|| {
-                // The state of the last case is changed into that of this one.
+                // The state of the last case is changed into this one.
                 let report = dataplane.apply(&common::deltas(old, &state));
                 prop_assert!(tells_of_unknown_policies_only(&report), "{:?}", report);
                 *old = state.clone();
-                // What is left over goes with the next change.
+                // The next change removes what is left over.
                 dataplane.apply(&[]);
                 let changed = table();
                 prop_assert_eq!(dataplane.resync(), report);
@@ -220,13 +220,13 @@ fn decides_as_the_oracle(config: Config) {
     assert!(passed * 10 > all && passed * 10 < all * 9, "{passed} of {all} flows passed: that proves little");
 }
 
-/// Random programs name some policies that there are not.
+/// Random programs name some missing policies.
 fn tells_of_unknown_policies_only(report: &Report) -> bool {
     let of_unknown = |condition: &Condition| condition.message.contains("is not known");
     report.conditions().all(of_unknown) && !report.retry
 }
 
-/// What no pod may send, whatever its policy says: VXLAN and IPIP. The oracle judges policy alone.
+/// What no pod may send, whatever its policy: VXLAN and IPIP. The oracle judges policy only.
 fn is_tunnel(flow: &Flow) -> bool {
     let vxlan = flow.protocol == Protocol::UDP && flow.destination_port == 4789;
     vxlan || flow.protocol == Protocol(4)
@@ -239,7 +239,7 @@ fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<
     (0u32..).zip(flows).filter(|(_, flow)| allows(flow)).map(|(tag, _)| tag).collect()
 }
 
-/// Every transaction of a change that does not fit in one is looked at, with packets.
+/// Checks every transaction of a change that does not fit in one, with packets.
 #[test]
 fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let node = Arc::new(Node::new());
@@ -250,7 +250,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let flows = |into| prop::collection::vec(random_states::flow(into), 12);
     let inputs = (random_states::state(), flows(true), flows(false));
     let test = |(mut state, incoming, outgoing): (NodeState, Vec<Flow>, Vec<Flow>)| {
-        // Members that no packet of this test has make every set a matter of several transactions.
+        // Members that no packet of this test has make each set too large for one transaction.
         for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
             let strangers =
                 (0..100).map(|n| IpAddr::from((0xf000_0000 + number * 1000 + n * 2).to_be_bytes()));
@@ -260,7 +260,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
         }
         let (dataplane, old, case) = &mut *current.borrow_mut();
         *case += 1;
-        // A change; a restart; and a restart that must make the whole table anew.
+        // A change; a restart; and a restart that must recreate the whole table.
         let before = match *case % 4 {
             1 | 2 => old.clone(),
             step => {
@@ -308,7 +308,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     }
 }
 
-/// A set gets the members that its rule let in until the same change: neither state lets them in.
+/// A set gets the members that its rule admitted until the same change: neither state admits them.
 #[test]
 fn members_do_not_come_before_the_rules_that_they_come_with() {
     let node = Arc::new(Node::new());
@@ -413,7 +413,7 @@ fn a_pod_cannot_use_the_address_of_another() {
     let mut state = TestRunnerState::open();
     node.namespace
         .run(|| {
-            // Only the policy is to be tested, not the kernel's own check.
+            // Only policy is tested, not the kernel's own check.
             let report = dataplane.apply(&common::deltas(&NodeState::default(), &state.0));
             assert_eq!(report, Default::default());
             sysctl::ensure("net/ipv4/conf/cali-pod/rp_filter", "0").unwrap();
@@ -436,7 +436,7 @@ fn a_pod_cannot_use_the_address_of_another() {
     ];
     assert_eq!(node.passed(&flows, Direction::Egress), BTreeSet::from([0, 3]));
 
-    // An interface of a pod that is not known is closed.
+    // The interface of an unknown pod is closed.
     state.0.endpoints.remove(&random_states::id("pod"));
     let gone = tortie_dataplane::Delta::EndpointRemoved(random_states::id("pod"));
     node.namespace.run(|| dataplane.apply(&[gone])).unwrap();
@@ -476,7 +476,7 @@ fn a_pod_cannot_send_into_the_flow_of_another() {
         tags_until(&node.outside, 1);
         send(&node.outside, &back, routers[2], 2);
         tags_until(&node.pod, 2);
-        // The flow is established. Its packets keep their order: after the last one, none of before comes.
+        // The flow is established. Its packets keep their order: after the last one, no earlier packet arrives.
         send(&node.sentinel, &there, routers[1], 3);
         send(&node.sentinel, &flow(sentinel, outside), routers[1], 4);
         send(&node.pod, &there, routers[0], LAST);

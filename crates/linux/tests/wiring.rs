@@ -13,12 +13,12 @@ use tortie_kernel::route::*;
 use tortie_linux::dataplane::Config;
 use tortie_linux::wire::Wiring;
 
-/// Runs a test with a wiring in a namespace of its own.
+/// Runs a test with a wiring in its own namespace.
 fn in_node(test: impl FnOnce(Wiring) + Send) {
     NetNs::create().unwrap().run(|| test(Wiring::open(&Config::default()).unwrap())).unwrap();
 }
 
-/// The names of the links whose names begin with the prefix.
+/// The names of the links with the prefix.
 fn links() -> Vec<String> {
     let links = RouteSocket::open().unwrap().links().unwrap();
     links.into_iter().map(|link| link.name).filter(|name| name.starts_with("cali")).collect()
@@ -78,7 +78,7 @@ fn a_pod_that_is_made_again_does_not_wait_for_the_old_one() {
         wiring.check(&new.attachment()).unwrap();
         let problem = wiring.check(&old.attachment()).unwrap_err().to_string();
         assert!(problem.contains("eth0"), "{problem}");
-        // And the old one's disconnect comes late.
+        // The disconnect of the old one comes late.
         wiring.disconnect(&old.id(), &old.container_id).unwrap();
         wiring.check(&new.attachment()).unwrap();
         wait_for("only the new link is left", || links() == [interface.host_interface.clone()]);
@@ -122,7 +122,7 @@ fn the_link_of_another_pod_is_not_touched() {
         let (first, mut second) = (Pod::new("first", 1, 2), Pod::new("second", 1, 3));
         second.name = "n".repeat(253);
         let interface = wiring.connect(&first.attachment()).unwrap();
-        // As if the names of both came to the same digits.
+        // As if both names had equal digests.
         let mut socket = RouteSocket::open().unwrap();
         let rename = |socket: &mut RouteSocket, from: &str, to: &str| {
             let index = tortie_kernel::interface_index(from).unwrap();
@@ -142,7 +142,7 @@ fn the_link_of_another_pod_is_not_touched() {
         wiring.disconnect(&second.id(), &second.container_id).unwrap();
         assert_eq!(socket.link(&taken).unwrap(), before);
 
-        // Without it, the long name and its sandbox are noted and known again.
+        // Without it, the long name and its sandbox are recorded and recognised.
         rename(&mut socket, &taken, &interface.host_interface);
         wiring.connect(&second.attachment()).unwrap();
         wiring.connect(&second.attachment()).unwrap();
@@ -195,7 +195,7 @@ fn what_a_dead_process_left_is_deleted() {
     in_node(|wiring| {
         let pods = [Pod::new("left", 1, 2), Pod::new("kept", 1, 3)];
         let interfaces = pods.each_ref().map(|pod| wiring.connect(&pod.attachment()).unwrap().host_interface);
-        // A process that dies between disconnecting a pod and deleting its cable.
+        // A process that ends between disconnecting a pod and deleting its cable.
         let index = tortie_kernel::interface_index(&interfaces[0]).unwrap();
         let settings = vec![LinkSetting::Group(0x746f_7274), LinkSetting::Up(false)];
         RouteSocket::open().unwrap().change(&Change::SetLink(index, settings)).unwrap();

@@ -1,4 +1,4 @@
-//! Rules of Calico's policies (`calico.md` 1.5, 6.4; semantics 12–14).
+//! Rules of Calico's policies (policy decisions 12–14).
 
 use tortie_api::calico::{EntityRule, Icmp, PolicySpec, Rule};
 use tortie_api::net::Direction;
@@ -48,7 +48,7 @@ pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outc
     entity(namespace, "source", &rule.source, &packet.source, packet)?;
     entity(namespace, "destination", &rule.destination, &packet.destination, packet)?;
     match &rule.http {
-        // Nothing looks into packets yet, so nothing is known to be allowed (semantics 15).
+        // Nothing looks into packets yet, so nothing is known to be allowed (policy decision 15).
         Some(_) => Err(Mismatch::new("http", "a request that is looked into", "which is not done yet")),
         None => Ok(()),
     }
@@ -108,7 +108,7 @@ fn found_icmp(packet: &Packet<'_>) -> String {
     }
 }
 
-/// Whether every criterion of one side holds (semantics 14).
+/// Whether every criterion of one side holds (policy decision 14).
 fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packet: &Packet<'_>) -> Outcome {
     let field = |field: &str| format!("{name}.{field}");
     let address = side.address;
@@ -172,7 +172,7 @@ fn meant<'a>(
     }))
 }
 
-/// Whether one pod fulfils all that the side says of pods (semantics 13).
+/// Whether one pod fulfils all that the side says of pods (policy decision 13).
 fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Identity) -> Outcome {
     let field = |field: &str| format!("{name}.{field}");
     let labels = |labels| format!("{pod} has {}", shown(labels));
@@ -214,7 +214,7 @@ fn not_excluded(name: &str, unwanted: Option<&Selector>, pod: &Identity) -> Outc
     }
 }
 
-/// Numbers and names are alternatives; a name is one that a pod which is meant declares (semantics 12).
+/// Numbers and names are alternatives; a name is one that a pod which is meant declares (policy decision 12).
 fn ports(
     name: &str,
     rule: &EntityRule,

@@ -1,4 +1,4 @@
-//! Policies of cluster administrators, from their own text (semantics 9).
+//! Policies of cluster administrators, from their own text (policy decision 9).
 
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, LabelSelector};

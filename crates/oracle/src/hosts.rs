@@ -1,4 +1,4 @@
-//! Host endpoints: which tables a packet goes through at a node's interface (semantics 3, 16, 17).
+//! Host endpoints: which tables a packet goes through at a node's interface (policy decisions 3, 16, 17).
 
 use std::net::IpAddr;
 

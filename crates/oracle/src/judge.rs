@@ -29,8 +29,8 @@ impl<'a> Asked<'a> {
 }
 
 impl Table {
-    /// The end of a tier. Before connections are tracked, and before addresses are translated, nothing is denied for want
-    /// of a rule (semantics 16).
+    /// The end of a tier. Before connections are tracked, and before addresses are translated, nothing is denied for
+    /// want of a rule (policy decision 16).
     fn end_of(self, end: TierDefault) -> TierDefault {
         match self {
             Table::Untracked | Table::PreDnat => TierDefault::Pass,
@@ -40,8 +40,8 @@ impl Table {
 }
 
 impl Oracle<'_> {
-    /// What the policies of one endpoint say: tiers, then profiles, then no (semantics 7, 8); of a host endpoint's other
-    /// tables, tiers only (semantics 16).
+    /// What the policies of one endpoint say: tiers, then profiles, then no (policy decisions 7, 8); of a host
+    /// endpoint's other tables, tiers only (policy decision 16).
     pub(super) fn judge(&self, asked: &Asked<'_>, direction: Direction, packet: &Packet<'_>) -> Trace {
         let mut trace = Trace::begin(asked.identity.to_string(), direction, asked.table);
         for tier in &self.tiers {
@@ -74,8 +74,8 @@ impl Oracle<'_> {
         trace.decided(Verdict::Deny, DecidedBy::NoProfile)
     }
 
-    /// What the static rules of the pod's node say, if they decide (semantics 26). Not all of them are asked of what the
-    /// node itself sends. `notes` gets it if a report cannot be read.
+    /// What the static rules of the pod's node say, if they decide (policy decision 26). Not all of them are asked of
+    /// what the node itself sends. `notes` gets it if a report cannot be read.
     pub(super) fn before_policy(
         &self,
         pod: &Workload,
@@ -108,9 +108,9 @@ impl Oracle<'_> {
         Some(trace.decided(Verdict::from(rule.allow), by))
     }
 
-    /// What holds for every packet of a pod, before its policy: it may not send tunnels, as another node would take what is
-    /// in them for packets of its own (unless FelixConfiguration allows them), nor present itself as a router; it and its
-    /// node always find each other (semantics 22, 38).
+    /// What holds for every packet of a pod, before its policy: it may not send tunnels, as another node would take
+    /// what is in them for packets of its own (unless FelixConfiguration allows them), nor present itself as a router;
+    /// it and its node always find each other (policy decisions 22, 38).
     pub(super) fn built_in(&self, pod: &Workload, to_own_node: bool, packet: &Packet<'_>) -> Option<Trace> {
         let felix = self.world.felix(&pod.node);
         let icmp_type =
@@ -165,7 +165,7 @@ fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> Poli
     let mut trace = PolicyTrace::begin(policy.name.clone(), policy.stored.place(""));
     trace.staged = policy.staged;
     match &policy.rules {
-        // It denies where it stands, to what it selects (semantics 18).
+        // It denies where it stands, to what it selects (policy decision 18).
         Rules::NotUnderstood(problem) => trace.not_understood(problem.clone()),
         Rules::Calico(spec) => {
             let rules = calico::rules(spec, direction);

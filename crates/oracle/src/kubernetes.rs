@@ -1,4 +1,4 @@
-//! Kubernetes NetworkPolicy, from its own text (semantics 10–12).
+//! Kubernetes NetworkPolicy, from its own text (policy decisions 10–12).
 
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{

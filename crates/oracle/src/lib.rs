@@ -55,7 +55,7 @@ pub struct Question {
     /// Its ICMP type and code, where it is ICMP or ICMPv6.
     pub icmp: Option<(u8, u8)>,
     /// The address and port that the sender used, where a Service translates them to `to` and `destination_port`. Only
-    /// host endpoints see it, and only before the translation (semantics 5, 16).
+    /// host endpoints see it, and only before the translation (policy decisions 5, 16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<(IpAddr, u16)>,
 }
@@ -109,7 +109,7 @@ impl<'a> Oracle<'a> {
             ingress: None,
             hosts: Vec::new(),
         };
-        // Everybody on the way must allow (semantics 5).
+        // Everybody on the way must allow (policy decision 5).
         for hop in &way.hops {
             match hop {
                 Hop::Pod(pod, direction) => {

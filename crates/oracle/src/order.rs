@@ -17,7 +17,7 @@ use super::{calico, cluster, kubernetes};
 
 /// The label that only what has a service account bears.
 const SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
-/// Where Kubernetes policies stand among Calico's (`calico.md` 4).
+/// Where Kubernetes policies stand among Calico's (`libcalico-go/lib/backend/k8s/conversion/conversion.go`).
 const KUBERNETES_ORDER: f64 = 1000.0;
 
 /// A tier, with its policies in order.
@@ -38,7 +38,7 @@ pub(super) struct Policy<'a> {
     subject: Subject<'a>,
 }
 
-/// Where on a packet's way a policy is asked (semantics 16).
+/// Where on a packet's way a policy is asked (policy decision 16).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hook {
     Normal,
@@ -75,7 +75,7 @@ enum Subject<'a> {
     AllPods,
 }
 
-/// Every tier that has policies, in order (semantics 7).
+/// Every tier that has policies, in order (policy decision 7).
 pub(super) fn tiers(snapshot: &Snapshot) -> Vec<Tier<'_>> {
     let mut tiers: Vec<(TierPlace, Tier<'_>)> = Vec::new();
     for (key, stored) in snapshot.iter() {
@@ -144,7 +144,7 @@ fn ascending(a: Option<f64>, b: Option<f64>) -> Ordering {
     }
 }
 
-/// The tier's policies by `order` ascending, absent last, then "name/namespace/kind" (semantics 7).
+/// The tier's policies by `order` ascending, absent last, then "name/namespace/kind" (policy decision 7).
 fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
     tier.policies.sort_by(|a, b| {
         let tie = |policy: &Policy<'_>| {
@@ -271,7 +271,7 @@ fn of_calico(spec: &PolicySpec) -> Parts<'_> {
 }
 
 /// A policy that cannot be understood whole: what of it can be read decides where it stands, in which directions and to
-/// whom it denies (semantics 18). What cannot be read is taken for the worst.
+/// whom it denies (policy decision 18). What cannot be read is taken for the worst.
 fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
     let spec = &value["spec"];
     let (types, order, subject) = match api {

@@ -88,7 +88,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Whether the pod declares this name for the packet's protocol and port (semantics 12).
+    /// Whether the pod declares this name for the packet's protocol and port (policy decision 12).
     pub(super) fn is_named(&self, side: &Side<'_>, pod: &Identity, name: &str) -> bool {
         let is =
             |port: &NamedPort| port.name == name && port.protocol == self.protocol && port.port == side.port;

@@ -1,4 +1,4 @@
-//! Who asks whom: from the question's words to addresses, and whose policies have a say (semantics 1–5).
+//! Who asks whom: from the question's words to addresses, and whose policies have a say (policy decisions 1–5).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -78,7 +78,7 @@ pub(super) struct Way<'a> {
 pub(super) enum Hop<'a> {
     /// A pod, as the sender (egress) or the receiver (ingress).
     Pod(&'a Workload, Direction),
-    /// A pod that its own node sends to: of policy nobody asks (semantics 2).
+    /// A pod that its own node sends to: of policy nobody asks (policy decision 2).
     Probed(&'a Workload),
     /// An interface of a node that has a host endpoint.
     Host(HostHop<'a>),
@@ -166,7 +166,7 @@ fn node_of<'a>(world: &'a World, name: &str) -> Result<End<'a>, QuestionError> {
 }
 
 /// The addresses that an end may have in the packet. A node reaches pods of other nodes that lie in an overlay from
-/// its tunnel address, and everybody else from its own (semantics 2).
+/// its tunnel address, and everybody else from its own (policy decision 2).
 fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpAddr> {
     match end {
         End::Pod(_, addresses) => addresses.clone(),
@@ -186,7 +186,7 @@ fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpA
     }
 }
 
-/// Whose policies have a say, in the order of the packet's way (semantics 2–5, 16).
+/// Whose policies have a say, in the order of the packet's way (policy decisions 2–5, 16).
 fn hops<'a>(
     world: &'a World,
     from: &End<'a>,

@@ -50,7 +50,7 @@ pub struct Answer {
     pub hosts: Vec<Trace>,
 }
 
-/// Which of an endpoint's policies are asked (semantics 16).
+/// Which of an endpoint's policies are asked (policy decision 16).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Table {
     /// All but those of the others: at a pod, or at a host endpoint for packets from and to the host itself.
@@ -108,7 +108,7 @@ pub enum DecidedBy {
         /// The rule; the first is 1.
         number: usize,
     },
-    /// A policy that cannot be understood, and denies (semantics 18).
+    /// A policy that cannot be understood, and denies (policy decision 18).
     NotUnderstood {
         /// The policy.
         policy: PolicyName,
@@ -118,7 +118,7 @@ pub enum DecidedBy {
         /// The tier.
         tier: String,
     },
-    /// A static rule of the pod's node, before policy (semantics 26).
+    /// A static rule of the pod's node, before policy (policy decision 26).
     StaticRule {
         /// The node.
         node: String,
@@ -126,7 +126,7 @@ pub enum DecidedBy {
         name: String,
     },
     /// What holds for every pod's packets, before policy: tunnels from pods, and how IPv6 neighbours find each other
-    /// (semantics 22, 38).
+    /// (policy decisions 22, 38).
     BuiltIn {
         /// What holds, in words.
         rule: String,
@@ -135,9 +135,9 @@ pub enum DecidedBy {
     NoProfile,
     /// No rule of the table decided: the next one is asked, and after the last the packet passes.
     Nobody,
-    /// A failsafe port, which policies of host endpoints do not close (semantics 16).
+    /// A failsafe port, which policies of host endpoints do not close (policy decision 16).
     Failsafe,
-    /// What FelixConfiguration says of packets from pods to their own node (semantics 3).
+    /// What FelixConfiguration says of packets from pods to their own node (policy decision 3).
     EndpointToHost {
         /// `Accept`, `Drop` or `Return`.
         action: String,

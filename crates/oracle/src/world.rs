@@ -428,7 +428,7 @@ impl Identity {
 
     /// Its own labels, and where it has none of a name, the first that a profile gives; less those by which it would
     /// claim to be of another namespace or service account; the labels of its namespace as `pcns.…` and of its service
-    /// account as `pcsa.…`; and what Calico adds (`calico.md` 1.5).
+    /// account as `pcsa.…`; and what Calico adds (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
     fn see(&mut self, given: &[&Labels]) {
         let mut seen = Labels::new();
         for labels in std::iter::once(&self.own_labels).chain(given.iter().copied()) {

@@ -1,4 +1,4 @@
-//! Host endpoints and nodes, as the oracle judges them. Numbers in brackets are the points of the project's semantics.
+//! Host endpoints and nodes, as the oracle judges them. Numbers in brackets are decisions of docs/policy.md.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Static rules of Windows nodes, which their reports tell, come before policy (semantics 26).
+//! Static rules of Windows nodes, which their reports tell, come before policy (policy decision 26).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};

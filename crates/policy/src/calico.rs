@@ -1,4 +1,4 @@
-//! Calico's policies (`calico.md` 1.5, 6.4).
+//! Calico's policies (`updateprocessors` and `felix/calc/rule_scanner.go` of Calico).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -94,7 +94,8 @@ pub(crate) fn of_namespaces(namespaces: &Selector) -> Selector {
     namespaces.over_prefixed(NAMESPACE_PREFIX, NAMESPACE_LABEL)
 }
 
-/// Compiles rules that have been validated. An Allow by HTTP request matches nothing (semantics 15) and is left out.
+/// Compiles rules that have been validated. An Allow by HTTP request matches nothing (policy decision 15) and is left
+/// out.
 pub(crate) fn compile_rules(namespace: &Arc<str>, rules: &[CalicoRule], sets: &mut Sets) -> Vec<Rule> {
     let enforced = rules.iter().filter(|rule| rule.http.is_none());
     enforced.filter_map(|rule| compile_rule(namespace, rule, sets)).collect()
@@ -178,7 +179,8 @@ fn compile_entity(
     }
 }
 
-/// The backends of a Service: at the destination with their ports, at the source by address alone (`calico.md` 6.4).
+/// The backends of a Service: at the destination with their ports, at the source by address alone
+/// (`felix/calc/rule_scanner.go`).
 fn backends(namespace: &Arc<str>, service: &ServiceMatch, with_ports: bool, sets: &mut Sets) -> EntityMatch {
     let namespace = service.namespace.as_deref().unwrap_or(&**namespace);
     let (prefix, name) = (if with_ports { "svc" } else { "svcnoport" }, &service.name);
@@ -232,7 +234,7 @@ pub(crate) fn named(selector: Selector, sets: &mut Sets) -> SetId {
     id
 }
 
-/// The set of the ports of a name, noted in `sets`. Its id is Calico's but for the hash (`calico.md` 3).
+/// The set of the ports of a name, noted in `sets`. Its id is Calico's but for the hash (`libcalico-go/lib/selector`).
 pub(crate) fn port_set(
     selector: &Selector,
     protocol: Option<Protocol>,

@@ -1,4 +1,4 @@
-//! Policies of cluster administrators (semantics 9): tiers `kube-admin` and `kube-baseline`.
+//! Policies of cluster administrators (policy decision 9): tiers `kube-admin` and `kube-baseline`.
 
 use std::sync::Arc;
 

@@ -35,13 +35,13 @@ pub struct Compiled {
     pub rules: Arc<PolicyRules>,
     /// What the sets are that the rules name.
     pub sets: BTreeMap<SetId, SetSource>,
-    /// What of it is understood but cannot be enforced, and is therefore left out (semantics 15).
+    /// What of it is understood but cannot be enforced, and is therefore left out (policy decision 15).
     pub left_out: Vec<String>,
     /// Why it could not be understood; it then denies.
     pub not_understood: Option<String>,
 }
 
-/// Where on a packet's way a policy is asked (semantics 16).
+/// Where on a packet's way a policy is asked (policy decision 16).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
     /// At pods, and at host endpoints for packets from and to the host itself.
@@ -101,7 +101,8 @@ impl SetSource {
     }
 }
 
-/// The place of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (semantics 7).
+/// The place of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (policy decision
+/// 7).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Order {
     order: Option<f64>,
@@ -196,8 +197,9 @@ pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSo
     (PolicyRules { ingress, egress }, sets)
 }
 
-/// What a policy that is not understood comes to (semantics 18): Deny in the directions that it names (both, if that
-/// is unreadable), at its place in the order, for the endpoints that it selects (all of its namespace, if that is).
+/// What a policy that is not understood comes to (policy decision 18): Deny in the directions that it names (both, if
+/// that is unreadable), at its place in the order, for the endpoints that it selects (all of its namespace, if that
+/// is).
 fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
     let spec = value.get("spec").unwrap_or(&Value::Null);
     let (tier, order, selector, (ingress, egress)) = match id.kind {

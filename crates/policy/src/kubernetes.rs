@@ -1,4 +1,4 @@
-//! Kubernetes NetworkPolicy (`calico.md` 4; semantics 10–12): rules that allow, in tier `default` at order 1000. The end
+//! Kubernetes NetworkPolicy (policy decisions 10–12): rules that allow, in tier `default` at order 1000. The end
 //! of the tier denies what none of them allows.
 
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ fn compile_rule(
     for (protocol, ports) in by_protocol {
         for (peer, peers_pods) in &peers {
             let mut compiled = Rule { protocol, ..Rule::all(Action::Allow) };
-            // Named ports are those of the destination (semantics 12).
+            // Named ports are those of the destination (policy decision 12).
             let declaring = match direction {
                 Direction::Ingress => {
                     compiled.source = peer.clone();

@@ -12,8 +12,8 @@ use crate::program::{PolicyId, PolicyRules, Rule};
 pub(crate) const NAMESPACE_PREFIX: &str = "pcns.";
 /// The prefix of a service account's labels.
 pub(crate) const SERVICE_ACCOUNT_PREFIX: &str = "pcsa.";
-/// The prefix of the labels that a pod itself bears, which is all that Kubernetes' selectors see (semantics 10). No label
-/// name can begin like this.
+/// The prefix of the labels that a pod itself bears, which is all that Kubernetes' selectors see (policy decision 10).
+/// No label name can begin like this.
 pub(crate) const POD_PREFIX: &str = "pod:";
 /// The label with the name of the pod's service account.
 pub(crate) const SERVICE_ACCOUNT_LABEL: &str = "projectcalico.org/serviceaccount";
@@ -69,9 +69,9 @@ impl OwnLabels {
     }
 }
 
-/// What selectors see on a pod or a network set (`calico.md` 1.5). Its own labels win over a profile's, but neither can
-/// claim another namespace or service account: labels that only the cluster gives ([`tortie_api::is_reserved_label`]) are
-/// not looked for there.
+/// What selectors see on a pod or a network set (`libcalico-go/lib/backend/syncersv1/updateprocessors`). Its own labels
+/// win over a profile's, but neither can claim another namespace or service account: labels that only the cluster gives
+/// ([`tortie_api::is_reserved_label`]) are not looked for there.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SubjectLabels {
     /// Whether it is a pod.

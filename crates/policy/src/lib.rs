@@ -2,8 +2,8 @@
 //! rules come to as a [`program`].
 //!
 //! [`compile`] turns one policy, of whatever kind, into a [`Compiled`] one: selectors become sets with ids. A policy
-//! that cannot be understood whole becomes one that denies, where it stands in the order (semantics 18). The oracle
-//! (`tortie-oracle`) judges the same policies without this crate; tests compare the two.
+//! that cannot be understood whole becomes one that denies, where it stands in the order (policy decision 18).
+//! [`oracle`] says the same without compiling anything, and why; [`reach`] asks it about whole clusters.
 
 mod calico;
 mod cluster;

@@ -85,8 +85,8 @@ impl fmt::Display for PolicyId {
     }
 }
 
-/// Which set: for a selector its unique id (`calico.md` 3, 38 characters), so equal selectors share one set.
-/// Copies share it, as rules, calc and both dataplanes name sets over and over.
+/// Which set: for a selector its unique id (as in `libcalico-go/lib/selector`, 38 characters), so equal selectors share
+/// one set. Copies share it, as rules, calc and both dataplanes name sets over and over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SetId(pub Arc<str>);
@@ -285,7 +285,7 @@ impl EndpointProgram {
     }
 }
 
-/// What is asked at a host endpoint: a table for each place on a packet's way (semantics 16).
+/// What is asked at a host endpoint: a table for each place on a packet's way (policy decision 16).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostEndpointProgram {
     /// Before connections are tracked: what the host sends, receives and, on the way in, forwards. No profiles; where no

@@ -1,8 +1,8 @@
-//! Calico's label selector language (`calico.md` 3): `app == 'web' && has(tier)`.
+//! Calico's label selector language (`libcalico-go/lib/selector`): `app == 'web' && has(tier)`.
 //!
-//! [`Selector::parse`] reads it, [`Selector::canonical`] writes the one form that all spellings of it share,
-//! [`Selector::id`] is a hash of that form (equal to Calico's, as sets are named by it), [`Selector::matches`]
-//! evaluates it, and [`Selector::restrictions`] tells an index which labels can match at all.
+//! [`Selector::parse`] parses it. [`Selector::canonical`] writes the canonical form that all spellings share.
+//! [`Selector::id`] is a hash of that form, equal to Calico's, because sets are named by it. [`Selector::matches`]
+//! evaluates it. [`Selector::restrictions`] tells an index which labels can match at all.
 
 mod parse;
 mod print;
@@ -20,10 +20,10 @@ use sha2::{Digest, Sha224};
 pub use parse::SelectorError;
 pub use restrict::{Restriction, Restrictions};
 
-/// The label that every namespaced endpoint and network set carries: its namespace's name.
+/// The label with the namespace's name on every namespaced endpoint and network set.
 pub const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// A selector, parsed. Copies share the names and values: clusters have many selectors over few labels.
+/// A parsed selector. Clones share names and values, because clusters have many selectors over few labels.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Selector {
     node: Node,
@@ -54,7 +54,7 @@ pub(crate) enum Comparison {
 
 /// Something that has labels.
 pub trait Labels {
-    /// The value of a label, if it is there.
+    /// The value of a label, if it exists.
     fn label(&self, name: &str) -> Option<&str>;
 }
 
@@ -65,10 +65,10 @@ impl Labels for BTreeMap<String, String> {
 }
 
 impl Selector {
-    /// Reads a selector; blank text is `all()`.
+    /// Parses a selector; blank text is `all()`.
     ///
     /// # Errors
-    /// Where the text stops being a selector, and what was expected there.
+    /// The position where the text is invalid, and what was expected there.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         parse::parse(text).map(|node| Self { node })
     }
@@ -109,7 +109,7 @@ impl Selector {
         Self { node: Node::Not(Box::new(self.node)) }
     }
 
-    /// All of them, as `a && b && c`; of one, itself; of none, `all()`.
+    /// The conjunction `a && b && c`; of one selector itself, of none `all()`.
     #[must_use]
     pub fn all_of(selectors: impl IntoIterator<Item = Self>) -> Self {
         let mut nodes: Vec<Node> = selectors.into_iter().map(|selector| selector.node).collect();
@@ -123,13 +123,14 @@ impl Selector {
         }
     }
 
-    /// Whether the labels match. `!=` and `not in` are true of a label that is absent; the other comparisons are false.
+    /// Whether the labels match. For an absent label, `!=` and `not in` are true, and the other comparisons are
+    /// false.
     #[must_use]
     pub fn matches(&self, labels: &(impl Labels + ?Sized)) -> bool {
         self.node.matches(labels)
     }
 
-    /// The one text that all spellings of this selector share.
+    /// The canonical text that all spellings of this selector share.
     #[must_use]
     pub fn canonical(&self) -> String {
         self.to_string()
@@ -160,25 +161,25 @@ impl Selector {
         self.over_prefixed("", presence)
     }
 
-    /// Whether `global()` stands anywhere in it.
+    /// Whether it contains `global()` anywhere.
     #[must_use]
     pub fn mentions_global(&self) -> bool {
         self.node.any(&|node| matches!(node, Node::Global))
     }
 
-    /// Whether it is `all()` and nothing else.
+    /// Whether it is exactly `all()`.
     #[must_use]
     pub fn is_all(&self) -> bool {
         self.node == Node::All
     }
 
-    /// Whether it is `global()` and nothing else.
+    /// Whether it is exactly `global()`.
     #[must_use]
     pub fn is_global(&self) -> bool {
         self.node == Node::Global
     }
 
-    /// The names of all labels that it asks for.
+    /// The names of all labels that it refers to.
     #[must_use]
     pub fn labels(&self) -> BTreeSet<&str> {
         let mut names = BTreeSet::new();
@@ -186,8 +187,8 @@ impl Selector {
         names
     }
 
-    /// What must hold of single labels for the selector to match; labels that do not matter are left out. Everything
-    /// that matches satisfies the restrictions, so an index may look for candidates by them.
+    /// The restrictions on single labels that every match satisfies; labels without restrictions are omitted. An
+    /// index can find candidates by them.
     #[must_use]
     pub fn restrictions(&self) -> Restrictions<'_> {
         let mut demands = Restrictions::new();

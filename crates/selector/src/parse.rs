@@ -1,5 +1,6 @@
-//! The parser, with a stack of its own instead of recursion. Only space and tab are blanks; operator words are words only right after
-//! a label, and `has`, `all`, `global` only right before a parenthesis, so all of them may be label names too.
+//! The parser, with an explicit stack instead of recursion. Only space and tab are blanks. Operator words are
+//! operators only right after a label, and `has`, `all`, `global` are functions only right before a parenthesis, so
+//! all of them may also be label names.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,21 +9,21 @@ use thiserror::Error;
 
 use crate::{Comparison, Node};
 
-/// Label names and operators may not be longer than this (Calico's tokenizer).
+/// The maximum length of label names and operators (Calico's tokenizer).
 const MAX_IDENTIFIER_BYTES: usize = 512;
-/// Operators nested deeper than this are rejected, so that no selector can exhaust the stack of whoever evaluates it.
-/// Parentheses alone nest without limit.
+/// The maximum nesting of operators, so that no selector can exhaust the stack during evaluation. Parentheses alone
+/// nest without limit.
 const MAX_DEPTH: usize = 1_000;
 
-/// Why a text is no selector.
+/// Why a text is not a selector.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("selector {text:?}, at character {column}: {problem}")]
 pub struct SelectorError {
     /// The whole text.
     pub text: String,
-    /// Where it stops being a selector; the first character is 1.
+    /// The position of the problem; the first character is 1.
     pub column: usize,
-    /// What is wrong there.
+    /// The problem.
     pub problem: String,
 }
 
@@ -38,26 +39,26 @@ pub(crate) fn parse(text: &str) -> Result<Node, SelectorError> {
 
 struct Parser<'a> {
     text: &'a str,
-    /// Byte offset; always at a character boundary, as only ASCII and whole literals are consumed.
+    /// Byte offset; always at a character boundary, because only ASCII and whole literals are consumed.
     at: usize,
 }
 
 type Parsed<T> = Result<T, SelectorError>;
 
-/// A node, and how many operators are nested in it.
+/// A node, and the nesting depth of its operators.
 struct Part {
     node: Node,
     depth: usize,
 }
 
-/// What has been read of one pair of parentheses.
+/// The parsed part of one pair of parentheses.
 #[derive(Default)]
 struct Group {
     /// The operands of `||` so far.
     alternatives: Vec<Part>,
     /// The operands of `&&` since the last `||`.
     conjunction: Vec<Part>,
-    /// Whether the operand that is being read is negated.
+    /// Whether the current operand is negated.
     negated: bool,
 }
 
@@ -82,7 +83,7 @@ impl Group {
     }
 }
 
-/// The operands of one operator; a single one stands for itself.
+/// Combines the operands of one operator; a single operand stays as it is.
 fn chain(mut parts: Vec<Part>, make: fn(Vec<Node>) -> Node) -> Part {
     if parts.len() == 1 {
         return parts.remove(0);
@@ -92,12 +93,12 @@ fn chain(mut parts: Vec<Part>, make: fn(Vec<Node>) -> Node) -> Part {
 }
 
 impl<'a> Parser<'a> {
-    /// Reads up to the end, or to what cannot follow.
+    /// Parses up to the end, or up to what cannot follow.
     fn expression(&mut self) -> Parsed<Node> {
         let (mut enclosing, mut group) = (Vec::<Group>::new(), Group::default());
         loop {
             self.skip_blanks();
-            // `!!a` is `a`, but `!(!a)` keeps both, as in Calico: ids follow from the canonical form.
+            // `!!a` is `a`, but `!(!a)` keeps both, as in Calico, because ids depend on the canonical form.
             while self.take("!") {
                 group.negated = !group.negated;
                 self.skip_blanks();
@@ -175,7 +176,8 @@ impl<'a> Parser<'a> {
         Err(self.error("expected ==, !=, in, not in, contains, starts with or ends with after a label"))
     }
 
-    /// An operator of one word, or of two with or without blanks between them, and then no further letter.
+    /// An operator of one word, or of two words with or without blanks between them, without a further letter after
+    /// it.
     fn words(&mut self, first: &str, second: Option<&str>) -> bool {
         let begin = self.at;
         let mut matched = self.take(first);

@@ -1,5 +1,5 @@
-//! The canonical form: two operands or more always in parentheses, values in double quotes unless they hold one, set
-//! values sorted by bytes, `!` directly before its operand.
+//! The canonical form: two or more operands are always in parentheses, values are in double quotes unless they
+//! contain one, set values are sorted by bytes, and `!` is directly before its operand.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,24 +1,24 @@
-//! What a selector demands of single labels, for an index.
+//! Restrictions of a selector on single labels, for an index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Comparison, Node};
 
-/// What must hold of one label for a selector to match.
+/// The restriction on one label that a match requires.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restriction<'a> {
-    /// The label must be there.
+    /// The label must exist.
     pub present: bool,
-    /// The label must not be there.
+    /// The label must not exist.
     pub absent: bool,
     /// The label must have one of these values; an empty set can never match.
     pub values: Option<BTreeSet<&'a str>>,
 }
 
-/// What must hold of labels, by name.
+/// Restrictions by label name.
 pub type Restrictions<'a> = BTreeMap<&'a str, Restriction<'a>>;
 
-/// Adds what the node demands to what is demanded already.
+/// Adds the restrictions of the node to the existing ones.
 pub(crate) fn restrict<'a>(node: &'a Node, demands: &mut Restrictions<'a>) {
     match node {
         Node::Has(label) => demands.entry(label).or_default().present = true,
@@ -60,7 +60,7 @@ impl<'a> Restriction<'a> {
     }
 }
 
-/// What every one of the parts demands.
+/// The restrictions that all parts share.
 fn common(parts: &[Node]) -> Restrictions<'_> {
     let demands = |part| {
         let mut demands = Restrictions::new();
@@ -70,7 +70,7 @@ fn common(parts: &[Node]) -> Restrictions<'_> {
     parts.iter().map(demands).reduce(either).unwrap_or_default()
 }
 
-/// What holds whichever of the two holds. The sets of values grow in place: a chain of `||` may be long.
+/// The restrictions that hold in both cases. The sets of values grow in place, because a chain of `||` may be long.
 fn either<'a>(mut left: Restrictions<'a>, mut right: Restrictions<'a>) -> Restrictions<'a> {
     left.retain(|label, restriction| {
         let Some(other) = right.remove(label) else { return false };

@@ -1,4 +1,4 @@
-//! The selector language against golden values, tables, and an evaluator of its own.
+//! Compares the selector language with golden values, tables, and a separate evaluator.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-/// Ids that Calico computes for the same selectors (`calico.md` 11.4).
+/// Ids that Calico computes for the same selectors (`libcalico-go/lib/selector/parser`).
 #[test]
 fn ids_are_calicos() {
     for (text, id) in [
@@ -118,7 +118,7 @@ fn prefixing_renames_every_label_and_gives_all_a_meaning() {
     );
 }
 
-/// A selector as the tests make them: what it is, how it is written, and what it means, each told separately.
+/// A selector for tests: its structure, its text and its meaning, each defined separately.
 #[derive(Debug, Clone)]
 enum Model {
     Has(u8),
@@ -197,7 +197,7 @@ proptest! {
     fn parse_after_print_is_identity(model in model()) {
         let selector = parse(&model.text());
         let again = parse(&selector.canonical());
-        // Of `!(!a)` the canonical form is `!!a`, as Calico's is, and that reads back as `a`.
+        // The canonical form of `!(!a)` is `!!a`, as in Calico, and that parses as `a`.
         if !selector.canonical().contains("!!") {
             prop_assert_eq!(&again, &selector);
             prop_assert_eq!(again.canonical(), selector.canonical());
@@ -213,7 +213,7 @@ proptest! {
             .collect();
         prop_assert_eq!(selector.matches(&labels), model.holds(&has));
 
-        // What matches satisfies the restrictions.
+        // A match satisfies the restrictions.
         if selector.matches(&labels) {
             for (label, restriction) in selector.restrictions() {
                 let value = labels.get(label);

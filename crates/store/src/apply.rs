@@ -1,4 +1,4 @@
-//! Applying manifests: what a person wrote becomes what is stored.
+//! Applies manifests: what a user wrote becomes a stored object.
 
 use serde_json::{Map, Value, json};
 use tortie_api::Kind;
@@ -6,19 +6,19 @@ use tortie_api::manifest::Object;
 
 use crate::{Revision, Store, StoreError};
 
-/// What applying an object came to.
+/// The result of applying an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     /// It is new.
     Created(Revision),
-    /// It was there and has changed.
+    /// It existed and has changed.
     Configured(Revision),
-    /// It was there, just so.
+    /// It existed unchanged.
     Unchanged(Revision),
 }
 
 impl Applied {
-    /// The write that made the object what it is.
+    /// The revision of the object.
     #[must_use]
     pub fn revision(self) -> Revision {
         match self {
@@ -27,7 +27,7 @@ impl Applied {
     }
 }
 
-/// Stores the object, whether or not it is there. What the cluster added to it stays: status, a pod's node, identity.
+/// Stores the object, whether or not it exists. Keeps what the cluster added to it: status, a pod's node, identity.
 ///
 /// # Errors
 /// The store failed.
@@ -49,14 +49,14 @@ pub async fn apply(store: &dyn Store, object: &Object) -> Result<Applied, StoreE
             }
         };
         match result {
-            // Somebody else was faster: look again.
+            // Another writer was faster: read it again.
             Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
             result => return result,
         }
     }
 }
 
-/// Gives a new object what the API server would: an identity and its time of birth.
+/// Adds to a new object what the API server would: an identity and a creation timestamp.
 fn identify(value: &mut Value) {
     let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -65,7 +65,7 @@ fn identify(value: &mut Value) {
     }
 }
 
-/// What is stored once `new` is applied over `current`: what the cluster added stays.
+/// The stored form of `new` applied over `current`, including what the cluster added.
 #[must_use]
 pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
     let mut value = new.clone();
@@ -77,7 +77,7 @@ pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
         keep(&mut value, current, &["spec", "nodeName"]);
     }
     if kind == Kind::Node {
-        // Nodes write what others have to know of them into their annotations.
+        // Nodes publish data for others in their annotations.
         keep(&mut value, current, &["metadata", "annotations"]);
         let annotations = current.pointer("/metadata/annotations").and_then(Value::as_object);
         for name in annotations.into_iter().flat_map(Map::keys) {
@@ -87,7 +87,7 @@ pub fn merged(new: &Value, current: &Value, kind: Kind) -> Value {
     value
 }
 
-/// Takes the field over from `current` where `value` does not have it.
+/// Copies the field from `current` if `value` does not have it.
 fn keep(value: &mut Value, current: &Value, path: &[&str]) {
     let (Some((field, parents)), Value::Object(mut fields)) = (path.split_last(), value.take()) else {
         return;

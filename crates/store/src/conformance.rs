@@ -1,4 +1,4 @@
-//! What every backend has to do: call [`run`] with a way to make an empty store.
+//! The requirements for every backend: call [`run`] with a function that creates an empty store.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use tortie_api::{Key, Kind};
 
 use crate::{Event, Store, StoreError, Stored, Watch, Write};
 
-/// Runs the whole suite, each part on a store of its own.
+/// Runs the whole suite, each part on a separate store.
 ///
 /// # Panics
-/// The backend does not do what it has to.
+/// The backend does not meet a requirement.
 pub async fn run<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     create_read_update_delete(&*make().await).await;
     keys_do_not_mix(&*make().await).await;
@@ -55,7 +55,7 @@ async fn create_read_update_delete(store: &dyn Store) {
     assert_eq!(store.update(&key, json!({}), second.revision).await, Err(StoreError::Conflict(key)));
 }
 
-/// Names that begin alike, the same name in two namespaces and of two kinds, names with slashes.
+/// Names with a common prefix, one name in two namespaces and of two kinds, names with slashes.
 async fn keys_do_not_mix(store: &dyn Store) {
     let mut keys = vec![
         pod("a"),
@@ -101,7 +101,7 @@ async fn watch_misses_nothing(store: &dyn Store) {
     store.create(&pod("before"), json!(1)).await.expect("create");
     let listing = store.list(Kind::Pod).await.expect("list");
     assert_eq!(listing.items.len(), 1);
-    // Written after the list and before the watch: must be told.
+    // Written after the list and before the watch, so the watch must deliver it.
     let between = store.create(&pod("between"), json!(2)).await.expect("create");
     let mut watch = store.watch(&[Kind::Pod, Kind::Namespace], listing.revision).await.expect("watch");
     let other = store.create(&Key::global(Kind::Node, "unasked"), json!(3)).await.expect("create");
@@ -138,7 +138,7 @@ async fn watch_resumes(store: &dyn Store) {
     }
 }
 
-/// Several writes at once: in order, and what is refused ends them.
+/// Several writes at once happen in order, and a rejected write ends them.
 async fn writes_in_order(store: &dyn Store) {
     let before = store.create(&pod("a"), json!(1)).await.expect("create");
     let mut watch = store.watch(&[Kind::Pod], before.revision).await.expect("watch");
@@ -179,7 +179,7 @@ async fn writes_in_order(store: &dyn Store) {
     }
 }
 
-/// Many writers add one each to the same number.
+/// Many writers increment one number.
 async fn compare_and_swap_loses_no_write(store: Arc<dyn Store>) {
     store.create(&pod("sum"), json!(0)).await.expect("create");
     let add = |store: Arc<dyn Store>| async move {

@@ -1,7 +1,7 @@
-//! The embedded backend: one file (redb), a revision for each write, a log of the latest writes for watchers.
+//! The embedded backend: one file (redb), a revision for each write, and a log of the latest writes for watchers.
 //!
-//! One thread writes. It takes all requests that wait, carries them out in one transaction, and answers when that is
-//! on disk: under load many writes share one flush. Readers read snapshots and wait for nobody.
+//! One thread writes. It takes all waiting requests, executes them in one transaction, and answers when it is on
+//! disk: under load many writes share one flush. Readers use snapshots and wait for nobody.
 
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -27,11 +27,11 @@ const LOG: TableDefinition<u64, (&str, &str, &str, &[u8])> = TableDefinition::ne
 /// The latest revision, under the only key.
 const LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
 
-/// How many writes the log keeps.
+/// The number of writes in the log.
 const LOG_LENGTH: u64 = 20_000;
-/// How many events a watcher may be behind.
+/// How many events a watcher may lag behind.
 const WATCH_BUFFER: usize = 8_192;
-/// How many requests share a transaction at the most.
+/// The maximum number of requests in a transaction.
 const BATCH: usize = 256;
 
 /// A store in one file. Clones share it.
@@ -39,7 +39,7 @@ const BATCH: usize = 256;
 pub struct Embedded {
     file: Arc<File>,
     writer: mpsc::Sender<Request>,
-    /// Shared, as each watcher is told of everything and most of it is not for it.
+    /// Shared, because each watcher receives every event and most events are not for it.
     events: broadcast::Sender<Arc<Event>>,
 }
 
@@ -51,10 +51,10 @@ struct Request {
 type Answer = Result<Vec<Revision>, Stopped>;
 
 impl Embedded {
-    /// Opens the file, or makes it.
+    /// Opens or creates the file.
     ///
     /// # Errors
-    /// The file cannot be read or written, is in use by another process, or is no store.
+    /// The file cannot be read or written, is in use by another process, or is not a store.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let own = path.to_owned();
         let opened = File::new(move || Database::create(&own)).and_then(Self::over);
@@ -66,7 +66,7 @@ impl Embedded {
         })
     }
 
-    /// Makes a store that is gone with the process.
+    /// Creates a store that disappears with the process.
     ///
     /// # Errors
     /// The writer's thread cannot be started.
@@ -173,7 +173,7 @@ impl Store for Embedded {
     }
 
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
-        // Subscribe first: what is written between the two is in both, and told once.
+        // Subscribe first: events in between are in both, and are delivered once.
         let live = BroadcastStream::new(self.events.subscribe());
         let (past, reached) = replay(&self.file, kinds, after)?;
         let kinds = kinds.to_vec();
@@ -193,7 +193,7 @@ impl Store for Embedded {
 struct Writer {
     file: Arc<File>,
     events: broadcast::Sender<Arc<Event>>,
-    /// Watchers have been told of everything up to here.
+    /// Watchers have received every event up to here.
     told: Revision,
 }
 
@@ -207,7 +207,7 @@ impl Writer {
             match self.write(requests) {
                 Ok((events, results)) => {
                     let first = events.first().map_or(0, Event::revision);
-                    // What happened in a transaction that failed may not have been told yet.
+                    // Watchers may have missed what happened in a failed transaction.
                     match first > self.told + 1 {
                         true => self.catch_up(),
                         false => self.tell(events),
@@ -218,7 +218,7 @@ impl Writer {
                 }
                 Err(error) => {
                     tracing::error!(%error, "a transaction of the store failed; its file is opened again");
-                    // Before the answer, as what comes next is to find the file open.
+                    // Before the answer, so that the next request finds the file open.
                     self.recover();
                     for answer in answers {
                         let _ = answer.send(Err(error.clone().into()));
@@ -231,12 +231,12 @@ impl Writer {
     fn tell(&mut self, events: Vec<Event>) {
         for event in events {
             self.told = self.told.max(event.revision());
-            // Nobody may be watching.
+            // Possibly there are no watchers.
             let _ = self.events.send(Arc::new(event));
         }
     }
 
-    /// Opens the file again. A transaction that failed may have happened all the same: then watchers are told of it.
+    /// Reopens the file. A failed transaction may have been committed all the same; then watchers receive its events.
     fn recover(&mut self) {
         match self.file.reopen() {
             Ok(()) => self.catch_up(),
@@ -244,7 +244,7 @@ impl Writer {
         }
     }
 
-    /// Tells watchers of everything in the log that they have not been told of.
+    /// Sends watchers every event in the log that they have not received.
     fn catch_up(&mut self) {
         let kinds: Vec<Kind> = Kind::all().collect();
         match replay(&self.file, &kinds, self.told) {
@@ -255,7 +255,7 @@ impl Writer {
         }
     }
 
-    /// Carries requests out in one transaction: what happened, and the answer to each.
+    /// Executes requests in one transaction. Returns the events, and the answer to each request.
     fn write(&self, requests: Vec<Vec<Write>>) -> Result<(Vec<Event>, Vec<Answer>), StoreError> {
         self.file.write(|transaction| {
             let mut events = Vec::new();
@@ -280,7 +280,7 @@ struct Tables<'txn> {
 }
 
 impl Tables<'_> {
-    /// The outer error is the file's, and ends the transaction; the inner one is the request's.
+    /// The outer error comes from the file and ends the transaction; the inner one belongs to the request.
     fn carry_out_all(&mut self, writes: Vec<Write>, events: &mut Vec<Event>) -> Result<Answer, StoreError> {
         let mut done = Vec::with_capacity(writes.len());
         for write in writes {
@@ -391,7 +391,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk that may be full.
+    /// A disk that can be full.
     #[derive(Debug, Clone)]
     struct Disk(Arc<(InMemoryBackend, AtomicBool)>);
 

@@ -1,5 +1,5 @@
-//! The database of the embedded store, opened again after the system failed to write or read it: redb refuses everything
-//! after one I/O error until then, also when a full disk has room again.
+//! The database of the embedded store. It is reopened after an I/O error, because until then redb refuses everything,
+//! even if a full disk has room again.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
@@ -10,7 +10,7 @@ use crate::embedded::failed;
 
 type Open = dyn Fn() -> Result<Database, DatabaseError> + Send + Sync;
 
-/// A database that can be opened again.
+/// A database that can be reopened.
 pub(crate) struct File {
     open: Box<Open>,
     /// `None` while it cannot be opened.
@@ -18,7 +18,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Opens the database. `open` is called again after a failure, when nobody uses the old one any more.
+    /// Opens the database. `open` is called again after a failure, when nobody uses the old database any more.
     pub(crate) fn new(
         open: impl Fn() -> Result<Database, DatabaseError> + Send + Sync + 'static,
     ) -> Result<Self, StoreError> {
@@ -34,7 +34,7 @@ impl File {
         self.with(|database| read(&database.begin_read().map_err(failed)?))
     }
 
-    /// Writes in a transaction. After an error it is not known whether it happened.
+    /// Writes in a transaction. After an error it is unknown whether it was committed.
     pub(crate) fn write<T>(
         &self,
         write: impl FnOnce(&WriteTransaction) -> Result<T, StoreError>,
@@ -47,10 +47,10 @@ impl File {
         })
     }
 
-    /// Closes the database and opens it again, which repairs what a failed write has left.
+    /// Closes and reopens the database, which repairs the effects of a failed write.
     pub(crate) fn reopen(&self) -> Result<(), StoreError> {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // The file is locked until the old one is closed.
+        // The file is locked until the old database is closed.
         *database = None;
         *database = Some((self.open)().map_err(failed)?);
         Ok(())

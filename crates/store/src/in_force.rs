@@ -1,4 +1,4 @@
-//! Waiting until what was written is in force on the nodes, by their reports (semantics 29).
+//! Waits until writes are in force on the nodes, by their reports (policy decision 29).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tortie_api::{Key, Kind, Resource};
 
 use crate::{Event, Revision, Store, StoreError, Stored, Watch, is_of, pod_of};
 
-/// Why it is not known that something is in force.
+/// Why it is unknown whether something is in force.
 #[derive(Debug, Error)]
 pub enum NotInForce {
     /// The store failed.
@@ -22,14 +22,14 @@ pub enum NotInForce {
     Late {
         /// The nodes.
         nodes: String,
-        /// How long was waited.
+        /// How long the call waited.
         seconds: u64,
-        /// What the nodes reported last.
+        /// The last reports of the nodes.
         reports: BTreeMap<String, NodeStatus>,
     },
 }
 
-/// Waits until every node has reported that everything up to `revision` is in force; gives the last report of each.
+/// Waits until every node reports that everything up to `revision` is in force; returns the last report of each.
 ///
 /// # Errors
 /// A node did not report it in time, or the store failed.
@@ -41,7 +41,7 @@ pub async fn wait_in_force(
     wait_for_reports(store, patience, |report| report.revision >= revision).await
 }
 
-/// Waits until the report of every node is such; gives the last report of each.
+/// Waits until the report of every node fulfils the condition; returns the last report of each.
 ///
 /// # Errors
 /// A node had no such report in time, or the store failed.
@@ -78,11 +78,11 @@ pub async fn wait_for_reports(
     }
 }
 
-/// Waits until the WorkloadEndpoints of a pod have the labels that it has now; gives the last write of them, 0 if it
+/// Waits until the WorkloadEndpoints of a pod have its current labels; returns their last revision, or 0 if the pod
 /// has none.
 ///
 /// # Errors
-/// They did not follow in time, or the store failed.
+/// They did not change in time, or the store failed.
 pub async fn wait_for_labels(
     store: &dyn Store,
     pod: &Key,
@@ -99,7 +99,7 @@ pub async fn wait_for_labels(
         let Some(late) = endpoints.iter().find(|endpoint| labels(endpoint) != labels(&pod)) else {
             return Ok(endpoints.iter().map(|endpoint| endpoint.revision).max().unwrap_or(0));
         };
-        // Until something of this pod's changes, there is nothing to look at.
+        // Nothing can have changed until an event of this pod arrives.
         loop {
             match next(&mut events, deadline).await? {
                 Some(Event::Put(endpoint)) if pod_of(&endpoint) != pod.key => {}
@@ -115,7 +115,7 @@ pub async fn wait_for_labels(
     }
 }
 
-/// Waits until pods run, or have ended; gives those that do neither in time, with what is known of why.
+/// Waits until pods run or have ended; returns those that do neither in time, with the known reason.
 ///
 /// # Errors
 /// The store failed.
@@ -139,7 +139,7 @@ pub async fn wait_for_pods(
                 Some(why) => drop(waiting.insert(pod.key, why)),
                 None => drop(waiting.remove(&pod.key)),
             },
-            // A pod that is gone is not waited for.
+            // A deleted pod is not waited for.
             Some(Event::Deleted { key, .. }) => drop(waiting.remove(&key)),
             Some(_) => {}
             None => break,
@@ -148,7 +148,7 @@ pub async fn wait_for_pods(
     Ok(waiting)
 }
 
-/// Why a pod does not run; `None` for one that runs or has ended.
+/// Why a pod does not run; `None` if it runs or has ended.
 fn why_not_running(pod: &Stored) -> Option<String> {
     let status = &pod.value["status"];
     let done = ["Running", "Succeeded", "Failed"].contains(&status["phase"].as_str().unwrap_or_default());
@@ -156,7 +156,7 @@ fn why_not_running(pod: &Stored) -> Option<String> {
     (!done).then(|| why.to_owned())
 }
 
-/// The next event; `None` if there is none in time.
+/// The next event; `None` if none arrives in time.
 async fn next(events: &mut Watch, deadline: Instant) -> Result<Option<Event>, StoreError> {
     match timeout_at(deadline, events.next()).await {
         Ok(Some(event)) => event.map(Some),

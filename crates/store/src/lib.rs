@@ -1,7 +1,7 @@
 //! The datastore behind one trait: get, list, watch, create, update and delete with compare-and-swap.
 //!
-//! [`Embedded`] keeps everything in one file; [`rpc`] serves it to other processes and is a backend itself.
-//! etcd and the Kubernetes API will be further backends; `conformance` is the suite that each has to pass.
+//! [`Embedded`] keeps everything in one file. [`rpc`] serves it to other processes and is a backend itself. etcd and
+//! the Kubernetes API are planned as further backends. `conformance` is the suite that each backend must pass.
 
 mod apply;
 #[cfg(feature = "conformance")]
@@ -24,17 +24,17 @@ pub use embedded::Embedded;
 pub use in_force::{NotInForce, wait_for_labels, wait_for_pods, wait_for_reports, wait_in_force};
 pub use pod::{POD_UID, is_of, pod_of};
 
-/// A point in the store's history: the count of writes so far. A later write has a higher one.
+/// A point in the store's history: the number of writes so far. A later write has a higher revision.
 pub type Revision = u64;
 
-/// An object as it is stored.
+/// A stored object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
     /// Its key.
     pub key: Key,
-    /// All of it, as it was written.
+    /// The complete object, as it was written.
     pub value: Value,
-    /// The write that made it what it is.
+    /// The revision of its last write.
     pub revision: Revision,
 }
 
@@ -43,26 +43,26 @@ pub struct Stored {
 pub struct Listing {
     /// The objects, by key.
     pub items: Vec<Stored>,
-    /// The moment. A watch from here on misses nothing.
+    /// The moment. A watch from this revision on misses nothing.
     pub revision: Revision,
 }
 
-/// A change, as a watch tells it.
+/// A change, as a watch delivers it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The object was created or updated.
     Put(Stored),
-    /// The object is gone.
+    /// The object was deleted.
     Deleted {
         /// Its key.
         key: Key,
-        /// The write that deleted it.
+        /// The revision of the deletion.
         revision: Revision,
     },
 }
 
 impl Event {
-    /// The write that the event tells of.
+    /// The revision of the event.
     #[must_use]
     pub fn revision(&self) -> Revision {
         match self {
@@ -81,48 +81,48 @@ impl Event {
     }
 }
 
-/// The events of a watch, in the order of their revisions. It ends with an error: then list again and watch from there.
+/// The events of a watch, in the order of their revisions. After an error it ends: list again, and watch from there.
 pub type Watch = BoxStream<'static, Result<Event, StoreError>>;
 
-/// Why the store did not do what it was asked for.
+/// Errors of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum StoreError {
     /// There is no such object.
     #[error("{0} does not exist")]
     NotFound(Key),
-    /// There is such an object already.
+    /// The object exists already.
     #[error("{0} exists already")]
     AlreadyExists(Key),
     /// Somebody changed the object since it was read: read it again and decide anew.
     #[error("{0} was changed by somebody else in the meantime")]
     Conflict(Key),
-    /// The history does not reach back that far any more: list again.
+    /// The history no longer reaches back that far: list again.
     #[error("the changes since revision {0} are no longer kept; list again")]
     Compacted(Revision),
     /// The watcher did not keep up: list again.
     #[error("the watch fell behind; list again")]
     FellBehind,
-    /// The store cannot be reached, or cannot work now: try again later.
+    /// The store cannot be reached, or cannot work now: retry later.
     #[error("the store is not available: {0}")]
     Unavailable(String),
-    /// What is stored, or what was answered, makes no sense.
+    /// A stored object or an answer is invalid.
     #[error("the store is damaged: {0}")]
     Damaged(String),
 }
 
-/// A write, as a value.
+/// A write as a value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
     /// Stores a new object.
     Create(Key, Value),
-    /// Replaces an object, if this is still its revision.
+    /// Replaces an object, if its revision is still the given one.
     Update(Key, Value, Revision),
-    /// Deletes an object, if this is still its revision (any, if that is `None`).
+    /// Deletes an object, if its revision is still the given one (any revision, if that is `None`).
     Delete(Key, Option<Revision>),
 }
 
 impl Write {
-    /// The object that it is about.
+    /// The object of the write.
     #[must_use]
     pub fn key(&self) -> &Key {
         match self {
@@ -135,10 +135,10 @@ impl Write {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{error}; the {} writes before it are done", done.len())]
 pub struct Stopped {
-    /// The revisions of the writes that are surely done; they were the first ones. Where the store became unavailable,
-    /// more may be.
+    /// The revisions of the writes that are certainly done; they were the first ones. If the store became
+    /// unavailable, more may be done.
     pub done: Vec<Revision>,
-    /// What became of the next one.
+    /// Why the next write failed.
     #[source]
     pub error: StoreError,
 }
@@ -164,12 +164,12 @@ pub trait Store: Send + Sync {
     /// Replaces an object, if its revision is still `expected`.
     async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError>;
 
-    /// Deletes an object, if its revision is still `expected` (any, if that is `None`).
+    /// Deletes an object, if its revision is still `expected` (any revision, if that is `None`).
     async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError>;
 
-    /// Does several writes in this order, and gives the revision of each. One that is refused ends it: those before it
-    /// stay done, those after it are not tried. A crash, too, leaves the first so many of them done. A backend that
-    /// can, does it in one trip and one flush.
+    /// Executes several writes in this order, and returns the revision of each. A rejected write ends the sequence:
+    /// the writes before it stay done, and those after it are not tried. After a crash, too, a prefix of the writes
+    /// is done. A backend should do this in one round trip and one flush.
     async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
         let mut done = Vec::with_capacity(writes.len());
         for write in writes {
@@ -188,6 +188,6 @@ pub trait Store: Send + Sync {
         Ok(done)
     }
 
-    /// What happens to objects of these kinds after the write `after`, in order.
+    /// The changes of objects of these kinds after the revision `after`, in order.
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError>;
 }

@@ -1,12 +1,13 @@
-//! Which pod a WorkloadEndpoint is of. By its name alone it could be another pod of the same name, made later.
+//! The pod of a WorkloadEndpoint. The name alone could also refer to a later pod of the same name.
 
 use serde_json::Value;
 use tortie_api::{Key, Kind};
 
 use crate::Stored;
 
-/// The annotation of a WorkloadEndpoint with the uid of its pod. It is Tortie's own: where Calico stores endpoints they
-/// have uids of their own, and where it derives them from pods there is nothing to store (`calico.md` 1.6).
+/// The annotation of a WorkloadEndpoint with the uid of its pod. It is Tortie's own: Calico's stored endpoints have
+/// uids of their own, and endpoints that Calico derives from pods need none
+/// (`libcalico-go/lib/backend/k8s/conversion`).
 pub const POD_UID: &str = "tortie.io/pod-uid";
 
 /// The key of the endpoint's pod.
@@ -16,7 +17,7 @@ pub fn pod_of(endpoint: &Stored) -> Key {
     Key::namespaced(Kind::Pod, &endpoint.key.namespace, name)
 }
 
-/// Whether the endpoint is this pod's, and not another's of the same name.
+/// Whether the endpoint belongs to this pod, and not to another one of the same name.
 #[must_use]
 pub fn is_of(endpoint: &Stored, pod: &Stored) -> bool {
     let metadata = &endpoint.value["metadata"];

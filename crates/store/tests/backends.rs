@@ -1,4 +1,4 @@
-//! Every backend against the conformance suite, and what only the embedded one promises.
+//! Runs the conformance suite on every backend, and tests the guarantees of the embedded one.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -86,7 +86,7 @@ async fn everything_is_there_after_a_restart() {
     drop(store);
     let path = dir.path().join("store.redb");
     let deadline = Instant::now() + Duration::from_secs(10);
-    // The writer's thread lets go of the file when it has seen that nobody asks any more.
+    // The writer's thread closes the file after it has noticed that nobody uses the store any more.
     let again = loop {
         match Embedded::open(&path) {
             Ok(store) => break store,
@@ -129,7 +129,7 @@ fn a_file_that_is_no_store_is_refused() {
     assert!(std::fs::read_to_string(&path).unwrap().starts_with("not a store"));
 }
 
-/// The clock runs as fast as nothing happens.
+/// With paused time, the clock advances whenever nothing happens.
 #[tokio::test(start_paused = true)]
 async fn a_service_that_hangs_gives_errors() {
     let dir = tempfile::tempdir().unwrap();
@@ -156,7 +156,7 @@ async fn a_service_that_hangs_gives_errors() {
     }
 }
 
-/// A watch that hears nothing any more must not be taken for one where nothing happens.
+/// A watch that has lost its connection must not be mistaken for a watch without events.
 #[tokio::test(start_paused = true)]
 async fn a_watch_of_a_service_that_hangs_ends() {
     let dir = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ async fn a_watch_of_a_service_that_hangs_ends() {
     assert!(matches!(end, Some(Err(StoreError::Unavailable(_)))), "{end:?}");
 }
 
-/// No deadline of a call is one of a watch.
+/// The deadline of a call does not apply to a watch.
 #[tokio::test(start_paused = true)]
 async fn a_quiet_watch_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -217,7 +217,7 @@ async fn answering(remote: Remote) -> Arc<dyn Store> {
     Arc::new(remote)
 }
 
-/// A port of a loopback address that no other test of this process takes.
+/// A port of a loopback address that no other test of this process uses.
 fn free_address() -> SocketAddr {
     static NUMBER: AtomicU8 = AtomicU8::new(2);
     let loopback = Ipv4Addr::new(127, 0, 0, NUMBER.fetch_add(1, Ordering::Relaxed));

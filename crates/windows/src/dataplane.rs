@@ -31,8 +31,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Makes a Windows node what its state says: the overlay network, routes to other nodes, and the ACLs of its pods.
 ///
-/// It keeps which parts of the state are not in force yet. HNS is read before anything is sent, and what is
-/// there already is not sent again: HNS may reset the connections of an endpoint whose ACLs are written (hns.md 4.1).
+/// It keeps the desired state, and what of it is not made true yet. HNS is read before anything is sent, and what is
+/// there already is not sent again: HNS may reset the connections of an endpoint whose ACLs are written (docs/hns.md,
+/// ACLs).
 pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
     /// The adapter that the overlay network is bound to, if HNS shall not choose.
@@ -94,7 +95,7 @@ impl WindowsDataplane {
         }
     }
 
-    /// The same, with rules that every pod has before policy (semantics 26).
+    /// The same, with rules that every pod has before policy (policy decision 26).
     #[must_use]
     pub fn with_static_rules(self, static_rules: StaticRules) -> Self {
         Self { static_rules, ..self }

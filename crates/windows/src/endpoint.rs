@@ -19,7 +19,7 @@ const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
 const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// The identifier of the endpoint of a container's sandbox. It is derived, so that a later process finds the endpoint
-/// although nothing was stored, also when the call that made it was cut off (hns.md 4.3).
+/// although nothing was stored, also when the call that made it was cut off (docs/hns.md, Changes).
 pub fn endpoint_id(container_id: &str) -> Guid {
     Guid::derived(SPACE, container_id)
 }
@@ -93,7 +93,8 @@ pub(crate) fn sync_acls(
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
     }
-    // Removing single ACLs does not work on every build (hns.md 4.2): put the whole list in the place of the old one.
+    // Removing single ACLs does not work on every build (docs/hns.md, Changes): put the whole list in the place of the
+    // old one.
     warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
     let policies = [found.others.clone(), documents(desired)].concat();
     hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
@@ -106,7 +107,7 @@ pub(crate) fn sync_acls(
 }
 
 /// An attempt in vain: HNS accepted a list and made another one of it. Sending it again would get the same answer, and
-/// each time HNS may reset the endpoint's connections (semantics 20).
+/// each time HNS may reset the endpoint's connections (policy decision 20).
 pub(crate) struct Vain {
     desired: Vec<Acl>,
     /// Our ACLs as they were read back.
@@ -176,7 +177,7 @@ impl Found {
         found
     }
 
-    /// ACLs of others that have a say before the end of ours: what they decide, policy does not (semantics 28).
+    /// ACLs of others that have a say before the end of ours: what they decide, policy does not (policy decision 28).
     fn conditions(&self, endpoint: &Endpoint) -> Vec<Condition> {
         let foreign = |policy: &Policy| {
             let what = match policy.settings::<Acl>() {
@@ -204,8 +205,8 @@ impl Found {
 /// Whether an ACL of somebody else may decide what our ACLs are to decide.
 fn overrides_policy(acl: &Acl) -> bool {
     match acl.rule_type {
-        // A packet has to pass the node's firewall, too (hns.md 4.1). Rules there have no order; ours allow everything, so
-        // that one that allows adds nothing.
+        // A packet has to pass the node's firewall, too (docs/hns.md, ACLs). Rules there have no order; ours allow
+        // everything, so that one that allows adds nothing.
         AclRuleType::Host => acl.action != AclAction::Allow,
         AclRuleType::Switch => acl.priority <= LAST_PRIORITY,
         AclRuleType::Unknown(_) => true,

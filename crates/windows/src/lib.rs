@@ -4,9 +4,9 @@
 //! connects pods, closed from the first moment. [`WindowsDataplane`] puts their policy in force and keeps the routes to
 //! other nodes.
 //!
-//! It is written against [`tortie_hcn::Hcn`] and compiled and tested on every system. Only `NotFound` codes mean that an
-//! object is absent; after any other failure nothing is known, nothing is concluded, and the caller is asked to come
-//! again (hns.md 4.3).
+//! It is written against [`tortie_hcn::Hcn`] and compiled and tested on every system. Only `NotFound` codes mean that
+//! an object is absent; after any other failure nothing is known, nothing is concluded, and the caller is asked to come
+//! again (docs/hns.md, Changes).
 
 mod acl;
 mod cost;

@@ -1,5 +1,6 @@
-//! The load balancers that kube-proxy makes, as far as policy depends on them: without direct server return (DSR) a pod's
-//! connection to a Service reaches the server with another address than the client's (hns.md 4.1, 4.4).
+//! The load balancers that kube-proxy makes, as far as policy depends on them: without direct server return (DSR) a
+//! pod's connection to a Service reaches the server with another address than the client's (docs/hns.md, Load
+//! balancers).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::Ipv4Addr;
@@ -129,7 +130,7 @@ fn tells_clients_apart(rules: &PolicyRules) -> bool {
     rules.ingress.iter().any(|rule| by_address(&rule.source))
 }
 
-/// What to do about it (hns.md 3, 6.1).
+/// What to do about it (hcsshim `hcn/hcnglobals.go`; docs/windows-policy.md, Services).
 fn fix(version: Option<Version>) -> String {
     let fix = "run kube-proxy with the feature gate WinDSR=true (the default from Kubernetes 1.33) and --enable-dsr=true";
     match version {

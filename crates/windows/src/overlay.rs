@@ -1,4 +1,5 @@
-//! The node's overlay network (hns.md 2.2, 4.5; calico.md 8.2, 8.6).
+//! The node's overlay network (docs/hns.md, Networks; `cni-plugin/pkg/dataplane/windows` and
+//! `node/pkg/lifecycle/startup` of Calico).
 
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -127,7 +128,8 @@ fn document(spec: &OverlaySpec) -> Network {
         r#type: NetworkMode::Overlay,
         policies,
         ipams: vec![Ipam { r#type: "Static".into(), subnets: vec![subnet], ..Default::default() }],
-        // What comes back after a restart of the node may be bound to an adapter that is no longer there (hns.md 4.5).
+        // What comes back after a restart of the node may be bound to an adapter that is no longer there (docs/hns.md,
+        // Networks).
         flags: NetworkFlags::ENABLE_NON_PERSISTENT,
         ..Default::default()
     };

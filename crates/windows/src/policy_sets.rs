@@ -1,4 +1,4 @@
-//! The sets of addresses that ACLs name: SetPolicy policies of the network (hns.md 2.6).
+//! The sets of addresses that ACLs name: SetPolicy policies of the network (docs/hns.md, Sets).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,7 +59,7 @@ impl PolicySets {
                 problems.extend(error.map(|error| refused(&request, one[0].0, &error.to_string())));
             }
         }
-        // A success says little (hns.md 4.3).
+        // A success says little (docs/hns.md, Changes).
         *self = Self::read(hcn, network)?;
         for set in sets.iter().filter(|set| self.0.get(&set.id) != Some(&set.values)) {
             problems.entry(set.id.clone()).or_insert_with(|| refused(&request, set, NOT_TAKEN).1);

@@ -1,4 +1,5 @@
-//! The ways to other nodes: RemoteSubnetRoute policies of the overlay network (calico.md 7.11).
+//! The ways to other nodes: RemoteSubnetRoute policies of the overlay network (as
+//! `felix/dataplane/windows/vxlan_mgr.go`).
 
 use std::collections::BTreeMap;
 

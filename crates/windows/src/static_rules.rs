@@ -1,5 +1,5 @@
 //! Rules of the operator's own that every pod of a node has before policy: `static-rules.json`, as Calico reads it
-//! (calico.md 7.9). Clouds have it to keep pods from their metadata services.
+//! (`felix/dataplane/windows/policysets/static_rules.go`). Clouds have it to keep pods from their metadata services.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -91,7 +91,7 @@ impl StaticRules {
                 .acl(&file.provider)
                 .map_err(|(member, problem)| wrong(&format!("{at}: {member}"), problem))?;
             if acl.rule_type == AclRuleType::Switch {
-                // Of two ACLs of one priority HNS may take either (hns.md 4.1).
+                // Of two ACLs of one priority HNS may take either (docs/hns.md, ACLs).
                 let place = (acl.direction.to_string(), acl.priority);
                 let (action, other) =
                     actions.entry(place).or_insert_with(|| (acl.action.clone(), at.clone()));

@@ -1,4 +1,4 @@
-//! Connecting pods (calico.md 8.1, 8.3).
+//! Connecting pods (as `cni-plugin/pkg/dataplane/windows` of Calico).
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::overlay::gateway;
 use crate::{Error, NETWORK};
 
 /// The first two bytes of every pod's MAC address; the other four are its address. The same on all nodes: the switch
-/// answers ARP for other nodes' pods by this rule (hns.md 5.3).
+/// answers ARP for other nodes' pods by this rule (win-overlay of the CNI plugins, `plugins/main/windows/win-overlay`).
 const MAC_PREFIX: [u8; 2] = [0x0e, 0x2a];
 
-/// The MTU that HNS gives a container without being told (hns.md 4.5).
+/// The MTU that HNS gives a container without being told (docs/hns.md, Networks).
 const USUAL_MTU: u32 = 1450;
 
 /// How long to wait, in milliseconds, before a call is repeated for which HNS is not ready; then it is up to whoever asked for the pod.
@@ -74,7 +74,7 @@ impl WindowsWiring {
     }
 
     /// Creates the endpoint. A remote endpoint, as kube-proxy makes them, may hold the address from an earlier pod on
-    /// another node; it is stale by now, as IPAM gave the address to this one (hns.md 4.4).
+    /// another node; it is stale by now, as IPAM gave the address to this one (docs/hns.md, Load balancers).
     fn create(&self, document: &Endpoint) -> Result<Endpoint, Error> {
         let id = match when_ready(|| self.hcn.create_endpoint(document)) {
             Err(error) if error.class() != Class::Unavailable && self.remove_stale(document)? => {

@@ -138,7 +138,7 @@ fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
     assert!(node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().is_some());
 }
 
-/// Host endpoints are about the node's own adapter, which HNS does not police: the node says so (semantics 27).
+/// Host endpoints are about the node's own adapter, which HNS does not police: the node says so (policy decision 27).
 #[test]
 fn a_host_endpoint_that_is_not_enforced_is_told_of() {
     let mut node = Node::usual();

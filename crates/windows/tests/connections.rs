@@ -1,5 +1,5 @@
 //! What changes of policy do to connections, by real frames, on an HNS that resets the connections of an endpoint whose
-//! ACLs are written, as users report it (hns.md 4.1), and on one that does not.
+//! ACLs are written, as users report it (docs/hns.md, ACLs), and on one that does not.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 

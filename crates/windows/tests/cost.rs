@@ -133,10 +133,10 @@ proptest! {
         prop_assert!(cost.lists.pairs <= cost.naive.pairs + TUNNELS as u64);
     }
 
-    /// With sets, what a rule costs does not depend on who is in them: it has its ACLs also while nobody is. So the naive
-    /// expansion is that of a cluster where every rule finds somebody. Packets from an endpoint take no more ACLs than
-    /// there; packets to it at most twice as many: it is not known what a set means in an ACL about these (semantics 25),
-    /// so that there is one ACL for each of the two readings.
+    /// With sets, what a rule costs does not depend on who is in them: it has its ACLs also while nobody is. So the
+    /// naive expansion is that of a cluster where every rule finds somebody. Packets from an endpoint take no more ACLs
+    /// than there; packets to it at most twice as many: it is not known what a set means in an ACL about these (policy
+    /// decision 25), so that there is one ACL for each of the two readings.
     #[test]
     fn with_sets_there_are_at_most_twice_as_many_acls(said in said(false)) {
         let said = expressible(said);

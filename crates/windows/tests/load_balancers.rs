@@ -110,7 +110,7 @@ fn where_no_policy_asks_here_others_may() {
     assert!(hidden(&report).unwrap().message.contains("No policy of pods here"), "{report:?}");
 }
 
-/// The node's own packets pass into its pods whatever their policy (semantics 2): then it is more than a mistake.
+/// The node's own packets pass into its pods whatever their policy (policy decision 2): then it is more than a mistake.
 #[test]
 fn a_source_that_is_the_nodes_own_is_said_to_pass() {
     for source in ["", "172.16.0.3"] {

@@ -325,7 +325,7 @@ fn others_acls_stay_and_a_build_that_removes_nothing_gets_the_whole_list() {
     node.hns.modify_endpoint(id, &Modify::policies(RequestType::Add, vec![Policy::of(&theirs)])).unwrap();
     let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
     node.apply(&deltas);
-    // Taken without a word, and not done (hns.md 4.2).
+    // Taken without a word, and not done (docs/hns.md, Changes).
     node.hns.set_fault(|call| {
         let removes =
             matches!(call, Call::Modify { settings, .. } if settings.contains(r#""RequestType":"Remove""#));

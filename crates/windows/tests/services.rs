@@ -1,5 +1,6 @@
-//! The addresses of Services in a pod's egress (semantics 24): whichever address ACLs see, a connection to a Service is
-//! allowed only if the way to all of its backends is; and the way to a backend is as if there were no Service.
+//! The addresses of Services in a pod's egress (policy decision 24): whichever address ACLs see, a connection to a
+//! Service is allowed only if the way to all of its backends is; and the way to a backend is as if there were no
+//! Service.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;

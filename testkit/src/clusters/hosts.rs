@@ -1,4 +1,4 @@
-//! Host endpoints on the nodes of whole clusters, the policies that they have, and what else decides about them.
+//! Host endpoints on the nodes of whole clusters, with their policies and settings.
 
 use proptest::option::of;
 use proptest::prelude::*;
@@ -9,10 +9,11 @@ use tortie_api::{Key, Kind};
 use super::policies::{maybe, rules, selector};
 use super::{Objects, PORT_NAMES, PORTS, labels, renamed};
 
-/// Nodes as whole clusters have them, with their own addresses.
+/// The nodes of whole clusters, with their addresses.
 pub const NODES: [(&str, &str); 3] = [("n1", "10.0.0.8"), ("n2", "203.0.113.9"), ("n3", "203.0.113.10")];
 
-/// Up to four host endpoints and four policies of them, settings of nodes, and the pool's packets translated or not.
+/// Up to four host endpoints, four policies for them, settings of nodes, and a pool with or without address
+/// translation.
 pub fn hosts() -> impl Strategy<Value = Objects> {
     let hosts = prop::collection::vec(host(), 1..5);
     let policies = prop::collection::vec(policy(), 0..5);
@@ -56,7 +57,7 @@ fn policy() -> impl Strategy<Value = (Key, Value)> {
     let rules = (rules("ingress", true, 3), rules("egress", true, 3), of(select(&PORTS[..4])));
     (hook, selector, of(select(vec![1, 2])), rules).prop_map(
         |(hook, selector, order, (mut ingress, mut egress, reply))| {
-            // What is let in without a connection, and replies to some ports only: else both are rare.
+            // Allow rules without connection tracking, and replies of some ports only; otherwise both are rare.
             if let Some(port) = reply.filter(|_| hook == "doNotTrack") {
                 ingress.push(json!({"action": "Allow"}));
                 egress.insert(
@@ -69,7 +70,7 @@ fn policy() -> impl Strategy<Value = (Key, Value)> {
                 ("selector", Some(json!(selector))),
                 ("order", order.map(Value::from)),
                 ("ingress", Some(json!(ingress))),
-                // Before DNAT there is no egress.
+                // preDNAT policies have no egress.
                 ("egress", (hook != "preDNAT").then(|| json!(egress))),
                 ("applyOnForward", (!hook.is_empty()).then_some(json!(true))),
                 ("doNotTrack", set("doNotTrack")),
@@ -80,7 +81,7 @@ fn policy() -> impl Strategy<Value = (Key, Value)> {
     )
 }
 
-/// FelixConfiguration of all nodes, and of one.
+/// FelixConfiguration for all nodes and for one node.
 fn settings() -> impl Strategy<Value = Objects> {
     let port =
         (select(vec!["TCP", "UDP"]), select(&PORTS[..4]), of(select(vec!["10.0.0.0/29", "0.0.0.0/0"])));

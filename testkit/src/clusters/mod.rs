@@ -1,4 +1,4 @@
-//! Random clusters, small on purpose: few labels, addresses and ports, so that rules meet packets often.
+//! Random clusters. They are deliberately small: few labels, addresses and ports, so that rules match packets often.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -23,7 +23,7 @@ use tortie_oracle::Snapshot;
 
 use policies::{maybe, policy, rules};
 
-/// The nodes that pods are on.
+/// The nodes of the pods.
 pub const NODES: [&str; 2] = ["n1", "n2"];
 const NAMESPACES: [&str; 6] = ["red", "blue", "red", "blue", "red", "unknown"];
 const ACCOUNTS: [&str; 3] = ["default", "runner", ""];
@@ -58,10 +58,10 @@ const NETS_V4: [&str; 8] = [
 ];
 const NETS_V6: [&str; 4] = ["fd00::/126", "fd00::1/128", "::/0", "2001:db8::/32"];
 
-/// Everything that policy depends on.
+/// All objects that policy depends on.
 pub type Objects = Vec<(Key, Value)>;
 
-/// Who sends what to whom.
+/// A packet to judge.
 #[derive(Debug, Clone)]
 pub struct Sent {
     /// The sender's address.
@@ -70,20 +70,20 @@ pub struct Sent {
     pub destination: IpAddr,
     /// The protocol.
     pub protocol: Protocol,
-    /// The sender's port; 0 where the protocol has none.
+    /// The sender's port; 0 if the protocol has no ports.
     pub source_port: u16,
-    /// The receiver's port; 0 where the protocol has none.
+    /// The receiver's port; 0 if the protocol has no ports.
     pub destination_port: u16,
     /// Type and code of ICMP.
     pub icmp: Option<(u8, u8)>,
 }
 
-/// Clusters of pods, of which two may have one address for a moment.
+/// Clusters of pods, two of which may share an address for a moment.
 pub fn clusters() -> impl Strategy<Value = Objects> {
     clusters_of(prop::collection::vec(pod(), 1..6))
 }
 
-/// Clusters whose pods have addresses of their own, as a kernel has to find them.
+/// Clusters whose pods all have different addresses, as a kernel requires.
 pub fn clusters_of_distinct_pods() -> impl Strategy<Value = Objects> {
     let clusters = clusters_of(prop::collection::vec(pod(), 1..6).prop_map(|mut pods| {
         let mut taken = Vec::new();
@@ -98,7 +98,7 @@ pub fn clusters_of_distinct_pods() -> impl Strategy<Value = Objects> {
         }
         pods
     }));
-    // Rules may count, or not.
+    // Rules may count packets or not.
     (clusters, of(select(vec!["Enabled", "Disabled"]))).prop_map(|(mut objects, counters)| {
         objects.extend(counters.map(|counters| {
             let annotations = json!({FelixConfiguration::POLICY_COUNTERS: counters});
@@ -120,7 +120,7 @@ fn clusters_of(pods: impl Strategy<Value = Vec<Pod>>) -> impl Strategy<Value = O
             let mut all: Objects = [namespaces, tiers, profiles, slices].concat();
             all.extend(pods.into_iter().enumerate().map(|(index, pod)| endpoint(pod, index)));
             all.extend(numbered(sets));
-            // Few names, so that policies of several namespaces and kinds share one.
+            // Few names, so that policies of several namespaces and kinds share a name.
             all.extend(
                 policies.into_iter().enumerate().map(|(index, (key, value))| renamed(key, value, index % 3)),
             );
@@ -129,7 +129,7 @@ fn clusters_of(pods: impl Strategy<Value = Vec<Pod>>) -> impl Strategy<Value = O
     )
 }
 
-/// The same with nodes that have addresses, and host endpoints on them.
+/// The same, with nodes that have addresses and host endpoints.
 pub fn clusters_with_hosts() -> impl Strategy<Value = Objects> {
     let interface = select(vec![None, Some("eth0"), Some("*")]);
     let profiles =
@@ -164,7 +164,7 @@ pub fn clusters_with_hosts() -> impl Strategy<Value = Objects> {
     })
 }
 
-/// Packets between addresses that somebody has or nearly has, to ports that somebody speaks of or nearly.
+/// Packets between addresses that occur in the cluster or almost do, to ports that occur or almost do.
 pub fn packets() -> impl Strategy<Value = Sent> {
     let of_family = |first: usize, pods: usize, all: usize| {
         let address = move || prop_oneof![3 => first..pods, 2 => first..all];
@@ -190,7 +190,7 @@ pub fn packets() -> impl Strategy<Value = Sent> {
     )
 }
 
-/// The objects as the oracle reads them.
+/// The objects in the form that the oracle reads.
 #[must_use]
 pub fn snapshot(objects: &Objects) -> Snapshot {
     let mut snapshot = Snapshot::new();
@@ -200,7 +200,7 @@ pub fn snapshot(objects: &Objects) -> Snapshot {
     snapshot
 }
 
-/// The objects as a manifest that `tortie explain -f` reads.
+/// The objects as a manifest for `tortie explain -f`.
 #[must_use]
 pub fn manifest(objects: &Objects) -> String {
     let one = |(key, value): &(Key, Value)| {
@@ -213,7 +213,7 @@ pub fn manifest(objects: &Objects) -> String {
 }
 
 fn renamed(mut key: Key, mut value: Value, index: usize) -> (Key, Value) {
-    // Names whose order is not that of the numbers.
+    // Names whose order differs from that of the numbers.
     key.name = format!("{}{}", ["m", "b", "z", "a", "q", "c", "x"][index % 7], index);
     value["metadata"]["name"] = json!(key.name);
     (key, value)
@@ -251,7 +251,7 @@ fn tiers() -> impl Strategy<Value = Objects> {
             (Key::global(Kind::Tier, name), json!({"metadata": {"name": name}, "spec": spec}))
         })
     };
-    // Also where every cluster has one, and nobody may say something else of it.
+    // Also tiers that every cluster has, whose order and default action nobody can change.
     let known = (select(vec!["default", "kube-baseline"]), tier("")).prop_map(|(name, (_, mut value))| {
         value["metadata"]["name"] = json!(name);
         (Key::global(Kind::Tier, name), value)

@@ -1,4 +1,4 @@
-//! Policies of every API: mostly whole, now and then not to be understood.
+//! Policies of every API: most are valid, some cannot be understood.
 
 use proptest::option::of;
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ pub fn selector() -> impl Strategy<Value = String> {
                 .prop_map(|(a, operator, b)| format!("({a} {operator} {b})")),
         ]
     });
-    // Blanks alone are `all()`, which is not the same as none.
+    // Blanks alone mean `all()`, which differs from an absent selector.
     prop_oneof![19 => nested, 1 => Just(" ".to_owned())].boxed()
 }
 
@@ -48,14 +48,14 @@ fn ports(numbers: bool) -> impl Strategy<Value = Vec<Value>> {
     prop::collection::vec(one, 1..3)
 }
 
-/// Networks, with those that hold everything where they are allowed.
+/// Networks, including those that contain all addresses, where they are allowed.
 fn nets(v4: bool, whole: bool) -> impl Strategy<Value = Value> {
     let nets: &'static [&'static str] = if v4 { &NETS_V4 } else { &NETS_V6 };
     let nets: Vec<&str> = nets.iter().copied().filter(|net| whole || !net.ends_with("/0")).collect();
     subsequence(nets, 1..3).prop_map(|nets| json!(nets))
 }
 
-/// One side of a rule. `whole` are policies of the whole cluster.
+/// One side of a rule. `whole` is true for policies of the whole cluster.
 fn entity(v4: bool, ported: bool, whole: bool, backends: bool) -> impl Strategy<Value = Value> {
     let namespaces = prop_oneof![4 => selector(), 1 => Just("global()".to_owned())];
     let accounts = (subsequence(&ACCOUNTS[..2], 0..2), of(selector())).prop_map(|(names, selector)| {
@@ -92,7 +92,7 @@ fn entity(v4: bool, ported: bool, whole: bool, backends: bool) -> impl Strategy<
     if backends { prop_oneof![2 => fields, 1 => service].boxed() } else { fields.boxed() }
 }
 
-/// A rule; now and then one that cannot be understood.
+/// A rule; sometimes one that cannot be understood.
 fn rule(direction: &'static str, whole: bool) -> impl Strategy<Value = Value> {
     let action = prop_oneof![
         8 => select(vec!["Allow", "Allow", "Deny", "Pass", "Log"]),
@@ -147,7 +147,7 @@ pub fn policy() -> impl Strategy<Value = (Key, Value)> {
     prop_oneof![6 => calico_policy(), 2 => kubernetes_policy(), 2 => cluster_policy()]
 }
 
-/// ClusterNetworkPolicy and what it was before; now and then with a peer or a field that is not known.
+/// ClusterNetworkPolicy and its predecessors; sometimes with an unknown peer or field.
 fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
     let pods = || {
         (kubernetes_selector(), kubernetes_selector(), any::<bool>()).prop_map(|(namespaces, pods, whole)| {
@@ -261,7 +261,7 @@ fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
             .prop_map(move |((tier, order, staged), selectors, types, ingress, egress, hook)| {
                 let (selector, namespaces, accounts) = selectors;
                 let hook = if whole { hook } else { "" };
-                // Before DNAT there is no egress.
+                // preDNAT policies have no egress.
                 let (types, egress) = if hook == "preDNAT" { (None, vec![]) } else { (types, egress) };
                 let spec = maybe(vec![
                     ("tier", tier.map(Value::from)),
@@ -293,7 +293,7 @@ fn calico_policy() -> impl Strategy<Value = (Key, Value)> {
 }
 
 fn kubernetes_selector() -> impl Strategy<Value = Value> {
-    // No label has the last value: the API server rejects it, but whoever stores it all the same can be understood.
+    // No label has the last value. The API server rejects it, but a stored policy with it can be understood.
     let value = prop_oneof![30 => select(vec!["x", "y", "red"]), 1 => Just("-bad-")];
     let requirement = (select(vec!["a", "b", "kubernetes.io/metadata.name"]), 0..4usize, value).prop_map(
         |(key, operator, value)| match operator {
@@ -310,7 +310,7 @@ fn kubernetes_selector() -> impl Strategy<Value = Value> {
             ("matchExpressions", Some(json!(expressions))),
         ])
     });
-    // Nested by value, generators of whole clusters would be too large for a test's stack.
+    // Boxed: as nested values, generators of whole clusters would be too large for a test's stack.
     selector.boxed()
 }
 

@@ -1,4 +1,5 @@
-//! Services with addresses of their own, for clusters that have pods; and where those addresses lead, read plainly.
+//! Services with addresses of their own, for clusters with pods; and a separate, simple reading of where those
+//! addresses lead.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -15,14 +16,16 @@ use tortie_policy::program::Flow;
 use super::policies::maybe;
 use super::{ADDRESSES, NAMESPACES, Objects, PORTS};
 
-/// The names of Services. Policies name the first two, which may have other backends beside those that are made here.
+/// The names of Services. Policies name the first two, which may have other backends in addition to those created
+/// here.
 const NAMES: [&str; 4] = ["s", "t", "u", "v"];
-/// Addresses that no pod, node or peer has, one for each Service. Rules mean them by all addresses only.
+/// Addresses that no pod, node or peer has, one for each Service. Rules match them only by networks with all
+/// addresses.
 const CLUSTER_IPS: [&str; 4] = ["172.30.0.1", "172.30.0.2", "172.30.0.3", "172.30.0.4"];
-/// The same from outside. Of some, networks in rules speak.
+/// External addresses. Networks in rules contain some of them.
 const EXTERNAL_IPS: [&str; 4] = ["203.0.113.80", "203.0.113.81", "198.51.100.1", "203.0.113.82"];
 const INGRESS_IPS: [&str; 4] = ["203.0.113.90", "198.51.100.9", "203.0.113.91", "203.0.113.92"];
-/// Whom connections can be for: mostly pods, else a node, or somebody outside.
+/// Backends of connections: mostly pods, otherwise a node or an external address.
 const BACKENDS: [&str; 8] = [
     ADDRESSES[0],
     ADDRESSES[1],
@@ -49,8 +52,8 @@ pub fn services() -> impl Strategy<Value = Objects> {
     })
 }
 
-/// A policy that tells backends apart, or speaks of the addresses of Services. It comes before others: these know nothing of
-/// Services, and few of them let a client reach some of the backends and not all.
+/// A policy that distinguishes backends, or that matches addresses of Services. It precedes the other policies, which
+/// know nothing about Services and rarely let a client reach some of the backends but not all.
 fn policy() -> impl Strategy<Value = Value> {
     let nets = vec![
         "10.0.0.0/30",
@@ -87,10 +90,10 @@ fn policy() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A port of a Service: protocol, number, and where it leads to in each slice, if anywhere.
+/// A port of a Service: protocol, number, and its target in each slice, if any.
 type Port = (&'static str, u16, Vec<Option<u16>>);
 
-/// A Service and its slices. Each of these has numbers of its own for the ports, as where pods give one name to several.
+/// A Service and its slices. Each slice has its own target ports, as if pods gave one name to several numbers.
 fn service(name: &'static str, number: usize) -> impl Strategy<Value = Objects> {
     let protocol = select(vec!["TCP", "TCP", "TCP", "UDP", "SCTP"]);
     let targets = prop::collection::vec(weighted(0.9, select(&PORTS[..4])), 2);
@@ -126,7 +129,7 @@ fn service(name: &'static str, number: usize) -> impl Strategy<Value = Objects> 
     )
 }
 
-/// What of a Service's spec and status is about its addresses. Seldom it has none, or one that is another's.
+/// The fields of a Service's spec and status that concern its addresses. Rarely it has none, or shares one.
 fn addresses(number: usize) -> impl Strategy<Value = (Value, Value)> {
     let cluster_ip =
         prop_oneof![20 => Just(CLUSTER_IPS[number]), 1 => Just(CLUSTER_IPS[0]), 1 => Just("None")];
@@ -143,7 +146,7 @@ fn addresses(number: usize) -> impl Strategy<Value = (Value, Value)> {
     )
 }
 
-/// The first port has no name, as the only one of a Service need not have one.
+/// The first port has no name, because the only port of a Service needs none.
 fn port_name(place: usize) -> Option<Value> {
     (place > 0).then(|| json!(format!("port-{place}")))
 }
@@ -161,7 +164,7 @@ fn slice_port(place: usize, (protocol, _, targets): &Port, slice: usize) -> Opti
 /// An address and port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Front {
-    /// Whose it is, as `namespace/name`. Several may have taken the same.
+    /// The owners, as `namespace/name`. Several Services may have the same address and port.
     pub services: BTreeSet<String>,
     /// The Service's address (VIP).
     pub address: Ipv4Addr,
@@ -169,19 +172,19 @@ pub struct Front {
     pub protocol: Protocol,
     /// The port at the Service's address.
     pub port: u16,
-    /// Where connections go.
+    /// The targets of connections.
     pub backends: BTreeSet<(Ipv4Addr, u16)>,
 }
 
 impl Front {
-    /// Whether a packet is sent there.
+    /// Whether a packet is addressed to it.
     #[must_use]
     pub fn takes(&self, flow: &Flow) -> bool {
         flow.destination == self.address
             && (flow.protocol, flow.destination_port) == (self.protocol, self.port)
     }
 
-    /// The flow of a client, with this port of its own, to somebody of this address and port.
+    /// The flow from a client, with this source port, to this address and port.
     #[must_use]
     pub fn flow(&self, client: Ipv4Addr, source_port: u16, (to, destination_port): (Ipv4Addr, u16)) -> Flow {
         let (source, destination, protocol) = (client.into(), to.into(), self.protocol);
@@ -189,7 +192,7 @@ impl Front {
     }
 }
 
-/// What the objects say of the addresses of Services, without any help of the code under test.
+/// The addresses of Services according to the objects, without the code under test.
 #[must_use]
 pub fn fronts(objects: &Objects) -> Vec<Front> {
     let mut fronts = BTreeMap::new();
@@ -221,7 +224,7 @@ fn front_addresses(service: &Value) -> Vec<Ipv4Addr> {
     std::iter::once(own).chain(list(&spec["externalIPs"]).iter().chain(ingress).filter_map(address)).collect()
 }
 
-/// Those that are ready; if none is, those that end and serve until then.
+/// The ready backends; if none is ready, those that terminate and still serve.
 fn backends(objects: &Objects, service: &Key, port: &Value) -> Vec<(Ipv4Addr, u16)> {
     let of_service = |(key, slice): &&(Key, Value)| {
         key.kind == Kind::EndpointSlice
@@ -265,7 +268,7 @@ fn protocol(port: &Value) -> Protocol {
     Protocol::from_name(port["protocol"].as_str().unwrap_or("TCP")).unwrap()
 }
 
-/// A pod that connects to a Service; who that is, and whom it comes to, is chosen among what there is.
+/// A pod's connection to a Service; client and backend are chosen from the existing ones.
 #[derive(Debug, Clone)]
 pub struct Call {
     client: Index,
@@ -287,7 +290,7 @@ pub fn calls() -> impl Strategy<Value = Call> {
 }
 
 impl Call {
-    /// Whom it is to, and the flow to the backend. That is to the Service's address itself where there is no backend.
+    /// The Service, and the flow to the backend. Without a backend, the flow goes to the Service's address itself.
     #[must_use]
     pub fn place<'a>(&self, clients: &[Ipv4Addr], fronts: &'a [Front]) -> Option<(&'a Front, Flow)> {
         if clients.is_empty() || fronts.is_empty() {

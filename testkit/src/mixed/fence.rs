@@ -1,4 +1,4 @@
-//! Packets that no policy is asked of: when they are there, those before them have been received or dropped.
+//! Packets that are not subject to policy. Once they have arrived, earlier packets have been received or dropped.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::frames;
 
 const PORT: u16 = 7;
 
-/// A node's own end of the overlay, with a socket there.
+/// A node's own end of the overlay, with a socket.
 pub(super) struct Marker {
     socket: UdpSocket,
     address: Ipv4Addr,
@@ -29,13 +29,13 @@ impl Marker {
         Ok(Self { socket, address, _namespace: namespace })
     }
 
-    /// A flow to a pod that begins at this socket.
+    /// A flow from this socket to a pod.
     pub(super) fn flow(&self, destination: IpAddr, destination_port: u16) -> Flow {
         let (source, source_port, protocol) = (self.address.into(), PORT, Protocol::UDP);
         Flow { source, destination, protocol, source_port, destination_port, icmp: None }
     }
 
-    /// Whether the flow is one of those.
+    /// Whether the flow starts at this socket.
     pub(super) fn is_source_of(&self, flow: &Flow) -> bool {
         *flow == self.flow(flow.destination, flow.destination_port)
     }
@@ -46,7 +46,7 @@ impl Marker {
         Ok(())
     }
 
-    /// Until it has this number from so many; others' are late ones.
+    /// Waits until it has received this number from that many senders; other numbers are late packets.
     fn wait(&self, number: u64, mut senders: usize, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
         while senders > 0 {
@@ -67,7 +67,7 @@ impl Marker {
     }
 }
 
-/// Sends from each node to each other, and waits until all is there.
+/// Sends from each node to each other node, and waits until everything has arrived.
 pub(super) fn through_tunnels<'a>(markers: impl Iterator<Item = &'a Marker> + Clone) -> Result<()> {
     ensure!(
         all_arrive(markers, PATIENCE)?,
@@ -76,7 +76,7 @@ pub(super) fn through_tunnels<'a>(markers: impl Iterator<Item = &'a Marker> + Cl
     Ok(())
 }
 
-/// The same with new packets until all arrive: links come up one after another.
+/// The same with new packets until all of them arrive, because links come up one after another.
 pub(super) fn wait_for_tunnels<'a>(markers: impl Iterator<Item = &'a Marker> + Clone) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !all_arrive(markers.clone(), Duration::from_millis(200))? {
@@ -102,8 +102,8 @@ fn all_arrive<'a>(markers: impl Iterator<Item = &'a Marker> + Clone, patience: D
     Ok(true)
 }
 
-/// An ARP question (RFC 826) about an address that nobody else asks for, so that answers are told apart. It is beyond the
-/// subnet, where the switch has an answer for everybody.
+/// An ARP request (RFC 826) for an address that nobody else asks for, so that its answer is unique. The address is
+/// outside the subnet, where the switch answers every request.
 pub(super) struct Question {
     mac: MacAddress,
     own: Ipv4Addr,

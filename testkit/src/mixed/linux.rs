@@ -17,7 +17,7 @@ use super::services::{Balanced, unbalanced};
 use super::{End, Host, Place};
 use crate::links::{OTHERS, cable};
 
-/// What the node's ends of its pods' cables are called by frames.
+/// The hardware address of the node's ends of its pods' cables.
 const ROUTER: MacAddress = MacAddress([2, 0, 0, 0, 1, 1]);
 
 pub(super) struct Node {

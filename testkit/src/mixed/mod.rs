@@ -1,6 +1,6 @@
-//! A mixed cluster by real frames: two Linux nodes with their dataplane on this kernel, and two Windows nodes, each an
-//! emulated HNS with its switch and the dataplane of Windows. All are on one underlay, VXLAN between them, and what they
-//! are is what calc says.
+//! A mixed cluster with real frames: two Linux nodes with their dataplane on this kernel, and two Windows nodes, each
+//! an emulated HNS with its switch and the Windows dataplane. All are on one underlay with VXLAN between them, and
+//! calc computes their states.
 //!
 //! ```text
 //! pods ═══ cali… ┌────┐ eth0 ═══╗ bridge ╔═══ eth0 ┌────┐ switch ═══ eth0 of pods
@@ -9,8 +9,8 @@
 //!                │ l2 │                            │ w2 │
 //!                └────┘                            └────┘
 //! ```
-//! Pods have IPv4 only, and no kernel answers for them, so that every packet begins a flow anew. It all needs root, and
-//! ends with the value.
+//! Pods have IPv4 only, and no kernel answers for them, so every packet begins a new flow. Everything needs root, and
+//! disappears with the value.
 
 mod fence;
 mod linux;
@@ -50,21 +50,21 @@ pub use self::services::{Arrival, Balanced, Proxy, Step};
 
 /// The VNI of Calico's VXLAN.
 const VNI: u32 = 4096;
-/// How long to wait for what has to come.
+/// How long to wait for an expected packet.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// So many packets are under way at once: fewer than fit into the queues on their way.
+/// The number of packets in flight: fewer than fit into the queues on their way.
 const BATCH: usize = 100;
-/// What tags are made of; the rest stays free.
+/// The bits of a tag.
 const TAGS: u32 = 0x00ff_ffff;
 
-/// The nodes, and what is known of them.
+/// The nodes and their state.
 pub struct Cluster {
     nodes: Vec<Node>,
-    /// What the overlay is made of.
+    /// The objects of the overlay.
     overlay: Objects,
     objects: BTreeMap<Key, Value>,
     pods: BTreeMap<IpAddr, Pod>,
-    /// How often it has changed.
+    /// The number of changes so far.
     changes: u32,
     _underlay: NetNs,
 }
@@ -76,21 +76,21 @@ struct Node {
     marker: Marker,
 }
 
-/// What a node's system does.
+/// The operations of a node's system.
 trait Host {
-    /// Connects a pod as CNI would do it.
+    /// Connects a pod as CNI would.
     fn connect(&mut self, at: &Place, address: Ipv4Addr) -> Result<End>;
     /// Disconnects it.
     fn disconnect(&mut self, at: &Place) -> Result<()>;
-    /// Has the dataplane apply deltas.
+    /// Applies deltas on the dataplane.
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report>;
-    /// Balances connections to Services, and to no others; with the underlay's address of each backend's node.
+    /// Balances connections to exactly these Services. `providers` has the underlay address of each backend's node.
     fn balance(&mut self, services: &[Balanced], providers: &BTreeMap<Ipv4Addr, Ipv4Addr>) -> Result<()>;
-    /// How many rules of pods name sets, where that depends on how policy is rendered.
+    /// How many rules of pods name sets, if that depends on the rendering.
     fn rules_that_name_sets(&self) -> Result<usize>;
 }
 
-/// Where a pod is.
+/// The location of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The index of the node in [`NODES`].
@@ -110,18 +110,18 @@ struct Pod {
 struct End {
     socket: PacketSocket,
     mac: MacAddress,
-    /// Where its frames go.
+    /// The next hop of its frames.
     router: MacAddress,
-    /// Where it is.
+    /// Its namespace.
     _namespace: NetNs,
 }
 
 impl Cluster {
-    /// The nodes, without pods; HNS is as `config` says. The calling thread, and with it the switches, keeps to one
-    /// processor from then on, so that packets keep their order.
+    /// The nodes, without pods; `config` configures HNS. From then on, the calling thread and the switches run on one
+    /// processor, so that packets keep their order.
     ///
     /// # Errors
-    /// What the kernel or HNS refused; it needs root.
+    /// An error of the kernel or HNS; it needs root.
     pub fn new(config: &Config) -> Result<Self> {
         keep_to_one_processor()?;
         let underlay = underlay::bridge()?;
@@ -154,7 +154,7 @@ impl Cluster {
         Ok(Self { nodes, overlay, objects, pods: BTreeMap::new(), changes: 0, _underlay: underlay })
     }
 
-    /// The state of the nodes as calc has it.
+    /// The state of the nodes according to calc.
     pub fn states(&self) -> impl Iterator<Item = &NodeState> {
         self.nodes.iter().map(|node| node.calc.state())
     }
@@ -162,12 +162,12 @@ impl Cluster {
     /// How many ACLs of Windows nodes name sets.
     ///
     /// # Errors
-    /// What HNS refused.
+    /// An error of HNS.
     pub fn acls_that_name_sets(&self) -> Result<usize> {
         self.nodes.iter().map(|node| node.host.rules_that_name_sets()).sum()
     }
 
-    /// Where an address is, if it is a pod's.
+    /// The location of an address, if it belongs to a pod.
     #[must_use]
     pub fn place(&self, address: IpAddr) -> Option<&Place> {
         self.pods.get(&address).map(|pod| &pod.at)
@@ -178,19 +178,19 @@ impl Cluster {
         self.pods.keys().copied()
     }
 
-    /// The nodes as the datastore has them.
+    /// The nodes as stored in the datastore.
     pub fn node_objects(&self) -> impl Iterator<Item = &(Key, Value)> {
         self.overlay.iter().filter(|(key, _)| key.kind == Kind::Node)
     }
 
-    /// What a node can send a pod from its end of the tunnel, in the name of its own kernel.
+    /// A flow from a node's end of the tunnel to a pod, sent by the node's own kernel.
     #[must_use]
     pub fn from_node(&self, node: usize, to: IpAddr, destination_port: u16) -> Flow {
         self.nodes[node].marker.flow(to, destination_port)
     }
 
-    /// Changes the cluster into that of these objects, which have to be [`placed`], with policy rendered on Windows in
-    /// this way. All pods get sandboxes of their own: no flow of before is remembered.
+    /// Changes the cluster to these objects, which must be [`placed`], with this rendering of policy on Windows. All
+    /// pods get new sandboxes, so no earlier flow is remembered.
     ///
     /// # Errors
     /// A pod could not be connected or disconnected.
@@ -232,10 +232,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sends a packet of each flow, and gives the indices of those that arrived. No flow may be another one's answer.
+    /// Sends a packet of each flow, and returns the indices of those that arrived. No flow may be the answer to
+    /// another one.
     ///
     /// # Errors
-    /// A packet could not be sent or arrived where it does not belong; or one that no policy is asked of did not arrive.
+    /// A packet could not be sent, or arrived at the wrong place; or a packet that is not subject to policy did not
+    /// arrive.
     pub fn passed(&self, flows: &[Flow]) -> Result<BTreeSet<usize>> {
         let mut passed = BTreeSet::new();
         for (number, batch) in flows.chunks(BATCH).enumerate() {
@@ -266,10 +268,10 @@ impl Cluster {
         Ok(arrived.into_iter().filter_map(known).collect())
     }
 
-    /// Waits until all packets have been received or dropped, and gives what was seen of them meanwhile.
+    /// Waits until all packets have been received or dropped, and returns the arrivals.
     fn fence(&self) -> Result<Vec<(u32, Arrival)>> {
         let mut arrived = Vec::new();
-        // What the switches have taken from their pods...
+        // What the switches have received from their pods...
         let windows = self.pods.iter().filter(|(_, pod)| NODES[pod.at.node].1 == System::Windows);
         for (address, pod) in windows {
             let IpAddr::V4(v4) = *address else { continue };
@@ -277,8 +279,8 @@ impl Cluster {
             let frames = frames.with_context(|| format!("the switch does not answer {address}"))?;
             arrived.extend(frames.iter().filter_map(|frame| arrival(*address, frame)));
         }
-        // ...is ahead of what is sent through the tunnels now. A packet that passes a node takes a turn more than one that
-        // ends there: so twice.
+        // ...is ahead of what is sent through the tunnels now. A packet that passes through a node needs one step
+        // more than one that ends there, so this is done twice.
         for _ in 0..2 {
             fence::through_tunnels(self.nodes.iter().map(|node| &node.marker))?;
         }
@@ -297,7 +299,7 @@ impl Cluster {
 }
 
 impl End {
-    /// Sends a frame in the pod's name.
+    /// Sends a frame from the pod.
     fn send(&self, frame: &[u8]) -> Result<()> {
         let mut frame = frame.to_vec();
         frame[6..12].copy_from_slice(&self.mac.0);
@@ -305,8 +307,8 @@ impl End {
         Ok(())
     }
 
-    /// Asks the switch a question that it answers whatever policy says. With the answer, what was sent before has been seen
-    /// to, and other frames that came are given; without one in that time, `None`.
+    /// Sends the switch a request that it answers whatever policy says. After the answer, earlier packets have been
+    /// handled, and the other received frames are returned; without an answer in that time, `None`.
     fn answered(&self, own: Ipv4Addr, patience: Duration) -> Result<Option<Vec<Vec<u8>>>> {
         let (mut frames, deadline) = (Vec::new(), Instant::now() + patience);
         let question = Question::new(self.mac, own);
@@ -325,7 +327,7 @@ impl End {
         Ok(None)
     }
 
-    /// Until frames come and go: the cable's queues become active some time after its ends are up.
+    /// Waits until frames pass: the cable's queues become active some time after its ends are up.
     fn wait_until_live(&self, own: Ipv4Addr) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while self.answered(own, Duration::from_millis(10))?.is_none() {
@@ -335,12 +337,12 @@ impl End {
     }
 }
 
-/// A frame that came to a pod, by its tag.
+/// The arrival of a frame at a pod, by its tag.
 fn arrival(at: IpAddr, frame: &[u8]) -> Option<(u32, Arrival)> {
     Some((frames::tag(frame), Arrival { at, flow: services::flow_of(frame)? }))
 }
 
-/// The dataplane of Windows asks for Services.
+/// The Windows dataplane needs Services.
 fn calc_of(name: &'static str) -> Calc {
     match NODES.iter().find(|(node, _)| *node == name) {
         Some((_, System::Windows)) => Calc::new(name).with_services(),
@@ -354,7 +356,7 @@ fn pool() -> (Key, Value) {
     (Key::global(Kind::IpPool, "pool"), json!({"metadata": {"name": "pool"}, "spec": spec}))
 }
 
-/// A node and its block, as the datastore has them.
+/// A node and its block, as stored in the datastore.
 fn node_objects(
     name: &str,
     parent: Ipv4Addr,

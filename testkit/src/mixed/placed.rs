@@ -1,4 +1,4 @@
-//! Random clusters, on the nodes of a mixed one: pods get addresses of their node's block.
+//! Places random clusters on the nodes of a mixed cluster: pods get addresses of their node's block.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -11,12 +11,12 @@ use tortie_api::{Key, Kind};
 
 use crate::clusters::{Objects, Sent};
 
-/// What a node runs.
+/// The system of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum System {
-    /// The dataplane of Linux, on this kernel.
+    /// The Linux dataplane on this kernel.
     Linux,
-    /// The dataplane of Windows, on an emulated HNS.
+    /// The Windows dataplane on an emulated HNS.
     Windows,
 }
 
@@ -24,11 +24,11 @@ pub enum System {
 pub const NODES: [(&str, System); 4] =
     [("l1", System::Linux), ("w1", System::Windows), ("l2", System::Linux), ("w2", System::Windows)];
 
-/// What all blocks are of.
+/// The pool of all blocks.
 pub(super) const POOL: &str = "10.0.0.0/26";
-/// Pods of one node, at most.
+/// The maximum number of pods on one node.
 const PODS: u8 = 3;
-/// Networks that random clusters speak of, and what they become, so that they hold some of the pods here.
+/// Networks in random clusters, and their replacements, which contain some of the pods here.
 const NETS: [(&str, &str); 4] = [
     ("10.0.0.0/29", POOL),
     ("10.0.0.0/30", "10.0.0.0/27"),
@@ -41,12 +41,12 @@ pub(super) fn block(node: u8) -> Ipv4Net {
     Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, node * 16), 28)
 }
 
-/// For each address that a random cluster's pods have, the node and the address that it becomes.
+/// For each pod address of a random cluster, the node and the new address.
 pub type Addresses = BTreeMap<Ipv4Addr, (usize, Ipv4Addr)>;
 
-/// Random ones.
+/// Random new addresses.
 pub fn addresses() -> impl Strategy<Value = Addresses> {
-    // The first addresses of a block are not pods' on Windows.
+    // On Windows, pods do not get the first addresses of a block.
     let of_node = |node: u8| {
         (4..4 + PODS).map(move |last| (usize::from(node), Ipv4Addr::new(10, 0, 0, node * 16 + last)))
     };
@@ -55,7 +55,7 @@ pub fn addresses() -> impl Strategy<Value = Addresses> {
     Just(all).prop_shuffle().prop_map(move |all| original.clone().zip(all).collect())
 }
 
-/// The objects with each pod on the node that its address says, and with IPv4 only.
+/// The objects with each pod on the node of its address, and with IPv4 only.
 #[must_use]
 pub fn placed(objects: &Objects, addresses: &Addresses) -> Objects {
     let texts = |old: &str| match old.parse::<Ipv4Addr>() {
@@ -95,7 +95,7 @@ fn move_pod(key: &mut Key, value: &mut Value, addresses: &Addresses) {
     key.name = name;
 }
 
-/// Replaces texts, wherever they are.
+/// Replaces strings everywhere.
 fn replace(value: &mut Value, new: &impl Fn(&str) -> Option<String>) {
     match value {
         Value::String(text) => {
@@ -109,14 +109,14 @@ fn replace(value: &mut Value, new: &impl Fn(&str) -> Option<String>) {
     }
 }
 
-/// The packets of IPv4, each from one of the pods to another one.
+/// The IPv4 packets, each from one of the pods to another one.
 #[must_use]
 pub fn between_pods(packets: &[Sent], objects: &Objects) -> Vec<Sent> {
     let nets = objects.iter().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint);
     let nets = nets.filter_map(|(_, value)| value["spec"]["ipNetworks"][0].as_str()?.strip_suffix("/32"));
     let pods: Vec<IpAddr> = nets.filter_map(|address| address.parse().ok()).collect();
     let of = |address: IpAddr| match address {
-        // Random packets are between few addresses: as many as their last bytes.
+        // Random packets are between few addresses, one for each last byte.
         IpAddr::V4(address) => pods.get(usize::from(address.octets()[3]) % pods.len().max(1)).copied(),
         IpAddr::V6(_) => None,
     };

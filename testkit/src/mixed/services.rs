@@ -13,7 +13,7 @@ use tortie_policy::program::Flow;
 use super::{Cluster, underlay};
 use crate::frames;
 
-/// A load balancer, as kube-proxy has one made for a Service.
+/// A load balancer as created by kube-proxy for a Service.
 #[derive(Debug, Clone)]
 pub struct Balanced {
     /// The Service's address.
@@ -22,15 +22,15 @@ pub struct Balanced {
     pub protocol: Protocol,
     /// The port at the Service's address.
     pub port: u16,
-    /// The pods that it is for.
+    /// Its backends.
     pub backends: Vec<Ipv4Addr>,
     /// Their port.
     pub target: u16,
-    /// What these see as the source; `None` with direct server return.
+    /// The source that backends see; `None` with direct server return.
     pub source: Option<Ipv4Addr>,
 }
 
-/// Which packet of a connection.
+/// The position of a packet in a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// The client's first.
@@ -41,20 +41,20 @@ pub enum Step {
     GoesOn,
 }
 
-/// A packet that came to a pod.
+/// A packet that arrived at a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
     /// The pod.
     pub at: IpAddr,
-    /// What the packet says of itself.
+    /// The flow in the packet's headers.
     pub flow: Flow,
 }
 
 impl Cluster {
-    /// Has a Windows node balance what its pods send to these Services, and to no others.
+    /// Makes a Windows node balance connections of its pods to exactly these Services.
     ///
     /// # Errors
-    /// What HNS refused.
+    /// An error of HNS.
     pub fn balance(&mut self, node: usize, services: &[Balanced]) -> Result<()> {
         let provider = |backend: &Ipv4Addr| -> Result<_> {
             let node = self.pods.get(&IpAddr::from(*backend)).context("a backend is no pod")?.at.node;
@@ -65,17 +65,17 @@ impl Cluster {
         self.nodes[node].host.balance(services, &providers)
     }
 
-    /// Sends these packets, and says by their index which came to a pod, and how they looked by then.
+    /// Sends these packets. Returns, by index, which of them arrived at a pod, and with which headers.
     ///
     /// # Errors
-    /// A packet could not be sent; or one that no policy is asked of did not arrive.
+    /// A packet could not be sent, or a packet that is not subject to policy did not arrive.
     pub fn arrivals(&self, packets: &[Flow], step: Step) -> Result<BTreeMap<usize, Arrival>> {
         self.send(packets, step)
     }
 }
 
-/// The frame of a packet in the middle of a connection, with the tag at its end. Both ends begin with number 0 and send as
-/// much as a tag is long, also along with SYN.
+/// The frame of a packet in the middle of a connection, with the tag at its end. Both ends start at number 0 and send
+/// as many bytes as a tag has, also together with SYN.
 pub(super) fn frame(flow: &Flow, step: Step, to: [u8; 6], tag: u32) -> Vec<u8> {
     const TCP: usize = 14 + 20;
     const SYN: u8 = 0x02;
@@ -100,7 +100,7 @@ pub(super) fn frame(flow: &Flow, step: Step, to: [u8; 6], tag: u32) -> Vec<u8> {
     frame
 }
 
-/// What an IPv4 frame without options says of its flow.
+/// The flow of an IPv4 frame without options.
 pub(super) fn flow_of(frame: &[u8]) -> Option<Flow> {
     let is_ipv4 = frame.get(12..15) == Some(&[0x08, 0, 0x45]);
     let packet = frame.get(14..).filter(|_| is_ipv4)?;
@@ -118,7 +118,7 @@ pub(super) fn flow_of(frame: &[u8]) -> Option<Flow> {
     })
 }
 
-/// What kube-proxy keeps in the HNS of a node.
+/// The load balancers that kube-proxy keeps in the HNS of a node.
 #[derive(Debug, Default)]
 pub struct Proxy {
     balancers: Vec<Guid>,
@@ -126,11 +126,11 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Has HNS balance to these Services and to no others. Backends on other nodes have endpoints, too (hns.md 4.4), with
-    /// the address of their node, which `providers` says.
+    /// Makes HNS balance connections to exactly these Services. Backends on other nodes have endpoints, too
+    /// (docs/hns.md, Load balancers), with the address of their node from `providers`.
     ///
     /// # Errors
-    /// What HNS refused, or a backend that is nowhere.
+    /// An error of HNS, or a backend without a node.
     pub fn balance(
         &mut self,
         hns: &impl Hcn,
@@ -189,7 +189,7 @@ fn balancer(service: &Balanced, backends: Vec<Guid>) -> LoadBalancer {
     }
 }
 
-/// On a node without HNS.
+/// The error on a node without HNS.
 pub(super) fn unbalanced() -> Result<()> {
     bail!("a Linux node has no load balancers of HNS")
 }

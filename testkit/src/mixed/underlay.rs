@@ -1,4 +1,4 @@
-//! What the nodes stand on: a bridge, and a cable from it to each of them.
+//! The underlay of the nodes: a bridge, and a cable from it to each node.
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;

@@ -29,7 +29,7 @@ pub(super) struct Node {
     wiring: WindowsWiring,
     block: Ipv4Net,
     overlay: Overlay,
-    /// By the sandboxes.
+    /// By sandbox.
     compartments: BTreeMap<String, Guid>,
     proxy: Proxy,
 }
@@ -63,7 +63,7 @@ impl Host for Node {
             block: self.block,
             mtu: 1450,
         })?;
-        // Without its address the pod's kernel has nothing to answer.
+        // Without its address, the pod's kernel has nothing to answer.
         let socket = namespace.run(|| -> Result<_> {
             let link = interface_index(INTERFACE)?;
             let address = Address { link, address: address.into(), prefix_length: 32 };

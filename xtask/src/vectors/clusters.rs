@@ -1,4 +1,4 @@
-//! Clusters of manifests with flows: whether each flow passes, and what each side of it decides.
+//! Clusters of manifests with flows, and the verdict on each flow with the decision of each side.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -166,8 +166,8 @@ fn peer(name: &str) -> Result<Peer> {
     })
 }
 
-/// Compares what enforces policy with the whole verdict on each flow. Clusters with policies that Calico drops are left
-/// out: the program and the oracle show that nothing else differs there.
+/// Compares the enforcing system with the combined verdict on each flow. Clusters with policies that Calico drops are
+/// left out: the program and the oracle show that nothing else differs there.
 fn compare_rendered(case: &Case, rendered: &mut Rendered, tally: &mut Tally) -> Result<bool> {
     if without_dropped(case).is_some() {
         tally.leave_out(BLANK_SELECTOR, case.flows.len());
@@ -192,13 +192,13 @@ fn compare_rendered(case: &Case, rendered: &mut Rendered, tally: &mut Tally) -> 
     Ok(tally.differences.len() == before)
 }
 
-/// A side that is not asked lets the flow pass.
+/// A side that is not involved lets the flow pass.
 fn agrees(flow: &ExpectedFlow, ours: &Verdicts) -> bool {
     let verdicts = |sides: Sides| [sides.egress, sides.hosts, sides.ingress].map(|side| side != Some(false));
     verdicts(ours.sides) == verdicts(flow.expected)
 }
 
-/// The verdicts on one flow, and who decided, where that is known.
+/// The verdicts on one flow, and who decided, if known.
 #[derive(Debug, Default)]
 struct Verdicts {
     sides: Sides,
@@ -255,7 +255,7 @@ fn by_program(case: &Case) -> Result<Vec<Verdicts>> {
 
 /// Policies with a blank selector beside another criterion. Calico joins the two as `(…) && ( )`, fails to parse that,
 /// and drops the whole policy, which opens what it closes. Tortie keeps the policy, and reads the blank as `all()`
-/// (semantics 33).
+/// (policy decision 33).
 const BLANK_SELECTOR: &str = "Calico drops a policy with a blank selector beside another criterion";
 
 /// The case without the policies that Calico drops; `None` where there are none.

@@ -22,11 +22,11 @@ use super::{On, Tally, hns};
 use crate::setup::require_root;
 
 const NODE: &str = "node";
-/// Some pods are then on one node, and some not.
+/// With two nodes, some pairs of pods share a node and others do not.
 const TWO_NODES: [&str; 2] = ["n1", "n2"];
 
 type Objects = Vec<(Key, Value)>;
-/// Of each pod, by `namespace/name`.
+/// The address of each pod, by `namespace/name`.
 type Addresses = BTreeMap<String, IpAddr>;
 
 /// Returns the number of verdicts that differ.
@@ -41,7 +41,7 @@ pub(super) fn replay(file: &str, lines: &[Value], on: On) -> Result<usize> {
     tally.close(file, &on, begun)
 }
 
-/// A row of a step: a flow, and what is to become of it.
+/// A row of a step: a flow and its expected verdict.
 struct Row<'a> {
     from: &'a str,
     to: &'a str,
@@ -50,13 +50,13 @@ struct Row<'a> {
     expected: Verdicts,
 }
 
-/// Whether a packet may pass: by the policy of its destination, by that of its source, and by both.
+/// Whether a packet may pass by the policy of its destination, by that of its source, and by both.
 #[derive(Clone, Copy)]
 struct Verdicts {
-    /// `None` where only both together can be seen.
+    /// `None` if only the combination is visible.
     single: Option<(bool, bool)>,
     combined: bool,
-    /// What the ends tell: why they may be closed, by ingress and egress, where policy is not.
+    /// The exceptions by which ingress and egress may be closed although policy is not.
     narrower: (Option<Exception>, Option<Exception>),
 }
 
@@ -114,7 +114,7 @@ fn read_row<'a>(row: &'a Value, addresses: &Addresses) -> Result<Option<Row<'a>>
     Ok(Some(Row { from, to, port, flow, expected }))
 }
 
-/// Who judges, with what it keeps from one step to the next.
+/// The judge, with its state between steps.
 enum Judge {
     Program,
     Oracle,
@@ -137,7 +137,7 @@ impl Judge {
         })
     }
 
-    /// The nodes that pods are spread over.
+    /// The nodes of the pods.
     fn nodes(&self) -> &'static [&'static str] {
         match self {
             Self::Kernel(_) | Self::Emulator(_) => &TWO_NODES,
@@ -145,7 +145,7 @@ impl Judge {
         }
     }
 
-    /// What becomes of each row's packet.
+    /// The verdict on the packet of each row.
     fn verdicts(&mut self, objects: &Objects, rows: &[Row<'_>]) -> Result<Vec<Verdicts>> {
         let both = |(ingress, egress)| Verdicts {
             single: Some((ingress, egress)),
@@ -171,7 +171,7 @@ impl Judge {
     }
 }
 
-/// What one node makes of the objects, all of which it has to understand.
+/// One node's calc with the objects, which must all be valid.
 fn calc(objects: &Objects) -> Result<Calc> {
     let mut calc = Calc::new(NODE);
     for (key, value) in objects {
@@ -184,7 +184,7 @@ fn calc(objects: &Objects) -> Result<Calc> {
     Ok(calc)
 }
 
-/// What the destination's ingress and the source's egress say.
+/// The verdicts of the destination's ingress and the source's egress.
 fn by_program(calc: &Calc, row: &Row<'_>) -> Result<(bool, bool)> {
     let judge = |pod: &str, direction| -> Result<bool> {
         let (namespace, pod) = pod.split_once('/').context("a pod without namespace")?;
@@ -215,7 +215,7 @@ fn by_oracle(snapshot: &Snapshot, row: &Row<'_>) -> Result<(bool, bool)> {
     Ok((allows(answer.ingress), allows(answer.egress)))
 }
 
-/// Changes the cluster of the last step into that of this one, and sends a packet for each row.
+/// Changes the cluster from the last step to this one, and sends a packet for each row.
 fn by_kernel(
     cluster: &mut testkit::kernel::Cluster,
     objects: &Objects,
@@ -232,8 +232,8 @@ fn by_kernel(
     Ok((0..rows.len()).map(verdicts).collect())
 }
 
-/// Changes the cluster of the last step into that of this one, and asks the ACLs of both ends. All of it can be said in
-/// ACLs, but for ports of SCTP: what is told of anything else is a failure.
+/// Changes the cluster from the last step to this one, and evaluates the ACLs of both ends. ACLs can express
+/// everything except SCTP ports, so any other condition is a failure.
 fn by_emulator(
     cluster: &mut emulator::Cluster,
     objects: &Objects,
@@ -261,7 +261,7 @@ fn by_emulator(
     rows.iter().map(judge).collect()
 }
 
-/// The step after its own actions on namespaces and pods: the file shows them as they were before, but policies as they
+/// The step after its own actions on namespaces and pods: the file has them as they were before, but policies as they
 /// are afterwards.
 fn after_actions(step: &Value) -> Value {
     let mut step = step.clone();
@@ -293,7 +293,7 @@ fn after_actions(step: &Value) -> Value {
     step
 }
 
-/// The step's cluster, with its pods spread over these nodes.
+/// The step's cluster, with its pods distributed over these nodes.
 fn cluster(step: &Value, nodes: &[&str]) -> Result<(Objects, Addresses)> {
     let step = &after_actions(step);
     let mut objects = Vec::new();

@@ -1,6 +1,6 @@
-//! Replays files of published verdicts: compressed JSON Lines, each line a case with the answer that it must get.
+//! Replays files of published verdicts: compressed JSON Lines, each line a case with its expected answer.
 //!
-//! The format of a file follows from the fields of its first line:
+//! The fields of the first line determine the format of a file:
 //!
 //! | fields | module | judges |
 //! |---|---|---|
@@ -29,19 +29,19 @@ use tortie_hns_emulator::Config as HnsConfig;
 
 /// How many differences are printed.
 const SHOWN: usize = 20;
-/// An exception may explain at most one in so many cases.
+/// An exception may explain at most one of this many cases.
 const EXCEPTIONS_AT_MOST_ONE_IN: usize = 50;
 
-/// Who judges.
+/// The judge.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum On {
     /// The programs that calc compiles, evaluated in memory.
     Program,
     /// The evaluator that reads the resources themselves.
     Oracle,
-    /// This machine's kernel, by packets between namespaces.
+    /// This machine's kernel, with packets between namespaces.
     Kernel,
-    /// Windows nodes with an emulated HNS of this version, with its preset, and a way to render policy.
+    /// Windows nodes with the preset of an emulated HNS of this version, and a rendering of policy.
     Emulator(Version, Rendering),
 }
 
@@ -56,7 +56,7 @@ impl fmt::Display for On {
     }
 }
 
-/// Every HNS with every rendering that suits it.
+/// Every HNS with every rendering that it supports.
 fn emulators() -> Vec<On> {
     let versions = [HnsConfig::SERVER_2019, HnsConfig::SERVER_2022, HnsConfig::NEWEST];
     let suiting = |version| {
@@ -75,7 +75,7 @@ fn hns(version: Version) -> HnsConfig {
 struct Tally {
     /// How many answers were compared.
     cases: usize,
-    /// How many answers the file has that do not concern the judge, by reason.
+    /// How many answers of the file do not concern the judge, by reason.
     left_out: BTreeMap<&'static str, usize>,
     /// How many answers differ for a known reason, by its name.
     exceptions: BTreeMap<&'static str, usize>,

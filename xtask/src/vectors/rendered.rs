@@ -1,7 +1,9 @@
-//! Calico's clusters on what enforces policy: this machine's kernel, by packets, and emulated Windows nodes, by their ACLs.
+//! Replays Calico's clusters on the enforcing systems: this machine's kernel, with packets, and emulated Windows
+//! nodes, by their ACLs.
 //!
-//! Two nodes stand for all. Flows between pods, and between pods and outsiders, are asked; clusters with host endpoints are
-//! left to the programs and the oracle, and random host endpoints on the kernel (`crates/linux/tests/hosts.rs`).
+//! Two nodes stand for all nodes. Flows between pods, and between pods and outsiders, are tested. Clusters with host
+//! endpoints are left to the programs and the oracle, and to random host endpoints on the kernel
+//! (`crates/linux/tests/hosts.rs`).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,13 +24,13 @@ use crate::setup::require_root;
 
 const NODES: [&str; 2] = ["n1", "n2"];
 
-/// What renders policy, with what it keeps from one cluster to the next.
+/// The enforcing system, with its state between clusters.
 pub(super) enum Rendered {
     Kernel(Box<testkit::kernel::Cluster>),
     Emulator(Box<emulator::Cluster>),
 }
 
-/// What became of one flow: `None` where it cannot be asked.
+/// The outcome of one flow; `None` if it cannot be tested.
 pub(super) enum Outcome {
     NotAsked,
     /// Whether it passes, and the exception that explains why it may not.
@@ -45,7 +47,7 @@ impl Rendered {
         Ok(Self::Emulator(Box::new(emulator::Cluster::new(&NODES, &hns(version), rendering)?)))
     }
 
-    /// Changes the cluster of the last case into that of this one, and asks about its flows.
+    /// Changes the cluster from the last case to this one, and tests its flows.
     pub(super) fn judge(&mut self, case: &Case) -> Result<Vec<Outcome>> {
         let is_host = |(key, _): &(Key, _)| matches!(key.kind, Kind::HostEndpoint);
         if case.objects.iter().any(is_host) {
@@ -73,7 +75,7 @@ impl Rendered {
         let of_nodes = nodes.contains(&flow.source) || nodes.contains(&flow.destination);
         let v4 = flow.source.is_ipv4();
         let fits = match flow.icmp {
-            // An answer without a question belongs to no flow.
+            // A reply without a request belongs to no flow.
             Some((icmp_type, _)) if flow.protocol == Protocol::ICMP => v4 && [8, 13].contains(&icmp_type),
             Some((icmp_type, _)) => !v4 && icmp_type == 128,
             None => [6, 17, 132, 47].contains(&flow.protocol.0),
@@ -90,7 +92,7 @@ impl Rendered {
     }
 }
 
-/// Whether the flow is none that begins where another one of the same case answers.
+/// Whether the flow is not the answer to another flow of the same case.
 fn begins(flow: &Flow, answers: &mut BTreeSet<(Protocol, IpAddr, u16, IpAddr, u16)>) -> bool {
     let Flow { source, destination, protocol, source_port, destination_port, .. } = *flow;
     if source == destination
@@ -115,7 +117,7 @@ fn by_kernel(
     let flows: Vec<Flow> = asked.iter().map(|index| expected[*index].flow).collect();
     let passed = cluster.passed(&flows)?;
     let outcome = |index: usize| match asked.iter().position(|asked| *asked == index) {
-        // Only both ends together can be seen.
+        // Only the combination of both ends is visible.
         Some(place) => {
             Outcome::Asked(Sides { hosts: Some(passed.contains(&place)), ..Sides::default() }, None)
         }
@@ -150,7 +152,7 @@ fn by_emulator(
     expected.iter().zip(can_be_asked).map(outcome).collect()
 }
 
-/// The same cluster on two nodes, without what is said of nodes themselves.
+/// The same cluster on two nodes, without objects that concern the nodes themselves.
 fn on_two_nodes(objects: Objects) -> Objects {
     let kept = objects.into_iter().filter(|(key, _)| key.kind != Kind::Node);
     let moved = kept.map(|(key, mut value)| {

@@ -8,7 +8,7 @@ use tortie_api::{Kind, manifest};
 
 use super::Tally;
 
-/// Kinds that Tortie does not keep yet.
+/// Kinds that Tortie does not store yet.
 const NOT_KEPT: [&str; 6] = [
     "BGPConfiguration",
     "BGPFilter",
@@ -59,7 +59,7 @@ pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
     tally.close(file, &"the manifest reader", begun)
 }
 
-/// Why Tortie rejects what Calico accepts, where that is on purpose.
+/// Why Tortie rejects what Calico accepts, if that is intended.
 fn stricter(kind: &str, problems: &[String]) -> Option<&'static str> {
     if kind == Kind::StagedKubernetesNetworkPolicy.name() {
         return Some(
@@ -74,7 +74,7 @@ fn stricter(kind: &str, problems: &[String]) -> Option<&'static str> {
         .then_some("Calico ignores empty and broken networks, and Services without a name")
 }
 
-/// Why Tortie accepts what Calico rejects, where that is on purpose.
+/// Why Tortie accepts what Calico rejects, if that is intended.
 fn looser(kind: &str, line: &Value) -> Option<&'static str> {
     let reason = line["reason"].as_str()?;
     if let Some(field) = reason.strip_suffix(": unknown field")
@@ -86,7 +86,7 @@ fn looser(kind: &str, line: &Value) -> Option<&'static str> {
     pattern.then_some("regular expressions in FelixConfiguration are not checked")
 }
 
-/// Whether a pool is rejected because Tortie does not support it, rather than because it is wrong.
+/// Whether a pool is rejected because Tortie does not support it, rather than because it is invalid.
 fn is_unsupported(problem: &str) -> bool {
     problem.contains("not supported")
 }

@@ -1,4 +1,5 @@
-//! WorkloadEndpoint: a pod's interface, as the CNI plugin made it (`calico.md` 1.7, 2.2).
+//! WorkloadEndpoint: a pod's interface, as created by the CNI plugin (`libcalico-go/lib/names/workloadendpoint.go` of
+//! Calico).
 
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +13,13 @@ pub struct WorkloadEndpoint {
     pub api_version: String,
     /// `WorkloadEndpoint`.
     pub kind: String,
-    /// Named as [`WorkloadEndpoint::name_for`] says; its labels are the pod's.
+    /// Its name comes from [`WorkloadEndpoint::name_for`]; its labels are the pod's.
     pub metadata: Metadata,
     /// The interface.
     pub spec: WorkloadEndpointSpec,
 }
 
-/// What is known of a pod's interface.
+/// The properties of a pod's interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WorkloadEndpointSpec {
@@ -40,12 +41,12 @@ pub struct WorkloadEndpointSpec {
     pub ip_networks: Vec<ipnet::IpNet>,
     /// The profiles, in order: `kns.<namespace>` and `ksa.<namespace>.<service account>`.
     pub profiles: Vec<String>,
-    /// The host's end of the link.
+    /// The host end of the link.
     pub interface_name: String,
     /// The MAC address of the pod's interface.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub mac: String,
-    /// The ports of the pod's containers that have names.
+    /// The named ports of the pod's containers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<EndpointPort>,
 }
@@ -63,13 +64,13 @@ pub struct EndpointPort {
 }
 
 impl WorkloadEndpoint {
-    /// `<node>-k8s-<pod>-<interface>`, with every dash inside a part doubled.
+    /// `<node>-k8s-<pod>-<interface>`, with each dash inside a part doubled.
     #[must_use]
     pub fn name_for(node: &str, pod: &str, interface: &str) -> String {
         [node, "k8s", pod, interface].map(|part| part.replace('-', "--")).join("-")
     }
 
-    /// The profiles that a pod of this namespace and service account has.
+    /// The profiles of a pod of this namespace and service account.
     #[must_use]
     pub fn profiles_for(namespace: &str, service_account: &str) -> Vec<String> {
         vec![format!("kns.{namespace}"), format!("ksa.{namespace}.{service_account}")]

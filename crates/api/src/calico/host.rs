@@ -1,4 +1,5 @@
-//! HostEndpoint: an interface of a node under policy; and what FelixConfiguration says of them (`calico.md` 2.2, 2.7).
+//! HostEndpoint: an interface of a node under policy; and the FelixConfiguration settings that concern policy
+//! (`api/pkg/apis/projectcalico/v3` and `felix/config/config_params.go` of Calico).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,39 +16,40 @@ use crate::{FieldError, Metadata};
 pub struct HostEndpoint {
     /// Its name and labels.
     pub metadata: Metadata,
-    /// Which interface.
+    /// The interface.
     pub spec: HostEndpointSpec,
 }
 
-/// Which interface of which node.
+/// The node and interface of a host endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostEndpointSpec {
     /// The node.
     pub node: String,
-    /// The interface's name; `*` is every interface that is not a pod's and has no host endpoint of its own.
+    /// The interface's name; `*` means every interface that does not belong to a pod and has no host endpoint of its
+    /// own.
     #[serde(default)]
     pub interface_name: Option<String>,
-    /// Addresses of the node: the interface that has one of them is meant where no name is given, and rules find the
-    /// host endpoint by them.
+    /// Addresses of the node. Without a name, the interface that has one of them is meant; rules find the host
+    /// endpoint by them.
     #[serde(default, rename = "expectedIPs", deserialize_with = "list")]
     pub expected_ips: Vec<IpAddr>,
     /// The profiles, in order.
     #[serde(default, deserialize_with = "list")]
     pub profiles: Vec<String>,
-    /// Ports that rules may name.
+    /// The named ports that rules can refer to.
     #[serde(default, deserialize_with = "list")]
     pub ports: Vec<EndpointPort>,
 }
 
 impl HostEndpoint {
-    /// The profile of automatic host endpoints; it allows everything, whether or not it is stored.
+    /// The profile of automatic host endpoints. It allows everything, whether or not it is stored.
     pub const DEFAULT_ALLOW: &str = "projectcalico-default-allow";
 
-    /// The interface name of a host endpoint of all interfaces.
+    /// The interface name that means all interfaces.
     pub const ALL_INTERFACES: &str = "*";
 
-    /// Whether it means every interface that is not a pod's and has no host endpoint of its own.
+    /// Whether it covers every interface that does not belong to a pod and has no host endpoint of its own.
     #[must_use]
     pub fn is_for_all_interfaces(&self) -> bool {
         self.spec.interface_name.as_deref() == Some(Self::ALL_INTERFACES)
@@ -93,7 +95,7 @@ impl HostEndpoint {
     }
 }
 
-/// The settings of nodes, as far as they change what policy means: of all in the object `default`, of one in `node.<name>`.
+/// The settings of nodes that affect policy. The object `default` applies to all nodes, `node.<name>` to one.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct FelixConfiguration {
     /// Its name.
@@ -107,56 +109,56 @@ pub struct FelixConfiguration {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FelixConfigurationSpec {
-    /// Ports of the host that no policy of host endpoints closes for packets into it.
+    /// Ports of the host that policies of host endpoints never close for incoming packets.
     pub failsafe_inbound_host_ports: Option<Vec<FailsafePort>>,
-    /// Ports elsewhere that no policy of host endpoints closes for packets out of the host.
+    /// Remote ports that policies of host endpoints never close for outgoing packets.
     pub failsafe_outbound_host_ports: Option<Vec<FailsafePort>>,
-    /// What becomes of packets from pods to their own node, after the pod's policy (semantics 3).
+    /// What happens to packets from pods to their own node, after the pod's policy (policy decision 3).
     pub default_endpoint_to_host_action: Option<EndpointToHostAction>,
-    /// Whether pods may send VXLAN packets, which are dropped otherwise: what is in them would bypass policy (semantics 38).
+    /// Whether pods may send VXLAN packets. Otherwise they are dropped, because their content would bypass policy
+    /// (policy decision 38).
     #[serde(rename = "allowVXLANPacketsFromWorkloads")]
     pub allow_vxlan_packets_from_workloads: Option<bool>,
-    /// Whether pods may send IPIP packets, which are dropped otherwise.
+    /// Whether pods may send IPIP packets. Otherwise they are dropped.
     #[serde(rename = "allowIPIPPacketsFromWorkloads")]
     pub allow_ipip_packets_from_workloads: Option<bool>,
-    /// What becomes of packets that policy denies, on Linux.
+    /// What happens to denied packets, on Linux.
     pub nftables_filter_deny_action: Option<FilterDenyAction>,
-    /// The same under its older name, where the newer one is absent.
+    /// The older name of the same setting, used if the newer one is absent.
     pub iptables_filter_deny_action: Option<FilterDenyAction>,
-    /// What becomes of established flows that a changed policy denies (semantics 20). It is no field of Calico's; the
-    /// annotation [`FelixConfiguration::ESTABLISHED_FLOWS`] says it.
+    /// What happens to established flows that a changed policy denies (policy decision 20). This is not a field of
+    /// Calico; it comes from the annotation [`FelixConfiguration::ESTABLISHED_FLOWS`].
     #[serde(skip)]
     pub established_flows: Option<EstablishedFlows>,
-    /// Whether rules count what they match. As `established_flows`, by the annotation
-    /// [`FelixConfiguration::POLICY_COUNTERS`].
+    /// Whether rules count matching packets, from the annotation [`FelixConfiguration::POLICY_COUNTERS`].
     #[serde(skip)]
     pub policy_counters: Option<PolicyCounters>,
-    /// Whether ACLs of Windows nodes name sets of addresses (semantics 25). As `established_flows`, by the annotation
+    /// Whether ACLs of Windows nodes name sets of addresses (policy decision 25), from the annotation
     /// [`FelixConfiguration::WINDOWS_POLICY_SETS`].
     #[serde(skip)]
     pub windows_policy_sets: Option<WindowsPolicySets>,
-    /// The versions of HNS on which sets have been seen to do what is asked of them, by the annotation
+    /// The versions of HNS on which sets are known to work, from the annotation
     /// [`FelixConfiguration::PROVEN_POLICY_SETS`].
     #[serde(skip)]
     pub proven_policy_sets: Option<BTreeSet<(u32, u32)>>,
 }
 
-/// What becomes of a packet that policy denies.
+/// What happens to a packet that policy denies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum FilterDenyAction {
-    /// It is dropped, and nobody is told.
+    /// It is dropped silently.
     #[default]
     #[serde(alias = "DROP")]
     Drop,
-    /// Its sender is told: by a reset for TCP, and that it is prohibited otherwise.
+    /// Its sender gets a TCP reset, or an ICMP message "prohibited".
     #[serde(alias = "REJECT")]
     Reject,
 }
 
-/// What becomes of established flows that a changed policy denies.
+/// What happens to established flows that a changed policy denies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum EstablishedFlows {
-    /// They go on.
+    /// They continue.
     #[default]
     Keep,
     /// They are cut.
@@ -166,36 +168,36 @@ pub enum EstablishedFlows {
 /// Whether the rules of policies count the packets that they match, on Linux.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum PolicyCounters {
-    /// They do not: a counter takes memory for each processor.
+    /// They do not, because a counter needs memory for each processor.
     #[default]
     Disabled,
-    /// They do, and so does each value of rules that were folded into one.
+    /// They do, and so does each value of merged rules.
     Enabled,
 }
 
-/// Whether ACLs of Windows nodes name sets of addresses (SetPolicy of HNS), or spell addresses out.
+/// Whether ACLs of Windows nodes name sets of addresses (SetPolicy of HNS), or list addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum WindowsPolicySets {
-    /// They name sets on the versions of HNS that are proven.
+    /// They name sets on the proven versions of HNS.
     #[default]
     Auto,
-    /// They name sets wherever HNS has such.
+    /// They name sets wherever HNS supports them.
     Enabled,
     /// They do not.
     Disabled,
 }
 
 impl FelixConfiguration {
-    /// The annotation that says what becomes of established flows: `Keep` or `Cut`.
+    /// The annotation for established flows: `Keep` or `Cut`.
     pub const ESTABLISHED_FLOWS: &str = "tortie.io/establishedFlows";
-    /// The annotation that says whether rules count what they match: `Disabled` or `Enabled`.
+    /// The annotation for policy counters: `Disabled` or `Enabled`.
     pub const POLICY_COUNTERS: &str = "tortie.io/policyCounters";
-    /// The annotation that says whether ACLs of Windows nodes name sets: `Auto`, `Enabled` or `Disabled`.
+    /// The annotation for sets in ACLs of Windows nodes: `Auto`, `Enabled` or `Disabled`.
     pub const WINDOWS_POLICY_SETS: &str = "tortie.io/windowsPolicySets";
-    /// The annotation that lists the versions of HNS on which `Auto` has ACLs name sets, as in `13.2,15.4`.
+    /// The annotation with the versions of HNS on which `Auto` uses sets, as in `13.2,15.4`.
     pub const PROVEN_POLICY_SETS: &str = "tortie.io/provenPolicySets";
 
-    /// Takes in what annotations say.
+    /// Reads the settings in annotations.
     pub(crate) fn read_annotations(&mut self) -> Result<(), FieldError> {
         let flows = [("Keep", EstablishedFlows::Keep), ("Cut", EstablishedFlows::Cut)];
         self.spec.established_flows = self.annotation(Self::ESTABLISHED_FLOWS, flows)?;
@@ -211,7 +213,7 @@ impl FelixConfiguration {
         Ok(())
     }
 
-    /// What an annotation says, if it is there: one of some words.
+    /// The value of an annotation, if it exists: one of the given words.
     fn annotation<T, const N: usize>(
         &self,
         name: &str,
@@ -240,17 +242,17 @@ impl FelixConfiguration {
     }
 }
 
-/// What becomes of packets from pods to their own node.
+/// What happens to packets from pods to their own node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub enum EndpointToHostAction {
-    /// They pass: what Kubernetes expects.
+    /// They pass, as Kubernetes expects.
     #[default]
     #[serde(alias = "ACCEPT")]
     Accept,
     /// They are dropped.
     #[serde(alias = "DROP")]
     Drop,
-    /// Whatever else the node has installed decides.
+    /// The other rules of the node decide.
     #[serde(alias = "RETURN")]
     Return,
 }
@@ -259,18 +261,18 @@ pub enum EndpointToHostAction {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FailsafePort {
-    /// The protocol; Calico's documentation writes it in lower case here.
+    /// The protocol; Calico's documentation has it in lower case here.
     #[serde(deserialize_with = "protocol_in_any_case")]
     pub protocol: ProtocolName,
     /// The port.
     pub port: u16,
-    /// The other side's addresses; absent is all.
+    /// The addresses of the other side; absent means all.
     #[serde(default)]
     pub net: Option<Cidr>,
 }
 
 impl FailsafePort {
-    /// What stays open into a host where nothing else is said: SSH, DHCP, BGP, etcd, Typha, the API server.
+    /// The default ports into a host: SSH, DHCP, BGP, etcd, Typha, the API server.
     pub const INBOUND: [(Protocol, u16); 9] = [
         (Protocol::TCP, 22),
         (Protocol::UDP, 68),
@@ -282,7 +284,7 @@ impl FailsafePort {
         (Protocol::TCP, 6666),
         (Protocol::TCP, 6667),
     ];
-    /// What stays open out of a host where nothing else is said.
+    /// The default ports out of a host.
     pub const OUTBOUND: [(Protocol, u16); 9] = [
         (Protocol::UDP, 53),
         (Protocol::UDP, 67),
@@ -306,7 +308,7 @@ impl FailsafePort {
 }
 
 impl FelixConfigurationSpec {
-    /// What one node has: what is said of it alone (`node.<name>`) goes before what is said of all.
+    /// The settings of one node: its own settings (`node.<name>`) take precedence over those of all nodes.
     #[must_use]
     pub fn or(self, all: &Self) -> Self {
         let all = all.clone();
@@ -333,19 +335,19 @@ impl FelixConfigurationSpec {
         }
     }
 
-    /// What becomes of packets that policy denies, on Linux.
+    /// What happens to denied packets, on Linux.
     #[must_use]
     pub fn deny_action(&self) -> FilterDenyAction {
         self.nftables_filter_deny_action.or(self.iptables_filter_deny_action).unwrap_or_default()
     }
 
-    /// The ports that stay open into a host.
+    /// The failsafe ports into a host.
     #[must_use]
     pub fn failsafe_inbound(&self) -> Vec<FailsafePort> {
         self.failsafe_inbound_host_ports.clone().unwrap_or_else(|| FailsafePort::all(&FailsafePort::INBOUND))
     }
 
-    /// The ports that stay open out of a host.
+    /// The failsafe ports out of a host.
     #[must_use]
     pub fn failsafe_outbound(&self) -> Vec<FailsafePort> {
         self.failsafe_outbound_host_ports

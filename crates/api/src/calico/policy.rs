@@ -1,5 +1,5 @@
-//! NetworkPolicy and GlobalNetworkPolicy (`calico.md` 2.2, 2.4). A field that is not known is refused: an ignored
-//! `notSelector` would turn an Allow into allow-all.
+//! NetworkPolicy and GlobalNetworkPolicy (`api/pkg/apis/projectcalico/v3` of Calico). An unknown field is rejected:
+//! an ignored `notSelector` would turn an Allow into allow-all.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{FieldError, Kind, Metadata};
 pub struct NetworkPolicy {
     /// Its name and namespace.
     pub metadata: Metadata,
-    /// What it says.
+    /// Its content.
     pub spec: PolicySpec,
 }
 
@@ -24,11 +24,11 @@ pub struct NetworkPolicy {
 pub struct GlobalNetworkPolicy {
     /// Its name.
     pub metadata: Metadata,
-    /// What it says.
+    /// Its content.
     pub spec: PolicySpec,
 }
 
-/// A direction that a policy speaks about.
+/// A direction of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
 pub enum PolicyType {
     /// Packets into the endpoints.
@@ -37,14 +37,14 @@ pub enum PolicyType {
     Egress,
 }
 
-/// What a policy says. The last four fields are a GlobalNetworkPolicy's only.
+/// The content of a policy. The last four fields exist only in a GlobalNetworkPolicy.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicySpec {
     /// The tier; `default` if absent.
     #[serde(default)]
     pub tier: Option<String>,
-    /// Lower comes first; absent comes last.
+    /// A lower number comes first; absent comes last.
     #[serde(default)]
     pub order: Option<f64>,
     /// The rules for packets into the endpoints.
@@ -53,19 +53,19 @@ pub struct PolicySpec {
     /// The rules for packets out of the endpoints.
     #[serde(default, deserialize_with = "list")]
     pub egress: Vec<Rule>,
-    /// The endpoints that it is about; absent is all.
+    /// The endpoints that it applies to; absent means all.
     #[serde(default, deserialize_with = "selector")]
     pub selector: Option<Selector>,
-    /// The directions that it speaks about; absent follows from the rules.
+    /// The directions that it applies to; if absent, the rules decide.
     #[serde(default, deserialize_with = "list")]
     pub types: Vec<PolicyType>,
-    /// Narrows the endpoints by their service account's labels.
+    /// Restricts the endpoints by the labels of their service accounts.
     #[serde(default, deserialize_with = "selector")]
     pub service_account_selector: Option<Selector>,
-    /// Hints that change no meaning.
+    /// Hints without effect on the meaning.
     #[serde(default, deserialize_with = "list")]
     pub performance_hints: Vec<String>,
-    /// Narrows the endpoints by their namespace's labels.
+    /// Restricts the endpoints by the labels of their namespaces.
     #[serde(default, deserialize_with = "selector")]
     pub namespace_selector: Option<Selector>,
     /// For host endpoints.
@@ -77,12 +77,12 @@ pub struct PolicySpec {
     /// For host endpoints.
     #[serde(default)]
     pub apply_on_forward: bool,
-    /// A staged policy's only: `Set`, `Delete`, `Learn`, `Ignore`.
+    /// Only for staged policies: `Set`, `Delete`, `Learn`, `Ignore`.
     #[serde(default)]
     pub staged_action: Option<StagedAction>,
 }
 
-/// What a staged policy would do if it were enforced.
+/// What a staged policy would do when enforced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[expect(missing_docs, reason = "Calico's own words")]
 pub enum StagedAction {
@@ -96,33 +96,33 @@ pub enum StagedAction {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Rule {
-    /// What happens to packets that match.
+    /// What happens to matching packets.
     pub action: Action,
     /// 4 or 6.
     #[serde(default)]
     pub ip_version: Option<u8>,
-    /// The protocol that packets must have.
+    /// The protocol to match.
     #[serde(default)]
     pub protocol: Option<ProtocolName>,
-    /// The protocol that packets must not have.
+    /// The protocol to exclude.
     #[serde(default)]
     pub not_protocol: Option<ProtocolName>,
-    /// The ICMP message that packets must be.
+    /// The ICMP message to match.
     #[serde(default, deserialize_with = "icmp")]
     pub icmp: Option<Icmp>,
-    /// The ICMP message that packets must not be.
+    /// The ICMP message to exclude.
     #[serde(default, rename = "notICMP", deserialize_with = "icmp")]
     pub not_icmp: Option<Icmp>,
-    /// What must hold of the source.
+    /// The criteria for the source.
     #[serde(default, deserialize_with = "or_default")]
     pub source: EntityRule,
-    /// What must hold of the destination.
+    /// The criteria for the destination.
     #[serde(default, deserialize_with = "or_default")]
     pub destination: EntityRule,
     /// Application-layer criteria.
     #[serde(default)]
     pub http: Option<Http>,
-    /// Annotations of the rule; they change no meaning.
+    /// Annotations of the rule, without effect on the meaning.
     #[serde(default)]
     pub metadata: Option<RuleMetadata>,
 }
@@ -136,7 +136,7 @@ pub struct RuleMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What must hold of an HTTP request. Validated; nothing looks into packets yet (semantics 15).
+/// Criteria for an HTTP request. They are validated, but nothing inspects requests yet (policy decision 15).
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
@@ -154,36 +154,36 @@ pub struct Http {
 pub enum HttpPath {
     /// The whole path.
     Exact(String),
-    /// What it begins with.
+    /// The beginning of the path.
     Prefix(String),
 }
 
-/// An ICMP type, and perhaps a code.
+/// An ICMP type, optionally with a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Icmp {
     /// The type.
     #[serde(rename = "type", default)]
     pub icmp_type: Option<u8>,
-    /// The code; only beside a type.
+    /// The code; requires a type.
     #[serde(default)]
     pub code: Option<u8>,
 }
 
-/// What must hold of one side of a packet.
+/// The criteria for one side of a packet.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EntityRule {
-    /// Networks, one of which holds the address.
+    /// Networks; one of them must contain the address.
     #[serde(default, deserialize_with = "list")]
     pub nets: Vec<Cidr>,
-    /// Networks, none of which holds the address.
+    /// Networks; none of them may contain the address.
     #[serde(default, deserialize_with = "list")]
     pub not_nets: Vec<Cidr>,
-    /// The endpoints.
+    /// The endpoints to match.
     #[serde(default, deserialize_with = "selector")]
     pub selector: Option<Selector>,
-    /// The endpoints that are meant not.
+    /// The endpoints to exclude.
     #[serde(default, deserialize_with = "selector")]
     pub not_selector: Option<Selector>,
     /// The namespaces of the endpoints.
@@ -192,13 +192,14 @@ pub struct EntityRule {
     /// The backends of a Service.
     #[serde(default)]
     pub services: Option<ServiceMatch>,
-    /// Ports, one of which is the packet's.
+    /// Ports; the packet's port must be one of them.
     #[serde(default, deserialize_with = "list")]
     pub ports: Vec<Port>,
-    /// Ports, none of which is the packet's.
+    /// Ports; the packet's port must not be one of them.
     #[serde(default, deserialize_with = "list")]
     pub not_ports: Vec<Port>,
-    /// The endpoints' service accounts; one that says neither names nor a selector says nothing (`calico.md` 1.5).
+    /// The endpoints' service accounts. A value without names and selector has no effect
+    /// (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
     #[serde(default, deserialize_with = "accounts")]
     pub service_accounts: Option<ServiceAccountMatch>,
 }
@@ -209,12 +210,12 @@ pub struct EntityRule {
 pub struct ServiceMatch {
     /// Its name.
     pub name: String,
-    /// Its namespace; absent is the policy's.
+    /// Its namespace; absent means the policy's.
     #[serde(default, deserialize_with = "filled")]
     pub namespace: Option<String>,
 }
 
-/// Service accounts by name and by labels; both must hold.
+/// Service accounts by name and by label; both must match.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceAccountMatch {
@@ -231,7 +232,8 @@ fn filled<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, 
     Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
 }
 
-/// An ICMP criterion; one without a type says nothing, but a code without a type is wrong and stays to be refused.
+/// An ICMP criterion. One without type and code is ignored; a code without a type stays, so that validation rejects
+/// it.
 fn icmp<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Icmp>, D::Error> {
     let icmp = Option::<Icmp>::deserialize(deserializer)?;
     Ok(icmp.filter(|icmp| icmp.icmp_type.is_some() || icmp.code.is_some()))
@@ -247,7 +249,8 @@ fn or_default<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EntityRule, 
 }
 
 impl PolicySpec {
-    /// The directions that the policy speaks about, with Calico's defaults: none given and no egress rules is Ingress.
+    /// The directions that the policy applies to, with Calico's defaults: without types and egress rules, it is
+    /// Ingress.
     #[must_use]
     pub fn effective_types(&self) -> Vec<PolicyType> {
         match (self.types.is_empty(), self.ingress.is_empty(), self.egress.is_empty()) {
@@ -258,7 +261,7 @@ impl PolicySpec {
         }
     }
 
-    /// The tier that the policy belongs to.
+    /// The policy's tier.
     #[must_use]
     pub fn tier_name(&self) -> &str {
         self.tier.as_deref().filter(|tier| !tier.is_empty()).unwrap_or("default")
@@ -337,7 +340,7 @@ impl Rule {
         }
         for (icmp, field) in [(&self.icmp, "icmp"), (&self.not_icmp, "notICMP")] {
             let Some(icmp) = icmp else { continue };
-            // Upstream asks for the protocol beside `icmp` only.
+            // Calico requires the protocol only together with `icmp`.
             if field == "icmp"
                 && !self.protocol.is_some_and(|ProtocolName(protocol)| [1, 58].contains(&protocol.0))
             {
@@ -391,7 +394,7 @@ impl Rule {
 }
 
 impl Rule {
-    /// One rule speaks of one family, which is that of its `ipVersion`.
+    /// A rule concerns one address family, which must be that of its `ipVersion`.
     fn validate_families(&self, path: &str, problems: &mut Vec<FieldError>) {
         let mut wrong =
             |field: &str, problem: &str| problems.push(FieldError::new(format!("{path}.{field}"), problem));
@@ -436,7 +439,7 @@ impl EntityRule {
             if ports.is_empty() {
                 continue;
             }
-            // A named port brings its protocol along.
+            // A named port implies its protocol.
             let numbers = ports.iter().any(|port| matches!(port, Port::Range(_)));
             let fits = match protocol {
                 Some(ProtocolName(protocol)) => protocol.has_ports(),
@@ -457,7 +460,7 @@ impl EntityRule {
                 (self.service_accounts.is_some(), "serviceAccounts"),
                 (!self.nets.is_empty(), "nets"),
                 (!self.not_nets.is_empty(), "notNets"),
-                // A Service at the source stands for its backends' addresses; the port is the client's.
+                // A Service at the source matches its backends' addresses; the port is the client's.
                 (path.ends_with("destination") && !self.ports.is_empty(), "ports"),
                 (path.ends_with("destination") && !self.not_ports.is_empty(), "notPorts"),
             ];

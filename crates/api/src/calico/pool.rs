@@ -1,4 +1,4 @@
-//! IPPool (`calico.md` 2.3).
+//! IPPool (`libcalico-go/lib/clientv3/ippool.go` of Calico).
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -7,7 +7,7 @@ use tortie_selector::Selector;
 use crate::fields::{Cidr, selector};
 use crate::{FieldError, Metadata};
 
-/// A range of addresses for pods, cut into blocks.
+/// A range of addresses for pods, divided into blocks.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct IpPool {
     /// Its name.
@@ -23,16 +23,17 @@ pub struct IpPoolSpec {
     /// The addresses.
     #[serde(deserialize_with = "strict_cidr")]
     pub cidr: IpNet,
-    /// Whether, and when, packets between nodes are carried by VXLAN.
+    /// Whether, and when, packets between nodes use VXLAN.
     #[serde(default)]
     pub vxlan_mode: EncapsulationMode,
-    /// Whether, and when, packets between nodes are carried by IPIP; refused, as Windows nodes cannot (N8).
+    /// Whether, and when, packets between nodes use IPIP. It is rejected, because Windows nodes do not support it
+    /// (N8).
     #[serde(default)]
     pub ipip_mode: EncapsulationMode,
-    /// Whether packets to addresses outside all pools leave with the node's address.
+    /// Whether packets to addresses outside all pools are translated to the node's address.
     #[serde(default)]
     pub nat_outgoing: bool,
-    /// Whether new addresses may not be taken from it.
+    /// Whether the pool gives no new addresses.
     #[serde(default)]
     pub disabled: bool,
     /// Not read yet.
@@ -40,10 +41,10 @@ pub struct IpPoolSpec {
     pub disable_bgp_export: bool,
     /// The prefix length of its blocks; 26, or 122 for IPv6.
     pub block_size: Option<u8>,
-    /// The nodes that may take addresses from it.
+    /// The nodes that may use the pool.
     #[serde(default, deserialize_with = "selector")]
     pub node_selector: Option<Selector>,
-    /// The namespaces whose pods may take addresses from it.
+    /// The namespaces whose pods may use the pool.
     #[serde(default, deserialize_with = "selector")]
     pub namespace_selector: Option<Selector>,
     /// `Workload`, `Tunnel`, `LoadBalancer`.

@@ -1,11 +1,12 @@
-//! NetworkSet and GlobalNetworkSet: networks that selectors find by label (`calico.md` 2.2).
+//! NetworkSet and GlobalNetworkSet: networks that selectors find by label (`api/pkg/apis/projectcalico/v3` of Calico).
 
 use serde::Deserialize;
 
 use crate::Metadata;
 use crate::fields::{Network, list};
 
-/// Networks with labels. A NetworkSet belongs to a namespace and inherits its labels, a GlobalNetworkSet to none.
+/// Networks with labels. A NetworkSet belongs to a namespace and inherits its labels; a GlobalNetworkSet belongs to
+/// none.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct NetworkSet {
     /// Its name, namespace and labels.

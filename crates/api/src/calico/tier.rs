@@ -1,4 +1,4 @@
-//! Tier and Profile (`calico.md` 2.2, 2.4).
+//! Tier and Profile (`api/pkg/apis/projectcalico/v3` of Calico).
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use crate::{FieldError, Metadata};
 pub struct Tier {
     /// Its name.
     pub metadata: Metadata,
-    /// Its place, and its end.
+    /// Its order and default action.
     #[serde(default)]
     pub spec: TierSpec,
 }
 
-/// The place of a tier, and its end.
+/// The order and the default action of a tier.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TierSpec {
-    /// Lower comes first; absent comes last.
+    /// A lower number comes first; absent comes last.
     #[serde(default)]
     pub order: Option<f64>,
-    /// What happens to a packet that no rule of the tier decides about; Deny if absent.
+    /// What happens to a packet that no rule of the tier decides; Deny if absent.
     #[serde(default)]
     pub default_action: Option<TierDefault>,
 }
@@ -36,11 +36,11 @@ pub enum TierDefault {
     /// The packet is dropped.
     #[default]
     Deny,
-    /// The next tier is asked.
+    /// The next tier is evaluated.
     Pass,
 }
 
-/// The tiers that every cluster has: name, order, default action.
+/// The tiers of every cluster: name, order, default action.
 pub const WELL_KNOWN_TIERS: [(&str, f64, TierDefault); 3] = [
     ("kube-admin", 1_000.0, TierDefault::Pass),
     ("default", 1_000_000.0, TierDefault::Deny),
@@ -92,7 +92,7 @@ pub struct ProfileSpec {
     /// The rules for packets out of them.
     #[serde(default, deserialize_with = "list")]
     pub egress: Vec<Rule>,
-    /// Labels that they inherit; their own win.
+    /// Labels that the endpoints inherit; their own labels take precedence.
     #[serde(default)]
     pub labels_to_apply: BTreeMap<String, String>,
 }

@@ -1,11 +1,11 @@
-//! What can only be seen in an object as it was written: fields that its kind does not have although another kind of the same
-//! shape does, and fields that are there but empty.
+//! Checks of an object's text: fields that its kind does not have although another kind of the same shape does, and
+//! fields that are present but empty.
 
 use serde_json::{Map, Value};
 
 use crate::{FieldError, Kind};
 
-/// Checks an object of Calico's policy kinds before it is read.
+/// Checks an object of Calico's policy kinds before it is parsed.
 pub(crate) fn check_as_written(kind: Kind, value: &Value) -> Result<(), Vec<FieldError>> {
     let mut problems = Vec::new();
     let Some(spec) = value.get("spec").and_then(Value::as_object) else { return Ok(()) };
@@ -43,7 +43,7 @@ pub(crate) fn check_as_written(kind: Kind, value: &Value) -> Result<(), Vec<Fiel
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// A policy that would be deleted has nothing but its tier.
+/// A staged deletion may have no field besides its tier.
 fn beside_delete(spec: &Map<String, Value>) -> Option<FieldError> {
     let says_something = |(name, value): &(&String, &Value)| match (name.as_str(), value) {
         ("stagedAction" | "tier", _) | (_, Value::Null) => false,

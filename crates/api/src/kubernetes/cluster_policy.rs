@@ -1,8 +1,8 @@
-//! Policies of cluster administrators: `policy.networking.k8s.io` ClusterNetworkPolicy (v1alpha2), and what it was before:
-//! AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1). Read into one shape (semantics 9).
+//! Policies of cluster administrators: `policy.networking.k8s.io` ClusterNetworkPolicy (v1alpha2), and its
+//! predecessors AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1), in one type (policy decision 9).
 //!
-//! A field that is not known is refused, but for kinds of peers: a rule with one of those closes (semantics 9), as the
-//! API's own text asks of implementations that are older than it.
+//! An unknown field is rejected, except for kinds of peers: a rule with an unknown peer fails closed (policy decision
+//! 9), as the API's text requires of older implementations.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
@@ -21,17 +21,17 @@ pub struct ClusterPolicy {
     pub metadata: Metadata,
     /// Before or after the namespaces' own policies.
     pub tier: ClusterTier,
-    /// Lower comes first; absent where there is only one such policy.
+    /// A lower number comes first; absent if there is only one such policy.
     pub priority: Option<u16>,
-    /// The pods that it is about.
+    /// The pods that it applies to.
     pub subject: ClusterPeer,
-    /// The rules for packets into them. A policy without any has no say about those.
+    /// The rules for packets into them. A policy without ingress rules does not apply to this direction.
     pub ingress: Vec<ClusterRule>,
     /// The rules for packets out of them.
     pub egress: Vec<ClusterRule>,
 }
 
-/// Where a policy of administrators stands.
+/// The position of an administrators' policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub enum ClusterTier {
     /// Before all others: tier `kube-admin`.
@@ -51,19 +51,19 @@ impl ClusterTier {
     }
 }
 
-/// A rule of a policy of administrators: one of the peers, and one of the ports if there are any, must match.
+/// A rule of an administrators' policy: one of the peers must match, and one of the ports if there are any.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClusterRule {
-    /// What happens; never Log.
+    /// The action; never Log.
     pub action: Action,
-    /// Who is at the other end.
+    /// The peers at the other end.
     pub peers: Vec<ClusterPeer>,
-    /// The ports; none is every packet.
+    /// The ports; none means every packet.
     pub ports: Vec<ClusterPort>,
 }
 
 impl ClusterRule {
-    /// What of the rule is not understood, if anything: the whole rule then closes (semantics 9).
+    /// The part of the rule that is not understood, if any: the whole rule then fails closed (policy decision 9).
     #[must_use]
     pub fn not_understood(&self) -> Option<&str> {
         let peers = self.peers.iter().map(|peer| match peer {
@@ -79,21 +79,21 @@ impl ClusterRule {
     }
 }
 
-/// Who is at the other end, or whom a policy is about.
+/// A peer of a rule, or the subject of a policy.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ClusterPeer {
-    /// The pods of these namespaces.
+    /// The pods in these namespaces.
     Namespaces(LabelSelector),
-    /// These pods of these namespaces.
+    /// These pods in these namespaces.
     Pods {
         /// The namespaces.
         namespaces: LabelSelector,
         /// The pods.
         pods: LabelSelector,
     },
-    /// Whoever has these addresses.
+    /// These addresses.
     Networks(Vec<Cidr>),
-    /// Something that is not understood.
+    /// An unknown kind.
     Unknown(String),
 }
 
@@ -122,11 +122,11 @@ impl ClusterPeer {
 /// A port of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClusterPort {
-    /// Ports of a protocol; all of them where no range is given.
+    /// Ports of a protocol; without a range, all of them.
     Numbers(Protocol, Option<PortRange>),
     /// A named port of the destination, whatever its protocol.
     Named(String),
-    /// Something that is not understood.
+    /// An unknown kind.
     Unknown(String),
 }
 
@@ -159,7 +159,7 @@ struct NamespacedPods {
     pod_selector: LabelSelector,
 }
 
-/// A rule of any of the three kinds; which fields and actions belong to which is checked afterwards.
+/// A rule of any of the three kinds. Which fields and actions belong to which kind is checked afterwards.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rule {
@@ -178,7 +178,7 @@ struct Rule {
 }
 
 impl ClusterPolicy {
-    /// Reads an object of one of the three kinds.
+    /// Parses an object of one of the three kinds.
     pub(crate) fn read(kind: Kind, value: &Value) -> Result<Self, Vec<FieldError>> {
         #[derive(Deserialize)]
         struct Object {
@@ -282,7 +282,7 @@ fn check_selectors(peer: &ClusterPeer, path: &str, problems: &mut Vec<FieldError
     NetworkPolicyPeer { ip_block: None, namespace_selector, pod_selector }.validate(path, problems);
 }
 
-/// The one field of a union; what is wrong where there is not exactly one.
+/// The single field of a union; an error if there is not exactly one.
 fn only(given: &Map<String, Value>) -> Result<(&str, &Value), String> {
     let mut fields = given.iter();
     match (fields.next(), fields.next()) {

@@ -9,14 +9,14 @@ use crate::Metadata;
 use crate::calico::EndpointPort;
 use crate::fields::{address_of, list};
 
-/// A namespace; its labels are its pods' `pcns.` labels.
+/// A namespace; its labels become its pods' `pcns.` labels.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Namespace {
     /// Its name and labels.
     pub metadata: Metadata,
 }
 
-/// A service account; its labels are its pods' `pcsa.` labels.
+/// A service account; its labels become its pods' `pcsa.` labels.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct ServiceAccount {
     /// Its name, namespace and labels.
@@ -26,7 +26,7 @@ pub struct ServiceAccount {
 /// A node.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Node {
-    /// Its name, labels, and what Calico keeps in annotations.
+    /// Its name, labels, and Calico's data in annotations.
     pub metadata: Metadata,
     /// Its settings.
     #[serde(default)]
@@ -37,7 +37,7 @@ pub struct Node {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSpec {
-    /// Whether no new pods are put there.
+    /// Whether no new pods are scheduled there.
     #[serde(default)]
     pub unschedulable: bool,
 }
@@ -75,7 +75,7 @@ impl Node {
         self.ipv4(Self::VXLAN_ADDRESS)
     }
 
-    /// The MAC address of the node's VXLAN device, as it is written.
+    /// The MAC address of the node's VXLAN device as text.
     #[must_use]
     pub fn vxlan_mac(&self) -> Option<&str> {
         self.metadata.annotations.get(Self::VXLAN_MAC).map(String::as_str)
@@ -94,14 +94,14 @@ impl Node {
 pub struct Pod {
     /// Its name, namespace, labels and annotations.
     pub metadata: Metadata,
-    /// What it shall be.
+    /// The desired state.
     pub spec: PodSpec,
-    /// What it is.
+    /// The observed state.
     #[serde(default)]
     pub status: PodStatus,
 }
 
-/// What a pod shall be.
+/// The desired state of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
@@ -109,7 +109,7 @@ pub struct PodSpec {
     pub node_name: Option<String>,
     /// The labels that its node must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Whether it uses its node's network; such a pod is under no policy (semantics 1).
+    /// Whether it uses its node's network; no policy for pods applies to such a pod (policy decision 1).
     pub host_network: bool,
     /// Its service account; `default` if absent.
     pub service_account_name: Option<String>,
@@ -146,14 +146,14 @@ pub struct ContainerPort {
     pub protocol: Option<String>,
 }
 
-/// What a pod is.
+/// The observed state of a pod.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
     /// Its address, once it has one.
     #[serde(rename = "podIP")]
     pub pod_ip: Option<IpAddr>,
-    /// Its addresses of both families, that one among them.
+    /// Its addresses of both families, including that one.
     #[serde(rename = "podIPs", deserialize_with = "list")]
     pub pod_ips: Vec<PodIp>,
     /// `Pending`, `Running`, `Succeeded`, `Failed`.
@@ -183,8 +183,8 @@ impl Pod {
         self.spec.service_account_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default")
     }
 
-    /// The named ports of its containers and initContainers, whatever their restart policy, as Calico's conversion of pods
-    /// has them (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`).
+    /// The named ports of its containers and initContainers, whatever their restart policy, as in Calico's conversion
+    /// of pods (`libcalico-go/lib/backend/k8s/conversion/workload_endpoint_default.go`).
     #[must_use]
     pub fn named_ports(&self) -> Vec<EndpointPort> {
         let containers = self.spec.containers.iter().chain(&self.spec.init_containers);

@@ -1,5 +1,5 @@
-//! The EndpointSlices that Kubernetes' controller makes of Services and pods, where nobody has made any: in manifests, and
-//! in the lab.
+//! The EndpointSlices that Kubernetes' controller creates from Services and pods, for manifests and for the lab,
+//! which have no such controller.
 //!
 //! Source of the rules: `k8s.io/endpointslice`, `utils.go` and `reconciler.go`.
 
@@ -15,9 +15,9 @@ use crate::net::IpVersion;
 use crate::resource::typed;
 use crate::{FieldError, Key, Kind};
 
-/// The label that says who keeps a slice.
+/// The label that names the owner of a slice.
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// Its value for slices that are made here.
+/// Its value for the slices created here.
 const BY_TORTIE: &str = "tortie.io";
 
 #[derive(Default, Deserialize)]
@@ -111,20 +111,20 @@ struct Condition {
 /// A port of a slice.
 type SlicePort = BTreeMap<&'static str, Value>;
 
-/// What is wrong with a field of a Service that slices follow from.
+/// The problem of a Service's field that slices depend on.
 pub(crate) fn check_service(service: &Value) -> Option<FieldError> {
     let error = typed::<ServiceSpec>(service.get("spec")?).err()?;
     Some(FieldError::new(format!("spec.{}", error.path).trim_end_matches('.'), error.problem))
 }
 
-/// Whether a slice is one that [`implied_slices`] made.
+/// Whether [`implied_slices`] created the slice.
 #[must_use]
 pub fn is_implied(slice: &Value) -> bool {
     slice["metadata"]["labels"][MANAGED_BY] == BY_TORTIE
 }
 
-/// The slices of all Services for whose backends nobody else has made any. Of the objects, Services, pods and slices
-/// count; slices that this function has made do not.
+/// The slices of all Services that have no slices of somebody else. Considers Services, pods and slices among the
+/// objects, but not slices that this function created.
 #[must_use]
 pub fn implied_slices<'a>(objects: impl Iterator<Item = (&'a Key, &'a Value)>) -> BTreeMap<Key, Value> {
     let (mut services, mut pods) = (Vec::new(), BTreeMap::<&str, Vec<(&str, Pod)>>::new());
@@ -162,7 +162,7 @@ pub fn implied_slices<'a>(objects: impl Iterator<Item = (&'a Key, &'a Value)>) -
     slices
 }
 
-/// The spec of a Service that has slices: one with a selector.
+/// The spec of a Service that gets slices: one with a selector.
 fn spec_of(value: &Value) -> Option<ServiceSpec> {
     let spec = ServiceSpec::deserialize(value.get("spec")?).ok()?;
     let selects = spec.selector.as_ref().is_some_and(|selector| !selector.is_empty());
@@ -203,8 +203,8 @@ fn slice_of(
 }
 
 impl ServiceSpec {
-    /// The families that the Service has: those that it names, else those of its addresses, else the first one of its
-    /// pods, or both where its policy asks for both.
+    /// The address families of the Service: those that it names, otherwise those of its addresses, otherwise the
+    /// first one of its pods, or both if its family policy asks for both.
     fn families(&self, pods: &[(&str, Pod)]) -> BTreeSet<IpVersion> {
         let named: BTreeSet<IpVersion> =
             self.ip_families.iter().filter_map(|name| family_named(name)).collect();
@@ -222,7 +222,7 @@ impl ServiceSpec {
         addresses.flat_map(|addresses| addresses.into_iter().take(count)).map(family_of).collect()
     }
 
-    /// The backends of a family, by the ports that the Service's ports lead to: a name may be another number in each pod.
+    /// The backends of a family, grouped by target ports: a named target port may be another number in each pod.
     fn endpoints(&self, pods: &[(&str, Pod)], family: IpVersion) -> Vec<(Vec<SlicePort>, Vec<Value>)> {
         let mut all: Vec<(Vec<SlicePort>, Vec<Value>)> = Vec::new();
         for (name, pod) in pods.iter().filter(|(_, pod)| self.selects(pod)) {
@@ -258,7 +258,7 @@ impl ServiceSpec {
 }
 
 impl ServicePort {
-    /// Where the port leads at a pod; `None` where the pod has no port of the name.
+    /// The target of the port at a pod; `None` if the pod has no port of that name.
     fn of(&self, pod: &Pod) -> Option<SlicePort> {
         let protocol = self.protocol.as_deref().unwrap_or("TCP");
         let number = match &self.target_port {
@@ -275,7 +275,7 @@ impl ServicePort {
 }
 
 impl Pod {
-    /// Whether it can be anybody's backend: it has not ended, and has an address.
+    /// Whether it can be a backend: it has not ended, and it has an address.
     fn is_backend(&self) -> bool {
         !matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed")) && !self.addresses().is_empty()
     }
@@ -286,14 +286,14 @@ impl Pod {
         self.status.pod_ip.into_iter().chain(others).collect()
     }
 
-    /// Whether its probes say so; without conditions nobody has asked them.
+    /// Whether it is ready; without conditions, no probe has run.
     fn is_ready(&self) -> bool {
         let is = |condition: &Condition| condition.what == "Ready" && condition.status == "True";
         self.status.conditions.is_empty() || self.status.conditions.iter().any(is)
     }
 
     fn port_named(&self, name: &str, protocol: &str) -> Option<u16> {
-        // Init containers that go on beside the others are sidecars.
+        // Init containers that keep running are sidecars.
         let sidecars = self
             .spec
             .init_containers

@@ -1,4 +1,4 @@
-//! The Kubernetes kinds that Tortie reads. Fields that it does not read stay in the object.
+//! The Kubernetes kinds that Tortie reads. Other fields stay in the object.
 
 mod cluster_policy;
 mod core;

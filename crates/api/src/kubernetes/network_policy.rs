@@ -1,4 +1,4 @@
-//! `networking.k8s.io/v1` NetworkPolicy. A field that is not known is refused, as in Calico's policies.
+//! `networking.k8s.io/v1` NetworkPolicy. An unknown field is rejected, as in Calico's policies.
 
 use std::collections::BTreeMap;
 
@@ -14,22 +14,22 @@ use crate::{FieldError, Metadata};
 pub struct NetworkPolicy {
     /// Its name and namespace.
     pub metadata: Metadata,
-    /// What it says.
+    /// Its content.
     #[serde(default)]
     pub spec: NetworkPolicySpec,
 }
 
-/// What a policy says.
+/// The content of a policy.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NetworkPolicySpec {
-    /// The pods that it isolates; empty is all of the namespace.
+    /// The pods that it isolates; empty means all pods of the namespace.
     #[serde(default)]
     pub pod_selector: LabelSelector,
-    /// What may come in.
+    /// The allowed incoming traffic.
     #[serde(default, deserialize_with = "ingress_rules")]
     pub ingress: Vec<NetworkPolicyRule>,
-    /// What may go out.
+    /// The allowed outgoing traffic.
     #[serde(default, deserialize_with = "egress_rules")]
     pub egress: Vec<NetworkPolicyRule>,
     /// The directions in which it isolates.
@@ -37,12 +37,12 @@ pub struct NetworkPolicySpec {
     pub policy_types: Vec<PolicyType>,
 }
 
-/// One rule: peers and ports, each of which must match.
+/// One rule: peers and ports, both of which must match.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NetworkPolicyRule {
-    /// The peers (`from` of an ingress rule, `to` of an egress rule); none is everyone.
+    /// The peers (`from` of an ingress rule, `to` of an egress rule); none means everyone.
     pub peers: Vec<NetworkPolicyPeer>,
-    /// The ports; none is all.
+    /// The ports; none means all.
     pub ports: Vec<NetworkPolicyPort>,
 }
 
@@ -92,13 +92,13 @@ pub struct NetworkPolicyPeer {
     pub pod_selector: Option<LabelSelector>,
 }
 
-/// A network less some parts of it.
+/// A network without some parts of it.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IpBlock {
     /// The network.
     pub cidr: Cidr,
-    /// The parts that are not meant; each lies inside the network.
+    /// The excluded parts; each lies inside the network.
     #[serde(default, deserialize_with = "list")]
     pub except: Vec<Cidr>,
 }
@@ -110,7 +110,7 @@ pub struct NetworkPolicyPort {
     /// TCP if absent.
     #[serde(default)]
     pub protocol: Option<String>,
-    /// A number or a name; absent is every port of the protocol.
+    /// A number or a name; absent means every port of the protocol.
     #[serde(default)]
     pub port: Option<IntOrString>,
     /// The end of a range that begins with `port`.
@@ -142,11 +142,11 @@ impl<'de> Deserialize<'de> for IntOrString {
     }
 }
 
-/// A selector in Kubernetes' form.
+/// A label selector of Kubernetes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LabelSelector {
-    /// Labels and the values that they must have.
+    /// Labels and their required values.
     #[serde(default)]
     pub match_labels: BTreeMap<String, String>,
     /// Further requirements.
@@ -154,7 +154,7 @@ pub struct LabelSelector {
     pub match_expressions: Vec<Requirement>,
 }
 
-/// One requirement of a label.
+/// One requirement on a label.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirement {
@@ -168,8 +168,8 @@ pub struct Requirement {
 }
 
 impl LabelSelector {
-    /// The selector, if it can be evaluated: of a policy that is not understood as a whole, this decides whom it closes.
-    /// Values that the API server would reject can still be compared.
+    /// The selector, if it can be evaluated. For a policy that is not understood as a whole, it decides which pods
+    /// are closed. Values that the API server would reject can still be compared.
     #[must_use]
     pub fn readable(value: &serde_json::Value) -> Option<Self> {
         let selector: Self = typed(value).ok()?;
@@ -183,7 +183,7 @@ impl LabelSelector {
 }
 
 impl NetworkPolicy {
-    /// The directions in which it isolates, with the API server's defaults (semantics 10).
+    /// The directions in which it isolates, with the API server's defaults (policy decision 10).
     #[must_use]
     pub fn effective_types(&self) -> Vec<PolicyType> {
         match (self.spec.policy_types.is_empty(), self.spec.egress.is_empty()) {

@@ -1,4 +1,4 @@
-//! `v1` Service and `discovery.k8s.io/v1` EndpointSlice, as far as policy asks for addresses and backends.
+//! `v1` Service and `discovery.k8s.io/v1` EndpointSlice, as far as policy needs them.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ pub struct Service {
     /// Its addresses and ports.
     #[serde(default)]
     pub spec: ServiceSpec,
-    /// What the cluster has given it.
+    /// The state assigned by the cluster.
     #[serde(default)]
     pub status: ServiceStatus,
 }
@@ -28,13 +28,13 @@ pub struct ServiceSpec {
     /// Its own address; the first of `cluster_ips`.
     #[serde(rename = "clusterIP")]
     pub cluster_ip: Option<String>,
-    /// Its own addresses; `None` stands for a headless Service.
+    /// Its own addresses; `None` means a headless Service.
     #[serde(rename = "clusterIPs", deserialize_with = "list")]
     pub cluster_ips: Vec<String>,
-    /// Addresses from outside that the nodes take for it, too.
+    /// External addresses that the nodes also accept for it.
     #[serde(rename = "externalIPs", deserialize_with = "list")]
     pub external_ips: Vec<String>,
-    /// `ClusterIP` if absent; an `ExternalName` is a name in DNS, and nothing else.
+    /// `ClusterIP` if absent; an `ExternalName` is only a DNS name.
     #[serde(rename = "type")]
     pub service_type: Option<String>,
     /// Its ports.
@@ -42,7 +42,7 @@ pub struct ServiceSpec {
     pub ports: Vec<ServicePort>,
 }
 
-/// What the cluster has given a Service.
+/// The state of a Service assigned by the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceStatus {
@@ -54,25 +54,25 @@ pub struct ServiceStatus {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct LoadBalancerStatus {
-    /// Where it takes packets.
+    /// Its entry points.
     #[serde(deserialize_with = "list")]
     pub ingress: Vec<LoadBalancerIngress>,
 }
 
-/// Where a load balancer takes packets.
+/// An entry point of a load balancer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LoadBalancerIngress {
-    /// Its address; absent where it has a name only.
+    /// Its address; absent if it has only a name.
     pub ip: Option<String>,
-    /// `VIP` if absent: packets to the address are the nodes' business. `Proxy`: they have to go by the load balancer.
+    /// `VIP` if absent: nodes handle packets to the address. `Proxy`: packets must pass the load balancer.
     pub ip_mode: Option<String>,
 }
 
 /// A port of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct ServicePort {
-    /// Its name; absent where the Service has only one.
+    /// Its name; may be absent if the Service has only one port.
     #[serde(default)]
     pub name: Option<String>,
     /// TCP if absent.
@@ -90,7 +90,7 @@ pub struct EndpointSlice {
     /// The backends.
     #[serde(default, deserialize_with = "list")]
     pub endpoints: Vec<SliceEndpoint>,
-    /// The ports that every one of them has.
+    /// The ports of every backend.
     #[serde(default, deserialize_with = "list")]
     pub ports: Vec<SlicePort>,
 }
@@ -98,7 +98,7 @@ pub struct EndpointSlice {
 /// One backend.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct SliceEndpoint {
-    /// Its addresses; a slice of type FQDN holds names here.
+    /// Its addresses; in a slice of type FQDN, names.
     #[serde(default, deserialize_with = "list")]
     pub addresses: Vec<String>,
     /// Whether it can take connections.
@@ -106,34 +106,34 @@ pub struct SliceEndpoint {
     pub conditions: Option<SliceConditions>,
 }
 
-/// Whether a backend can take connections.
+/// The readiness of a backend.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct SliceConditions {
-    /// New ones; it can if that is not known.
+    /// Whether it accepts new connections; unknown counts as true.
     pub ready: Option<bool>,
-    /// Any, also while it ends; as `ready` if that is not known.
+    /// Whether it serves, also while it terminates; unknown means the same as `ready`.
     pub serving: Option<bool>,
-    /// Whether it ends.
+    /// Whether it is terminating.
     pub terminating: Option<bool>,
 }
 
 /// A port of the backends of a slice.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct SlicePort {
-    /// The name of the Service's port that leads here.
+    /// The name of the corresponding port of the Service.
     #[serde(default)]
     pub name: Option<String>,
     /// TCP if absent.
     #[serde(default)]
     pub protocol: Option<String>,
-    /// Its number; a slice may leave it open, and then no rule can mean it.
+    /// Its number. If it is absent, no rule can match it.
     #[serde(default)]
     pub port: Option<u16>,
 }
 
 impl Service {
-    /// Its own addresses; none, where it is headless, or a name in DNS.
+    /// Its own addresses; none if it is headless or an external name.
     #[must_use]
     pub fn cluster_ips(&self) -> Vec<IpAddr> {
         let spec = &self.spec;
@@ -144,7 +144,7 @@ impl Service {
         spec.cluster_ips.iter().chain(one).filter_map(|address| address.parse().ok()).collect()
     }
 
-    /// The addresses from outside that nodes take for it. Where it has none of its own, they take none at all.
+    /// The external addresses that nodes accept for it. Without addresses of its own, they accept none.
     #[must_use]
     pub fn external_ips(&self) -> Vec<IpAddr> {
         if self.cluster_ips().is_empty() {
@@ -158,13 +158,13 @@ impl Service {
 }
 
 impl SliceEndpoint {
-    /// Whether new connections are for it.
+    /// Whether it gets new connections.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.conditions.unwrap_or_default().ready.unwrap_or(true)
     }
 
-    /// Whether it ends, and takes connections until then: such are for it where no backend is ready.
+    /// Whether it is terminating and still serves: such backends get connections if no backend is ready.
     #[must_use]
     pub fn serves_while_it_ends(&self) -> bool {
         let conditions = self.conditions.unwrap_or_default();
@@ -182,8 +182,8 @@ impl EndpointSlice {
         self.metadata.labels.get(Self::SERVICE).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// The addresses of the backends. Whether one is ready does not matter, as in Calico: a policy does not change when a
-    /// probe fails.
+    /// The addresses of the backends. Readiness does not matter, as in Calico: a failing probe does not change
+    /// policy.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.endpoints
             .iter()
@@ -191,7 +191,7 @@ impl EndpointSlice {
             .filter_map(|address| address.parse().ok())
     }
 
-    /// Address, protocol and port of each backend, as far as it has a port.
+    /// Address, protocol and port of each backend that has a port.
     pub fn backends(&self) -> impl Iterator<Item = (IpAddr, Protocol, u16)> {
         self.addresses().flat_map(|address| {
             self.ports.iter().filter_map(move |port| {

@@ -1,4 +1,4 @@
-//! Endpoints (`v1`): Kubernetes mirrors them into EndpointSlices where their Service has no selector.
+//! Endpoints (`v1`): Kubernetes mirrors them into EndpointSlices if their Service has no selector.
 
 use serde_json::{Value, json};
 
@@ -8,16 +8,16 @@ use crate::kubernetes::EndpointSlice;
 use crate::yaml::{Document, Lines};
 use crate::{Key, Kind, Resource};
 
-/// Endpoints, as the slices that mirror them.
+/// Endpoints, with the slices that mirror them.
 pub(super) struct Endpoints {
     service: Key,
     pub(super) slices: Vec<Object>,
-    /// What they are where they are not mirrored.
+    /// Their record if they are not mirrored.
     pub(super) skipped: Skipped,
 }
 
 impl Endpoints {
-    /// Reads them; what is wrong is said of the object as a whole.
+    /// Parses them; problems concern the object as a whole.
     pub(super) fn read(file: &str, document: &Document, skipped: Skipped) -> Result<Self, Vec<Problem>> {
         let text = |pointer: &str| {
             let text = document.value.pointer(pointer).and_then(Value::as_str);
@@ -66,7 +66,7 @@ impl Endpoints {
         Ok(Self { service, slices, skipped })
     }
 
-    /// Whether Kubernetes mirrors them: their Service is there, has no selector, and has no slices.
+    /// Whether Kubernetes mirrors them: their Service exists, has no selector, and has no slices.
     pub(super) fn are_mirrored(&self, objects: &[Object]) -> bool {
         let Key { namespace, name, .. } = &self.service;
         let is_slice = |object: &Object| match &object.resource {

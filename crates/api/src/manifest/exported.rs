@@ -1,5 +1,5 @@
-//! Objects as clusters export them: in lists, in groups that Tortie knows by another name, and with metadata that only
-//! the cluster they come from can use.
+//! Exported objects: in lists, in API groups that Tortie knows by another name, and with metadata that only the
+//! exporting cluster can use.
 
 use serde_json::{Map, Value, json};
 
@@ -7,12 +7,13 @@ use super::meaning::{self, Meaning};
 use crate::yaml::{Document, Lines};
 use crate::{FieldError, Kind, kubernetes::Node};
 
-/// Where Calico keeps the metadata of an object that it stores as a custom resource of its old group (`calico.md` 1.6).
+/// The annotation in which Calico keeps the metadata of a custom resource of its old group
+/// (`libcalico-go/lib/backend/k8s/resources`).
 const CALICO_METADATA: &str = "projectcalico.org/metadata";
 const CALICO_CRD: &str = "crd.projectcalico.org/v1";
 const CALICO: &str = "projectcalico.org/v3";
 
-/// What a cluster writes into the metadata of its objects. It means nothing anywhere else.
+/// Metadata that a cluster adds to its objects, without meaning elsewhere.
 const OF_THE_CLUSTER: [&str; 9] = [
     "uid",
     "resourceVersion",
@@ -24,11 +25,11 @@ const OF_THE_CLUSTER: [&str; 9] = [
     "ownerReferences",
     "selfLink",
 ];
-/// Where kubectl keeps the text of the last `apply`.
+/// The annotation in which kubectl keeps the text of the last `apply`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// The objects of a list (`kind: List`, `PodList`, …), each as a document of its own; any other document alone. Items of a
-/// typed list may leave out their kind.
+/// The objects of a list (`kind: List`, `PodList`, …), each as a separate document; any other document unchanged.
+/// Items of a typed list may omit their kind.
 pub(super) fn items(mut document: Document) -> Result<Vec<Document>, (Document, FieldError)> {
     let text = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
     let (api_version, kind) = (text(&document.value, "apiVersion"), text(&document.value, "kind"));
@@ -48,7 +49,7 @@ pub(super) fn items(mut document: Document) -> Result<Vec<Document>, (Document, 
         Some(_) => return Err((document, FieldError::new("items", "must be a list of objects"))),
     };
     if !of.is_empty() {
-        // The version of the list is that of its kind, also where the items have their own.
+        // The version of the list applies to its kind, also if the items have their own.
         let value = json!({"apiVersion": api_version, "kind": of, "metadata": {}});
         let mut one = Document { value, lines: Lines::default() };
         let understood = translate(&mut one).and_then(|()| {
@@ -78,7 +79,7 @@ pub(super) fn items(mut document: Document) -> Result<Vec<Document>, (Document, 
     Ok(all)
 }
 
-/// Writes an object of a group that Tortie knows by another name as one of that group.
+/// Translates an object of a group that Tortie knows by another name.
 pub(super) fn translate(document: &mut Document) -> Result<(), FieldError> {
     let Document { value, lines } = document;
     let text = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
@@ -97,7 +98,7 @@ pub(super) fn translate(document: &mut Document) -> Result<(), FieldError> {
     Ok(())
 }
 
-/// Puts what Calico keeps of the metadata in an annotation back into its place. The annotation wins, as in Calico.
+/// Restores the metadata that Calico keeps in an annotation. The annotation takes precedence, as in Calico.
 fn unpack_metadata(value: &mut Value) -> Result<(), FieldError> {
     let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return Ok(()) };
     let packed = metadata.get_mut("annotations").and_then(Value::as_object_mut);
@@ -133,7 +134,7 @@ const CALICO_NODE: [&str; 9] = [
     "wireguard",
 ];
 
-/// A node as `calicoctl get nodes` writes it becomes the Kubernetes node that Calico derives it from.
+/// Converts a node of `calicoctl get nodes` to the Kubernetes node from which Calico derives it.
 fn of_calico_node(value: &mut Value, lines: &mut Lines) {
     let mut spec = value.get_mut("spec").map(Value::take).unwrap_or_default();
     let annotations = [
@@ -154,14 +155,14 @@ fn of_calico_node(value: &mut Value, lines: &mut Lines) {
             lines.alias(&from, &format!("metadata.annotations.{annotation}"));
         }
     }
-    // What no Calico node has is left to be refused.
+    // Fields that no Calico node has stay, so that validation rejects them.
     if let Some(fields) = spec.as_object_mut() {
         fields.retain(|field, _| !CALICO_NODE.contains(&field.as_str()));
     }
     value["spec"] = spec;
 }
 
-/// Takes out what only the cluster that the object comes from can use.
+/// Removes what only the exporting cluster can use.
 pub(super) fn drop_metadata_of_the_cluster(value: &mut Value) {
     let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     metadata.retain(|field, _| !OF_THE_CLUSTER.contains(&field.as_str()));

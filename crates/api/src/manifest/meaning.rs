@@ -1,26 +1,28 @@
-//! What an `apiVersion` and a `kind` mean: a kind that Tortie keeps, one that no verdict depends on, or a mistake.
+//! What an `apiVersion` and a `kind` mean: a kind that Tortie stores, a kind that no verdict depends on, or a
+//! mistake.
 //!
-//! A policy that is skipped as unrelated would make every answer wrong. So the groups whose kinds matter are closed lists:
-//! in them, what is not known is a mistake. In all other groups, what is called like a policy is one, too.
+//! A policy that is skipped as unrelated would make every answer wrong. So the groups whose kinds matter are closed
+//! lists: an unknown kind in them is a mistake. In all other groups, a kind with the name of a policy is a mistake,
+//! too.
 
 use crate::{FieldError, Kind, strict};
 
-/// What a document is.
+/// The meaning of a document.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// Of a kind that Tortie keeps.
+    /// A kind that Tortie stores.
     Kept(Kind),
-    /// Of a kind that no verdict depends on.
+    /// A kind that no verdict depends on.
     Unrelated,
-    /// Probably meant to be of a kind that verdicts depend on.
+    /// Probably meant as a kind that verdicts depend on.
     Mistake(FieldError),
 }
 
 const CALICO_GROUP: &str = "projectcalico.org";
 const CALICO_CRD_GROUP: &str = "crd.projectcalico.org";
 
-/// The kinds of a group that no verdict depends on, and the versions that the group has or had. Workloads are among them,
-/// as their pods are read by their shape.
+/// The kinds of each group that no verdict depends on, and the present and past versions of the group. Workloads are
+/// among them, because their pods are recognised by their shape.
 const UNRELATED: &[(&str, &[&str], &[&str])] = &[
     (
         "",
@@ -75,7 +77,7 @@ const CALICO: &[&str] = &[
     "RemoteClusterConfiguration",
 ];
 
-/// Groups whose policies are not about packets between pods.
+/// Groups whose policies do not concern packets between pods.
 const OTHER_POLICIES: &[&str] = &[
     "admissionregistration.k8s.io",
     "config.gatekeeper.sh",
@@ -87,7 +89,7 @@ const OTHER_POLICIES: &[&str] = &[
     "security.istio.io",
 ];
 
-/// Kinds that are policy, or that policy is about, by whatever group they are given.
+/// Policy kinds, and kinds that policy refers to, in whatever group.
 const POLICY_KINDS: [Kind; 12] = [
     Kind::KubernetesNetworkPolicy,
     Kind::ClusterNetworkPolicy,
@@ -103,7 +105,7 @@ const POLICY_KINDS: [Kind; 12] = [
     Kind::FelixConfiguration,
 ];
 
-/// What a document with this `apiVersion` and `kind` is.
+/// The meaning of a document with this `apiVersion` and `kind`.
 pub(crate) fn meaning(api_version: &str, name: &str) -> Meaning {
     if let Some(kind) = Kind::of(api_version, name) {
         return Meaning::Kept(kind);
@@ -127,7 +129,7 @@ pub(crate) fn meaning(api_version: &str, name: &str) -> Meaning {
     }
 }
 
-/// The kind of group `group` that has this name, in whatever case.
+/// The kind of group `group` with this name, in any case.
 fn named(name: &str) -> impl Iterator<Item = Kind> {
     Kind::all().filter(move |kind| kind.name().eq_ignore_ascii_case(name))
 }
@@ -144,7 +146,7 @@ fn looks_like_policy(group: &str, name: &str) -> bool {
         || (ends_like_policy(name) && !OTHER_POLICIES.contains(&group))
 }
 
-/// Whether the name ends with `Policy`, give or take a letter.
+/// Whether the name ends with `Policy`, with at most one letter wrong.
 fn ends_like_policy(name: &str) -> bool {
     let letters: Vec<char> = name.to_lowercase().chars().collect();
     (5..=7).any(|length| {
@@ -165,7 +167,7 @@ fn without_version(api_version: &str, name: &str) -> FieldError {
     }
 }
 
-/// What to say of a document of no known kind, with the kind that it may have been meant for.
+/// The error for a document of an unknown kind, with the kind that was probably meant.
 pub(crate) fn mistake(api_version: &str, group: &str, name: &str) -> FieldError {
     let mut meant: Vec<Kind> = named(name).collect();
     if meant.is_empty() {

@@ -1,5 +1,5 @@
-//! Manifests of a whole cluster, as people keep or export them: workloads stand for their pods, objects that no verdict
-//! depends on are skipped, and nothing that looks like policy is.
+//! Manifests of a whole cluster as users keep or export them: workloads stand for their pods, and objects that no
+//! verdict depends on are skipped. Nothing that looks like policy is skipped.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::resource::typed;
 use crate::yaml::{Document, Lines};
 use crate::{FieldError, Key, Kind, is_reserved_label, known_fields};
 
-/// What has been read so far, of any number of files.
+/// The content of all files read so far.
 #[derive(Default)]
 pub struct Offline {
     objects: Vec<Object>,
@@ -23,22 +23,22 @@ pub struct Offline {
     skipped: Vec<Skipped>,
     notes: Vec<String>,
     seen: Seen,
-    /// The owners of what was given, each with what it owns.
+    /// The owners of the given objects, each with the object it owns.
     owned: Vec<(Reference, Reference)>,
 }
 
-/// The cluster that manifests describe.
+/// The cluster described by manifests.
 #[derive(Debug, Default)]
 pub struct Settled {
-    /// The objects, with a pod for each workload whose pods are not given.
+    /// The objects, including a pod for each workload without given pods.
     pub objects: Vec<Object>,
-    /// What no verdict depends on.
+    /// The skipped objects that no verdict depends on.
     pub skipped: Vec<Skipped>,
-    /// What a reader has to know of how the manifests were read.
+    /// Notes about how the manifests were read.
     pub notes: Vec<String>,
 }
 
-/// An object that was skipped, as no verdict depends on it.
+/// A skipped object that no verdict depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
     /// Its `apiVersion`.
@@ -51,7 +51,7 @@ pub struct Skipped {
     pub origin: Origin,
 }
 
-/// An object, as `ownerReferences` name it.
+/// A reference to an object, as in `ownerReferences`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Reference {
     namespace: String,
@@ -65,14 +65,14 @@ impl fmt::Display for Reference {
     }
 }
 
-/// A workload, as one of its pods.
+/// A workload, represented by one of its pods.
 struct Workload {
     of: Reference,
     pod: Object,
 }
 
 impl Workload {
-    /// Its pod, under a name that no other pod has: two workloads of different kinds may have one name.
+    /// Its pod, under an unused name: two workloads of different kinds may have the same name.
     fn under_a_free_name(&self, taken: &BTreeSet<Key>, notes: &mut Vec<String>) -> Object {
         let mut pod = self.pod.clone();
         if taken.contains(&pod.key) {
@@ -86,14 +86,14 @@ impl Workload {
     }
 }
 
-/// Groups whose kinds with a template are workloads, and are checked as such.
+/// Groups whose kinds with a pod template are workloads, and are checked as such.
 const WORKLOAD_GROUPS: [&str; 3] = ["apps", "batch", "extensions"];
 
 impl Offline {
     /// Reads the documents of one file.
     ///
     /// # Errors
-    /// Every problem of the file. A cluster whose manifests have any cannot be judged.
+    /// Every problem of the file. A cluster with invalid manifests cannot be judged.
     pub fn read(&mut self, file: &str, text: &str) -> Result<(), Vec<Problem>> {
         let mut problems = Vec::new();
         for document in documents(file, text, &mut problems) {
@@ -104,12 +104,12 @@ impl Offline {
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
-    /// What all files together say.
+    /// Combines all files.
     #[must_use]
     pub fn settled(self) -> Settled {
         let Self { mut objects, workloads, endpoints, mut skipped, mut notes, seen: Seen(seen), owned } =
             self;
-        // A pod that is given stands for its owner, and for the owner of that one.
+        // A given pod represents its owner, and the owner of that owner.
         let pod = |key: &Key| Reference::new(&key.namespace, "Pod", &key.name);
         let mut there: BTreeSet<Reference> =
             seen.keys().filter(|key| key.kind == Kind::Pod).map(pod).collect();
@@ -142,7 +142,7 @@ impl Offline {
         let text = |name: &str| document.value[name].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
         if api_version.is_empty() || kind.is_empty() {
-            // What is missing is said there.
+            // A missing field is reported there.
             return object(file, document).map(drop);
         }
         let place = Reference::of(&document.value);
@@ -203,7 +203,7 @@ impl Offline {
         self.skipped.push(skipped(file, document));
     }
 
-    /// Changes what `apply` refuses, where it says enough for a verdict.
+    /// Changes what `apply` rejects, if it is sufficient for a verdict.
     fn make_readable(&mut self, kind: Kind, file: &str, document: &mut Document) {
         let place = format!("{file}:{}", document.lines.first);
         match kind {
@@ -237,8 +237,8 @@ fn is_bookkeeping(kind: Kind) -> bool {
     matches!(kind, Kind::IpamBlock | Kind::BlockAffinity | Kind::IpamHandle | Kind::IpamConfig)
 }
 
-/// What is not supported of a pool, if anything is. The pool is changed to one that can be read: whether packets are
-/// carried by an overlay, and whether they leave with the node's address, is all that verdicts depend on.
+/// Returns what a pool has that is not supported, and changes the pool so that it can be read: verdicts depend only
+/// on whether it uses an overlay and whether it translates outgoing packets.
 fn make_pool_readable(value: &mut Value) -> Option<String> {
     let pool: IpPool = typed(value).ok()?;
     let problems = pool.validate().err()?;
@@ -280,7 +280,7 @@ impl Reference {
     }
 }
 
-/// The owners of an object; they are of its namespace.
+/// The owners of an object, in its namespace.
 fn owners(value: &Value) -> impl Iterator<Item = Reference> {
     let namespace = Reference::of(value).namespace;
     let owners = value.pointer("/metadata/ownerReferences").and_then(Value::as_array).into_iter().flatten();
@@ -290,8 +290,8 @@ fn owners(value: &Value) -> impl Iterator<Item = Reference> {
     })
 }
 
-/// The pod that a workload (Deployment, DaemonSet, StatefulSet, ReplicaSet, Job, CronJob, and what is written like one)
-/// makes, under the workload's name; `None` where there is no template of a pod.
+/// The pod that a workload (Deployment, DaemonSet, StatefulSet, ReplicaSet, Job, CronJob, and similar kinds) creates,
+/// under the workload's name; `None` if there is no pod template.
 fn pod_of(file: &str, document: &Document) -> Option<Result<Object, Vec<Problem>>> {
     let path = ["spec.template", "spec.jobTemplate.spec.template"].into_iter().find(|path| {
         let spec = format!("/{}/spec/containers", path.replace('.', "/"));

@@ -1,5 +1,5 @@
-//! What Tortie does with each field of the kinds that are Calico's: one table, which apply, agents and docs/fields.md read.
-//! Nothing may be accepted and then ignored: a field is implemented, rejected, or reported where it is set.
+//! What Tortie does with each field of Calico's kinds: one table, which apply, agents and docs/fields.md use. Nothing
+//! may be accepted and then ignored: a field is implemented, rejected, or reported when it is set.
 
 mod felix;
 mod pools;
@@ -17,11 +17,13 @@ use crate::{FieldError, Key, Kind};
 /// What Tortie does with a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// What it says.
+    /// Tortie implements the field.
     Implemented,
-    /// Nothing: `tortie apply` refuses it, and agents report it. The reason names the remedy.
+    /// Tortie does not implement it: `tortie apply` rejects it, and agents report it. The text has the reason and the
+    /// remedy.
     Rejected(&'static str),
-    /// Nothing, which does no harm: `tortie apply` warns, and agents report it. The reason says what holds instead.
+    /// It has no effect, which is harmless: `tortie apply` warns, and agents report it. The text says what applies
+    /// instead.
     Reported(&'static str),
 }
 
@@ -34,7 +36,7 @@ pub struct Field {
     pub takes: Takes,
     /// What Tortie does with it.
     pub state: State,
-    /// The values that ask for what Tortie does anyway; they give no finding.
+    /// The values that request what Tortie does anyway; they give no finding.
     pub usual: &'static [&'static str],
 }
 
@@ -43,7 +45,7 @@ const fn field(name: &'static str, takes: Takes, state: State, usual: &'static [
 }
 
 impl Field {
-    /// Whether the value asks for what Tortie does in any case.
+    /// Whether the value requests what Tortie does anyway.
     fn is_usual(&self, value: &Value) -> bool {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let alike = |usual: &&&str| match self.takes {
@@ -54,7 +56,7 @@ impl Field {
     }
 }
 
-/// The fields of `spec` of a kind that has a table; the other kinds are read whole, or refused by the field.
+/// The fields of `spec` of a kind with a table. Other kinds have none: their types reject unknown fields.
 #[must_use]
 pub fn fields(kind: Kind) -> Option<&'static [Field]> {
     match kind {
@@ -64,7 +66,7 @@ pub fn fields(kind: Kind) -> Option<&'static [Field]> {
     }
 }
 
-/// Every value of another type than its field has, every field that nobody knows, and a name that nobody reads.
+/// Reports every value of a wrong type, every unknown field, and a name that is never read.
 pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     let mut problems = Vec::new();
     if key.kind != Kind::FelixConfiguration {
@@ -99,7 +101,7 @@ pub(crate) fn check(key: &Key, value: &Value) -> Vec<FieldError> {
     problems
 }
 
-/// The fields that are set and rejected: what `tortie apply` refuses.
+/// The fields that are set and rejected, for `tortie apply`.
 #[must_use]
 pub fn rejected(kind: Kind, value: &Value) -> Vec<FieldError> {
     unsupported(kind, value, |state| match state {
@@ -108,7 +110,7 @@ pub fn rejected(kind: Kind, value: &Value) -> Vec<FieldError> {
     })
 }
 
-/// The fields that are set and do nothing, without harm: what `tortie apply` warns of.
+/// The fields that are set and have no effect, harmlessly: `tortie apply` warns of them.
 #[must_use]
 pub fn reported(kind: Kind, value: &Value) -> Vec<FieldError> {
     let mut found = unsupported(kind, value, |state| match state {
@@ -121,7 +123,7 @@ pub fn reported(kind: Kind, value: &Value) -> Vec<FieldError> {
     found
 }
 
-/// What of a stored object is not in force, whoever stored it: all of the above.
+/// The parts of a stored object that are not in force, whoever stored it: all of the above.
 #[must_use]
 pub fn not_in_force(key: &Key, value: &Value) -> Vec<FieldError> {
     [check(key, value), rejected(key.kind, value), reported(key.kind, value)].concat()
@@ -142,19 +144,20 @@ fn given(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
     spec.filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.as_str(), value))
 }
 
-/// The first annotation of a pod or of its namespace that asks for what Tortie cannot do, with the reason and the remedy.
+/// The first annotation of a pod or its namespace that requests something unsupported, with the reason and the
+/// remedy.
 #[must_use]
 pub fn refused_annotation(annotations: &BTreeMap<String, String>) -> Option<(&str, &'static str)> {
     annotations.keys().find_map(|name| Some((name.as_str(), annotation(name)?)))
 }
 
-/// Why an annotation is refused, if it is.
+/// Why an annotation is rejected, if it is.
 fn annotation(name: &str) -> Option<&'static str> {
     if name.starts_with("qos.projectcalico.org/") {
         return Some("limits of bandwidth, packets and connections are not supported; take it out");
     }
     match name.strip_prefix("cni.projectcalico.org/")? {
-        // What the CNI plugin itself writes.
+        // The CNI plugin itself writes these.
         "podIP" | "podIPs" | "containerID" => None,
         "ipAddrs" | "ipAddrsNoIpam" => {
             Some("a pod cannot ask for an address yet; take it out, and the pod gets one of its pools")
@@ -169,7 +172,7 @@ fn annotation(name: &str) -> Option<&'static str> {
     }
 }
 
-/// The annotations that are refused, for docs/fields.md.
+/// The rejected annotations, for docs/fields.md.
 pub const ANNOTATIONS: &[&str] = &[
     "cni.projectcalico.org/ipAddrs",
     "cni.projectcalico.org/ipAddrsNoIpam",
@@ -181,7 +184,7 @@ pub const ANNOTATIONS: &[&str] = &[
     "qos.projectcalico.org/…",
 ];
 
-/// Why one of [`ANNOTATIONS`] is refused.
+/// Why one of [`ANNOTATIONS`] is rejected.
 #[must_use]
 pub fn why_refused(annotation_name: &str) -> &'static str {
     annotation(annotation_name).unwrap_or_default()

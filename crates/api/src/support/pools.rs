@@ -1,4 +1,4 @@
-//! IPPools: their fields, and what several of them must not do together.
+//! IPPools: their fields, and conflicts between pools.
 
 use std::net::IpAddr;
 
@@ -33,7 +33,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("vxlanMode", Word(&["Never", "Always", "CrossSubnet"]), Implemented, &[]),
 ];
 
-/// What a pool without an overlay comes to, be it said or by default.
+/// The problem of a pool without an overlay, whether explicit or by default.
 pub(super) fn not_carried(pool: &Value) -> Option<FieldError> {
     let mode = pool.pointer("/spec/vxlanMode").and_then(Value::as_str);
     let disabled = pool.pointer("/spec/disabled").and_then(Value::as_bool) == Some(true);
@@ -41,7 +41,7 @@ pub(super) fn not_carried(pool: &Value) -> Option<FieldError> {
     never.then(|| FieldError::new("spec.vxlanMode", NOT_CARRIED))
 }
 
-/// A pool, as far as others are concerned.
+/// The parts of a pool that matter for conflicts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
     /// Its name.
@@ -51,7 +51,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The pool that an object is, as far as it can be read.
+    /// The pool in an object, as far as it can be read.
     #[must_use]
     pub fn of(key: &Key, value: &Value) -> Option<Self> {
         let cidr: IpNet = value.pointer("/spec/cidr")?.as_str()?.parse().ok()?;
@@ -59,7 +59,7 @@ impl Pool {
     }
 }
 
-/// The network that a node is on, by its annotation.
+/// The network of a node, by its annotation.
 #[must_use]
 pub fn node_network(node: &Value) -> Option<IpNet> {
     let annotations = node.pointer("/metadata/annotations")?;
@@ -72,7 +72,7 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
     one.contains(other) || other.contains(one)
 }
 
-/// What is wrong with a pool beside others: the name of the first other pool that has some of its addresses too.
+/// A pool's conflict with other pools: the name of the first other pool that shares addresses with it.
 #[must_use]
 pub fn conflicts<'a>(pool: &Pool, others: impl IntoIterator<Item = &'a Pool>) -> Option<String> {
     let other =
@@ -83,7 +83,7 @@ pub fn conflicts<'a>(pool: &Pool, others: impl IntoIterator<Item = &'a Pool>) ->
     ))
 }
 
-/// What is wrong with a pool beside nodes, given with the networks that they are on.
+/// A pool's conflict with nodes, which are given with their networks.
 #[must_use]
 pub fn overlapping_nodes<'a>(
     pool: &Pool,

@@ -1,4 +1,4 @@
-//! The values that fields take.
+//! The types of field values.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,16 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// The values that a field takes.
+/// The type of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
     /// `true` or `false`.
     Bool,
-    /// A whole number, from one to another.
+    /// An integer in a range.
     Integer(i64, i64),
     /// One of these words.
     Word(&'static [&'static str]),
-    /// One of these words in upper or lower case, or nothing.
+    /// One of these words in any case, or nothing.
     AnyCase(&'static [&'static str]),
     /// A time such as `90s` or `1m30s`.
     Duration,
@@ -33,15 +33,15 @@ pub enum Takes {
     Nets,
     /// The name of an interface.
     Interface,
-    /// So many in a second, minute, hour or day.
+    /// A number per second, minute, hour or day.
     Rate,
-    /// The first and the last of some route tables.
+    /// The first and the last route table of a range.
     RouteTables,
     /// A list of those.
     ListsOfRouteTables,
     /// Names, each with a time.
     Timeouts,
-    /// No value at all.
+    /// No value is valid.
     Nothing,
     /// An IPv4 address, or nothing.
     Ipv4,
@@ -54,10 +54,10 @@ pub enum Takes {
 }
 
 impl Takes {
-    /// Any whole number.
+    /// Any integer.
     pub const INTEGER: Self = Self::Integer(i64::MIN, i64::MAX);
 
-    /// What is wrong with a value.
+    /// The problem with a value.
     pub(super) fn problem(self, value: &Value) -> Option<String> {
         let text = value.as_str();
         let list =
@@ -131,7 +131,7 @@ fn is_port(value: &Value) -> bool {
     value.as_i64().is_some_and(|port| (1..=65_535).contains(&port))
 }
 
-/// Whether the text is a port, or two with a colon between them.
+/// Whether the text is a port, or two ports with a colon between them.
 fn is_range_of_ports(text: &str) -> bool {
     let (first, last) = text.split_once(':').unwrap_or((text, text));
     match (first.parse::<u16>(), last.parse::<u16>()) {
@@ -144,19 +144,19 @@ fn is_net(text: &str) -> bool {
     text.parse::<IpNet>().is_ok() || text.parse::<IpAddr>().is_ok()
 }
 
-/// Whether the kernel takes this for the name of an interface.
+/// Whether the kernel accepts this as the name of an interface.
 fn is_interface(text: &str) -> bool {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     (1..=15).contains(&text.len()) && text.bytes().all(is_good)
 }
 
-/// Whether the text is the name of a part of Felix.
+/// Whether the text is the name of a subsystem of Felix.
 fn is_subsystem(text: &str) -> bool {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"_ -".contains(&byte);
     !text.is_empty() && text.bytes().all(is_good)
 }
 
-/// Whether the text says how many in which time, as `10/minute`.
+/// Whether the text is a rate, as `10/minute`.
 fn is_rate(text: &str) -> bool {
     let Some((count, time)) = text.split_once('/') else { return false };
     let few = count.len() <= 4 && !count.starts_with('0') && count.bytes().all(|byte| byte.is_ascii_digit());
@@ -170,7 +170,7 @@ fn is_route_tables(value: &Value) -> bool {
     }
 }
 
-/// Whether the text is a time as Go writes it, in hours, minutes, seconds and milliseconds.
+/// Whether the text is a duration in Go's form, in hours, minutes, seconds and milliseconds.
 fn is_duration(text: &str) -> bool {
     let mut rest = text;
     while !rest.is_empty() {

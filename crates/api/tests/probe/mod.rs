@@ -1,7 +1,7 @@
-//! Finds the fields that a type reads, by asking its `Deserialize` for them.
+//! Finds the fields that a type reads, through its `Deserialize`.
 //!
-//! A deserializer that is asked for a struct is told the names of its fields. So each field is followed in a run of its
-//! own: the run gives the type nothing but the way to that field, and ends with an error when it is there.
+//! A deserializer that is asked for a struct gets the names of its fields. Each field is followed in a separate run:
+//! the run gives the type only the path to that field, and ends with an error there.
 
 use std::cell::RefCell;
 
@@ -18,7 +18,7 @@ pub struct Read {
     pub path: String,
 }
 
-/// How deep types are followed.
+/// The maximum depth.
 const DEEPEST: usize = 8;
 
 /// Every field that `T` reads.

@@ -1,4 +1,4 @@
-//! Whole clusters, and questions about everybody in them.
+//! Whole clusters, and packets between all of their ends.
 #![allow(dead_code, reason = "not every test asks everything")]
 
 use std::net::IpAddr;
@@ -24,10 +24,10 @@ pub struct End {
     pub node: String,
 }
 
-/// Whole clusters, every other one with host endpoints, and packets to ask about. `twins` at most.
+/// Whole clusters, half of them with host endpoints, and packets to judge; with at most `twins` copies of pods.
 pub fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
     let twins = prop::collection::vec((0..6usize, 0..5usize), 0..twins);
-    // Boxed, as so many parts would not fit on a test's stack.
+    // Boxed, because so many parts would not fit on a test's stack.
     let hosts = prop::option::of(hosts().boxed());
     let all = (clusters().boxed(), twins, hosts, prop::collection::vec(packets(), PACKETS));
     let whole = |(objects, twins, hosts, packets): (Objects, Vec<_>, Option<Objects>, _)| {
@@ -38,7 +38,7 @@ pub fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
     all.prop_map(whole).boxed()
 }
 
-/// With twins of some pods at addresses of their own, with nodes, and with an overlay.
+/// Adds copies of some pods with their own addresses, nodes, and an overlay.
 pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
     let pods: Objects =
         objects.iter().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint).cloned().collect();
@@ -49,7 +49,7 @@ pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
         value["metadata"]["name"] = json!(key.name);
         value["spec"]["pod"] = json!(name);
         value["spec"]["node"] = json!(NODES[number % 3].0);
-        // Every other one next door: nothing but its namespace tells it from its twin.
+        // Every other copy is in another namespace, so that only its namespace distinguishes it from its original.
         if number % 2 == 1 {
             let other = if key.namespace == "red" { "blue" } else { "red" };
             let account = value["spec"]["serviceAccountName"].as_str().unwrap_or_default();
@@ -57,7 +57,7 @@ pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
             value["metadata"]["namespace"] = json!(other);
             key.namespace = other.to_owned();
         }
-        // And some run as somebody else.
+        // Some have another service account.
         if number % 3 == 2 {
             let account = if value["spec"]["serviceAccountName"] == "runner" { "default" } else { "runner" };
             value["spec"]["profiles"] = json!(WorkloadEndpoint::profiles_for(&key.namespace, account));
@@ -81,7 +81,7 @@ pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
     let [n1, n2, n3] = NODES;
     node(n1, "fd00::8", Some("10.0.1.0"));
     node(n2, "2001:db8::9", Some("10.0.0.9"));
-    // The third has no end of the overlay: nothing but being a node tells it from outsiders.
+    // The third node has no tunnel end, so that only being a node distinguishes it from outsiders.
     node(n3, "2001:db8::a", None);
     let spec = json!({"cidr": "10.0.0.0/24", "vxlanMode": "Always", "ipipMode": "Never"});
     let pool = json!({"metadata": {"name": "pool"}, "spec": spec});
@@ -111,7 +111,7 @@ pub fn ends_of(snapshots: &[&Snapshot], classes: &Classes) -> Vec<End> {
     for address in OUTSIDERS {
         let address: IpAddr = address.parse().unwrap();
         let class = classes.class_of_outsider(snapshots, address);
-        // Only where nothing speaks of IPv6 there is no class for it.
+        // Only if nothing in the cluster concerns IPv6, there is no class for it.
         assert!(class.is_some() || address.is_ipv6(), "{address} is in no class");
         let outsider = |class| End { peer: Peer::Address(address), class, node: String::new() };
         ends.extend(class.map(outsider));
@@ -140,8 +140,8 @@ pub fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
     }
 }
 
-/// How a packet of this family goes from one end to the other; `None` where none leaves: of somebody to itself, of a node
-/// to its own pods.
+/// The path of a packet of this family from one end to the other; `None` if none leaves: from an end to itself, and
+/// from a node to its own pods.
 pub fn way(from: &End, to: &End, family: IpVersion) -> Option<Way> {
     let together = !from.node.is_empty() && from.node == to.node;
     if from.peer == to.peer || (together && matches!(from.peer, Peer::Node(_))) {
@@ -150,7 +150,7 @@ pub fn way(from: &End, to: &End, family: IpVersion) -> Option<Way> {
     Some(Way { family, placement: if together { Placement::Together } else { Placement::Apart } })
 }
 
-/// Whether any policy was asked.
+/// Whether any policy was evaluated.
 pub fn is_asked(answer: &Answer) -> bool {
     let says = |trace: &Trace| {
         trace.verdict == Verdict::Deny || !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. })

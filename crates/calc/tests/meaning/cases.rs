@@ -1,11 +1,11 @@
-//! What policies say, and what comes of it. Numbers in brackets are the points of the project's semantics.
+//! Policies and their verdicts. Numbers in brackets are decisions of docs/policy.md.
 
 use crate::support::{calico, cluster, kubernetes, tier};
 
 pub struct Case {
     pub what: &'static str,
     pub policies: String,
-    /// `from > to port` of what passes, and of what does not.
+    /// `from > to port` of flows that pass, and of flows that do not.
     pub allowed: &'static [&'static str],
     pub denied: &'static [&'static str],
 }
@@ -168,7 +168,7 @@ pub fn cases() -> Vec<Case> {
             denied: &["outside > db/main udp/1", "web/front > db/main tcp/1", "web/back > db/copy tcp/1"],
         },
         Case {
-            what: "labels that only the cluster gives cannot be claimed by a network set or a profile (calico.md 1.5)",
+            what: "labels that only the cluster gives cannot be claimed by a network set or a profile (13)",
             policies: calico("db", "p", "{selector: tier == 'main', ingress: [{action: Allow, source: {namespaceSelector: team == 'a'}}]}")
                 + &calico("db", "q", "{selector: app == 'db' && !has(tier), ingress: [{action: Allow, source: {namespaceSelector: all(), serviceAccounts: {names: [runner]}}}]}"),
             allowed: &["web/front > db/main tcp/1", "web/back > db/copy tcp/1"],

@@ -1,5 +1,4 @@
-//! What policies come to, from their manifests to a verdict. Numbers in brackets are the points of the project's
-//! semantics that a case belongs to.
+//! From manifests to verdicts. Numbers in brackets are decisions of docs/policy.md.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod cases;
@@ -36,8 +35,8 @@ fn policies_come_to_what_they_say() {
     }
 }
 
-/// A policy that is stored and cannot be understood denies, in the directions that it names, where it stands in the
-/// order, to what it selects (18).
+/// A stored policy that cannot be understood denies, in the directions that it names, at its position, for the
+/// endpoints that it selects (18).
 #[test]
 fn what_cannot_be_understood_denies() {
     let policy = |spec: Value| json!({"metadata": {"name": "p", "namespace": "db"}, "spec": spec});
@@ -49,19 +48,20 @@ fn what_cannot_be_understood_denies() {
             vec!["web/front > db/copy tcp/2", "db/main > web/front tcp/2"],
             vec!["web/front > db/main tcp/2"],
         ),
-        // An unknown action, directions not named: both.
+        // An unknown action, without directions: both.
         (
             json!({"selector": "tier == 'main'", "ingress": [{"action": "Permit"}]}),
             vec!["web/front > db/copy tcp/2"],
             vec!["web/front > db/main tcp/2", "db/main > web/front tcp/2"],
         ),
-        // An unreadable selector: the whole namespace, and no other.
+        // An unreadable selector: the whole namespace, and no other one.
         (
             json!({"selector": "tier = 'main'", "types": ["Ingress"]}),
             vec!["db/main > web/front tcp/2"],
             vec!["web/front > db/main tcp/2", "web/front > db/copy tcp/2"],
         ),
-        // An Allow by HTTP request allows nothing, as nothing looks into packets (15); a policy before it keeps its say.
+        // An Allow by HTTP request allows nothing, because nothing inspects requests (15); an earlier policy still
+        // decides.
         (
             json!({"order": 2, "selector": "tier == 'main'", "ingress": [{"action": "Allow", "http": {"methods": ["GET"]}}], "types": ["Ingress"]}),
             vec!["web/front > db/main tcp/1", "web/front > db/copy tcp/1"],
@@ -90,7 +90,7 @@ fn what_cannot_be_understood_denies() {
     }
 }
 
-/// One part of an object that cannot be read does not hide the rest of it from a Deny rule.
+/// One unreadable part of an object does not hide the rest of it from a Deny rule.
 #[test]
 fn damaged_objects_count_as_far_as_they_can_be_read() {
     let mut calc = calc_of(
@@ -126,7 +126,7 @@ fn damaged_objects_count_as_far_as_they_can_be_read() {
     }
 }
 
-/// A policy of a tier whose place cannot be read stands before all that could allow.
+/// A policy of a tier whose order cannot be read comes before everything that could allow.
 #[test]
 fn an_unreadable_place_comes_first() {
     let allow = calico("db", "a", "{order: -5, ingress: [{action: Allow}]}");
@@ -146,7 +146,7 @@ fn an_unreadable_place_comes_first() {
     assert!(!passes(&calc, "web/front", "db/main", "tcp/1"));
 }
 
-/// A peer of a kind that is not known closes its rule: an Accept matches nothing, a Deny and a Pass deny everything (9).
+/// A peer of an unknown kind closes its rule: an Accept matches nothing, a Deny and a Pass deny everything (9).
 #[test]
 fn rules_that_are_not_understood_close() {
     for (action, passes_it) in [("Accept", true), ("Deny", false), ("Pass", false)] {
@@ -163,7 +163,7 @@ fn rules_that_are_not_understood_close() {
     }
 }
 
-/// A policy of any shape, even no policy at all, does not open anything or panic.
+/// A policy of any shape, even one that is not a policy at all, neither opens anything nor panics.
 #[test]
 fn garbage_is_closed() {
     for value in [

@@ -48,7 +48,7 @@ pub fn objects(policies: &str) -> Vec<(Key, Value)> {
         let key = tortie_api::calico::WorkloadEndpoint::name_for("n", name, "eth0");
         objects.push((Key::namespaced(Kind::WorkloadEndpoint, namespace, key), value));
     }
-    // Stored by somebody who is not held to our validation: labels that it may not give, and parts that cannot be read.
+    // Stored by somebody without validation: labels that it must not have, and unreadable parts.
     let value = json!({
         "metadata": {"name": "impostor", "namespace": "lost", "labels": {
             "pcns.team": "a", "projectcalico.org/serviceaccount": "runner", "pcsa.trusted": "yes",
@@ -75,7 +75,7 @@ pub fn address(name: &str) -> IpAddr {
     PODS.iter().find(|(pod, ..)| *pod == name).map_or(OUTSIDE, |(_, address, ..)| address).parse().unwrap()
 }
 
-/// Whether a flow gets through: the source's egress and the destination's ingress both allow (5).
+/// Whether a flow passes: the source's egress and the destination's ingress both allow (5).
 pub fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
     let (protocol, number) = port.split_once('/').unwrap();
     let protocol = Protocol::from_name(protocol).unwrap();
@@ -99,7 +99,7 @@ pub fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
     judge(from, Direction::Egress) && judge(to, Direction::Ingress)
 }
 
-/// The same from the resources themselves.
+/// The same by the oracle, from the resources themselves.
 pub fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -> bool {
     let mut snapshot = Snapshot::new();
     for (key, value) in objects {
@@ -149,7 +149,7 @@ pub fn kubernetes(namespace: &str, spec: &str) -> String {
     )
 }
 
-/// What both say of a flow, which must be the same.
+/// The verdict of both on a flow, which must be the same.
 pub fn both_say(objects: &[(Key, Value)], flow: &str) -> bool {
     let mut calc = Calc::new("n");
     for (key, value) in objects {

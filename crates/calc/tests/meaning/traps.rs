@@ -1,4 +1,4 @@
-//! What goes wrong elsewhere (`calico.md` 4, 6, 7, 13): stored as somebody else may have stored it, judged both ways.
+//! Mistakes of other implementations (Calico, for instance): objects stored without validation, judged by both ways.
 
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
@@ -32,7 +32,7 @@ fn tier(name: &str, spec: Value) -> (Key, Value) {
 fn traps() -> Vec<Trap> {
     vec![
         Trap {
-            what: "an ipBlock that cannot be read would become everybody (calico.md 4)",
+            what: "an ipBlock that cannot be read would become everybody (18)",
             stored: vec![kubernetes(
                 json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/33"}}]}]}),
             )],
@@ -40,7 +40,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main tcp/1", "outside > db/main tcp/1"],
         },
         Trap {
-            what: "an exception that cannot be read would lose those after it (calico.md 4)",
+            what: "an exception that cannot be read would lose those after it (18)",
             stored: vec![kubernetes(
                 json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.x", "10.0.0.1/32"]}}]}]}),
             )],
@@ -49,7 +49,7 @@ fn traps() -> Vec<Trap> {
         },
         Trap {
             what: "a namespaceSelector that cannot be read would be dropped, and the policy select everything or its rule match \
-                   everybody (calico.md 1.5)",
+                   everybody (18)",
             stored: vec![calico(
                 "",
                 "g",
@@ -59,7 +59,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main tcp/1", "outside > web/front tcp/1"],
         },
         Trap {
-            what: "networks that cannot be read would be skipped (calico.md 1.5)",
+            what: "networks that cannot be read would be skipped (13)",
             stored: vec![calico(
                 "db",
                 "p",
@@ -69,7 +69,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main tcp/1", "outside > db/main tcp/1"],
         },
         Trap {
-            what: "a protocol that is not known would be any (T25)",
+            what: "a protocol that is not known would be any",
             stored: vec![calico(
                 "db",
                 "p",
@@ -79,7 +79,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main tcp/1", "web/front > db/main icmp/8"],
         },
         Trap {
-            what: "ports of two tiers meet only where both have them; lists that do not meet allow nothing (T22)",
+            what: "ports of two tiers meet only where both have them; lists that do not meet allow nothing",
             stored: vec![
                 tier("first", json!({"order": 1, "defaultAction": "Deny"})),
                 calico(
@@ -122,7 +122,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main tcp/5432", "db/copy > db/main tcp/1"],
         },
         Trap {
-            what: "a label that is not there: != and not in hold, the other comparisons do not (calico.md 3)",
+            what: "a label that is not there: != and not in hold, the other comparisons do not",
             stored: vec![
                 calico(
                     "db",
@@ -139,7 +139,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main tcp/1", "web/front > db/copy tcp/1"],
         },
         Trap {
-            what: "Pass in the last tier reaches the profiles (T21)",
+            what: "Pass in the last tier reaches the profiles",
             stored: vec![calico("db", "p", json!({"ingress": [{"action": "Pass"}]}))],
             allowed: &["outside > db/main tcp/1"],
             denied: &[],
@@ -229,7 +229,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main tcp/1"],
         },
         Trap {
-            what: "an ICMP criterion without a type is none (calico.md 2.4)",
+            what: "an ICMP criterion without a type is none",
             stored: vec![calico(
                 "db",
                 "p",
@@ -239,7 +239,7 @@ fn traps() -> Vec<Trap> {
             denied: &["web/front > db/main icmp/8"],
         },
         Trap {
-            what: "a Deny stays where the rest of its policy cannot be enforced (T20)",
+            what: "a Deny stays where the rest of its policy cannot be enforced",
             stored: vec![calico(
                 "db",
                 "p",

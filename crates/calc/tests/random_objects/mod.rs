@@ -1,5 +1,5 @@
-//! Random objects of every kind that calc reads, few and small on purpose, so that they often mean each other. Some cannot
-//! be read, or not whole.
+//! Random objects of every kind that calc reads. They are deliberately few and small, so that they often refer to
+//! each other. Some cannot be read, or only in part.
 
 use proptest::option::{of, weighted};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use tortie_api::{Key, Kind};
 
 type Object = (Key, Value);
 
-/// One object; now and then a damaged one.
+/// One object; sometimes a damaged one.
 pub fn object() -> impl Strategy<Value = Object> {
     let whole = prop_oneof![
         3 => namespace(),
@@ -67,7 +67,7 @@ fn labels() -> impl Strategy<Value = Value> {
         .prop_map(|labels| json!(labels))
 }
 
-/// Some demand labels, in every way that an index may use; some demand nothing, or what cannot be.
+/// Some have restrictions on labels, of every type that an index may use; some have none, or impossible ones.
 fn selector() -> impl Strategy<Value = &'static str> {
     select(vec![
         "all()",
@@ -157,7 +157,7 @@ fn account() -> impl Strategy<Value = Object> {
     })
 }
 
-/// Now and then one whose name says another node.
+/// Sometimes one whose name contains another node.
 fn endpoint() -> impl Strategy<Value = Object> {
     let place = (name("ns", 2), name("p", 3), name("n", 2), weighted(0.1, name("n", 2)));
     let others = weighted(0.3, select(vec!["kns.ns0", "prof1", "never-stored"]));
@@ -202,7 +202,7 @@ fn policy() -> impl Strategy<Value = Object> {
                 ("order", Some(json!(order))),
                 (direction, Some(json!(rules))),
             ]);
-            // Not asked about pods' packets, but for the first.
+            // Only the first is evaluated for packets of pods.
             for field in hook.filter(|_| global).into_iter().flat_map(|hook| [hook, "applyOnForward"]) {
                 spec[field] = json!(true);
             }
@@ -258,7 +258,7 @@ fn tier() -> impl Strategy<Value = Object> {
     })
 }
 
-/// Some of them in a namespace's place.
+/// Some replace that of a namespace.
 fn profile() -> impl Strategy<Value = Object> {
     let name = select(vec!["prof0", "prof1", "kns.ns0", "ksa.ns0.s0"]);
     (name, labels(), prop::collection::vec(rule(false), 0..2)).prop_map(|(name, labels, rules)| {
@@ -401,7 +401,7 @@ fn pool() -> impl Strategy<Value = Object> {
     })
 }
 
-/// What is set for all nodes, for this one, or for another.
+/// Settings for all nodes, for this one, or for another.
 fn felix() -> impl Strategy<Value = Object> {
     let name = select(vec!["default", "node.n0", "node.n1"]);
     let action = || weighted(0.4, select(vec!["Accept", "Drop", "Return", "Bogus"]).prop_map(Value::from));

@@ -1,4 +1,4 @@
-//! The node's state from the objects, straight from the text of the architecture: no index, no memory.
+//! The node's state computed from scratch, directly by the definition: no index, no memory.
 
 mod services;
 
@@ -28,7 +28,7 @@ pub type Objects = BTreeMap<Key, Value>;
 type Labels = BTreeMap<String, String>;
 type Backends = Vec<(IpAddr, Protocol, u16)>;
 
-/// Whoever selectors may match, and the backends of Services.
+/// The subjects of selectors, and the backends of Services.
 struct Subjects {
     pods: Vec<(Key, WorkloadEndpointSpec, SubjectLabels)>,
     hosts: Vec<(Key, HostEndpointSpec, SubjectLabels)>,
@@ -37,7 +37,7 @@ struct Subjects {
     backends: Vec<(String, String, Vec<IpAddr>, Backends)>,
 }
 
-/// What the node must be that asks for Services.
+/// The state of a node that needs Services.
 pub fn from_scratch(objects: &Objects) -> NodeState {
     let mut state = NodeState::default();
     let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
@@ -61,7 +61,7 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
             mac: None,
             program: Arc::new(program),
         };
-        // Of two objects that mean one endpoint the last counts.
+        // Of two objects with one endpoint id, the last counts.
         state.endpoints.insert(id, Arc::new(endpoint));
     }
     for (key, spec, labels) in subjects.hosts.iter().filter(|(_, spec, _)| spec.node == NODE) {
@@ -83,7 +83,7 @@ pub fn from_scratch(objects: &Objects) -> NodeState {
     NodeState { settings: Arc::new(settings(objects)), services: services::services(objects), ..state }
 }
 
-/// What is said of the node alone goes before what is said of all; what cannot be read closes the node itself.
+/// The node's own settings take precedence over those of all nodes; unreadable settings close the node itself.
 fn settings(objects: &Objects) -> Settings {
     let felix = |name: &str| {
         let key = Key::global(Kind::FelixConfiguration, name);
@@ -103,7 +103,7 @@ fn settings(objects: &Objects) -> Settings {
     Settings::new(&felix(&format!("node.{NODE}")).or(&felix("default")), pools.collect())
 }
 
-/// The profiles with rules, up to the first that does not exist; what they say is noted.
+/// The profiles with rules, up to the first that does not exist; records their rules.
 fn profiles(
     objects: &Objects,
     names: &[String],
@@ -174,7 +174,7 @@ fn host(
     }
 }
 
-/// What a profile gives and says, if it is stored. One that cannot be understood gives nothing and denies everything.
+/// The labels and rules of a stored profile. One that cannot be understood has no labels and denies everything.
 fn profile(objects: &Objects, name: &str) -> Option<(Labels, PolicyRules, BTreeMap<SetId, SetSource>)> {
     let key = Key::global(Kind::Profile, name);
     Some(match Resource::read(&key, objects.get(&key)?) {
@@ -189,7 +189,7 @@ fn profile(objects: &Objects, name: &str) -> Option<(Labels, PolicyRules, BTreeM
     })
 }
 
-/// The labels of a namespace or service account, if it is there and can be read.
+/// The labels of a namespace or service account, if it exists and can be read.
 fn given(objects: &Objects, key: &Key) -> Option<OwnLabels> {
     match Resource::read_what_can_be(key, objects.get(key)?).0? {
         Resource::Namespace(namespace) => Some(namespace.metadata.labels.into()),
@@ -313,7 +313,7 @@ fn members(source: &SetSource, subjects: &Subjects) -> BTreeSet<Member> {
     }
 }
 
-/// Tier by tier: those that are stored or that every cluster has by order, then the unknown.
+/// Tier by tier: stored tiers and those of every cluster by order, then the unknown ones.
 fn tiers(
     objects: &Objects,
     policies: &[Compiled],
@@ -338,7 +338,7 @@ fn tiers(
             "kube-baseline" => Some((Some(1e7), true)),
             _ => None,
         };
-        // Where the tiers of every cluster stand is not for anybody to say; how they end is said by what is stored.
+        // Nobody can change the order of the tiers of every cluster; their stored default action counts.
         let (order, _) = of_every_cluster.or(stored)?;
         let (_, pass) = stored.or(of_every_cluster)?;
         Some((order.unwrap_or(f64::INFINITY), pass))
@@ -395,7 +395,7 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
     }
 }
 
-/// Applies the deltas one by one: each must change something, and leave nothing named that does not exist.
+/// Applies the deltas one by one: each must change something, and leave no reference to a missing object.
 pub fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
     for delta in deltas {
         let before = state.clone();
@@ -431,8 +431,7 @@ pub fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
     }
 }
 
-/// What must be said when the node's state becomes another one: everything that differs, and nothing else. As texts, in
-/// no order.
+/// The deltas required between two states: all differences, and nothing else. As texts, without order.
 pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
     let mut deltas = Vec::new();
     deltas.extend(after.node.clone().filter(|node| before.node.as_ref() != Some(node)).map(Delta::Node));
@@ -470,7 +469,7 @@ pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
     shown(&deltas)
 }
 
-/// Changes as texts, in no order; panics where one is said twice.
+/// Deltas as texts, without order; panics on a duplicate.
 pub fn shown(deltas: &[Delta]) -> BTreeSet<String> {
     let mut shown = BTreeSet::new();
     for delta in deltas {
@@ -493,7 +492,7 @@ fn gone<K: Ord + Clone, V>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> i
     before.keys().filter(|key| !after.contains_key(*key)).cloned()
 }
 
-/// Sets, then policies, then endpoints, then what is gone, the other way round (semantics 23).
+/// Sets, then policies, then endpoints, then removals in the opposite order (policy decision 23).
 pub fn assert_order(deltas: &[Delta]) {
     let place = |delta: &Delta| match delta {
         Delta::SetCreated(..) | Delta::SetChanged { .. } => Some(0),

@@ -1,4 +1,4 @@
-//! The Services that pods may connect to, straight from the JSON.
+//! The Services that pods may connect to, directly from the JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -46,7 +46,7 @@ pub fn services(objects: &Objects) -> BTreeMap<ServiceId, Arc<Service>> {
     services.filter_map(service).collect()
 }
 
-/// Every backend of a port, asked one by one; those that end count only where no other is there.
+/// Every backend of a port, checked one by one; terminating ones count only if there are no others.
 fn backends(objects: &Objects, namespace: &str, service: &str, port: &Value) -> Vec<(Ipv4Addr, u16)> {
     let (mut ready, mut ending) = (BTreeSet::new(), BTreeSet::new());
     let slices = objects.iter().filter(|(key, value)| {

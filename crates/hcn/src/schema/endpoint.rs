@@ -1,4 +1,4 @@
-//! HostComputeEndpoint (hns.md 2.3).
+//! HostComputeEndpoint (hcsshim `hcn/hcnendpoint.go`).
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::network::is_zero;
 use super::{Base, Dns, Extra, Policy, Route, strict_members};
 use crate::Guid;
 
-/// The numbers of an endpoint's `Flags`.
+/// The values of an endpoint's `Flags`.
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointFlags;
 
@@ -25,7 +25,7 @@ pub struct Endpoint {
     /// Its name. Not unique.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// The network that it is a port of.
+    /// Its network.
     #[serde(skip_serializing_if = "Guid::is_zero")]
     pub host_compute_network: Guid,
     /// The namespace that it is attached to, zero if none. HNS sets it.
@@ -49,7 +49,7 @@ pub struct Endpoint {
     /// See [`EndpointFlags`].
     #[serde(skip_serializing_if = "is_zero")]
     pub flags: u32,
-    /// What every object has.
+    /// The members of every object.
     #[serde(flatten)]
     pub base: Base,
     /// Unknown members.
@@ -58,7 +58,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Whether it stands for a backend on another node.
+    /// Whether it represents a backend on another node.
     pub fn is_remote(&self) -> bool {
         self.flags & EndpointFlags::REMOTE_ENDPOINT != 0
     }

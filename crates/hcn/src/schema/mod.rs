@@ -1,7 +1,7 @@
-//! The JSON documents of HCN v2 (hns.md 2).
+//! The JSON documents of HCN v2 (hcsshim `hcn`; `HNS_Schema.md` of the HCN reference).
 //!
-//! Reading keeps what it does not know in `extra`, so that a document can be sent back as it came. HNS itself ignores
-//! unknown members in silence; [`strict`] finds them, for tests and for the emulator.
+//! Parsing keeps unknown members in `extra`, so that a document can be sent back unchanged. HNS itself ignores
+//! unknown members silently; [`strict`] finds them, for tests and for the emulator.
 
 mod endpoint;
 mod load_balancer;
@@ -28,46 +28,47 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Members that this crate has no name for.
+/// Members that this crate does not know.
 pub type Extra = Map<String, Value>;
 
-/// The version of the schema that a document follows. Almost every client sends 2.0, containerd 0.0; nothing depends on it.
+/// The schema version of a document. Almost every client sends 2.0, containerd 0.0; nothing depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct SchemaVersion {
     /// 2 for these documents.
     #[serde(default)]
     pub major: u32,
-    /// The step within it.
+    /// The minor version.
     #[serde(default)]
     pub minor: u32,
 }
 
 impl SchemaVersion {
-    /// What we send.
+    /// The version that Tortie sends.
     pub const V2: SchemaVersion = SchemaVersion { major: 2, minor: 0 };
 }
 
-/// What every object has beside its own members, and we carry without reading it.
+/// Members of every object that Tortie keeps without interpreting them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Base {
-    /// Who made the object.
+    /// The creator of the object.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub owner: String,
     /// The object's own revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<Value>,
-    /// For HNS's extensions.
+    /// For extensions of HNS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub additional_params: Option<Value>,
-    /// What HNS says of the object's health.
+    /// The object's health.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<Value>,
-    /// For Microsoft.
+    /// For Microsoft's telemetry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub telemetry: Option<Value>,
-    /// Where the object is in its life; for endpoints: 1 created, 2 attached, 3 attached and shared, 4 detached (hns.md 1.3).
+    /// The state of the object; for endpoints: 1 created, 2 attached, 3 attached and shared, 4 detached (hcsshim
+    /// `internal/hns/hnsendpoint.go`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<u16>,
     /// The schema of this document.
@@ -79,10 +80,10 @@ pub struct Base {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Dns {
-    /// The connection's own suffix.
+    /// The connection-specific suffix.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub domain: String,
-    /// Suffixes to try.
+    /// The suffix search list.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
     /// Addresses of servers.
@@ -96,7 +97,7 @@ pub struct Dns {
     pub extra: Extra,
 }
 
-/// Why a document was refused: which member, and what is wrong with it.
+/// Why a document was rejected: the member and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {what}")]
 pub struct DocumentError {
@@ -106,7 +107,7 @@ pub struct DocumentError {
     pub what: String,
 }
 
-/// Reads a document, keeping what it does not know.
+/// Parses a document and keeps unknown members.
 pub fn lenient<T: DeserializeOwned>(text: &str) -> Result<T, DocumentError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let document = serde_path_to_error::deserialize(&mut deserializer).map_err(document_error)?;
@@ -116,7 +117,7 @@ pub fn lenient<T: DeserializeOwned>(text: &str) -> Result<T, DocumentError> {
     Ok(document)
 }
 
-/// Reads a document and refuses members and values that this crate does not know.
+/// Parses a document and rejects unknown members and values.
 pub fn strict<T: DeserializeOwned + Strict>(text: &str) -> Result<T, DocumentError> {
     let document: T = lenient(text)?;
     document.check("")?;
@@ -129,7 +130,7 @@ pub(crate) fn document_error(error: serde_path_to_error::Error<serde_json::Error
 
 /// A document whose unknown members and values can be found.
 pub trait Strict {
-    /// The first thing that this crate does not know; `at` is the path of this part of the document.
+    /// The first unknown member or value; `at` is the path of this part of the document.
     fn check(&self, at: &str) -> Result<(), DocumentError>;
 }
 
@@ -158,7 +159,7 @@ fn join(at: &str, member: &str) -> String {
     if at.is_empty() { member.to_owned() } else { format!("{at}.{member}") }
 }
 
-/// Implements [`Strict`] for structures: their `extra`, and the named parts.
+/// Implements [`Strict`] for structures: checks their `extra` and the named parts.
 macro_rules! strict_members {
     ($($document:ty { $($member:ident = $name:literal),* $(,)? })*) => {$(
         impl $crate::schema::Strict for $document {

@@ -1,4 +1,4 @@
-//! Requests that change an object (hns.md 2.2, 2.3, 2.5, 4.3).
+//! Requests that change an object (hcsshim `hcn/hcnnetwork.go`, `hcnendpoint.go`, `hcnnamespace.go`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -8,21 +8,21 @@ use super::{Extra, Policy, strict_members};
 use crate::Guid;
 
 wire_enum! {
-    /// What is to be done with what `Settings` names.
+    /// The operation on the content of `Settings`.
     RequestType {
-        /// Add it to what is there.
+        /// Adds it.
         Add = 0 "Add",
-        /// Take it away. Policies must be given whole.
+        /// Removes it. Policies must be given completely.
         Remove = 1 "Remove",
-        /// Put it in place of **everything** of that resource type.
+        /// Replaces **everything** of that resource type.
         Update = 2 "Update",
-        /// Apply again.
+        /// Applies it again.
         Refresh = 3 "Refresh",
     }
 }
 
 wire_enum! {
-    /// What `Settings` is about.
+    /// The kind of resource in `Settings`.
     ResourceType {
         /// Policies of a network or endpoint.
         Policy = 0 "Policy",
@@ -47,9 +47,9 @@ wire_enum! {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Modify {
-    /// What it is about.
+    /// The kind of resource.
     pub resource_type: ResourceType,
-    /// What is done.
+    /// The operation.
     pub request_type: RequestType,
     /// The details, by resource type.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! HostComputeNamespace (hns.md 2.5).
+//! HostComputeNamespace (hcsshim `hcn/hcnnamespace.go`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use super::{Base, Extra, strict_members};
 use crate::Guid;
 
 wire_enum! {
-    /// What kind of namespace it is.
+    /// The kind of a namespace.
     #[derive(Default)]
     NamespaceType {
         /// A compartment of the node: process-isolated containers.
@@ -28,7 +28,7 @@ wire_enum! {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Namespace {
-    /// Its identifier: what a Windows container runtime gives to CNI as the network namespace.
+    /// Its identifier: the network namespace that a Windows container runtime passes to CNI.
     #[serde(rename = "ID", skip_serializing_if = "Guid::is_zero")]
     pub id: Guid,
     /// The number of its compartment.
@@ -37,15 +37,15 @@ pub struct Namespace {
     /// An identifier beside `ID`.
     #[serde(skip_serializing_if = "Guid::is_zero")]
     pub namespace_guid: Guid,
-    /// Its kind. HNS leaves Host, the zero value, out of answers.
+    /// Its kind. HNS omits Host, the zero value, in answers.
     pub r#type: NamespaceType,
     /// The endpoints and containers in it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub resources: Vec<NamespaceResource>,
-    /// Whether HNS makes a compartment at once; some clients send it.
+    /// Whether HNS creates a compartment at once; some clients send it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub create_with_compartment: Option<bool>,
-    /// What every object has.
+    /// The members of every object.
     #[serde(flatten)]
     pub base: Base,
     /// Unknown members.
@@ -63,7 +63,7 @@ impl Namespace {
     }
 }
 
-/// Something in a namespace.
+/// A resource in a namespace.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct NamespaceResource {

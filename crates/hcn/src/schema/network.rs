@@ -1,4 +1,4 @@
-//! HostComputeNetwork (hns.md 2.2).
+//! HostComputeNetwork (hcsshim `hcn/hcnnetwork.go`).
 
 use serde::{Deserialize, Serialize};
 
@@ -7,19 +7,19 @@ use super::{Base, Dns, Extra, Policy, strict_members};
 use crate::Guid;
 
 wire_enum! {
-    /// What kind of network it is.
+    /// The kind of a network.
     #[derive(Default)]
     NetworkMode {
-        /// Behind the node's address.
+        /// NAT behind the node's address.
         #[default]
         Nat = 0 "NAT",
         /// Internet connection sharing.
         Ics = 1 "ICS",
-        /// Straight onto the physical network.
+        /// Directly on the physical network.
         Transparent = 2 "Transparent",
         /// Bridged, with the node's MAC address: host-gw and BGP.
         L2Bridge = 3 "L2Bridge",
-        /// Azure's.
+        /// Azure's variant of L2Bridge.
         L2Tunnel = 4 "L2Tunnel",
         /// VXLAN.
         Overlay = 5 "Overlay",
@@ -27,7 +27,7 @@ wire_enum! {
         Private = 6 "Private",
         /// Between its own ports and the node.
         Internal = 7 "Internal",
-        /// Same subnet as the node.
+        /// In the same subnet as the node.
         Mirrored = 8 "Mirrored",
         /// InfiniBand.
         Infiniband = 9 "Infiniband",
@@ -36,12 +36,12 @@ wire_enum! {
     }
 }
 
-/// The numbers of a network's `Flags`.
+/// The values of a network's `Flags`.
 #[derive(Debug, Clone, Copy)]
 pub struct NetworkFlags;
 
 impl NetworkFlags {
-    /// The network is gone after a restart of the node.
+    /// The network disappears when the node restarts.
     pub const ENABLE_NON_PERSISTENT: u32 = 8;
     /// No port to the host.
     pub const DISABLE_HOST_PORT: u32 = 1024;
@@ -57,12 +57,12 @@ pub struct Network {
     /// Its name, unique on the node.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Its kind. HNS leaves NAT, the zero value, out of answers.
+    /// Its kind. HNS omits NAT, the zero value, in answers.
     pub r#type: NetworkMode,
     /// Its policies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<Policy>,
-    /// MAC addresses for endpoints that name none.
+    /// MAC addresses for endpoints without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac_pool: Option<MacPool>,
     /// DNS for its endpoints.
@@ -74,7 +74,7 @@ pub struct Network {
     /// See [`NetworkFlags`].
     #[serde(skip_serializing_if = "is_zero")]
     pub flags: u32,
-    /// What every object has.
+    /// The members of every object.
     #[serde(flatten)]
     pub base: Base,
     /// Unknown members.
@@ -148,10 +148,10 @@ pub struct Subnet {
     /// 1: the gateway's address is not reserved.
     #[serde(skip_serializing_if = "is_zero")]
     pub flags: u32,
-    /// Smaller ranges within (Windows Server 2022 and later).
+    /// Smaller ranges inside it (Windows Server 2022 and later).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip_subnets: Option<serde_json::Value>,
-    /// What every object has.
+    /// The members of every object.
     #[serde(flatten)]
     pub base: Base,
     /// Unknown members.

@@ -1,4 +1,4 @@
-//! Policies: what is attached to networks, subnets and endpoints (hns.md 2.2, 2.3, 2.4, 2.6).
+//! Policies of networks, subnets and endpoints (hcsshim `hcn/hcnpolicy.go`).
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -7,15 +7,15 @@ use serde_json::Value;
 use super::wire_enum::wire_enum;
 use super::{DocumentError, Extra, Strict, document_error, join, strict_members};
 
-/// A policy as it stands in a document: a type, and settings of that type.
+/// A policy in a document: a type, and settings of that type.
 ///
-/// The settings stay as they were read, because a removal must name a policy whole.
+/// The settings stay as they were read, because a removal must contain the complete policy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Policy {
-    /// The type. HNS reads it in any case.
+    /// The type. HNS accepts it in any case.
     pub r#type: String,
-    /// The settings; `{}` where a type has none.
+    /// The settings; `{}` if the type has none.
     #[serde(default)]
     pub settings: Value,
     /// Unknown members.
@@ -26,7 +26,7 @@ pub struct Policy {
 impl Policy {
     /// The policy with these settings.
     pub fn of<T: PolicySettings>(settings: &T) -> Policy {
-        // Settings are plain structures of strings and numbers: they always have a JSON form.
+        // Settings are plain structures of strings and numbers, so they always have a JSON form.
         let settings = serde_json::to_value(settings).unwrap_or_default();
         Policy { r#type: T::TYPE.to_owned(), settings, extra: Extra::new() }
     }
@@ -39,7 +39,7 @@ impl Policy {
     /// Its settings, if it has the type of `T`.
     ///
     /// # Errors
-    /// The settings are not what that type has.
+    /// The settings do not fit the type.
     pub fn settings<T: PolicySettings>(&self) -> Result<Option<T>, DocumentError> {
         if !self.is::<T>() {
             return Ok(None);
@@ -55,7 +55,7 @@ pub trait PolicySettings: Serialize + DeserializeOwned {
     const TYPE: &'static str;
 }
 
-/// Ties settings to the names of their types, and checks each strictly.
+/// Connects settings with the names of their types, and checks each strictly.
 macro_rules! policy_types {
     ($($settings:ty = $name:literal,)*) => {
         $(impl PolicySettings for $settings { const TYPE: &'static str = $name; })*
@@ -97,19 +97,19 @@ policy_types! {
 }
 
 wire_enum! {
-    /// What an ACL does with what it matches.
+    /// What an ACL does with a matching packet.
     AclAction {
-        /// Let it through.
+        /// Lets it pass.
         Allow = 0 "Allow",
-        /// Drop it.
+        /// Drops it.
         Block = 1 "Block",
-        /// Go on with the next tier; only in a TierAcl.
+        /// Continues with the next tier; only in a TierAcl.
         Pass = 2 "Pass",
     }
 }
 
 wire_enum! {
-    /// Which way an ACL looks, seen from the endpoint.
+    /// The direction of an ACL, seen from the endpoint.
     AclDirection {
         /// To the endpoint.
         In = 0 "In",
@@ -128,8 +128,8 @@ wire_enum! {
     }
 }
 
-/// Access control: one rule. A lower priority number is judged earlier. Lists are separated by commas, without spaces;
-/// an empty string is "any".
+/// Access control: one rule. A lower priority number is evaluated earlier. Lists are separated by commas without
+/// spaces; an empty string means "any".
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Acl {
@@ -168,7 +168,7 @@ pub struct Acl {
     pub extra: Extra,
 }
 
-/// What HNS means when it leaves the action out.
+/// The action that HNS means if it omits it.
 fn allow() -> AclAction {
     AclAction::Allow
 }
@@ -189,7 +189,7 @@ fn is_zero_u16(number: &u16) -> bool {
     *number == 0
 }
 
-/// Defines settings whose members may all be absent, and are left out when they are empty.
+/// Defines settings whose members may all be absent, and are omitted when empty.
 macro_rules! settings {
     ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $member:ident: $type:ty,)* })*) => {$(
         $(#[$meta])*
@@ -210,9 +210,9 @@ fn is_empty<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 settings! {
-    /// Traffic to destinations outside the exceptions leaves with the node's address.
+    /// Translates traffic to destinations outside the exceptions to the node's address.
     OutBoundNat {
-        /// The address to use in place of the node's.
+        /// The address to use instead of the node's.
         #[serde(rename = "VirtualIP")]
         virtual_ip: String,
         /// CIDRs that are not translated.
@@ -221,23 +221,23 @@ settings! {
         destinations: Vec<String>,
         /// 2: IPv6.
         flags: u32,
-        /// Most ports that the endpoint may use.
+        /// The maximum number of ports that the endpoint may use.
         max_port_pool_usage: u32,
     }
 
-    /// A route that the endpoint's port takes.
+    /// A route of the endpoint's port.
     SdnRoute {
         /// The destination's CIDR.
         destination_prefix: String,
         /// The next hop's address.
         next_hop: String,
-        /// To the host's VFP, so that its rules apply.
+        /// Sends packets to the host's VFP, so that its rules apply.
         need_encap: bool,
-        /// Applies to endpoints that come later, too.
+        /// Applies to later endpoints, too.
         automatic_endpoint_monitor: bool,
     }
 
-    /// A port of the node that leads to the endpoint.
+    /// A port of the node that is forwarded to the endpoint.
     PortMapping {
         /// The protocol's number.
         protocol: u32,
@@ -252,13 +252,13 @@ settings! {
         flags: u32,
     }
 
-    /// On an endpoint: the address of the node that it is on. On a network, when read: the node's management address.
+    /// On an endpoint: the address of its node. On a network, when read: the node's management address.
     ProviderAddress {
         /// An address in the underlay.
         provider_address: String,
     }
 
-    /// An overlay network's way to a subnet on another node.
+    /// A route of an overlay network to a subnet on another node.
     RemoteSubnetRoute {
         /// The subnet's CIDR.
         destination_prefix: String,
@@ -270,10 +270,10 @@ settings! {
         distributed_router_mac_address: String,
     }
 
-    /// The node itself reaches the network's endpoints. The settings are `{}`.
+    /// Lets the node itself reach the network's endpoints. The settings are `{}`.
     HostRoute {}
 
-    /// The MAC address of this node's tunnel end; HNS gives it for an overlay network.
+    /// The MAC address of this node's tunnel end; HNS assigns it to an overlay network.
     DrMacAddress {
         /// With dashes.
         address: String,
@@ -285,15 +285,15 @@ settings! {
         source_mac_address: String,
     }
 
-    /// The adapter that the network's switch is bound to.
+    /// The adapter of the network's switch.
     NetAdapterName {
         /// The adapter's name.
         network_adapter_name: String,
     }
 
-    /// DNS as the node has it.
+    /// Whether the node's DNS configuration is used.
     AutomaticDns {
-        /// Whether.
+        /// Whether it is used.
         enable: bool,
     }
 
@@ -315,27 +315,27 @@ settings! {
         port: u16,
     }
 
-    /// Properties of the endpoint's interface; only once.
+    /// Properties of the endpoint's interface; allowed once.
     InterfaceParameters {
         /// The MTU in bytes.
         mtu: u32,
     }
 
-    /// Room for encapsulation: the endpoint's MTU is that much smaller.
+    /// Room for encapsulation: reduces the endpoint's MTU.
     EncapOverhead {
         /// In bytes.
         overhead: u16,
     }
 
-    /// A limit on what leaves the endpoint.
+    /// A limit on the traffic that leaves the endpoint.
     Qos {
-        /// In bytes a second.
+        /// In bytes per second.
         maximum_outgoing_bandwidth_in_bytes: u64,
     }
 }
 
 wire_enum! {
-    /// What the values of a set are.
+    /// The kind of a set's values.
     SetPolicyType {
         /// Addresses and CIDRs.
         IpSet = 0 "IPSET",
@@ -344,7 +344,7 @@ wire_enum! {
     }
 }
 
-/// A set that ACLs of the network's endpoints may refer to by its identifier (HNS 13.0 and later).
+/// A set that ACLs of the network's endpoints can name by its identifier (HNS 13.0 and later).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct SetPolicy {
@@ -353,7 +353,7 @@ pub struct SetPolicy {
     /// A name for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// What its values are.
+    /// The kind of its values.
     #[serde(default = "ip_set")]
     pub policy_type: SetPolicyType,
     /// The values, separated by commas.

@@ -1,11 +1,11 @@
-//! The query document (hns.md 1.4).
+//! The query document (hcsshim `hcn/hcnnetwork.go`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Extra, SchemaVersion, strict_members};
 
-/// Which objects an enumeration lists, or in which form an object's properties come.
+/// Which objects an enumeration lists, or in which form it returns an object's properties.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Query {
@@ -29,7 +29,8 @@ impl Query {
         Query { schema_version: Some(SchemaVersion::V2), ..Query::default() }
     }
 
-    /// The objects whose member `key` is `value`. Endpoints of a network have the key `VirtualNetwork`, the name of v1.
+    /// The objects whose member `key` is `value`. For endpoints of a network, the key is `VirtualNetwork`, the name
+    /// of v1.
     pub fn filter(key: &str, value: &str) -> Query {
         let filter = Map::from_iter([(key.to_owned(), Value::from(value))]);
         Query { filter: Value::Object(filter).to_string(), ..Query::all() }

@@ -1,4 +1,4 @@
-//! The documents as they are written: what is read back, what is refused.
+//! The documents in their written form: what is read back and what is rejected.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::Guid;
 
-/// The documents of hns.md 2, as clients send them and HNS answers.
+/// Documents as clients send them and HNS answers.
 fn documents() -> Vec<(&'static str, Value)> {
     vec![
         (
@@ -89,7 +89,7 @@ fn strictly(kind: &str, text: &str) -> Result<Value, DocumentError> {
     }
 }
 
-/// Every object of the document in turn, with a member that nobody knows.
+/// The document with an unknown member in each of its objects in turn.
 fn with_strangers(document: &Value) -> Vec<Value> {
     let mut all = Vec::new();
     match document {
@@ -131,7 +131,7 @@ fn strict_reading_finds_a_stranger_wherever_it_is() {
     let mut found = 0;
     for (kind, document) in documents() {
         for strange in with_strangers(&document) {
-            // These are opaque to us.
+            // These parts are opaque.
             let text = strange.to_string();
             let opaque = text.contains(r#""Minor":0,"Stranger""#)
                 || kind == "namespace"
@@ -150,7 +150,7 @@ fn lenient_reading_keeps_strangers() {
         for strange in with_strangers(&document) {
             let read: Endpoint = lenient(&strange.to_string()).unwrap();
             let mut back = serde_json::to_value(&read).unwrap();
-            // The schema version is the one part that is not kept whole.
+            // The schema version is the only part that does not keep unknown members.
             if strange["SchemaVersion"].get("Stranger").is_some() {
                 back["SchemaVersion"] = strange["SchemaVersion"].clone();
             }
@@ -209,7 +209,7 @@ fn namespace_endpoints_in_both_spellings() {
 }
 
 proptest! {
-    /// No document from outside makes the reader panic.
+    /// No input makes the parser panic.
     #[test]
     fn any_text_is_read_or_refused(text in "\\PC{0,80}") {
         let _ = strict::<Network>(&text);

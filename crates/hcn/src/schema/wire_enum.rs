@@ -1,14 +1,14 @@
-//! Enumerations as HNS writes them.
+//! Enumerations in the form of HNS.
 
-/// An enumeration that HNS writes as a word and reads as a word in any case, or as a number (hns.md 2.1). The first value
-/// is 0, the one that HNS may leave out of an answer.
+/// An enumeration that HNS writes as a word and reads as a word in any case, or as a number (docs/hns.md, Documents).
+/// The first value is 0, which HNS may omit in an answer.
 macro_rules! wire_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $value:ident = $number:literal $text:literal,)* }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, PartialEq, Eq, Hash)]
         pub enum $name {
             $($(#[$doc])* $value,)*
-            /// A value that we do not know, as it was written.
+            /// An unknown value, as it was written.
             Unknown(String),
         }
 

@@ -1,4 +1,4 @@
-//! What the ACLs of an endpoint do with a packet (hns.md 4.1).
+//! Evaluates the ACLs of an endpoint for a packet (docs/hns.md, ACLs).
 
 mod rule;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use crate::sets::{Sets, values};
 pub(crate) use rule::NotUnderstood;
 use rule::Rule;
 
-/// The way of a packet, seen from the endpoint.
+/// The direction of a packet, seen from the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Way {
     /// To the endpoint.
@@ -23,7 +23,7 @@ pub enum Way {
     Out,
 }
 
-/// What an ACL can see of a packet. Local is the endpoint, remote its peer, whatever the way.
+/// The properties of a packet that ACLs match on. Local is the endpoint and remote its peer, in both directions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Packet {
     /// To or from the endpoint.
@@ -34,13 +34,13 @@ pub struct Packet {
     pub local: Ipv4Addr,
     /// The peer's address.
     pub remote: Ipv4Addr,
-    /// The endpoint's port; 0 where the protocol has none.
+    /// The endpoint's port; 0 if the protocol has no ports.
     pub local_port: u16,
-    /// The peer's port; 0 where the protocol has none.
+    /// The peer's port; 0 if the protocol has no ports.
     pub remote_port: u16,
 }
 
-/// What becomes of a packet.
+/// The verdict on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It passes.
@@ -49,7 +49,7 @@ pub enum Verdict {
     Block,
 }
 
-/// The ACLs of one endpoint, ready to be asked.
+/// The parsed ACLs of one endpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct AccessControl {
     /// Sorted by priority.
@@ -58,14 +58,14 @@ pub(crate) struct AccessControl {
     switch_default: DefaultAction,
     host_default: Option<DefaultAction>,
     equal_priority: EqualPriority,
-    /// Whether an ICMP error about an established flow passes unasked.
+    /// Whether an ICMP error that belongs to an established flow passes without evaluation of the ACLs.
     pub(crate) related_icmp_passes: bool,
-    /// The sets that it names.
+    /// The sets that the ACLs name.
     sets: Vec<String>,
 }
 
 impl AccessControl {
-    /// `sets` are those of the endpoint's network.
+    /// `sets` are the sets of the endpoint's network.
     pub(crate) fn new(
         acls: impl IntoIterator<Item = Acl>,
         sets: &Sets,
@@ -92,19 +92,19 @@ impl AccessControl {
         })
     }
 
-    /// The sets that its ACLs name.
+    /// The sets that the ACLs name.
     pub(crate) fn sets(&self) -> &[String] {
         &self.sets
     }
 
-    /// A packet has to pass the switch's port and, if it takes part, the node's firewall.
+    /// A packet must pass the switch port and, if it is involved, the node's firewall.
     pub(crate) fn judge(&self, packet: &Packet) -> Verdict {
         let switch = self.first_match(packet);
         let switch = switch.unwrap_or_else(|| by_default(&self.switch, self.switch_default, packet));
         let host = match self.host_default {
             None => Verdict::Allow,
             Some(default) => {
-                // Host rules have no order: a block wins.
+                // Host rules have no order: Block wins.
                 let matching = self.host.iter().filter(|rule| rule.matches(packet)).map(|rule| rule.verdict);
                 let decided = matching.reduce(|a, b| if a == Verdict::Block { a } else { b });
                 decided.unwrap_or_else(|| by_default(&self.host, default, packet))
@@ -113,8 +113,8 @@ impl AccessControl {
         if switch == Verdict::Allow { host } else { Verdict::Block }
     }
 
-    /// The action of the matching rules of the lowest priority number. Which of two actions of equal priority HNS takes is
-    /// not documented, so whoever depends on it is told.
+    /// The action of the matching rules with the lowest priority number. It is not documented which of two different
+    /// actions with equal priority HNS takes, so such a conflict is logged.
     fn first_match(&self, packet: &Packet) -> Option<Verdict> {
         let mut matching = self.switch.iter().filter(|rule| rule.matches(packet));
         let first = matching.next()?;
@@ -137,7 +137,7 @@ fn by_default(rules: &[Rule], default: DefaultAction, packet: &Packet) -> Verdic
         DefaultAction::DenySameDirection => rules.iter().any(|rule| rule.way == packet.way),
         DefaultAction::Allow => false,
     };
-    // Without ACLs, everything goes out, and ICMP, IGMP, TCP and UDP come in.
+    // Without ACLs, all outgoing packets pass, and incoming ICMP, IGMP, TCP and UDP.
     if !closed && (packet.way == Way::Out || matches!(packet.protocol, 1 | 2 | 6 | 17)) {
         Verdict::Allow
     } else {

@@ -1,4 +1,4 @@
-//! One ACL, ready to be asked.
+//! One parsed ACL.
 
 use std::net::Ipv4Addr;
 
@@ -30,12 +30,12 @@ pub(super) struct Rule {
     reading: SetReading,
 }
 
-/// An address field.
+/// An address field of an ACL.
 #[derive(Debug, Clone)]
 enum Side {
-    /// It is empty.
+    /// The field is empty.
     Any,
-    /// Who is in it by addresses, and who by sets: the two may mean different ends of a packet.
+    /// Members by address and members by set, separately, because the two may refer to different ends of a packet.
     Of { addresses: Ranges, sets: Ranges },
 }
 
@@ -59,7 +59,7 @@ impl Rule {
             verdict: match acl.action {
                 AclAction::Allow => Verdict::Allow,
                 AclAction::Block => Verdict::Block,
-                // Pass belongs into a TierAcl.
+                // Pass is valid only in a TierAcl.
                 ref other => return Err(NotUnderstood(format!("Action {other}"))),
             },
             priority: acl.priority,
@@ -74,7 +74,7 @@ impl Rule {
 
     pub(super) fn matches(&self, packet: &Packet) -> bool {
         let protocol = u16::from(packet.protocol);
-        // Whether HNS matches ports of SCTP, the sources disagree: tests see to it that nothing depends on it.
+        // Sources disagree on whether HNS matches SCTP ports. Tests make sure that nothing depends on it.
         let has_ports = matches!(packet.protocol, 6 | 17 | 132);
         let port = |list: &Ranges, port: u16| match list {
             Ranges::Any => true,
@@ -82,7 +82,7 @@ impl Rule {
         };
         let (local, remote) = (packet.local, packet.remote);
         let (set_local, set_remote) = match (self.reading, packet.way) {
-            // The source of what comes in is the peer.
+            // The source of an incoming packet is the peer.
             (SetReading::Flow, Way::In) => (remote, local),
             _ => (local, remote),
         };
@@ -97,8 +97,8 @@ impl Rule {
 }
 
 impl Side {
-    /// Reads a comma list of addresses and CIDRs, or of identifiers of sets. What mixes them is refused: nothing is known
-    /// of it. An HNS that is not strict takes who is in any of the addresses, or in the sets.
+    /// Parses a comma-separated list of addresses and CIDRs, or of set identifiers. Strict mode rejects a mixture,
+    /// because no source describes it. Otherwise the field matches members of any of the addresses or of the sets.
     fn new(list: &str, sets: &Sets, config: &Config) -> Result<Side, NotUnderstood> {
         if list.is_empty() {
             return Ok(Side::Any);

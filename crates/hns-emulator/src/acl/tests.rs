@@ -1,4 +1,4 @@
-//! What an AccessControl decides, for each knob.
+//! The verdicts of an AccessControl for each option.
 
 use std::net::Ipv4Addr;
 

@@ -1,17 +1,22 @@
-//! Load balancers (hns.md 4.4): what a pod sends to a Service's address goes to a backend, and comes back from that address.
+//! Load balancers (docs/hns.md, Load balancers): packets from a pod to a Service's address go to a backend, and the
+//! answers come from the Service's address.
 //!
-//! It happens at the port of the pod that connects: the destination becomes the backend's, and without direct server return
-//! (DSR) the source becomes the load balancer's own. What the sources do not say, and is so here:
-//! - Which backend it is: some hash of what DistributionType names. A connection keeps it; when its load balancer is
-//!   deleted, which is how clients change one, it is over, and only the first segment of TCP begins another one.
-//! - ACLs see the same address both ways, the backend's or the Service's ([`EgressSees`](crate::EgressSees)).
-//! - Of two connections of a pod that would be the same one at the backend, as it has used one port for two Services, the
-//!   second goes to another backend, or nowhere.
-//! - Fragments are not put together, so that those to a Service go nowhere. ICMP is not translated at all (hns.md 4.4).
+//! The translation happens at the port of the pod that connects: the destination becomes the backend's, and without
+//! direct server return (DSR) the source becomes the load balancer's own address. Where the sources are silent, the
+//! emulator does this:
+//! - A hash over the fields named by DistributionType chooses the backend. A connection keeps its backend. Clients
+//!   change a load balancer by deleting it; this ends its connections, and only the first segment of TCP begins a new
+//!   one.
+//! - ACLs see the same address in both directions, the backend's or the Service's
+//!   ([`EgressSees`](crate::EgressSees)).
+//! - If a pod has used one port for two Services and both connections would look the same at the backend, the second
+//!   one goes to another backend, or nowhere.
+//! - Fragments are not reassembled, so fragments to a Service are dropped. ICMP is not translated (docs/hns.md, Load
+//!   balancers).
 //!
-//! Not here: NodePorts (no FrontendVIPs), PreserveDip, packets of the node itself, SCTP, and the blocks of 64 ports that
-//! load balancers without DSR compete for. A pod that comes to itself gets a packet from its own address, as without the
-//! policy that plugins call loopbackDSR.
+//! Not implemented: NodePorts (no FrontendVIPs), PreserveDip, packets of the node itself, SCTP, and the blocks of 64
+//! ports for which load balancers without DSR compete. A pod that reaches itself through a Service gets a packet with
+//! its own address as the source, as without the policy that plugins call loopbackDSR.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashMap};
@@ -27,11 +32,11 @@ use super::frame::{Ipv4Packet, u16_at};
 use crate::flows::{Key, lifetime};
 use crate::state::State;
 
-/// The flag of a port mapping that keeps the destination (hns.md 2.7).
+/// The flag of a port mapping that keeps the destination (hcsshim `hcn/hcnloadbalancer.go`).
 const PRESERVE_DIP: u32 = 8;
-/// The ports that connections with another source have: the dynamic range (hns.md 4.4).
+/// The source ports for connections whose source is translated: the dynamic range (docs/hns.md, Load balancers).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49_152..=65_535;
-/// Past this many connections, those that have ended are looked for.
+/// Beyond this number of connections, expired ones are removed.
 const MANY: usize = 4096;
 
 /// An address and a port.
@@ -43,7 +48,7 @@ pub(crate) struct Front {
     balancer: Guid,
     backends: Vec<Socket>,
     distribution: u32,
-    /// What backends see as the source, without DSR.
+    /// The source address that backends see without DSR.
     source: Option<Ipv4Addr>,
 }
 
@@ -55,7 +60,7 @@ pub(crate) fn fronts(network: Guid, state: &State, node: Ipv4Addr) -> Fronts {
     let mut fronts = Fronts::new();
     for balancer in state.load_balancers.values() {
         let backend = |endpoint: &Guid| {
-            // Who is gone gets nothing, though the load balancer still names it.
+            // Endpoints that no longer exist get nothing, even if the load balancer still names them.
             let endpoint = state.endpoint(*endpoint).ok()?;
             let address = endpoint.ip_configurations.first()?.ip_address.parse().ok()?;
             (endpoint.host_compute_network == network).then_some(address)
@@ -104,7 +109,7 @@ impl Front {
         self.source == Some(address)
     }
 
-    /// The backends, the one first that a new connection goes to.
+    /// The backends, starting with the one for a new connection.
     fn in_turn(&self, ends: &Ends) -> impl Iterator<Item = Socket> {
         let mut hash = DefaultHasher::new();
         match self.distribution {
@@ -117,7 +122,7 @@ impl Front {
     }
 }
 
-/// Whose a packet is, and what it says.
+/// The protocol, addresses and ports of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Ends {
     protocol: u8,
@@ -126,7 +131,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Those of a packet that can be translated.
+    /// The ends of a packet that can be translated.
     fn of(packet: &Ipv4Packet<'_>) -> Option<Ends> {
         let (protocol, payload) = (packet.protocol(), packet.payload());
         if ![TCP, UDP].contains(&protocol) || packet.is_fragment() {
@@ -150,42 +155,42 @@ impl Ends {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Connection {
     balancer: Guid,
-    /// As the pod sends its packets.
+    /// As sent by the pod.
     sent: Ends,
-    /// As the backend gets them.
+    /// As received by the backend.
     got: Ends,
     last_seen: Instant,
 }
 
 impl Connection {
-    /// The pod's packet, with the backend's address instead of the Service's, and its own.
+    /// The pod's packet with the backend's address instead of the Service's, and with the translated source.
     pub(super) fn for_backend(&self, packet: &[u8]) -> Vec<u8> {
         with(packet, self.sent.source, self.got.destination)
     }
 
-    /// A packet of this side as it goes to the backend, whichever address it has.
+    /// A packet of the client's side in the form that goes to the backend, whichever addresses it has.
     pub(super) fn on_the_way(&self, packet: &[u8]) -> Vec<u8> {
         with(packet, self.got.source, self.got.destination)
     }
 
-    /// A packet of the other side, with the backend's address and the pod's own.
+    /// A packet of the other side with the backend's address and the pod's own.
     pub(super) fn answer_by_backend(&self, packet: &[u8]) -> Vec<u8> {
         with(packet, self.got.destination, self.sent.source)
     }
 
-    /// A packet of the other side as the pod gets it: from the Service's address.
+    /// A packet of the other side in the form that the pod receives: from the Service's address.
     pub(super) fn answer_by_service(&self, packet: &[u8]) -> Vec<u8> {
         with(packet, self.sent.destination, self.sent.source)
     }
 
-    /// Whether a flow at the pod's port is of this connection, whichever address is seen there.
+    /// Whether a flow at the pod's port belongs to this connection, whichever address is seen there.
     fn has(&self, flow: &Ends) -> bool {
         let seen = Ends { source: self.sent.source, ..self.got };
         *flow == self.sent || *flow == seen
     }
 }
 
-/// A packet with these addresses and ports, and right checksums.
+/// A packet with these addresses and ports, and with correct checksums.
 fn with(packet: &[u8], source: Socket, destination: Socket) -> Vec<u8> {
     let mut packet = packet.to_vec();
     let header = usize::from(packet[0] & 0x0f) * 4;
@@ -201,28 +206,28 @@ fn with(packet: &[u8], source: Socket, destination: Socket) -> Vec<u8> {
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     by_sent: HashMap<Ends, Connection>,
-    /// What the backends get, and of which connection that is.
+    /// The connection by the ends that the backend receives.
     by_got: HashMap<Ends, Ends>,
 }
 
-/// What becomes of a pod's packet.
+/// What happens to a pod's packet.
 pub(super) enum Turn {
-    /// It goes where it is sent.
+    /// It goes to its destination.
     Stays,
-    /// It is of this connection.
+    /// It belongs to this connection.
     Goes(Connection),
-    /// It is to a Service, and there is no backend for it.
+    /// It is addressed to a Service without a backend.
     Nowhere,
 }
 
 impl Connections {
-    /// A pod sends a packet.
+    /// Handles a packet that a pod sends.
     pub(super) fn leaves(&mut self, fronts: &Fronts, packet: &Ipv4Packet<'_>, now: Instant) -> Turn {
         let Some(sent) = Ends::of(packet) else { return Turn::Stays };
         let (vip, port) = sent.destination;
         let Some(front) = fronts.get(&(sent.protocol, vip, port)) else { return Turn::Stays };
         let known = self.by_sent.get(&sent).filter(|known| known.is_alive(now)).copied();
-        // A new connection is for the backends that there are now.
+        // A new connection uses only current backends.
         let fits = |known: &Connection| !opens(packet) || front.backends.contains(&known.got.destination);
         if let Some(known) = known.filter(fits) {
             let connection = Connection { last_seen: now, ..known };
@@ -230,13 +235,13 @@ impl Connections {
             return Turn::Goes(connection);
         }
         self.forget(&sent);
-        // Nobody knows of what goes on without having begun.
+        // A packet in the middle of an unknown connection is not translated.
         let begins = sent.protocol != TCP || opens(packet);
         let connection = begins.then(|| self.begin(front, sent, now)).flatten();
         connection.map_or(Turn::Nowhere, Turn::Goes)
     }
 
-    /// The connection that a packet to this node, or to one of its pods, is an answer of.
+    /// The connection that a packet to this node, or to one of its pods, answers.
     pub(super) fn answered_by(&mut self, packet: &Ipv4Packet<'_>, now: Instant) -> Option<Connection> {
         let sent = self.by_got.get(&Ends::of(packet)?.back())?;
         let connection = self.by_sent.get_mut(sent).filter(|connection| connection.is_alive(now))?;
@@ -244,13 +249,13 @@ impl Connections {
         Some(*connection)
     }
 
-    /// The connection that a flow of a port is of.
+    /// The connection that a flow of a port belongs to.
     pub(super) fn of_flow(&self, key: &Key) -> Option<Connection> {
         let flow = Ends::of_flow(key);
         self.by_sent.values().find(|connection| connection.has(&flow)).copied()
     }
 
-    /// Connections stay by their load balancer and their client's address.
+    /// Keeps connections by their load balancer and the client's address.
     pub(super) fn keep(&mut self, stays: impl Fn(Guid, Ipv4Addr) -> bool) {
         self.retain(|connection| stays(connection.balancer, connection.sent.source.0));
     }

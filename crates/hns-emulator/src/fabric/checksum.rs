@@ -1,21 +1,21 @@
-//! Internet checksums (RFC 1071), finished and unfinished.
+//! Internet checksums (RFC 1071), complete and incomplete.
 //!
-//! A kernel that believes that hardware will finish a packet leaves the sum of the pseudo header in the checksum field.
-//! Such packets arrive in a UDP socket when the inner frame came from a VXLAN device on a virtual link.
+//! A kernel that relies on hardware to complete a packet leaves the sum of the pseudo header in the checksum field.
+//! Such packets arrive in a UDP socket if the inner frame came from a VXLAN device on a virtual link.
 
 use super::frame::Ipv4Packet;
 
 pub(crate) const TCP: u8 = 6;
 pub(crate) const UDP: u8 = 17;
 
-/// What the checksum of TCP or UDP in a packet is.
+/// The state of the TCP or UDP checksum in a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Right, or there is none to look at (another protocol, a fragment, UDP without).
+    /// Correct, or there is none to check (another protocol, a fragment, UDP without checksum).
     Finished,
-    /// The sum of the pseudo header only.
+    /// Only the sum of the pseudo header.
     Unfinished,
-    /// Wrong.
+    /// Incorrect.
     Broken,
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn sum(parts: &[&[u8]]) -> u16 {
     sum as u16
 }
 
-/// Where the checksum field lies in the header of a protocol that has one.
+/// The offset of the checksum field in the header of a protocol that has one.
 pub(crate) fn field(protocol: u8) -> Option<usize> {
     match protocol {
         TCP => Some(16),
@@ -44,7 +44,7 @@ pub(crate) fn field(protocol: u8) -> Option<usize> {
     }
 }
 
-/// Source, destination, protocol and length, as TCP and UDP sum them up (RFC 9293 3.1).
+/// Source, destination, protocol and length, as in the checksums of TCP and UDP (RFC 9293 3.1).
 fn pseudo_header(packet: &[u8], header: usize) -> [u8; 12] {
     let mut pseudo = [0; 12];
     pseudo[..8].copy_from_slice(&packet[12..20]);
@@ -53,7 +53,7 @@ fn pseudo_header(packet: &[u8], header: usize) -> [u8; 12] {
     pseudo
 }
 
-/// Looks at the checksum of the packet's payload.
+/// Checks the checksum of the packet's payload.
 pub(crate) fn state(packet: &Ipv4Packet<'_>) -> State {
     let Some(field) = field(packet.protocol()).filter(|_| !packet.is_fragment()) else {
         return State::Finished;
@@ -73,7 +73,8 @@ pub(crate) fn state(packet: &Ipv4Packet<'_>) -> State {
     }
 }
 
-/// Writes the right checksums into an IPv4 packet: the header's, and that of TCP or UDP unless it is a fragment.
+/// Writes correct checksums into an IPv4 packet: that of the header, and that of TCP or UDP unless the packet is a
+/// fragment.
 pub(crate) fn finish(packet: &mut [u8]) {
     let Some(view) = Ipv4Packet::parse(packet) else { return };
     let (header, protocol, fragment) = (view.header_length(), view.protocol(), view.is_fragment());
@@ -87,7 +88,7 @@ pub(crate) fn finish(packet: &mut [u8]) {
     }
     packet[at..at + 2].fill(0);
     let check = !sum(&[&pseudo_header(packet, header), &packet[header..]]);
-    // In UDP, 0 says "no checksum".
+    // In UDP, 0 means "no checksum".
     let check = if check == 0 && protocol == UDP { 0xffff } else { check };
     packet[at..at + 2].copy_from_slice(&check.to_be_bytes());
 }

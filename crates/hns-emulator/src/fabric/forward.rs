@@ -1,4 +1,4 @@
-//! Where a frame goes.
+//! Decides where a frame goes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -17,7 +17,7 @@ use crate::acl::Way;
 use crate::config::EgressSees;
 use crate::flows::Flows;
 
-/// A place where frames come in and go out.
+/// A port where frames enter and leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Port {
     /// An attached endpoint.
@@ -26,7 +26,7 @@ pub(crate) enum Port {
     Node(Guid),
 }
 
-/// What is to be sent.
+/// Output of the fabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Output {
     /// A frame, out of a port.
@@ -44,8 +44,8 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// Takes new plans. The flows of endpoints that are still there go on, unless they were reset: then the ends of
-    /// connections are told by what is given.
+    /// Replaces the plans. Flows of endpoints that still exist continue, unless they were reset: then the returned
+    /// packets end their connections.
     pub(crate) fn set_plans(&mut self, plans: BTreeMap<Guid, Arc<Plan>>, now: Instant) -> Vec<Output> {
         let is_there = |endpoint: &Guid| {
             plans.values().flat_map(|plan| plan.pods.values()).any(|pod| pod.endpoint == *endpoint)
@@ -77,7 +77,7 @@ impl Fabric {
         outputs
     }
 
-    /// A frame came in at a port.
+    /// Handles a frame that arrived at a port.
     pub(crate) fn arrive(&mut self, port: Port, frame: &[u8], now: Instant) -> Vec<Output> {
         let has = |network: &Guid, plan: &Plan| match port {
             Port::Node(id) => id == *network,
@@ -106,7 +106,7 @@ impl Fabric {
         }
     }
 
-    /// A pod sends a packet.
+    /// Handles a packet that a pod sends.
     fn leave(
         &mut self,
         network: Guid,
@@ -140,7 +140,7 @@ impl Fabric {
         }
     }
 
-    /// A VXLAN datagram came in from another node.
+    /// Handles a VXLAN datagram from another node.
     pub(crate) fn arrive_by_tunnel(
         &mut self,
         sender: Ipv4Addr,
@@ -178,7 +178,7 @@ impl Fabric {
         packets.flat_map(|packet| self.deliver(network, &plan, plan.router_mac, &packet, now)).collect()
     }
 
-    /// To a port of this node, or through a tunnel.
+    /// Sends a packet to a port of this node, or through a tunnel.
     fn forward(
         &mut self,
         network: Guid,
@@ -194,7 +194,7 @@ impl Fabric {
         self.deliver(network, plan, source, packet, now)
     }
 
-    /// A packet in the name of a pod.
+    /// Sends a packet on behalf of a pod.
     fn send_for(
         &mut self,
         network: Guid,
@@ -207,7 +207,7 @@ impl Fabric {
         self.forward(network, plan, pod.mac, &packet, now)
     }
 
-    /// To a port of this node, if it has the address.
+    /// Delivers a packet to a port of this node, if one has the address.
     fn deliver(
         &mut self,
         network: Guid,
@@ -235,7 +235,7 @@ impl Fabric {
         vec![]
     }
 
-    /// An answer to a pod that has sent to a Service. The ACLs see the address that they have seen on the way there.
+    /// Delivers an answer to a pod that sent to a Service. The ACLs see the same address as on the way there.
     fn come_back(
         &mut self,
         network: Guid,
@@ -275,7 +275,7 @@ fn to_pod(pod: &PodPort, source: Mac, packet: &[u8]) -> Output {
     Output::Frame(Port::Pod(pod.endpoint), ipv4_frame(pod.mac, source, packet))
 }
 
-/// A packet to a pod that the switch itself makes.
+/// A packet to a pod that the switch itself creates.
 fn answer(plan: &Plan, pod: &PodPort, packet: &[u8]) -> Output {
     to_pod(pod, plan.router_mac, packet)
 }
@@ -285,13 +285,14 @@ fn encapsulate(plan: &Plan, remote: &Remote, packet: &Ipv4Packet<'_>) -> Output 
     Output::Tunnel(remote.provider, vxlan(remote.vni, &frame))
 }
 
-/// The switch answers for everybody: an endpoint of the network with its own MAC address, another node's addresses with
-/// the MAC address of that node's end of the tunnel, the gateway and what lies behind it with the router's.
+/// The switch answers all ARP requests: for an endpoint of the network with its MAC address, for addresses of another
+/// node with the MAC address of that node's tunnel end, and for the gateway and everything behind it with the
+/// router's.
 fn answer_arp(plan: &Plan, port: Port, pod: Option<&PodPort>, request: &ArpRequest) -> Option<Output> {
     let target = request.target;
     let own = pod.map_or(plan.gateway, |pod| pod.address);
     let mac = match (plan.pods.get(&target), plan.remote(target)) {
-        // Somebody asks whether its own address is taken: nobody else has it.
+        // The sender checks whether its own address is in use. Nobody else has it.
         _ if target == own => return None,
         (Some(other), _) => other.mac,
         (None, Some(remote)) => remote.router_mac,

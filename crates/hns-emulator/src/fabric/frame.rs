@@ -1,4 +1,4 @@
-//! Ethernet, ARP, IPv4 and VXLAN, as much of them as a switch needs.
+//! Ethernet, ARP, IPv4 and VXLAN, as far as a switch needs them.
 
 use std::net::Ipv4Addr;
 
@@ -10,14 +10,14 @@ pub(crate) const ETHERNET: usize = 14;
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 
-/// A frame, looked into.
+/// A parsed frame.
 #[derive(Debug)]
 pub(crate) enum Frame<'a> {
     /// An ARP request for an IPv4 address.
     ArpRequest(ArpRequest),
     /// IPv4: the source MAC address, the destination MAC address, and the packet without padding.
     Ipv4 { source: Mac, destination: Mac, packet: Ipv4Packet<'a> },
-    /// Anything else, or broken.
+    /// Anything else, or invalid.
     Other,
 }
 
@@ -74,14 +74,14 @@ impl ArpRequest {
     }
 }
 
-/// An IPv4 packet whose header is whole and whose length is right.
+/// An IPv4 packet with a complete header and a correct length.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ipv4Packet<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Ipv4Packet<'a> {
-    /// Reads a packet; what follows it (padding) is cut off.
+    /// Parses a packet; trailing padding is removed.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Ipv4Packet<'a>> {
         let header = usize::from(bytes.first()? & 0x0f) * 4;
         let length = usize::from(u16_at(bytes, 2)?);
@@ -118,12 +118,12 @@ impl<'a> Ipv4Packet<'a> {
         u16::from_be_bytes([self.bytes[6], self.bytes[7]]) & 0x1fff
     }
 
-    /// Whether it is a part of a packet.
+    /// Whether the packet is a fragment.
     pub(crate) fn is_fragment(&self) -> bool {
         self.fragment_offset() != 0 || self.bytes[6] & 0x20 != 0
     }
 
-    /// Whether it may not be cut.
+    /// Whether the packet must not be fragmented.
     pub(crate) fn dont_fragment(&self) -> bool {
         self.bytes[6] & 0x40 != 0
     }
@@ -144,7 +144,7 @@ fn ethernet(destination: Mac, source: Mac, ethertype: [u8; 2]) -> Vec<u8> {
     frame
 }
 
-/// Puts a frame into VXLAN (RFC 7348 5): what a UDP datagram carries.
+/// Encapsulates a frame in VXLAN (RFC 7348 5): the payload of the UDP datagram.
 pub(crate) fn vxlan(vni: u32, frame: &[u8]) -> Vec<u8> {
     let mut datagram = Vec::with_capacity(8 + frame.len());
     datagram.extend([0x08, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! What becomes of a packet at an endpoint's port.
+//! Decides what happens to a packet at an endpoint's port.
 
 use std::net::Ipv4Addr;
 use std::time::Instant;
@@ -14,7 +14,7 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-/// What becomes of a packet.
+/// The verdict on a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Decision {
     /// It passes.
@@ -35,7 +35,7 @@ pub(super) fn judge(
 ) -> Decision {
     let pass_if = |passes| if passes { Decision::Pass } else { Decision::Drop };
     if packet.fragment_offset() != 0 {
-        // Later fragments have no ports: they pass when there is a flow between the same addresses.
+        // Later fragments have no ports. They pass if there is a flow between the same addresses.
         let (local, remote) = ends(packet.source(), packet.destination(), way);
         return pass_if(flows.any_between(packet.protocol(), local, remote, now));
     }
@@ -44,7 +44,7 @@ pub(super) fn judge(
         return Decision::Pass;
     }
     let segment = Segment::of(packet);
-    // A new connection may use the ports of an old one: it is asked about.
+    // A new connection may reuse the ports of an old one, so it is evaluated.
     let opens = segment.as_ref().is_some_and(|segment| segment.flags & (SYN | ACK) == SYN);
     if !opens && flows.is_over(&key, now) {
         return segment.and_then(|segment| segment.refusal(packet)).map_or(Decision::Drop, Decision::Answer);
@@ -57,7 +57,7 @@ pub(super) fn judge(
     Decision::Pass
 }
 
-/// The packets that end a connection, for its local and its remote end.
+/// The packets that reset a connection, for its local and its remote end.
 pub(super) fn resets(key: &Key, expected: &Expected) -> [Option<Vec<u8>>; 2] {
     let (local, remote) = ((key.local, key.local_port), (key.remote, key.remote_port));
     [
@@ -78,12 +78,12 @@ fn reset(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), sequence: u32) -> Vec<u8> {
     packet
 }
 
-/// What a TCP segment says of its connection.
+/// The fields of a TCP segment that matter for resets.
 struct Segment {
     flags: u8,
     sequence: u32,
     acknowledges: u32,
-    /// How many sequence numbers it takes.
+    /// The number of sequence numbers that it occupies.
     length: u32,
 }
 
@@ -99,7 +99,7 @@ impl Segment {
         is_tcp.then_some(Segment { flags, sequence: number(4)?, acknowledges: number(8)?, length })
     }
 
-    /// Its sender expects what it acknowledges, its receiver what comes behind it.
+    /// The sender expects the number that it acknowledges; the receiver expects the number after the segment.
     fn expected(&self, way: Way) -> Expected {
         let sender = (self.flags & ACK != 0).then_some(self.acknowledges);
         let receiver = Some(self.sequence.wrapping_add(self.length));
@@ -109,7 +109,7 @@ impl Segment {
         }
     }
 
-    /// The answer of an end that knows no such connection (RFC 9293 3.10.7.1).
+    /// The answer of an end that does not know the connection (RFC 9293 3.10.7.1).
     fn refusal(&self, packet: &Ipv4Packet<'_>) -> Option<Vec<u8>> {
         let tcp = packet.payload();
         let (from, to) = (u16_at(tcp, 0)?, u16_at(tcp, 2)?);
@@ -118,10 +118,10 @@ impl Segment {
     }
 }
 
-/// Whether it is an ICMP error about a packet of a known flow.
+/// Whether the packet is an ICMP error about a packet of a known flow.
 fn is_related_to_known(flows: &Flows, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> bool {
     let payload = packet.payload();
-    // Destination unreachable, time exceeded, parameter problem: the packet that it is about follows (RFC 792).
+    // Destination unreachable, time exceeded, parameter problem: the packet in question follows (RFC 792).
     let is_error = packet.protocol() == ICMP && matches!(payload.first(), Some(3 | 11 | 12));
     let Some(about) = payload.get(8..).filter(|_| is_error) else { return false };
     let back = if way == Way::In { Way::Out } else { Way::In };
@@ -140,7 +140,7 @@ fn key(packet: &Ipv4Packet<'_>, way: Way) -> Option<Key> {
     key_of(packet.protocol(), packet.payload(), local, remote, way)
 }
 
-/// The flow of a packet that an ICMP error quotes: the header is whole, what follows may be cut short.
+/// The flow of the packet that an ICMP error quotes: its header is complete, the rest may be truncated.
 fn quoted_key(quoted: &[u8], way: Way) -> Option<Key> {
     let header = usize::from(quoted.first()? & 0x0f) * 4;
     let address = |at: usize| -> Option<Ipv4Addr> {
@@ -157,7 +157,7 @@ fn key_of(protocol: u8, payload: &[u8], local: Ipv4Addr, remote: Ipv4Addr, way: 
             let (source, destination) = (u16_at(payload, 0)?, u16_at(payload, 2)?);
             if way == Way::In { (destination, source) } else { (source, destination) }
         }
-        // Echo and timestamp, question and answer.
+        // Echo and timestamp, request and reply.
         ICMP if matches!(payload.first(), Some(0 | 8 | 13 | 14)) => {
             let identifier = u16_at(payload, 4)?;
             (identifier, identifier)

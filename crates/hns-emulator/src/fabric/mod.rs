@@ -1,6 +1,6 @@
-//! What an overlay network does with a frame: pure decisions, made from HNS documents.
+//! The forwarding decisions of an overlay network: pure functions of HNS documents.
 //!
-//! [`Fabric`] takes a frame that came in somewhere and says which frames go out where. The switch does the rest.
+//! [`Fabric`] takes an incoming frame and returns the outgoing frames. The switch does the I/O.
 
 mod balance;
 mod checksum;

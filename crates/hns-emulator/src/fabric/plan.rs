@@ -1,4 +1,4 @@
-//! What the documents of an overlay network come to: ports, routes, addresses.
+//! Derives ports, routes and addresses from the documents of an overlay network.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -19,7 +19,7 @@ use crate::addresses::mac;
 use crate::config::{Config, EgressSees};
 use crate::state::{Guard, State};
 
-/// The MTU of a container's interface, unless the endpoint says otherwise (hns.md 4.5).
+/// The MTU of a container's interface, unless the endpoint says otherwise (docs/hns.md, Networks).
 pub(crate) const MTU: u32 = 1450;
 
 /// One overlay network of a node.
@@ -31,17 +31,17 @@ pub(crate) struct Plan {
     pub(crate) router_mac: Mac,
     pub(crate) subnet: Ipv4Net,
     pub(crate) gateway: Ipv4Addr,
-    /// Whether the node itself takes part (policy HostRoute).
+    /// Whether the node itself is connected (policy HostRoute).
     pub(crate) host_route: bool,
-    /// Whether inner sources of tunnel packets are looked at.
+    /// Whether the inner sources of tunnel packets are checked.
     check_tunnel_sources: bool,
-    /// The longest prefix first.
+    /// Sorted by prefix length, the longest first.
     pub(crate) remotes: Vec<Remote>,
-    /// Where load balancers send packets.
+    /// The load balancers.
     pub(crate) fronts: Fronts,
-    /// What the ACLs of a pod see of a packet to one of those.
+    /// Which destination of a packet to a load balancer the ACLs of a pod see.
     pub(crate) egress_sees: EgressSees,
-    /// The attached endpoints by their addresses.
+    /// The attached endpoints by address.
     pub(crate) pods: BTreeMap<Ipv4Addr, Arc<PodPort>>,
 }
 
@@ -65,9 +65,9 @@ pub(crate) struct PodPort {
     pub(crate) mac: Mac,
     pub(crate) mtu: u32,
     pub(crate) acl: Arc<AccessControl>,
-    /// How often its flows were reset.
+    /// The number of resets of its flows.
     pub(crate) resets: u64,
-    /// The document that all this is from.
+    /// The document that this is derived from.
     document: Arc<Endpoint>,
 }
 
@@ -78,14 +78,13 @@ pub(crate) struct NodeLeg {
     pub(crate) prefix_length: u8,
     pub(crate) mac: Mac,
     pub(crate) mtu: u32,
-    /// What lies behind it beside its own subnet.
+    /// The networks behind it, besides its own subnet.
     pub(crate) routes: Vec<Ipv4Net>,
 }
 
 impl Plan {
-    /// The overlay networks among the objects. What has not changed since `before` is taken from there. A document that
-    /// the checks let in and that still cannot be understood is an error of the emulator: it is logged, and the object
-    /// takes no part.
+    /// The overlay networks among the objects. Parts that have not changed since `before` are reused. A document that
+    /// passed the checks and cannot be parsed is an error of the emulator: it is logged, and the object is ignored.
     pub(crate) fn of(
         state: &State,
         config: &Config,
@@ -143,7 +142,7 @@ impl Plan {
         })
     }
 
-    /// The other node that has this address. What is in the node's own subnet is there only by a longer prefix.
+    /// The other node that has this address. An address in the node's own subnet needs a route with a longer prefix.
     pub(crate) fn remote(&self, address: Ipv4Addr) -> Option<&Remote> {
         let own = self.subnet.contains(&address).then_some(self.subnet.prefix_len());
         let covers = |remote: &&Remote| {
@@ -152,7 +151,7 @@ impl Plan {
         self.remotes.iter().find(covers).filter(|_| address != self.provider)
     }
 
-    /// Whether some load balancer puts this address in the place of clients'.
+    /// Whether a load balancer replaces clients' addresses by this address.
     pub(crate) fn hides_behind(&self, address: Ipv4Addr) -> bool {
         self.fronts.values().any(|front| front.hides_behind(address))
     }

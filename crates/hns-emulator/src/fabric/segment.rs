@@ -1,4 +1,4 @@
-//! Makes what came out of a tunnel fit for a link: finished checksums, no packet over the MTU.
+//! Prepares packets from a tunnel for a link: completes checksums and enforces the MTU.
 
 use super::checksum::{self, State, TCP, finish};
 use super::frame::Ipv4Packet;
@@ -7,16 +7,16 @@ const FIN: u8 = 0x01;
 const PUSH: u8 = 0x08;
 const CWR: u8 = 0x80;
 
-/// Why a packet cannot be passed on.
+/// Why a packet cannot be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// Its checksum is wrong, and not just unfinished.
+    /// Its checksum is wrong, not merely incomplete.
     Checksum,
-    /// It is over the MTU and may not be cut.
+    /// It exceeds the MTU and must not be fragmented.
     TooBig,
 }
 
-/// The packet as packets of at most `mtu` bytes with right checksums.
+/// Splits the packet into packets of at most `mtu` bytes with correct checksums.
 pub(crate) fn complete(packet: &Ipv4Packet<'_>, mtu: usize) -> Result<Vec<Vec<u8>>, Unfit> {
     let state = checksum::state(packet);
     match state {
@@ -30,7 +30,7 @@ pub(crate) fn complete(packet: &Ipv4Packet<'_>, mtu: usize) -> Result<Vec<Vec<u8
         _ if packet.protocol() == TCP && !packet.is_fragment() => segments(packet, mtu).ok_or(Unfit::TooBig),
         _ if packet.dont_fragment() => Err(Unfit::TooBig),
         _ => {
-            // A checksum over the whole datagram has to be right before it is cut.
+            // A checksum over the whole datagram must be correct before the datagram is split.
             let mut whole = packet.bytes().to_vec();
             if state == State::Unfinished {
                 finish(&mut whole);
@@ -40,8 +40,8 @@ pub(crate) fn complete(packet: &Ipv4Packet<'_>, mtu: usize) -> Result<Vec<Vec<u8
     }
 }
 
-/// Cuts TCP as a network card would: each segment has the headers, its own sequence number and identification; FIN and
-/// PSH go with the last, CWR with the first.
+/// Splits TCP as a network card would: each segment has the headers, its own sequence number and identification. FIN
+/// and PSH go with the last segment, CWR with the first.
 fn segments(packet: &Ipv4Packet<'_>, mtu: usize) -> Option<Vec<Vec<u8>>> {
     let ip_header = packet.header_length();
     let tcp_header = usize::from(packet.payload().get(12)? >> 4) * 4;
@@ -69,7 +69,7 @@ fn segments(packet: &Ipv4Packet<'_>, mtu: usize) -> Option<Vec<Vec<u8>>> {
     Some(data.chunks(size).enumerate().map(segment).collect())
 }
 
-/// Cuts a packet into fragments (RFC 791 3.2). Options stay with every fragment.
+/// Splits a packet into fragments (RFC 791 3.2). Options stay with every fragment.
 fn fragments(packet: &Ipv4Packet<'_>, mtu: usize) -> Option<Vec<Vec<u8>>> {
     let (header, data) = packet.bytes().split_at(packet.header_length());
     let size = mtu.checked_sub(header.len())? & !7;

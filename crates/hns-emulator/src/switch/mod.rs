@@ -1,8 +1,8 @@
-//! The switch: moves real frames between network namespaces as [`Fabric`] says.
+//! The switch: forwards real frames between network namespaces as [`Fabric`] decides.
 //!
-//! A network namespace of its own, "the vSwitch", holds one end of a virtual cable for each port. The other end is a
-//! pod's `eth0`, or the node's own interface on the overlay. One thread reads the frames at the vSwitch's ends and the
-//! VXLAN datagrams at a UDP socket of the node.
+//! A separate network namespace, "the vSwitch", holds one end of a virtual cable for each port. The other end is a
+//! pod's `eth0`, or the node's own interface on the overlay. One thread reads the frames at the vSwitch's ends, and
+//! the VXLAN datagrams at a UDP socket of the node.
 
 mod ports;
 mod run;
@@ -22,7 +22,7 @@ use crate::fabric::Plan;
 use ports::Ports;
 use run::Engine;
 
-/// A running switch. It stops, and its interfaces go, with the value.
+/// A running switch. Dropping it stops the switch and removes its interfaces.
 pub(crate) struct Switch {
     ports: Mutex<Ports>,
     engine: Arc<Engine>,
@@ -30,7 +30,7 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// Starts a switch on the node that lives in `node` and has the address `provider` on the underlay.
+    /// Starts a switch on the node of the namespace `node`, with the address `provider` on the underlay.
     pub(crate) fn start(node: NetNs, provider: Ipv4Addr) -> Result<Switch, Error> {
         let engine = Arc::new(Engine::new(&node, provider)?);
         let ports = Mutex::new(Ports::new(node, Arc::clone(&engine))?);
@@ -46,15 +46,16 @@ impl Switch {
         Ok(Switch { ports, engine, thread: Some(thread) })
     }
 
-    /// Makes ports and forwarding what the plans say. `compartments` has the namespaces' paths; an endpoint whose
-    /// namespace has none gets its port as soon as there is one. Gives the first failure; the other ports are made.
+    /// Makes ports and forwarding match the plans. `compartments` has the paths of the namespaces; an endpoint whose
+    /// namespace has no path gets its port as soon as there is one. Returns the first error; the other ports are
+    /// still created.
     pub(crate) fn apply(
         &self,
         plans: BTreeMap<Guid, Arc<Plan>>,
         compartments: &BTreeMap<Guid, PathBuf>,
     ) -> Result<(), Error> {
         let mut ports = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is dropped is dropped before its port goes, and what is new has a port before frames arrive for it.
+        // Forwarding stops before a port is removed, and a new port exists before frames arrive for it.
         let result = ports.make(&plans, compartments);
         self.engine.set_plans(plans);
         result.and(ports.remove_the_rest())
@@ -65,7 +66,7 @@ impl Drop for Switch {
     fn drop(&mut self) {
         self.engine.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic was already printed by its thread.
+            // The thread has already printed a panic.
             let _ = thread.join();
         }
     }

@@ -1,9 +1,9 @@
 //! The ports of the switch: virtual cables into pods' network namespaces and into the node's.
 //!
-//! The far end of a cable sends everything to one next hop, whose hardware address is a permanent entry of its neighbour
-//! table. The switch forwards by IP addresses, so nothing else has to be resolved. Linux keeps one neighbour table for
-//! all network namespaces of a machine, with room for 1,024 entries (`gc_thresh3`) that are not permanent: pods that
-//! resolved each other would fill it, and packets of all namespaces would be lost.
+//! The far end of a cable sends everything to one next hop, whose hardware address is a permanent entry in its
+//! neighbour table. The switch forwards by IP address, so nothing else needs to be resolved. Linux keeps one
+//! neighbour table for all network namespaces of a machine, with room for 1,024 entries that are not permanent
+//! (`gc_thresh3`). Pods that resolve each other would fill it, and packets of all namespaces would be lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -29,16 +29,16 @@ use crate::fabric::{NodeLeg, Plan, PodPort, Port};
 
 /// The name of a pod's interface.
 const POD_INTERFACE: &str = "eth0";
-/// The next hop of the node's interface, an address that nobody has.
+/// The next hop of the node's interface, an unused address.
 const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
-/// Who made the routes: the "boot" protocol, as for interfaces that are configured by hand.
+/// The protocol of the routes: "boot", as for interfaces that are configured by hand.
 const PROTOCOL: u8 = 3;
-/// How long a new cable may need until it passes frames: a few milliseconds, on a machine that is not busy.
+/// How long a new cable may need until it forwards frames: normally a few milliseconds.
 const LIVE: Duration = Duration::from_secs(1);
 /// Room for a burst of frames, in bytes.
 const BUFFER: i32 = 4 << 20;
 
-/// The switch's ends of all cables, and what they were made for.
+/// The switch's ends of all cables, with the configuration of the far ends.
 pub(super) struct Ports {
     engine: Arc<Engine>,
     node: Arc<NetNs>,
@@ -55,14 +55,14 @@ struct Made {
     spec: Spec,
 }
 
-/// What the far end of a cable is.
+/// The kind of the far end of a cable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Spec {
     Pod { path: PathBuf, interface: Interface },
     Node { leg: NodeLeg },
 }
 
-/// How an interface is set up.
+/// The configuration of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Interface {
     name: String,
@@ -70,9 +70,9 @@ struct Interface {
     prefix_length: u8,
     mac: MacAddress,
     mtu: u32,
-    /// Where it sends everything to; without one what is in its subnet is on the link itself.
+    /// The next hop for all packets; without one, the subnet is on the link itself.
     gateway: Option<Gateway>,
-    /// Whether everything else goes there as well, and not only what routes say.
+    /// Whether there is also a default route to it.
     default_route: bool,
 }
 
@@ -87,7 +87,7 @@ impl Ports {
     pub(super) fn new(node: NetNs, engine: Arc<Engine>) -> Result<Ports, Error> {
         let vswitch = NetNs::create()?;
         let links = vswitch.run(|| {
-            // Frames are for the switch alone: the kernel's own stack keeps silent here.
+            // The frames are for the switch alone, so the kernel's own stack must stay silent.
             if let Err(error) = sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1") {
                 debug!(%error, "the vSwitch keeps IPv6; its frames are not forwarded");
             }
@@ -97,7 +97,7 @@ impl Ports {
         Ok(Ports { engine, node, vswitch, links, made: BTreeMap::new(), wanted: vec![], next: 0 })
     }
 
-    /// Makes the ports that the plans want and that are not there yet.
+    /// Creates the missing ports of the plans.
     pub(super) fn make(
         &mut self,
         plans: &BTreeMap<Guid, Arc<Plan>>,
@@ -119,7 +119,7 @@ impl Ports {
         result
     }
 
-    /// Removes the ports that the last [`make`](Self::make) did not want.
+    /// Removes the ports that the last [`make`](Self::make) did not need.
     pub(super) fn remove_the_rest(&mut self) -> Result<(), Error> {
         let rest: Vec<Port> = self.made.keys().filter(|port| !self.wanted.contains(port)).copied().collect();
         let mut result = Ok(());
@@ -169,7 +169,7 @@ impl Ports {
         self.disconnect(port, made.link)
     }
 
-    /// Lays a cable from the vSwitch into a namespace and gives the index of the vSwitch's end.
+    /// Connects a cable from the vSwitch into a namespace, and returns the index of the vSwitch's end.
     fn connect(&mut self, port: Port, namespace: &NetNs, interface: &Interface) -> Result<u32, Error> {
         self.next += 1;
         let name = format!("port{}", self.next);
@@ -208,7 +208,7 @@ impl Ports {
     fn disconnect(&mut self, port: Port, link: u32) -> Result<(), Error> {
         self.engine.remove_port(port);
         match self.links.change(&Change::DeleteLink(link)) {
-            // The pod's namespace went first, and took the cable with it.
+            // The pod's namespace disappeared first, and the cable with it.
             Err(error) if error.errno() == Some(NO_SUCH_DEVICE) => {
                 debug!(?port, "the port was gone already");
                 Ok(())
@@ -253,9 +253,9 @@ impl Interface {
         }
     }
 
-    /// Sets the interface up, in the calling thread's network namespace.
+    /// Configures the interface, in the calling thread's network namespace.
     fn set_up(&self) -> Result<(), Error> {
-        // HNS has no IPv6 on overlays; a failure means that some frames are sent for nothing.
+        // HNS has no IPv6 on overlays. A failure only causes some unnecessary frames.
         if let Err(error) = sysctl::ensure(&format!("net/ipv6/conf/{}/disable_ipv6", self.name), "1") {
             debug!(%error, "the interface keeps IPv6");
         }
@@ -276,7 +276,7 @@ impl Interface {
     }
 }
 
-/// What lies behind the node's interface: its own subnet, and those of other nodes.
+/// The networks behind the node's interface: its own subnet and those of other nodes.
 fn behind(leg: &NodeLeg) -> impl Iterator<Item = Ipv4Net> {
     let own = Ipv4Net::new(leg.address, leg.prefix_length).map(|net| net.trunc());
     own.into_iter().chain(leg.routes.iter().copied())
@@ -298,7 +298,7 @@ fn change_routes(node: &NetNs, interface: &str, old: Option<&NodeLeg>, new: &Nod
     })?
 }
 
-/// Makes changes in the calling thread's network namespace, and gives the first refusal.
+/// Applies changes in the calling thread's network namespace, and returns the first error.
 fn apply(changes: &[Change]) -> Result<(), Error> {
     if changes.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The switch's thread: waits for frames and datagrams, asks the fabric, sends.
+//! The switch's thread: waits for frames and datagrams, calls the fabric, and sends.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,18 +18,18 @@ use tracing::{debug, trace};
 use crate::error::Error;
 use crate::fabric::{Fabric, Output, Plan, Port};
 
-/// The port of VXLAN (RFC 7348). Windows has no other.
+/// The port of VXLAN (RFC 7348). Windows supports no other.
 const VXLAN_PORT: u16 = 4789;
-/// The largest packet that a kernel hands over in one piece.
+/// The largest packet that a kernel passes in one piece.
 const BUFFER: usize = 1 << 17;
-/// Frames taken from one source before the others get their turn.
+/// The number of frames read from one source before the other sources.
 const BURST: usize = 64;
 
 const STOP: u64 = 0;
 const TUNNEL: u64 = 1;
 const FIRST_PORT: u64 = 2;
 
-/// What the thread and those who change the ports share.
+/// The state shared by the thread and by changes of ports.
 pub(super) struct Engine {
     epoll: OwnedFd,
     stop: OwnedFd,
@@ -79,7 +79,7 @@ impl Engine {
         let mut ports = self.ports();
         if let Some((token, socket)) = ports.by_port.remove(&port) {
             ports.by_token.remove(&token);
-            // It may have been taken out already, because it failed.
+            // It may have been removed already because of an error.
             let _ = epoll::delete(&self.epoll, &socket);
         }
     }
@@ -91,11 +91,11 @@ impl Engine {
 
     /// Makes [`run`](Self::run) return.
     pub(super) fn stop(&self) {
-        // A full counter is a request to stop, too.
+        // A full counter is also a request to stop.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// Forwards until it is told to stop.
+    /// Forwards until [`stop`](Self::stop).
     pub(super) fn run(&self) -> io::Result<()> {
         let mut buffer = vec![0; BUFFER];
         let mut events = Vec::with_capacity(BURST);
@@ -128,7 +128,7 @@ impl Engine {
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // Another node refused a datagram, or cannot be reached: that is the news of an earlier send.
+                // Another node refused a datagram or is unreachable: the result of an earlier send.
                 Err(error) => debug!(%error, "VXLAN socket"),
             }
         }
@@ -145,7 +145,7 @@ impl Engine {
                 }
                 Ok(None) => return,
                 Err(error) => {
-                    // Mostly ENETDOWN: the far end is down for a moment, or gone for good. The error is then over with.
+                    // Mostly ENETDOWN: the far end is down temporarily or gone. Reading the error clears it.
                     debug!(?port, %error, "receiving");
                     return;
                 }

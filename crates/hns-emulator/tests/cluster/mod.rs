@@ -27,7 +27,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const LINUX_MAC: MacAddress = MacAddress([0x66, 0, 0, 0, 0, 1]);
 const LINUX_TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
 
-/// Where a socket can be opened.
+/// A network namespace where a socket can be opened.
 pub struct Place {
     pub namespace: Arc<NetNs>,
     pub address: Ipv4Addr,
@@ -193,7 +193,7 @@ fn remote(prefix: Ipv4Net, provider: Ipv4Addr, mac: &str) -> Policy {
     })
 }
 
-/// What Calico makes on a Linux node, with all offloads as the kernel has them.
+/// The interfaces that Calico creates on a Linux node, with all offloads as in the kernel.
 fn linux_node(dr_macs: &[String]) {
     let mut links = RouteSocket::open().unwrap();
     let vxlan = Vxlan { vni: VNI, port: 4789, local: Some(provider(1)), learning: false };
@@ -239,12 +239,12 @@ pub fn make_dummy_pair(name: &str) {
     RouteSocket::open().unwrap().create(&NewLink::new(name, NewLinkKind::Veth(peer))).unwrap();
 }
 
-/// Whether a TCP connection comes about. A refusal counts as reached.
+/// Whether a TCP connection succeeds. A refusal counts as reached.
 pub fn connects(from: &Place, to: &Place) -> bool {
     reaches(from, to, DEADLINE)
 }
 
-/// Whether none comes about. What is dropped is told by nobody: only time tells.
+/// Whether no connection succeeds. Nobody reports a drop, so this waits.
 pub fn is_cut_off(from: &Place, to: &Place) -> bool {
     !reaches(from, to, Duration::from_millis(700))
 }
@@ -290,7 +290,7 @@ impl Connection {
 }
 
 impl Connection {
-    /// Both ends learn that the connection is reset, although neither sends anything.
+    /// Both ends see the reset, although neither sends anything.
     pub fn is_reset(&self) -> bool {
         [&self.client, &self.server].into_iter().all(|mut end| {
             let read = end.read(&mut [0]);
@@ -299,7 +299,7 @@ impl Connection {
     }
 }
 
-/// Sends that many bytes each way over one connection, and compares them.
+/// Sends that many bytes in each direction over one connection, and compares them.
 pub fn transfer(from: &Place, to: &Place, bytes: usize) {
     let Connection { client, server } = Connection::open(from, to);
     let data: Arc<Vec<u8>> =

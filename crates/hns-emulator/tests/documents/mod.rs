@@ -1,4 +1,4 @@
-//! Documents as clients send them, and how they are sent.
+//! Documents as clients send them.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::net::Ipv4Addr;
@@ -46,7 +46,7 @@ pub fn policies(hcn: &Emulator, kind: Kind, id: Guid, request: &str, policies: V
     modify(hcn, kind, id, &request)
 }
 
-/// The document with the value at a JSON pointer replaced, or taken away.
+/// The document with the value at a JSON pointer replaced or removed.
 pub fn with(mut document: Value, at: &str, value: Option<Value>) -> Value {
     if let (Some(place), Some(value)) = (document.pointer_mut(at), &value) {
         *place = value.clone();
@@ -65,7 +65,7 @@ pub fn set(id: &str, policy_type: &str, values: &str) -> Value {
     json!({"Type": "SetPolicy", "Settings": {"Id": id, "Name": id, "PolicyType": policy_type, "Values": values}})
 }
 
-/// An ACL of another priority, with members of its settings set.
+/// An ACL with another priority and other settings.
 pub fn acl_with(priority: u16, members: Value) -> Value {
     let mut acl = acl(priority);
     acl["Settings"].as_object_mut().unwrap().extend(members.as_object().unwrap().clone());

@@ -1,4 +1,4 @@
-//! Moving the calling process into new namespaces.
+//! Moves the calling process into new namespaces.
 
 use std::fs;
 use std::io;
@@ -17,13 +17,13 @@ use crate::{Error, Result};
 pub struct Namespaces {
     /// A user namespace in which the caller is root, and which owns the others. Not needed by root.
     pub user: bool,
-    /// A mount namespace, cut off from the old one, so that nothing mounted later shows outside.
+    /// A mount namespace, separated from the old one, so that later mounts are not visible outside.
     pub mount: bool,
     /// A network namespace, with its loopback interface up.
     pub net: bool,
-    /// A PID namespace. The caller stays outside and **can start no more threads** (`unshare(2)`); its next child is
-    /// the first process inside, and when that child ends the kernel kills everything in it. So: enter, spawn one
-    /// child that does the work, wait for it.
+    /// A PID namespace. The caller stays outside and **cannot start threads any more** (`unshare(2)`). Its next child
+    /// is the first process inside, and when that child ends, the kernel kills everything in the namespace. So enter
+    /// it, spawn one child that does the work, and wait for the child.
     pub pid: bool,
 }
 
@@ -31,12 +31,13 @@ pub struct Namespaces {
 /// namespace to a process with several threads, and other threads would stay in the old namespaces.
 ///
 /// # Errors
-/// What the kernel refused, and what the administrator can do where unprivileged user namespaces are off.
+/// The refusal of the kernel, with the remedy for the administrator if unprivileged user namespaces are off.
 pub fn enter(new: Namespaces) -> Result<()> {
     let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
     if new.user {
         unshare(UnshareFlags::NEWUSER).map_err(refused("make a user namespace"))?;
-        // setgroups goes first: the kernel lets an ordinary user map groups only without it (user_namespaces(7)).
+        // setgroups must be denied first: only then does the kernel let an ordinary user map groups
+        // (user_namespaces(7)).
         write_map("setgroups", "deny")?;
         write_map("uid_map", &format!("0 {uid} 1"))?;
         write_map("gid_map", &format!("0 {gid} 1"))?;
@@ -74,7 +75,7 @@ fn refused<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Err
     }
 }
 
-/// What to do about a refusal, by the switches that distributions have.
+/// The remedy for a refusal, by the switches that distributions have.
 fn advice(source: &io::Error, sysctl: impl Fn(&str) -> Option<String>) -> String {
     let is = |name: &str, value: &str| sysctl(name).is_some_and(|text| text.trim() == value);
     let ways = [

@@ -1,14 +1,14 @@
-//! Programs that drop rights in a user namespace without other groups.
+//! Programs that drop privileges in a user namespace without other groups.
 //!
-//! An ordinary user's namespace maps one user and one group, and for that the kernel has it forbid `setgroups`
-//! (`user_namespaces(7)`). Programs that begin as root, tcpdump for one, set their groups before anything else, be it to
-//! those that they have, and give up when that is refused.
+//! An ordinary user's namespace maps one user and one group, and the kernel requires that it forbids `setgroups`
+//! (`user_namespaces(7)`). Programs that start as root, such as tcpdump, first set their groups, even to the current
+//! ones, and exit if this is refused.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// `AUDIT_ARCH_…` (`linux/audit.h`): by it system calls of another width are told apart, which have other numbers.
+/// `AUDIT_ARCH_…` (`linux/audit.h`): identifies system calls of another architecture, which have other numbers.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
@@ -20,8 +20,8 @@ pub fn are_fixed() -> bool {
     std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|text| text.trim() == "deny")
 }
 
-/// Has `setgroups` do nothing, successfully, in the command and all that it starts (seccomp). It keeps the groups that it
-/// has, and takes no rights by set-user-ID files.
+/// Makes `setgroups` do nothing, successfully, in the command and its children (seccomp). They keep their groups, and
+/// get no privileges from set-user-ID files.
 pub fn pretend_to_set(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec there are two system calls and no allocation.
     unsafe { command.pre_exec(install) }
@@ -35,7 +35,7 @@ fn install() -> io::Result<()> {
         code([libc::BPF_RET, libc::BPF_K, 0]),
     );
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    // `struct seccomp_data`: the number of the call, and behind it the architecture.
+    // `struct seccomp_data`: the number of the call, followed by the architecture.
     let mut program = [
         step(load, 0, 0, 4),
         step(jump, 0, 3, ARCHITECTURE),

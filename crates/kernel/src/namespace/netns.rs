@@ -21,7 +21,7 @@ pub struct NetNs {
     fd: OwnedFd,
 }
 
-/// What tells one network namespace from another while both live: device and inode of its file.
+/// The identity of a network namespace while it exists: device and inode of its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetNsId(u64, u64);
 
@@ -37,7 +37,7 @@ impl NetNs {
     /// The namespace that is bound to a file, such as `/run/netns/NAME` or `/proc/PID/ns/net`.
     ///
     /// # Errors
-    /// The path, and why it could not be opened. That it is a network namespace is seen only when it is entered.
+    /// The path and why it could not be opened. Whether it is a network namespace is checked only on entering.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(Error::system("open the network namespace", shown(path)))?;
         Ok(Self { fd: file.into() })
@@ -47,7 +47,7 @@ impl NetNs {
     /// [`bind_to`](Self::bind_to) gave it a path.
     ///
     /// # Errors
-    /// What the kernel refused; it needs CAP_SYS_ADMIN.
+    /// An error of the kernel; it needs CAP_SYS_ADMIN.
     pub fn create() -> Result<Self> {
         in_thread(|| {
             unshare(UnshareFlags::NEWNET)
@@ -57,36 +57,36 @@ impl NetNs {
         })?
     }
 
-    /// Gives the namespace a path, at which it lives on until [`unbind`](Self::unbind). The file is made.
+    /// Gives the namespace a path, at which it stays until [`unbind`](Self::unbind). The file is created.
     ///
     /// # Errors
-    /// The path, and what the kernel said.
+    /// The path and the error of the kernel.
     pub fn bind_to(&self, path: &Path) -> Result<()> {
         File::create_new(path).map_err(Error::system("make a file for a network namespace", shown(path)))?;
         let own = format!("/proc/thread-self/fd/{}", self.fd.as_raw_fd());
         mount::bind(Path::new(&own), path).inspect_err(|_| drop(fs::remove_file(path)))
     }
 
-    /// Takes the path of a bound namespace away. The namespace ends when nobody else holds it.
+    /// Removes the path of a bound namespace. The namespace ends when nobody else holds it.
     ///
     /// # Errors
-    /// The path, and what the kernel said.
+    /// The path and the error of the kernel.
     pub fn unbind(path: &Path) -> Result<()> {
         mount::unmount(path)?;
         fs::remove_file(path).map_err(Error::system("remove the file of a network namespace", shown(path)))
     }
 
-    /// What tells this namespace from others.
+    /// The identity of the namespace.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// An error of the kernel.
     pub fn id(&self) -> Result<NetNsId> {
         let stat = rustix::fs::fstat(&self.fd);
         let stat = stat.map_err(Error::system("look at the network namespace", self.shown()))?;
         Ok(NetNsId(stat.st_dev, stat.st_ino))
     }
 
-    /// Runs `work` in the namespace, in a thread of its own, and waits for it. Sockets that it opens stay in the
+    /// Runs `work` in the namespace, in a separate thread, and waits for it. Sockets that it opens stay in the
     /// namespace, whoever uses them later.
     ///
     /// # Errors
@@ -98,10 +98,7 @@ impl NetNs {
         })?
     }
 
-    /// Has the command run in the namespace. The caller may close the namespace before it spawns the command.
-    ///
-    /// # Errors
-    /// No file descriptor was left.
+    /// Makes the command run in the namespace. The caller may close the namespace before it spawns the command.
     pub fn enter_on_spawn<'a>(&self, command: &'a mut Command) -> Result<&'a mut Command> {
         let own =
             self.fd.try_clone().map_err(Error::system("duplicate the network namespace", self.shown()))?;
@@ -110,8 +107,8 @@ impl NetNs {
         Ok(unsafe { command.pre_exec(move || namespace.enter()) })
     }
 
-    /// Moves the calling thread. Not public: a thread that stays in a foreign namespace is a trap for what runs on
-    /// it next.
+    /// Moves the calling thread. Private, because a thread that stays in a foreign namespace is a trap for its next
+    /// task.
     fn enter(&self) -> io::Result<()> {
         Ok(move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
@@ -128,7 +125,7 @@ impl AsFd for NetNs {
     }
 }
 
-/// Runs `work` in a new thread. A panic in it goes on in the caller.
+/// Runs `work` in a new thread. A panic in it continues in the caller.
 fn in_thread<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
     thread::scope(|scope| {
         let spawned = thread::Builder::new().name("netns".to_owned()).spawn_scoped(scope, work);

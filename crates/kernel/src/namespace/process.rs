@@ -1,4 +1,4 @@
-//! Children that do not outlive their parent, and see their own processes.
+//! Children that end with their parent, or that see their own processes.
 
 use std::ffi::CStr;
 use std::io;
@@ -11,8 +11,8 @@ use rustix::thread::UnshareFlags;
 
 use super::enter::unshare;
 
-/// Has the kernel kill the command's process when the **thread** that spawned it ends: spawn it from a thread that
-/// lives as long as the child should (`PR_SET_PDEATHSIG`).
+/// Makes the kernel kill the command's process when the **thread** that spawned it ends, so spawn it from a thread
+/// that lives long enough (`PR_SET_PDEATHSIG`).
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     let parent = getpid();
     // SAFETY: between fork and exec only two system calls are made, and nothing is allocated on success.
@@ -28,8 +28,9 @@ fn watch(parent: Pid) -> io::Result<()> {
     }
 }
 
-/// Has the command begin with the default actions of the signals that end programs. Whoever starts this program in the
-/// background may have them ignored, which the command would inherit, and then ignore what is handed on to it.
+/// Resets the signals that end programs to their default actions for the command. A program that was started in the
+/// background may have them ignored; the command would inherit that, and would ignore signals that are passed on to
+/// it.
 pub fn with_default_signals(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec only system calls are made; `signal(2)` with SIG_DFL installs no handler.
     unsafe {
@@ -44,8 +45,9 @@ pub fn with_default_signals(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Gives the command a `/proc` of its PID namespace, which is not that of the caller, in a mount namespace of its own:
-/// programs such as `ps` look for themselves there. Where the kernel refuses, the command has the caller's `/proc`.
+/// Gives the command a `/proc` of its PID namespace, which differs from the caller's, in a separate mount namespace:
+/// programs such as `ps` look for their own process there. If the kernel refuses, the command has the caller's
+/// `/proc`.
 pub fn with_own_proc(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec there are three system calls and no allocation.
     unsafe {

@@ -1,4 +1,4 @@
-//! Attributes: length, type, value, padded to four bytes, possibly nested.
+//! Attributes: length, type and value, padded to four bytes, possibly nested.
 
 /// The kernel's limit of an attribute's length, header included (`nla_len` has 16 bits).
 pub const MAX_LENGTH: usize = u16::MAX as usize;
@@ -7,9 +7,9 @@ const HEADER: usize = 4;
 const NESTED: u16 = 1 << 15;
 const TYPE_MASK: u16 = 0x3fff;
 
-/// Puts an attribute at the end of a message.
+/// Appends an attribute to a message.
 ///
-/// The value must be shorter than 64 KiB; what this crate encodes is bounded by names, addresses, and nests that
+/// The value must be shorter than 64 KiB. What this crate encodes is limited by names, addresses, and nests that
 /// [`put_nest`] checks.
 pub fn put(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     debug_assert!(value.len() + HEADER <= MAX_LENGTH);
@@ -19,19 +19,19 @@ pub fn put(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     pad(message);
 }
 
-/// Puts a number in network byte order, as nfnetlink wants it.
+/// Appends a number in network byte order, as nfnetlink expects it.
 pub fn put_u32_be(message: &mut Vec<u8>, kind: u16, value: u32) {
     put(message, kind, &value.to_be_bytes());
 }
 
-/// Puts text with its final NUL.
+/// Appends text with its final NUL.
 pub fn put_text(message: &mut Vec<u8>, kind: u16, text: &str) {
     put(message, kind, &[text.as_bytes(), &[0]].concat());
 }
 
-/// Puts an attribute whose value is made of the attributes that `fill` puts.
+/// Appends an attribute whose value consists of the attributes that `fill` appends.
 ///
-/// A nest over [`MAX_LENGTH`] cannot be written down: its length reads as 0 then, which the kernel refuses.
+/// A nest over [`MAX_LENGTH`] cannot be represented: its length becomes 0, which the kernel rejects.
 pub fn put_nest(message: &mut Vec<u8>, kind: u16, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = message.len();
     message.extend([0; HEADER]);
@@ -42,12 +42,12 @@ pub fn put_nest(message: &mut Vec<u8>, kind: u16, fill: impl FnOnce(&mut Vec<u8>
     message[start + 2..start + 4].copy_from_slice(&(kind | NESTED).to_ne_bytes());
 }
 
-/// Fills up to the next multiple of four bytes.
+/// Pads to the next multiple of four bytes.
 pub fn pad(message: &mut Vec<u8>) {
     message.resize(message.len().next_multiple_of(4), 0);
 }
 
-/// The attributes in a piece of a message. Ends at the first that is cut off.
+/// The attributes in a part of a message. Iteration ends at the first truncated one.
 #[derive(Debug, Clone, Copy)]
 pub struct Attributes<'a>(pub &'a [u8]);
 
@@ -71,7 +71,7 @@ impl<'a> Attributes<'a> {
         self.find(|(found, _)| *found == kind).map(|(_, value)| value)
     }
 
-    /// The attributes inside the first attribute of a type; none where it is missing.
+    /// The attributes inside the first attribute of a type; none if it is missing.
     #[must_use]
     pub fn nest(self, kind: u16) -> Attributes<'a> {
         Attributes(self.get(kind).unwrap_or_default())
@@ -89,7 +89,7 @@ impl<'a> Attributes<'a> {
         Some(u64::from_be_bytes(self.get(kind)?.try_into().ok()?))
     }
 
-    /// Text, without what follows the first NUL.
+    /// Text up to the first NUL.
     #[must_use]
     pub fn text(self, kind: u16) -> Option<String> {
         let value = self.get(kind)?;

@@ -1,4 +1,4 @@
-//! What goes to the kernel, and what comes back.
+//! Messages to the kernel and from the kernel.
 
 use std::fmt;
 use std::io;
@@ -19,14 +19,14 @@ const ERROR: u16 = libc::NLMSG_ERROR as u16;
 pub struct Request {
     /// The message type (`RTM_…`, or nfnetlink's subsystem and message).
     pub kind: u16,
-    /// `NLM_F_CREATE` and the like; REQUEST, ACK and DUMP are added as needed.
+    /// `NLM_F_CREATE` and similar flags; REQUEST, ACK and DUMP are added as needed.
     pub flags: u16,
     /// The family's own header, and the attributes.
     pub payload: Vec<u8>,
 }
 
 impl Request {
-    /// Puts the message at the end of a buffer.
+    /// Appends the message to a buffer.
     pub(super) fn write(&self, buffer: &mut Vec<u8>, extra_flags: u16, sequence: u32) {
         let length = (HEADER + self.payload.len()) as u32;
         buffer.extend(length.to_ne_bytes());
@@ -38,19 +38,19 @@ impl Request {
         pad(buffer);
     }
 
-    /// How many bytes the message takes, with its header and padding.
+    /// The size of the message in bytes, with its header and padding.
     #[must_use]
     pub fn length(&self) -> usize {
         (HEADER + self.payload.len()).next_multiple_of(4)
     }
 }
 
-/// A message from the kernel that tells of an object.
+/// A message from the kernel about an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     /// The message type.
     pub kind: u16,
-    /// The port id of the socket that it answers, or whose change it tells of.
+    /// The port id of the socket whose request it answers, or whose change it reports.
     pub port: u32,
     /// The family's own header, and the attributes.
     pub payload: Vec<u8>,
@@ -61,7 +61,7 @@ pub struct Reply {
 pub struct Refusal {
     /// The error number.
     pub source: io::Error,
-    /// What the kernel said beside it (extended acknowledgement); often empty.
+    /// The kernel's message (extended acknowledgement); often empty.
     pub text: String,
 }
 
@@ -80,7 +80,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// One message as it was received.
+/// A received message.
 #[derive(Debug)]
 pub(super) struct Incoming<'a> {
     pub sequence: u32,
@@ -90,12 +90,12 @@ pub(super) struct Incoming<'a> {
     pub payload: &'a [u8],
 }
 
-/// What a received message says.
+/// The meaning of a received message.
 #[derive(Debug)]
 pub(super) enum Meaning {
-    /// A message of ours was accepted, or a dump has ended well.
+    /// A request was accepted, or a dump has ended successfully.
     Done,
-    /// A message of ours was refused, or a dump has failed.
+    /// A request was refused, or a dump has failed.
     Refused(Refusal),
     /// An object.
     Object,
@@ -127,9 +127,9 @@ pub(super) fn split(mut datagram: &[u8]) -> impl Iterator<Item = Incoming<'_>> {
     })
 }
 
-/// The refusal in an ERROR or DONE message; `None` where it says that all is well.
+/// The refusal in an ERROR or DONE message; `None` if it reports success.
 fn refusal(message: &Incoming<'_>) -> Option<Refusal> {
-    /// `NLMSGERR_ATTR_MSG`, and the flags that tell what precedes it (`linux/netlink.h`).
+    /// `NLMSGERR_ATTR_MSG`, and the flags that say what precedes it (`linux/netlink.h`).
     const TEXT: u16 = 1;
     const CAPPED: u16 = 0x100;
     const ACK_TLVS: u16 = 0x200;

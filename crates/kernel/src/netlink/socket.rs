@@ -10,7 +10,7 @@ use super::message::{
 use crate::sys::{bind, netlink_port, set_option, socket};
 use crate::{Error, Result};
 
-/// Which part of the kernel to talk to.
+/// The part of the kernel to talk to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// Links, addresses, routes, neighbours (`rtnetlink(7)`).
@@ -19,7 +19,7 @@ pub enum Family {
     Netfilter,
 }
 
-/// A socket to one network namespace: the one that the thread which opened it was in.
+/// A socket to one network namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub struct Socket {
     socket: OwnedFd,
@@ -29,20 +29,20 @@ pub struct Socket {
     port: u32,
 }
 
-/// The buffers that are asked for, in bytes; the kernel gives twice that. 100,000 set elements are a transaction of
-/// about 3 MB, and all of it must fit in one send.
+/// The requested buffer sizes in bytes; the kernel doubles them. 100,000 set elements are a transaction of about 3
+/// MB, which must fit in one send.
 const WANTED_BUFFER: i32 = 16 << 20;
 
-/// The kernel sends dumps in pieces of at most 32 KiB, and single objects that are larger alone.
+/// The kernel sends dumps in pieces of at most 32 KiB, and larger single objects separately.
 const RECEIVE_BUFFER: usize = 256 << 10;
 
-/// How many messages go to the kernel at once. Their answers must fit in the receive buffer even if all are refused.
+/// The number of messages sent at once. Their answers must fit in the receive buffer even if all are refused.
 const BATCH: usize = 500;
 
-/// How often a dump is begun again when the objects change under it.
+/// How often a dump is restarted when the objects change meanwhile.
 const DUMP_ATTEMPTS: u32 = 20;
-/// How long the first pause before that is; each one is a longer one by as much, 190 ms in all: others change nftables
-/// in bursts, at any moment and for reasons of their own.
+/// The first pause before a restart. Each further pause is longer by as much, 190 ms in total, because others change
+/// nftables in bursts.
 const DUMP_PAUSE: Duration = Duration::from_millis(1);
 
 impl Socket {
@@ -70,11 +70,11 @@ impl Socket {
         Ok(Self { socket, sequence: 0, buffer: vec![0; RECEIVE_BUFFER], send_buffer, port })
     }
 
-    /// Has the kernel also tell of changes of these kinds (`RTNLGRP_…`, `NFNLGRP_…`); read them by
-    /// [`notifications`](Self::notifications). Use a socket of its own for it.
+    /// Subscribes to changes of these kinds (`RTNLGRP_…`, `NFNLGRP_…`); read them by
+    /// [`notifications`](Self::notifications). Use a separate socket for this.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// An error of the kernel.
     pub fn subscribe(&self, groups: &[u32]) -> Result<()> {
         for group in groups {
             let joined = set_option(
@@ -88,10 +88,10 @@ impl Socket {
         Ok(())
     }
 
-    /// The changes that wait, without waiting for more. The socket becomes readable when there are some.
+    /// The waiting changes, without blocking. The socket becomes readable when there are some.
     ///
     /// # Errors
-    /// `ENOBUFS` when the kernel had to leave some out: read the whole state again.
+    /// `ENOBUFS` if the kernel had to drop some: read the whole state again.
     pub fn notifications(&mut self) -> io::Result<Vec<Reply>> {
         let mut replies = Vec::new();
         while let Some(length) = receive(&self.socket, &mut self.buffer, libc::MSG_DONTWAIT)? {
@@ -100,7 +100,7 @@ impl Socket {
         Ok(replies)
     }
 
-    /// The changes of the next datagram, for which it waits so long; none if none came.
+    /// The changes in the next datagram; waits at most this long, and returns none if none arrived.
     ///
     /// # Errors
     /// As [`notifications`](Self::notifications).
@@ -114,11 +114,11 @@ impl Socket {
         Ok(length.map(|length| split(&self.buffer[..length]).map(reply).collect()).unwrap_or_default())
     }
 
-    /// Sends messages one after another, as few system calls as possible, and gives the kernel's verdict on each. One
-    /// that is refused does not keep the next from being tried.
+    /// Sends messages one after another with as few system calls as possible, and returns the kernel's result for
+    /// each. A refusal does not prevent the next message from being tried.
     ///
     /// # Errors
-    /// The socket itself failed, and it is unknown which messages were accepted.
+    /// The socket failed, and it is unknown which messages were accepted.
     pub fn batch(&mut self, requests: &[Request]) -> io::Result<Vec<Result<(), Refusal>>> {
         let mut results: Vec<_> = requests.iter().map(|_| Ok(())).collect();
         let mut from = 0;
@@ -138,10 +138,10 @@ impl Socket {
         self.batch(std::slice::from_ref(request))?.pop().unwrap_or(Ok(()))
     }
 
-    /// Asks for one object, and gives what the kernel tells of it.
+    /// Requests one object, and returns the kernel's messages about it.
     ///
     /// # Errors
-    /// The kernel's refusal, such as `ENODEV` for a link that is not there.
+    /// The kernel's refusal, such as `ENODEV` for a missing link.
     pub fn get(&mut self, request: &Request) -> Result<Vec<Reply>, Refusal> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut data = Vec::with_capacity(request.length());
@@ -160,10 +160,10 @@ impl Socket {
         }
     }
 
-    /// Asks for all objects of a kind. Begins again when they change meanwhile, so that none is missing or twice.
+    /// Requests all objects of a kind. Restarts if they change meanwhile, so that none is missing or duplicated.
     ///
     /// # Errors
-    /// The kernel's refusal; `EINTR` when the objects never held still.
+    /// The kernel's refusal; `EINTR` if the objects kept changing.
     pub fn dump(&mut self, request: &Request) -> Result<Vec<Reply>, Refusal> {
         for attempt in 0..DUMP_ATTEMPTS {
             std::thread::sleep(DUMP_PAUSE * attempt);
@@ -174,11 +174,11 @@ impl Socket {
         Err(io::Error::from_raw_os_error(libc::EINTR).into())
     }
 
-    /// Sends messages that the kernel takes as one transaction, and gives what it said about which of them. No message
-    /// may be asked for an answer other than by its own flags.
+    /// Sends messages that the kernel handles as one transaction, and returns its results with the indices of their
+    /// messages. Messages must not request answers except by their own flags.
     ///
     /// # Errors
-    /// `EMSGSIZE` when they do not fit in the send buffer: none of them was seen by the kernel.
+    /// `EMSGSIZE` if they do not fit in the send buffer; the kernel has then seen none of them.
     pub fn transaction(&mut self, requests: &[Request]) -> io::Result<Vec<(usize, Result<(), Refusal>)>> {
         let first = self.sequence.wrapping_add(1);
         let mut data = Vec::with_capacity(requests.iter().map(Request::length).sum());
@@ -187,7 +187,7 @@ impl Socket {
             request.write(&mut data, 0, self.sequence);
         }
         self.send(&data)?;
-        // The kernel works while it takes the message: all it has to say is there when send returns.
+        // The kernel works while it accepts the message, so all results exist when send returns.
         let mut answers = Vec::new();
         while let Some(length) = receive(&self.socket, &mut self.buffer, libc::MSG_DONTWAIT)? {
             for message in split(&self.buffer[..length]) {
@@ -205,17 +205,17 @@ impl Socket {
         Ok(answers)
     }
 
-    /// What the kernel knows the socket by, in this network namespace.
+    /// The socket's port id in this network namespace.
     pub(crate) fn port(&self) -> u32 {
         self.port
     }
 
-    /// The most bytes that one send can take.
+    /// The maximum size of one send in bytes.
     pub(crate) fn send_limit(&self) -> usize {
         self.send_buffer
     }
 
-    /// How many of these messages go in one call; at least one.
+    /// The number of these messages that fit in one call; at least one.
     fn fitting(&self, requests: &[Request]) -> usize {
         let ends = requests.iter().scan(0, |end, request| {
             *end += request.length();
@@ -224,8 +224,8 @@ impl Socket {
         ends.take(BATCH).take_while(|end| *end <= self.send_buffer).count().max(1)
     }
 
-    /// Sends messages in one call and collects the verdicts. Only the last asks for an answer: the kernel answers in
-    /// order, and a refusal it tells in any case.
+    /// Sends messages in one call and collects the results. Only the last one requests an answer: the kernel answers
+    /// in order, and reports refusals in any case.
     fn exchange(&mut self, requests: &[Request], results: &mut [Result<(), Refusal>]) -> io::Result<()> {
         let first = self.sequence.wrapping_add(1);
         let mut data = Vec::with_capacity(requests.iter().map(Request::length).sum());
@@ -252,7 +252,7 @@ impl Socket {
         }
     }
 
-    /// One attempt; `None` when it was disturbed.
+    /// One attempt; `None` if the objects changed meanwhile.
     fn dump_once(&mut self, request: &Request) -> Result<Option<Vec<Reply>>, Refusal> {
         let mut replies = Vec::new();
         let quiet = self.stream(request, &mut |reply| {
@@ -262,8 +262,8 @@ impl Socket {
         Ok(quiet.then_some(replies))
     }
 
-    /// Asks for all objects of a kind, hands them over as they come, and says whether they held still meanwhile. Once
-    /// `take` wants no more, the rest stays unread, and the socket can be used for nothing else.
+    /// Requests all objects of a kind, passes them on as they arrive, and returns whether they were unchanged
+    /// meanwhile. If `take` returns false, the rest stays unread, and the socket can be used for nothing else.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -306,26 +306,26 @@ impl AsFd for Socket {
     }
 }
 
-/// Asks for large buffers, past the system's limits where that is allowed (CAP_NET_ADMIN outside of user namespaces),
-/// and gives the size of a message that surely fits in the send buffer.
+/// Requests large buffers, beyond the system's limits if that is allowed (CAP_NET_ADMIN outside of user namespaces),
+/// and returns a message size that certainly fits in the send buffer.
 fn set_buffers(socket: BorrowedFd<'_>) -> io::Result<usize> {
     for (force, plain) in [(libc::SO_SNDBUFFORCE, libc::SO_SNDBUF), (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)] {
         set_option(socket, libc::SOL_SOCKET, force, WANTED_BUFFER)
             .or_else(|_| set_option(socket, libc::SOL_SOCKET, plain, WANTED_BUFFER))?;
     }
     let given = rustix::net::sockopt::socket_send_buffer_size(socket)?;
-    // The kernel gives twice what it promises, to count its own overhead; netlink takes all but 32 bytes of it.
+    // The kernel doubles the size for its own overhead; netlink accepts all but 32 bytes of it.
     Ok(given.saturating_sub(1024))
 }
 
-/// Takes one datagram; `None` when none waits and the flags say not to wait.
+/// Receives one datagram; `None` if none waits and the flags say not to block.
 fn receive(socket: &OwnedFd, buffer: &mut [u8], flags: libc::c_int) -> io::Result<Option<usize>> {
     loop {
         let (at, room) = (buffer.as_mut_ptr().cast(), buffer.len());
         // SAFETY: the kernel writes at most `room` bytes into the buffer.
         let length = unsafe { libc::recv(socket.as_raw_fd(), at, room, flags | libc::MSG_TRUNC) };
         match usize::try_from(length) {
-            // No message of the kernel is that long; were there one, its end would be missing.
+            // No message of the kernel is that long; the end of a longer one would be missing.
             Ok(length) if length > room => return Err(io::Error::from_raw_os_error(libc::EMSGSIZE)),
             Ok(length) => return Ok(Some(length)),
             Err(_) => match io::Error::last_os_error() {

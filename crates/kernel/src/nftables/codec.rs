@@ -1,4 +1,4 @@
-//! Expressions and verdicts to and from attributes (`linux/netfilter/nf_tables.h`).
+//! Encodes and decodes expressions and verdicts (`linux/netfilter/nf_tables.h`).
 
 use super::counts::Count;
 use super::expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
@@ -16,12 +16,12 @@ const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 
-/// The name that makes the kernel choose one for an anonymous set.
+/// The name for which the kernel chooses the name of an anonymous set.
 pub const ANONYMOUS: &str = "__set%d";
-/// How the names begin that it chooses.
+/// The prefix of the names that it chooses.
 pub const ANONYMOUS_PREFIX: &str = "__set";
 
-/// Puts an expression as an element of a list. `inline` gives the id that an inline set has in the transaction.
+/// Appends an expression as an element of a list. `inline` returns the id of an inline set in the transaction.
 pub fn put_expr(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> u32) {
     put_nest(to, LIST_ELEM, |to| {
         put_text(to, EXPR_NAME, name(expr));
@@ -29,13 +29,13 @@ pub fn put_expr(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> u
     });
 }
 
-/// Puts the content of an expression that counts.
+/// Appends the content of a counter expression.
 pub fn put_counter(to: &mut Vec<u8>) {
     put_text(to, EXPR_NAME, name(&Expr::Counter));
     put_nest(to, EXPR_DATA, |_| ());
 }
 
-/// What an expression has counted, if that is what it does (`NFTA_COUNTER_BYTES`, `NFTA_COUNTER_PACKETS`).
+/// The count of a counter expression (`NFTA_COUNTER_BYTES`, `NFTA_COUNTER_PACKETS`).
 pub fn count(attributes: Attributes<'_>) -> Option<Count> {
     if attributes.text(EXPR_NAME).as_deref() != Some("counter") {
         return None;
@@ -44,7 +44,8 @@ pub fn count(attributes: Attributes<'_>) -> Option<Count> {
     Some(Count { packets: data.u64_be(2)?, bytes: data.u64_be(1)? })
 }
 
-/// What the kernel knows it by; in tests some are as unknown to it as those of a module that is not there.
+/// The kernel's name of the expression. Tests replace some names, so that they are as unknown as those of a missing
+/// module.
 fn name(expr: &Expr) -> &str {
     let name = known_name(expr);
     #[cfg(any(test, feature = "missing-modules"))]
@@ -159,12 +160,12 @@ fn put_set_ref(to: &mut Vec<u8>, set: &SetRef, inline: &mut dyn FnMut(&Set) -> u
     }
 }
 
-/// Puts data that is a value.
+/// Appends data that is a value.
 pub fn put_value(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     put_nest(to, kind, |to| put(to, DATA_VALUE, value));
 }
 
-/// Puts data that is a verdict.
+/// Appends data that is a verdict.
 pub fn put_verdict(to: &mut Vec<u8>, kind: u16, verdict: &Verdict) {
     let (code, chain) = match verdict {
         Verdict::Drop => (0, None),
@@ -184,8 +185,8 @@ pub fn put_verdict(to: &mut Vec<u8>, kind: u16, verdict: &Verdict) {
     });
 }
 
-/// Reads an expression. `inline` finds the anonymous set of a name. What this module does not write, it reads as
-/// [`Expr::Other`].
+/// Decodes an expression. `inline` finds the anonymous set of a name. Expressions that this module does not write
+/// become [`Expr::Other`].
 pub fn expr(attributes: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Expr {
     let name = attributes.text(EXPR_NAME).unwrap_or_default();
     let data = attributes.nest(EXPR_DATA);
@@ -223,7 +224,7 @@ fn known(name: &str, data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>)
             last: value(data, 4)?.to_vec(),
         },
         "bitwise" => {
-            // 0 is the operation that masks and turns over; older kernels do not say.
+            // 0 is the mask and xor operation; older kernels omit it.
             (data.u32_be(6).unwrap_or(0) == 0).then_some(())?;
             let (source, destination) = (register_at(1)?, register_at(2)?);
             Expr::Bitwise {
@@ -299,14 +300,14 @@ pub fn verdict(data: Attributes<'_>) -> Option<Verdict> {
     })
 }
 
-/// `NFT_REG32_00`, from which the registers of four bytes are counted.
+/// `NFT_REG32_00`, the first of the four-byte registers.
 const REGISTER_32: u32 = 8;
 
 fn number(register: Register) -> u32 {
     REGISTER_32 + u32::from(register)
 }
 
-/// Reads a register. The kernel calls those at multiples of 16 bytes by their old names, 1 to 4.
+/// Decodes a register. The kernel uses the old names, 1 to 4, for those at multiples of 16 bytes.
 fn register(number: u32) -> Option<Register> {
     match number {
         1..=4 => Some((number as Register - 1) * 4),
@@ -323,7 +324,7 @@ pub mod unheard {
 
     thread_local! { static EXPRESSIONS: Cell<&'static [&'static str]> = const { Cell::new(&[]) }; }
 
-    /// Has this thread give the kernel other names for these expressions, of which it has never heard.
+    /// Makes this thread use unknown names for these expressions.
     pub fn set(names: &'static [&'static str]) {
         EXPRESSIONS.set(names);
     }

@@ -1,4 +1,4 @@
-//! Rules and elements with what they have counted, read chain by chain and set by set.
+//! Rules and elements with their counts, read chain by chain and set by set.
 
 use std::collections::BTreeMap;
 
@@ -7,36 +7,36 @@ use crate::Result;
 use crate::netlink::Reply;
 use crate::netlink::attribute::put_text;
 
-/// What was counted.
+/// A count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
     /// Packets.
     pub packets: u64,
-    /// Bytes of these, from the IP header on.
+    /// Their bytes, from the IP header on.
     pub bytes: u64,
 }
 
-/// A rule as it is in the kernel.
+/// A rule in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CountedRule {
     /// The rule.
     pub rule: Rule,
-    /// What it has counted, if it counts.
+    /// Its count, if it counts.
     pub count: Option<Count>,
 }
 
-/// The elements of a set as they are in the kernel.
+/// The elements of a set in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CountedElements {
     /// The elements, by key.
     pub elements: BTreeMap<Key, Value>,
-    /// What they have counted, by key, if they count.
+    /// Their counts by key, if they count.
     pub counts: BTreeMap<Key, Count>,
 }
 
 impl Nft {
-    /// The rules of a chain, in order; none where there is no such chain. Sets that belong to a rule alone are not read:
-    /// such a rule's lookups are [`Expr::Other`](super::Expr::Other).
+    /// The rules of a chain in order; none if there is no such chain. Anonymous sets are not read: lookups in them
+    /// become [`Expr::Other`](super::Expr::Other).
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -46,14 +46,14 @@ impl Nft {
         })?;
         let rules = replies.iter().filter_map(|reply| {
             let data = decode::attributes(reply);
-            // Old kernels do not leave out those of other chains.
+            // Old kernels also return the rules of other chains.
             let (of, rule) = decode::rule(data, &|_| None)?;
             (of == chain).then(|| CountedRule { rule, count: decode::rule_count(data) })
         });
         Ok(rules.collect())
     }
 
-    /// What the sets of a table are, by name, without their elements; none where there is no such table.
+    /// The types of the sets of a table by name, without elements; none if there is no such table.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -63,11 +63,11 @@ impl Nft {
         Ok(sets.map(|(name, set)| (name, set.spec)).collect())
     }
 
-    /// The elements of a set. A hash set that was just filled is still being resized by the kernel, which then lists
-    /// some elements twice and leaves as many out; so a list with doubles is asked for again.
+    /// The elements of a set. The kernel may still be resizing a hash set that was just filled; it then lists some
+    /// elements twice and omits as many others. So a list with duplicates is requested again.
     ///
     /// # Errors
-    /// The kernel's refusal, or that the set never held still.
+    /// The kernel's refusal, or the set kept changing.
     pub fn counted_elements(&mut self, table: &str, set: &str, spec: &SetSpec) -> Result<CountedElements> {
         for _ in 0..LIST_ATTEMPTS {
             let replies = self.dump(libc::NFT_MSG_GETSETELEM, table, |to| {
@@ -84,7 +84,7 @@ impl Nft {
         Err(super::busy(format!("table {table}, set {set}")))
     }
 
-    /// As [`dump`](Self::dump): of what is not there, nothing.
+    /// Like [`dump`](Self::dump), but returns nothing for what does not exist.
     fn dump_if_there(
         &mut self,
         kind: i32,

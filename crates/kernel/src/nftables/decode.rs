@@ -1,4 +1,4 @@
-//! Dumps to plain data.
+//! Decodes dumps to plain data.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use super::model::{
 use crate::netlink::Reply;
 use crate::netlink::attribute::Attributes;
 
-/// The attributes behind `struct nfgenmsg`.
+/// The attributes after `struct nfgenmsg`.
 pub fn attributes(reply: &Reply) -> Attributes<'_> {
     Attributes(reply.payload.get(4..).unwrap_or_default())
 }
 
-/// The lower half of the ruleset's generation, which the kernel writes into each object of a dump.
+/// The lower half of the ruleset's generation, which is in each object of a dump.
 pub fn generation(reply: &Reply) -> Option<u16> {
     Some(u16::from_be_bytes([*reply.payload.get(2)?, *reply.payload.get(3)?]))
 }
@@ -49,7 +49,7 @@ pub fn rule(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Optio
     Some((data.text(NFTA_RULE_CHAIN)?, Rule { exprs, comment }))
 }
 
-/// The comment among what `nft` keeps beside a rule: (type, length, bytes) one after another, 0 is the comment.
+/// The comment in a rule's user data: (type, length, bytes) one after another, 0 is the comment.
 fn comment(mut userdata: &[u8]) -> Option<String> {
     while let [kind, length, rest @ ..] = userdata {
         let (text, next) = rest.split_at_checked(usize::from(*length))?;
@@ -61,8 +61,8 @@ fn comment(mut userdata: &[u8]) -> Option<String> {
     None
 }
 
-/// A set without its elements, and its name. Where it is of a kind that this crate does not make, its key has no
-/// fields, so that it equals none of ours.
+/// A set without its elements, and its name. For a set of an unknown kind, the key has no fields, so that it differs
+/// from all of Tortie's sets.
 pub fn set(data: Attributes<'_>) -> Option<(String, Set)> {
     const NFT_SET_ANONYMOUS_OR_CONSTANT: u32 = 3;
     let flags = data.u32_be(NFTA_SET_FLAGS).unwrap_or(0); // the kernel leaves a 0 out
@@ -82,7 +82,7 @@ pub fn set(data: Attributes<'_>) -> Option<(String, Set)> {
     Some((data.text(NFTA_SET_NAME)?, Set { spec, elements: BTreeMap::new() }))
 }
 
-/// The fields of a type number: six bits each, the first in front.
+/// The fields of a type number: six bits each, the first field in the highest bits.
 fn fields(mut number: u32) -> Option<Vec<Field>> {
     let mut fields = Vec::new();
     while number != 0 {
@@ -92,7 +92,7 @@ fn fields(mut number: u32) -> Option<Vec<Field>> {
     Some(fields)
 }
 
-/// One half of a range, or a whole element, as the kernel lists it.
+/// One end of a range, or a whole element, as listed by the kernel.
 pub struct Listed {
     key: Key,
     closes: bool,
@@ -100,7 +100,7 @@ pub struct Listed {
     count: Option<Count>,
 }
 
-/// The elements in one message. One that cannot be read is left out: it is none of ours.
+/// The elements in one message, without those that cannot be decoded, which Tortie did not write.
 pub fn elements(data: Attributes<'_>) -> Vec<Listed> {
     let list = data.nest(NFTA_SET_ELEM_LIST_ELEMENTS).filter(|(kind, _)| *kind == LIST_ELEM);
     list.filter_map(|(_, element)| listed(Attributes(element))).collect()
@@ -119,12 +119,12 @@ fn listed(data: Attributes<'_>) -> Option<Listed> {
     })
 }
 
-/// What each element has counted, by its key, of ranges by the first.
+/// The count of each element by key; for ranges, by the first key.
 pub fn counts(listed: &[Listed]) -> BTreeMap<Key, Count> {
     listed.iter().filter_map(|element| Some((element.key, element.count?))).collect()
 }
 
-/// What a rule's first counter has counted.
+/// The count of a rule's first counter.
 pub fn rule_count(data: Attributes<'_>) -> Option<Count> {
     let mut list = data.nest(NFTA_RULE_EXPRESSIONS).filter(|(kind, _)| *kind == LIST_ELEM);
     list.find_map(|(_, one)| count(Attributes(one)))
@@ -135,12 +135,12 @@ fn element_data(data: Attributes<'_>) -> Option<Data> {
     verdict(data.nest(NFTA_SET_ELEM_DATA)).map(Data::Verdict).or_else(number)
 }
 
-/// The elements of a set from all that was listed, whatever the order, and also where some were listed twice.
+/// The elements of a set from everything that was listed, in any order and with duplicates.
 pub fn join(spec: &SetSpec, mut listed: Vec<Listed>) -> BTreeMap<Key, Value> {
     if !spec.interval || spec.key.len() > 1 {
         return listed.into_iter().map(|element| (element.key, element.value)).collect();
     }
-    // Where one range ends and the next begins, the end comes first.
+    // Where one range ends and the next begins, the end sorts first.
     listed.sort_by_key(|element| (element.key, !element.closes));
     let mut ranges = BTreeMap::new();
     let mut open: Option<Listed> = None;

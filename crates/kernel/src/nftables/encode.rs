@@ -1,4 +1,4 @@
-//! Changes to messages (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`).
+//! Encodes changes as messages (`linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`).
 
 use super::codec::{ANONYMOUS, LIST_ELEM, put_counter, put_expr, put_value, put_verdict};
 use super::model::{BaseChain, ChainKind, Data, DataKind, Element, Field, Key, Rule, Set, SetSpec};
@@ -14,27 +14,27 @@ const INET: u8 = 1;
 /// `NFNL_SUBSYS_NFTABLES`.
 const SUBSYSTEM: u16 = 10;
 
-/// The most bytes of elements in one message; more than this and one more element still fit in an attribute.
+/// The maximum size of the elements in one message; this and one more element still fit in an attribute.
 const ELEMENTS_ROOM: usize = MAX_LENGTH - 512;
 
-/// The messages of one change, or of some that belong together, and which change they are.
+/// The messages of a part of one change, with the index of the change.
 pub struct Piece {
-    /// The change's place in the transaction.
+    /// The index of the change in the transaction.
     pub op: usize,
     /// The messages.
     pub requests: Vec<Request>,
 }
 
 impl Piece {
-    /// Its bytes.
+    /// Its size in bytes.
     pub fn length(&self) -> usize {
         self.requests.iter().map(Request::length).sum()
     }
 }
 
-/// The messages of a transaction, in the pieces in which it can be cut: a chain's rules stay together, as its
-/// anonymous sets are known in one transaction only; elements may come and go one message after another, each of which
-/// fits where there is `room` for so many bytes. What comes in the place of an element that goes comes with it.
+/// The messages of a transaction, in pieces at which it can be split. A chain's rules stay together, because
+/// anonymous sets exist within one transaction only. Elements may be split; each message has at most `room` bytes.
+/// The replacement of an element comes together with its removal.
 pub fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
     let elements_room = ELEMENTS_ROOM.min(room / 2);
     let mut encoder = Encoder { table: &transaction.table, next_set_id: 1, elements_room };
@@ -59,7 +59,7 @@ pub fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
     pieces
 }
 
-/// Whether a change adds elements to the set that the one before took some out of.
+/// Whether a change adds elements to the set from which the previous change removed some.
 fn replaces(op: &Op, before: Option<&Op>) -> bool {
     match (before, op) {
         (Some(Op::DeleteElements(one, ..)), Op::AddElements(other, ..)) => one == other,
@@ -67,7 +67,7 @@ fn replaces(op: &Op, before: Option<&Op>) -> bool {
     }
 }
 
-/// The bytes of a rule in a chain of that name, with all that it needs.
+/// The size of a rule in a chain of that name, with everything it needs.
 pub fn rule_length(table: &str, chain: &str, rule: &Rule) -> usize {
     let mut encoder = Encoder { table, next_set_id: 1, elements_room: ELEMENTS_ROOM };
     encoder.set_rules(chain, std::slice::from_ref(rule)).iter().map(Request::length).sum()
@@ -93,7 +93,7 @@ fn header(family: u8, resource: u16) -> Vec<u8> {
     vec![family, 0, high, low]
 }
 
-/// A message about an object of a table; also used to ask for objects.
+/// A message about an object of a table; also used for requests.
 pub fn message(kind: i32, flags: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
     let mut payload = header(INET, 0);
     fill(&mut payload);
@@ -102,9 +102,9 @@ pub fn message(kind: i32, flags: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Reques
 
 struct Encoder<'a> {
     table: &'a str,
-    /// Ids name sets inside one transaction only.
+    /// Ids identify sets within one transaction only.
     next_set_id: u32,
-    /// How many bytes of elements a message may have before it is ended.
+    /// The maximum size of the elements in a message.
     elements_room: usize,
 }
 
@@ -175,7 +175,7 @@ impl Encoder<'_> {
         requests
     }
 
-    /// The messages that make an anonymous set, which precede the rule that it belongs to.
+    /// The messages that create an anonymous set, which precede its rule.
     fn inline_set(&mut self, set: &Set) -> (u32, Vec<Request>) {
         const NFT_SET_ANONYMOUS: u32 = 1;
         const NFT_SET_CONSTANT: u32 = 2;
@@ -221,7 +221,7 @@ impl Encoder<'_> {
         })
     }
 
-    /// Messages with elements, as many as are needed to keep each attribute below its limit.
+    /// The messages with elements, as many as necessary to keep each attribute below its limit.
     fn elements(
         &self,
         kind: i32,
@@ -263,13 +263,13 @@ fn put_base(to: &mut Vec<u8>, base: &BaseChain) {
     put_text(to, NFTA_CHAIN_TYPE, kind);
 }
 
-/// A comment as `nft` keeps it: type, length, text with its NUL (`NFTNL_UDATA_RULE_COMMENT` of libnftnl).
+/// A comment in `nft`'s form: type, length, text with its NUL (`NFTNL_UDATA_RULE_COMMENT` of libnftnl).
 fn comment(text: &str) -> Vec<u8> {
     let text = &text[..text.floor_char_boundary(Rule::LONGEST_COMMENT)];
     [&[0, text.len() as u8 + 1], text.as_bytes(), &[0]].concat()
 }
 
-/// The byte order of the keys, without which `nft` shows interface names as empty (`NFTNL_UDATA_SET_KEYBYTEORDER` of
+/// The byte order of the keys. Without it, `nft` shows interface names as empty (`NFTNL_UDATA_SET_KEYBYTEORDER` of
 /// libnftnl, and the `BYTEORDER_…` of nftables).
 fn byte_order(spec: &SetSpec) -> [u8; 6] {
     let order: u32 = match spec.key.as_slice() {
@@ -287,7 +287,7 @@ pub fn set_flags(spec: &SetSpec) -> u32 {
     interval | concat | map
 }
 
-/// The fields of a concatenation take up whole registers of four bytes.
+/// The fields of a concatenation occupy whole registers of four bytes.
 fn key_length(spec: &SetSpec) -> usize {
     match spec.key.as_slice() {
         [field] => field.length(),
@@ -324,7 +324,7 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
         return put_one(to, &element.key, false, Some(last.unwrap_or(&element.key)));
     }
     put_one(to, &element.key, false, None);
-    // A range is an element where it begins and one behind its end; there is nothing behind the last key of all.
+    // A range is an element at its beginning and one after its end; there is none after the last possible key.
     if spec.interval
         && let Some(behind) = last.unwrap_or(&element.key).next()
     {
@@ -332,7 +332,7 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
     }
 }
 
-// The numbers of `enum nft_table_attributes` and the like. The name of the table is 1 everywhere.
+// The numbers of `enum nft_table_attributes` and similar enumerations. The name of the table is 1 everywhere.
 pub const NFTA_TABLE: u16 = 1;
 pub const NFTA_TABLE_FLAGS: u16 = 2;
 pub const NFTA_TABLE_OWNER: u16 = 7;
@@ -354,7 +354,7 @@ pub const NFTA_SET_DATA_LEN: u16 = 7;
 pub const NFTA_SET_DESC: u16 = 9;
 pub const NFTA_SET_ID: u16 = 10;
 pub const NFTA_SET_USERDATA: u16 = 13;
-/// What every new element gets a copy of (Linux 5.7 for sets that no rule fills).
+/// The expression of which every new element gets a copy (Linux 5.7 for sets that no rule fills).
 pub const NFTA_SET_EXPR: u16 = 17;
 pub const NFTA_SET_DESC_CONCAT: u16 = 2;
 pub const NFTA_SET_FIELD_LEN: u16 = 1;

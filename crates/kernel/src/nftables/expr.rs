@@ -1,8 +1,8 @@
-//! The expressions that rules are made of (`linux/netfilter/nf_tables.h`).
+//! The expressions in rules (`linux/netfilter/nf_tables.h`).
 
 use super::model::Set;
 
-/// One of the sixteen registers of four bytes, 0 to 15. Longer values take several in a row.
+/// One of the sixteen registers of four bytes, 0 to 15. Longer values occupy several consecutive registers.
 pub type Register = u8;
 
 /// A step of a rule.
@@ -10,46 +10,46 @@ pub type Register = u8;
 pub enum Expr {
     /// Loads bytes of the packet.
     Payload {
-        /// Where they go.
+        /// The destination.
         register: Register,
-        /// Which header they are in.
+        /// The header.
         header: Header,
         /// The offset in it, in bytes.
         offset: u32,
-        /// How many bytes.
+        /// The length in bytes.
         length: u32,
     },
-    /// Loads something about the packet.
+    /// Loads metadata of the packet.
     Meta {
-        /// Where it goes.
+        /// The destination.
         register: Register,
-        /// What.
+        /// The metadata.
         key: MetaKey,
     },
-    /// Stores the register as something of the packet: its mark only.
+    /// Stores the register as metadata of the packet (its mark only).
     SetMeta {
-        /// Where it is.
+        /// The source.
         register: Register,
-        /// What is set.
+        /// The metadata.
         key: MetaKey,
     },
     /// Loads the connection's state as a bit of [`state`], in host byte order.
     CtState {
-        /// Where it goes.
+        /// The destination.
         register: Register,
     },
-    /// Goes on only if the register compares to the value like this.
+    /// Continues only if the comparison of register and value holds.
     Cmp {
-        /// What is compared.
+        /// The register to compare.
         register: Register,
-        /// How.
+        /// The comparison.
         op: CmpOp,
-        /// With what; its length says how many bytes.
+        /// The value; its length is the number of compared bytes.
         value: Vec<u8>,
     },
-    /// Goes on only if the register is in the range (or not in it, when `invert`).
+    /// Continues only if the register is in the range (not in it, if `invert`).
     Range {
-        /// What is compared.
+        /// The register to compare.
         register: Register,
         /// Whether it must be outside.
         invert: bool,
@@ -60,92 +60,92 @@ pub enum Expr {
     },
     /// `destination = (source & mask) ^ xor`.
     Bitwise {
-        /// Where it comes from.
+        /// The source register.
         source: Register,
-        /// Where it goes.
+        /// The destination register.
         destination: Register,
-        /// What is kept.
+        /// The bits to keep.
         mask: Vec<u8>,
-        /// What is turned over; as long as the mask.
+        /// The bits to invert; same length as the mask.
         xor: Vec<u8>,
     },
-    /// Goes on only if the register is in the set (or not in it, when `invert`).
+    /// Continues only if the register is in the set (not in it, if `invert`).
     Lookup {
-        /// Where the key is.
+        /// The register of the key.
         register: Register,
         /// The set.
         set: SetRef,
-        /// Whether it must not be in it.
+        /// Whether the key must be absent.
         invert: bool,
     },
-    /// Takes the verdict that the map has for the register; goes on if it has none.
+    /// Takes the map's verdict for the register; continues if there is none.
     VerdictMap {
-        /// Where the key is.
+        /// The register of the key.
         register: Register,
         /// The map.
         set: SetRef,
     },
-    /// Loads a value that is always the same.
+    /// Loads a constant.
     Immediate {
-        /// Where it goes.
+        /// The destination.
         register: Register,
         /// The value.
         value: Vec<u8>,
     },
-    /// Loads the number that the map has for the register; goes on only if it has one.
+    /// Loads the map's number for the register; continues only if there is one.
     Map {
-        /// Where the key is.
+        /// The register of the key.
         register: Register,
         /// The map.
         set: SetRef,
-        /// Where the number goes.
+        /// The destination.
         destination: Register,
     },
     /// Takes a verdict.
     Verdict(Verdict),
-    /// Counts packets and bytes. The counts are no part of the value.
+    /// Counts packets and bytes. The counts are not part of the value.
     Counter,
-    /// Refuses the packet and says so to its sender.
+    /// Rejects the packet with an answer to its sender.
     Reject(Reject),
     /// Sends the packet to a group of nflog listeners.
     Log {
         /// The group.
         group: u16,
-        /// What the listener is told with it, at most 127 bytes.
+        /// The prefix for the listener, at most 127 bytes.
         prefix: String,
     },
-    /// Gives the flow the address of the interface that it leaves by.
+    /// Translates the source to the address of the outgoing interface.
     Masquerade,
     /// Leaves the packet out of connection tracking.
     Notrack,
-    /// Loads what the routing tables say of the packet.
+    /// Looks the packet up in the routing tables.
     Fib {
-        /// Where it goes.
+        /// The destination.
         register: Register,
-        /// What is asked for (`NFT_FIB_RESULT_…`).
+        /// The requested result (`NFT_FIB_RESULT_…`).
         result: u32,
-        /// What is looked up (`NFTA_FIB_F_…`).
+        /// The lookup key (`NFTA_FIB_F_…`).
         flags: u32,
     },
-    /// An expression of somebody else, by its name and encoded attributes.
+    /// A foreign expression, by its name and encoded attributes.
     Other(String, Vec<u8>),
 }
 
 /// Bits of a connection's state (`NF_CT_STATE_BIT`).
 pub mod state {
-    /// Belongs to no connection that is known or could begin.
+    /// Belongs to no known connection and cannot begin one.
     pub const INVALID: u32 = 1;
-    /// Belongs to a connection that has seen packets both ways.
+    /// Belongs to a connection with packets in both directions.
     pub const ESTABLISHED: u32 = 2;
-    /// Begins a connection, or is an error message, that another one brought about.
+    /// Begins a connection, or is an ICMP error, related to another one.
     pub const RELATED: u32 = 4;
     /// Begins a connection.
     pub const NEW: u32 = 8;
-    /// Left out of connection tracking.
+    /// Not tracked.
     pub const UNTRACKED: u32 = 64;
 }
 
-/// Which header a payload is in.
+/// The header of a payload expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Header {
     /// IPv4 or IPv6.
@@ -154,14 +154,14 @@ pub enum Header {
     Transport = 2,
 }
 
-/// What is known about a packet.
+/// Metadata of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MetaKey {
     /// Its mark, in host byte order.
     Mark = 3,
-    /// The name of the interface that it came in by: 16 bytes.
+    /// The name of the incoming interface: 16 bytes.
     InputInterface = 6,
-    /// The name of the interface that it goes out by: 16 bytes.
+    /// The name of the outgoing interface: 16 bytes.
     OutputInterface = 7,
     /// 2 for IPv4, 10 for IPv6: one byte.
     NfProto = 15,
@@ -169,7 +169,7 @@ pub enum MetaKey {
     L4Proto = 16,
 }
 
-/// How values are compared, as numbers in network byte order.
+/// A comparison of numbers in network byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the names say it
 pub enum CmpOp {
@@ -181,7 +181,7 @@ pub enum CmpOp {
     GreaterOrEqual = 5,
 }
 
-/// Which set.
+/// A reference to a set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SetRef {
     /// The set of this name in the same table.
@@ -197,24 +197,24 @@ impl SetRef {
     }
 }
 
-/// What becomes of a packet.
+/// A verdict on a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
-    /// Ends this base chain well.
+    /// Accepts the packet in this base chain.
     Accept,
-    /// Ends the packet.
+    /// Drops the packet.
     Drop,
-    /// Goes on with the next rule.
+    /// Continues with the next rule.
     Continue,
-    /// Goes back behind the last jump; in a base chain, its policy decides.
+    /// Returns to the rule after the last jump; in a base chain, the policy decides.
     Return,
-    /// Goes to a chain, and comes back from it.
+    /// Calls a chain.
     Jump(String),
-    /// Goes to a chain, and from its end to where this one would have gone.
+    /// Continues in a chain without returning here: at its end, the packet returns to the caller of this chain.
     Goto(String),
 }
 
-/// How the sender is told.
+/// The answer to the sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reject {
     /// A TCP reset.

@@ -1,7 +1,7 @@
 //! nftables without `nft`: tables as plain data, written and read over nfnetlink.
 //!
-//! A [`Table`] says what should be. [`diff`] finds what must change, [`Nft::commit`] changes it in one transaction,
-//! and [`Nft::list`] reads it back as the same data.
+//! A [`Table`] is the desired state. [`diff`] finds the necessary changes, [`Nft::commit`] makes them in one
+//! transaction, and [`Nft::list`] reads the table back as the same data.
 
 pub mod expr;
 
@@ -36,17 +36,17 @@ use crate::netlink::attribute::put_text;
 use crate::netlink::{Family, Reply, Request, Socket};
 use crate::{Error, Result};
 
-/// A connection to the nftables of one network namespace: the one of the thread that opened it.
+/// A netlink connection to the nftables of one network namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub struct Nft {
     socket: Socket,
-    /// The most bytes of one transaction.
+    /// The maximum size of a transaction in bytes.
     limit: usize,
-    /// How many transactions the kernel has taken.
+    /// The number of transactions that the kernel has accepted.
     commits: u32,
 }
 
-/// How often a table or a set is read again when it changes meanwhile.
+/// How often a table or a set is read again if it changes meanwhile.
 const LIST_ATTEMPTS: usize = 20;
 
 impl Nft {
@@ -60,23 +60,23 @@ impl Nft {
         Ok(Self { socket, limit, commits: 0 })
     }
 
-    /// Makes no transaction larger than this many bytes, nor than the socket's buffer.
+    /// Limits transactions to this many bytes, and to the socket's buffer.
     pub fn limit_transactions(&mut self, bytes: usize) {
         self.limit = bytes.min(self.socket.send_limit());
     }
 
-    /// What the kernel knows the connection by.
+    /// The connection's port id.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.socket.port()
     }
 
-    /// How many transactions of this connection the kernel has taken, each of which has made a generation of the ruleset.
+    /// The number of accepted transactions of this connection. Each has created a generation of the ruleset.
     pub fn commits(&self) -> u32 {
         self.commits
     }
 
-    /// How many bytes of messages fit in one transaction.
+    /// The number of bytes of messages that fit in one transaction.
     #[must_use]
     pub fn room(&self) -> usize {
         self.limit.saturating_sub(BATCH_ENDS)
@@ -88,8 +88,7 @@ impl Nft {
         encode::encode(transaction, self.room()).iter().map(Piece::length).sum::<usize>() <= self.room()
     }
 
-    /// The messages of a transaction, from the one that begins it to the one that ends it, of which the last change asks for
-    /// an answer.
+    /// The messages of a transaction, including its first and last message. The last change requests an answer.
     #[must_use]
     pub fn messages(&self, transaction: &Transaction) -> Vec<Request> {
         let pieces = encode::encode(transaction, self.room());
@@ -98,11 +97,10 @@ impl Nft {
         [vec![encode::begin()], requests, vec![encode::end()]].concat()
     }
 
-    /// Makes the changes, all or none.
+    /// Makes all of the changes or none.
     ///
     /// # Errors
-    /// The chain or set that the kernel refused, and why; `EMSGSIZE` and the largest change where they do not fit in
-    /// one transaction.
+    /// The refused chain or set, and why; `EMSGSIZE` and the largest change if they do not fit in one transaction.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<()> {
         let pieces = encode::encode(transaction, self.room());
         if pieces.iter().map(Piece::length).sum::<usize>() > self.room() {
@@ -112,12 +110,12 @@ impl Nft {
         self.send(transaction, pieces.into_iter().flat_map(requests).collect())
     }
 
-    /// Makes the changes in their order, in as many transactions as it takes, and says how many. The rules of a chain
-    /// are set at once, elements come and go one by one. Packets meet every state in between, which must be fit for
-    /// that. After a failure the transactions before it stay made.
+    /// Makes the changes in order, in as many transactions as necessary, and returns their number. The rules of a
+    /// chain are set at once; elements are added and removed separately. Packets meet every intermediate state, which
+    /// must be suitable for that. After a failure, earlier transactions stay.
     ///
     /// # Errors
-    /// As [`commit`](Self::commit); what fits in no transaction is refused before anything is done.
+    /// As [`commit`](Self::commit); a change that fits in no transaction is rejected before anything is done.
     pub fn commit_in_order(&mut self, transaction: &Transaction) -> Result<usize> {
         let pieces = encode::encode(transaction, self.room());
         if let Some(piece) = pieces.iter().find(|piece| piece.length() > self.room()) {
@@ -137,10 +135,10 @@ impl Nft {
         Ok(transactions + 1)
     }
 
-    /// Sends one batch of messages, each with the place of its change.
+    /// Sends one batch of messages, each with the index of its change.
     fn send(&mut self, transaction: &Transaction, batch: Vec<(usize, Request)>) -> Result<()> {
         let (ops, mut requests): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-        // The last change is asked for an answer, so that silence is not taken for success. Linux before 6.10 does not
+        // The last change requests an answer, so that silence does not count as success. Linux before 6.10 does not
         // answer the message that ends the batch.
         let Some(last) = requests.last_mut() else { return Ok(()) };
         last.flags |= libc::NLM_F_ACK as u16;
@@ -167,22 +165,22 @@ impl Nft {
         Ok(())
     }
 
-    /// Reads a table with all that is in it; `None` where there is none of that name.
+    /// Reads a table with its content; `None` if there is none of that name.
     ///
     /// # Errors
-    /// The kernel's refusal, or that the table never held still.
+    /// The kernel's refusal, or the table kept changing.
     pub fn list(&mut self, table: &str) -> Result<Option<Table>> {
         let mut last = None;
         for _ in 0..LIST_ATTEMPTS {
             let before = self.table(table)?;
             let Some(header) = before else { return Ok(None) };
             let listed = match self.content(table, header.flags) {
-                // Others changed theirs again and again, within each of the dump's attempts.
+                // Others changed their tables repeatedly, within each of the dump's attempts.
                 Err(error) if error.errno() == Some(libc::EINTR) => continue,
                 listed => listed,
             };
-            // The generation is that of all tables. Where others change theirs all the time, it tells nothing of this
-            // one; that it was read twice and is the same does.
+            // The generation is that of all tables. If others change theirs all the time, it says nothing about this
+            // table; but two equal readings do.
             if self.table(table)? == Some(header) || (listed.is_ok() && listed.as_ref().ok() == last.as_ref())
             {
                 return listed.map(Some);
@@ -192,10 +190,10 @@ impl Nft {
         Err(busy(format!("table {table}")))
     }
 
-    /// Whether the table may be changed by this connection: nobody owns it, or it is there not at all.
+    /// Whether this connection may change the table: nobody owns it, or it does not exist.
     ///
     /// # Errors
-    /// [`Error::TableOwned`] where another connection owns it; the kernel's refusal to list it.
+    /// [`Error::TableOwned`] if another connection owns it; the kernel's refusal to list it.
     pub fn check_owner(&mut self, table: &str) -> Result<()> {
         match self.table(table)?.and_then(|header| header.owner) {
             Some(owner) if owner != self.socket.port() => {
@@ -245,7 +243,7 @@ impl Nft {
         Ok(Table { flags, chains, sets })
     }
 
-    /// The objects of a kind in a table. The kernel does not leave out those of other tables for every kind.
+    /// The objects of a kind in a table. For some kinds, the kernel also returns those of other tables.
     fn dump(&mut self, kind: i32, table: &str, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Vec<Reply>> {
         let request = encode::message(kind, 0, |to| {
             put_text(to, encode::NFTA_TABLE, table);
@@ -259,7 +257,7 @@ impl Nft {
     }
 }
 
-/// What the kernel says of a table itself.
+/// The kernel's data about a table itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TableHeader {
     flags: u32,
@@ -282,5 +280,5 @@ fn busy(object: String) -> Error {
     Error::refused("hold still while it is listed", object)(std::io::Error::from_raw_os_error(libc::EBUSY))
 }
 
-/// The messages that begin and end a batch, in bytes.
+/// The size of the messages that begin and end a batch, in bytes.
 const BATCH_ENDS: usize = 64;

@@ -1,4 +1,4 @@
-//! An nftables table as plain data. What is put into the kernel, and what is read back, are the same values.
+//! An nftables table as plain data. The same values are written to the kernel and read back.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::expr::{Expr, Verdict};
 
-/// A table of the family `inet`, which sees IPv4 and IPv6.
+/// A table of the family `inet`, which handles IPv4 and IPv6.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
     /// `NFT_TABLE_F_…` flags: see [`Table::OWNER`] and [`Table::PERSIST`].
@@ -18,44 +18,45 @@ pub struct Table {
 }
 
 impl Table {
-    /// `NFT_TABLE_F_OWNER` (Linux 5.12): only the socket that made the table may change it; it goes with the socket.
+    /// `NFT_TABLE_F_OWNER` (Linux 5.12): only the socket that created the table may change it; it disappears with the
+    /// socket.
     pub const OWNER: u32 = 2;
     /// `NFT_TABLE_F_PERSIST` (Linux 6.9): with [`OWNER`](Self::OWNER), the table stays and waits for a new owner.
     pub const PERSIST: u32 = 4;
 
-    /// Ours while we live, and kept for who comes after us: nobody else can delete or change it, not even
-    /// `nft flush ruleset`.
+    /// Nobody else can delete or change the table, not even by `nft flush ruleset`, and it stays for the next
+    /// process.
     pub const GUARDED: u32 = Self::OWNER | Self::PERSIST;
 }
 
 /// A chain of rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// Where packets enter it by themselves; without it they come by jump and goto only.
+    /// Its hook, if it is a base chain; otherwise packets enter it by jump and goto only.
     pub base: Option<BaseChain>,
     /// The rules, in order.
     pub rules: Vec<Rule>,
 }
 
-/// How packets enter a chain by themselves.
+/// The hook of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
-    /// What the chain is for.
+    /// The type of the chain.
     pub kind: ChainKind,
-    /// Where in the packet's way through the host.
+    /// The hook.
     pub hook: Hook,
-    /// Lower comes first; 0 is filter, -200 conntrack, -300 raw, 100 source NAT.
+    /// A lower number comes first; 0 is filter, -200 conntrack, -300 raw, 100 source NAT.
     pub priority: i32,
-    /// Whether what reaches the end is dropped; otherwise it is accepted.
+    /// Whether packets that reach the end are dropped; otherwise they are accepted.
     pub drop: bool,
 }
 
-/// What a base chain is for.
+/// The type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainKind {
     /// Verdicts about every packet.
     Filter,
-    /// Address translation, asked for the first packet of a flow only.
+    /// Address translation, only for the first packet of a flow.
     Nat,
 }
 
@@ -63,32 +64,32 @@ pub enum ChainKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Hook {
-    /// All packets that arrive, before routing.
+    /// All arriving packets, before routing.
     Prerouting = 0,
     /// Packets to the host itself.
     Input = 1,
-    /// Packets on their way through.
+    /// Forwarded packets.
     Forward = 2,
     /// Packets from the host itself.
     Output = 3,
-    /// All packets that leave, after routing.
+    /// All leaving packets, after routing.
     Postrouting = 4,
 }
 
-/// One rule: its expressions are done in order until one does not hold.
+/// One rule: its expressions are evaluated in order until one does not hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// The expressions.
     pub exprs: Vec<Expr>,
-    /// What `nft list` shows beside it: at most [`Rule::LONGEST_COMMENT`] bytes, empty for none.
+    /// The comment in `nft list`: at most [`Rule::LONGEST_COMMENT`] bytes, empty for none.
     pub comment: String,
 }
 
 impl Rule {
-    /// The most bytes of a comment, as `nft` has it.
+    /// The maximum length of a comment in `nft`, in bytes.
     pub const LONGEST_COMMENT: usize = 128;
 
-    /// A rule with a comment, of which as much is taken as there is room for.
+    /// A rule with a comment, which is truncated if it is too long.
     #[must_use]
     pub fn new(exprs: Vec<Expr>, comment: &str) -> Self {
         Self { exprs, comment: comment[..comment.floor_char_boundary(Self::LONGEST_COMMENT)].to_owned() }
@@ -98,13 +99,13 @@ impl Rule {
 /// A set, or a map.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Set {
-    /// What its elements are.
+    /// The type of its elements.
     pub spec: SetSpec,
-    /// The elements, by key; of intervals by their first key.
+    /// The elements by key; intervals by their first key.
     pub elements: BTreeMap<Key, Value>,
 }
 
-/// What the elements of a set are.
+/// The type of the elements of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SetSpec {
     /// The fields of a key; more than one is a concatenation.
@@ -112,9 +113,9 @@ pub struct SetSpec {
     /// Whether the elements are ranges of keys. Ranges of one set must neither overlap nor touch (of a concatenation:
     /// not overlap).
     pub interval: bool,
-    /// What the elements lead to, in a map.
+    /// The type of the values, in a map.
     pub data: Option<DataKind>,
-    /// Whether each element counts the packets for which it was found. The counts are no part of the value.
+    /// Whether each element counts the packets that match it. The counts are not part of the value.
     pub counts: bool,
 }
 
@@ -144,16 +145,16 @@ impl SetSpec {
     }
 }
 
-/// What an element says beside its (first) key.
+/// The content of an element besides its (first) key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Value {
-    /// The last key that is in the range, in an interval set.
+    /// The last key of the range, in an interval set.
     pub end: Option<Key>,
-    /// What the key leads to, in a map.
+    /// The value of the key, in a map.
     pub data: Option<Data>,
 }
 
-/// What the elements of a map lead to.
+/// The type of the values of a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DataKind {
     /// Verdicts.
@@ -162,7 +163,7 @@ pub enum DataKind {
     Number,
 }
 
-/// What an element of a map leads to.
+/// The value of an element of a map.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Data {
     /// A verdict.
@@ -174,7 +175,7 @@ pub enum Data {
 /// One element of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Element {
-    /// Its key, or the first of its range.
+    /// Its key, or the first key of its range.
     pub key: Key,
     /// The rest.
     pub value: Value,
@@ -243,7 +244,7 @@ impl Field {
     }
 }
 
-/// The key of an element: its bytes as the kernel compares them, each field of a concatenation filled up to four.
+/// The key of an element: its bytes as the kernel compares them, each field of a concatenation padded to four bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     bytes: [u8; Self::MAX],
@@ -251,10 +252,10 @@ pub struct Key {
 }
 
 impl Key {
-    /// The longest key that this crate handles: IPv6 address, protocol and port take 24.
+    /// The maximum length of a key in this crate: IPv6 address, protocol and port take 24 bytes.
     pub const MAX: usize = 32;
 
-    /// A key of these bytes; `None` where there are more than [`Key::MAX`].
+    /// A key of these bytes; `None` if there are more than [`Key::MAX`].
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let mut key = Self { bytes: [0; Self::MAX], length: bytes.len() as u8 };
@@ -283,7 +284,7 @@ impl Key {
         }
     }
 
-    /// An interface's name; what is over 16 bytes is cut off, but no interface has such a name.
+    /// An interface's name, truncated to 16 bytes; no interface has a longer name.
     #[must_use]
     pub fn interface(name: &str) -> Self {
         let mut bytes = [0; 16];
@@ -338,7 +339,7 @@ impl Key {
         self.step(0, 0xff, u8::wrapping_sub)
     }
 
-    /// The last of the keys that are as long as this one.
+    /// The last key of the same length.
     #[must_use]
     pub fn last(&self) -> Self {
         let mut key = *self;
@@ -358,7 +359,7 @@ impl Key {
         None
     }
 
-    /// A key that is surely short enough.
+    /// A key that is certainly short enough.
     fn short(bytes: &[u8]) -> Self {
         let mut key = Self { bytes: [0; Self::MAX], length: bytes.len() as u8 };
         key.bytes[..bytes.len()].copy_from_slice(bytes);

@@ -1,7 +1,7 @@
-//! The tables of others, as far as it matters to us: where packets enter them, and what may become of the packets there.
+//! The tables of others, as far as they matter: where packets enter them, and what may happen to the packets there.
 //!
-//! Rules are read for their ends only: verdicts, and expressions that end a packet by themselves. What the rules ask for
-//! before that is not looked at, so that an end that is reachable by some packet counts.
+//! Only the ends of rules are read: verdicts, and expressions that end a packet's evaluation. The conditions before
+//! them are ignored, so an end counts if any packet can reach it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,21 +14,21 @@ use crate::netlink::attribute::{Attributes, put_text};
 use crate::netlink::{Family, Refusal, Reply, Request, Socket};
 use crate::{Error, Result};
 
-/// What the reading of a map costs beside its elements, counted in objects.
+/// The cost of reading a map in addition to its elements, in objects.
 const MAP: usize = 10;
-/// How often it is read again where it changes meanwhile.
+/// How often it is read again if it changes meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// What others have.
+/// The foreign tables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Others {
     /// Their tables.
     pub tables: BTreeMap<TableId, Table>,
-    /// How many objects were read.
+    /// The number of objects that were read.
     pub objects: usize,
-    /// Whether there is more than was read.
+    /// Whether the limit was reached.
     pub cut_short: bool,
-    /// The generation of the ruleset that this is; `None` where it did not hold still.
+    /// The generation of the ruleset; `None` if it changed meanwhile.
     pub generation: Option<u32>,
 }
 
@@ -44,60 +44,60 @@ pub struct TableId {
 /// A table of somebody else.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Table {
-    /// Whether it sleeps, so that no packet enters it by itself.
+    /// Whether it is dormant, so that no packet enters it.
     pub dormant: bool,
     /// Its chains, by name.
     pub chains: BTreeMap<String, Chain>,
-    /// Where the verdicts of its maps lead, by the name of the map.
+    /// The targets of the verdicts in its maps, by the name of the map.
     pub maps: BTreeMap<String, BTreeSet<End>>,
 }
 
 /// A chain of such a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chain {
-    /// Where packets enter it by themselves, if they do.
+    /// Its hook, if it is a base chain.
     pub base: Option<Base>,
-    /// Where its rules lead.
+    /// The ends of its rules.
     pub ends: BTreeSet<End>,
-    /// Whether a rule without a condition accepts or leaves, so that what stands behind it, and the policy of the chain,
-    /// is never asked.
+    /// Whether a rule without a condition accepts or leaves the chain, so that later rules and the chain's policy are
+    /// never evaluated.
     pub closed: bool,
 }
 
-/// How packets enter a chain by themselves.
+/// The hook of a base chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
-    /// `NF_INET_…`, or what the family has instead.
+    /// `NF_INET_…`, or the equivalent of the family.
     pub hook: u32,
-    /// Lower comes first.
+    /// A lower number comes first.
     pub priority: i32,
-    /// Whether what reaches the end is dropped.
+    /// Whether packets that reach the end are dropped.
     pub drop: bool,
-    /// The interfaces that it is bound to, where it is to some.
+    /// The interfaces that it is bound to, if any.
     pub devices: Vec<String>,
 }
 
-/// What a rule, or an element of a map, may do with a packet; accepting and returning are none of these.
+/// What a rule, or an element of a map, may do with a packet, except for accepting and returning.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
     /// Drops it.
     Drop,
     /// Rejects it.
     Reject,
-    /// Asks a program, which may drop it.
+    /// Passes it to a program, which may drop it.
     Queue,
-    /// Something else, of this name, of which we do not know what it does.
+    /// An unknown expression of this name.
     Unknown(String),
-    /// Goes on in a chain.
+    /// Continues in a chain.
     Chain(String),
-    /// Goes on by what a map says.
+    /// Continues with the verdict of a map.
     Map(String),
 }
 
 impl Others {
-    /// Reads the tables of all families in the calling thread's network namespace, but for ours: the table `own` of the
-    /// family `inet`. No more than `most` tables, chains, rules and elements are read. Expressions that we do not know
-    /// are no error.
+    /// Reads the tables of all families in the calling thread's network namespace, except for Tortie's: the table
+    /// `own` of the family `inet`. Reads at most `most` tables, chains, rules and elements. Unknown expressions are
+    /// no error.
     ///
     /// # Errors
     /// The kernel's refusal to list them.
@@ -123,8 +123,8 @@ impl Others {
     }
 }
 
-/// The generation of the ruleset of the calling thread's network namespace: each transaction that changes something, of
-/// whomever, makes it one more.
+/// The generation of the ruleset of the calling thread's network namespace. Each transaction that changes something
+/// increments it.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -153,12 +153,12 @@ fn request(kind: i32, family: u8, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
 struct Reader<'a> {
     own: &'a str,
     socket: Socket,
-    /// How many more objects are read.
+    /// The number of objects that may still be read.
     left: usize,
 }
 
 impl Reader<'_> {
-    /// Whether they held still. Ends early when `left` is 0.
+    /// Returns whether they were unchanged meanwhile. Ends early if `left` is 0.
     fn read(&mut self, tables: &mut BTreeMap<TableId, Table>) -> Result<bool, Refusal> {
         let mut quiet = self.tables(tables)?;
         if self.left > 0 {
@@ -242,7 +242,7 @@ impl Reader<'_> {
             *left > 0
         });
         match listed {
-            // It has gone with its rule.
+            // It has disappeared with its rule.
             Err(refusal) if refusal.source.raw_os_error() == Some(libc::ENOENT) => Ok(false),
             listed => listed,
         }
@@ -272,7 +272,7 @@ fn base(chain: Attributes<'_>) -> Option<Base> {
     })
 }
 
-/// Where data that is a verdict leads.
+/// The end that a verdict leads to.
 fn end(data: Attributes<'_>) -> Option<End> {
     /// `NFTA_DATA_VERDICT`
     const VERDICT: u16 = 2;
@@ -301,9 +301,9 @@ impl Table {
 }
 
 impl Chain {
-    /// Takes the next rule in.
+    /// Adds the next rule.
     fn take(&mut self, rule: Attributes<'_>) {
-        // `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`, and the verdict's register and place in `immediate` and `lookup`.
+        // `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`, and the numbers of the verdict in `immediate` and `lookup`.
         const NAME: u16 = 1;
         const DATA: u16 = 2;
         const VERDICT_REGISTER: Option<u32> = Some(0);
@@ -316,7 +316,7 @@ impl Chain {
                     let verdict = verdict(data.nest(2));
                     self.ends.extend(end(data.nest(2)));
                     let goes_on = matches!(verdict, None | Some(Verdict::Continue | Verdict::Jump(_)));
-                    // From a base chain that is returned from, the policy decides.
+                    // In a base chain, a return leads to the policy.
                     let to_policy = matches!(verdict, Some(Verdict::Return | Verdict::Goto(_)));
                     self.closed |= always && !goes_on && !(to_policy && self.base.is_some());
                 }
@@ -334,7 +334,7 @@ impl Chain {
     }
 }
 
-/// What a target of `iptables` does that is run by nftables.
+/// The effect of an `iptables` target that nftables runs.
 fn target(name: &str) -> Option<End> {
     match name {
         "REJECT" => Some(End::Reject),
@@ -344,16 +344,16 @@ fn target(name: &str) -> Option<End> {
     }
 }
 
-/// Expressions that end no packet.
+/// Expressions that do not end a packet's evaluation.
 const HARMLESS: &str = "bitwise byteorder cmp connlimit counter ct dup dynset exthdr fib flow_offload hash immediate inner \
     last limit log lookup masq match meta nat notrack numgen objref osf payload quota range redir rt \
     secmark socket tproxy tunnel xfrm";
 
-/// Targets that end no packet.
+/// Targets that do not end a packet's evaluation.
 const HARMLESS_TARGETS: &str = "AUDIT CHECKSUM CLASSIFY CONNMARK CONNSECMARK CT DNAT DSCP ECN HL HMARK IDLETIMER LED LOG MARK \
     MASQUERADE NETMAP NFLOG NOTRACK RATEEST REDIRECT SECMARK SET SNAT TCPMSS TEE TOS TPROXY TTL";
 
-/// As `nft` writes it.
+/// In the form of `nft`.
 impl fmt::Display for TableId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.name.escape_debug();

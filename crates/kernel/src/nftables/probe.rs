@@ -1,4 +1,4 @@
-//! What of nftables the kernel has not: modules that are missing.
+//! Finds the parts of nftables that the kernel lacks: missing modules.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::{Nft, Result};
 use crate::Error;
 use crate::netlink::Request;
 
-/// A part of nftables that kernels may be built without, or have as a module that is not there.
+/// A part of nftables that a kernel may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feature {
     /// nftables itself.
@@ -19,15 +19,15 @@ pub enum Feature {
     Inet,
     /// Counters of rules.
     Counter,
-    /// The state of connections, and packets that have none.
+    /// Connection tracking.
     Conntrack,
-    /// Refusals that are told to the sender.
+    /// Reject messages.
     Reject,
-    /// What nflog listeners are told.
+    /// Messages to nflog listeners.
     Log,
-    /// Chains that translate addresses, and the address of the interface that a packet leaves by.
+    /// Chains that translate addresses, and translation to the address of the outgoing interface.
     Masquerade,
-    /// What the routing tables say of an address.
+    /// Lookups in the routing tables.
     Fib,
     /// Sets of single keys.
     HashSet,
@@ -38,7 +38,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// The modules that it is in, as `modprobe` and `CONFIG_…` know them.
+    /// Its modules, by their names in `modprobe` and `CONFIG_…`.
     pub fn modules(self) -> &'static str {
         match self {
             Self::Tables => "nfnetlink and nf_tables",
@@ -54,7 +54,7 @@ impl Feature {
         }
     }
 
-    /// Changes that only a kernel takes that has it. What they name is made by [`BEFORE`].
+    /// Changes that only a kernel with the feature accepts. [`BEFORE`] creates the objects that they name.
     fn tries(self) -> Vec<Op> {
         let rule = |expr| vec![Op::SetRules(CHAIN.to_owned(), vec![Rule::new(vec![expr], "")])];
         let set = |spec| vec![Op::AddSet(format!("{self:?}"), spec)];
@@ -77,7 +77,7 @@ impl Feature {
     }
 }
 
-/// What is tried, beside the table itself.
+/// The features to try, besides the table itself.
 const TRIED: [Feature; 9] = [
     Feature::Counter,
     Feature::Conntrack,
@@ -94,11 +94,11 @@ const TABLE: &str = "tortie-probe";
 const CHAIN: &str = "probe";
 
 impl Nft {
-    /// Finds what of nftables, as far as this crate uses it, the kernel has not, by a transaction that is never made: its
-    /// last change cannot be. Modules that are there are loaded by it.
+    /// Finds the parts of nftables, among those that this crate uses, that the kernel lacks. It sends a transaction
+    /// that is never committed, because its last change is invalid. This also loads available modules.
     ///
     /// # Errors
-    /// The kernel took the transaction for something else than that, or none at all.
+    /// The kernel refused the transaction for another reason, or refuses every transaction.
     pub fn lacking(&mut self) -> Result<BTreeSet<Feature>> {
         let tries = TRIED.into_iter().flat_map(|feature| {
             let ops = feature.tries().into_iter();
@@ -107,7 +107,7 @@ impl Nft {
         self.refused_of(tries)
     }
 
-    /// Those features of which a change is refused as one of which the kernel has never heard.
+    /// The features of which a change is refused as unknown.
     fn refused_of(&mut self, tries: impl Iterator<Item = (Feature, Op)>) -> Result<BTreeSet<Feature>> {
         let before = [Op::AddTable(0), Op::AddChain(CHAIN.to_owned(), None)];
         let before = before.map(|op| (Feature::Inet, op)).into_iter();
@@ -140,7 +140,7 @@ impl Nft {
         if !never_made {
             return Err(failed()(std::io::Error::other("it did not refuse what cannot be")));
         }
-        // Without these all others are refused, too.
+        // Without these, all others are refused, too.
         Ok([Feature::Tables, Feature::Inet]
             .into_iter()
             .find(|feature| lacking.contains(feature))
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(found, BTreeSet::new());
     }
 
-    /// To the kernel a name that nobody has ever heard of is a module that is not there.
+    /// For the kernel, an unknown name is the same as a missing module.
     #[test]
     fn what_the_kernel_has_not_is_found() {
         let tries = |feature: Feature| feature.tries().into_iter().map(move |op| (feature, op));

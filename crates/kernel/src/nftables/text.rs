@@ -1,4 +1,4 @@
-//! Rules and elements as text, for people: near to what `nft list` prints.
+//! Rules and elements as text for users, similar to the output of `nft list`.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -28,7 +28,7 @@ pub fn element_text(fields: &[Field], key: &Key, value: &Value) -> String {
     }
 }
 
-/// What was loaded into a register and not used yet.
+/// A value that was loaded into a register and not used yet.
 struct Loaded {
     register: Register,
     name: &'static str,
@@ -55,7 +55,7 @@ impl Text {
             }
             Expr::CtState { register } => return self.load(*register, "ct state", None),
             Expr::Fib { register, .. } => return self.load(*register, "fib", None),
-            // What fills a key up.
+            // Padding of a key.
             Expr::Immediate { value, .. } if value.iter().all(|byte| *byte == 0) => return,
             Expr::Immediate { value, .. } => format!("immediate {}", hex(value)),
             Expr::Bitwise { mask, .. } => {
@@ -104,7 +104,7 @@ impl Text {
         self.loaded.push(Loaded { register, name, field, mask: None });
     }
 
-    /// What was loaded: the fields of a concatenation in order.
+    /// The loaded values: the fields of a concatenation in order.
     fn unload(&mut self) -> (String, Vec<Field>) {
         let names: Vec<_> = self.loaded.iter().map(|loaded| loaded.name).collect();
         let fields = self.loaded.iter().filter_map(|loaded| loaded.field).collect();
@@ -181,7 +181,7 @@ fn verdict_text(verdict: &Verdict) -> String {
     }
 }
 
-/// A key of these fields; what does not fit them is shown as it is.
+/// A key of these fields; bytes that do not fit them are shown in hexadecimal.
 fn key_text(fields: &[Field], mut bytes: &[u8]) -> String {
     let all = bytes;
     let mut words = Vec::new();

@@ -1,4 +1,4 @@
-//! Changes of a table, and how to find the few that make one table like another.
+//! Changes of a table, and the smallest set of changes between two tables.
 
 use std::fmt;
 
@@ -16,28 +16,28 @@ pub struct Transaction {
 /// One change of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Makes the table, with these flags.
+    /// Creates the table with these flags.
     AddTable(u32),
-    /// Deletes the table and all that is in it.
+    /// Deletes the table with its content.
     DeleteTable,
-    /// Makes a chain without rules.
+    /// Creates a chain without rules.
     AddChain(String, Option<BaseChain>),
     /// Deletes a chain that nothing leads to.
     DeleteChain(String),
-    /// Puts rules in the place of all that the chain has.
+    /// Replaces all rules of the chain.
     SetRules(String, Vec<Rule>),
-    /// Makes a set without elements.
+    /// Creates a set without elements.
     AddSet(String, SetSpec),
     /// Deletes a set that no rule uses.
     DeleteSet(String),
     /// Adds elements to a set.
     AddElements(String, SetSpec, Vec<Element>),
-    /// Takes elements out of a set.
+    /// Removes elements from a set.
     DeleteElements(String, SetSpec, Vec<Element>),
 }
 
 impl Op {
-    /// What the change does, as in "refused to …".
+    /// The operation, as in "refused to …".
     pub fn operation(&self) -> &'static str {
         match self {
             Self::AddTable(_) => "make the table",
@@ -53,7 +53,7 @@ impl Op {
     }
 }
 
-/// The object that the change is about.
+/// The object of the change.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -68,13 +68,13 @@ impl fmt::Display for Op {
     }
 }
 
-/// The changes that make `actual` like `desired`: only what differs is touched. Where something differs that the
-/// kernel cannot change in place (a hook, the type of a set), the whole table is made anew, in the same transaction.
+/// The changes that make `actual` equal to `desired`; only differences are touched. If something differs that the
+/// kernel cannot change in place (a hook, the type of a set), the whole table is recreated in the same transaction.
 #[must_use]
 pub fn diff(table: &str, desired: &Table, actual: Option<&Table>) -> Transaction {
     let ops = match actual {
         Some(actual) if changeable(desired, actual) => {
-            // The table of a process that has ended is taken over by setting its flags again.
+            // Setting its flags again adopts the table of an ended process.
             let adoption = (desired.flags != actual.flags).then_some(Op::AddTable(desired.flags));
             adoption.into_iter().chain(changes(desired, actual)).collect()
         }
@@ -84,7 +84,7 @@ pub fn diff(table: &str, desired: &Table, actual: Option<&Table>) -> Transaction
     Transaction { table: table.to_owned(), ops }
 }
 
-/// Whether one can be changed into the other without making the table anew.
+/// Whether one can be changed into the other without recreating the table.
 pub fn changeable(desired: &Table, actual: &Table) -> bool {
     let same_set =
         |(name, set): (&String, &Set)| actual.sets.get(name).is_none_or(|other| other.spec == set.spec);
@@ -97,7 +97,7 @@ pub fn changeable(desired: &Table, actual: &Table) -> bool {
         && desired.chains.iter().all(same_chain)
 }
 
-/// The changes that make a table where there is none.
+/// The changes that create a table.
 pub fn created(desired: &Table) -> Vec<Op> {
     let empty = Table { flags: desired.flags, ..Table::default() };
     let mut ops = vec![Op::AddTable(desired.flags)];
@@ -105,15 +105,16 @@ pub fn created(desired: &Table) -> Vec<Op> {
     ops
 }
 
-/// The changes that make `actual` like `desired`, where no hook and no type of a set differs: also of a part of a table.
+/// The changes that make `actual` equal to `desired`, if no hook and no type of a set differs; also for a part of a
+/// table.
 ///
-/// Everything is there before it is named: sets and chains, then rules, then the elements of maps: those that name chains
-/// before those whose numbers lead to them; and goes in the opposite order.
+/// Everything exists before it is named. The order is: sets and chains, then rules, then the elements of maps: first
+/// those that name chains, then those whose numbers lead to them. Removals happen in the opposite order.
 pub fn changes(desired: &Table, actual: &Table) -> Vec<Op> {
     [additions(desired, actual), alterations(desired, actual), removals(desired, actual)].concat()
 }
 
-/// What comes: sets with what is in them, chains with their rules, and keys that lead to chains.
+/// The additions: sets with their elements, chains with their rules, and keys that lead to chains.
 pub fn additions(desired: &Table, actual: &Table) -> Vec<Op> {
     let mut ops = Vec::new();
     let sets = || desired.sets.iter().filter(|(name, _)| !actual.sets.contains_key(*name));
@@ -142,7 +143,7 @@ fn elements_not_in(set: &Set, other: Option<&Set>) -> Vec<Element> {
     elements
 }
 
-/// What changes in sets and chains that stay, and where numbers lead to.
+/// The changes in sets and chains that stay, and in the targets of numbers.
 pub fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
     let set_changes = |data: Option<DataKind>| {
         let stays = move |name: &String| data.is_some() || actual.sets.contains_key(name);
@@ -150,7 +151,7 @@ pub fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
         chosen.flat_map(|(name, set)| diff_elements(name, set, actual.sets.get(name)))
     };
     let mut ops: Vec<_> = set_changes(None).collect();
-    // Of maps to verdicts the keys that both have: others come, and go.
+    // For maps to verdicts, only the keys that both have: others are added or removed.
     let verdicts = verdict_maps(desired).filter_map(|(name, set)| Some((name, set, actual.sets.get(name)?)));
     let replaced: Vec<_> = verdicts
         .flat_map(|(name, set, there)| {
@@ -164,7 +165,7 @@ pub fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
             diff_elements(name, &both(set, there), Some(&both(there, set)))
         })
         .collect();
-    // Packets enter base chains by themselves: those that go have no rules from now on.
+    // Packets enter base chains through their hooks, so removed ones have no rules from now on.
     let base = actual.chains.iter().filter(|(_, chain)| chain.base.is_some() && !chain.rules.is_empty());
     let entered = base.filter(|(name, _)| !desired.chains.contains_key(*name));
     ops.extend(entered.map(|(name, _)| Op::SetRules(name.clone(), Vec::new())));
@@ -178,7 +179,7 @@ pub fn alterations(desired: &Table, actual: &Table) -> Vec<Op> {
     ops
 }
 
-/// What goes.
+/// The removals.
 pub fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
     let chains: Vec<_> =
         actual.chains.iter().filter(|(name, _)| !desired.chains.contains_key(*name)).collect();
@@ -188,7 +189,7 @@ pub fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
         let go = elements_not_in(actual.sets.get(name)?, Some(set));
         (!go.is_empty()).then(|| Op::DeleteElements(name.clone(), set.spec.clone(), go))
     }));
-    // Chains that go may lead to one another, and maps that go may lead to them: all are emptied first.
+    // Removed chains may lead to one another, and removed maps to them, so all are emptied first.
     for (name, set) in &sets {
         let is_map = set.spec.data.is_some();
         ops.extend(is_map.then(|| Op::DeleteElements((*name).clone(), set.spec.clone(), elements(set))));
@@ -202,8 +203,8 @@ pub fn removals(desired: &Table, actual: &Table) -> Vec<Op> {
     ops
 }
 
-/// The changes that make the elements of a set those of `desired`. They are taken out before others come: ranges of
-/// one set may not overlap at any time.
+/// The changes that make the elements of a set those of `desired`. Removals come before additions, because ranges of
+/// one set may never overlap.
 #[must_use]
 pub fn diff_elements(name: &str, desired: &Set, actual: Option<&Set>) -> Vec<Op> {
     let other = |set: Option<&Set>, element: &Element| {
@@ -224,7 +225,7 @@ fn elements(set: &Set) -> Vec<Element> {
 }
 
 impl Table {
-    /// Takes a change in, as the kernel does when it accepts it.
+    /// Applies a change as the kernel does when it accepts it.
     pub fn apply(&mut self, op: &Op) {
         match op.clone() {
             Op::AddTable(flags) => self.flags = flags,

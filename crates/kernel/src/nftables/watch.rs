@@ -1,4 +1,4 @@
-//! Notices when somebody else changes our table.
+//! Detects changes of Tortie's table by others.
 
 use std::fmt;
 use std::io;
@@ -13,10 +13,10 @@ use crate::netlink::{Family, Reply, Socket};
 /// `NFNLGRP_NFTABLES` (`linux/netfilter/nfnetlink.h`).
 const GROUP: u32 = 7;
 
-/// How soon the thread notices that nobody wants to know any more.
+/// How soon the thread notices that nobody listens any more.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What is called when others have changed the table.
+/// The callback for changes of the table by others.
 pub struct Told(pub Box<dyn Fn() + Send>);
 
 impl fmt::Debug for Told {
@@ -25,24 +25,24 @@ impl fmt::Debug for Told {
     }
 }
 
-/// A thread that tells of changes of a table by others, for as long as this lives.
+/// A thread that reports changes of a table by others while this value lives.
 #[derive(Debug)]
 pub struct Watch {
     _alive: Arc<()>,
 }
 
 impl Watch {
-    /// Watches a table in the network namespace of the calling thread. `own` is the port id of the connection whose changes
-    /// are our own. `told` is called for each burst of changes that others made, and where the kernel had to leave
-    /// some out, as then nobody knows.
+    /// Watches a table in the network namespace of the calling thread. `own` is the port id of the connection whose
+    /// changes are Tortie's own. Calls `told` for each burst of changes by others, and if the kernel had to drop
+    /// notifications, because then the changes are unknown.
     ///
     /// # Errors
-    /// The connection or thread that could not be made.
+    /// The connection or thread that could not be created.
     pub fn start(table: &str, own: u32, told: Told) -> Result<Self> {
         Self::on(subscribed()?, table, own, told)
     }
 
-    /// The same with a connection that is there already.
+    /// The same with an existing connection.
     fn on(mut socket: Socket, table: &str, own: u32, told: Told) -> Result<Self> {
         let alive = Arc::new(());
         let (weak, table) = (Arc::downgrade(&alive), table.to_owned());
@@ -53,7 +53,7 @@ impl Watch {
     }
 }
 
-/// A connection that the kernel tells of changes of nftables.
+/// A connection that receives changes of nftables.
 fn subscribed() -> Result<Socket> {
     let socket = Socket::open(Family::Netfilter)?;
     socket.subscribe(&[GROUP])?;
@@ -68,7 +68,7 @@ fn watch(socket: &mut Socket, table: &str, own: u32, told: &Told, alive: &Weak<(
                 (told.0)();
             }
             Ok(_) => {}
-            // Some were left out: perhaps of our own changes, perhaps not.
+            // Some were dropped, possibly of Tortie's own changes.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => (told.0)(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
@@ -79,7 +79,7 @@ fn watch(socket: &mut Socket, table: &str, own: u32, told: &Told, alive: &Weak<(
     }
 }
 
-/// Whether somebody else has changed something in the table, or the table itself.
+/// Whether somebody else has changed the table or its content.
 fn is_foreign(change: &Reply, table: &str, own: u32) -> bool {
     let name = || decode::attributes(change).text(encode::NFTA_TABLE);
     change.port != own
@@ -96,7 +96,7 @@ mod tests {
     use crate::namespace::NetNs;
     use crate::nftables::{Nft, Op, Transaction};
 
-    /// Somebody changes tables until a small buffer has no room left: our table may be among what was left out.
+    /// Others change tables until a small buffer is full, so notifications about Tortie's table may be lost.
     #[test]
     fn what_the_kernel_leaves_out_is_told_of() {
         let overrun = || {

@@ -1,4 +1,4 @@
-//! Plain data to and from messages. The only place that knows `netlink-packet-route`.
+//! Encodes and decodes route messages. Only this module uses `netlink-packet-route`.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -244,7 +244,7 @@ pub fn link(reply: &Reply) -> Option<Link> {
     Some(link)
 }
 
-/// Whether the kernel says that a link passes packets (`IF_OPER_UP`, RFC 2863), and not only that it should.
+/// Whether the kernel reports that a link forwards packets (`IF_OPER_UP`, RFC 2863), and not only that it should.
 pub fn is_operating(reply: &Reply) -> bool {
     let Some(RouteNetlinkMessage::NewLink(message)) = parse(reply) else { return false };
     message.attributes.contains(&LinkAttribute::OperState(State::Up))
@@ -316,7 +316,7 @@ pub fn route(reply: &Reply) -> Option<Route> {
         return None;
     }
     let destination = IpNet::new(destination, header.destination_prefix_length).ok()?;
-    // What the kernel fills in for IPv6 when nothing was asked for: IP6_RT_PRIO_USER, and loopback to drop at.
+    // The kernel's defaults for IPv6: IP6_RT_PRIO_USER, and loopback for dropping routes.
     if destination.addr().is_ipv6() && metric == 1024 {
         metric = 0;
     }
@@ -371,7 +371,8 @@ fn request(message: RouteNetlinkMessage, flags: u16) -> Request {
     Request { kind: message.message_type(), flags, payload }
 }
 
-/// What cannot be read is nothing of ours: Tortie reads back all that it writes, as its tests show.
+/// Messages that cannot be decoded do not concern Tortie: it can read back everything that it writes, as its tests
+/// show.
 fn parse(reply: &Reply) -> Option<RouteNetlinkMessage> {
     RouteNetlinkMessage::parse_with_param(&reply.payload, reply.kind)
         .inspect_err(|error| {

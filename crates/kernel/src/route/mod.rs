@@ -14,7 +14,7 @@ pub use types::{
 use crate::netlink::{Family, Refusal, Request, Socket};
 use crate::{Error, Result};
 
-/// A connection to the kernel's tables of one network namespace: the one of the thread that opened it.
+/// A netlink connection to the tables of one network namespace: that of the thread that opened it.
 #[derive(Debug)]
 pub struct RouteSocket {
     socket: Socket,
@@ -29,18 +29,18 @@ impl RouteSocket {
         Ok(Self { socket: Socket::open(Family::Route)? })
     }
 
-    /// Makes a link. It is an error if one of that name exists.
+    /// Creates a link. It is an error if one of that name exists.
     ///
     /// # Errors
-    /// The link, and the kernel's refusal.
+    /// The link and the kernel's refusal.
     pub fn create(&mut self, link: &NewLink<'_>) -> Result<()> {
         self.socket.request(&codec::create(link)).map_err(Error::refused("make the link", link.name))
     }
 
-    /// Moves a link to another network namespace. It loses its addresses and routes and is down there.
+    /// Moves a link to another network namespace, where it is down and has no addresses and routes.
     ///
     /// # Errors
-    /// The link, and the kernel's refusal.
+    /// The link and the kernel's refusal.
     pub fn move_link(&mut self, index: u32, namespace: &impl AsFd) -> Result<()> {
         let request = codec::move_link(index, namespace.as_fd());
         self.socket.request(&request).map_err(Error::refused("move the link", format!("link {index}")))
@@ -55,8 +55,8 @@ impl RouteSocket {
         self.socket.request(&codec::change(change)).map_err(refused)
     }
 
-    /// Makes many changes, in order, with few system calls, and gives the kernel's verdict on each. A refusal does not
-    /// keep the next from being tried.
+    /// Makes many changes, in order, with few system calls, and returns the kernel's result for each. A refusal does
+    /// not prevent the next change from being tried.
     ///
     /// # Errors
     /// The connection failed, and it is unknown which changes were made.
@@ -90,7 +90,7 @@ impl RouteSocket {
         }
     }
 
-    /// Whether the link of this name is there and operating: both ends are up, and its queue is active.
+    /// Whether the link of this name exists and is operating: both ends are up, and its queue is active.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -102,13 +102,13 @@ impl RouteSocket {
         }
     }
 
-    /// Waits until a link is operating, for so long at most; says whether it is. A worker of the kernel activates the queue of
-    /// a new link some milliseconds after both of its ends are up, and what is sent before is dropped.
+    /// Waits until a link is operating, at most this long; returns whether it is. A worker of the kernel activates
+    /// the queue of a new link some milliseconds after both of its ends are up; packets sent before are dropped.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub fn wait_until_operating(&mut self, name: &str, patience: Duration) -> Result<bool> {
-        /// How long between two looks.
+        /// The interval between checks.
         const PAUSE: Duration = Duration::from_micros(200);
         let started = Instant::now();
         while !self.is_operating(name)? {
@@ -138,7 +138,7 @@ impl RouteSocket {
         Ok(routes)
     }
 
-    /// The permanent neighbours (ARP and neighbour discovery entries that nobody has to learn).
+    /// The permanent neighbours (static ARP and neighbour discovery entries).
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -154,7 +154,7 @@ impl RouteSocket {
         self.dump("list forwarding entries", &codec::list_fdb(link), codec::fdb_entry)
     }
 
-    /// What can be read of a dump; objects of kinds that this module does not know are left out.
+    /// The decoded objects of a dump, without those of unknown kinds.
     fn dump<T>(
         &mut self,
         operation: &'static str,

@@ -14,7 +14,7 @@ pub struct Link {
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// What it is: `veth`, `bridge`, `vxlan`, …; empty for physical interfaces and loopback.
+    /// Its type: `veth`, `bridge`, `vxlan`, …; empty for physical interfaces and loopback.
     pub kind: String,
     /// Its hardware address, if it has an Ethernet one.
     pub mac: Option<MacAddress>,
@@ -24,56 +24,56 @@ pub struct Link {
     pub up: bool,
     /// The index of the bridge that it is a port of.
     pub controller: Option<u32>,
-    /// The index of its peer in the peer's namespace, or of the link that it stands on.
+    /// The index of its peer in the peer's namespace, or of the underlying link.
     pub peer: Option<u32>,
-    /// What somebody noted at it (`ifalias`); empty for nothing.
+    /// Its alias (`ifalias`); empty for none.
     pub alias: String,
-    /// What a VXLAN link is set to.
+    /// The settings of a VXLAN link.
     pub vxlan: Option<Vxlan>,
 }
 
-/// The settings of a VXLAN link. It never learns: who is where is programmed.
+/// The settings of a VXLAN link. It never learns; all entries are programmed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vxlan {
     /// The VXLAN network identifier.
     pub vni: u32,
     /// The UDP port.
     pub port: u16,
-    /// The node's own address, from which its packets go.
+    /// The node's own address, the source of its packets.
     pub local: Option<Ipv4Addr>,
-    /// Whether it learns addresses from what it receives; [`NewLinkKind::Vxlan`] always makes one that does not.
+    /// Whether it learns addresses from received packets; [`NewLinkKind::Vxlan`] always creates one that does not.
     pub learning: bool,
 }
 
-/// A link to be made.
+/// A link to create.
 #[derive(Debug, Clone)]
 pub struct NewLink<'a> {
     /// Its name.
     pub name: &'a str,
-    /// What it is.
+    /// Its type.
     pub kind: NewLinkKind<'a>,
-    /// Its hardware address; the kernel makes one up otherwise.
+    /// Its hardware address; otherwise the kernel chooses one.
     pub mac: Option<MacAddress>,
     /// Its MTU in bytes; the kernel's default otherwise.
     pub mtu: Option<u32>,
-    /// Whether it is up from the start.
+    /// Whether it is up immediately.
     pub up: bool,
     /// The index of the bridge that it becomes a port of.
     pub controller: Option<u32>,
 }
 
 impl<'a> NewLink<'a> {
-    /// A link with nothing set but its name and kind; it is down.
+    /// A link with only a name and a type; it is down.
     #[must_use]
     pub fn new(name: &'a str, kind: NewLinkKind<'a>) -> Self {
         Self { name, kind, mac: None, mtu: None, up: false, controller: None }
     }
 }
 
-/// What kind of link to make.
+/// The type of a new link.
 #[derive(Debug, Clone)]
 pub enum NewLinkKind<'a> {
-    /// A switch.
+    /// A bridge.
     Bridge,
     /// One end of a virtual cable.
     Veth(Peer<'a>),
@@ -81,16 +81,17 @@ pub enum NewLinkKind<'a> {
     Vxlan(Vxlan),
 }
 
-/// The other end of a virtual cable. It is down at first: the kernel cannot set it up before the cable is complete.
+/// The other end of a virtual cable. It is down at first, because the kernel cannot set it up before the cable is
+/// complete.
 #[derive(Debug, Clone)]
 pub struct Peer<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its hardware address; the kernel makes one up otherwise.
+    /// Its hardware address; otherwise the kernel chooses one.
     pub mac: Option<MacAddress>,
     /// Its MTU in bytes; the kernel's default otherwise.
     pub mtu: Option<u32>,
-    /// The namespace that it is made in; the same one otherwise.
+    /// The namespace in which it is created; otherwise the same one.
     pub namespace: Option<BorrowedFd<'a>>,
 }
 
@@ -105,11 +106,11 @@ pub enum LinkSetting {
     Mac(MacAddress),
     /// The name.
     Name(String),
-    /// A note, of at most 255 bytes (`ifalias`).
+    /// An alias of at most 255 bytes (`ifalias`).
     Alias(String),
-    /// The group that it is in; 0 is where all links begin.
+    /// The group; all links start in group 0.
     Group(u32),
-    /// The bridge that it is a port of; `None` takes it out.
+    /// The bridge that it is a port of; `None` removes it from its bridge.
     Controller(Option<u32>),
 }
 
@@ -124,7 +125,7 @@ pub struct Address {
     pub prefix_length: u8,
 }
 
-/// What a route does.
+/// The type of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RouteKind {
     /// Sends packets out of a link.
@@ -136,26 +137,26 @@ pub enum RouteKind {
 /// A route of the main table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Route {
-    /// Where the packets go.
+    /// The destination of the packets.
     pub destination: IpNet,
-    /// What happens to them.
+    /// The type.
     pub kind: RouteKind,
-    /// The index of the link that they leave by.
+    /// The index of the outgoing link.
     pub link: Option<u32>,
-    /// The next router; without one the destination is on the link itself (scope link).
+    /// The next router; without one, the destination is on the link itself (scope link).
     pub gateway: Option<IpAddr>,
-    /// Whether the router is taken to be on the link though no other route says so.
+    /// Whether the router counts as on the link even if no other route says so.
     pub onlink: bool,
-    /// The source address that the host's own packets get.
+    /// The source address of the host's own packets.
     pub source: Option<IpAddr>,
-    /// Who made it (`RTPROT_…`): 2 the kernel, 3 boot, 4 an administrator, 80 Calico and Tortie.
+    /// The creator (`RTPROT_…`): 2 the kernel, 3 boot, 4 an administrator, 80 Calico, 84 Tortie.
     pub protocol: u8,
-    /// Which of several routes to one destination goes first: the lowest. 0 is the kernel's default (1024 for IPv6).
+    /// The lowest metric wins among routes to one destination. 0 is the kernel's default (1024 for IPv6).
     pub metric: u32,
 }
 
 impl Route {
-    /// A route to what is on a link itself.
+    /// A route to a destination on the link itself.
     #[must_use]
     pub fn on_link(destination: IpNet, link: u32, protocol: u8) -> Self {
         let kind = RouteKind::Unicast;
@@ -171,7 +172,7 @@ impl Route {
         }
     }
 
-    /// A route by a router that is on the link, whatever the other routes say.
+    /// A route by a router that counts as on the link, whatever other routes say.
     #[must_use]
     pub fn via(destination: IpNet, gateway: IpAddr, link: u32, protocol: u8) -> Self {
         Self { gateway: Some(gateway), onlink: true, ..Self::on_link(destination, link, protocol) }
@@ -184,7 +185,7 @@ impl Route {
     }
 }
 
-/// A permanent neighbour: the hardware address of an address on a link.
+/// A permanent neighbour: the hardware address of an IP address on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Neighbour {
     /// The link's index.
@@ -195,7 +196,7 @@ pub struct Neighbour {
     pub mac: MacAddress,
 }
 
-/// A forwarding entry of a VXLAN link: behind which node a hardware address is.
+/// A forwarding entry of a VXLAN link: the node of a hardware address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FdbEntry {
     /// The link's index.
@@ -213,15 +214,15 @@ pub enum Change {
     SetLink(u32, Vec<LinkSetting>),
     /// Deletes the link with this index.
     DeleteLink(u32),
-    /// Deletes all links of a group, which takes the kernel no longer than one. An error where there are none.
+    /// Deletes all links of a group, which takes no longer than deleting one. An error if there are none.
     DeleteGroup(u32),
-    /// Adds an address, or leaves it as it is.
+    /// Adds an address, or keeps an existing one.
     AddAddress(Address),
     /// Deletes an address.
     DeleteAddress(Address),
-    /// Adds a route; refused where one to that destination with that metric exists.
+    /// Adds a route; refused if one with that destination and metric exists.
     AddRoute(Route),
-    /// Adds a route in the place of the one to that destination with that metric, whoever made it.
+    /// Adds a route, or replaces the one with that destination and metric, whoever created it.
     ReplaceRoute(Route),
     /// Deletes a route with that destination, metric, link and protocol.
     DeleteRoute(Route),
@@ -236,7 +237,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// What the change does, as in "refused to …".
+    /// The operation, as in "refused to …".
     pub(super) fn operation(&self) -> &'static str {
         match self {
             Self::SetLink(..) => "change the link",
@@ -255,7 +256,7 @@ impl Change {
     }
 }
 
-/// The object that the change is about.
+/// The object of the change.
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,12 +7,12 @@ use proptest::sample::{select, subsequence};
 use tortie_kernel::nftables::expr::state;
 use tortie_kernel::nftables::*;
 
-/// A name as long as the kernel takes (`NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, without its NUL).
+/// A name of the maximum length (`NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, without its NUL).
 pub fn longest(name: &str) -> String {
     format!("{name:-<255}")
 }
 
-/// An interface with a name as long as the kernel takes (`IFNAMSIZ`, without its NUL).
+/// An interface with a name of the maximum length (`IFNAMSIZ`, without its NUL).
 fn interface(link: u8) -> Key {
     Key::interface(&format!("cali{link:0>11}"))
 }
@@ -20,7 +20,7 @@ fn interface(link: u8) -> Key {
 /// `NF_LOG_PREFIXLEN` (`linux/netfilter/nf_log.h`), without its NUL.
 pub const LONGEST_LOG_PREFIX: usize = 127;
 
-/// Text of some length, often of the greatest.
+/// Text of some length, often the maximum.
 fn text(most: usize) -> impl Strategy<Value = String> {
     let length = prop_oneof![3 => 1..=most, 1 => Just(most)];
     length
@@ -28,7 +28,7 @@ fn text(most: usize) -> impl Strategy<Value = String> {
         .prop_map(String::from_iter)
 }
 
-/// A table with some of the sets and chains of a small stock of names, so that two random tables have some in common.
+/// A table with some of the sets and chains from a small stock of names, so that two random tables share some.
 pub fn table() -> impl Strategy<Value = Table> {
     let sets = subsequence(specs(), 0..=specs().len()).prop_flat_map(|specs| {
         specs
@@ -71,7 +71,7 @@ pub fn table() -> impl Strategy<Value = Table> {
     })
 }
 
-/// Numbers that links lead to.
+/// Numbers of links.
 fn numbers() -> impl Strategy<Value = Set> {
     let elements = prop::collection::btree_map(0u8..6, any::<u32>(), 0..5).prop_map(|numbers| {
         let element = |(link, number)| Element::number(interface(link), number);
@@ -80,7 +80,7 @@ fn numbers() -> impl Strategy<Value = Set> {
     elements.prop_map(|elements| Set { spec: SetSpec::number_map(&[Field::Interface]), elements })
 }
 
-/// A rule that takes a link's number to its chain.
+/// A rule that leads a link's number to its chain.
 fn by_number() -> Chain {
     let exprs = vec![
         Expr::Meta { register: 0, key: MetaKey::InputInterface },
@@ -111,7 +111,7 @@ fn specs() -> Vec<(String, SetSpec)> {
     .into()
 }
 
-/// A set of this kind with some elements; bytes are often at the ends of their range.
+/// A set of this type with some elements; bytes are often at the ends of their range.
 fn set(spec: SetSpec) -> impl Strategy<Value = Set> {
     let byte = prop_oneof![Just(0u8), Just(0xff), any::<u8>()];
     let length: usize = spec.key.iter().map(|field| field.length()).sum();
@@ -121,7 +121,7 @@ fn set(spec: SetSpec) -> impl Strategy<Value = Set> {
         let elements: Vec<_> = match (spec.interval, spec.key.len()) {
             (false, _) => keys.into_iter().map(Element::key).collect(),
             (true, 1) => ranges(&keys),
-            // Ranges of concatenations may not overlap in any field here: single keys are enough of a test.
+            // Ranges of concatenations may not overlap in any field, so single keys are sufficient here.
             (true, _) => keys.into_iter().map(|key| Element::range(key, key)).collect(),
         };
         let elements = elements.into_iter().map(|element| (element.key, element.value)).collect();
@@ -129,7 +129,7 @@ fn set(spec: SetSpec) -> impl Strategy<Value = Set> {
     })
 }
 
-/// Fills each field of a concatenation up.
+/// Pads each field of a concatenation.
 fn key(spec: &SetSpec, mut bytes: &[u8]) -> Key {
     let mut padded = Vec::new();
     for field in &spec.key {
@@ -143,7 +143,7 @@ fn key(spec: &SetSpec, mut bytes: &[u8]) -> Key {
     Key::new(&padded).unwrap()
 }
 
-/// Ranges between every second pair of keys, where they do not touch.
+/// Ranges between every second pair of keys, so that they do not touch.
 fn ranges(keys: &[Key]) -> Vec<Element> {
     let mut ranges: Vec<Element> = Vec::new();
     for pair in keys.chunks(2) {
@@ -160,7 +160,7 @@ fn maps() -> impl Strategy<Value = BTreeMap<u8, bool>> {
     prop::collection::btree_map(0u8..6, any::<bool>(), 0..5)
 }
 
-/// Chains c0 … c4 (some of them); they jump and go to later ones only.
+/// Chains c0 … c4 (some of them); they jump and go only to later ones.
 fn chains(sets: Vec<(String, SetSpec)>) -> impl Strategy<Value = BTreeMap<String, Chain>> {
     subsequence((0..5).collect::<Vec<u8>>(), 0..=5).prop_flat_map(move |present| {
         let name = |n: u8| longest(&format!("c{n}"));
@@ -191,7 +191,7 @@ fn verdict(targets: Vec<String>) -> impl Strategy<Value = Option<Verdict>> {
     prop::option::of(select(verdicts))
 }
 
-/// A load and what is asked of it.
+/// A load and a test of it.
 fn condition(sets: Vec<(String, SetSpec)>) -> BoxedStrategy<Vec<Expr>> {
     let load = |offset, length| Expr::Payload { register: 0, header: Header::Network, offset, length };
     let ops = [
@@ -283,7 +283,7 @@ fn condition(sets: Vec<(String, SetSpec)>) -> BoxedStrategy<Vec<Expr>> {
     prop::strategy::Union::new(choices).boxed()
 }
 
-/// Loads every field of the set's key, one after another, and looks it up.
+/// Loads every field of the set's key, and looks it up.
 fn looked_up(name: String, spec: &SetSpec, invert: bool) -> Vec<Expr> {
     let mut exprs = Vec::new();
     let mut register = 0;
@@ -301,7 +301,7 @@ fn looked_up(name: String, spec: &SetSpec, invert: bool) -> Vec<Expr> {
     exprs
 }
 
-/// Base chains, and what the kernel takes only in some of them.
+/// Base chains, with expressions that the kernel accepts only in some of them.
 fn special_chains() -> impl Strategy<Value = BTreeMap<String, Chain>> {
     let base = |kind, hook, priority| BaseChain { kind, hook, priority, drop: false };
     let rule = |exprs: Vec<Expr>| Rule { exprs, comment: String::new() };

@@ -1,4 +1,4 @@
-//! The table of a matrix, for a person.
+//! The text table of a matrix.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use anstyle::{AnsiColor, Style};
 
 use super::{Connection, Step, Verdict};
 
-/// How many notes are spelled out.
+/// The maximum number of notes.
 const NOTES: usize = 20;
 
-/// The table for a person; what is not as in `before` is marked.
+/// The text table; differences from `before` are marked.
 #[must_use]
 pub fn table(step: &Step, before: Option<&Step>) -> String {
     let column = |connection: &Connection| match connection.port.as_str() {

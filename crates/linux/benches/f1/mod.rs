@@ -18,17 +18,17 @@ pub const MEMBERS: u32 = 100;
 pub const POLICIES: u32 = 2_000;
 pub const RULES: u32 = 10;
 
-/// How the rules of the table are.
+/// The shape of the rules.
 #[derive(Clone, Copy)]
 pub struct Shape {
     pub name: &'static str,
     pub pods: u32,
-    /// Whether a policy's rules ask for one selector and different ports; else each asks for another selector, too.
+    /// Whether a policy's rules match one selector and different ports; otherwise each matches another selector, too.
     pub one_selector: bool,
 }
 
 impl Shape {
-    /// The set that a rule of a policy asks for.
+    /// The set that a rule of a policy matches.
     pub fn set(self, policy: u32, rule: u32) -> u32 {
         if self.one_selector { policy % SETS } else { (policy + rule * 101) % SETS }
     }
@@ -85,7 +85,7 @@ pub fn deltas(shape: Shape) -> Vec<Delta> {
     deltas
 }
 
-/// The interfaces of as many pods, in the calling thread's network namespace.
+/// Creates the interfaces of that many pods, in the calling thread's network namespace.
 pub fn make_links(pods: u32) {
     let mut socket = RouteSocket::open().unwrap();
     for pod in 0..pods {
@@ -96,7 +96,7 @@ pub fn make_links(pods: u32) {
     }
 }
 
-/// Does it so many times: the median and the 99th percentile.
+/// Runs it that many times, and returns the median and the 99th percentile.
 pub fn measure(times: usize, mut work: impl FnMut()) -> [Duration; 2] {
     let mut took: Vec<Duration> = (0..times)
         .map(|_| {
@@ -114,7 +114,7 @@ pub fn resident() -> u64 {
     memory("VmRSS:")
 }
 
-/// The most memory that this process has had, in bytes.
+/// The peak memory of this process, in bytes.
 pub fn peak() -> u64 {
     memory("VmHWM:")
 }

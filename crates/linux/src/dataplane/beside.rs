@@ -1,4 +1,5 @@
-//! What others have in the kernel that may drop what we let through (semantics 28). It is told of, and never touched.
+//! Reports what others have in the kernel that may drop what Tortie lets through (policy decision 28). Tortie never
+//! changes it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,40 +11,40 @@ use tortie_kernel::nftables::others::{Base, Chain, End, Others, Table, TableId, 
 
 use tortie_kernel::Result;
 
-/// How many tables have a condition of their own, and how many chains one names; the rest is counted.
+/// How many tables get a condition of their own, and how many chains a condition names; the rest is counted.
 const MOST_TABLES: usize = 20;
 const MOST_CHAINS: usize = 4;
-/// How many of their objects are read: as many take 0.6 s (Linux 6.18, two busy processors), and are several times what
-/// kube-proxy has for some thousand Services.
+/// The maximum number of foreign objects to read. Reading that many takes 0.6 s (Linux 6.18, two busy processors),
+/// and it is several times what kube-proxy has for some thousand Services.
 const MOST_OBJECTS: usize = 100_000;
-/// How many of these are worth a second of rest, so that others who change a lot all the time keep nobody here busy: reading
-/// takes a thirtieth of the time at the most.
+/// The number of objects that cost one second of pause. If others change a lot all the time, reading takes at most a
+/// thirtieth of the time.
 const OBJECTS_PER_SECOND: usize = 5_000;
 
-/// What is known of others.
+/// The state of foreign tables.
 #[derive(Debug, Default)]
 pub struct Beside {
-    /// The generation of the ruleset that was read, and how many transactions of ours it had then.
+    /// The generation of the ruleset that was read, and the number of Tortie's transactions at that time.
     read: Option<(u32, u32)>,
-    /// Before this it is not read again.
+    /// It is not read again before this time.
     rest_until: Option<Instant>,
-    /// What is to be said of it.
+    /// The conditions about nftables tables.
     tables: Vec<Condition>,
-    /// What is to be said of tables that are not of nftables.
+    /// The conditions about other tables.
     legacy: Vec<Condition>,
     looked: bool,
 }
 
 impl Beside {
-    /// Looks, if nobody has looked yet.
+    /// Reads the foreign tables, if they have not been read yet.
     pub fn look_once(&mut self, own: &str, commits: u32) {
         if !self.looked {
             self.look(own, commits);
         }
     }
 
-    /// Looks at what others have in the calling thread's network namespace. `own` is our table, and `commits` how many
-    /// transactions have been ours: where there have been no others, nothing is read again.
+    /// Reads the foreign tables in the calling thread's network namespace. `own` is Tortie's table, and `commits` the
+    /// number of Tortie's transactions: if there were no other transactions, nothing is read again.
     pub fn look(&mut self, own: &str, commits: u32) {
         self.looked = true;
         self.legacy = legacy(|names| fs::read_to_string(format!("/proc/thread-self/net/{names}")));
@@ -64,7 +65,7 @@ impl Beside {
         self.tables = told(read);
     }
 
-    /// What is to be said.
+    /// The conditions.
     pub fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.tables.iter().chain(&self.legacy).cloned()
     }
@@ -104,7 +105,7 @@ fn told(read: Result<Others>) -> Vec<Condition> {
     conditions
 }
 
-/// What is to be said of a table: its base chains that may drop packets.
+/// The condition about a table: its base chains that may drop packets.
 fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
     let entered = table.chains.iter().filter_map(|(name, chain)| {
         let base = chain.base.as_ref()?;
@@ -157,7 +158,7 @@ fn why(table: &Table, name: &str, chain: &Chain, base: &Base) -> Option<String> 
     doubtful
 }
 
-/// Where packets come to from a chain, and in which chain that is said.
+/// The ends that packets can reach from a chain, each with the chain that contains it.
 fn ends<'a>(table: &'a Table, from: &'a str) -> Vec<(&'a str, &'a End)> {
     let (mut seen, mut waiting, mut ends) = (BTreeSet::from([from]), vec![from], Vec::new());
     while let Some(at) = waiting.pop() {
@@ -178,7 +179,7 @@ fn ends<'a>(table: &'a Table, from: &'a str) -> Vec<(&'a str, &'a End)> {
     ends
 }
 
-/// What Calico has left: its chains in the tables of `iptables`, or tables of its own.
+/// What Calico left behind: its chains in the tables of `iptables`, or its own tables.
 fn calico(others: &Others) -> Option<Condition> {
     let (mut chains, mut places, mut asked) = (0, Vec::new(), false);
     for (id, table) in &others.tables {
@@ -211,8 +212,8 @@ fn calico(others: &Others) -> Option<Condition> {
     })
 }
 
-/// What is to be said of the tables of the older `iptables`, whose rules are no part of nftables; `read` gives the names
-/// of those of a family.
+/// The conditions about the tables of the legacy `iptables`, which are not part of nftables. `read` returns the names
+/// of the tables of a family.
 fn legacy(read: impl Fn(&str) -> io::Result<String>) -> Vec<Condition> {
     let families = [("ip", "iptables"), ("ip6", "ip6tables"), ("arp", "arptables")];
     let of_family = |(family, program): (&str, &str)| {
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(seen, [true, false, false, true, false, true, false]);
     }
 
-    /// Who changes a lot all the time is not read all the time.
+    /// If others change a lot all the time, their tables are not read all the time.
     #[test]
     fn after_a_long_reading_it_rests() {
         let read = || {

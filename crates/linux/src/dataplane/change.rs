@@ -1,4 +1,4 @@
-//! A change of the table: the parts that it is about, as they are and as they should be.
+//! A change of the table: its affected parts before and after.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,37 +11,38 @@ use tortie_kernel::nftables::{
 /// What must change.
 #[derive(Debug, Default)]
 pub struct Change {
-    /// Whole objects as they are.
+    /// Whole objects before the change.
     old: Table,
-    /// The same objects as they should be.
+    /// The same objects after the change.
     new: Table,
     /// Single elements of sets that stay.
     elements: BTreeMap<String, Elements>,
-    /// The interfaces of host endpoints that are led elsewhere.
+    /// The interfaces of host endpoints that get another program.
     pub host_interfaces: BTreeSet<String>,
-    /// The programs that it is about.
+    /// The affected programs.
     pub programs: BTreeSet<String>,
-    /// The policies that it is about.
+    /// The affected policies.
     pub policies: BTreeSet<PolicyId>,
 }
 
-/// The changes of a table in three steps, each of which leaves what is asked about packets as it is, but for the second.
+/// The changes of a table in three steps. Only the second step changes how packets are judged.
 ///
-/// A packet may be on its way through the chains while a transaction becomes true. It goes on by the rules that it began
-/// with, but each set is looked up as it is by then (`nft_do_chain` and `nft_lookup_eval` of Linux 6.18): it could come to
-/// a chain that has no rules yet for it, or with the number of a program that is not there any more. So what is new is there
-/// one transaction before anything leads to it, and what is old one longer.
+/// A packet may be on its way through the chains while a transaction takes effect. It continues with the rules that
+/// it started with, but each set is looked up in its current state (`nft_do_chain` and `nft_lookup_eval` of Linux
+/// 6.18). It could reach a chain without its new rules, or carry the number of a program that no longer exists.
+/// Therefore new objects exist one transaction before anything leads to them, and old objects stay one transaction
+/// longer.
 #[derive(Debug, Default)]
 pub struct Steps {
-    /// What nothing leads to yet.
+    /// Objects that nothing leads to yet.
     pub prepare: Vec<Op>,
-    /// What packets notice.
+    /// Changes that packets notice.
     pub switch: Vec<Op>,
-    /// What nothing leads to any more.
+    /// Objects that nothing leads to any more.
     pub clear: Vec<Op>,
 }
 
-/// What becomes of single keys of a set.
+/// Changes of single keys of a set.
 #[derive(Debug)]
 struct Elements {
     spec: SetSpec,
@@ -49,7 +50,7 @@ struct Elements {
 }
 
 impl Change {
-    /// Has a set be that, or not be there.
+    /// Sets the desired state of a set; `None` removes it.
     pub fn set(&mut self, kernel: &Table, name: &str, new: Option<Set>) {
         if let Some(old) = kernel.sets.get(name) {
             self.old.sets.insert(name.to_owned(), old.clone());
@@ -59,7 +60,7 @@ impl Change {
         }
     }
 
-    /// Has a chain be that, or not be there.
+    /// Sets the desired state of a chain; `None` removes it.
     pub fn chain(&mut self, kernel: &Table, name: &str, new: Option<Chain>) {
         if let Some(old) = kernel.chains.get(name) {
             self.old.chains.insert(name.to_owned(), old.clone());
@@ -69,27 +70,27 @@ impl Change {
         }
     }
 
-    /// The chains as they should be.
+    /// The desired chains.
     pub fn new_chains(&mut self) -> impl Iterator<Item = &mut Chain> {
         self.new.chains.values_mut()
     }
 
-    /// The chains as they should be, with their names.
+    /// The desired chains with their names.
     pub fn new_chains_by_name(&mut self) -> impl Iterator<Item = (&String, &mut Chain)> {
         self.new.chains.iter_mut()
     }
 
-    /// Leaves out chains as they should be: they are not to be there.
+    /// Removes desired chains for which the condition does not hold.
     pub fn retain_new_chains(&mut self, stays: impl Fn(&Chain) -> bool) {
         self.new.chains.retain(|_, chain| stays(chain));
     }
 
-    /// The same chains as they are, and those that go.
+    /// The current state of these chains, including those to be removed.
     pub fn old_chains(&self) -> impl Iterator<Item = &Chain> {
         self.old.chains.values()
     }
 
-    /// Has a set have a key with this value, or not have it.
+    /// Sets the value of a key in a set; `None` removes the key.
     pub fn element(&mut self, set: &str, spec: impl FnOnce() -> SetSpec, key: Key, value: Option<Value>) {
         if let Some(elements) = self.elements.get_mut(set) {
             elements.keys.insert(key, value);
@@ -99,13 +100,13 @@ impl Change {
         self.elements.insert(set.to_owned(), elements);
     }
 
-    /// Whether there is a set of this name after the change.
+    /// Whether a set of this name exists after the change.
     pub fn has_set(&self, kernel: &Table, name: &str) -> bool {
         let untouched = kernel.sets.contains_key(name) && !self.old.sets.contains_key(name);
         untouched || self.new.sets.contains_key(name)
     }
 
-    /// The whole table, where the change begins with none.
+    /// The whole table, if the change starts from none.
     pub fn into_table(self, flags: u32) -> Table {
         let mut table = self.new;
         table.flags = flags;
@@ -118,7 +119,7 @@ impl Change {
         table
     }
 
-    /// The changes of the table.
+    /// The operations on the table.
     pub fn steps(&self, kernel: &Table) -> Steps {
         let (verdict, number) = (Some(DataKind::Verdict), Some(DataKind::Number));
         let mut prepare = additions(&self.new, &self.old);
@@ -132,7 +133,7 @@ impl Change {
         Steps { prepare, switch, clear }
     }
 
-    /// The changes of single elements of sets of one kind that come, or go.
+    /// The operations that add, or remove, single elements of sets of one kind.
     fn element_ops(
         &self,
         kernel: &Table,
@@ -140,12 +141,12 @@ impl Change {
         chosen: impl Fn(&Option<Value>) -> bool,
     ) -> Vec<Op> {
         let mut ops = Vec::new();
-        // What goes as a whole is emptied then.
+        // A set that is removed as a whole is emptied with it.
         let stays = |name: &String| self.new.sets.contains_key(name) || !self.old.sets.contains_key(name);
         let chosen_sets =
             self.elements.iter().filter(|(name, elements)| elements.spec.data == data && stays(name));
         for (name, elements) in chosen_sets {
-            // A set that is put there as a whole has its elements already, but for what has been added since.
+            // A set that is created as a whole contains its elements already, except for those added since.
             let there = self.new.sets.get(name).or_else(|| kernel.sets.get(name));
             let (mut removed, mut added) = (Vec::new(), Vec::new());
             for (key, wanted) in elements.keys.iter().filter(|(_, wanted)| chosen(wanted)) {

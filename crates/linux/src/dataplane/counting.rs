@@ -1,7 +1,8 @@
-//! Rules that count what they match, where the operator wants it (`policyCounters`).
+//! Rules with packet counters, if the operator wants them (`policyCounters`).
 //!
-//! Of a rule that several were folded into, each value counts, too. A value is found before the tests behind it hold, so
-//! only that of the last test is counted where it is asked for; others are looked up once more when all has held.
+//! For a rule that was merged from several rules, each value counts, too. A value is found before the later tests
+//! hold, so only the value of the last test is counted where it is tested. The others are looked up again when all
+//! tests have matched.
 
 use tortie_api::calico::PolicyCounters;
 use tortie_dataplane::NodeState;
@@ -11,23 +12,24 @@ use super::change::Change;
 use super::frame::is_of_frame;
 use super::sets::digest;
 
-/// Whether the operator wants rules to count.
+/// Whether the operator wants counters.
 pub fn is_asked_for(state: &NodeState) -> bool {
     state.settings.policy_counters == PolicyCounters::Enabled
 }
 
-/// How many bytes a policy may have where this many fit in a transaction: at worst all of its sets are there twice.
+/// The maximum size of a policy in bytes, given the size of a transaction: in the worst case all of its sets exist
+/// twice.
 pub fn room(state: &NodeState, room: usize) -> usize {
     if is_asked_for(state) { room / 2 } else { room }
 }
 
-/// How many keys the sets of programs may have, where this many may if none counts: a counter takes 16 bytes for each
+/// The maximum number of keys of program sets, given the maximum without counters: a counter takes 16 bytes for each
 /// processor.
 pub fn most_keys(state: &NodeState, most: usize) -> usize {
     if is_asked_for(state) { most / 8 } else { most }
 }
 
-/// Has the rules of programs and policies count, if that is asked for.
+/// Adds counters to the rules of programs and policies, if requested.
 pub fn take(state: &NodeState, change: &mut Change) {
     if is_asked_for(state) {
         for (_, chain) in change.new_chains_by_name().filter(|(name, _)| !is_of_frame(name)) {
@@ -36,12 +38,13 @@ pub fn take(state: &NodeState, change: &mut Change) {
     }
 }
 
-/// Whether it is a lookup of a rule's own set whose elements count.
+/// Whether it is a lookup in a rule's own set with counting elements.
 pub fn is_counting(expr: &Expr) -> bool {
     matches!(expr, Expr::Lookup { set: SetRef::Inline(set), .. } if set.spec.counts)
 }
 
-/// What tells the sets of a rule that count from those of others: the chain, the rule, and which of its sets it is.
+/// The part of a set's name that distinguishes counting sets: the chain, the rule, and the position of the set in the
+/// rule.
 pub fn name(chain: &str, rule: &Rule, place: usize, set: &Set) -> String {
     let exprs = rule.exprs.iter().enumerate().filter(|(index, _)| *index != place);
     let rest: Vec<_> = exprs.map(|(_, expr)| expr).collect();
@@ -54,7 +57,7 @@ fn count(chain: &mut Chain) {
     }
 }
 
-/// The same tests, which then count, and what is done after that.
+/// The same tests, then the counters, then the action.
 fn counted(exprs: Vec<Expr>) -> Vec<Expr> {
     let is_test = |expr: &Expr| matches!(expr, Expr::Cmp { .. } | Expr::Range { .. } | Expr::Lookup { .. });
     let end = exprs.iter().rposition(is_test).map_or(0, |last| last + 1);
@@ -65,7 +68,7 @@ fn counted(exprs: Vec<Expr>) -> Vec<Expr> {
         match counting(test) {
             Some(counting) if index + 1 == end => counted.push(counting),
             Some(counting) => {
-                // One field, loaded just before.
+                // A single field, loaded just before.
                 again.extend([tests.get(index.wrapping_sub(1)).cloned(), Some(counting)]);
                 counted.push(test.clone());
             }
@@ -78,7 +81,7 @@ fn counted(exprs: Vec<Expr>) -> Vec<Expr> {
     counted
 }
 
-/// The same lookup in a set of the rule's own whose elements count.
+/// The same lookup in a set of the rule's own with counting elements.
 fn counting(test: &Expr) -> Option<Expr> {
     let Expr::Lookup { register, set: SetRef::Inline(set), invert: false } = test else { return None };
     let mut set = set.clone();

@@ -1,4 +1,4 @@
-//! Which established flows policy denies by now (`establishedFlows: Cut`, semantics 20).
+//! Finds established flows that policy denies now (`establishedFlows: Cut`, policy decision 20).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,25 +11,25 @@ use tortie_policy::program::{Flow, PolicyId, PolicyRules, evaluate};
 
 use super::dirty::Dirty;
 
-/// Pods whose policy has changed, and all that it takes to judge their flows.
+/// The pods whose policy has changed, with everything needed to judge their flows.
 #[derive(Debug, Default)]
 pub struct Cut {
-    /// The pods with what their programs name; nothing else of a node's state.
+    /// These pods with the objects that their programs name, and nothing else of the node's state.
     judged: NodeState,
-    /// Pods that are not to be judged any more.
+    /// Pods that no longer need to be judged.
     gone: BTreeSet<EndpointId>,
-    /// The node's own addresses: from there its pods can always be reached (semantics 2).
+    /// The node's own addresses, from which its pods can always be reached (policy decision 2).
     own_addresses: BTreeSet<IpAddr>,
     by_address: BTreeMap<IpAddr, EndpointId>,
 }
 
-/// Whether anything is to be cut in this state.
+/// Whether this state requires cutting.
 pub fn is_asked_for(state: &NodeState) -> bool {
     state.settings.established_flows == EstablishedFlows::Cut
 }
 
 impl Cut {
-    /// The pods that a change is about.
+    /// The pods that a change concerns.
     pub fn new(state: &NodeState, dirty: &Dirty, own_addresses: BTreeSet<IpAddr>) -> Self {
         let names_dirty_set = |rules: &PolicyRules| rules.set_ids().any(|set| dirty.sets.contains_key(set));
         let policies = state.policies.iter();
@@ -63,7 +63,7 @@ impl Cut {
         self.by_address.extend(endpoint.addresses.iter().map(|address| (*address, id.clone())));
     }
 
-    /// Takes in what is newer.
+    /// Merges a newer value into this one.
     pub fn take_in(&mut self, newer: Self) {
         let is_newer = |id: &EndpointId| newer.gone.contains(id) || newer.judged.endpoints.contains_key(id);
         self.by_address.retain(|_, id| !is_newer(id));

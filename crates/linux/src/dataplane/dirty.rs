@@ -1,11 +1,11 @@
-//! Which objects a change of the node state is about.
+//! The objects that a change of the node state concerns.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_dataplane::{Delta, EndpointId, NodeState};
 use tortie_policy::program::{Member, PolicyId, SetId};
 
-/// What of the state has changed.
+/// The changed parts of the state.
 #[derive(Debug, Default)]
 pub struct Dirty {
     pub sets: BTreeMap<SetId, Touched>,
@@ -13,13 +13,13 @@ pub struct Dirty {
     pub endpoints: BTreeSet<EndpointId>,
     /// Host endpoints, by name.
     pub hosts: BTreeSet<String>,
-    /// Whether the node itself has, or who its peers are.
+    /// Whether the node itself or its peers have changed.
     pub frame: bool,
-    /// Whether what the operator has set has, which every part may depend on.
+    /// Whether the operator's settings have changed, which every part may depend on.
     pub settings: bool,
 }
 
-/// What of a set has changed.
+/// The changes of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Touched {
     Members(BTreeSet<Member>),
@@ -27,7 +27,7 @@ pub enum Touched {
 }
 
 impl Dirty {
-    /// Notes what a delta is about.
+    /// Records the objects of a delta.
     pub fn note(&mut self, delta: &Delta) {
         match delta {
             Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.frame = true,
@@ -49,12 +49,12 @@ impl Dirty {
                 self.frame = true;
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {}
-            // Policy sees a Service's backends here, never its address.
+            // On Linux, policy sees a Service's backends, never its address.
             Delta::Service(..) | Delta::ServiceRemoved(_) => {}
         }
     }
 
-    /// The whole of a state. Policies are looked at with the endpoints that name them.
+    /// The whole state. Policies are included through the endpoints that name them.
     pub fn everything(state: &NodeState) -> Self {
         Self {
             sets: state.sets.keys().map(|id| (id.clone(), Touched::Whole)).collect(),

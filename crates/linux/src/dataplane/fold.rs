@@ -1,15 +1,15 @@
-//! Fewer conjunctions that match the same packets.
+//! Merges conjunctions, so that fewer of them match the same packets.
 //!
-//! Of conjunctions with one action it does not matter which one matches a packet. Two that differ in one field only,
-//! which asks for one of some values, are one that asks for the values of both: a policy with a rule for each of a
-//! hundred ports is one nftables rule with a set of ports.
+//! Among conjunctions with the same action, it does not matter which one matches a packet. Two conjunctions that
+//! differ only in one field, and match alternatives of that field, become one with the values of both: a policy with
+//! a rule for each of a hundred ports becomes one nftables rule with a set of ports.
 
 use std::collections::HashMap;
 use std::mem;
 
 use super::packet_test::{Conjunction, Side, Test};
 
-/// A field whose values can be joined.
+/// A field whose values can be merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Joint {
     Port(Side),
@@ -26,7 +26,7 @@ const JOINTS: [Joint; 5] = [
 ];
 
 impl Joint {
-    /// Whether the test asks for one of some values of the field.
+    /// Whether the test matches alternatives of the field.
     fn is_asked_by(self, test: &Test) -> bool {
         match test {
             Test::Protocol { invert: false, .. } => self == Self::Protocol,
@@ -37,7 +37,7 @@ impl Joint {
     }
 }
 
-/// Joins conjunctions as far as possible. Each brings along where it comes from.
+/// Merges conjunctions as far as possible. Each keeps its origins.
 pub fn fold<T>(mut all: Vec<(Conjunction, Vec<T>)>) -> Vec<(Conjunction, Vec<T>)> {
     loop {
         let before = all.len();
@@ -48,10 +48,10 @@ pub fn fold<T>(mut all: Vec<(Conjunction, Vec<T>)>) -> Vec<(Conjunction, Vec<T>)
     }
 }
 
-/// Joins those that differ in one field only.
+/// Merges those that differ in one field only.
 fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, Vec<T>)> {
     let mut joined: Vec<(Conjunction, Vec<T>)> = Vec::with_capacity(all.len());
-    // By all but the field: which one it is, and where the field's test stands.
+    // By all tests except that of the field: the index, and the position of the field's test.
     let mut alike: HashMap<Conjunction, (usize, usize)> = HashMap::new();
     for (mut tests, origins) in all {
         let Some(place) = tests.iter().position(|test| joint.is_asked_by(test)) else {
@@ -73,7 +73,7 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
             }
         }
     }
-    // A field that may have any value is not asked for.
+    // A field that may have any value needs no test.
     for (tests, _) in &mut joined {
         tests.retain(|test| match test {
             Test::Address { ranges, invert: false, .. } | Test::Port { ranges, invert: false, .. } => {
@@ -86,7 +86,7 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
 }
 
 impl Test {
-    /// Lets the values of another test of the same field count, too.
+    /// Adds the values of another test of the same field.
     fn take_in(&mut self, other: Test) {
         match (self, other) {
             (Self::Protocol { numbers, .. }, Self::Protocol { numbers: others, .. }) => {

@@ -1,9 +1,9 @@
-//! Forgetting connections: those of released addresses, and, where that is set, those that policy denies by now
-//! ([`Cut`]). To find them the kernel's whole table of connections is read, which
-//! takes some 10 ms; a thread does that, once for all addresses of a while.
+//! Removes connections from connection tracking: those of released addresses and, if configured, those that policy
+//! denies now ([`Cut`]). This requires a dump of the kernel's whole table, which takes about 10 ms, so a thread does
+//! it once for all addresses of an interval.
 //!
-//! Nobody may inherit connections: whoever gives an address again first calls [`Forgetter::settle`], which waits only
-//! where the address still has its turn before it.
+//! Nobody may inherit connections: before an address is reused, [`Forgetter::settle`] must be called. It waits only
+//! if the address is still queued.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,12 +19,12 @@ use super::cut::Cut;
 
 /// How long addresses are collected before the table is read.
 const COLLECT: Duration = Duration::from_millis(200);
-/// How long that is put off at the most, while more and more are released.
+/// The maximum delay while more and more addresses are released.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How long after a refusal it is tried again.
+/// The delay before a retry.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Forgets connections, in a thread of its own, in the network namespace in which it was opened.
+/// Removes connections in a separate thread, in the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Forgetter {
     work: Arc<Work>,
@@ -32,12 +32,12 @@ pub struct Forgetter {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread and those who wait share.
+/// The state shared by the thread and the callers.
 #[derive(Debug)]
 struct Work {
-    /// Held while the table is read.
+    /// Locked while the table is read.
     conntrack: Mutex<Conntrack>,
-    /// Held for a moment only.
+    /// Locked only briefly.
     queue: Mutex<Queue>,
 }
 
@@ -45,12 +45,12 @@ struct Work {
 struct Queue {
     asked: BTreeSet<IpAddr>,
     cut: Cut,
-    /// Whose connections are being forgotten.
+    /// The addresses whose connections are being removed.
     busy: BTreeSet<IpAddr>,
 }
 
 impl Forgetter {
-    /// Opens a connection to the kernel, and starts the thread.
+    /// Opens a netlink connection, and starts the thread.
     pub fn open() -> Result<Self> {
         let work =
             Arc::new(Work { conntrack: Mutex::new(Conntrack::open()?), queue: Mutex::new(Queue::default()) });
@@ -61,7 +61,7 @@ impl Forgetter {
         Ok(Self { work, wake: Some(wake), thread: Some(thread) })
     }
 
-    /// Has the connections of these addresses forgotten soon.
+    /// Schedules the removal of the connections of these addresses.
     pub fn ask(&self, addresses: BTreeSet<IpAddr>) {
         if addresses.is_empty() {
             return;
@@ -72,7 +72,7 @@ impl Forgetter {
         }
     }
 
-    /// Has the connections that policy denies by now forgotten soon.
+    /// Schedules the removal of the connections that policy denies now.
     pub fn ask_to_cut(&self, cut: Cut) {
         lock(&self.work.queue).cut.take_in(cut);
         if let Some(wake) = &self.wake {
@@ -80,10 +80,10 @@ impl Forgetter {
         }
     }
 
-    /// Returns when none of these addresses has connections that were to be forgotten: at once, for most.
+    /// Waits until the scheduled removals of these addresses are done. Usually there are none.
     ///
     /// # Errors
-    /// The kernel's refusal; it is tried again.
+    /// An error of the kernel; the removal is retried.
     pub fn settle<'a>(&self, addresses: impl IntoIterator<Item = &'a IpAddr>) -> Result<()> {
         let queue = lock(&self.work.queue);
         let waits = |address: &&IpAddr| queue.asked.contains(*address) || queue.busy.contains(*address);
@@ -95,7 +95,7 @@ impl Forgetter {
 }
 
 impl Drop for Forgetter {
-    /// Waits until all is forgotten.
+    /// Waits until all removals are done.
     fn drop(&mut self) {
         self.wake.take();
         if let Some(thread) = self.thread.take() {
@@ -118,7 +118,7 @@ impl Work {
         }
     }
 
-    /// Forgets the connections of all addresses that have been asked for, after what is being forgotten already.
+    /// Removes the connections of all queued addresses, after the removal in progress.
     fn forget(&self) -> Result<()> {
         let mut conntrack = lock(&self.conntrack);
         let addresses = {
@@ -137,7 +137,7 @@ impl Work {
         Ok(())
     }
 
-    /// Forgets the connections that policy denies by now.
+    /// Removes the connections that policy denies now.
     fn cut(&self) -> Result<()> {
         let cut = std::mem::take(&mut lock(&self.queue).cut);
         if cut.is_empty() {
@@ -157,7 +157,7 @@ impl Work {
     }
 }
 
-/// What is behind these locks fits together also after a panic.
+/// The data behind these locks is consistent even after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,19 +1,19 @@
-//! The chains through which all packets come.
+//! The chains that all packets pass.
 //!
 //! ```text
 //! forward-from ─ from a pod ─▶ from-workload ─ own address? established? ─ number ─▶ program ─▶ policies
 //! forward-to ─── to a pod ───▶ to-workload ─── established? ─────────────── number ─▶ program ─▶ policies
 //! input-from ─── from a pod ─▶ from-workload …
-//! input ──────── from a pod ─▶ what becomes of packets to the node itself
+//! input ──────── from a pod ─▶ the action for packets to the node itself
 //! ```
-//! What the node's other interfaces go through, where there are host endpoints, is in [`host_frame`](super::host_frame).
+//! [`host_frame`](super::host_frame) has the chains for the node's other interfaces, if there are host endpoints.
 //!
-//! Each side judges in a base chain of its own: so "accept", wherever it stands, means that this side allows the packet,
-//! and the next one is asked.
+//! Each side judges in a separate base chain. So "accept", wherever it occurs, means that this side allows the
+//! packet, and the next side is evaluated.
 //!
-//! A pod's interface leads to a number, and the number to the chain of its program. A pod that comes or goes is then no
-//! more than elements of sets; and the kernel, which goes through all chains by all ways when a rule changes, has one way
-//! to each program, however many pods it has.
+//! A pod's interface maps to a number, and the number to the chain of its program. So adding or removing a pod
+//! changes only elements of sets. When a rule changes, the kernel walks all chains by all paths; there is one path to
+//! each program, however many pods it has.
 
 use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::NodeState;
@@ -41,17 +41,17 @@ const NEVER_FROM_WORKLOAD: &str = "from-workload-never";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";
-/// The interfaces of pods whose names do not begin as they should.
+/// The interfaces of pods whose names do not have the prefix.
 pub const ODD_INTERFACES: &str = "odd-interfaces";
-/// The nodes that VXLAN packets are taken from.
+/// The nodes from which VXLAN packets are accepted.
 pub const VXLAN_PEERS: &str = "vxlan-peers";
 
-/// The number of what is closed.
+/// The number of the closed program.
 pub const CLOSED: u32 = 0;
 const CLOSED_CHAIN: &str = "closed";
 
-/// What becomes of packets where a slot is closed: they are dropped. Untracked policies would cut established flows so,
-/// too; they let everything go on, to those that are closed behind them.
+/// The verdict on packets if a slot is closed: they are dropped. Closed untracked policies would also cut established
+/// flows, so they let everything continue to the later slots, which are closed.
 fn closed(slot: Slot) -> Verdict {
     match slot.stage() {
         Stage::Untracked => Verdict::Accept,
@@ -59,12 +59,12 @@ fn closed(slot: Slot) -> Verdict {
     }
 }
 
-/// Where the side that packets come from is asked: before the other one.
+/// The priority of the sender's side: before the receiver's side.
 const FROM_PRIORITY: i32 = -10;
 const TO_PRIORITY: i32 = 0;
 
-/// What is there whatever endpoints there are: the base chains and what they lead to at once, and sets, without
-/// endpoints in them.
+/// The parts that do not depend on endpoints: the base chains, the chains that they jump to directly, and sets
+/// without endpoints in them.
 pub fn frame(config: &Config, node: &NodeState) -> Table {
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
     let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
@@ -104,7 +104,7 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
     table
 }
 
-/// Whether a chain or a set may be there whatever endpoints there are.
+/// Whether a chain or a set can exist without endpoints.
 pub fn is_of_frame(name: &str) -> bool {
     let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
     let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
@@ -118,17 +118,17 @@ pub fn is_of_frame(name: &str) -> bool {
         || Slot::OF_PODS.iter().chain(&Slot::OF_HOSTS).any(is_map)
 }
 
-/// What the maps from numbers to chains are.
+/// The type of the maps from numbers to chains.
 pub fn program_chains() -> SetSpec {
     SetSpec::verdict_map(&[Field::Mark, Field::Mark])
 }
 
-/// The key of a program's number there.
+/// The key of a program's number in those maps.
 pub fn program_key(number: u32) -> Key {
     Key::numbers(0, number)
 }
 
-/// The set of a family's addresses that may come from a pod's interface, and what its keys are.
+/// The set of a family's addresses that may come from a pod's interface, and its type.
 pub fn own_addresses(family: Family) -> (&'static str, SetSpec) {
     let name = match family {
         Family::V4 => OWN_ADDRESSES_4,
@@ -137,12 +137,13 @@ pub fn own_addresses(family: Family) -> (&'static str, SetSpec) {
     (name, SetSpec::hash(&[Field::Interface, family.field()]))
 }
 
-/// Packets of pods' interfaces go to a chain: of all with the prefix, and of those that are pods' without it.
+/// Sends packets of pods' interfaces to a chain: those of all interfaces with the prefix, and of the pods' interfaces
+/// without it.
 fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
     are_pods(config, interface).map(|exprs| Rule::new([exprs, vec![goto(chain)]].concat(), "")).into()
 }
 
-/// Tests of which one holds for interfaces of pods.
+/// Tests that together match interfaces of pods.
 pub fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
     let load = Expr::Meta { register: 0, key: interface };
     let prefix = config.workload_prefix.as_bytes().to_vec();
@@ -152,7 +153,7 @@ pub fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
     ]
 }
 
-/// Packets to the node itself: from pods they are under the pod's policy first.
+/// Packets to the node itself: packets from pods are judged by the pod's policy first.
 fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     let has_overlay = node.node.as_ref().is_some_and(|node| node.vtep.is_some());
     let mut rules = Vec::from_iter(has_overlay.then(|| vxlan_guard(vxlan_port(node))));
@@ -161,7 +162,7 @@ fn input_from(config: &Config, node: &NodeState) -> Vec<Rule> {
     rules
 }
 
-/// What pods' policy allows to the node itself.
+/// The action for what pods' policy allows to the node itself.
 fn from_pods_to_node(config: &Config, node: &NodeState) -> Vec<Rule> {
     let mut rules = Vec::new();
     for pod in are_pods(config, MetaKey::InputInterface) {
@@ -180,7 +181,7 @@ fn from_pods_to_node(config: &Config, node: &NodeState) -> Vec<Rule> {
     rules
 }
 
-/// A pod and its gateway find each other.
+/// Neighbour discovery between a pod and its gateway.
 fn find_gateway(pod: Vec<Expr>) -> Rule {
     let found = neighbour_discovery(&[133, 135, 136]);
     Rule::new(
@@ -193,8 +194,8 @@ fn goto(chain: &str) -> Expr {
     Expr::Verdict(Verdict::Goto(chain.to_owned()))
 }
 
-/// What no pod sends, whatever its policy: tunnels, unless they are allowed, as another node would take what is in them for
-/// packets of ours (`felix/rules/static.go`); and advertisements of routers.
+/// What no pod may send, whatever its policy: tunnels, unless they are allowed, because another node would treat
+/// their content as packets of this node (`felix/rules/static.go`); and router advertisements.
 fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     let vxlan = exprs(&udp_to(vxlan_port(node)));
     let ipip = Test::Protocol { numbers: vec![4], invert: false }.exprs();
@@ -208,8 +209,9 @@ fn never_from_workload(node: &NodeState) -> Vec<Rule> {
     all.into_iter().filter(|(holds, ..)| *holds).map(dropped).collect()
 }
 
-/// Packets from pods: none of them are what no pod sends; all of them are from the pod's own addresses, also in an established flow, which is not the pod's
-/// own if its packets carry another pod's address; and those that begin a flow are asked of the pod's program.
+/// Packets from pods. Forbidden packets are dropped. All packets must come from the pod's own addresses, also in an
+/// established flow: a flow with another pod's address is not this pod's. Packets that begin a flow are judged by the
+/// pod's program.
 fn from_workload(node: &NodeState) -> Vec<Rule> {
     let never = Expr::Verdict(Verdict::Jump(NEVER_FROM_WORKLOAD.to_owned()));
     let mut rules = vec![Rule::new(vec![never], "")];
@@ -230,13 +232,14 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
     rules
 }
 
-/// Packets to pods of established flows pass, those of none do not, and the rest is asked of the pod's program.
+/// Packets to pods: those of established flows pass, invalid ones do not, and the rest is judged by the pod's
+/// program.
 fn to_workload(node: &NodeState) -> Vec<Rule> {
     let flow = by_flow().into_iter().chain(no_flow_from_its_middle(node));
     flow.chain(by_interface(Slot::ToWorkload)).collect()
 }
 
-/// A flow that was cut must not begin again from its middle: the other end might be allowed to begin one.
+/// A flow that was cut must not restart from its middle, because the other end might be allowed to begin a flow.
 fn no_flow_from_its_middle(node: &NodeState) -> Option<Rule> {
     const FLAGS: u32 = 13; // the byte of the TCP header
     const SYN: u8 = 2;
@@ -251,7 +254,7 @@ fn no_flow_from_its_middle(node: &NodeState) -> Option<Rule> {
     cut::is_asked_for(node).then(|| Rule::new(exprs, "establishedFlows: Cut"))
 }
 
-/// Packets of established flows pass, and those of none do not.
+/// Packets of established flows pass; invalid packets do not.
 pub fn by_flow() -> [Rule; 2] {
     let rule = |bits, verdict| Rule::new([in_state(bits), vec![Expr::Verdict(verdict)]].concat(), "");
     [rule(state::ESTABLISHED | state::RELATED, Verdict::Accept), rule(state::INVALID, Verdict::Drop)]
@@ -266,14 +269,15 @@ pub fn in_state(bits: u32) -> Vec<Expr> {
     ]
 }
 
-/// The program of the pod; an interface that is no pod's (yet, or any more) is closed.
+/// The program of the pod. An interface that does not belong to a pod (yet, or any more) is closed.
 fn by_interface(slot: Slot) -> [Rule; 2] {
     let interface = Expr::Meta { register: 0, key: slot.interface() };
     let closed = Rule::new(vec![Expr::Verdict(Verdict::Drop)], "no pod's interface");
     [to_program(interface, slot, "the interface's number"), closed]
 }
 
-/// The packet is a message of these types by which IPv6 finds neighbours and routers (RFC 4861, semantics 22).
+/// Matches ICMPv6 messages of these types, with which IPv6 finds neighbours and routers (RFC 4861, policy decision
+/// 22).
 pub fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
     let types = types.iter().map(|icmp_type| Element::key(Key::byte(*icmp_type)));
     let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Icmpv6Type]), types)));
@@ -289,13 +293,13 @@ pub fn vxlan_port(node: &NodeState) -> u16 {
     node.node.as_ref().map(|node| node.network.clone()).unwrap_or_default().port
 }
 
-/// The addresses of the nodes that VXLAN packets may come from.
+/// The addresses of the nodes from which VXLAN packets are accepted.
 fn vxlan_peers(node: &NodeState) -> Set {
     let peers = node.vteps.values().map(|vtep| Element::key(Key::address(vtep.parent.into())));
     set(SetSpec::hash(&[Field::Ipv4]), peers)
 }
 
-/// VXLAN packets from elsewhere would put packets with any source behind the pods' policy.
+/// VXLAN packets from elsewhere could bypass the pods' policy with any inner source.
 fn vxlan_guard(port: u16) -> Rule {
     let mut guard = exprs(&udp_to(port));
     guard.extend(Test::Family(Family::V4).exprs());

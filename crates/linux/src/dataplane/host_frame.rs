@@ -1,13 +1,13 @@
-//! The chains that packets of the node's own interfaces come through, where there are host endpoints (semantics 16, 17).
+//! The chains for packets of the node's own interfaces, if there are host endpoints (policy decisions 16, 17, 43).
 //!
 //! ```text
 //! arrives ─ raw-in ─ (connection) ─ prednat ─┬─ input ─▶ host-in           the node's own
 //!                                            └─ forward-from ─▶ host-forward-in ─ forward-to ─▶ host-forward-out
 //! the node sends ─ raw-out ─ (connection) ─ output ─▶ host-out
 //! ```
-//! Failsafe ports come first everywhere. Loopback, neighbour discovery and the overlay's own packets between nodes are under
-//! no host endpoint's policy. A named interface goes before `*`. Packets of pods are asked about before DNAT and where the
-//! node forwards them, if there is a host endpoint for `*`; otherwise they are under no host endpoint's policy:
+//! Failsafe ports come first everywhere. Loopback, neighbour discovery and the overlay's own packets between nodes
+//! are exempt. A named interface takes precedence over `*`. Packets of pods are judged before DNAT and where the node
+//! forwards them, if there is a host endpoint for `*`; otherwise no host endpoint applies to them:
 //!
 //! ```text
 //! from a pod ─ prednat ─▶ forward-from-pods ─▶ host-forward-in        to a pod ─ forward-to-pods ─▶ host-forward-out
@@ -35,22 +35,22 @@ pub const HOST_IN: &str = "host-in";
 pub const HOST_FORWARD_IN: &str = "host-forward-in";
 pub const HOST_FORWARD_OUT: &str = "host-forward-out";
 
-/// The interface that stands for all that have no host endpoint of their own.
+/// The name that stands for all interfaces without a host endpoint of their own.
 pub const EVERY_INTERFACE: &str = "*";
 
-/// What a host endpoint for `*` decides about forwarded packets of pods.
+/// The chain of a host endpoint for `*` for forwarded packets of pods.
 const FORWARD_FROM_PODS: &str = "forward-from-pods";
 const FORWARD_TO_PODS: &str = "forward-to-pods";
-/// Before the pods' own policies, and after them.
+/// The priorities before and after the pods' own policies.
 const BEFORE_PODS: i32 = -11;
 const AFTER_PODS: i32 = 1;
 
-/// Before connections are tracked (`NF_IP_PRI_RAW`).
+/// Before connection tracking (`NF_IP_PRI_RAW`).
 const RAW: i32 = -300;
-/// After that, and before addresses are translated (`NF_IP_PRI_MANGLE`).
+/// After connection tracking, and before address translation (`NF_IP_PRI_MANGLE`).
 const MANGLE: i32 = -150;
 
-/// The chains; none where there is no host endpoint.
+/// The chains; none if there is no host endpoint.
 pub fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> {
     if node.host_endpoints.is_empty() {
         return Vec::new();
@@ -103,7 +103,7 @@ pub fn is_chain(name: &str) -> bool {
     base.contains(&name) || [HOST_IN, HOST_FORWARD_IN, HOST_FORWARD_OUT].contains(&name)
 }
 
-/// What no host endpoint is about: loopback, pods unless they are asked about, and how neighbours find each other.
+/// Packets that no host endpoint applies to: loopback, pods unless they are included, and neighbour discovery.
 fn not_of_hosts(config: &Config, interface: MetaKey, pods: bool) -> Vec<Rule> {
     let value = Key::interface("lo").bytes().to_vec();
     let loopback =
@@ -116,7 +116,7 @@ fn not_of_hosts(config: &Config, interface: MetaKey, pods: bool) -> Vec<Rule> {
     rules
 }
 
-/// The overlay's own packets, from and to nodes.
+/// The overlay's own packets between nodes.
 fn overlay(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
     if node.node.as_ref().is_none_or(|node| node.vtep.is_none()) {
         return Vec::new();
@@ -133,7 +133,7 @@ fn stays_open(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
     failsafes(ports, Side::Destination, other, "failsafe port")
 }
 
-/// Packets that answer those of failsafe ports, where there is no connection that they belong to.
+/// Replies of failsafe ports, where there is no connection tracking.
 fn replies_stay_open(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
     let opposite = match interface {
         MetaKey::InputInterface => MetaKey::OutputInterface,
@@ -150,7 +150,7 @@ fn failsafe(node: &NodeState, interface: MetaKey) -> &[Failsafe] {
     }
 }
 
-/// Where the other end of the packets stands.
+/// The side of the packet's other end.
 fn other_side(interface: MetaKey) -> Side {
     match interface {
         MetaKey::InputInterface => Side::Source,
@@ -158,7 +158,7 @@ fn other_side(interface: MetaKey) -> Side {
     }
 }
 
-/// `port` is where the open port stands, and `other` the side of who may use it.
+/// `port` is the side of the open port, and `other` the side of the permitted addresses.
 fn failsafes(open: &[Failsafe], port: Side, other: Side, comment: &str) -> Vec<Rule> {
     let with_ports = open.iter().filter(|open| open.protocol.has_ports());
     let tests = |open: &Failsafe| {
@@ -168,7 +168,7 @@ fn failsafes(open: &[Failsafe], port: Side, other: Side, comment: &str) -> Vec<R
         tests.push(Test::Protocol { numbers: vec![number], invert: false });
         if let (Some(net), Some(family)) = (open.net, family) {
             let ranges = ranges([net]);
-            // All addresses of a family are asked for by the family.
+            // All addresses of a family are matched by the family.
             let address = Test::Address { side: other, family, ranges, invert: false };
             tests.extend((net.prefix_len() > 0).then_some(address));
         }
@@ -180,7 +180,7 @@ fn failsafes(open: &[Failsafe], port: Side, other: Side, comment: &str) -> Vec<R
     folded.into_iter().map(|(tests, _)| accept(exprs(&tests), comment)).collect()
 }
 
-/// The program of the interface, or of all that have none of their own.
+/// The program of the interface, or the program of `*`.
 fn ask(slot: Slot) -> Vec<Rule> {
     let every = Key::interface(EVERY_INTERFACE).bytes().to_vec();
     let load = [
@@ -190,10 +190,10 @@ fn ask(slot: Slot) -> Vec<Rule> {
     load.map(|(load, comment)| to_program(load, slot, comment)).into()
 }
 
-/// To the chain of the number that a slot has for the key in the first registers.
+/// Jumps to the chain of the number that a slot has for the key in the first registers.
 ///
-/// The key of the second map is eight zeroes, of which the number takes the last four. `nft` has no word for a map behind
-/// a map, and ends with a failed assertion where it finds one; it takes this for a constant.
+/// The key of the second map is eight zero bytes, of which the number replaces the last four. `nft` has no syntax for
+/// a map behind a map, and aborts with a failed assertion if it finds one; it takes this form for a constant.
 pub fn to_program(load: Expr, slot: Slot, comment: &str) -> Rule {
     const KEY: Register = 4;
     let (programs, chains) = slot.maps();

@@ -1,8 +1,8 @@
-//! What becomes of the table on a kernel that lacks modules.
+//! Adapts the table to a kernel that lacks modules.
 //!
-//! Without logs, counters and messages to senders the same packets pass, so these are left out and told of; so is the
-//! translation of addresses, which is no policy. Without anything else policy is not in force: what would have to be
-//! asked cannot be, and pods stay without routes, or under the table that there is.
+//! Without logs, counters and reject messages, the same packets pass, so these are left out and reported. The same
+//! holds for address translation, which is not policy. Without anything else, policy is not in force: pods stay
+//! without routes, or under the existing table.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,12 @@ use tortie_kernel::nftables::{Chain, ChainKind, Expr, Verdict};
 
 use crate::dataplane::change::Change;
 
-/// What the kernel is known not to have.
+/// The features that the kernel is known to lack.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Lacking(pub BTreeSet<Feature>);
 
 impl Lacking {
-    /// Leaves out of a change what it can be without.
+    /// Removes what a change can do without.
     pub fn adapt(&self, change: &mut Change) {
         if self.0.is_empty() {
             return;
@@ -45,12 +45,12 @@ impl Lacking {
         }
     }
 
-    /// Address translation names an interface's address, and asks whether a packet is the node's own.
+    /// Address translation needs an interface's address, and a test whether a packet belongs to the node.
     fn cannot_translate(&self) -> bool {
         [Feature::Masquerade, Feature::Fib].iter().any(|feature| self.0.contains(feature))
     }
 
-    /// What is to be said where the rest is in force.
+    /// The conditions if the rest is in force.
     pub fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.0.iter().filter_map(|feature| {
             let so = said_without(*feature)?;
@@ -61,14 +61,14 @@ impl Lacking {
         })
     }
 
-    /// The modules without which there is no policy, if such are missing.
+    /// The missing modules without which there is no policy, if any.
     pub fn needed(&self) -> Option<String> {
         let needed = self.0.iter().filter(|feature| said_without(**feature).is_none());
         let modules: Vec<_> = needed.map(|feature| feature.modules()).collect();
         (!modules.is_empty()).then(|| modules.join(", "))
     }
 
-    /// The failure, with the modules that are missing, if that may be why.
+    /// Adds the missing modules to an error, if they may be the cause.
     pub fn explain(&self, error: Error) -> crate::Error {
         match self.needed() {
             Some(modules) if may_be_missing(&error) => {
@@ -79,7 +79,7 @@ impl Lacking {
     }
 }
 
-/// What is to be said where the table does without it; `None` where it cannot.
+/// The message if the table works without the feature; `None` if it does not.
 fn said_without(feature: Feature) -> Option<&'static str> {
     match feature {
         Feature::Log => Some("rules with the action Log log nothing; who passes is as it was asked for"),
@@ -92,7 +92,7 @@ fn said_without(feature: Feature) -> Option<&'static str> {
     }
 }
 
-/// Whether a failure may come of a module that is missing.
+/// Whether a missing module may be the cause of an error.
 pub fn may_be_missing(error: &Error) -> bool {
     let numbers = [libc::ENOENT, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EINVAL];
     matches!(error, Error::Transaction { .. } | Error::Refused { .. })
@@ -115,7 +115,7 @@ mod tests {
 
     use crate::dataplane::{Config, Dataplane};
 
-    /// A pod whose policy logs and denies by rejection, in a pool with natOutgoing.
+    /// A pod whose policy logs and rejects, in a pool with natOutgoing.
     fn deltas() -> Vec<Delta> {
         let mut settings = Settings::default();
         settings.pools.insert("10.65.0.0/16".parse().unwrap(), true);
@@ -140,7 +140,7 @@ mod tests {
         ]
     }
 
-    /// The reports and tables on a kernel that does not know these expressions, and once it does.
+    /// The reports and tables on a kernel that does not know these expressions, and on one that does.
     fn on_kernel_without(names: &'static [&'static str]) -> [(Report, Option<Table>); 2] {
         let run = move || {
             let mut dataplane = Dataplane::open(Config::default()).unwrap();
@@ -149,7 +149,7 @@ mod tests {
             let mut state = NodeState::default();
             deltas().iter().for_each(|delta| state.apply(delta));
             dataplane.apply(&state, &deltas());
-            // What is left out at first is left out of changes, too.
+            // Features that are left out at first are also left out of changes.
             let [_, policy, _] = &deltas()[..] else { unreachable!() };
             let report = dataplane.apply(&state, std::slice::from_ref(policy));
             let without = (report, table());
@@ -163,7 +163,7 @@ mod tests {
         table.chains.values().flat_map(|chain| &chain.rules).flat_map(|rule| &rule.exprs)
     }
 
-    /// The pod of the state has no link here, which is another matter.
+    /// The pod of the state has no link here, which does not matter.
     fn said(report: &Report) -> Vec<(Reason, &str)> {
         report.node.iter().map(|condition| (condition.reason, condition.message.as_str())).collect()
     }

@@ -1,7 +1,7 @@
-//! Sets of values that rules spell out, such as the ports of a rule, as named sets that rules share.
+//! Sets of values inside rules, such as the ports of a rule, as named sets that rules share.
 //!
-//! For each anonymous set the kernel chooses a name, by going through the names of all sets; and every set makes every
-//! other one slower to find. The same few lists of ports come again and again.
+//! The kernel chooses a name for each anonymous set by comparing the names of all sets, and every set slows down the
+//! search for the others. The same few lists of ports occur again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -12,15 +12,15 @@ use super::change::Change;
 use super::counting;
 use super::sets::digest;
 
-/// How often each of these sets is named by the chains in the table.
+/// How often the chains in the table name each of these sets.
 #[derive(Debug, Default)]
 pub struct Literals {
     users: BTreeMap<String, usize>,
 }
 
 impl Literals {
-    /// Gives the chains of a change names in the place of sets that they spell out, and has the sets come and go with
-    /// the chains.
+    /// Replaces sets inside the rules of a change by named sets, and creates and removes those sets together with the
+    /// chains.
     pub fn take(&mut self, kernel: &Table, change: &mut Change) {
         let mut sets = BTreeMap::new();
         change.new_chains_by_name().for_each(|(name, chain)| lift(name, chain, &mut sets));
@@ -48,7 +48,7 @@ impl Literals {
     }
 }
 
-/// Names what a chain spells out.
+/// Names the sets inside a chain's rules.
 fn lift(of: &str, chain: &mut Chain, sets: &mut BTreeMap<String, Set>) {
     for rule in &mut chain.rules {
         let counting = rule.exprs.iter().any(counting::is_counting).then(|| rule.clone());
@@ -57,7 +57,7 @@ fn lift(of: &str, chain: &mut Chain, sets: &mut BTreeMap<String, Set>) {
                 && let SetRef::Inline(spelled) = set
             {
                 let name = match &counting {
-                    // Nobody shares it: what it counts would be that of others, too.
+                    // It is not shared, because it would count for other rules, too.
                     Some(rule) if spelled.spec.counts => {
                         format!("{PREFIX}{}", counting::name(of, rule, place, spelled))
                     }
@@ -70,10 +70,10 @@ fn lift(of: &str, chain: &mut Chain, sets: &mut BTreeMap<String, Set>) {
     }
 }
 
-/// How the names of these sets begin.
+/// The prefix of the names of these sets.
 pub const PREFIX: &str = "l-";
 
-/// The same for sets with the same elements.
+/// The name; sets with the same elements have the same name.
 fn name(set: &Set) -> String {
     let mut content = format!("{:?}", set.spec);
     for (key, value) in &set.elements {

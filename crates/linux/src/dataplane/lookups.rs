@@ -1,7 +1,7 @@
-//! Many rules that ask for a peer, with a protocol and a port or without, as a few lookups.
+//! Combines many rules that match a peer, with or without protocol and port, into a few lookups.
 //!
-//! A lookup in a hash set costs the same for one rule and for ten thousand. The set's keys are what the rules ask for
-//! together: the addresses of their selectors, each with each protocol and port of its rule.
+//! A lookup in a hash set costs the same for one rule and for ten thousand. The set's keys are the combinations that
+//! the rules match: the addresses of their selectors, each with each protocol and port of its rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,17 +17,17 @@ use super::policies::Line;
 use super::programs::Sources;
 use super::sets::{Family, Part};
 
-/// The most addresses, and the most ports, of one rule that are written out.
+/// The maximum number of addresses, and of ports, of one rule that become keys.
 const MOST_VALUES: usize = 64;
 
-/// A set whose keys follow from others.
+/// A set whose keys are derived from other sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lookup {
     key: Keyed,
     sources: Vec<Source>,
-    /// How many keys it was made for.
+    /// The number of keys when it was created.
     pub keys: usize,
-    /// Whether each key counts.
+    /// Whether each key counts packets.
     counts: bool,
 }
 
@@ -35,7 +35,7 @@ pub struct Lookup {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Source {
     addresses: Addresses,
-    /// What follows the address in the key: protocol and port, each filled up to four bytes.
+    /// The part of the key after the address: protocol and port, each padded to four bytes.
     tails: BTreeSet<Vec<u8>>,
 }
 
@@ -46,7 +46,7 @@ enum Addresses {
 }
 
 impl Lookup {
-    /// The set that it must be.
+    /// The desired set.
     pub fn set(&self, state: &NodeState) -> Set {
         let mut elements = BTreeMap::new();
         for source in &self.sources {
@@ -57,12 +57,12 @@ impl Lookup {
         Set { spec: self.spec(), elements }
     }
 
-    /// What its elements are.
+    /// The type of its elements.
     pub fn spec(&self) -> SetSpec {
         SetSpec { counts: self.counts, ..self.key.spec() }
     }
 
-    /// The keys that come or go with a member of a set, and whether each is wanted.
+    /// The keys that are added or removed with a member of a set, each with whether it is wanted.
     pub fn touched(&self, state: &NodeState, id: &SetId, member: &Member) -> BTreeMap<Key, bool> {
         let Some(address) = single(member, self.key.family) else { return BTreeMap::new() };
         let from = self.sources.iter().filter(|source| source.addresses == Addresses::Of(id.clone()));
@@ -73,7 +73,7 @@ impl Lookup {
     }
 }
 
-/// Finds which of these lines ask for a key of a set that many of them are looked up in: their comments.
+/// The comments of those lines that match a key of a set with many combined rules.
 pub fn asking<'a>(
     lines: Vec<&'a Line>,
     sets: &BTreeMap<String, &SetId>,
@@ -106,7 +106,7 @@ impl Source {
         self.tails.contains(tail) && has_address()
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     fn count(&self, members: &dyn Fn(&SetId) -> usize) -> usize {
         let addresses = match &self.addresses {
             Addresses::These(keys) => keys.len(),
@@ -140,9 +140,9 @@ impl Source {
     }
 }
 
-/// The sets and lines in whose place a run of lines with one action stands, where that is fewer tests. `sets` are those
-/// that the lines name, by their names in nftables, `prefix` is how the names of new ones begin, and there may be `most_keys` in
-/// these.
+/// Replaces a run of lines with one action by sets and lines, if that needs fewer tests. `sets` are the sets that the
+/// lines name, by nftables name. `prefix` is the prefix for the names of new sets, which may have `most_keys` keys in
+/// total.
 pub fn look_up(
     run: &[Line],
     sets: &BTreeMap<String, &SetId>,
@@ -168,7 +168,7 @@ pub fn look_up(
             continue;
         }
         most_keys -= count;
-        // Another name where it is another set: it can then be there beside the one that it replaces.
+        // A different set gets a different name, so that it can exist beside the one that it replaces.
         let set = format!("{prefix}-{number}{}", if sources.counts { "c" } else { "" });
         let (mut of_all, mut comments) = (Vec::new(), Vec::new());
         for (source, _, its_comments) in group {
@@ -193,8 +193,8 @@ fn joined(comments: &[String]) -> String {
     }
 }
 
-/// The keys of a line that asks for single addresses of one side, and of one or several protocols and destination ports
-/// if any.
+/// The keys of a line that matches single addresses of one side and, optionally, one or several protocols and
+/// destination ports.
 fn keys(tests: &[Test], sets: &BTreeMap<String, &SetId>) -> Option<(Keyed, Source)> {
     let (mut family, mut protocols, mut ports, mut peer) = (None, None, None, None);
     for test in tests {
@@ -224,7 +224,7 @@ fn keys(tests: &[Test], sets: &BTreeMap<String, &SetId>) -> Option<(Keyed, Sourc
     Some((Keyed { side, family: family?, then }, Source { addresses, tails: tails(protocols, ports)? }))
 }
 
-/// The names by which the sets of single addresses are looked up.
+/// The nftables names of sets of single addresses.
 pub fn address_sets<'a>(ids: impl Iterator<Item = &'a SetId>) -> BTreeMap<String, &'a SetId> {
     let names = |id| [Family::V4, Family::V6].map(|family| (Part::Addresses(family).name(id), id));
     ids.flat_map(names).collect()
@@ -244,13 +244,13 @@ fn tails(protocols: Option<Vec<u8>>, ports: Option<Vec<Key>>) -> Option<BTreeSet
     Some(tails)
 }
 
-/// The address that a key's bytes are.
+/// The address in the bytes of a key.
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
     v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from)).ok()
 }
 
-/// The address of a member that is a single one of this family.
+/// The address of a member, if it is a single address of this family.
 fn single(member: &Member, family: Family) -> Option<Key> {
     match member {
         Member::Net(IpNet::V4(net)) if family == Family::V4 && net.prefix_len() == 32 => {

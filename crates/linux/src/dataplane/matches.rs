@@ -1,8 +1,9 @@
-//! What a rule asks of a packet, as tests that one nftables rule can make.
+//! Translates the criteria of a policy rule to tests for nftables rules.
 //!
-//! A rule of nftables is a conjunction. A rule of a policy has alternatives inside: a selector's members lie in several
-//! sets, ports may be numbers or sets, a negated port holds for packets that have none. So a rule becomes several, one
-//! for each combination of a family, a class of protocols, and alternatives, that together match the same packets.
+//! An nftables rule is a conjunction. A policy rule contains alternatives: a selector's members are in several sets,
+//! ports may be numbers or sets, and a negated port also matches packets without ports. So one policy rule becomes
+//! several nftables rules, one for each combination of a family, a class of protocols, and alternatives. Together
+//! they match the same packets.
 
 use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
@@ -10,14 +11,14 @@ use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
 use super::packet_test::{Conjunction, Keyed, Ranges, Side, Test, port_ranges};
 use super::sets::{Family, Part, ranges};
 
-/// More nftables rules than this are not made of one; the policy denies instead.
+/// The maximum number of nftables rules for one policy rule; beyond that the policy denies.
 const MOST_ALTERNATIVES: usize = 256;
 
-/// A rule with more alternatives than can be written down.
+/// A rule with too many alternatives.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooManyAlternatives;
 
-/// The conjunctions that together match what the rule matches. `exists` says which nftables sets there are.
+/// The conjunctions that together match what the rule matches. `exists` says whether an nftables set exists.
 pub fn conjunctions(
     rule: &Rule,
     exists: &dyn Fn(&str) -> bool,
@@ -35,7 +36,7 @@ pub fn conjunctions(
 /// Alternatives; at least one of them must hold.
 type Group = Vec<Test>;
 
-/// Every way to take one alternative of each group.
+/// Every combination of one alternative from each group.
 fn product(groups: &[Group]) -> Result<Vec<Conjunction>, TooManyAlternatives> {
     let mut all = vec![Vec::new()];
     for group in groups {
@@ -53,7 +54,7 @@ fn product(groups: &[Group]) -> Result<Vec<Conjunction>, TooManyAlternatives> {
     Ok(all)
 }
 
-/// The families that the rule must be written for one by one; `None` where it does not matter.
+/// The families for which the rule needs separate conjunctions; `None` if the family does not matter.
 fn families(rule: &Rule) -> Vec<Option<Family>> {
     let asks_addresses = |entity: &EntityMatch| {
         !entity.nets.is_empty() || !entity.not_nets.is_empty() || entity.set_ids().next().is_some()
@@ -68,7 +69,7 @@ fn families(rule: &Rule) -> Vec<Option<Family>> {
     }
 }
 
-/// Protocols that are alike in what can be asked of their packets.
+/// Protocols with the same testable fields.
 #[derive(Debug, Clone)]
 struct Class {
     /// It is one of these, if there are any.
@@ -82,7 +83,7 @@ struct Class {
 const WITH_PORTS: [u8; 3] = [Protocol::TCP.0, Protocol::UDP.0, Protocol::SCTP.0];
 const ICMP: [u8; 2] = [Protocol::ICMP.0, Protocol::ICMPV6.0];
 
-/// The classes that the rule must be written for one by one.
+/// The classes for which the rule needs separate conjunctions.
 fn classes(rule: &Rule) -> Vec<Class> {
     let has_ports = |protocol: u8| WITH_PORTS.contains(&protocol);
     let asks_ports = [&rule.source, &rule.destination].into_iter().any(|entity| {
@@ -121,7 +122,7 @@ fn classes(rule: &Rule) -> Vec<Class> {
     classes
 }
 
-/// What must hold for packets of this family and class; `None` if nothing can match.
+/// The tests for packets of this family and class; `None` if nothing can match.
 fn groups(
     rule: &Rule,
     family: Option<Family>,
@@ -140,7 +141,7 @@ fn groups(
     Some(asked.groups)
 }
 
-/// What has been asked so far.
+/// The tests so far.
 struct Asked<'a> {
     groups: Vec<Group>,
     family: Option<Family>,
@@ -149,12 +150,12 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// One thing that must hold.
+    /// Adds a test that must hold.
     fn all(&mut self, test: Test) {
         self.groups.push(vec![test]);
     }
 
-    /// Several of which one must hold; `None` if there are none.
+    /// Adds alternatives of which one must hold; `None` if there are none.
     fn any(&mut self, alternatives: Group) -> Option<()> {
         if alternatives.is_empty() {
             return None;
@@ -163,7 +164,7 @@ impl Asked<'_> {
         Some(())
     }
 
-    /// A value lies in one of the ranges (in none, when `invert`); `None` if that is never so.
+    /// The value must be in one of the ranges (in none, if `invert`); `None` if that is impossible.
     fn ranges(&mut self, ranges: Ranges, invert: bool, test: impl FnOnce(Ranges) -> Test) -> Option<()> {
         match ranges.always() {
             Some(always) => (always != invert).then_some(()),
@@ -191,7 +192,7 @@ impl Asked<'_> {
             }
         }
         if let Some(unwanted) = rule.not_icmp.filter(|_| class.is_icmp) {
-            // Neither type nor code: every ICMP packet is unwanted.
+            // Without type and code, every ICMP packet is excluded.
             (!asks_nothing(&unwanted)).then_some(())?;
             self.all(Test::Icmp { icmp: unwanted, invert: true });
         }
@@ -220,7 +221,7 @@ impl Asked<'_> {
         Some(())
     }
 
-    /// The port is one of some numbers, or with its address in one of some sets.
+    /// The port must be one of some numbers, or its combination with the address must be in one of some sets.
     fn ports(&mut self, entity: &EntityMatch, side: Side) -> Option<()> {
         let ranges = numbers(&entity.ports);
         let mut alternatives = Vec::new();
@@ -258,13 +259,13 @@ impl Asked<'_> {
         Some(())
     }
 
-    /// The nftables sets that together hold the addresses of a set.
+    /// The nftables sets that together contain the addresses of a set.
     fn parts(&self, id: &SetId, family: Family) -> Vec<String> {
         let parts = [Part::Addresses(family), Part::Nets(family)].into_iter();
         parts.map(|part| part.name(id)).filter(|name| (self.exists)(name)).collect()
     }
 
-    /// Those of the sets that have such a part.
+    /// The existing nftables sets among those parts.
     fn existing(&self, ids: &[SetId], part: Part) -> Vec<String> {
         ids.iter().map(|id| part.name(id)).filter(|name| (self.exists)(name)).collect()
     }

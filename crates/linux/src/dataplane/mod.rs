@@ -1,4 +1,4 @@
-//! The Linux dataplane: node state as nftables, routes, VXLAN and kernel parameters.
+//! The Linux dataplane: node state as nftables rules, routes, VXLAN and kernel parameters.
 
 mod beside;
 mod change;
@@ -45,31 +45,32 @@ use self::network::Network;
 use self::table::PolicyTable;
 use crate::{Error, Result};
 
-/// How often all is compared with the kernel while single pods wait. For those it is looked each time that the caller
-/// comes again.
+/// The interval of full comparisons with the kernel while single pods are pending. Pending pods are checked at each
+/// call.
 const FULL_RESYNC: Duration = Duration::from_secs(10);
 
-/// What an operator may set.
+/// The configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// The name of the nftables table. It is ours alone.
+    /// The name of the nftables table, which belongs to Tortie alone.
     pub table: String,
-    /// Whether nobody else may change the table, where the kernel can see to that (Linux 6.9): then nobody opens the
-    /// pods by `nft flush ruleset`. Off, everybody may, and it is mended when the [watch](tortie_dataplane::Dataplane::watch)
-    /// has told of it, or at the next resync.
+    /// Whether nobody else may change the table, if the kernel supports that (Linux 6.9). Then nobody can open the
+    /// pods by `nft flush ruleset`. Otherwise everybody can, and the table is repaired after a report of the
+    /// [watch](tortie_dataplane::Dataplane::watch), or at the next resync.
     pub guard_table: bool,
-    /// The most bytes of one nftables transaction; more are made of what is larger, with the pods that it concerns
-    /// closed meanwhile. The socket's buffer, 32 MB where it can be raised, is a limit in any case.
+    /// The maximum size of an nftables transaction in bytes. Larger changes are split, and the pods concerned are
+    /// closed meanwhile. The socket's buffer (32 MB if it can be raised) is a limit in any case.
     pub transaction_bytes: usize,
-    /// How the names of pods' interfaces on the host begin. One that is no pod's is closed.
+    /// The prefix of the names of pods' interfaces on the host. An interface with the prefix that belongs to no pod
+    /// is closed.
     pub workload_prefix: String,
     /// The name of the VXLAN link.
     pub vxlan_device: String,
-    /// How many rules of a tier are asked one after another. In a tier with more, those that ask for addresses, protocols
-    /// and ports are looked up at once, in sets of their own.
+    /// The maximum number of rules of a tier that are evaluated one after another. In a tier with more, rules with
+    /// addresses, protocols and ports become lookups in sets.
     pub rules_in_a_row: usize,
-    /// Whether the VXLAN link may leave checksums and segmentation to those behind it; off where a program, and no
-    /// kernel, receives the packets.
+    /// Whether the VXLAN link may leave checksums and segmentation to the receiver; off if the receiver is a program
+    /// and not a kernel.
     pub vxlan_offloads: bool,
 }
 
@@ -87,7 +88,7 @@ impl Default for Config {
     }
 }
 
-/// Makes the network namespace that it was opened in what the node state says. Call it from threads in that namespace.
+/// Makes the network namespace in which it was opened match the node state. Call it from threads in that namespace.
 #[derive(Debug)]
 pub struct Dataplane {
     /// The endpoints as of the last call: a change of one releases the addresses that it had.
@@ -96,25 +97,24 @@ pub struct Dataplane {
     network: Network,
     forgetter: Forgetter,
     beside: Beside,
-    /// Since when all was last compared with the kernel, if since then nothing was wrong but that single pods wait, for
-    /// their links for instance.
+    /// Time of the last full resync, while only individual pods are pending, for instance for their links.
     waiting: Option<Instant>,
-    /// Whether routes and links have waited for policy.
+    /// Whether routes and links are waiting for policy.
     network_behind: bool,
-    /// Addresses that sandboxes had, while connections of theirs may still be known: of which pod, and of which container.
+    /// Released addresses whose connections may still be tracked, with the pod and the container.
     released: BTreeSet<(IpAddr, EndpointId, String)>,
     /// Whether a state has been applied.
     started: bool,
-    /// Whether policy has changed in the state that may not have been in force since.
+    /// Whether policy has changed in a state that may not have been in force since.
     uncut: bool,
 }
 
 impl Dataplane {
-    /// Opens connections to the kernel of the calling thread's network namespace. Nothing is changed until the first
-    /// [`apply`](tortie_dataplane::Dataplane::apply), which keeps of what it finds all that fits.
+    /// Opens netlink connections in the calling thread's network namespace. Nothing is changed before the first
+    /// [`apply`](tortie_dataplane::Dataplane::apply), which keeps everything that fits.
     ///
     /// # Errors
-    /// The connection that could not be opened; it needs CAP_NET_ADMIN in the namespace.
+    /// A connection could not be opened; it needs CAP_NET_ADMIN in the namespace.
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
@@ -134,13 +134,13 @@ impl Dataplane {
         })
     }
 
-    /// Host endpoints may be known by the node's own addresses.
+    /// Host endpoints may be identified by the node's own addresses.
     fn find_own_addresses(&mut self) -> Result<()> {
         self.policy.own_addresses(self.network.own_addresses()?);
         Ok(())
     }
 
-    /// Collects what the deltas touch, and the addresses that endpoints had before them.
+    /// Applies deltas to the desired state, and returns the objects concerned.
     fn ingest(&mut self, deltas: &[Delta]) -> Dirty {
         let mut dirty = Dirty::default();
         for delta in deltas {
@@ -160,8 +160,8 @@ impl Dataplane {
         dirty
     }
 
-    /// Has the connections of addresses forgotten that their sandboxes have no more: who gets such an address next must
-    /// not inherit them. Who has it already, by the same change, is waited for.
+    /// Schedules the removal of connections of addresses that their sandboxes no longer have: the next owner of an
+    /// address must not inherit them. Waits for addresses that have a new owner by the same change.
     fn forget_released(&mut self, state: &NodeState) -> Result<()> {
         let keeps = |(address, id, container): &(IpAddr, EndpointId, String)| {
             let now = state.endpoints.get(id);
@@ -182,7 +182,7 @@ impl Dataplane {
         Ok(self.forgetter.settle(&given_again)?)
     }
 
-    /// Waits for what addresses that are given now must not inherit.
+    /// Waits for the removal of connections that newly assigned addresses must not inherit.
     fn settle_given(&self, deltas: &[Delta]) -> Result<()> {
         let given = deltas.iter().filter_map(|delta| match delta {
             Delta::Endpoint(_, endpoint) => Some(&endpoint.addresses),
@@ -191,7 +191,8 @@ impl Dataplane {
         Ok(self.forgetter.settle(given.flatten())?)
     }
 
-    /// Has the established flows forgotten that policy denies now, if that is set and policy is in force.
+    /// Schedules the removal of established flows that policy denies now, if this is configured and policy is in
+    /// force.
     fn cut_denied(&mut self, state: &NodeState, mut dirty: Dirty, policy: Result<()>) -> Result<()> {
         if !cut::is_asked_for(state) {
             return policy;
@@ -206,8 +207,8 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Does something about forwarding, routes and links, unless the table is not known to be in the kernel: what is
-    /// there then stays, and nothing new is opened.
+    /// Applies forwarding, routes and links, unless the table may be missing from the kernel: then the existing state
+    /// stays, and nothing new is opened.
     fn network_if_policed(
         &mut self,
         state: &NodeState,
@@ -223,7 +224,7 @@ impl Dataplane {
         done.and(self.forget_released(state))
     }
 
-    /// What happened to policy and to routes, as a report.
+    /// The report on the results of policy and routes.
     fn report(&self, state: &NodeState, policy: Result<()>, network: Result<()>) -> Report {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
         self.network.report(&mut report);
@@ -241,7 +242,7 @@ impl Dataplane {
                     "forwarding, routes and links stay as they are until policy is in force".to_owned();
                 report.node.push(Condition::new(Reason::NetworkNotInForce, message));
             }
-            // It is unknown what holds for whom.
+            // It is unknown which endpoints are affected.
             for id in state.endpoints.keys() {
                 let condition = Condition::new(reason, format!("its policy may not be in force: {error}"));
                 report.endpoints.entry(id.clone()).or_default().push(condition);
@@ -259,7 +260,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
     fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
         let dirty = self.ingest(deltas);
         let settled = self.settle_given(deltas);
-        // Policy first: no route leads to a pod before its policy is there.
+        // Policy first: no route leads to a pod before its policy exists.
         let policy = match dirty.hosts.is_empty() {
             true => Ok(()),
             false => self.find_own_addresses(),

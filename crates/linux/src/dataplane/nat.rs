@@ -1,5 +1,5 @@
-//! Addresses of pods outside of the cluster: packets that leave all pools bear their node's address, if their pool says
-//! so (`natOutgoing`).
+//! Source translation: packets from pods to destinations outside all pools get their node's address, if their pool
+//! says so (`natOutgoing`).
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
@@ -13,19 +13,19 @@ use super::packet_test::{Side, Test, in_set, load_address};
 use super::sets::{Family, ranges, set};
 
 const CHAIN: &str = "nat-outgoing";
-/// By family: all pools, and those whose packets get the node's address.
+/// For each family: the set of all pools, and the set of pools whose packets are translated.
 const POOLS: [(Family, &str, &str); 2] =
     [(Family::V4, "pools4", "nat-pools4"), (Family::V6, "pools6", "nat-pools6")];
 
 /// `NF_IP_PRI_NAT_SRC`
 const SOURCE_NAT: i32 = 100;
 
-/// Whether a chain or a set is one of these.
+/// Whether a chain or a set belongs to this module.
 pub fn is_part(name: &str) -> bool {
     name == CHAIN || POOLS.iter().any(|(_, all, nat)| [all, nat].contains(&&name))
 }
 
-/// Adds the chain and its sets to a table; nothing where no pool asks for it.
+/// Adds the chain and its sets to a table, if any pool requires it.
 pub fn add(config: &Config, node: &NodeState, table: &mut Table) {
     let pools = &node.settings.pools;
     let mut rules = Vec::new();
@@ -56,7 +56,7 @@ fn nets(family: Family, nets: impl Iterator<Item = IpNet>) -> Set {
     set(SetSpec::interval(&[family.field()]), elements)
 }
 
-/// From such a pool, to none, and not from an address of the node itself.
+/// Matches packets from such a pool to no pool, whose source is not an address of the node itself.
 fn masquerade(family: Family, all: &str, nat: &str) -> Rule {
     let mut exprs = Test::Family(family).exprs();
     exprs.extend([load_address(Side::Source, family), in_set(nat, false)]);

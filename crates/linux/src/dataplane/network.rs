@@ -1,4 +1,4 @@
-//! Routes, the VXLAN link and what it knows of other nodes, and kernel parameters.
+//! Routes, the VXLAN link with its entries for other nodes, and kernel parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,25 +17,25 @@ use tortie_kernel::{ethtool, interface_index, sysctl};
 
 use super::Config;
 
-/// The protocol number of our routes. It is nobody else's in `rtnetlink.h` and iproute2's `rt_protos`; Calico's is 80
-/// (`calico.md` 6.6), and those routes are not ours to delete.
+/// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
+/// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
 pub const PROTOCOL: u8 = 84;
 
-/// What is noted (`ifalias`) at the VXLAN link that we make.
+/// The mark (`ifalias`) of the VXLAN link that Tortie creates.
 const MARK: &str = "tortie overlay";
 
-/// The routes and links of the node, and what of them is known to be there.
+/// The routes and links of the node, and the known state of the kernel.
 #[derive(Debug)]
 pub struct Network {
     socket: RouteSocket,
     config: Config,
-    /// What the kernel has, as far as we know; `None` if we do not, and then it is read before it is changed.
+    /// The known state of the kernel; `None` if it is unknown and must be read before it is changed.
     kernel: Option<Tables>,
-    /// The VXLAN link that we made or took over, and what for.
+    /// The VXLAN link that Tortie created or adopted, with its purpose.
     vxlan: Option<(LocalNode, u32)>,
-    /// That somebody else's VXLAN link is where ours has to be, or competes with it.
+    /// The condition if somebody else's VXLAN link is in the way.
     foreign: Option<Condition>,
-    /// The index of each pod's link whose parameters are set.
+    /// The index of each pod's link with its parameters set.
     prepared: BTreeMap<String, u32>,
     endpoints: BTreeMap<EndpointId, Condition>,
     node: Vec<Condition>,
@@ -45,9 +45,9 @@ pub struct Network {
 /// The tables that this module writes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Tables {
-    /// By destination and metric. Of the kernel's also those of others, which we leave alone.
+    /// By destination and metric. The kernel's tables include routes of others, which are left alone.
     routes: BTreeMap<(IpNet, u32), Route>,
-    /// On the VXLAN link only, as are the next two.
+    /// Only on the VXLAN link, as the next two.
     addresses: BTreeSet<Address>,
     neighbours: BTreeSet<Neighbour>,
     fdb: BTreeSet<FdbEntry>,
@@ -60,7 +60,7 @@ impl Network {
         Ok(Self { socket, config, kernel: None, vxlan, foreign, prepared, endpoints, node, retry: false })
     }
 
-    /// Makes true what has changed, if anything has, or what could not be made true the last time.
+    /// Applies changes, if there are any, and what failed the last time.
     pub fn apply(&mut self, state: &NodeState, changed: bool) -> Result<()> {
         if !changed && !self.retry && self.kernel.is_some() {
             return Ok(());
@@ -68,14 +68,14 @@ impl Network {
         self.reconcile(state).inspect_err(|_| self.kernel = None)
     }
 
-    /// Reads everything back and mends what differs.
+    /// Reads everything back and repairs differences.
     pub fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.kernel = None;
         self.prepared.clear();
         self.reconcile(state).inspect_err(|_| self.kernel = None)
     }
 
-    /// The interfaces that have the node's own addresses.
+    /// The node's own addresses with their interfaces.
     pub fn own_addresses(&mut self) -> Result<BTreeMap<IpAddr, String>> {
         let names: BTreeMap<_, _> =
             self.socket.links()?.into_iter().map(|link| (link.index, link.name)).collect();
@@ -83,7 +83,7 @@ impl Network {
         Ok(addresses.into_iter().filter_map(|at| Some((at.address, names.get(&at.link)?.clone()))).collect())
     }
 
-    /// Adds what is wrong to a report.
+    /// Adds the conditions to a report.
     pub fn report(&self, report: &mut Report) {
         for (id, condition) in &self.endpoints {
             report.endpoints.entry(id.clone()).or_default().push(condition.clone());
@@ -111,7 +111,7 @@ impl Network {
         for (change, verdict) in changes.iter().zip(verdicts) {
             match verdict {
                 Err(error) if !is_gone(change, &error) => {
-                    // A pod's route that was refused is not there; of the rest nothing new is known.
+                    // A pod's route that was refused does not exist; the rest is unchanged.
                     let waits = self.refused(state, change, &error);
                     certain &= waits && error.errno() != Some(libc::EEXIST);
                 }
@@ -122,7 +122,7 @@ impl Network {
         Ok(())
     }
 
-    /// Notes a refusal, with the endpoint that the change is about, and says whether there is one.
+    /// Records a refusal, with the endpoint that the change concerns, and returns whether there is one.
     fn refused(&mut self, state: &NodeState, change: &Change, error: &Error) -> bool {
         self.retry = true;
         let (reason, message) = (Reason::NetworkNotInForce, error.to_string());
@@ -140,14 +140,14 @@ impl Network {
                 let message = format!("no route leads to the pod: {message}");
                 self.endpoints.insert(id.clone(), Condition::new(reason, message));
             }
-            // The others' pods are further away; this node's own are as they should be.
+            // The pods of other nodes are concerned; this node's own pods are not.
             None => self.node.push(Condition::new(Reason::RouteRefused, message)),
         }
         endpoint.is_some()
     }
 
-    /// The changes that are needed. Of routes only ours are changed or deleted; one of somebody else in the place of
-    /// ours stays, and is told of if it leads elsewhere.
+    /// The necessary changes. Only Tortie's routes are changed or deleted. A foreign route in the same place stays,
+    /// and is reported if it leads elsewhere.
     fn plan(&mut self, desired: &Tables, kernel: &Tables) -> Vec<Change> {
         let mut changes = Vec::new();
         let gone = |key: &&(IpNet, u32)| !desired.routes.contains_key(key);
@@ -196,8 +196,8 @@ impl Network {
         Ok(tables)
     }
 
-    /// Makes the VXLAN link as it should be and gives its index; without an overlay it takes away the one that we had.
-    /// A link from before this process stays as long as the overlay is not known yet.
+    /// Creates or changes the VXLAN link, and returns its index. Without an overlay, removes Tortie's link. A link
+    /// from before this process stays until the overlay is known.
     fn vxlan_link(&mut self, state: &NodeState) -> Result<Option<u32>> {
         let wanted = state.node.as_ref().and_then(|node| Some((node, node.vtep.as_ref()?)));
         let Some((node, vtep)) = wanted else {
@@ -250,7 +250,7 @@ impl Network {
         self.kernel = None;
         self.socket.create(&new)?;
         let index = interface_index(name)?;
-        // The kernel takes no note with a link's creation; until it has one the link stays down.
+        // The kernel does not accept a mark on creation. Until the link has its mark, it stays down.
         let marked = vec![LinkSetting::Alias(MARK.to_owned()), LinkSetting::Up(true)];
         self.socket.change(&Change::SetLink(index, marked))?;
         if !self.config.vxlan_offloads {
@@ -283,7 +283,7 @@ impl Network {
         Ok(link.index)
     }
 
-    /// The indices of the pods' links that are there, with their kernel parameters set.
+    /// The indices of the existing links of pods, with their kernel parameters set.
     fn endpoint_links(&mut self, state: &NodeState) -> Result<BTreeMap<String, u32>> {
         let mut links = BTreeMap::new();
         let indices = InterfaceIndex::open()?;
@@ -335,7 +335,7 @@ impl Tables {
     }
 }
 
-/// What should be in the tables.
+/// The desired tables.
 fn desired(state: &NodeState, vxlan: Option<u32>, links: &BTreeMap<String, u32>) -> Tables {
     let mut tables = Tables::default();
     let mut add = |route: Route| {
@@ -382,8 +382,8 @@ fn settings(node: &LocalNode) -> Vxlan {
     Vxlan { vni: node.network.vni, port: node.network.port, local: Some(node.address), learning: false }
 }
 
-/// Whether a VXLAN link of our name was made by us: it has our mark, or it is as we make it and nobody has set it up yet,
-/// as a process leaves it that ended between the two.
+/// Whether Tortie created a VXLAN link with its name: it has the mark, or it has the right form and is not up yet, as
+/// after a process that ended between the two steps.
 fn is_ours(link: &Link, wanted: Vxlan) -> bool {
     link.vxlan.is_some()
         && (link.alias == MARK || (link.alias.is_empty() && !link.up && link.vxlan == Some(wanted)))
@@ -402,7 +402,7 @@ fn foreign_link(link: &Link) -> Condition {
     Condition::new(Reason::ForeignVxlanLink, message)
 }
 
-/// Whether a route does what another one does, whoever made it.
+/// Whether two routes do the same, whoever created them.
 fn leads_alike(one: &Route, other: &Route) -> bool {
     let way = |route: &Route| match route.kind {
         RouteKind::Blackhole => (route.kind, None, None),
@@ -411,7 +411,7 @@ fn leads_alike(one: &Route, other: &Route) -> bool {
     way(one) == way(other)
 }
 
-/// Whether a refusal to delete says that it was gone already: with its link, for instance.
+/// Whether a failed deletion means that the object was already gone, for instance with its link.
 fn is_gone(change: &Change, error: &Error) -> bool {
     use Change::{DeleteAddress, DeleteFdb, DeleteNeighbour, DeleteRoute};
     let deletes = matches!(change, DeleteRoute(_) | DeleteAddress(_) | DeleteNeighbour(_) | DeleteFdb(_));
@@ -419,13 +419,13 @@ fn is_gone(change: &Change, error: &Error) -> bool {
     deletes && error.errno().is_some_and(|errno| gone.contains(&errno))
 }
 
-/// What the host's end of a pod's link needs: the host answers for the pod's gateway, which nobody has (169.254.1.1),
-/// and takes packets only from where it would send the answers.
+/// The parameters of the host end of a pod's link: the host answers ARP for the pod's gateway, which nobody has
+/// (169.254.1.1), and accepts packets only from addresses to which it would route over this link.
 pub fn link_parameters(name: &str) -> Result<()> {
     for (parameter, value) in [("proxy_arp", "1"), ("rp_filter", "1"), ("forwarding", "1")] {
         sysctl::ensure(&format!("net/ipv4/conf/{name}/{parameter}"), value)?;
     }
-    // An answer for the gateway must not wait, as the kernel has proxies do by default.
+    // A proxy's answer must not be delayed, which is the kernel's default.
     sysctl::ensure(&format!("net/ipv4/neigh/{name}/proxy_delay"), "0")?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Tests of a packet, and how each is made in nftables.
+//! Tests of a packet and their nftables expressions.
 
 use tortie_kernel::nftables::{CmpOp, Element, Expr, Field, Header, Key, MetaKey, Register, SetRef, SetSpec};
 use tortie_policy::program::IcmpMatch;
@@ -8,24 +8,24 @@ use super::sets::{Family, set};
 /// Tests that must all hold.
 pub type Conjunction = Vec<Test>;
 
-/// One test of a packet. What is asked of a header must be asked after the family or the protocol that has it.
+/// One test of a packet. A test of a header must come after the test of its family or protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Test {
-    /// The packet is of this family.
+    /// The packet has this family.
     Family(Family),
-    /// The protocol is one of these numbers, which are in order (none of them, when `invert`).
+    /// The protocol is one of these sorted numbers (none of them, if `invert`).
     Protocol { numbers: Vec<u8>, invert: bool },
-    /// It is such an ICMP message, of a type, a code, or both (it is not, when `invert`).
+    /// The packet is an ICMP message of this type, code, or both (it is not, if `invert`).
     Icmp { icmp: IcmpMatch, invert: bool },
-    /// The address lies in one of the ranges (in none, when `invert`).
+    /// The address is in one of the ranges (in none, if `invert`).
     Address { side: Side, family: Family, ranges: Ranges, invert: bool },
-    /// The nftables set of this name has a key like that (has not, when `invert`).
+    /// The nftables set of this name contains the key (does not, if `invert`).
     Member { key: Keyed, set: String, invert: bool },
-    /// The port lies in one of the ranges (in none, when `invert`).
+    /// The port is in one of the ranges (in none, if `invert`).
     Port { side: Side, ranges: Ranges, invert: bool },
 }
 
-/// What of a packet the keys of a set are made of: the address of one side, and what follows it.
+/// The packet fields in the keys of a set: the address of one side, and what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Keyed {
     pub side: Side,
@@ -33,7 +33,7 @@ pub struct Keyed {
     pub then: Then,
 }
 
-/// What follows an address in a key.
+/// The part of a key after the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Then {
     Nothing,
@@ -42,25 +42,25 @@ pub enum Then {
     Port(Side),
 }
 
-/// Which end of the packet.
+/// The end of the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
     Source,
     Destination,
 }
 
-/// Ranges of keys of one length in order, both ends included, that neither overlap nor touch.
+/// Sorted ranges of keys of one length, both ends included, that neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Ranges(Vec<(Key, Key)>);
 
 impl Ranges {
-    /// Joins ranges that overlap or touch.
+    /// Merges ranges that overlap or touch.
     pub fn new(mut ranges: Vec<(Key, Key)>) -> Self {
         ranges.sort_unstable();
         let mut joined: Vec<(Key, Key)> = Vec::new();
         for (first, last) in ranges {
             match joined.last_mut() {
-                // The last range reaches the next one, or the end of all keys.
+                // The last range reaches the next one, or the end of the key space.
                 Some((_, end)) if end.next().is_none_or(|behind| first <= behind) => *end = last.max(*end),
                 _ => joined.push((first, last)),
             }
@@ -68,7 +68,7 @@ impl Ranges {
         Self(joined)
     }
 
-    /// What lies in either.
+    /// The union of two.
     pub fn union(&self, other: &Self) -> Self {
         Self::new([&self.0[..], &other.0].concat())
     }
@@ -77,7 +77,7 @@ impl Ranges {
         self.0.iter()
     }
 
-    /// The keys one by one, if they are no more than so many.
+    /// The single keys, if there are at most this many.
     pub fn keys(&self, most: usize) -> Option<Vec<Key>> {
         let mut keys = Vec::new();
         for (first, last) in &self.0 {
@@ -93,7 +93,7 @@ impl Ranges {
         Some(keys)
     }
 
-    /// Whether everything or nothing lies in them, if it is one of the two.
+    /// Whether they contain everything (true) or nothing (false), if one of the two holds.
     pub fn always(&self) -> Option<bool> {
         match self.0.as_slice() {
             [] => Some(false),
@@ -108,13 +108,13 @@ pub fn port_ranges(ports: impl Iterator<Item = (u16, u16)>) -> Ranges {
     Ranges::new(ports.map(|(first, last)| (Key::port(first), Key::port(last))).collect())
 }
 
-/// The expressions that go on only where all tests hold.
+/// The expressions that continue only if all tests hold.
 pub fn exprs(tests: &[Test]) -> Vec<Expr> {
     tests.iter().flat_map(Test::exprs).collect()
 }
 
 impl Test {
-    /// The expressions that go on only where it holds.
+    /// The expressions that continue only if the test holds.
     pub fn exprs(&self) -> Vec<Expr> {
         match self {
             Self::Family(family) => {
@@ -155,7 +155,7 @@ impl Keyed {
         Self { side, family, then: Then::Port(side) }
     }
 
-    /// The sets that have such keys.
+    /// The type of sets with such keys.
     pub fn spec(self) -> SetSpec {
         let further: &[Field] = match self.then {
             Then::Nothing => &[],
@@ -179,7 +179,7 @@ impl Keyed {
     }
 }
 
-/// Type and code are the first two bytes of ICMP and ICMPv6 alike.
+/// Type and code are the first two bytes in both ICMP and ICMPv6.
 fn icmp_is(icmp: &IcmpMatch, invert: bool) -> Vec<Expr> {
     let (offset, value) = match (icmp.icmp_type, icmp.icmp_code) {
         (None, None) => return Vec::new(),
@@ -196,7 +196,7 @@ pub fn load_address(side: Side, family: Family) -> Expr {
     load_address_to(side, family, 0)
 }
 
-/// Loads the address of one side into this register and those behind it.
+/// Loads the address of one side into this register and the following ones.
 pub fn load_address_to(side: Side, family: Family, register: Register) -> Expr {
     let offset = match (family, side) {
         (Family::V4, Side::Source) => 12,
@@ -215,7 +215,7 @@ fn load_port(side: Side, register: Register) -> Expr {
     Expr::Payload { register, header: Header::Transport, offset, length: 2 }
 }
 
-/// The first registers hold a key of the set (hold none, when `invert`).
+/// The first registers contain a key of the set (none, if `invert`).
 pub fn in_set(name: &str, invert: bool) -> Expr {
     Expr::Lookup { register: 0, set: SetRef::named(name), invert }
 }
@@ -224,7 +224,7 @@ fn is(value: Vec<u8>, invert: bool) -> Expr {
     Expr::Cmp { register: 0, op: if invert { CmpOp::NotEqual } else { CmpOp::Equal }, value }
 }
 
-/// The first registers hold one of the keys.
+/// The first registers contain one of the keys.
 fn one_of(field: Field, keys: &[Key], invert: bool) -> Expr {
     match keys {
         [one] => is(one.bytes().to_vec(), invert),

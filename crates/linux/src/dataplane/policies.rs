@@ -1,4 +1,4 @@
-//! Policies as lines: each is one nftables rule to be, once it is known where it stands and where it passes to.
+//! Renders policies as lines. Each line becomes one nftables rule once its position and the target of Pass are known.
 
 use std::collections::BTreeSet;
 
@@ -14,19 +14,20 @@ use super::packet_test::{Conjunction, exprs};
 use super::sets::digest;
 use super::slots::Stage;
 
-/// The nflog groups that Log rules send to, as Calico's (`calico.md` 6.5).
+/// The nflog groups of Log rules, as in Calico (`felix/rules/rule_defs.go`).
 const LOG_GROUP_INGRESS: u16 = 1;
 const LOG_GROUP_EGRESS: u16 = 2;
 
 /// `NF_LOG_PREFIXLEN` without its NUL.
 const LONGEST_PREFIX: usize = 127;
 
-/// The most nftables rules of one direction of a policy. So many, one after another, are milliseconds for each new flow.
+/// The maximum number of nftables rules of one direction of a policy. Evaluating that many takes milliseconds for
+/// each new flow.
 const MOST_RULES: usize = 20_000;
-/// The most bytes of messages of one direction of a policy.
+/// The maximum size of the messages of one direction of a policy, in bytes.
 const MOST_BYTES: usize = 8 << 20;
 
-/// A policy's rules of one direction.
+/// The rendered rules of one direction of a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lines {
     /// The lines, in order.
@@ -45,20 +46,20 @@ pub struct Problem {
     pub message: String,
 }
 
-/// One nftables rule to be.
+/// One future nftables rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     pub action: Action,
     pub tests: Conjunction,
-    /// Where it comes from, as in `NetworkPolicy demo/web Ingress rule 1, 2`.
+    /// Its origin, as in `NetworkPolicy demo/web Ingress rule 1, 2`.
     pub comment: String,
-    /// What it does, if it is a Log.
+    /// The log expression, if it is a Log rule.
     pub log: Option<Expr>,
 }
 
 impl Lines {
-    /// The lines of a policy's rules. `exists` says which nftables sets there are, and `room` how many bytes fit in one
-    /// transaction.
+    /// The lines of a policy's rules. `exists` says whether an nftables set exists, and `room` how many bytes fit in
+    /// one transaction.
     pub fn new(
         id: &PolicyId,
         rules: Option<&PolicyRules>,
@@ -81,19 +82,19 @@ impl Lines {
         Self { lines: vec![line], sets: BTreeSet::new(), problem: Some(problem) }
     }
 
-    /// Whether one of the lines passes.
+    /// Whether one of the lines is a Pass.
     pub fn passes(&self) -> bool {
         self.lines.iter().any(|line| line.action == Action::Pass)
     }
 }
 
 impl Line {
-    /// A line for every packet.
+    /// A line that matches every packet.
     pub fn all(action: Action, comment: &str) -> Self {
         Self { action, tests: Vec::new(), comment: comment.to_owned(), log: None }
     }
 
-    /// The nftables rules: one, or two where a rejection depends on the protocol.
+    /// The nftables rules: one, or two if a rejection depends on the protocol.
     pub fn rules(&self, stage: Stage, deny: FilterDenyAction, pass: Option<&Verdict>) -> Vec<Rule> {
         let rule = |last: &[Expr]| Rule::new([&exprs(&self.tests), last].concat(), &self.comment);
         let verdict = |verdict: Verdict| vec![rule(&[Expr::Verdict(verdict)])];
@@ -101,7 +102,7 @@ impl Line {
             (Action::Allow, _) => vec![rule(&stage.allow())],
             (Action::Pass, Some(pass)) => verdict(pass.clone()),
             (Action::Log, _) => self.log.iter().map(|log| rule(std::slice::from_ref(log))).collect(),
-            // Pass always has somewhere to pass to; without it, closed is right.
+            // Pass always has a target here; without one, closing is right.
             (Action::Deny | Action::Pass, _) => match deny {
                 FilterDenyAction::Reject if stage.can_reject() => rejections().map(|last| rule(&last)).into(),
                 FilterDenyAction::Drop | FilterDenyAction::Reject => verdict(Verdict::Drop),
@@ -110,7 +111,7 @@ impl Line {
     }
 }
 
-/// The chain of one direction of a policy: what is neither allowed nor denied returns from it.
+/// The chain of one direction of a policy. Packets that it neither allows nor denies return from it.
 pub fn chain_name(id: &PolicyId, direction: Direction, stage: Stage) -> String {
     let direction = match direction {
         Direction::Ingress => "i",
@@ -130,7 +131,7 @@ fn rejections() -> [Vec<Expr>; 2] {
     [[tcp.exprs(), vec![Expr::Reject(Reject::TcpReset)]].concat(), vec![Expr::Reject(Reject::Prohibited)]]
 }
 
-/// Rules of one action that follow one another are folded; what is logged has its place among them.
+/// Consecutive rules with the same action are merged; Log rules keep their position.
 fn lines(
     id: &PolicyId,
     rules: &[PolicyRule],
@@ -172,7 +173,7 @@ fn log_expr(id: &PolicyId, direction: Direction) -> Expr {
     Expr::Log { group, prefix: text[..text.floor_char_boundary(LONGEST_PREFIX)].to_owned() }
 }
 
-/// Numbers as `1, 3-5`.
+/// Numbers in the form `1, 3-5`.
 fn listed(mut numbers: Vec<usize>) -> String {
     numbers.sort_unstable();
     numbers.dedup();
@@ -185,10 +186,10 @@ fn listed(mut numbers: Vec<usize>) -> String {
     runs.map(run).collect::<Vec<_>>().join(", ")
 }
 
-/// The lines, if they are not too many or too large; what to do if they are.
+/// The lines, if they are neither too many nor too large; otherwise the problem.
 fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, Problem> {
     let most = MOST_BYTES.min(room);
-    // Near enough: a chain that is a little too large after all is refused by the transaction.
+    // An estimate: the transaction rejects a chain that turns out slightly too large.
     let length = |line: &Line| -> usize {
         let rules = line.rules(Stage::Normal, FilterDenyAction::Drop, None);
         rules.iter().map(|rule| rule_length("tortie", "pi-0123456789abcdef", rule)).sum()

@@ -1,11 +1,11 @@
-//! Programs as chains: what is asked about packets into, or out of, pods with the same policies.
+//! Renders programs as chains: the rules for packets into, or out of, pods with the same policies.
 //!
-//! A tier with few rules jumps to the chains of its policies, which all programs share. In a tier with many, which would
-//! be many tests for each new flow, rules of all its policies are looked up at once ([`Lookup`]).
-//! A policy that passes is written into its tier's chain, as where it passes to is the program's own.
+//! A tier with few rules jumps to the chains of its policies, which all programs share. A tier with many rules would
+//! need many tests for each new flow, so the rules of all its policies become combined lookups ([`Lookup`]). A policy
+//! with Pass rules is rendered into its tier's chain, because the target of Pass belongs to the program.
 //!
-//! Whatever allows a packet accepts it, which ends its way through the base chain of this side; so chains end in a
-//! verdict, or return to where policy goes on.
+//! Allowing a packet accepts it, which ends its evaluation in the base chain of this side. So chains end in a
+//! verdict, or return to where policy continues.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,11 +21,11 @@ use super::policies::{Line, Lines, Problem, chain_name};
 use super::sets::digest;
 use super::slots::{Slot, Stage};
 
-/// How deep chains may lead to one another, from the base chain (`NFT_JUMP_STACK_SIZE`). Two lie before a program, and
-/// a policy's behind it.
+/// The maximum depth of jumps from the base chain (`NFT_JUMP_STACK_SIZE`). Two levels are before a program, and one
+/// after it for a policy's chain.
 const MOST_CHAINS: usize = 12;
 
-/// What a program asks, in which direction. Pods for which this is the same share their program.
+/// The content of a program in one direction. Pods with equal content share their program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     pub direction: Direction,
@@ -47,7 +47,8 @@ impl Asked {
     }
 }
 
-/// The name that the chains of one direction of a program begin with: the same for all endpoints with the same policies.
+/// The prefix of the chain names of one direction of a program, which is equal for all endpoints with the same
+/// policies.
 pub fn program_name(program: &EndpointProgram, slot: Slot) -> String {
     let (stage, direction) = (slot.stage().letter(), slot.direction());
     let prefix = match direction {
@@ -63,26 +64,26 @@ pub fn first_chain(program: &str) -> String {
     format!("{program}-0")
 }
 
-/// A program in nftables.
+/// A rendered program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Written {
-    /// The chains, by name, the first one first.
+    /// The chains by name, the first chain first.
     pub chains: Vec<(String, Chain)>,
-    /// The sets of its own, by name.
+    /// Its own sets, by name.
     pub lookups: BTreeMap<String, Lookup>,
     /// The policies to whose chains it jumps.
     pub jumps: BTreeSet<PolicyId>,
-    /// Why it cannot be written down; it then drops everything.
+    /// Why it cannot be rendered; it then drops everything.
     pub problem: Option<Problem>,
 }
 
 impl Written {
-    /// How many keys its sets were made for.
+    /// The number of keys when its sets were created.
     pub fn keys(&self) -> usize {
         self.lookups.values().map(|lookup| lookup.keys).sum()
     }
 
-    /// Has it be in the table in the place of an older form.
+    /// Replaces an older form of it in the table.
     pub fn put(&self, old: &Self, state: &NodeState, kernel: &Table, change: &mut Change) {
         for (name, _) in &old.chains {
             change.chain(kernel, name, None);
@@ -99,22 +100,23 @@ impl Written {
     }
 }
 
-/// Where a program finds what it names.
+/// The sources of a program.
 pub struct Sources<'a> {
     /// The lines of a policy in the program's direction.
     pub lines: &'a dyn Fn(&PolicyId) -> &'a Lines,
-    /// How many members a set has.
+    /// The number of members of a set.
     pub members: &'a dyn Fn(&SetId) -> usize,
     pub deny: FilterDenyAction,
-    /// Whether rules count.
+    /// Whether rules count packets.
     pub counts: bool,
-    /// The most rules of a tier that are asked one after another.
+    /// The maximum number of rules of a tier that are evaluated one after another.
     pub in_a_row: usize,
-    /// The most keys of sets of the program's own. Rules that would need more are asked one after another.
+    /// The maximum number of keys in the program's own sets. Rules that would need more are evaluated one after
+    /// another.
     pub most_keys: usize,
 }
 
-/// A program that drops everything, because of a problem.
+/// A program that drops everything because of a problem.
 pub fn closed(name: &str, message: String) -> Written {
     let rules = vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "closed: the policy cannot be enforced")];
     let chains = vec![(first_chain(name), Chain { base: None, rules })];
@@ -122,7 +124,7 @@ pub fn closed(name: &str, message: String) -> Written {
     Written { chains, problem, ..Written::default() }
 }
 
-/// Writes a program.
+/// Renders a program.
 pub fn write(name: &str, asked: &Asked, sources: &Sources<'_>) -> Written {
     let chains = vec![Vec::new()];
     let mut writer = Writer { name, asked, sources, chains, written: Written::default() };
@@ -146,7 +148,7 @@ struct Writer<'a, 's> {
 }
 
 impl Writer<'_, '_> {
-    /// A tier begins a chain of its own only if a Pass rule must get there.
+    /// A tier has a chain of its own only if a Pass rule must reach it.
     fn program(&mut self) {
         for tier in &self.asked.tiers {
             let next = Verdict::Goto(format!("{}-{}", self.name, self.chains.len()));
@@ -167,7 +169,7 @@ impl Writer<'_, '_> {
         if !self.asked.stage.denies_at_end() {
             return self.rules([Rule::new(vec![Expr::Verdict(Verdict::Accept)], "no tier decides")]);
         }
-        // A profile that passes leaves the decision to the next one, which then needs a chain of its own.
+        // A profile with Pass leaves the decision to the next one, which then needs a chain of its own.
         let passes = |id: &PolicyId| (self.sources.lines)(id).passes();
         for profiles in self.asked.profiles.split_inclusive(passes) {
             let next = Verdict::Goto(format!("{}-{}", self.name, self.chains.len()));
@@ -180,7 +182,7 @@ impl Writer<'_, '_> {
         self.deny("no profile allows it");
     }
 
-    /// Writes policies one after another.
+    /// Renders policies one after another.
     fn policies(&mut self, ids: &[PolicyId], pass: Option<&Verdict>) {
         let all: Vec<_> = ids.iter().map(|id| (id, (self.sources.lines)(id))).collect();
         if all.iter().map(|(_, lines)| lines.lines.len()).sum::<usize>() > self.sources.in_a_row {
@@ -199,7 +201,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Writes many lines so that few tests are made for a packet.
+    /// Renders many lines so that a packet needs few tests.
     fn many(&mut self, lines: Vec<Line>, policies: &[(&PolicyId, &Lines)], pass: Option<&Verdict>) {
         let sets = address_sets(policies.iter().flat_map(|(_, lines)| &lines.sets));
         let runs = lines.chunk_by(|one, next| one.action == next.action && one.action != Action::Log);

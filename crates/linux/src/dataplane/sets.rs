@@ -1,8 +1,9 @@
 //! Sets of members as nftables sets.
 //!
-//! A selector's members become up to four sets: addresses in hash sets, where one of them comes and goes in
-//! microseconds however many there are, and networks in interval sets, where the kernel looks at the whole set. The set
-//! of IPv4 addresses is always there; the others only while they have members, so that rules ask for no more than needed.
+//! A selector's members become up to four sets. Addresses are in hash sets, in which adding or removing one takes
+//! microseconds, however many there are. Networks are in interval sets, for which the kernel looks at the whole set.
+//! The set of IPv4 addresses always exists; the others exist only if they have members, so that rules have no
+//! unnecessary tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -16,7 +17,7 @@ use tortie_policy::program::{Member, SetId, SetKind};
 
 use super::packet_test::Ranges;
 
-/// The family of packets that a set or a rule is about.
+/// The address family of a set or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     V4,
@@ -35,7 +36,7 @@ impl Family {
         }
     }
 
-    /// What the kernel knows it by.
+    /// The kernel's number.
     pub fn number(self) -> u8 {
         match self {
             Self::V4 => libc::NFPROTO_IPV4 as u8,
@@ -43,13 +44,13 @@ impl Family {
         }
     }
 
-    /// How many registers an address takes.
+    /// The number of registers for an address.
     pub fn registers(self) -> Register {
         self.field().length() as Register / 4
     }
 }
 
-/// Which part of a set's members an nftables set holds.
+/// The part of a set's members in an nftables set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Addresses(Family),
@@ -67,7 +68,7 @@ impl Part {
         Self::AddressPorts(Family::V6),
     ];
 
-    /// The name of the nftables set: short, as the kernel finds a set by going through the names of all.
+    /// The name of the nftables set. It is short, because the kernel finds a set by comparing the names of all.
     pub fn name(self, id: &SetId) -> String {
         let prefix = match self {
             Self::Addresses(Family::V4) => "a4",
@@ -95,7 +96,7 @@ impl Part {
         }
     }
 
-    /// Whether the set exists though it has no members.
+    /// Whether the nftables set exists even without members.
     pub fn always(self, kind: SetKind) -> bool {
         match kind {
             SetKind::Nets => self == Self::Addresses(Family::V4),
@@ -103,7 +104,7 @@ impl Part {
         }
     }
 
-    /// The part that a member belongs to.
+    /// The part of a member.
     pub fn of(member: &Member) -> Self {
         match member {
             Member::Net(net) if net.prefix_len() == net.max_prefix_len() => {
@@ -115,7 +116,7 @@ impl Part {
     }
 }
 
-/// The nftables sets of one set, by name; none if it is not known.
+/// The nftables sets of one set, by name; none if the set is unknown.
 pub fn kernel_sets(state: &NodeState, id: &SetId) -> BTreeMap<String, Set> {
     let Some((kind, members)) = state.sets.get(id) else { return BTreeMap::new() };
     let parts = Part::ALL.into_iter().filter_map(|part| {
@@ -142,8 +143,8 @@ fn elements(part: Part, members: &BTreeSet<Member>) -> Vec<Element> {
     }
 }
 
-/// What becomes of elements of a part's nftables set, of which these are `there`, when members of the part have come or
-/// gone; `members` are those of now. A key may have what it has already.
+/// The element changes in a part's nftables set when members of the part are added or removed. `there` are the
+/// current elements, and `members` the new members. A key may get its current value again.
 pub fn changes(
     part: Part,
     touched: &[&Member],
@@ -160,8 +161,8 @@ pub fn changes(
     }
 }
 
-/// The same for networks. What is held can have changed only in those that have come or gone: there it is looked up anew;
-/// beside them the old ranges hold. Only ranges that overlap with them, or touch them, can be others now.
+/// The same for networks. Coverage can change only within the added and removed networks: it is recomputed there, and
+/// outside the old ranges stay. Only ranges that overlap or touch these networks can change.
 fn range_changes(
     touched: &[IpNet],
     members: &BTreeSet<Member>,
@@ -177,7 +178,7 @@ fn range_changes(
     changes
 }
 
-/// The ranges of a set that overlap with a range, or touch it.
+/// The ranges of a set that overlap or touch a range.
 fn neighbours((first, last): &(Key, Key), there: &BTreeMap<Key, Value>) -> impl Iterator<Item = (Key, Key)> {
     let from = first.previous().unwrap_or(*first);
     let to = last.next().unwrap_or(*last);
@@ -185,13 +186,13 @@ fn neighbours((first, last): &(Key, Key), there: &BTreeMap<Key, Value>) -> impl 
     before.take_while(move |(_, last)| *last >= from)
 }
 
-/// What lies in some ranges and not in others.
+/// The part of some ranges that is not in others.
 fn without(ranges: &Ranges, others: &Ranges) -> Vec<(Key, Key)> {
     let mut left = Vec::new();
     let mut others = others.iter().peekable();
     for (first, last) in ranges.iter() {
         let mut next = Some(*first);
-        // One that goes on behind this range may reach into the one that follows.
+        // A range that extends beyond this one may overlap the next one, too.
         while let (Some(from), Some((begin, end))) = (next, others.peek().filter(|(begin, _)| begin <= last))
         {
             left.extend(begin.previous().filter(|before| from <= *before).map(|before| (from, before)));
@@ -205,7 +206,7 @@ fn without(ranges: &Ranges, others: &Ranges) -> Vec<(Key, Key)> {
     left
 }
 
-/// What members hold of a network: all of it, if one of them encloses it, or the networks in it.
+/// The part of a network that members cover: all of it, if one of them contains it, or the members inside it.
 fn held(net: IpNet, members: &BTreeSet<Member>) -> Vec<IpNet> {
     if iter::successors(Some(net), IpNet::supernet).any(|net| members.contains(&Member::Net(net))) {
         return vec![net];
@@ -222,7 +223,7 @@ fn network(member: &Member) -> Option<IpNet> {
     }
 }
 
-/// The key of a member that is an element of its own.
+/// The key of a member that is a single element.
 fn single(member: &Member) -> Key {
     match member {
         Member::Net(net) => Key::address(net.addr()),
@@ -230,13 +231,13 @@ fn single(member: &Member) -> Key {
     }
 }
 
-/// The fewest ranges that hold the same addresses as networks of one family.
+/// The smallest number of ranges with the same addresses as networks of one family.
 pub fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Ranges {
     let ends = |net: IpNet| (Key::address(net.network()), Key::address(net.broadcast()));
     Ranges::new(nets.into_iter().map(ends).collect())
 }
 
-/// How many digits with this alphabet 64 bits take.
+/// The number of digits in this alphabet for 64 bits.
 const DIGITS: usize = 13;
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
@@ -265,7 +266,7 @@ mod tests {
         assert!(names.iter().all(|name| name.len() == 15 && name.is_ascii()), "{names:?}");
     }
 
-    /// The address so far from the first, or from the last, of a family.
+    /// The address at this distance from the first, or from the last, address of a family.
     fn near_an_end(family: Family, distance: u32, from_last: bool) -> IpAddr {
         let count = |last: u128| if from_last { last - u128::from(distance) } else { distance.into() };
         match family {

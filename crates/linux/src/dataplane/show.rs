@@ -1,4 +1,5 @@
-//! What the kernel has for a pod: from its interface by the number of its program to the chains of its policies.
+//! Reads what the kernel has for a pod: from its interface, by the number of its program, to the chains of its
+//! policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,12 +21,12 @@ use super::slots::Slot;
 use super::table::PolicyTable;
 use super::wanted::Wanted;
 
-/// The most values of a set that are spelled out in a rule's text.
+/// The maximum number of set values in a rule's text.
 const MOST_SPELLED_OUT: usize = 16;
-/// The most values of one rule that are told; where there are more, those that have counted nothing are left out.
+/// The maximum number of reported values of one rule. If there are more, those with a count of zero are left out.
 const MOST_VALUES: usize = 4096;
 
-/// More rules than any policy may have.
+/// More rules than any policy can have.
 const MOST_NUMBERS: usize = 100_000;
 
 impl PolicyTable {
@@ -68,7 +69,7 @@ impl PolicyTable {
     }
 }
 
-/// The nftables sets by whose names an endpoint's rules may ask for members.
+/// The nftables sets that an endpoint's rules can name.
 fn names_of_sets(state: &NodeState, endpoint: &Endpoint) -> BTreeMap<String, SetId> {
     let policies = endpoint.program.policy_ids().filter_map(|id| state.policies.get(id));
     let ids: BTreeSet<&SetId> = policies.flat_map(|rules| rules.set_ids()).collect();
@@ -80,7 +81,7 @@ struct Reader<'a> {
     nft: &'a mut Nft,
     table: &'a str,
     specs: BTreeMap<String, SetSpec>,
-    /// The table as it was last made, if that is known.
+    /// The table as last written, if known.
     ours: Option<&'a Table>,
     wanted: &'a Wanted,
     state: &'a NodeState,
@@ -89,7 +90,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// What packets of one direction are asked.
+    /// Reads the rules for packets of one direction.
     fn slot(&mut self, slot: Slot, interface: &str) -> Result<()> {
         let before = match slot {
             Slot::FromWorkload => FROM_WORKLOAD,
@@ -120,7 +121,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What a map has for a key.
+    /// The value of a key in a map.
     fn find(&mut self, map: &str, key: &Key) -> Result<Option<Data>> {
         Ok(self.elements(map)?.elements.get(key).and_then(|value| value.data.clone()))
     }
@@ -132,7 +133,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A program's chains, each with those of the policies that it jumps to.
+    /// Reads a program's chains, each with those of the policies that it jumps to.
     fn chains(&mut self, first: String, direction: Direction) -> Result<()> {
         let mut next = Some(first);
         let mut seen = BTreeSet::new();
@@ -154,7 +155,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads a chain, and gives where its rules lead, with their comments.
+    /// Reads a chain, and returns the targets of its rules with their comments.
     fn list(&mut self, chain: &str, direction: Direction, part: ShownPart) -> Result<Vec<(Verdict, String)>> {
         let listed = self.nft.counted_rules(self.table, chain)?;
         let verdicts = listed.iter().filter_map(|CountedRule { rule, .. }| match rule.exprs.last() {
@@ -199,7 +200,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The rule with the values of its own sets in it, and with what these have counted.
+    /// The rule with the values of its own sets, and their counts.
     fn spell_out(&mut self, rule: &Rule) -> Result<(Rule, Vec<ShownValue>)> {
         let (mut exprs, mut values) = (Vec::<Expr>::new(), Vec::new());
         let mut asked: Vec<(Expr, Set)> = Vec::new();
@@ -220,7 +221,7 @@ impl Reader<'_> {
                 values.extend(counted_values(&spec, &elements, from));
             }
             let set = Set { spec: SetSpec { counts: false, ..spec }, elements: elements.elements };
-            // Of the same field with the same values: it is there to count them.
+            // It tests the same field with the same values, and exists only to count them.
             if let Some(load) = exprs.last()
                 && asked.iter().any(|before| before.0 == *load && before.1 == set)
             {
@@ -237,7 +238,7 @@ impl Reader<'_> {
         Ok((Rule { exprs, comment: String::new() }, values))
     }
 
-    /// Which rules of which policy a rule comes from, by its comment.
+    /// The policy and the rule numbers in a rule's comment.
     fn origin(&self, comment: &str, direction: Direction) -> (Option<PolicyId>, Vec<usize>) {
         for id in &self.policies {
             let name = format!("{id} {direction:?} rule ");
@@ -248,7 +249,7 @@ impl Reader<'_> {
         (self.policy(comment).cloned(), Vec::new())
     }
 
-    /// The policy of this name, of which there may have been room for a part only.
+    /// The policy of this name, which may have been truncated.
     fn policy(&self, comment: &str) -> Option<&PolicyId> {
         let is = |id: &&&PolicyId| {
             let name = id.to_string();
@@ -258,7 +259,7 @@ impl Reader<'_> {
     }
 }
 
-/// What becomes of a pod's packets whatever its policy.
+/// The processing of a pod's packets before policy.
 fn before_policy(direction: Direction, state: &NodeState) -> String {
     match direction {
         Direction::Ingress => {
@@ -275,7 +276,7 @@ fn before_policy(direction: Direction, state: &NodeState) -> String {
     }
 }
 
-/// What a chain lacks of the rules that were put there.
+/// The rules missing from a chain.
 fn missing(chain: &str, ours: &[Rule], listed: &[CountedRule]) -> Option<String> {
     let missing = ours.iter().filter(|rule| !listed.iter().any(|listed| listed.rule == **rule)).count();
     let same_order = ours.iter().eq(listed.iter().map(|listed| &listed.rule));
@@ -288,7 +289,7 @@ fn missing(chain: &str, ours: &[Rule], listed: &[CountedRule]) -> Option<String>
     }
 }
 
-/// The values of a set whose elements count.
+/// The values of a set with counting elements.
 fn counted_values(
     spec: &SetSpec,
     elements: &CountedElements,
@@ -306,7 +307,7 @@ fn counted_values(
     told.take(MOST_VALUES).map(value).collect()
 }
 
-/// The actions of policies' rules that a rule may carry out.
+/// The possible policy actions of a rule.
 fn actions(rule: &Rule) -> &'static [Action] {
     match rule.exprs.last() {
         Some(Expr::Verdict(Verdict::Accept)) => &[Action::Allow],
@@ -320,7 +321,7 @@ fn shown(nftables::Count { packets, bytes }: nftables::Count) -> Count {
     Count { packets, bytes }
 }
 
-/// Reads `1, 3-5`.
+/// Parses `1, 3-5`.
 fn numbers(text: &str) -> Option<Vec<usize>> {
     let mut numbers = Vec::new();
     for part in text.split(", ") {

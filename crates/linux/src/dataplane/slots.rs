@@ -1,14 +1,14 @@
-//! The places on a packet's way where programs are asked.
+//! The points on a packet's way where programs are evaluated.
 
 use tortie_api::net::Direction;
 
 use tortie_kernel::nftables::{CmpOp, Expr, MetaKey, Verdict};
 
-/// A place where the interface of a packet leads to a program. Each has two maps: from interfaces to the numbers of
-/// programs, and from numbers to chains.
+/// A point where the interface of a packet selects a program. Each slot has two maps: from interfaces to the numbers
+/// of programs, and from numbers to chains.
 ///
-/// They are in the order in which interfaces that are closed may be led to programs again: each program after those that
-/// may have settled its packets before, and pods last.
+/// The order is that in which closed interfaces may get their programs again: each slot after those that may have
+/// settled its packets before, and pods last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Slot {
     HostUntrackedIn,
@@ -22,27 +22,27 @@ pub enum Slot {
     ToWorkload,
 }
 
-/// What a program's Allow does, and what becomes of a packet at its end.
+/// What a program's Allow does, and what happens to a packet at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
-    /// It accepts; what nobody allows is denied.
+    /// Allow accepts; what nothing allows is denied.
     Normal,
-    /// It accepts; what no tier denies goes on.
+    /// Allow accepts; what no tier denies continues.
     Forward,
-    /// It settles the packet for the interface that it came in by (semantics 17); what no tier denies goes on.
+    /// Allow settles the packet for its incoming interface (policy decision 17); what no tier denies continues.
     PreDnat,
     /// The same, and the packet belongs to no connection.
     Untracked,
 }
 
-/// The bit of a packet's mark that says that the packet is settled for the interface that it came in by. It is the
-/// lowest of those that Calico keeps for itself (`NftablesMarkMask`, `calico.md` 2.7).
+/// The bit of a packet's mark that says that the packet is settled for its incoming interface. It is the lowest bit
+/// that Calico reserves (`NftablesMarkMask`, `felix/config/config_params.go`).
 const SETTLED: u32 = 0x0001_0000;
 
 impl Slot {
-    /// Those of pods.
+    /// The slots of pods.
     pub const OF_PODS: [Self; 2] = [Self::ToWorkload, Self::FromWorkload];
-    /// Those of host endpoints.
+    /// The slots of host endpoints.
     pub const OF_HOSTS: [Self; 7] = [
         Self::HostUntrackedIn,
         Self::HostUntrackedOut,
@@ -53,7 +53,7 @@ impl Slot {
         Self::HostForwardOut,
     ];
 
-    /// The slot that a map from interfaces to numbers belongs to.
+    /// The slot of a map from interfaces to numbers.
     pub fn of_programs(map: &str) -> Option<Self> {
         Self::OF_HOSTS.into_iter().chain(Self::OF_PODS).find(|slot| slot.maps().0 == map)
     }
@@ -73,7 +73,7 @@ impl Slot {
         }
     }
 
-    /// Whether packets come in by the interface, or go out.
+    /// Whether the interface is the incoming or the outgoing one.
     pub fn interface(self) -> MetaKey {
         match self {
             Self::FromWorkload
@@ -87,7 +87,7 @@ impl Slot {
         }
     }
 
-    /// Which rules are asked. What comes from a pod leaves the pod.
+    /// The direction of the rules. A packet from a pod is egress.
     pub fn direction(self) -> Direction {
         match self {
             Self::ToWorkload
@@ -112,7 +112,7 @@ impl Slot {
 }
 
 impl Stage {
-    /// What tells its programs from others by name.
+    /// The letter in the names of its programs.
     pub fn letter(self) -> &'static str {
         match self {
             Self::Normal => "",
@@ -127,7 +127,7 @@ impl Stage {
         if self == Self::Forward { Self::Normal } else { self }
     }
 
-    /// What an Allow does.
+    /// The expressions of an Allow.
     pub fn allow(self) -> Vec<Expr> {
         let accept = Expr::Verdict(Verdict::Accept);
         match self {
@@ -137,18 +137,18 @@ impl Stage {
         }
     }
 
-    /// Whether what nobody allows is denied.
+    /// Whether a packet that nothing allows is denied.
     pub fn denies_at_end(self) -> bool {
         self == Self::Normal
     }
 
-    /// Whether the sender can be told of what is denied. Before connections are tracked the kernel cannot do it.
+    /// Whether a denied packet can be answered. The kernel cannot do this before connection tracking.
     pub fn can_reject(self) -> bool {
         matches!(self, Self::Normal | Self::Forward)
     }
 }
 
-/// The packet is settled for the interface that it came in by.
+/// The packet is settled for its incoming interface.
 pub fn is_settled() -> Vec<Expr> {
     vec![
         Expr::Meta { register: 0, key: MetaKey::Mark },
@@ -157,12 +157,12 @@ pub fn is_settled() -> Vec<Expr> {
     ]
 }
 
-/// Takes the mark off that says so: nobody else may have put it there.
+/// Clears the mark, which nobody else may have set.
 pub fn unsettle() -> Vec<Expr> {
     mark(0)
 }
 
-/// Sets our bit of the mark, or clears it, and leaves the others.
+/// Sets Tortie's bit of the mark, or clears it, and keeps the others.
 fn mark(bit: u32) -> Vec<Expr> {
     vec![
         Expr::Meta { register: 0, key: MetaKey::Mark },

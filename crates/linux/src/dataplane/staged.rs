@@ -1,11 +1,12 @@
-//! How changes get into the kernel: in one transaction, or, where they do not fit in one, in stages.
+//! Commits changes to the kernel: in one transaction or, if they do not fit in one, in stages.
 //!
-//! Packets meet what is between two transactions, and that must let nothing through that neither the state before nor
-//! the state after does. So first the interfaces of the pods that a change is about are led to no program any more, which
-//! closes them, and those of host endpoints to one that denies (failsafe ports and established flows go before); then all
-//! that they need is changed, in whatever order; and at last they are led to their programs again, in the order of
-//! [`Slot`]s. At any moment each endpoint is as before, closed, or as after, and none is as before while another is as
-//! after. Only established flows that untracked policies deny, before and after, may go on for that while.
+//! Packets meet the state between two transactions, which must let nothing through that neither the state before nor
+//! the state after lets through. So a change in stages first closes the interfaces concerned: those of pods lead to
+//! no program any more, and those of host endpoints lead to a program that denies (failsafe ports and established
+//! flows come before it). Then it changes everything that they need, in any order. Finally it leads the interfaces to
+//! their programs again, in the order of [`Slot`]s. At any moment each endpoint is in its state before, closed, or in
+//! its state after, and no endpoint is in its state before while another is in its state after. Only established
+//! flows that untracked policies deny, before and after, may continue meanwhile.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -25,15 +26,15 @@ use super::literals;
 use super::slots::Slot;
 use super::table::PolicyTable;
 
-/// How long a packet may need through the chains where the kernel does not say when it is through. It is far more than the
-/// chains take; but a processor that is virtual may be taken away in the midst of them (with one millisecond, a packet was
-/// lost in some 300 changes of programs).
+/// How long a packet may need to pass the chains, if the kernel does not say when it has left them. This is far more
+/// than the chains need, but a virtual processor may be suspended in between (with one millisecond, a packet was lost
+/// in about 300 changes of programs).
 const GRACE: Duration = Duration::from_millis(10);
-/// By then every packet is through: a processor that is away for longer has the kernel complain.
+/// By then every packet has left the chains: the kernel complains about a processor that is suspended longer.
 const LONG_AGO: Duration = Duration::from_secs(1);
 
 impl PolicyTable {
-    /// Makes the whole table.
+    /// Writes the whole table.
     pub fn put_whole(&mut self, new: &Table, actual: Option<Table>) -> Result<()> {
         if let Some(actual) = actual.as_ref().filter(|actual| changeable(new, actual)) {
             let adoption = (new.flags != actual.flags).then_some(Op::AddTable(new.flags));
@@ -56,8 +57,8 @@ impl PolicyTable {
                 self.put_in_order(&mut kernel, ops.collect())?;
                 kernel
             }
-            // The frame alone closes every pod. Hosts stay without policy where they have been; after another table,
-            // which may have been about them, they are closed, too.
+            // The frame alone closes every pod. Hosts without policy stay without policy. After another table, which
+            // may have had policy for them, they are closed, too.
             actual => {
                 let closed_hosts = if actual.is_some() { host_interfaces(new) } else { BTreeSet::new() };
                 let frame = without_endpoints(new, &closed_hosts);
@@ -76,7 +77,7 @@ impl PolicyTable {
         Ok(())
     }
 
-    /// Makes a part of the table, and takes it into `kernel`.
+    /// Writes a part of the table, and applies it to `kernel`.
     pub fn put_part(&mut self, kernel: &mut Table, mut change: Change, dirty: &Dirty) -> Result<()> {
         let steps = change.steps(kernel);
         if self.fit(&steps) {
@@ -107,7 +108,8 @@ impl PolicyTable {
         fits(&steps.prepare) && fits(&steps.switch) && fits(&steps.clear)
     }
 
-    /// Takes the first two steps, at once where packets cannot notice that, and keeps the third for later.
+    /// Commits the first two steps, together if packets cannot notice the difference, and keeps the third one for
+    /// later.
     fn put_steps(&mut self, kernel: &mut Table, steps: Steps) -> Result<()> {
         let Steps { mut prepare, switch, clear } = steps;
         let has_new_chains = prepare.iter().any(|op| matches!(op, Op::AddChain(..)));
@@ -121,7 +123,7 @@ impl PolicyTable {
         Ok(())
     }
 
-    /// Clears away what nothing leads to since the last change.
+    /// Removes what nothing has led to since the last change.
     pub fn clear_garbage(&mut self) -> Result<()> {
         let Some(mut kernel) = self.kernel.take() else { return Ok(()) };
         let garbage = std::mem::take(&mut self.garbage);
@@ -133,9 +135,9 @@ impl PolicyTable {
         Ok(())
     }
 
-    /// Waits until the packets that were in the midst of the chains when they changed are through. All chains are gone
-    /// through in one RCU read section, and this `membarrier(2)` returns when those have ended that had begun before it. A
-    /// kernel with one processor returns at once, and one with `nohz_full` or a strict seccomp filter refuses.
+    /// Waits until packets that were inside the chains during a change have left them. A packet passes all chains in
+    /// one RCU read section, and this `membarrier(2)` returns when all sections that had begun before have ended. A
+    /// kernel with one processor returns immediately; one with `nohz_full` or a strict seccomp filter refuses.
     fn wait_for_packets(&self) {
         if self.switched.elapsed() > LONG_AGO {
             return;
@@ -176,8 +178,8 @@ impl PolicyTable {
     }
 }
 
-/// The changes that close interfaces: chosen ones of pods, and these of host endpoints, also those that have been under
-/// that of all other interfaces.
+/// The changes that close interfaces: the selected ones of pods, and these of host endpoints, including those that
+/// the host endpoint for all other interfaces covered.
 fn closing(kernel: &Table, pods: impl Fn(&Key) -> bool, hosts: &BTreeSet<Key>) -> Vec<Op> {
     let mut ops = Vec::new();
     for slot in Slot::OF_PODS {
@@ -196,8 +198,7 @@ fn closing(kernel: &Table, pods: impl Fn(&Key) -> bool, hosts: &BTreeSet<Key>) -
     ops
 }
 
-/// The chosen interfaces that are led to programs, if there are any such: the name of the map, what it is, and its
-/// elements.
+/// The selected interfaces that lead to programs, if any: the name of the map, its type, and its elements.
 fn led(
     kernel: &Table,
     slot: Slot,
@@ -210,14 +211,14 @@ fn led(
     Some((name.to_owned(), map.spec.clone(), elements))
 }
 
-/// The interfaces that host endpoints' programs are asked about.
+/// The interfaces with programs of host endpoints.
 fn host_interfaces(table: &Table) -> BTreeSet<Key> {
     let maps = Slot::OF_HOSTS.into_iter().filter_map(|slot| table.sets.get(slot.maps().0));
     maps.flat_map(|map| map.elements.keys()).copied().collect()
 }
 
-/// The same changes; those that lead interfaces to programs are the last, in the order of slots. `stays` says which maps
-/// are there afterwards.
+/// The same changes, reordered: those that lead interfaces to programs come last, in the order of slots. `stays` says
+/// whether a map exists afterwards.
 fn by_slot(ops: Vec<Op>, stays: impl Fn(&str) -> bool) -> Vec<Op> {
     let slot = |op: &Op| match op {
         Op::AddElements(map, ..) | Op::DeleteElements(map, ..) if stays(map) => Slot::of_programs(map),
@@ -229,7 +230,8 @@ fn by_slot(ops: Vec<Op>, stays: impl Fn(&str) -> bool) -> Vec<Op> {
     ops
 }
 
-/// The base chains and what they lead to at once, for no endpoint, with these interfaces of hosts closed.
+/// The base chains and the chains that they jump to directly, without endpoints, with these interfaces of hosts
+/// closed.
 fn without_endpoints(table: &Table, closed_hosts: &BTreeSet<Key>) -> Table {
     let mut frame = table.clone();
     frame.chains.retain(|name, _| is_of_frame(name));

@@ -1,4 +1,4 @@
-//! The nftables table of policy: what the kernel has is made what it should be.
+//! The nftables table of policy: makes the kernel's table match the desired one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,34 +16,34 @@ use super::policies::Problem;
 use super::wanted::{Around, Wanted};
 use crate::Result;
 
-/// The table of policy, and what it is known to hold.
+/// The table of policy, with the known state of the kernel.
 #[derive(Debug)]
 pub struct PolicyTable {
     pub(super) nft: Nft,
     pub(super) config: Config,
-    /// The flags of the table, of which an old kernel knows none.
+    /// The flags of the table; an old kernel supports none.
     flags: u32,
-    /// What the kernel has, as far as we know; `None` if we do not, and then it is read before it is changed.
+    /// The known state of the kernel; `None` if it is unknown and must be read before it is changed.
     pub(super) kernel: Option<Table>,
-    /// Changes that take away what nothing leads to since the last change.
+    /// Changes that remove what nothing has led to since the last change.
     pub(super) garbage: Vec<Op>,
     /// When packets were last led elsewhere.
     pub(super) switched: Instant,
     pub(super) wanted: Wanted,
-    /// Chains of policies, and programs, that the kernel has refused, and what it said. They stay closed until
-    /// a policy changes, or the next resync.
+    /// Chains of policies, and programs, that the kernel has refused, with its error. They stay closed until a policy
+    /// changes, or until the next resync.
     refused: BTreeMap<String, String>,
-    /// What the kernel was found not to have, after it has refused something.
+    /// The features that the kernel lacks, as found after a refusal.
     pub(super) lacking: Lacking,
-    /// The interfaces that have the node's own addresses.
+    /// The node's own addresses with their interfaces.
     own_addresses: BTreeMap<IpAddr, String>,
-    /// Who wants to know of changes by others, until the watch begins.
+    /// The callback for changes by others, until the watch begins.
     told: Option<Told>,
     watch: Option<Watch>,
 }
 
 impl PolicyTable {
-    /// Opens a connection to the nftables of the calling thread's network namespace. Nothing is changed yet.
+    /// Opens a netlink connection in the calling thread's network namespace. Nothing is changed yet.
     pub fn open(config: Config) -> Result<Self> {
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
         let mut nft = Nft::open()?;
@@ -65,18 +65,18 @@ impl PolicyTable {
         })
     }
 
-    /// Takes in which interfaces have the node's own addresses: host endpoints may be known by them.
+    /// Sets the node's own addresses with their interfaces, because host endpoints may be identified by them.
     pub fn own_addresses(&mut self, addresses: BTreeMap<IpAddr, String>) {
         self.own_addresses = addresses;
     }
 
-    /// Has `told` called when somebody else has changed the table.
+    /// Calls `told` when somebody else has changed the table.
     pub fn watch(&mut self, told: Box<dyn Fn() + Send>) {
         self.told = Some(Told(told));
     }
 
-    /// Begins to watch the table where the kernel does not keep others from changing it. Policy is in force without that,
-    /// too.
+    /// Begins to watch the table if the kernel does not prevent changes by others. Policy is in force without the
+    /// watch, too.
     fn begin_watch(&mut self) {
         if self.flags == 0
             && let Some(told) = self.told.take()
@@ -90,7 +90,7 @@ impl PolicyTable {
         }
     }
 
-    /// Makes true what has changed. After a failure everything is looked at again.
+    /// Applies what has changed. After a failure everything is compared again.
     pub fn apply(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
         if !dirty.policies.is_empty() && !self.refused.is_empty() {
             self.refused.clear();
@@ -107,24 +107,24 @@ impl PolicyTable {
             return Ok(());
         }
         if let Err(error) = self.change(state, dirty) {
-            // Something is not as we think: look, and try once more with all of it.
+            // The kernel's state is not as known: read it, and try once more with everything.
             tracing::warn!(%error, "the change was refused; the whole table is compared with the kernel's");
             return self.adopt(state);
         }
         Ok(())
     }
 
-    /// Reads the kernel's table and makes it what it should be.
+    /// Reads the kernel's table and repairs differences.
     pub fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.refused.clear();
-        // What was missing may have come.
+        // A missing module may have become available.
         if self.lacking != Lacking::default()
             && let Ok(lacking) = self.nft.lacking()
         {
             self.lacking = Lacking(lacking);
         }
         self.adopt(state)?;
-        // A base chain of somebody else's in our table may drop packets as long as it is there, with no rule.
+        // A foreign base chain in Tortie's table may drop packets even without rules, as long as it exists.
         Ok(self.clear_garbage()?)
     }
 
@@ -133,7 +133,7 @@ impl PolicyTable {
         self.kernel.is_some()
     }
 
-    /// What is wrong with each endpoint's policy.
+    /// The problems of each endpoint's policy.
     pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
         for (id, said) in self.wanted.said() {
@@ -148,7 +148,7 @@ impl PolicyTable {
         conditions
     }
 
-    /// What is to be said of host endpoints.
+    /// The conditions about host endpoints.
     pub fn host_conditions(&self) -> Vec<Condition> {
         let problems = self.wanted.said_of_hosts().into_iter().flat_map(|(name, problems)| {
             let host = Key::global(Kind::HostEndpoint, name);
@@ -162,8 +162,8 @@ impl PolicyTable {
         problems.chain(idle).collect()
     }
 
-    /// Compares the whole table with the kernel's. What the kernel refuses is closed, so that one bad policy does not keep
-    /// the others from being enforced.
+    /// Compares the whole table with the kernel's. What the kernel refuses is closed, so that one bad policy does not
+    /// prevent the others from being enforced.
     fn adopt(&mut self, state: &NodeState) -> Result<()> {
         let adopted = self.adopt_or_close(state);
         adopted.map_err(|error| {
@@ -172,7 +172,8 @@ impl PolicyTable {
         })
     }
 
-    /// Finds out what the kernel has not, if that may be why it has refused something; whether that is news.
+    /// Finds out which features the kernel lacks, if that may be why it refused something. Returns whether this is
+    /// new.
     fn learn_what_is_missing(&mut self, error: &Error) -> bool {
         if !may_be_missing(error) {
             return false;
@@ -261,7 +262,7 @@ impl PolicyTable {
     }
 }
 
-/// Whether the kernel does not know the table's flags. Linux says EINVAL or EOPNOTSUPP, by version.
+/// Whether the kernel does not know the table's flags. Linux returns EINVAL or EOPNOTSUPP, depending on the version.
 fn flags_unknown(error: &Error) -> bool {
     let Error::Transaction { op, .. } = error else { return false };
     matches!(op.as_ref(), Op::AddTable(flags) if *flags != 0)

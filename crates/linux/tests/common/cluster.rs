@@ -1,4 +1,4 @@
-//! Nodes and pods made of namespaces, wired and programmed by what is tested.
+//! Nodes and pods made of namespaces, wired and programmed by the code under test.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use tortie_linux::dataplane::Config;
 use tortie_linux::wire::Wiring;
 use tortie_policy::program::*;
 
-/// A switch that nodes are plugged into.
+/// A switch to which nodes are connected.
 #[derive(Clone)]
 pub struct Underlay(Arc<NetNs>);
 
@@ -45,12 +45,12 @@ pub struct Node {
 }
 
 impl Node {
-    /// The node of this number: 172.31.0.n on the underlay, tunnel address 10.65.n.0, pods in 10.65.n.0/26.
+    /// A node by number: 172.31.0.n on the underlay, tunnel address 10.65.n.0, pods in 10.65.n.0/26.
     pub fn new(underlay: &Underlay, number: u8) -> Self {
         Self::with(underlay, number, Config::default())
     }
 
-    /// The same, with settings of its own.
+    /// The same with its own configuration.
     pub fn with(underlay: &Underlay, number: u8, config: Config) -> Self {
         let namespace = NetNs::create().unwrap();
         super::cable(&underlay.0, &format!("node{number}"), &namespace, "eth0");
@@ -75,7 +75,7 @@ impl Node {
         Self { namespace, dataplane, wiring, state, config, _underlay }
     }
 
-    /// Starts the dataplane of a new process in the place of the old one.
+    /// Replaces the dataplane by that of a new process.
     pub fn restart(&mut self) {
         let config = self.config.clone();
         self.dataplane = self.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
@@ -90,7 +90,7 @@ impl Node {
         let deltas = super::deltas(&self.state, &state);
         self.state = state;
         let report = self.apply(&deltas);
-        // What is left over goes with the next change.
+        // The next change removes what is left over.
         self.apply(&[]);
         report
     }
@@ -103,7 +103,7 @@ impl Node {
         self.namespace.run(|| self.dataplane.resync()).unwrap()
     }
 
-    /// Connects a pod, as CNI ADD does, and puts it under the program.
+    /// Connects a pod, as CNI ADD does, and gives it the program.
     pub fn add(&mut self, pod: &Pod, program: EndpointProgram) {
         let connect = || {
             let interface = self.wiring.connect(&pod.attachment()).unwrap();
@@ -136,7 +136,7 @@ impl Node {
         self.namespace.run(|| connect(pod.address, port).is_some()).unwrap()
     }
 
-    /// Whether no connection of the node itself to an address comes about.
+    /// Whether no connection of the node itself to an address succeeds.
     pub fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
         self.namespace.run(|| is_cut_off(to, port)).unwrap()
     }
@@ -227,14 +227,14 @@ impl Pod {
         }
     }
 
-    /// Answers on a port for as long as the test runs: gives back what it gets.
+    /// Echoes on a port while the test runs.
     pub fn serve(&self, port: u16) {
         let listener =
             self.namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
         echo_on(listener);
     }
 
-    /// A connection to another pod, or `None` if none comes about.
+    /// A connection to another pod, or `None` if none succeeds.
     pub fn connect(&self, to: Ipv4Addr, port: u16) -> Option<TcpStream> {
         self.namespace.run(|| connect(to, port)).unwrap()
     }
@@ -243,31 +243,31 @@ impl Pod {
         self.connect(pod.address, port).is_some_and(|stream| answers(&stream))
     }
 
-    /// Whether no connection to an address comes about.
+    /// Whether no connection to an address succeeds.
     pub fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
         self.namespace.run(|| is_cut_off(to, port)).unwrap()
     }
 }
 
-/// How long to wait for what will come.
+/// How long to wait for what must happen.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is dropped is told by nobody: only time tells. TCP has sent its first packet twice by then.
+/// Nobody reports a drop, so this waits. TCP has sent its first packet twice by then.
 pub const UNREACHED: Duration = Duration::from_millis(1_800);
 
-/// A connection, if one comes about.
+/// A connection, if one succeeds.
 pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), PATIENCE).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     Some(stream)
 }
 
-/// Whether no connection comes about.
+/// Whether no connection succeeds.
 pub fn is_cut_off(to: Ipv4Addr, port: u16) -> bool {
     TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).is_err()
 }
 
-/// Gives back what comes, for as long as the test runs.
+/// Echoes while the test runs.
 pub fn echo_on(listener: TcpListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
@@ -285,7 +285,7 @@ fn echo(mut stream: TcpStream) {
     }
 }
 
-/// Whether the other end of a connection gives back what it gets.
+/// Whether the other end of a connection echoes.
 pub fn answers(mut stream: &TcpStream) -> bool {
     let mut buffer = [0; 4];
     stream.write_all(b"meow").is_ok() && stream.read_exact(&mut buffer).is_ok() && buffer == *b"meow"
@@ -295,12 +295,12 @@ pub fn policy_id(name: &str) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: name.into() }
 }
 
-/// The program of a pod that no policy selects, in a namespace whose profile allows everything.
+/// The program of a pod without policy, in a namespace whose profile allows everything.
 pub fn open() -> EndpointProgram {
     EndpointProgram { profiles: vec![policy_id("open")], ..EndpointProgram::default() }
 }
 
-/// The policy that [`open`] names.
+/// Adds the policy that [`open`] names.
 pub fn open_profile(state: &mut NodeState) {
     let all = || vec![Rule::all(Action::Allow)];
     state.policies.insert(policy_id("open"), Arc::new(PolicyRules { ingress: all(), egress: all() }));
@@ -312,7 +312,7 @@ pub fn ingress(policies: &[&str], end: EndOfTier) -> EndpointProgram {
     EndpointProgram { ingress: vec![TierProgram { name: "default".into(), policies, end }], ..open() }
 }
 
-/// How many connections the node knows.
+/// The number of connections that the node tracks.
 pub fn entries(node: &Node) -> u32 {
     let text =
         node.namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());

@@ -1,4 +1,4 @@
-//! What tests of single packets share.
+//! Helpers for tests of single packets.
 
 use std::net::IpAddr;
 
@@ -7,13 +7,13 @@ use tortie_kernel::route::*;
 use tortie_kernel::{interface_index, sysctl};
 
 pub const UPLINK: &str = "uplink";
-/// The node's own addresses there, and who forwards what is further away.
+/// The node's own addresses, which are also the routers towards the outside.
 pub const NODE: [&str; 2] = ["10.99.0.2", "fd99::2"];
 const GATEWAYS: [&str; 2] = ["10.99.0.1", "fd99::1"];
-/// What the other ends of the node's links are taken to be.
+/// The hardware address of the other ends of the node's links.
 pub const OTHERS_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 
-/// Forwarding, routes, and neighbours for whom nobody answers.
+/// Configures forwarding, routes, and neighbour entries for addresses that nobody has.
 pub fn configure(pods: &[(&str, [&str; 2])]) {
     let mut socket = RouteSocket::open().unwrap();
     for name in ["net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward"] {
@@ -22,7 +22,7 @@ pub fn configure(pods: &[(&str, [&str; 2])]) {
     sysctl::ensure("net/ipv4/conf/all/rp_filter", "0").unwrap();
     let uplink = interface_index(UPLINK).unwrap();
     sysctl::ensure("net/ipv4/conf/uplink/rp_filter", "0").unwrap();
-    // They repeat the packet, with its tag.
+    // Redirects repeat the packet with its tag.
     for name in ["all", "uplink"] {
         sysctl::ensure(&format!("net/ipv4/conf/{name}/send_redirects"), "0").unwrap();
     }
@@ -32,7 +32,7 @@ pub fn configure(pods: &[(&str, [&str; 2])]) {
     }
     for ((gateway, own), all) in GATEWAYS.into_iter().zip(NODE).zip(["0.0.0.0/0", "::/0"]) {
         let gateway: IpAddr = gateway.parse().unwrap();
-        // The node itself has an address, without which it does not forward.
+        // The node needs an address of its own to forward.
         let own = Address {
             link: uplink,
             address: own.parse().unwrap(),
@@ -54,8 +54,8 @@ fn neighbour(socket: &mut RouteSocket, link: u32, address: IpAddr) {
     socket.change(&Change::SetNeighbour(Neighbour { link, address, mac: OTHERS_MAC })).unwrap();
 }
 
-/// Does something each time that an nftables transaction is in force, before the next one is begun. A change that the
-/// kernel refused, so that all is compared instead, is a failure of the test.
+/// Runs a function after each nftables transaction, before the next one begins. If the kernel refuses a change, so
+/// that everything is compared instead, the test fails.
 pub struct AfterEachTransaction<F>(pub F);
 
 impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {

@@ -1,4 +1,4 @@
-//! What several tests share: nodes made of namespaces, packets, changes of a node state.
+//! Helpers for several tests: nodes made of namespaces, packets, changes of a node state.
 #![allow(dead_code, unused_imports)] // each test uses a part
 
 pub mod cluster;
@@ -12,7 +12,7 @@ use tortie_dataplane::{Delta, NodeState, Route};
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::*;
 
-/// A link from one namespace to another; gives the indices of both ends, which pass packets.
+/// A link from one namespace to another; returns the indices of both ends, which forward packets.
 pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, u32) {
     let near = from.run(|| {
         let peer = Peer { name: to_name, mac: None, mtu: None, namespace: Some(to.as_fd()) };
@@ -32,7 +32,7 @@ pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, 
     (near.unwrap(), far.unwrap())
 }
 
-/// The deltas that lead from one state to another, in the order that `calc` gives them in.
+/// The deltas from one state to another, in the order in which `calc` returns them.
 pub fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
     let mut deltas = Vec::new();
     if old.node != new.node {

@@ -1,4 +1,4 @@
-//! Random host endpoints beside random pods, random failsafe ports, and flows by and through the node.
+//! Random host endpoints with random pods, random failsafe ports, and flows to, from and through the node.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tortie_policy::program::*;
 use crate::common::filtering::{NODE, UPLINK};
 use crate::random_states::{self, NETS, OUTSIDE, POD, PORTS, parse, policy_id, tiers};
 
-/// From where to where packets go.
+/// The path of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Way {
     OutsideToNode,
@@ -40,7 +40,7 @@ impl Way {
     }
 }
 
-/// A state with some host endpoints, the name of that which the uplink is under, if any, and flows of each way.
+/// A state with some host endpoints, the name of the uplink's host endpoint, if any, and flows on each path.
 pub fn state() -> impl Strategy<Value = NodeState> {
     let failsafes = (vec(failsafe(), 0..3), vec(failsafe(), 0..3));
     let open = prop::bool::weighted(0.5);
@@ -57,7 +57,7 @@ pub fn state() -> impl Strategy<Value = NodeState> {
     })
 }
 
-/// The host endpoint that the uplink is under: those that mean the interface before `*`, of these the first by name.
+/// The uplink's host endpoint: those that name the interface before `*`, and of these the first by name.
 pub fn of_uplink(state: &NodeState) -> Option<&HostEndpoint> {
     let named = |host: &&Arc<HostEndpoint>| match &host.interface {
         Some(name) => name == UPLINK,
@@ -110,7 +110,7 @@ fn failsafe() -> impl Strategy<Value = Failsafe> {
     (protocol, select(PORTS.to_vec()), net).prop_map(|(protocol, port, net)| Failsafe { protocol, port, net })
 }
 
-/// Flows of a way.
+/// Flows on a path.
 pub fn flow(way: Way) -> impl Strategy<Value = Flow> {
     let protocol = select(vec![1u8, 6, 6, 6, 17, 17, 132, 89]);
     let ports = (select(PORTS.to_vec()), select(PORTS.to_vec()));
@@ -137,7 +137,7 @@ pub fn flow(way: Way) -> impl Strategy<Value = Flow> {
     )
 }
 
-/// What settles whether a flow may pass the uplink.
+/// What decides whether a flow may pass the uplink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum By {
     NoHostEndpoint,
@@ -148,8 +148,8 @@ pub enum By {
     Normal,
 }
 
-/// Whether host endpoints let a flow pass, as semantics 16, 17 and 43 have it, and what settles it: at the uplink, and
-/// between the pod and its node.
+/// Whether host endpoints let a flow pass according to policy decisions 16, 17 and 43, and what decides: at the
+/// uplink, and between the pod and its node.
 pub fn judge(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let uplink = at_uplink(state, way, flow);
     let pod = at_pod(state, way, flow);
@@ -163,7 +163,7 @@ fn every_interface(state: &NodeState) -> Option<&HostEndpoint> {
     state.host_endpoints.values().map(|host| &**host).find(|host| host.interface.as_deref() == Some("*"))
 }
 
-/// What a host endpoint of all interfaces decides about what a pod sends to others, or receives from them.
+/// The verdict of a host endpoint for all interfaces on what a pod sends to others, or receives from them.
 fn at_pod(state: &NodeState, way: Way, flow: &Flow) -> Option<(bool, By)> {
     let host = every_interface(state).filter(|_| way.forwarded())?;
     let ask = |table, direction| evaluate_tiers(table, direction, flow, state);
@@ -186,7 +186,7 @@ fn at_uplink(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let ask = |table| evaluate_tiers(table, direction, flow, state);
     let failsafe = is_failsafe(state, direction, flow);
     let incoming = direction == Direction::Ingress;
-    // A packet that has left the failsafe port's connection untracked must be let through without one.
+    // A packet of a failsafe port's untracked connection must pass without one.
     if !failsafe
         && !answers_failsafe(state, direction, flow)
         && (incoming || !way.forwarded())
@@ -194,7 +194,7 @@ fn at_uplink(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     {
         return (allowed, By::Untracked);
     }
-    // Where the interface's own host endpoint has no such policy, that of all interfaces is asked.
+    // If the interface's own host endpoint has no such policy, that of all interfaces applies.
     let before_dnat = match host.program.pre_dnat.ingress.is_empty() {
         true => every_interface(state).unwrap_or(host),
         false => host,
@@ -223,7 +223,7 @@ fn is_failsafe(state: &NodeState, direction: Direction, flow: &Flow) -> bool {
     }
 }
 
-/// Whether it comes from a failsafe port of the other direction: only untracked policies are asked about answers.
+/// Whether it comes from a failsafe port of the other direction: only untracked policies skip answers.
 fn answers_failsafe(state: &NodeState, direction: Direction, flow: &Flow) -> bool {
     match direction {
         Direction::Ingress => holds(&state.settings.failsafe_outbound, flow, flow.source_port, flow.source),

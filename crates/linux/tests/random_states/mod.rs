@@ -15,14 +15,14 @@ use tortie_api::net::{Action, IpVersion, PortRange, Protocol};
 use tortie_dataplane::{Endpoint, EndpointId, NodeState};
 use tortie_policy::program::*;
 
-/// The pod that is tested, and one that lets everything through.
+/// The tested pod, and one that lets everything through.
 pub const POD: [&str; 2] = ["10.65.0.2", "fd65::2"];
 pub const SENTINEL: [&str; 2] = ["10.65.0.3", "fd65::3"];
 /// The host's ends of their cables.
 pub const POD_LINK: &str = "cali-pod";
 pub const SENTINEL_LINK: &str = "cali-sentinel";
 
-/// Addresses outside, few, so that they are met.
+/// Few external addresses, so that rules match them often.
 pub const OUTSIDE: [&str; 8] = [
     "10.1.0.1",
     "10.1.0.2",
@@ -179,7 +179,7 @@ fn entity() -> impl Strategy<Value = EntityMatch> {
     )
 }
 
-/// A criterion that most rules do not have.
+/// A criterion that most rules lack.
 fn maybe<T: std::fmt::Debug>(
     chance: f64,
     criterion: impl Strategy<Value = Vec<T>>,
@@ -217,7 +217,7 @@ pub fn flow(into_pod: bool) -> impl Strategy<Value = Flow> {
     )
 }
 
-/// For messages: what a state says, shortly.
+/// A short description of a state, for messages.
 pub fn shown(state: &NodeState) -> String {
     let policies: BTreeMap<_, _> = state.policies.iter().map(|(id, rules)| (id.to_string(), rules)).collect();
     format!("{:#?}\n{:#?}\n{:#?}", state.endpoints.get(&id("pod")), policies, state.sets)

@@ -89,7 +89,8 @@ fn of_rule(rule: &Rule, path: &str, all: &mut Vec<Contradiction>) {
         wrong("notICMP", "notICMP excludes everything that icmp asks for".to_owned());
     }
     if rule.http.is_some() {
-        let problem = "nothing looks into requests yet, so a rule with http matches no packet (semantics 15)";
+        let problem =
+            "nothing looks into requests yet, so a rule with http matches no packet (policy decision 15)";
         wrong("http", problem.to_owned());
     }
     let family = |nets: &[Cidr]| nets.first().map(|Cidr(net)| if net.addr().is_ipv4() { 4u8 } else { 6 });

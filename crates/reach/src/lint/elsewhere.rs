@@ -1,5 +1,5 @@
-//! What Calico for Windows leaves out of a policy, or takes for something else (`calico.md` 7.5, 7.7, 7.12, 12): worth
-//! knowing for those who come from there, or whose manifests also go there. It works here.
+//! What Calico for Windows leaves out of a policy, or takes for something else (`felix/dataplane/windows` of Calico
+//! v3.32): worth knowing for those who come from there, or whose manifests also go there. It works here.
 
 use tortie_api::calico::{EntityRule, PolicySpec, Rule};
 use tortie_api::kubernetes::{

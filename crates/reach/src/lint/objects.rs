@@ -55,7 +55,7 @@ fn unknown_tiers(snapshot: &Snapshot, found: &mut Findings) {
     }
 }
 
-/// Only their names then say which comes first (semantics 9).
+/// Only their names then say which comes first (policy decision 9).
 fn equal_priorities(snapshot: &Snapshot, found: &mut Findings) {
     let mut at: BTreeMap<(&str, u16), Vec<(&Key, &Stored)>> = BTreeMap::new();
     for (key, stored, resource) in policies(snapshot) {
@@ -111,7 +111,7 @@ fn is_empty(accounts: &Value) -> bool {
     accounts.as_object().is_some_and(|fields| fields.values().all(nothing))
 }
 
-/// Packets to a Service bear a backend's address when policy sees them (semantics 6).
+/// Packets to a Service bear a backend's address when policy sees them (policy decision 6).
 fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
     let mut services: BTreeMap<IpAddr, &Key> = BTreeMap::new();
     for (key, stored) in snapshot.iter() {

@@ -64,7 +64,7 @@ fn at(oracle: &Oracle<'_>, host: &SeenHost<'_>, table: Table) -> Vec<usize> {
     DIRECTIONS.map(|direction| oracle.applying_at(host, table, direction)).concat()
 }
 
-/// Policies with doNotTrack and preDNAT are nothing to pods (semantics 16).
+/// Policies with doNotTrack and preDNAT are nothing to pods (policy decision 16).
 fn concerns_only_hosts(resource: &Resource) -> bool {
     match resource {
         Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy) => {
@@ -163,7 +163,7 @@ fn about_nobody(
     );
 }
 
-/// What no policy and no profile speaks about is dropped (semantics 16).
+/// What no policy and no profile speaks about is dropped (policy decision 16).
 fn of_nobody(oracle: &Oracle<'_>, host: &SeenHost<'_>, snapshot: &Snapshot, found: &mut Findings) {
     let says_something =
         |name: &String| !matches!(oracle.profile_of(name), SeenProfile::WithoutRules | SeenProfile::Missing);

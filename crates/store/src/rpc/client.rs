@@ -1,4 +1,4 @@
-//! The asking side.
+//! The client.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,16 +18,15 @@ use super::message::{self, GetRequest, ListRequest, Refusal, WatchRequest, Write
 use super::server::MAX_MESSAGE_BYTES;
 use crate::{Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write};
 
-/// The name that the certificate of the service must carry.
+/// The name in the certificate of the service.
 const SERVICE_NAME: &str = "tortie-store";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the service may take until it begins to answer.
+/// How long to wait for the beginning of an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-/// How often the service is asked for a sign of life, and how long it may take for that: a watch that stays silent must
-/// not be taken for a quiet cluster.
+/// The interval and timeout of keepalive messages: a silent watch must not be mistaken for a quiet cluster.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
 
-/// A store that is served by another process. It connects when it is first asked, and again after a loss.
+/// A store in another process. It connects on first use, and reconnects after a loss.
 #[derive(Clone)]
 pub struct Remote {
     client: StoreClient<Channel>,
@@ -38,7 +37,7 @@ impl Remote {
     #[must_use]
     pub fn unix(path: &Path) -> Self {
         let path: PathBuf = path.to_owned();
-        // The address is not used, as the connector knows the socket.
+        // The address is not used, because the connector knows the socket.
         let channel = bounded(Endpoint::from_static("http://tortie-store")).connect_with_connector_lazy(
             tower::service_fn(move |_| {
                 let path = path.clone();
@@ -51,7 +50,7 @@ impl Remote {
     /// The store at `host:port`, with mutual TLS.
     ///
     /// # Errors
-    /// The address or the certificates are not usable.
+    /// The address or the certificates are invalid.
     pub fn tls(address: &str, tls: &TlsIdentity) -> Result<Self, StoreError> {
         let unusable = |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{address}: {error}"));
         let config = ClientTlsConfig::new()
@@ -130,7 +129,7 @@ impl Store for Remote {
         };
         let reply = self.client.clone().watch(WatchRequest { kinds, after }).await.map_err(compacted)?;
         let mut events = reply.into_inner();
-        // The watch stands once its first message is here: what is written from now on is told.
+        // The watch is established once its first message arrives: it delivers everything written from now on.
         if !events.message().await.map_err(compacted)?.is_some_and(|first| first.established) {
             return Err(StoreError::Unavailable("the watch ended before it began".to_owned()));
         }
@@ -140,7 +139,7 @@ impl Store for Remote {
     }
 }
 
-/// No call may wait for ever for a service that hangs.
+/// No call may wait forever for a service that hangs.
 fn bounded(endpoint: Endpoint) -> Endpoint {
     let (interval, patience) = KEEPALIVE;
     endpoint
@@ -163,7 +162,7 @@ fn error(status: Status) -> StoreError {
     }
 }
 
-/// The message and its causes: the message alone is often only "transport error".
+/// The message and its causes, because the message alone is often only "transport error".
 fn describe(status: &Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);

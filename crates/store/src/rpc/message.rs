@@ -1,4 +1,4 @@
-//! The messages of `tortie.store.v1.Store`. Kinds travel as plurals, values as JSON text.
+//! The messages of `tortie.store.v1.Store`. Kinds are encoded as plurals, values as JSON text.
 
 use tortie_api::{Key, Kind};
 
@@ -67,7 +67,7 @@ pub(crate) struct WriteRequest {
     pub(crate) writes: Vec<OneWrite>,
 }
 
-/// The revisions of the writes that are done. A refusal, of the next one, is part of the answer, so that it keeps its
+/// The revisions of the completed writes. A rejection of the next one is part of the answer, so that it keeps its
 /// type.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WriteReply {
@@ -96,12 +96,12 @@ pub(crate) struct WatchRequest {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WatchEvent {
-    /// The object, or the key and revision of one that is gone.
+    /// The object, or the key and revision of a deleted one.
     #[prost(message, optional, tag = "1")]
     pub(crate) object: Option<Object>,
     #[prost(bool, tag = "2")]
     pub(crate) deleted: bool,
-    /// The first message of a watch says only that it stands.
+    /// The first message of a watch says only that it is established.
     #[prost(bool, tag = "3")]
     pub(crate) established: bool,
 }

@@ -1,6 +1,6 @@
-//! The store as a service: gRPC on a Unix socket, and on TCP with mutual TLS for nodes that have no Unix sockets.
+//! The store as a service: gRPC on a Unix socket, and on TCP with mutual TLS for nodes without Unix sockets.
 //!
-//! [`serve_unix`] and [`serve_tls`] offer any [`Store`]; [`Remote`] is a [`Store`] that asks such a service.
+//! [`serve_unix`] and [`serve_tls`] serve any [`Store`]; [`Remote`] is a [`Store`] that uses such a service.
 
 mod client;
 pub(crate) mod message;
@@ -9,7 +9,7 @@ mod server;
 pub use client::Remote;
 pub use server::{serve_tls, serve_unix};
 
-/// What mutual TLS needs, each in PEM form.
+/// The certificates and the key for mutual TLS, in PEM form.
 #[derive(Clone)]
 pub struct TlsIdentity {
     /// The certificate of the authority that both sides trust.

@@ -1,4 +1,4 @@
-//! The serving side.
+//! The server.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,13 +20,13 @@ use super::message::{
 };
 use crate::{Stopped, Store, StoreError};
 
-/// No message may be larger than this.
+/// The maximum size of a message.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
 
-/// Offers the store on a Unix socket until the future is dropped. A socket that is left over is replaced.
+/// Serves the store on a Unix socket until the future is dropped. An abandoned socket is replaced.
 ///
 /// # Errors
-/// The socket cannot be made.
+/// The socket cannot be created.
 pub async fn serve_unix(store: Arc<dyn Store>, path: &Path) -> Result<(), StoreError> {
     let unusable =
         |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{}: {error}", path.display()));
@@ -39,10 +39,10 @@ pub async fn serve_unix(store: Arc<dyn Store>, path: &Path) -> Result<(), StoreE
     server.serve_with_incoming(UnixListenerStream::new(listener)).await.map_err(|error| unusable(&error))
 }
 
-/// Offers the store on TCP, to clients that show a certificate of the authority.
+/// Serves the store on TCP, to clients with a certificate of the authority.
 ///
 /// # Errors
-/// The address cannot be listened on, or the certificates are not usable.
+/// The address cannot be listened on, or the certificates are invalid.
 pub async fn serve_tls(
     store: Arc<dyn Store>,
     address: SocketAddr,

@@ -49,7 +49,7 @@ pub fn end_of_tier(name: &str) -> String {
 struct TooMany(PolicyId);
 
 /// What the program comes to for one direction. The last decision is about all packets. Where an ACL cannot say what a
-/// rule means, less is allowed, and a condition tells it (semantics 19).
+/// rule means, less is allowed, and a condition tells it (policy decision 19).
 pub fn flatten(
     program: &EndpointProgram,
     direction: Direction,

@@ -1,11 +1,12 @@
 //! ACLs from an endpoint's program.
 //!
 //! The list of an endpoint is total in both directions: it says explicitly what becomes of every packet, because what
-//! HNS does with a packet that no ACL matches differs between builds (hns.md 4.1). Its order is made by priorities only,
-//! and what overlaps at one priority has one action. [`transition`] rests on both.
+//! HNS does with a packet that no ACL matches differs between builds (docs/hns.md, ACLs). Its order is made by
+//! priorities only, and what overlaps at one priority has one action. [`transition`] rests on both.
 //!
-//! A program is [rendered](render) into rows, which name peers as rules do, by sets. For HNS the rows are [listed](Rows::list):
-//! with the identifiers of sets where HNS has such, and else with the addresses that are in the sets at the time.
+//! A program is [rendered](render) into rows, which name peers as rules do, by sets. For HNS the rows are
+//! [listed](Rows::list): with the identifiers of sets where HNS has such, and else with the addresses that are in the
+//! sets at the time.
 
 mod flatten;
 mod numbers;
@@ -241,7 +242,7 @@ pub fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
     node_to_pod(node).into_iter().chain(host).collect()
 }
 
-/// Probes come from the node itself, and always get through (semantics 2).
+/// Probes come from the node itself, and always get through (policy decision 2).
 fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     let addresses: Vec<String> = node.iter().map(Ipv4Addr::to_string).collect();
     // An empty list would mean everybody.
@@ -251,8 +252,8 @@ fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     })
 }
 
-/// What no pod sends, whatever its policy: tunnels, unless the operator allows them, as another node would take what is in
-/// them for packets of its own (semantics 38).
+/// What no pod sends, whatever its policy: tunnels, unless the operator allows them, as another node would take what is
+/// in them for packets of its own (policy decision 38).
 fn never_sent(settings: &Settings) -> Vec<Acl> {
     let block = |protocol: Protocol, remote_ports: &str, origin: &str| Acl {
         protocols: protocol.0.to_string(),

@@ -23,7 +23,7 @@ const SPACE: Guid = Guid::from_bytes(*b"tortie-sets\0\0\0\0\0");
 pub enum Named {
     /// The addresses of a set of networks.
     Nets(SetId),
-    /// The addresses that a set has with this port (semantics 25).
+    /// The addresses that a set has with this port (policy decision 25).
     Port(SetId, Protocol, u16),
 }
 

@@ -1,12 +1,12 @@
-//! Addresses of Services in the egress list (semantics 24).
+//! Addresses of Services in the egress list (policy decision 24).
 //!
 //! A pod's connection to a Service goes to a backend, but whether ACLs see the backend's address or still the Service's
-//! (its VIP) is not known. So the list is made right for both: what it says of backends it says already, and in front of it
-//! come rows about VIP:port, wherever its own verdict on that is not the Service's. The Service's is: allowed, if every
-//! backend is; else denied.
+//! (its VIP) is not known. So the list is made right for both: what it says of backends it says already, and in front
+//! of it come rows about VIP:port, wherever its own verdict on that is not the Service's. The Service's is: allowed, if
+//! every backend is; else denied.
 //!
-//! An ACL cannot be about ports of SCTP. What is to be denied of a VIP's SCTP, denies all of that; what is to be allowed and
-//! is not, stays denied.
+//! An ACL cannot be about ports of SCTP. What is to be denied of a VIP's SCTP, denies all of that; what is to be
+//! allowed and is not, stays denied.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};

@@ -14,12 +14,12 @@ use super::numbers::{Addresses, Numbers, Ports};
 use super::peers::Peers;
 use super::rows::Row;
 
-/// The most addresses or ports in one ACL (hns.md 4.1).
+/// The most addresses or ports in one ACL (docs/hns.md, ACLs).
 pub const CHUNK: usize = 4000;
 /// The most addresses in one set: with as many that come, before others go, it has no more than an ACL.
 const CHUNK_OF_SET: usize = CHUNK / 2;
 
-/// What stands in a set without members (semantics 25): an address that no packet has.
+/// What stands in a set without members (policy decision 25): an address that no packet has.
 const NOBODY: &str = "240.0.0.0";
 
 /// A set of addresses as HNS has it.
@@ -125,10 +125,11 @@ impl<L: Lookup> Speller<'_, L> {
     }
 
     /// The ACLs that name the sets of the peers, such that they mean the same however HNS reads them. Two readings are
-    /// known of a set in an ACL about packets to the endpoint (hns.md 4.1): Local is the endpoint and Remote its peer, as
-    /// with addresses; or Local is the source and Remote the destination. Where the endpoint itself is not in the set,
-    /// one ACL for each reading is right in its own and matches nothing in the other; where it is, one that names the set
-    /// on both sides is right in both. Packets from the endpoint have their peer in Remote in both readings.
+    /// known of a set in an ACL about packets to the endpoint (docs/hns.md, ACLs): Local is the endpoint and Remote its
+    /// peer, as with addresses; or Local is the source and Remote the destination. Where the endpoint itself is not in
+    /// the set, one ACL for each reading is right in its own and matches nothing in the other; where it is, one that
+    /// names the set on both sides is right in both. Packets from the endpoint have their peer in Remote in both
+    /// readings.
     ///
     /// `None` where the endpoint is in a set with some of its addresses only.
     fn by_name(&self, row: &Row) -> Option<Vec<Acl>> {

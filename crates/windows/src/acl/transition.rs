@@ -10,8 +10,8 @@ use super::rows::ANY_PROTOCOL;
 ///
 /// In between the endpoint has both lists at once. **No packet is treated otherwise than by one of them**: in each list
 /// everything of a priority has one action, and a list is about every packet, so a packet's first match in the union is
-/// its first match in one of the lists. What both deny stays denied, what both allow stays allowed (semantics 23).
-/// That holds for every beginning of `add` and of `remove`, too: rules come from the front and go from the back.
+/// its first match in one of the lists. What both deny stays denied, what both allow stays allowed (policy decision
+/// 23). That holds for every beginning of `add` and of `remove`, too: rules come from the front and go from the back.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Transition {
     /// ACLs that are missing, the earliest first.

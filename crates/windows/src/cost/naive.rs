@@ -68,22 +68,22 @@ impl<'a, L: Lookup> Naive<'a, L> {
         Self { lookup, sets: RefCell::default(), policies: RefCell::default() }
     }
 
-    /// The ACLs that Calico for Windows would give the endpoint. **This is a model**, made after the source of Felix 3.32
-    /// (`felix/dataplane/windows/policysets`, calico.md 7.4 to 7.8), not a measurement:
+    /// The ACLs that Calico for Windows would give the endpoint. **This is a model**, made after the source of Felix
+    /// 3.32 (`felix/dataplane/windows/policysets`), not a measurement:
     ///
-    /// - Every rule of every policy that selects the endpoint becomes an ACL, with the members of its selectors as lists of
-    ///   local and remote addresses, whether or not the endpoint itself is among the local ones; neighbouring addresses are
-    ///   not joined. A Service's backends are an ACL for each port.
-    /// - A rule with Pass is replaced by its intersections with all rules of the next tier, and each tier ends with a rule
-    ///   about everything.
+    /// - Every rule of every policy that selects the endpoint becomes an ACL, with the members of its selectors as
+    ///   lists of local and remote addresses, whether or not the endpoint itself is among the local ones; neighbouring
+    ///   addresses are not joined. A Service's backends are an ACL for each port.
+    /// - A rule with Pass is replaced by its intersections with all rules of the next tier, and each tier ends with a
+    ///   rule about everything.
     /// - Lists longer than 4,000 are cut, and all pieces of one are combined with all pieces of the other.
     /// - Beside policy there is the node's ACL, and one for the host's firewall each way.
     ///
-    /// Where Calico does less than the policy says, the model is kinder, or else it would be compared with nothing: a named
-    /// port is expanded like a Service's backends (Calico leaves the rule out), Pass in the last tier leads to the profiles
-    /// (there, to Deny), several sets on one side are intersected (there, united). It is cheaper than Calico where lists are
-    /// cut: here that is done after tiers were joined. Rules with negations, with types of ICMP, or with ports but no
-    /// protocol that has ports, are left out, and counted.
+    /// Where Calico does less than the policy says, the model is kinder, or else it would be compared with nothing: a
+    /// named port is expanded like a Service's backends (Calico leaves the rule out), Pass in the last tier leads to
+    /// the profiles (there, to Deny), several sets on one side are intersected (there, united). It is cheaper than
+    /// Calico where lists are cut: here that is done after tiers were joined. Rules with negations, with types of ICMP,
+    /// or with ports but no protocol that has ports, are left out, and counted.
     pub fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<Ipv4Addr>) -> Expanded {
         let mut expanded = Expanded { acls: before_policy(node), ..Expanded::default() };
         if !endpoint.addresses.iter().any(IpAddr::is_ipv4) {
@@ -228,7 +228,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
     }
 }
 
-/// Whether an ACL can say it, each field as a list (calico.md 7.5 a to d).
+/// Whether an ACL can say it, each field as a list (`policysets.go`).
 fn is_expressible(rule: &Rule) -> bool {
     let sides = [&rule.source, &rule.destination];
     let negates = |side: &&EntityMatch| {

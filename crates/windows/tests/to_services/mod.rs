@@ -1,9 +1,10 @@
-//! Connections of pods to Services: what HNS does with them is what the oracle says of the way to the backend, whichever
-//! address ACLs see.
+//! Connections of pods to Services: what HNS does with them is what the oracle says of the way to the backend,
+//! whichever address ACLs see.
 //!
-//! One exception is known (semantics 24). Where the address seen is the Service's, and some of its backends are denied, or
-//! that cannot be told, all of it is closed: then the endpoint bears a condition that names the Service. Another one is
-//! that of flows to pods, ports of SCTP: rules with such, and Services with such, may be closed, and that is told.
+//! One exception is known (policy decision 24). Where the address seen is the Service's, and some of its backends are
+//! denied, or that cannot be told, all of it is closed: then the endpoint bears a condition that names the Service.
+//! Another one is that of flows to pods, ports of SCTP: rules with such, and Services with such, may be closed, and
+//! that is told.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};

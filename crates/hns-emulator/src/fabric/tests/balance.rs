@@ -9,7 +9,8 @@ const SOURCE: &str = "10.244.3.60";
 /// A second host of the other node.
 const FURTHER: &str = "10.244.9.10";
 
-/// A node whose load balancers send TCP and UDP, port 80 of both addresses, to port 8080 of two endpoints of another node.
+/// A node whose load balancers send TCP and UDP port 80 of both addresses to port 8080 of two endpoints of another
+/// node.
 fn balanced(more: &Value) -> Node {
     let mut node = Node::new(json!([]));
     let remote = [FAR, FURTHER].map(|address| {
@@ -30,7 +31,7 @@ fn balanced(more: &Value) -> Node {
     node
 }
 
-/// The packet that goes to the other node, if one does: its ends, and that its checksums are right.
+/// The packet to the other node, if there is one: its ends. Asserts that its checksums are correct.
 fn tunnelled(outputs: &[Output]) -> Option<(Ipv4Addr, u16, Ipv4Addr, u16)> {
     let [Output::Tunnel(OTHER_NODE, datagram)] = outputs else {
         assert_eq!(outputs, []);
@@ -91,7 +92,7 @@ fn what_does_not_begin_a_connection_has_none() {
     fragment[6] = 0x20;
     finish(&mut fragment);
     assert_eq!(node.send_from_a(&fragment), [], "a fragment");
-    // Long after, what was a connection is none.
+    // After a long time, the connection has expired.
     node.now += Duration::from_secs(4000);
     assert_eq!(node.send_from_a(&tcp(A, 1000, VIP, 80, ACK, b"")), []);
 }
@@ -124,7 +125,7 @@ fn what_comes_for_a_client_that_is_gone_is_for_nobody() {
     let a = node.state.endpoint(node.a).unwrap().clone();
     node.state.delete_endpoint(node.a).unwrap();
     node.replan();
-    // Another pod with the same address knows nothing of it.
+    // Another pod with the same address does not inherit it.
     let again = json!({"IpConfigurations": [{"IpAddress": A}], "MacAddress": a.mac_address});
     let id = node.state.create_endpoint(node.network, Guid::ZERO, &again.to_string(), &node.config).unwrap();
     let attach = json!({"ResourceType": "Endpoint", "RequestType": "Add", "Settings": {"EndpointId": id}});

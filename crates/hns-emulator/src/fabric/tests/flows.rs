@@ -1,4 +1,4 @@
-//! What passes because of what has passed before, and what ends that.
+//! What passes because of earlier packets, and what ends that.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn acls_hold_at_the_port_for_every_source_and_replies_pass() {
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 81, SYN, b"")), []);
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &tcp(FAR, 1000, B, 80, SYN, b"")).len(), 1);
 
-    // What b itself began may be answered, for as long as the flow lives.
+    // What b itself began may be answered while the flow lives.
     let out = ipv4_frame(router, MAC_B, &tcp(B, 2000, FAR, 443, SYN, b""));
     assert_eq!(node.send(Port::Pod(b), &out).len(), 1);
     let answer = tcp(FAR, 443, B, 2000, ACK, b"");
@@ -65,7 +65,7 @@ fn an_error_about_a_flow_is_judged_where_hns_knows_of_no_relation() {
     }
 }
 
-/// The numbers that a kernel takes: what each end expects next.
+/// The sequence numbers that a kernel accepts: those that each end expects next.
 #[test]
 fn a_reset_is_sent_to_both_ends_once_and_is_the_end() {
     let mut node = Node::new(json!([]));
@@ -81,7 +81,7 @@ fn a_reset_is_sent_to_both_ends_once_and_is_the_end() {
     node.send_from_a(&segment(A, 1000, B, 80, SYN, u32::MAX, 0, b""));
     from_b(&mut node, &segment(B, 80, A, 1000, SYN | ACK, 500, 0, b""));
     node.send_from_a(&segment(A, 1000, B, 80, ACK, 0, 501, b"hello"));
-    // A second one of which only the beginning was seen.
+    // A second connection of which only the first segment was seen.
     node.send_from_a(&segment(A, 1001, B, 80, SYN, u32::MAX, 0, b""));
     from_b(&mut node, &segment(B, 80, A, 1001, SYN | ACK, 500, 0, b""));
     let udp = packet(17, A, B, &[0, 53, 0, 53, 0, 8, 0, 0]);
@@ -90,7 +90,7 @@ fn a_reset_is_sent_to_both_ends_once_and_is_the_end() {
     let block = json!({"ResourceType": "Policy", "RequestType": "Add", "Settings": {"Policies": [
         acl("In", "Allow", json!({"Protocols": "6,17"})), acl("Out", "Allow", json!({}))]}});
     node.state.modify_endpoint(b, &block.to_string(), &node.config).unwrap();
-    // b expects what follows a's data, a what follows b's SYN.
+    // b expects the number after a's data, a the number after b's SYN.
     let to_b = segment(A, 1000, B, 80, 0x04, 5, 0, b"");
     let to_a = segment(B, 80, A, 1000, 0x04, 501, 0, b"");
     let told = node.replan();
@@ -99,7 +99,7 @@ fn a_reset_is_sent_to_both_ends_once_and_is_the_end() {
     };
     assert_eq!((*first, *second), (Port::Pod(b), Port::Pod(a)));
     let same = |sent: &[u8], expected: &[u8]| {
-        // Window and identification are nobody's business.
+        // Window and identification do not matter.
         assert_eq!(sent[26..48], expected[12..34], "addresses, ports, numbers, flags");
         assert!(is_right(&sent[14..]));
     };
@@ -110,7 +110,7 @@ fn a_reset_is_sent_to_both_ends_once_and_is_the_end() {
     same(to_a_sent, &segment(B, 80, A, 1001, 0x04, 501, 0, b""));
     assert_eq!(node.replan(), [], "once");
 
-    // Who goes on all the same is told again; a reset is not answered; a new connection is one.
+    // Another packet gets another reset, a reset gets no answer, and a new connection is accepted.
     let late = node.send_from_a(&segment(A, 1000, B, 80, ACK, 5, 501, b"more"));
     let [Output::Frame(Port::Pod(to), frame)] = &late[..] else { panic!("{late:?}") };
     assert_eq!(*to, a);
@@ -133,7 +133,7 @@ fn flows_outlive_a_new_plan_but_not_their_endpoint() {
     node.state.delete_endpoint(b).unwrap();
     node.replan();
     assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &answer), []);
-    // The same endpoint again: its old flows are not its new ones.
+    // The same endpoint again: it does not inherit the old flows.
     let mut again: Value = serde_json::from_str(&document).unwrap();
     again.as_object_mut().unwrap().remove("HostComputeNamespace");
     node.state.create_endpoint(node.network, b, &again.to_string(), &node.config).unwrap();

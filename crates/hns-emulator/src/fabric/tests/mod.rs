@@ -1,4 +1,4 @@
-//! Frames in, frames out: what the fabric decides.
+//! The decisions of the fabric: frames in, frames out.
 
 mod balance;
 mod flows;
@@ -40,7 +40,7 @@ struct Node {
 }
 
 impl Node {
-    /// `acls` are those of pod b.
+    /// `acls` are the ACLs of pod b.
     fn new(acls: Value) -> Node {
         Node::with(acls, |_| {})
     }
@@ -159,7 +159,7 @@ fn another_node_cannot_send_in_the_name_of_this_one() {
         let packet = tcp(source, 1000, A, 80, SYN, b"");
         assert_eq!(node.by_tunnel(OTHER_NODE, 4096, &packet), [], "{source}");
     }
-    // An address of the subnet that the other node has by a longer route is its own.
+    // An address in the subnet that the other node has by a longer route belongs to that node.
     let borrowed = json!({"ResourceType": "Policy", "RequestType": "Add", "Settings": {"Policies": [
         {"Type": "RemoteSubnetRoute", "Settings": {"DestinationPrefix": "10.244.3.7/32", "IsolationId": 4096,
             "ProviderAddress": OTHER_NODE, "DistributedRouterMacAddress": "66-00-00-00-00-02"}}]}});
@@ -269,7 +269,7 @@ fn the_switch_answers_arp() {
     }
 }
 
-/// The packet as a kernel that relies on hardware leaves it.
+/// The packet as a kernel that relies on hardware sends it.
 fn unfinished(mut packet: Vec<u8>) -> Vec<u8> {
     let view = Ipv4Packet::parse(&packet).unwrap();
     let at = 20 + checksum::field(view.protocol()).unwrap();
@@ -287,7 +287,7 @@ fn is_right(packet: &[u8]) -> bool {
 
 #[test]
 fn a_known_checksum() {
-    // The header that RFC 1071's many explanations use.
+    // The header used in many explanations of RFC 1071.
     let mut header =
         vec![0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
     header.resize(0x73, 0);
@@ -305,7 +305,7 @@ fn broken_packets_are_dropped_and_not_mended() {
 }
 
 proptest! {
-    /// Whatever is cut and finished has right checksums, fits, and has the data and numbers of what went in.
+    /// Split and completed packets have correct checksums, fit the MTU, and contain the original data and numbers.
     #[test]
     fn tcp_is_cut_and_finished(data in prop::collection::vec(any::<u8>(), 0..9000), mtu in 100_usize..1500,
                                flags in any::<u8>(), whole in any::<bool>()) {
@@ -327,7 +327,7 @@ proptest! {
         prop_assert_eq!(back, data);
     }
 
-    /// UDP keeps its one checksum; IPv4 fragments come together again.
+    /// UDP keeps its single checksum; IPv4 fragments can be reassembled.
     #[test]
     fn udp_is_finished_and_fragmented(data in prop::collection::vec(any::<u8>(), 0..5000), mtu in 100_usize..1500,
                                       whole in any::<bool>()) {
@@ -346,7 +346,7 @@ proptest! {
         prop_assert_eq!(&back, &right[20..]);
     }
 
-    /// Nothing from outside makes the switch panic.
+    /// No input makes the switch panic.
     #[test]
     fn any_bytes_are_taken(bytes in prop::collection::vec(any::<u8>(), 0..120), vlan in any::<bool>()) {
         let mut node = Node::new(json!([]));

@@ -1,4 +1,5 @@
-//! What the table of policy must be, by the objects of the node state: which of its parts come, change and go with them.
+//! Derives the desired table of policy from the objects of the node state: which parts are added, changed and removed
+//! with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -26,30 +27,30 @@ use crate::dataplane::programs::{Asked, Sources, Written, closed, first_chain, p
 use crate::dataplane::sets::{Family, digest_number};
 use crate::dataplane::slots::{Slot, Stage};
 
-/// What is in the table.
+/// The desired table.
 #[derive(Debug, Default)]
 pub struct Wanted {
     pods: BTreeMap<EndpointId, Pod>,
-    /// Who has an interface. Where it is more than one, they are closed.
+    /// The owners of each interface. If there is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
     hosts: BTreeMap<String, Host>,
-    /// Which host endpoints mean an interface. The first of them counts.
+    /// The host endpoints of each interface. The first one counts.
     host_interfaces: BTreeMap<String, BTreeSet<String>>,
     programs: BTreeMap<String, Program>,
     /// The numbers of the programs.
     numbers: BTreeSet<u32>,
     policies: BTreeMap<PolicyId, Policy>,
     literals: Literals,
-    /// How many keys the sets of all programs were made for.
+    /// The number of keys when the sets of all programs were created.
     keys: usize,
-    /// How many programs, and directions of policies, cannot be written down.
+    /// The number of programs, and of directions of policies, that cannot be rendered.
     problems: usize,
 }
 
-/// The names of the programs of an endpoint, by where they are asked.
+/// The names of the programs of an endpoint, by slot.
 type Programs = BTreeMap<Slot, String>;
 
-/// Where a pod is in the table.
+/// The parts of the table that belong to a pod.
 #[derive(Debug)]
 struct Pod {
     interface: String,
@@ -57,19 +58,19 @@ struct Pod {
     programs: Programs,
 }
 
-/// Where a host endpoint is in the table.
+/// The parts of the table that belong to a host endpoint.
 #[derive(Debug)]
 struct Host {
     interfaces: BTreeSet<String>,
     programs: Programs,
 }
 
-/// What is asked about packets of one direction of some endpoints.
+/// The program for packets of one direction of some endpoints.
 #[derive(Debug)]
 struct Program {
     asked: Asked,
     number: u32,
-    /// How many endpoints have it, by where it is asked.
+    /// The number of endpoints that use it, by slot.
     users: BTreeMap<Slot, usize>,
     written: Written,
 }
@@ -81,11 +82,11 @@ struct Policy {
     programs: BTreeSet<String>,
     /// Its lines, by direction.
     lines: [Lines; 2],
-    /// How many programs jump to a chain of it.
+    /// The number of programs that jump to each of its chains.
     jumps: BTreeMap<(Direction, Stage), usize>,
 }
 
-/// The objects that a change is about.
+/// The objects that a change concerns.
 #[derive(Debug, Default)]
 struct Objects {
     interfaces: BTreeSet<String>,
@@ -94,14 +95,14 @@ struct Objects {
     policies: BTreeSet<PolicyId>,
 }
 
-/// What is to be known beside the node state.
+/// The data needed in addition to the node state.
 pub struct Around<'a> {
     pub config: &'a Config,
-    /// How many bytes fit in one transaction.
+    /// The number of bytes that fit in one transaction.
     pub room: usize,
-    /// Chains that the kernel has refused, and what it said.
+    /// Chains that the kernel has refused, with its error.
     pub refused: &'a BTreeMap<String, String>,
-    /// The interfaces that have the node's own addresses.
+    /// The node's own addresses with their interfaces.
     pub own_addresses: &'a BTreeMap<IpAddr, String>,
 }
 
@@ -112,14 +113,14 @@ pub struct Interfaces {
     pub of_hosts: BTreeSet<String>,
 }
 
-/// The most keys of the sets that all programs look their rules up in: some 50 MB in the kernel.
+/// The maximum number of keys in the lookup sets of all programs: about 50 MB in the kernel.
 const MOST_KEYS: usize = 1 << 19;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 const STAGES_OF_POLICIES: [Stage; 3] = [Stage::Normal, Stage::PreDnat, Stage::Untracked];
 
 impl Wanted {
-    /// Takes in what is dirty. Gives what must change in the table, of which `kernel` is what there is.
+    /// Applies the dirty objects, and returns the necessary changes of the table. `kernel` is the current table.
     pub fn update(
         &mut self,
         state: &NodeState,
@@ -150,7 +151,8 @@ impl Wanted {
         change
     }
 
-    /// The interfaces of the endpoints that a change is about: their place, their programs, or sets of these change.
+    /// The interfaces of the endpoints that a change concerns: their entries, their programs, or sets of these
+    /// change.
     pub fn concerned(&self, dirty: &Dirty, change: &Change) -> Interfaces {
         let policy_changes = |id: &PolicyId| {
             let names = |policy: &Policy| dirty.sets.keys().any(|set| policy.names(set));
@@ -176,7 +178,7 @@ impl Wanted {
         }
     }
 
-    /// What a chain stands for: a program, or one direction of a policy, by the name of its chain.
+    /// The owner of a chain: a program, or one direction of a policy, by the name of its chain.
     pub fn owner(&self, chain: &str) -> Option<String> {
         let program = self.programs.keys().find(|name| chain.starts_with(name.as_str())).cloned();
         let chains = |(id, policy): (&PolicyId, &Policy)| {
@@ -186,7 +188,7 @@ impl Wanted {
         program.or_else(|| self.policies.iter().flat_map(chains).find(|name| name == chain))
     }
 
-    /// Has interfaces lead to the programs of the endpoints that have them.
+    /// Leads interfaces to the programs of their endpoints.
     pub fn open(&self, interfaces: &Interfaces, config: &Config, change: &mut Change) {
         for interface in &interfaces.of_pods {
             let mut owners = self.interfaces.get(interface).into_iter().flatten();
@@ -211,11 +213,11 @@ impl Wanted {
         }
     }
 
-    /// Has an interface lead to programs, or to none.
+    /// Leads an interface to programs, or to none.
     fn lead(&self, interface: &str, slots: &[Slot], programs: Option<&Programs>, change: &mut Change) {
         for slot in slots {
             let program = programs.and_then(|programs| self.programs.get(programs.get(slot)?));
-            // Where a host endpoint has no policy before DNAT, that of all interfaces is asked, as in Calico.
+            // If a host endpoint has no preDNAT policy, that of all interfaces applies, as in Calico.
             let program = program.filter(|program| {
                 *slot != Slot::HostPreDnat || interface == EVERY_INTERFACE || !program.asked.tiers.is_empty()
             });
@@ -225,7 +227,7 @@ impl Wanted {
         }
     }
 
-    /// Takes the dirty pods in: their places, and programs and policies that come and go with them.
+    /// Applies the dirty pods: their entries, and the programs and policies that are added and removed with them.
     fn take_pods(&mut self, state: &NodeState, dirty: &Dirty, change: &mut Change) -> Objects {
         let mut touched = Objects::default();
         for id in &dirty.endpoints {
@@ -249,7 +251,7 @@ impl Wanted {
         touched
     }
 
-    /// Takes the dirty host endpoints in, in the same way.
+    /// Applies the dirty host endpoints in the same way.
     fn take_hosts(
         &mut self,
         state: &NodeState,
@@ -277,8 +279,8 @@ impl Wanted {
         }
     }
 
-    /// Counts an endpoint's programs in, and gives their names. Those of its older form are discharged after that: a
-    /// program that stays is not given up in between.
+    /// Registers an endpoint's programs, and returns their names. The endpoint's older programs are released
+    /// afterwards, so that a program that stays is not removed in between.
     fn enlist(&mut self, programs: &[(Slot, &EndpointProgram)], touched: &mut Objects) -> Programs {
         let mut names = Programs::new();
         for (slot, program) in programs {
@@ -298,7 +300,7 @@ impl Wanted {
         names
     }
 
-    /// Counts an endpoint's programs out.
+    /// Releases an endpoint's programs.
     fn discharge(&mut self, programs: Option<Programs>, touched: &mut Objects) {
         for (slot, name) in programs.into_iter().flatten() {
             if let Some(users) = self.programs.get_mut(&name).and_then(|program| program.users.get_mut(&slot))
@@ -311,7 +313,7 @@ impl Wanted {
         }
     }
 
-    /// A program that is not there yet.
+    /// Adds a new program.
     fn begin(&mut self, name: &str, asked: Asked, touched: &mut Objects) {
         for id in asked.policies() {
             let policy = self.policies.entry(id.clone()).or_default();
@@ -328,7 +330,7 @@ impl Wanted {
         self.programs.insert(name.to_owned(), program);
     }
 
-    /// Adds the policies that have changed, and those whose sets have become others.
+    /// Adds the policies that have changed, and those with sets whose parts have changed.
     fn touch_policies(&self, dirty: &Dirty, reshaped: &BTreeSet<SetId>, touched: &mut Objects) {
         let known = dirty.policies.iter().filter(|id| self.policies.contains_key(*id));
         touched.policies.extend(known.cloned());
@@ -364,7 +366,7 @@ impl Wanted {
         }
     }
 
-    /// Adds the programs that name a policy that has changed, or that look up members of a set that is another now.
+    /// Adds the programs that name a changed policy, or that look up members of a changed set.
     fn touch_programs(&self, dirty: &Dirty, touched: &mut Objects) {
         for policy in touched.policies.iter().filter_map(|id| self.policies.get(id)) {
             touched.programs.extend(policy.programs.iter().cloned());
@@ -381,7 +383,7 @@ impl Wanted {
         }
     }
 
-    /// Writes programs, and gives up those that no endpoint has any more.
+    /// Renders programs, and removes those without endpoints.
     fn write_programs(
         &mut self,
         state: &NodeState,
@@ -400,8 +402,8 @@ impl Wanted {
             self.problems += usize::from(program.written.problem.is_some());
             self.problems -= usize::from(old.problem.is_some());
             for (slot, users) in &program.users {
-                // Back from a program, which happens to a packet only while the program is being replaced, comes the rule
-                // that closes pods. Behind a host's is `*`, which is not asked then.
+                // A packet returns from a program only while the program is being replaced. Then the next rule closes
+                // pods. For a host, the next rule would be `*`, which must not be evaluated then.
                 let lead = if Slot::OF_PODS.contains(slot) { Verdict::Jump } else { Verdict::Goto };
                 let first = Value { end: None, data: Some(Data::Verdict(lead(first_chain(name)))) };
                 let (map, key) = (slot.maps().1, frame::program_key(program.number));
@@ -432,7 +434,7 @@ impl Wanted {
         }
     }
 
-    /// A program as it must be.
+    /// The rendered form of a program.
     fn written(&self, name: &str, program: &Program, state: &NodeState, around: &Around<'_>) -> Written {
         if let Some(problem) = around.refused.get(name) {
             return closed(name, problem.clone());
@@ -453,7 +455,7 @@ impl Wanted {
         write(name, &program.asked, &sources)
     }
 
-    /// Has the chains of policies be there where programs jump to them, and gives up policies that no program names.
+    /// Adds the chains of policies to which programs jump, and removes policies that no program names.
     fn put_policies(&mut self, state: &NodeState, kernel: &Table, touched: &Objects, change: &mut Change) {
         for id in &touched.policies {
             let Some(policy) = self.policies.get_mut(id) else { continue };
@@ -472,7 +474,7 @@ impl Wanted {
         }
     }
 
-    /// Has the keys come and go that follow from members of sets.
+    /// Updates lookup keys when set members change.
     fn touch_lookups(&self, state: &NodeState, dirty: &Dirty, touched: &Objects, change: &mut Change) {
         let untouched = self.programs.iter().filter(|(name, _)| !touched.programs.contains(*name));
         for (name, lookup) in untouched.flat_map(|(_, program)| &program.written.lookups) {
@@ -487,7 +489,7 @@ impl Wanted {
 }
 
 impl Pod {
-    /// Has packets from its addresses be taken from its interface, or not.
+    /// Allows packets from the pod's addresses on its interface, or removes the permission.
     fn put_addresses(&self, there: bool, change: &mut Change) {
         for address in &self.addresses {
             let (name, spec) = frame::own_addresses(Family::of(*address));
@@ -507,7 +509,7 @@ impl Policy {
     }
 }
 
-/// Takes a value out of a set of values; a set without values goes.
+/// Removes a value from a set of values, and the set if it is empty.
 fn remove<T: Ord>(sets: &mut BTreeMap<String, BTreeSet<T>>, key: &str, value: &T) {
     if let Some(set) = sets.get_mut(key) {
         set.remove(value);
@@ -517,7 +519,7 @@ fn remove<T: Ord>(sets: &mut BTreeMap<String, BTreeSet<T>>, key: &str, value: &T
     }
 }
 
-/// What is asked at a place on the way of a host's packets.
+/// The program of a host endpoint for a slot.
 fn program_of(endpoint: &HostEndpoint, slot: Slot) -> &EndpointProgram {
     match slot.stage() {
         Stage::Untracked => &endpoint.program.untracked,
@@ -527,7 +529,7 @@ fn program_of(endpoint: &HostEndpoint, slot: Slot) -> &EndpointProgram {
     }
 }
 
-/// The interface of the name; without one those that have one of the addresses.
+/// The interface of that name; without a name, those that have one of the addresses.
 fn interfaces_of(endpoint: &HostEndpoint, own_addresses: &BTreeMap<IpAddr, String>) -> BTreeSet<String> {
     match &endpoint.interface {
         Some(name) => [name.clone()].into(),
@@ -535,7 +537,7 @@ fn interfaces_of(endpoint: &HostEndpoint, own_addresses: &BTreeMap<IpAddr, Strin
     }
 }
 
-/// The place of a direction in [`DIRECTIONS`].
+/// The index of a direction in [`DIRECTIONS`].
 fn index(direction: Direction) -> usize {
     match direction {
         Direction::Ingress => 0,

@@ -1,4 +1,4 @@
-//! Where what is in the table comes from, for people.
+//! The origins of the table's content, for messages.
 
 use tortie_api::net::Action;
 use tortie_dataplane::NodeState;
@@ -8,8 +8,8 @@ use super::Wanted;
 use crate::dataplane::lookups::{address_sets, asking};
 
 impl Wanted {
-    /// Finds the rules with one of these actions that ask for a key of a program's own set, such as
-    /// `NetworkPolicy demo/web Ingress rule 1`; `None` where the set is no program's.
+    /// Finds the rules with one of these actions that match a key of a program's own set, such as `NetworkPolicy
+    /// demo/web Ingress rule 1`; `None` if the set does not belong to a program.
     pub fn origins<'a>(
         &'a self,
         set: &str,

@@ -1,4 +1,4 @@
-//! The parts of the table that are there whatever programs there are: the frame, and sets.
+//! The parts of the table that do not depend on programs: the frame and sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::dataplane::dirty::{Dirty, Touched};
 use crate::dataplane::frame;
 use crate::dataplane::sets::{Part, changes, kernel_sets};
 
-/// Takes the frame in; what is in its sets because of pods stays.
+/// Applies the frame; the elements of its sets that belong to pods stay.
 pub fn take_frame(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
     let frame = frame::frame(config, state);
     for name in kernel.chains.keys().filter(|name| frame::is_of_frame(name)) {
@@ -32,7 +32,7 @@ pub fn take_frame(config: &Config, state: &NodeState, kernel: &Table, change: &m
     }
 }
 
-/// Takes the dirty sets in, and gives those of which other nftables sets exist now than before.
+/// Applies the dirty sets, and returns those whose nftables sets are now others than before.
 pub fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut Change) -> BTreeSet<SetId> {
     let mut reshaped = BTreeSet::new();
     for (id, touched) in &dirty.sets {
@@ -58,19 +58,19 @@ pub fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut 
     reshaped
 }
 
-/// The most networks of a set that are looked at one by one. Each costs some microseconds: of more it would take longer than
-/// all ranges of the set do.
+/// The maximum number of changed networks of a set that are applied one by one. Each costs some microseconds; for
+/// more, recomputing all ranges is faster.
 const MOST_NETWORKS: usize = 1_000;
 
-/// What becomes of elements of one nftables set.
+/// Changes of elements of one nftables set.
 struct Elements {
     part: Part,
     name: String,
     changes: BTreeMap<Key, Option<Value>>,
 }
 
-/// The elements that come and go with members, if that is all there is to do: no nftables set comes or goes, nor very many
-/// networks.
+/// The elements to add and remove with members, if that is sufficient: no nftables set is added or removed, and not
+/// too many networks change.
 fn single_elements(
     state: &NodeState,
     id: &SetId,
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use crate::dataplane::change::Steps;
 
-    /// Networks that often are in one another or side by side, also at both ends of all addresses.
+    /// Networks that often contain each other or are adjacent, also at both ends of the address space.
     fn network() -> impl Strategy<Value = Member> {
         let near = prop_oneof![8 => 0u8..48, 1 => Just(u8::MAX - 3), 1 => Just(u8::MAX)];
         let bits = prop_oneof![6 => 0u8..6, 1 => 0u8..=128];
@@ -135,7 +135,7 @@ mod tests {
         SetId::new("s")
     }
 
-    /// What a change of the set comes to, and whether it came to other nftables sets.
+    /// The operations for a change of the set, and whether it led to other nftables sets.
     fn taken(state: &NodeState, kernel: &Table, touched: Touched) -> (Vec<Op>, bool) {
         let dirty = Dirty { sets: [(id(), touched)].into(), ..Dirty::default() };
         let mut change = Change::default();
@@ -144,7 +144,8 @@ mod tests {
         ([prepare, switch, clear].concat(), !reshaped.is_empty())
     }
 
-    /// Takes in that each of these members goes if it is there, and comes if it is not: one by one, beside the whole set.
+    /// Removes each of these members if it exists, and adds it otherwise: one by one, and compares with the whole
+    /// set.
     fn turn(
         touched: &BTreeSet<Member>,
         state: &mut NodeState,
@@ -175,7 +176,7 @@ mod tests {
             let old = nft.list("t").unwrap();
             nft.commit(&diff("t", &table, old.as_ref())).unwrap();
             for (mut touched, again) in turns {
-                // One that surely is there.
+                // A member that certainly exists.
                 let there = &state.sets[&id()].1;
                 touched.extend(there.iter().nth(again.index(there.len().max(1))));
                 turn(&touched, &mut state, &mut table, nft)?;

@@ -1,4 +1,4 @@
-//! What is to be said of endpoints that are not as they were asked for.
+//! The problems of endpoints that differ from what was requested.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,19 @@ use crate::dataplane::policies::Problem;
 
 use super::{Pod, Policy, Programs, Wanted};
 
-/// What is to be said of an endpoint's place in the table.
+/// The problems of an endpoint.
 pub struct Said<'a> {
     pub interface: &'a str,
-    /// Whether another endpoint has the interface, too.
+    /// Whether another endpoint claims the same interface.
     pub contested: bool,
-    /// What of its policy cannot be written down.
+    /// The parts of its policy that cannot be rendered.
     pub problems: BTreeSet<&'a Problem>,
 }
 
 impl Wanted {
-    /// What is to be said of the pods that are not as they were asked for.
+    /// The pods with problems.
     pub fn said(&self) -> Vec<(&EndpointId, Said<'_>)> {
-        // As a rule there is nothing, and this is asked after every change.
+        // Usually there is nothing, and this runs after every change.
         if self.problems == 0 && self.interfaces.len() == self.pods.len() {
             return Vec::new();
         }
@@ -35,7 +35,7 @@ impl Wanted {
         self.pods.iter().filter_map(said).collect()
     }
 
-    /// The host endpoints of which policy cannot be written down, and what of it.
+    /// The host endpoints whose policy cannot be rendered, with the problems.
     pub fn said_of_hosts(&self) -> Vec<(&str, BTreeSet<&Problem>)> {
         if self.problems == 0 {
             return Vec::new();
@@ -46,7 +46,8 @@ impl Wanted {
         hosts.filter(|(_, problems)| !problems.is_empty()).collect()
     }
 
-    /// The host endpoints that no interface has, or only interfaces of which another host endpoint counts.
+    /// The host endpoints without an interface, or only with interfaces on which another host endpoint takes
+    /// precedence.
     pub fn hosts_without_interface(&self) -> impl Iterator<Item = &str> {
         let counts = |name: &String, interface: &String| {
             self.host_interfaces.get(interface).and_then(BTreeSet::first) == Some(name)
@@ -58,7 +59,7 @@ impl Wanted {
         idle.map(|(name, _)| name.as_str())
     }
 
-    /// The programs that cannot be written down as they are, or of which a policy cannot.
+    /// The programs that cannot be rendered, or that name a policy that cannot be rendered.
     fn bad_programs(&self) -> BTreeSet<&str> {
         let is_bad = |policy: &Policy| policy.lines.iter().any(|lines| lines.problem.is_some());
         let by_policy = self.policies.values().filter(|policy| is_bad(policy));
