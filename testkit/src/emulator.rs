@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::Stateful;
 use anyhow::{Context, Result, ensure};
 use ipnet::Ipv4Net;
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{
-    Dataplane as _, Delta, EndpointId, NodeState, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
+    Delta, EndpointId, NodeState, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
 };
 use tortie_hcn::schema::{Endpoint, Namespace};
 use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
@@ -117,7 +118,7 @@ pub struct Place {
 struct Node {
     hns: Arc<Recorder<Emulator>>,
     calc: Calc,
-    dataplane: WindowsDataplane,
+    dataplane: Stateful<WindowsDataplane>,
     wiring: WindowsWiring,
     network: Guid,
     block: Ipv4Net,
@@ -320,7 +321,7 @@ impl Node {
         let network = ensure_overlay(&*hns, &spec)?.id;
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
-        let mut dataplane = WindowsDataplane::with_clock(hcn, None, clock);
+        let mut dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, None, clock));
         dataplane.apply(&[Delta::Route(Route { destination: block, target: RouteTarget::Local })]);
         let calc = Calc::new(name).with_services();
         Ok(Self { hns, calc, dataplane, wiring, network, block })

@@ -8,10 +8,7 @@ use tortie_hcn::schema::{Acl, Endpoint};
 
 use crate::random::Tally;
 
-/// The reason of the conditions that report it.
-pub const REASON: Reason = Reason::RuleNotExpressible;
-
-/// A criterion that an ACL cannot have.
+/// What an ACL cannot be about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exception {
     /// Types and codes of ICMP: an ACL has no field for them.
@@ -34,7 +31,16 @@ impl Exception {
         }
     }
 
-    /// The name under which such flows are counted.
+    /// The reason of its conditions.
+    #[must_use]
+    pub fn reason(self) -> Reason {
+        match self {
+            Self::IcmpTypes => Reason::IcmpTypeNotExpressible,
+            Self::SctpPorts => Reason::SctpPortNotExpressible,
+        }
+    }
+
+    /// What such flows count as.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -46,11 +52,7 @@ impl Exception {
     /// Whether the condition reports it.
     #[must_use]
     pub fn is_told_by(self, condition: &Condition) -> bool {
-        let what = match self {
-            Self::IcmpTypes => "ICMP types",
-            Self::SctpPorts => "ports of SCTP",
-        };
-        condition.reason == REASON && condition.message.contains(what)
+        condition.reason == self.reason()
     }
 
     /// The limit above which it is no exception any more: a fiftieth of all flows.

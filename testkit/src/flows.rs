@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tortie_api::net::Protocol;
-use tortie_policy::oracle::{Answer, Oracle, Peer, Question};
+use tortie_oracle::{Answer, Oracle, Peer, Question};
 use tortie_policy::program::Flow;
 
 use crate::clusters::Sent;

@@ -15,20 +15,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::Stateful;
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use serde_json::Value;
 use tortie_api::Key;
 use tortie_api::net::Protocol;
 use tortie_calc::Calc;
-use tortie_dataplane::{Dataplane as _, Delta, MacAddress, NodeState, Report};
-use tortie_linux::conntrack::Conntrack;
+use tortie_dataplane::{Delta, MacAddress, NodeState, Report};
+use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::{Nft, Table};
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Address, Change, Neighbour, Route, RouteSocket};
+use tortie_kernel::{interface_index, sysctl};
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::{Nft, Table};
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Address, Change, Neighbour, Route, RouteSocket};
-use tortie_linux::{Dataplane, interface_index, sysctl};
 use tortie_policy::program::Flow;
 
 use crate::clusters::Objects;
@@ -64,7 +66,7 @@ pub struct Node {
     namespace: NetNs,
     mac: MacAddress,
     calc: Calc,
-    dataplane: Dataplane,
+    dataplane: Stateful<Dataplane>,
     conntrack: Conntrack,
     routes: RouteSocket,
     /// Its own addresses on the uplink.
@@ -189,7 +191,7 @@ impl Cluster {
     pub fn restart(&mut self, config: &Config, objects: &Objects) -> Result<[Vec<Delta>; 2]> {
         for node in &mut self.nodes {
             node.calc = Calc::new(&*node.name);
-            node.dataplane = node.namespace.run(|| Dataplane::open(config.clone()))??;
+            node.dataplane = Stateful::new(node.namespace.run(|| Dataplane::open(config.clone()))??);
         }
         self.objects.clear();
         Ok(self.tell(objects))
@@ -341,7 +343,7 @@ impl Node {
         namespace.run(node_parameters)??;
         let world = end(&namespace, (WORLD, mac), &outside, WORLD)?;
         let (dataplane, conntrack, mut routes) = namespace.run(|| -> Result<_> {
-            Ok((Dataplane::open(config.clone())?, Conntrack::open()?, RouteSocket::open()?))
+            Ok((Stateful::new(Dataplane::open(config.clone())?), Conntrack::open()?, RouteSocket::open()?))
         })??;
         let link = namespace.run(|| interface_index(WORLD))??;
         for (gateway, all) in GATEWAYS.into_iter().zip(["0.0.0.0/0", "::/0"]) {

@@ -13,4 +13,7 @@ pub mod links;
 pub mod mixed;
 pub mod programs;
 pub mod random;
+mod stateful;
 mod told;
+
+pub use stateful::Stateful;

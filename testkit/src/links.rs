@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use tortie_dataplane::MacAddress;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
-use tortie_linux::{interface_index, sysctl};
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_kernel::{interface_index, sysctl};
 
 use crate::frames;
 
@@ -54,12 +54,7 @@ pub(crate) fn end(
 }
 
 /// A cable between two namespaces. Both ends are up, and no packet is lost.
-pub(crate) fn cable(
-    from: &NetNs,
-    near: (&str, MacAddress),
-    to: &NetNs,
-    far: (&str, MacAddress),
-) -> Result<()> {
+pub fn cable(from: &NetNs, near: (&str, MacAddress), to: &NetNs, far: (&str, MacAddress)) -> Result<()> {
     from.run(|| -> Result<()> {
         let peer = Peer { name: far.0, mac: Some(far.1), mtu: None, namespace: Some(to.as_fd()) };
         let link = NewLink { up: true, mac: Some(near.1), ..NewLink::new(near.0, NewLinkKind::Veth(peer)) };

@@ -14,6 +14,7 @@ use thiserror::Error;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
+use tortie_api::report::ReportedCondition;
 use tortie_dataplane::{AskedFor, EndpointId, ShowError, Shown};
 
 use crate::plane::Asker;
@@ -82,22 +83,13 @@ pub struct ShownEndpoint {
     pub id: EndpointId,
     /// What is desired for it.
     pub asked: AskedFor,
-    /// The conditions of the endpoint and of the node: where policy is narrower than requested, or not in force.
-    pub conditions: Vec<Told>,
+    /// What the node reports of it, and of itself: where policy is narrower than it was asked for, or not in force.
+    pub conditions: Vec<ReportedCondition>,
     /// What the system has.
     pub system: Result<Shown, ShowError>,
 }
 
-/// A condition in the node's report.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
-    /// Its short name, such as `RuleNotExpressible`.
-    pub reason: String,
-    /// Its message.
-    pub message: String,
-}
-
-/// Why a request to an agent failed.
+/// Why an agent could not be asked.
 #[derive(Debug, Error)]
 pub enum AskError {
     /// No agent answers there.

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tortie_api::Key;
+use tortie_api::report::ReportedCondition;
 use tortie_calc::{Calc, Finding};
-use tortie_dataplane::{AskedFor, Condition, Dataplane, EndpointId, Report};
+use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
 use tortie_store::Revision;
 
-use crate::control::{ShownEndpoint, Told};
+use crate::control::ShownEndpoint;
+use crate::report::reported;
 use crate::unsupported::{Unsupported, Watched};
 
 /// The interval at which the dataplane reads everything back.
@@ -124,11 +126,11 @@ pub(crate) fn start(
     // If the thread has ended, nobody repairs.
     dataplane.watch(Box::new(move || drop(disturb.send(Event::Disturbed))));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
-    let (report, told) = Default::default();
+    let (report, logged) = Default::default();
     let calc = Calc::new(node);
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let watched = Watched::new(node);
-    let mut plane = Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, told };
+    let mut plane = Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, logged };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&events))?;
     Ok((Batches(sender), in_force))
 }
@@ -148,8 +150,8 @@ struct Plane {
     /// The last revision without a failure of the whole node.
     revision: Revision,
     report: Report,
-    /// The conditions that were logged.
-    told: BTreeSet<Condition>,
+    /// The conditions that were logged and still hold.
+    logged: BTreeSet<(Reason, String)>,
 }
 
 impl Plane {
@@ -167,7 +169,7 @@ impl Plane {
         loop {
             let now = Instant::now();
             if now >= resync_at {
-                self.report = self.dataplane.resync();
+                self.report = self.dataplane.resync(self.calc.state());
                 self.settle();
                 resync_at = Instant::now() + self.pause();
             }
@@ -206,7 +208,8 @@ impl Plane {
             }
         }
         if changed {
-            self.report = self.dataplane.apply(&self.calc.flush());
+            let deltas = self.calc.flush();
+            self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
         self.settle();
     }
@@ -218,23 +221,19 @@ impl Plane {
         let ids = state.endpoints.keys().filter(is_asked).cloned();
         let asked = ids.filter_map(|id| Some((AskedFor::of(state, &id)?, id)));
         let asked: Vec<_> = asked.collect();
-        let shown = asked.into_iter().map(|(asked, id)| ShownEndpoint {
-            conditions: self.told_of(&id),
-            system: self.dataplane.show(&id),
-            asked,
-            id,
-        });
-        let _ = answer.send(shown.collect());
+        let mut shown = Vec::new();
+        for (asked, id) in asked {
+            let (conditions, system) = (self.conditions_of(&id), self.dataplane.show(self.calc.state(), &id));
+            shown.push(ShownEndpoint { conditions, system, asked, id });
+        }
+        let _ = answer.send(shown);
     }
 
     /// The conditions of an endpoint, and the failures of the whole node.
-    fn told_of(&self, id: &EndpointId) -> Vec<Told> {
+    fn conditions_of(&self, id: &EndpointId) -> Vec<ReportedCondition> {
         let own = self.report.endpoints.get(id).into_iter().flatten();
-        let told = |condition: &Condition| Told {
-            reason: condition.reason.to_string(),
-            message: condition.message.clone(),
-        };
-        own.chain(self.report.node_failures()).map(told).collect()
+        let own = own.map(|condition| reported(Some(id.into()), condition));
+        own.chain(self.report.node_failures().map(|condition| reported(None, condition))).collect()
     }
 
     fn pause(&self) -> Duration {
@@ -258,20 +257,21 @@ impl Plane {
         }));
     }
 
-    /// Logs new conditions, and those that have ended.
+    /// Logs conditions that are new, and those that are over.
     fn log(&mut self) {
-        let unsupported = self
-            .watched
-            .all()
-            .into_iter()
-            .map(|it| Condition { reason: it.reason, message: format!("{}: {}", it.object, it.message) });
-        let now: BTreeSet<Condition> = self.report.conditions().cloned().chain(unsupported).collect();
-        for Condition { reason, message } in now.difference(&self.told) {
+        let unsupported = self.watched.all().into_iter();
+        let unsupported = unsupported.map(|it| (it.reason, format!("{}: {}", it.object, it.message)));
+        let node = self.report.node.iter().map(|condition| (condition.reason, condition.to_string()));
+        let endpoints = self.report.endpoints.iter().flat_map(|(id, conditions)| {
+            conditions.iter().map(move |condition| (condition.reason, format!("pod {id}: {condition}")))
+        });
+        let now: BTreeSet<(Reason, String)> = unsupported.chain(node).chain(endpoints).collect();
+        for (reason, message) in now.difference(&self.logged) {
             tracing::warn!(%reason, "{message}");
         }
-        for Condition { reason, message } in self.told.difference(&now) {
-            tracing::info!(%reason, "no more so: {message}");
+        for (reason, message) in self.logged.difference(&now) {
+            tracing::info!(%reason, "resolved: {message}");
         }
-        self.told = now;
+        self.logged = now;
     }
 }

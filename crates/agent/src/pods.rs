@@ -72,7 +72,7 @@ impl Pods {
         if now.revision > 0 {
             return Ok(());
         }
-        let why: Vec<&str> = now.report.node_failures().map(|failure| failure.message.as_str()).collect();
+        let why: Vec<String> = now.report.node_failures().map(ToString::to_string).collect();
         Err(Failure::new(Code::NOT_AVAILABLE, "no policy is in force on the node yet", why.join("; ")))
     }
 
@@ -300,7 +300,7 @@ impl Pods {
             Ok(Err(_)) => Err(Failure::new(Code::TRY_AGAIN_LATER, "the agent is going down", "")),
             Err(_) => {
                 let now = self.in_force.borrow();
-                let why: Vec<&str> = now.report.failures_of(id).map(|c| c.message.as_str()).collect();
+                let why: Vec<String> = now.report.failures_of(id).map(ToString::to_string).collect();
                 let msg = format!("the policy of pod {}/{} is not in force", id.namespace, id.pod);
                 Err(Failure::new(Code::TRY_AGAIN_LATER, msg, why.join("; ")))
             }

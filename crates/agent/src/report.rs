@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-use tortie_api::report::{NodeReport, NodeStatus, ReportedCondition};
+use tortie_api::report::{NodeReport, NodeStatus, ObjectRef, ReportedCondition};
 use tortie_api::{Key, Kind, Metadata};
-use tortie_dataplane::{Reason, Severity};
+use tortie_dataplane::{Condition, Reason, Severity};
 use tortie_store::{Store, StoreError};
 
 use crate::plane::InForce;
@@ -100,24 +100,31 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
     }
 }
 
-/// `about` is the constant content.
+/// A condition as it is reported.
+pub(crate) fn reported(object: Option<ObjectRef>, condition: &Condition) -> ReportedCondition {
+    let Condition { reason, about, message } = condition;
+    let (about, message) = (about.clone(), message.clone());
+    ReportedCondition { object, about, reason: reason.to_string(), message }
+}
+
+/// `about` is what stays.
 fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
-    let reported = |object: String, reason: Reason, message: &str| ReportedCondition {
-        object,
+    let of_object = |key: &Key, reason: Reason, message: &str| ReportedCondition {
+        object: Some(key.into()),
+        about: Vec::new(),
         reason: reason.to_string(),
         message: message.to_owned(),
     };
     let report = &in_force.report;
     let findings = in_force.findings.iter();
-    let mut conditions: Vec<_> = findings
-        .map(|finding| reported(finding.key.to_string(), Reason::NotUnderstood, &finding.problem))
-        .collect();
+    let mut conditions: Vec<_> =
+        findings.map(|finding| of_object(&finding.key, Reason::NotUnderstood, &finding.problem)).collect();
     let unsupported = in_force.unsupported.iter();
-    conditions.extend(unsupported.map(|it| reported(it.object.to_string(), it.reason, &it.message)));
-    conditions.extend(report.node.iter().map(|told| reported(String::new(), told.reason, &told.message)));
+    conditions.extend(unsupported.map(|it| of_object(&it.object, it.reason, &it.message)));
+    conditions.extend(report.node.iter().map(|condition| reported(None, condition)));
     for (id, told) in &report.endpoints {
-        let object = format!("{}/{}", id.namespace, id.pod);
-        conditions.extend(told.iter().map(|told| reported(object.clone(), told.reason, &told.message)));
+        let pod = Some(ObjectRef::from(id));
+        conditions.extend(told.iter().map(|condition| reported(pod.clone(), condition)));
     }
     // Failures first, so that a long list omits less urgent conditions.
     conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);

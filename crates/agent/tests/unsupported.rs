@@ -56,7 +56,7 @@ async fn settings_without_effect_are_reported_and_hold_nothing_up() {
         .await;
     let conditions: Vec<Value> = bed.report().await["conditions"].as_array().unwrap().clone();
     let [condition] = conditions.as_slice() else { panic!("{conditions:?}") };
-    assert_eq!(condition["object"], "FelixConfiguration default");
+    assert_eq!(condition["object"], json!({"kind": "FelixConfiguration", "name": "default"}));
     assert_eq!(condition["reason"], "FieldNotSupported");
     assert!(condition["message"].as_str().unwrap().contains("spec.wireguardEnabled"), "{condition}");
 }

@@ -14,6 +14,7 @@ pub mod manifest;
 pub mod net;
 pub mod report;
 mod resource;
+pub mod staged;
 mod strict;
 pub mod support;
 mod value;
@@ -21,4 +22,4 @@ mod yaml;
 
 pub use fields::{Cidr, Network, Port, ProtocolName, is_reserved_label};
 pub use key::{Key, Kind};
-pub use resource::{FieldError, Metadata, Resource};
+pub use resource::{FieldError, Metadata, Resource, in_words};

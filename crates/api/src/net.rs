@@ -1,6 +1,8 @@
 //! Small values that policies and packets share: actions, protocols, ports.
 
 use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -117,5 +119,72 @@ impl fmt::Display for PortRange {
         } else {
             write!(f, "{}:{}", self.first, self.last)
         }
+    }
+}
+
+/// One packet that begins a flow, as seen at the hook that judges it (semantics 5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Flow {
+    /// The source address.
+    pub source: IpAddr,
+    /// The destination address.
+    pub destination: IpAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The source port; 0 where the protocol has none.
+    pub source_port: u16,
+    /// The destination port; 0 where the protocol has none.
+    pub destination_port: u16,
+    /// The ICMP type and code, where the packet is ICMP or ICMPv6.
+    pub icmp: Option<(u8, u8)>,
+}
+
+/// A 48-bit MAC address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// The address as HNS writes it: upper case, with dashes.
+    #[must_use]
+    pub fn dashed(self) -> String {
+        let [a, b, c, d, e, f] = self.0;
+        format!("{a:02X}-{b:02X}-{c:02X}-{d:02X}-{e:02X}-{f:02X}")
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl From<MacAddress> for String {
+    fn from(mac: MacAddress) -> Self {
+        mac.to_string()
+    }
+}
+
+impl TryFrom<String> for MacAddress {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = String;
+
+    /// Reads six pairs of hexadecimal digits with `:` or `-` between them.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is no MAC address (six pairs of hexadecimal digits)");
+        let mut bytes = [0; 6];
+        let mut parts = text.split([':', '-']);
+        for byte in &mut bytes {
+            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(wrong)?;
+            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
+        }
+        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(bytes)) }
     }
 }

@@ -1,12 +1,13 @@
 //! The report of a node (policy decision 29). Policies have no status field that Tortie may use.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::Metadata;
 use crate::net::{Direction, PortRange, Protocol};
+use crate::{Key, Metadata};
 
 /// The report of one node, under the node's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,15 +139,109 @@ impl StaticSide {
     }
 }
 
-/// One condition of a node or of one of its endpoints.
+/// One condition of a node or of one of its pods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReportedCondition {
-    /// The endpoint (`namespace/pod`), policy or other object; empty for the node itself.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub object: String,
-    /// A short, stable name in CamelCase.
+    /// The pod or other object that is affected; absent for the node itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub object: Option<ObjectRef>,
+    /// The objects that cause it, such as a policy and its rule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub about: Vec<ObjectRef>,
+    /// A short, stable name in CamelCase. Newer nodes may report reasons that are not known here.
     pub reason: String,
     /// One sentence: the problem, and what Tortie does about it.
     pub message: String,
+}
+
+impl ReportedCondition {
+    /// Whether it concerns the object: as the affected one, or as a cause.
+    #[must_use]
+    pub fn concerns(&self, key: &Key) -> bool {
+        self.object.iter().chain(&self.about).any(|object| object.is(key))
+    }
+
+    /// The causes and the message, as one line.
+    #[must_use]
+    pub fn text(&self) -> String {
+        with_objects(&self.about, &self.message)
+    }
+}
+
+/// A message with the objects that it is about before it: `NetworkPolicy a/b, Ingress rule 1: …`.
+#[must_use]
+pub fn with_objects(about: &[ObjectRef], message: &str) -> String {
+    if about.is_empty() {
+        return message.to_owned();
+    }
+    let objects: Vec<String> = about.iter().map(ObjectRef::to_string).collect();
+    format!("{}: {message}", objects.join("; "))
+}
+
+/// An object that a condition is about, and where it matters one of its rules.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectRef {
+    /// The kind's name as [`Kind`](crate::Kind) displays it. It is a string because newer nodes may know more kinds.
+    pub kind: String,
+    /// Empty for kinds without namespaces.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// The object's name.
+    pub name: String,
+    /// One of its rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<RuleRef>,
+}
+
+/// A rule of a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RuleRef {
+    /// The list that the rule is in.
+    pub direction: Direction,
+    /// Its place in the list, counted from one.
+    pub number: usize,
+}
+
+impl ObjectRef {
+    /// The same object, with one of its rules. `index` counts from zero.
+    #[must_use]
+    pub fn rule(self, direction: Direction, index: usize) -> Self {
+        Self { rule: Some(RuleRef { direction, number: index + 1 }), ..self }
+    }
+
+    /// Whether this is the object with the key.
+    #[must_use]
+    pub fn is(&self, key: &Key) -> bool {
+        self.name == key.name && self.namespace == key.namespace && self.kind == key.kind.to_string()
+    }
+}
+
+impl From<&Key> for ObjectRef {
+    fn from(key: &Key) -> Self {
+        let Key { kind, namespace, name } = key;
+        Self { kind: kind.to_string(), namespace: namespace.clone(), name: name.clone(), rule: None }
+    }
+}
+
+impl From<Key> for ObjectRef {
+    fn from(key: Key) -> Self {
+        Self::from(&key)
+    }
+}
+
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, namespace, name, rule } = self;
+        match namespace.is_empty() {
+            true => write!(f, "{kind} {name}")?,
+            false => write!(f, "{kind} {namespace}/{name}")?,
+        }
+        match rule {
+            Some(RuleRef { direction, number }) => write!(f, ", {direction:?} rule {number}"),
+            None => Ok(()),
+        }
+    }
 }

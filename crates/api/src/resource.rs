@@ -36,7 +36,14 @@ impl FieldError {
     }
 }
 
-/// The metadata that Tortie reads. Other metadata stays in the object.
+/// Problems as one sentence.
+#[must_use]
+pub fn in_words(problems: &[FieldError]) -> String {
+    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    problems.join("; ")
+}
+
+/// The metadata that Tortie reads. Other fields of it stay in the object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metadata {
     /// The object's name.

@@ -11,12 +11,10 @@ use tortie_api::calico::{
 };
 use tortie_api::kubernetes::{EndpointSlice, Node, Service};
 use tortie_api::net::Action;
-use tortie_api::{FieldError, Key, Kind, Network, Resource};
+use tortie_api::{FieldError, Key, Kind, Network, Resource, in_words};
 use tortie_ipam::Block;
 use tortie_policy::program::{EndOfTier, PolicyRules, Rule};
-use tortie_policy::{
-    Compiled, OwnLabels, compile, compile_profile, compile_read, in_words, policy_id, readable_order,
-};
+use tortie_policy::{Compiled, OwnLabels, compile, compile_profile, compile_read, policy_id, readable_order};
 
 use crate::policies::{Body, TierSettings};
 

@@ -9,7 +9,7 @@ use testkit::flows::judged;
 use testkit::programs::Programs;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, manifest};
-use tortie_policy::oracle::{Oracle, Snapshot, Verdict};
+use tortie_oracle::{Oracle, Snapshot, Verdict};
 use tortie_policy::program::Flow;
 
 /// Two nodes, pods `a` (10.0.0.1) and `b` (10.0.0.2) on n1 and `c` (10.0.0.3) on n2, and a network set.

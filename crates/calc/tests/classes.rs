@@ -12,8 +12,8 @@ use proptest::prelude::*;
 use serde_json::json;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
-use tortie_policy::oracle::{Oracle, Peer, Snapshot, Verdict};
-use tortie_policy::reach::{Cell, ClassKind, Classes, Judge, Placement, Stop, Way};
+use tortie_oracle::{Oracle, Peer, Snapshot, Verdict};
+use tortie_reach::{Cell, ClassKind, Classes, Judge, Placement, Stop, Way};
 
 use asked::{End, ends, is_asked, question, sample, way, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};

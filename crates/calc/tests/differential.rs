@@ -14,7 +14,7 @@ use tortie_api::Key;
 use tortie_api::net::{Direction, Protocol};
 use tortie_calc::Calc;
 use tortie_dataplane::EndpointId;
-use tortie_policy::oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Table, Trace, Verdict};
+use tortie_oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Table, Trace, Verdict};
 use tortie_policy::program::{Flow, evaluate, evaluate_tiers};
 
 use testkit::clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets, snapshot};

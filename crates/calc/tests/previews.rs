@@ -8,11 +8,11 @@ mod asked;
 use proptest::prelude::*;
 use serde_json::json;
 use tortie_api::net::IpVersion;
+use tortie_api::staged::{Staged, enforced, staged};
 use tortie_api::{Key, Kind};
-use tortie_policy::lint::{Code, lint};
-use tortie_policy::oracle::{Oracle, Question, Snapshot, Verdict};
-use tortie_policy::reach::{Change, Classes, Difference, Way};
-use tortie_policy::staged::{Staged, enforced, staged};
+use tortie_oracle::{Oracle, Question, Snapshot, Verdict};
+use tortie_reach::lint::{Code, lint};
+use tortie_reach::{Change, Classes, Difference, Way};
 
 use asked::{End, ends, ends_of, question, sample, way, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};

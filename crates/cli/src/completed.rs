@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use tortie_api::kubernetes::{Node, Pod, implied_slices, is_implied};
 use tortie_api::{Key, Kind, Resource};
-use tortie_policy::oracle::{Snapshot, Stored};
+use tortie_oracle::{Snapshot, Stored};
 
 use crate::planned;
 

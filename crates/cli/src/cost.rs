@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{EndpointId, NodeState};
-use tortie_policy::oracle::{PolicyName, Snapshot};
+use tortie_oracle::{PolicyName, Snapshot};
 use tortie_policy::policy_id;
 use tortie_policy::program::{PolicyId, PolicyKind};
 use tortie_windows::{Because, Cost, Costing, Saving, Tally};

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
-use tortie_policy::oracle::{DecidedBy, PolicyName, Snapshot, Stored, Table};
-use tortie_policy::reach::{Decider, Reason, Stop};
+use tortie_oracle::{DecidedBy, PolicyName, Snapshot, Stored, Table};
+use tortie_reach::{Decider, Reason, Stop};
 
 /// `NetworkPolicy web/back, rule 1 (web.yml:29)`; for host endpoints with the table.
 pub(crate) fn by(snapshot: &Snapshot, reason: &Reason) -> String {

@@ -9,9 +9,10 @@ use anyhow::bail;
 use serde_json::json;
 use tortie_api::Kind;
 use tortie_api::net::{Action, Direction};
+use tortie_api::report::ObjectRef;
 use tortie_api::report::ReportedCondition;
-use tortie_policy::enforced::not_enforced;
-use tortie_policy::oracle::{
+use tortie_oracle::enforced::not_enforced;
+use tortie_oracle::{
     Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
     Verdict,
 };
@@ -213,13 +214,19 @@ fn about<'a>(
         let asked = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
         named.extend(asked.map(|policy| policy.policy.to_string()));
     }
-    let told = reports.iter().filter(move |(_, condition)| named.contains(&condition.object));
+    // A trace names pods without their kind.
+    let name = |object: &ObjectRef| match object.kind.as_str() {
+        "Pod" => format!("{}/{}", object.namespace, object.name),
+        _ => object.to_string(),
+    };
+    let told = reports.iter().filter(move |(_, condition)| {
+        condition.object.as_ref().is_some_and(|object| named.contains(&name(object)))
+    });
     told.map(|(node, condition)| (node.as_str(), condition))
 }
 
 fn show_condition(node: &str, condition: &ReportedCondition) {
-    let ReportedCondition { object, reason, message } = condition;
-    output::line(&format!("\nnode {node} reports of {object}: {reason}: {message}"));
+    output::line(&format!("\nnode {node} reports: {}", output::condition(condition)));
 }
 
 fn shown_port(question: &Question) -> String {

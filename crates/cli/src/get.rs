@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::ValueEnum;
 use serde_json::{Value, json};
+use tortie_api::report::ReportedCondition;
 use tortie_api::{Kind, Resource};
 use tortie_store::Stored;
 
@@ -87,14 +88,17 @@ fn conditions(report: &Stored) -> Vec<String> {
     const OF_ONE_REASON: usize = 3;
     let all = report.value.pointer("/status/conditions").and_then(Value::as_array);
     let mut lines = Vec::new();
-    let mut more: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut more: BTreeMap<String, usize> = BTreeMap::new();
     for condition in all.into_iter().flatten() {
-        let part = |name: &str| condition[name].as_str().unwrap_or_default();
-        let of_reason = more.entry(part("reason")).or_default();
+        // A report of another version may have another form.
+        let Ok(condition) = serde_json::from_value::<ReportedCondition>(condition.clone()) else {
+            lines.push(format!("{}: {condition}", report.key.name));
+            continue;
+        };
+        let of_reason = more.entry(condition.reason.clone()).or_default();
         *of_reason += 1;
         if *of_reason <= OF_ONE_REASON {
-            let about = [part("object"), part("reason")].join(" ");
-            lines.push(format!("{}: {}: {}", report.key.name, about.trim(), part("message")));
+            lines.push(format!("{}: {}", report.key.name, output::condition(&condition)));
         }
     }
     for (reason, count) in more.into_iter().filter(|(_, count)| *count > OF_ONE_REASON) {

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use tortie_policy::oracle::Verdict;
-use tortie_policy::reach::Classes;
+use tortie_oracle::Verdict;
+use tortie_reach::Classes;
 
 use crate::decided;
 use crate::matrix::{Because, Reasons, Table, shown};

@@ -6,8 +6,8 @@ use anstyle::{AnsiColor, Style};
 use clap::Subcommand;
 use serde_json::json;
 use tortie_api::Kind;
-use tortie_policy::lint::{Finding, Level, lint};
-use tortie_policy::oracle::Snapshot;
+use tortie_oracle::Snapshot;
+use tortie_reach::lint::{Finding, Level, lint};
 
 use crate::cost::CostOf;
 use crate::explain::{DENIED, FAINT, coloured};

@@ -7,8 +7,8 @@ use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tortie_api::{Key, Resource};
-use tortie_policy::oracle::{Snapshot, Stored, Verdict};
-use tortie_policy::reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Stop, Why};
+use tortie_oracle::{Snapshot, Stored, Verdict};
+use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Stop, Why};
 
 use crate::port::Asked;
 use crate::snapshot::{Read, Source};
@@ -48,7 +48,7 @@ enum Format {
 /// One table and its content.
 pub(crate) struct Table {
     pub(crate) title: String,
-    pub(crate) matrix: tortie_policy::reach::Matrix,
+    pub(crate) matrix: tortie_reach::Matrix,
 }
 
 impl Matrix {
@@ -95,7 +95,7 @@ impl Matrix {
     ) -> anyhow::Result<Vec<Table>> {
         let all: Vec<usize> = (0..classes.all().len()).collect();
         let mut of = |title: String, rows: &[usize], columns: &[usize]| {
-            let matrix = tortie_policy::reach::Matrix::of(classes, judge, ports, rows, columns);
+            let matrix = tortie_reach::Matrix::of(classes, judge, ports, rows, columns);
             Table { title, matrix }
         };
         let Some(namespace) = &self.namespace else {
@@ -153,7 +153,7 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
         }
         true => "-: there are no such flows (a pod to itself), or no policy is concerned.".to_owned(),
     });
-    if classes.all().iter().any(|class| class.kind == tortie_policy::reach::ClassKind::Nodes) {
+    if classes.all().iter().any(|class| class.kind == tortie_reach::ClassKind::Nodes) {
         notes.push(
             "A node always reaches its own pods; what is said of nodes is about pods of other nodes."
                 .to_owned(),
@@ -368,8 +368,7 @@ fn json_document(
 ) -> anyhow::Result<()> {
     let name = |class: &usize| classes.all().get(*class).map(|class| class.name.clone());
     let names = |of: &[usize]| of.iter().filter_map(name).collect::<Vec<_>>();
-    let group =
-        |group: &tortie_policy::reach::Group| json!({"name": group.name, "classes": names(&group.classes)});
+    let group = |group: &tortie_reach::Group| json!({"name": group.name, "classes": names(&group.classes)});
     let mut documents = Vec::new();
     for table in tables {
         let reasons = reasons(table, classes, judge, &read.snapshot);
@@ -389,7 +388,7 @@ fn json_document(
             "cells": table.matrix.cells.iter().zip(&reasons).map(row).collect::<Vec<_>>(),
         }));
     }
-    let class = |class: &tortie_policy::reach::Class| {
+    let class = |class: &tortie_reach::Class| {
         let members: Vec<String> = class.members.iter().map(ToString::to_string).collect();
         json!({"name": class.name, "kind": class.kind, "count": class.count(), "members": members})
     };

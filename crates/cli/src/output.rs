@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use clap::ValueEnum;
+use tortie_api::report::ReportedCondition;
 
 /// The format of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -56,6 +57,12 @@ pub(crate) fn error(error: &str) {
 /// Prints a line to standard error unchanged.
 pub(crate) fn error_line(line: &str) {
     let _ = writeln!(anstream::stderr(), "{line}");
+}
+
+/// A condition as one line: the object that is affected, the reason, its causes and the message.
+pub(crate) fn condition(condition: &ReportedCondition) -> String {
+    let object = condition.object.as_ref().map(|object| format!("{object}: ")).unwrap_or_default();
+    format!("{object}{}: {}", condition.reason, condition.text())
 }
 
 /// Prints rows in columns; the first row is the header.

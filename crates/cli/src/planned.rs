@@ -3,9 +3,9 @@
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use tortie_api::manifest::Object;
+use tortie_api::staged::{Staged, enforced, staged};
 use tortie_api::{Key, Kind};
-use tortie_policy::oracle::{Snapshot, Stored};
-use tortie_policy::staged::{Staged, enforced, staged};
+use tortie_oracle::{Snapshot, Stored};
 
 use crate::{completed, manifests};
 

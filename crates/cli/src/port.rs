@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use tortie_api::net::Protocol;
-use tortie_policy::reach::{CLIENT_PORT, Sample};
+use tortie_reach::{CLIENT_PORT, Sample};
 
 /// The forms of `--port`, for the help of a command.
 pub(crate) const FORMS: &str =

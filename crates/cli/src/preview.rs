@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tortie_api::net::IpVersion;
-use tortie_policy::oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Snapshot, Verdict};
-use tortie_policy::reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
+use tortie_oracle::{Answer, DecidedBy, Oracle, Peer, Question, QuestionError, Snapshot, Verdict};
+use tortie_reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_name, summary};
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::output::Format;

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use tortie_api::kubernetes::{EndpointSlice, Service};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Resource};
-use tortie_policy::oracle::{Peer, Snapshot};
+use tortie_oracle::{Peer, Snapshot};
 
 use crate::port::Asked;
 

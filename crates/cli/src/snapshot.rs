@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tortie_api::manifest::{Settled, Skipped};
 use tortie_api::report::ReportedCondition;
 use tortie_api::{Key, Kind, Resource};
-use tortie_policy::oracle::{Peer, Snapshot, Stored};
+use tortie_oracle::{Peer, Snapshot, Stored};
 
 use crate::store::StoreArguments;
 use crate::{completed, manifests, output};

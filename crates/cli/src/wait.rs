@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use tortie_api::report::{NodeStatus, ReportedCondition};
+use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Severity;
 use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_pods, wait_for_reports};
@@ -41,12 +41,10 @@ pub(crate) async fn in_force(
     let (mut about, mut without_effect) = (0, false);
     for (node, report) in &reports {
         for condition in &report.conditions {
-            let ReportedCondition { object, reason, message } = condition;
-            let object = if object.is_empty() { String::new() } else { format!("{object}: ") };
-            output::error_line(&format!("node {node}: {object}{reason}: {message}"));
-            if applied.iter().any(|key| is_about(condition, key)) {
+            output::error_line(&format!("node {node}: {}", output::condition(condition)));
+            if applied.iter().any(|key| condition.concerns(key)) {
                 about += 1;
-                without_effect |= Severity::of(reason) == Severity::WithoutEffect;
+                without_effect |= Severity::of(&condition.reason) == Severity::WithoutEffect;
             }
         }
         if report.more > 0 {
@@ -72,52 +70,4 @@ pub(crate) async fn in_force(
     }
     let good = about == 0 && late.is_none() && waiting.is_empty();
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Whether the condition is about the object: it is its object, or its message names it.
-fn is_about(condition: &ReportedCondition, key: &Key) -> bool {
-    let name = key.to_string();
-    let is_its_pod = key.kind == Kind::Pod && condition.object == format!("{}/{}", key.namespace, key.name);
-    let goes_on = |rest: &str| {
-        let mut rest = rest.chars();
-        let in_name =
-            |next: Option<char>| next.is_some_and(|next| next.is_ascii_alphanumeric() || next == '-');
-        match rest.next() {
-            Some('.') => in_name(rest.next()),
-            next => in_name(next),
-        }
-    };
-    let is_named = condition.message.match_indices(&name).any(|(at, _)| {
-        !goes_on(&condition.message[at + name.len()..])
-            && !condition.message[..at].ends_with(|before: char| before.is_ascii_alphanumeric())
-    });
-    condition.object == name || is_its_pod || is_named
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn conditions_name_their_objects() {
-        let policy = Key::namespaced(Kind::NetworkPolicy, "n", "web");
-        let pod = Key::namespaced(Kind::Pod, "n", "p");
-        let table = [
-            ("NetworkPolicy n/web", "spec.selector: no", &policy, true),
-            ("NetworkPolicy n/web2", "spec.selector: no", &policy, false),
-            ("n/p", "NetworkPolicy n/web: Ingress rule 1 cannot be", &policy, true),
-            ("n/p", "as NetworkPolicy n/web says.", &policy, true),
-            ("n/p", "NetworkPolicy n/web.two: Ingress rule 1 cannot be", &policy, false),
-            ("n/p", "NetworkPolicy n/web-two: Ingress rule 1 cannot be", &policy, false),
-            ("n/p", "KubernetesNetworkPolicy n/web: Ingress rule 1 cannot be", &policy, false),
-            ("n/p", "no route leads to the pod", &pod, true),
-            ("n/q", "no route leads to the pod", &pod, false),
-            ("", "the table is gone", &policy, false),
-        ];
-        for (object, message, key, expected) in table {
-            let condition =
-                ReportedCondition { object: object.into(), reason: "R".into(), message: message.into() };
-            assert_eq!(is_about(&condition, key), expected, "{object}: {message}");
-        }
-    }
 }

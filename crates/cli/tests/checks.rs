@@ -175,11 +175,11 @@ async fn get_shows_what_is_there_beside_what_is_not() {
         assert!(said.contains(part), "{part:?} in {said}");
     }
     let many: Vec<Value> =
-        (0..9).map(|n| json!({"object": format!("n/p{n}"), "reason": "HnsUnavailable", "message": "HNS does not answer"})).collect();
+        (0..9).map(|n| json!({"object": {"kind": "Pod", "namespace": "n", "name": format!("p{n}")}, "reason": "HnsUnavailable", "message": "HNS does not answer"})).collect();
     cluster.report(1, json!(many), 0).await;
     let output = cluster.tortie(&["get", "nodereports"]).output().await.unwrap();
     let said = served::said(&output);
-    assert!(said.contains("one: n/p0 HnsUnavailable: HNS does not answer\n"), "{said}");
+    assert!(said.contains("one: Pod n/p0: HnsUnavailable: HNS does not answer\n"), "{said}");
     assert!(said.contains("one: 6 more HnsUnavailable"), "{said}");
     assert!(said.lines().all(|line| line.len() < 100), "{said}");
 }

@@ -164,11 +164,10 @@ fn explain_says_what_nodes_report() {
         });
         (Key::namespaced(Kind::Pod, "d", name), value)
     };
-    let condition =
-        |object: &str| json!({"object": object, "reason": "RuleNotExpressible", "message": "it is narrowed"});
+    let condition = |pod: &str| json!({"object": {"kind": "Pod", "namespace": "d", "name": pod}, "reason": "RuleNotExpressible", "message": "it is narrowed"});
     let report = json!({
         "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"},
-        "status": {"os": "windows", "revision": 1, "endpoints": 2, "conditions": [condition("d/b"), condition("d/other")]},
+        "status": {"os": "windows", "revision": 1, "endpoints": 2, "conditions": [condition("b"), condition("other")]},
     });
     let namespace = (Key::global(Kind::Namespace, "d"), json!({"metadata": {"name": "d"}}));
     let report = (Key::global(Kind::NodeReport, "n"), report);
@@ -177,7 +176,7 @@ fn explain_says_what_nodes_report() {
     }
     let said = datastore.run(&["explain", "d/a", "d/b"], "");
     assert!(said.ok, "{}{}", said.out, said.err);
-    assert!(said.out.contains("node n reports of d/b: RuleNotExpressible: it is narrowed"), "{}", said.out);
+    assert!(said.out.contains("node n reports: Pod d/b: RuleNotExpressible: it is narrowed"), "{}", said.out);
     assert!(!said.out.contains("d/other"), "{}", said.out);
 }
 

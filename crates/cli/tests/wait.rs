@@ -3,7 +3,7 @@
 
 mod served;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use served::{Cluster, LONG, SHORT, said};
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
@@ -15,35 +15,44 @@ const POLICY: &str = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolic
 async fn what_nodes_say_of_the_applied_decides() {
     let cluster = Cluster::new().await;
     let file = cluster.file(POLICY);
-    let condition = |object: &str, reason: &str, message: &str| json!([{"object": object, "reason": reason, "message": message}]);
-    let named = "GlobalNetworkPolicy deny";
+    let pod = json!({"kind": "Pod", "namespace": "n", "name": "p"});
+    let policy = |name: &str| json!({"kind": "GlobalNetworkPolicy", "name": name, "rule": {"direction": "Ingress", "number": 2}});
+    let condition = |object: &Value, about: &[Value], reason: &str, message: &str| json!([{"object": object, "about": about, "reason": reason, "message": message}]);
+    let named = json!({"kind": "GlobalNetworkPolicy", "name": "deny"});
     let table = [
         (json!([]), 0, true, "in force on 1 node\n"),
+        (condition(&pod, &[policy("other")], "RuleNotExpressible", "no"), 3, true, "and 3 conditions more"),
         (
-            condition("n/p", "RuleNotExpressible", "GlobalNetworkPolicy other: no"),
-            3,
-            true,
-            "and 3 conditions more",
-        ),
-        (
-            condition("n/p", "RuleNotExpressible", "GlobalNetworkPolicy deny: no"),
+            condition(&pod, &[policy("deny")], "RuleNotExpressible", "no"),
             0,
             false,
             "1 of these conditions is about",
         ),
         (
-            condition(named, "NotUnderstood", "spec.types"),
+            condition(&pod, &[policy("deny")], "RuleNotExpressible", "no"),
+            0,
+            false,
+            "node one: Pod n/p: RuleNotExpressible: GlobalNetworkPolicy deny, Ingress rule 2: no\n",
+        ),
+        (
+            condition(&pod, &[policy("deny-two")], "RuleNotExpressible", "as GlobalNetworkPolicy deny"),
+            0,
+            true,
+            "in force on 1 node\n",
+        ),
+        (
+            condition(&named, &[], "NotUnderstood", "spec.types"),
             0,
             false,
             "node one: GlobalNetworkPolicy deny: NotUnderstood",
         ),
         (
-            condition(named, "FieldNotSupported", "spec.x: no"),
+            condition(&named, &[], "FieldNotSupported", "spec.x: no"),
             0,
             false,
             "error: not all that was applied is in force",
         ),
-        (condition("n/p", "InterfaceMissing", "n/p: not there"), 0, false, "not in force on one"),
+        (condition(&pod, &[], "InterfaceMissing", "not there"), 0, false, "not in force on one"),
     ];
     for (conditions, more, good, expected) in table {
         cluster.report(1_000, conditions, more).await;

@@ -1,6 +1,7 @@
 //! The desired state of a node ([`NodeState`]), its changes ([`Delta`]), and the two traits that an operating system
 //! implements: [`Dataplane`] applies the state, [`PodWiring`] connects one pod.
 
+mod members;
 mod reason;
 mod services;
 mod settings;
@@ -9,26 +10,33 @@ mod state;
 mod wiring;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use tortie_api::report::{ObjectRef, with_objects};
+use tortie_api::{Key, Kind};
+
+pub use members::Members;
 pub use reason::{Reason, Severity};
 pub use services::{Service, ServiceId, ServicePort};
 pub use settings::{Failsafe, Settings};
 pub use shown::{AskedFor, Count, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue};
 pub use state::{
-    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalNode, MacAddress, NodeState, Route,
-    RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, HostEndpoint, LocalNode, NodeState, Route, RouteTarget, Vtep,
 };
+pub use tortie_api::net::MacAddress;
 pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 
-/// Makes a node match its [`NodeState`]. Implementations keep the desired state, read the actual one, apply the
-/// difference, and leave objects of others alone.
+/// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others
+/// put there.
+///
+/// The caller owns the state, so that there is one copy of it. Every call gets the state as it is by then.
 pub trait Dataplane: Send {
-    /// Ingests the deltas into the desired state and applies it. A delta is in force when this returns and the report
-    /// has no problem with its object. What failed stays desired, and the next call retries it.
-    fn apply(&mut self, deltas: &[Delta]) -> Report;
+    /// Makes the state true. `deltas` are the changes since the previous call, which `state` already contains. A delta is
+    /// in force when this returns and the report has no failure for its object. The next call retries what failed.
+    fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report;
 
-    /// Reads everything back and repairs differences from the desired state.
-    fn resync(&mut self) -> Report;
+    /// Reads everything back and repairs what differs from the state.
+    fn resync(&mut self, state: &NodeState) -> Report;
 
     /// Calls `told`, on any thread, when somebody else has changed what the dataplane created, so that a resync is
     /// necessary. It is never called if the system reports no changes, or if nobody else can change anything.
@@ -42,8 +50,8 @@ pub trait Dataplane: Send {
     /// Reads what the system has for an endpoint, and changes nothing.
     ///
     /// # Errors
-    /// The endpoint is unknown, or the system did not answer.
-    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError>;
+    /// The endpoint is not known, or the system did not answer.
+    fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError>;
 }
 
 /// The result of a dataplane's work.
@@ -79,21 +87,43 @@ impl Report {
     }
 }
 
-/// Information for the operator about an object and its consequences.
+/// Something that the operator should know about an endpoint or about the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Condition {
     /// The reason.
     pub reason: Reason,
-    /// One sentence for the operator: the problem, its object, and what Tortie does about it.
+    /// The objects that cause it, such as a policy and its rule.
+    pub about: Vec<ObjectRef>,
+    /// One sentence for the operator: what is wrong, and what Tortie does about it. It repeats neither the objects nor the
+    /// endpoint.
     pub message: String,
 }
 
-/// The conditions of host endpoints on an operating system that does not enforce them yet (policy decision 27).
+impl Condition {
+    /// A condition without a cause among the cluster's objects.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, about: Vec::new(), message: message.into() }
+    }
+
+    /// The same condition, with one more object that causes it.
+    #[must_use]
+    pub fn about(mut self, object: impl Into<ObjectRef>) -> Self {
+        self.about.push(object.into());
+        self
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&with_objects(&self.about, &self.message))
+    }
+}
+
+/// What an operating system says of host endpoints where it cannot put them into force yet (semantics 27).
 pub fn not_enforced(state: &NodeState) -> impl Iterator<Item = Condition> {
-    state.host_endpoints.keys().map(|name| Condition {
-        reason: Reason::HostEndpointNotEnforced,
-        message: format!(
-            "HostEndpoint {name} is not enforced on this node: what passes its interface is not policed, pods are"
-        ),
+    state.host_endpoints.keys().map(|name| {
+        let message =
+            "not enforced on this node: policy applies to pods, not to packets through the node's interface";
+        Condition::new(Reason::HostEndpointNotEnforced, message).about(Key::global(Kind::HostEndpoint, name))
     })
 }

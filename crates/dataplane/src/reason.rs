@@ -62,6 +62,9 @@ pub enum Reason {
     HostEndpointNotEnforced,
     /// No interface of the node fits a host endpoint.
     HostEndpointWithoutInterface,
+    /// A rule matches ICMP types, which the operating system cannot. The rule is narrowed if it allows, and widened if it
+    /// denies.
+    IcmpTypeNotExpressible,
     /// Two pods claim one interface.
     InterfaceContested,
     /// The pod's interface does not exist.
@@ -98,8 +101,11 @@ pub enum Reason {
     RouteRefused,
     /// A foreign route is in the place of Tortie's.
     RouteTaken,
-    /// The operating system cannot express a rule; it is narrowed if it allows, and widened if it denies.
+    /// The operating system cannot express a policy, which then denies everything.
     RuleNotExpressible,
+    /// A rule matches ports of SCTP, which the operating system cannot. The rule is narrowed if it allows, and widened if
+    /// it denies.
+    SctpPortNotExpressible,
     /// Two Services have the same address and port.
     ServiceAddressTaken,
     /// Policy allows only some backends of a Service.
@@ -125,6 +131,7 @@ impl Reason {
             | ForeignVxlanLink
             | HostEndpointNotEnforced
             | HostEndpointWithoutInterface
+            | IcmpTypeNotExpressible
             | KernelModuleMissing
             | MoreThanOneBlock
             | NotUnderstood
@@ -135,6 +142,7 @@ impl Reason {
             | RouteRefused
             | RouteTaken
             | RuleNotExpressible
+            | SctpPortNotExpressible
             | ServiceAddressTaken
             | ServicePartlyAllowed
             | TooManyRules

@@ -3,66 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
+use tortie_api::net::MacAddress;
+use tortie_api::report::ObjectRef;
+use tortie_api::{Key, Kind};
 use tortie_policy::program::{
     EndpointProgram, HostEndpointProgram, Lookup, Member, PolicyId, PolicyRules, SetId, SetKind,
 };
 
-use crate::{Service, ServiceId, Settings};
-
-/// A 48-bit MAC address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct MacAddress(pub [u8; 6]);
-
-impl MacAddress {
-    /// The address in HNS's form: upper case, with dashes.
-    #[must_use]
-    pub fn dashed(self) -> String {
-        let [a, b, c, d, e, f] = self.0;
-        format!("{a:02X}-{b:02X}-{c:02X}-{d:02X}-{e:02X}-{f:02X}")
-    }
-}
-
-impl fmt::Display for MacAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl From<MacAddress> for String {
-    fn from(mac: MacAddress) -> Self {
-        mac.to_string()
-    }
-}
-
-impl TryFrom<String> for MacAddress {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl FromStr for MacAddress {
-    type Err = String;
-
-    /// Parses six pairs of hexadecimal digits with `:` or `-` between them.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no MAC address (six pairs of hexadecimal digits)");
-        let mut bytes = [0; 6];
-        let mut parts = text.split([':', '-']);
-        for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(wrong)?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| wrong())?;
-        }
-        if parts.next().is_some() { Err(wrong()) } else { Ok(Self(bytes)) }
-    }
-}
+use crate::{Members, Service, ServiceId, Settings};
 
 /// The identity of a workload endpoint of this node. Clones share the names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -73,6 +25,12 @@ pub struct EndpointId {
     pub pod: Arc<str>,
     /// The interface inside the pod, such as `eth0`.
     pub interface: Arc<str>,
+}
+
+impl From<&EndpointId> for ObjectRef {
+    fn from(id: &EndpointId) -> Self {
+        Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod).into()
+    }
 }
 
 impl fmt::Display for EndpointId {
@@ -181,7 +139,7 @@ pub struct NodeState {
     /// The operator's settings.
     pub settings: Arc<Settings>,
     /// The sets that policies name.
-    pub sets: BTreeMap<SetId, (SetKind, BTreeSet<Member>)>,
+    pub sets: BTreeMap<SetId, (SetKind, Members)>,
     /// The policies and profiles that endpoints name.
     pub policies: BTreeMap<PolicyId, Arc<PolicyRules>>,
     /// The pods of this node.
@@ -204,9 +162,9 @@ pub enum Delta {
     Node(LocalNode),
     /// The operator's settings have changed.
     Settings(Arc<Settings>),
-    /// A new set with all its members.
-    SetCreated(SetId, SetKind, BTreeSet<Member>),
-    /// Changed members of an existing set.
+    /// A set that did not exist, with all its members. The state shares them until the set changes.
+    SetCreated(SetId, SetKind, Members),
+    /// Members of a set that exists.
     SetChanged {
         /// The set.
         id: SetId,
@@ -280,6 +238,7 @@ impl NodeState {
             Delta::SetCreated(id, kind, members) => drop(self.sets.insert(id, (kind, members))),
             Delta::SetChanged { id, added, removed } => {
                 if let Some((_, members)) = self.sets.get_mut(&id) {
+                    let members = members.make_mut();
                     for member in &removed {
                         members.remove(member);
                     }
@@ -309,6 +268,6 @@ impl Lookup for NodeState {
     }
 
     fn set(&self, id: &SetId) -> Option<&BTreeSet<Member>> {
-        self.sets.get(id).map(|(_, members)| members)
+        self.sets.get(id).map(|(_, members)| &**members)
     }
 }

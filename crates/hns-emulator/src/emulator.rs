@@ -46,7 +46,7 @@ impl Emulator {
     #[cfg(target_os = "linux")]
     pub fn with_switch(
         config: Config,
-        node: tortie_linux::namespace::NetNs,
+        node: tortie_kernel::namespace::NetNs,
     ) -> Result<Emulator, crate::Error> {
         let switch = crate::switch::Switch::start(node, config.provider_address)?;
         Ok(Emulator { config, state: Mutex::default(), flows: Mutex::default(), switch: Some(switch) })

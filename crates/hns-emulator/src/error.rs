@@ -16,7 +16,7 @@ pub enum Error {
     },
     /// Interfaces, routes or namespaces could not be created as required.
     #[error("HNS emulator: {0}")]
-    Linux(#[from] tortie_linux::Error),
+    Linux(#[from] tortie_kernel::Error),
 }
 
 impl Error {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tortie_hcn::{Call, Failure, Guid, Hcn, serve_unix};
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 use tracing::info;
 
 use crate::config::Config;

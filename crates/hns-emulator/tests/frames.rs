@@ -127,7 +127,8 @@ fn interfaces_come_and_go_with_what_they_belong_to() {
     let cluster = Cluster::new();
     let node = &cluster.windows[0];
     let pod = node.pod(0);
-    let has_interface = |place: &Place, name: &str| place.run(|| tortie_linux::interface_index(name).is_ok());
+    let has_interface =
+        |place: &Place, name: &str| place.run(|| tortie_kernel::interface_index(name).is_ok());
     assert!(has_interface(&pod, "eth0"));
     let namespace = node.hns.endpoint(pod.endpoint).unwrap().host_compute_namespace;
     let detach = Modify::namespace_endpoint(RequestType::Remove, pod.endpoint);

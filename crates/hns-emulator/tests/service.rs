@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tortie_hcn::schema::{Namespace, RequestType};
 use tortie_hcn::{Address, Class, Guid, HcnExt, RemoteHcn};
 use tortie_hns_emulator::{Config, Emulator, ServiceConfig, bind_compartment, run_service};
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 
 fn client(socket: &Path) -> RemoteHcn {
     RemoteHcn::new(Address::Unix(socket.to_owned()), Duration::from_secs(20))

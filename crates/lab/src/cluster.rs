@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tortie_api::{Key, Kind, Resource};
-use tortie_linux::namespace::mount;
+use tortie_kernel::namespace::mount;
 use tortie_store::rpc::{serve_tls, serve_unix};
 use tortie_store::{Embedded, Event, NotInForce, Revision, Store, StoreError, wait_in_force};
 

@@ -18,7 +18,7 @@ pub enum LabError {
     NotRunning(PathBuf),
     /// The kernel refused an operation.
     #[error(transparent)]
-    Linux(#[from] tortie_linux::Error),
+    Linux(#[from] tortie_kernel::Error),
     /// An operation on a file, folder or process failed.
     #[error("{what}: {source}")]
     Io {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use tortie_linux::namespace::{die_with_parent, groups, with_default_signals, with_own_proc};
+use tortie_kernel::namespace::{die_with_parent, groups, with_default_signals, with_own_proc};
 
 use crate::supervise::wait_and_hand_on;
 use crate::{LabDir, LabError};

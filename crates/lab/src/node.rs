@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tortie_api::kubernetes::Node as NodeResource;
 use tortie_hcn::{Address, RemoteHcn};
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 use tortie_store::rpc::TlsIdentity;
 
 use crate::process::Process;

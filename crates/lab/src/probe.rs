@@ -15,7 +15,7 @@ use tokio::net::TcpSocket;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 
 use crate::Progress;
 

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Resource};
 use tortie_hcn::RemoteHcn;
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 use tortie_store::{Event, Store, StoreError, Stored};
 
 use crate::sandbox::{PodTask, Wanted, Wish};

@@ -15,7 +15,7 @@ use tortie_api::kubernetes::Pod;
 use tortie_hcn::schema::Namespace as HcnNamespace;
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::bind_compartment;
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 use tortie_store::Store;
 
 use crate::runtime::{RuntimeNode, set_status};

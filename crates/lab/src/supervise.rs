@@ -6,7 +6,7 @@ use std::process::{Command, ExitStatus};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
-use tortie_linux::namespace::{Namespaces, die_with_parent, enter};
+use tortie_kernel::namespace::{Namespaces, die_with_parent, enter};
 
 use crate::{LabDir, LabError};
 

@@ -7,10 +7,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
 use ipnet::{IpNet, Ipv4Net};
-use tortie_dataplane::MacAddress;
-use tortie_linux::ethtool;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::{
+use tortie_api::net::MacAddress;
+use tortie_kernel::ethtool;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{
     Address, Change, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket,
 };
 

@@ -24,15 +24,16 @@ mod linux {
 
     use ipnet::IpNet;
     use serde_json::{Value, json};
+    use testkit::Stateful;
     use tortie_api::net::{Action, PortRange, Protocol};
     use tortie_api::{Key, Kind, Resource};
     use tortie_calc::Calc;
     use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Report};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::netlink::{Family, Request, Socket};
+    use tortie_kernel::nftables::{Nft, Table, diff};
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
-    use tortie_linux::namespace::NetNs;
-    use tortie_linux::netlink::{Family, Request, Socket};
-    use tortie_linux::nftables::{Nft, Table, diff};
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, EntityMatch, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId,
         SetKind, TierProgram,
@@ -118,7 +119,8 @@ mod linux {
     }
 
     fn kinds(place: Place) {
-        let mut dataplane = Dataplane::open(Config { guard_table: false, ..Config::default() }).unwrap();
+        let mut dataplane =
+            Stateful::new(Dataplane::open(Config { guard_table: false, ..Config::default() }).unwrap());
         make_links(SHAPE.pods + (KINDS.len() * SIZES.len()) as u32);
         let mut apply = |deltas: &[Delta]| assert_eq!(dataplane.apply(deltas), Report::default());
         let all: Vec<_> = KINDS.iter().flat_map(|of| SIZES.map(|size| (of, size))).collect();
@@ -167,7 +169,7 @@ mod linux {
 
         /// The dataplane's times and the kernel's: the smallest median and the smallest 99th percentile of several
         /// rounds.
-        fn measure(&self, size: u32, dataplane: &mut Dataplane) -> [[Duration; 2]; 2] {
+        fn measure(&self, size: u32, dataplane: &mut Stateful<Dataplane>) -> [[Duration; 2]; 2] {
             let id = self.id(size);
             let mut apply = |deltas: &[Delta]| assert_eq!(dataplane.apply(deltas), Report::default());
             let member = vec![(self.member)(size | 1)];
@@ -272,11 +274,11 @@ mod linux {
         );
         let computed = resident();
         let mut dataplane = Dataplane::open(Config::default()).unwrap();
-        let report = dataplane.apply(&deltas);
+        let report = dataplane.apply(state, &deltas);
         assert!(!report.retry, "{report:?}");
         drop(deltas);
         let applied = resident();
-        dataplane.resync();
+        dataplane.resync(state);
         println!("  before anything: {} MB", megabytes(begun));
         println!("  calc has taken the objects in: {} MB", megabytes(taken));
         println!("  calc has computed the node's state: {} MB", megabytes(computed));

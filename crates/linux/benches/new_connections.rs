@@ -21,12 +21,14 @@ mod linux {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
+    use testkit::Stateful;
     use tortie_api::net::{Action, PortRange, Protocol};
-    use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Report};
+    use tortie_dataplane::{Delta, Endpoint, EndpointId, Report};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::route::*;
+    use tortie_kernel::{interface_index, sysctl};
+    use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
-    use tortie_linux::namespace::NetNs;
-    use tortie_linux::route::*;
-    use tortie_linux::{Dataplane, interface_index, sysctl};
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, EntityMatch, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId,
         SetKind, TierProgram,
@@ -54,7 +56,8 @@ mod linux {
         let nothing = rate(&client);
         println!("{:>28}{nothing:>14.0}", "no table at all");
         for policies in [10, 100, 1_000] {
-            let mut dataplane = node.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+            let mut dataplane =
+                node.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
             let deltas = deltas(policies);
             let report = node.run(|| dataplane.apply(&deltas)).unwrap();
             assert_eq!(report, Report::default());

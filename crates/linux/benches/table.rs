@@ -23,11 +23,12 @@ mod linux {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use tortie_dataplane::{Dataplane as _, Delta, Report};
+    use testkit::Stateful;
+    use tortie_dataplane::{Delta, Report};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::*;
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
-    use tortie_linux::namespace::NetNs;
-    use tortie_linux::nftables::*;
     use tortie_policy::program::Member;
 
     use crate::f1::*;
@@ -76,7 +77,8 @@ mod linux {
     /// By the dataplane, and the kernel alone: the same table, created and changed by messages with just that
     /// content.
     fn tortie(shape: Shape) -> (Times, Times, u64) {
-        let mut dataplane = Dataplane::open(Config { guard_table: false, ..Config::default() }).unwrap();
+        let mut dataplane =
+            Stateful::new(Dataplane::open(Config { guard_table: false, ..Config::default() }).unwrap());
         make_links(shape.pods);
         let deltas = deltas(shape);
         let mut apply = |deltas: &[Delta]| assert_eq!(dataplane.apply(deltas), Report::default());

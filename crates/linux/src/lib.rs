@@ -4,23 +4,13 @@
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 
-pub mod conntrack;
 pub mod dataplane;
-pub mod ethtool;
-pub mod namespace;
-pub mod netlink;
-pub mod nftables;
-pub mod packet;
-pub mod route;
-pub mod sysctl;
 pub mod wire;
 
 mod error;
-mod sys;
 
 pub use dataplane::Dataplane;
 pub use error::Error;
-pub use sys::interface_index;
 
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 use ipnet::{IpNet, Ipv4Net};
 use sha1::{Digest, Sha1};
 use tortie_dataplane::{EndpointId, MacAddress, PodAttachment, PodInterface, PodWiring, WiringError};
-
-use crate::dataplane::link_parameters;
-use crate::namespace::NetNs;
-use crate::route::{
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{
     Address, Change, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind, RouteSocket,
 };
-use crate::{Error, interface_index};
+
+use crate::Error;
+use crate::dataplane::link_parameters;
 
 /// The gateway of every pod.
 pub const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
@@ -59,7 +60,7 @@ impl Wiring {
         host: &mut RouteSocket,
         namespace: &NetNs,
         name: &str,
-    ) -> crate::Result<MacAddress> {
+    ) -> tortie_kernel::Result<MacAddress> {
         let mac = pod_mac(pod.address);
         let peer = Peer {
             name: &pod.endpoint.interface,
@@ -85,7 +86,7 @@ impl Wiring {
         namespace: &NetNs,
         name: &str,
         index: u32,
-    ) -> crate::Result<()> {
+    ) -> tortie_kernel::Result<()> {
         link_parameters(name)?;
         host.change(&Change::SetLink(
             index,
@@ -104,7 +105,7 @@ impl Wiring {
 
     /// Renames a cable, which closes it, because the dataplane closes every unknown interface with the workload
     /// prefix; and schedules its deletion, which takes the kernel a while.
-    fn discard(&self, host: &mut RouteSocket, index: u32) -> crate::Result<()> {
+    fn discard(&self, host: &mut RouteSocket, index: u32) -> tortie_kernel::Result<()> {
         let number = self.disconnected.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.{number:08x}", self.prefix);
         let marked = Change::SetLink(index, vec![LinkSetting::Group(DISCONNECTED)]);
@@ -119,7 +120,7 @@ impl Wiring {
             verdicts = host.change_all(&[down, renamed])?;
         }
         // Somebody may have deleted the namespace, and the cable with it, in the meantime.
-        match verdicts.into_iter().collect::<crate::Result<()>>() {
+        match verdicts.into_iter().collect::<tortie_kernel::Result<()>>() {
             Err(error) if error.errno() != Some(libc::ENODEV) => return Err(error),
             _ => {}
         }
@@ -135,7 +136,7 @@ impl Wiring {
         pod: &PodAttachment,
         link: Option<&Link>,
         namespace: &NetNs,
-    ) -> crate::Result<Option<String>> {
+    ) -> tortie_kernel::Result<Option<String>> {
         let Some(link) = link else { return Ok(Some("it is not there".to_owned())) };
         if !link.up {
             return Ok(Some("it is down".to_owned()));
@@ -173,7 +174,8 @@ impl PodWiring for Wiring {
         let mut laid = self.lay(pod, &mut host, &namespace, &name);
         if matches!(&laid, Err(error) if error.errno() == Some(libc::EEXIST)) {
             let link = host.link(&name).map_err(failed("look for the cable"))?;
-            refuse_foreign(link.as_ref(), &pod.endpoint).map_err(failed("lay the pod's cable"))?;
+            refuse_foreign(link.as_ref(), &pod.endpoint)
+                .map_err(self::failed("lay the pod's cable", &name))?;
             let problem = self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))?;
             if let (Some(_), None) = (&link, &problem) {
                 return Ok(interface(pod_mac(pod.address)));
@@ -218,7 +220,7 @@ impl PodWiring for Wiring {
             _ => format!("{namespace}.{pod}.{interface}"),
         };
         let digest: String = Sha1::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
-        let room = crate::sys::MAX_INTERFACE_NAME.saturating_sub(self.prefix.len());
+        let room = tortie_kernel::MAX_INTERFACE_NAME.saturating_sub(self.prefix.len());
         format!("{}{}", self.prefix, &digest[..room.min(11)])
     }
 
@@ -238,7 +240,7 @@ impl PodWiring for Wiring {
         let link = RouteSocket::open()
             .and_then(|mut host| host.link(&name))
             .map_err(failed("look for the cable"))?;
-        refuse_foreign(link.as_ref(), &pod.endpoint).map_err(failed("check the cable"))?;
+        refuse_foreign(link.as_ref(), &pod.endpoint).map_err(self::failed("check the cable", &name))?;
         match self.problem(pod, link.as_ref(), &namespace).map_err(failed("check the cable"))? {
             None => Ok(()),
             Some(problem) => Err(WiringError::Differs { object: name, problem }),
@@ -325,9 +327,9 @@ fn pod_mac(address: Ipv4Addr) -> MacAddress {
 /// The group of the cables to delete ("tort"). Nobody else's links are in it.
 const DISCONNECTED: u32 = 0x746f_7274;
 
-fn failed(operation: &'static str, object: &str) -> impl FnOnce(Error) -> WiringError {
+fn failed<E: Into<Error>>(operation: &'static str, object: &str) -> impl FnOnce(E) -> WiringError {
     let object = object.to_owned();
-    move |error| WiringError::System { operation, object, source: Box::new(error) }
+    move |error| WiringError::System { operation, object, source: Box::new(error.into()) }
 }
 
 /// The time without a disconnect before links are deleted.
@@ -343,7 +345,7 @@ struct Deleter {
 }
 
 impl Deleter {
-    fn start(mut socket: RouteSocket) -> crate::Result<Self> {
+    fn start(mut socket: RouteSocket) -> tortie_kernel::Result<Self> {
         let (queue, asked) = channel();
         let work = move || {
             while asked.recv().is_ok() {
@@ -360,7 +362,7 @@ impl Deleter {
             }
         };
         let thread = std::thread::Builder::new().name("link-deleter".to_owned()).spawn(work);
-        let thread = thread.map_err(Error::system("start a thread", "link deleter"))?;
+        let thread = thread.map_err(tortie_kernel::Error::system("start a thread", "link deleter"))?;
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 

@@ -4,15 +4,16 @@
 
 use std::process::Command;
 
-use tortie_dataplane::{Condition, Dataplane as _, Reason, Report};
+use testkit::Stateful;
+use tortie_dataplane::{Condition, Reason, Report};
+use tortie_kernel::namespace::NetNs;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
 
 /// A node with other software.
 struct Node {
     namespace: NetNs,
-    dataplane: Dataplane,
+    dataplane: Stateful<Dataplane>,
 }
 
 impl Node {
@@ -20,7 +21,7 @@ impl Node {
     fn beside(others: &str) -> (Self, Report) {
         let namespace = NetNs::create().unwrap();
         run(&namespace, others);
-        let dataplane = namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+        let dataplane = namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
         let mut node = Self { namespace, dataplane };
         let report = node.namespace.run(|| node.dataplane.apply(&[])).unwrap();
         (node, report)
@@ -48,7 +49,7 @@ type Said = &'static [(Reason, &'static [&'static str])];
 fn check(case: &str, report: &Report, expected: Said) {
     let said: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
     assert_eq!(said, expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), "{case}: {report:#?}");
-    for (Condition { reason, message }, (_, parts)) in report.node.iter().zip(expected) {
+    for (Condition { reason, about: _, message }, (_, parts)) in report.node.iter().zip(expected) {
         assert!(!reason.is_failure(), "{case}: it must not hold anything up");
         for part in *parts {
             assert!(message.contains(part), "{case}: {part} in {message}");

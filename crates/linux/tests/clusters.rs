@@ -18,7 +18,7 @@ use testkit::random::{Random, Tally};
 use tortie_api::net::Direction;
 use tortie_dataplane::{NodeState, Report};
 use tortie_linux::dataplane::Config;
-use tortie_policy::oracle::{Answer, Oracle, Verdict};
+use tortie_oracle::{Answer, Oracle, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
 const CLUSTERS: u32 = 200;

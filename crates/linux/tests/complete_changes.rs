@@ -312,7 +312,7 @@ fn range(port: u16) -> PortRange {
 }
 
 fn members<'a>(state: &'a mut NodeState, set: &str) -> &'a mut BTreeSet<Member> {
-    &mut state.sets.get_mut(&SetId::new(format!("s:{set}"))).unwrap().1
+    state.sets.get_mut(&SetId::new(format!("s:{set}"))).unwrap().1.make_mut()
 }
 
 fn policy<'a>(state: &'a mut NodeState, name: &str) -> &'a mut PolicyRules {

@@ -144,7 +144,7 @@ fn established_flows_are_kept_or_cut() {
         // A set loses a member.
         let member = Member::Net(IpAddr::from(client.address).into());
         node.change(|state| {
-            assert!(state.sets.get_mut(&SetId::new("s:clients")).unwrap().1.remove(&member));
+            assert!(state.sets.get_mut(&SetId::new("s:clients")).unwrap().1.make_mut().remove(&member));
         });
         assert_eq!(goes_on_from(&one), goes_on, "{setting:?}, not allowed in any more");
         assert!(answers(&two), "{setting:?}, allowed");

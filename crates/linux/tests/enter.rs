@@ -31,7 +31,7 @@ mod linux {
 
     use tortie_api::net::Action;
     use tortie_dataplane::Report;
-    use tortie_linux::namespace::{Namespaces, NetNs, enter, mount};
+    use tortie_kernel::namespace::{Namespaces, NetNs, enter, mount};
 
     use tortie_policy::program::*;
 
@@ -130,7 +130,7 @@ mod linux {
         node.add(&server, ingress(&["clients"], EndOfTier::Deny));
         assert!(client.is_cut_off(server.address, 80) && node.reaches(&server, 80));
         let member = Member::Net(IpAddr::from(client.address).into());
-        node.change(|state| assert!(state.sets.get_mut(&clients).unwrap().1.insert(member)));
+        node.change(|state| state.sets.get_mut(&clients).unwrap().1.make_mut().extend([member]));
         assert!(client.reaches(&server, 80));
         assert_eq!(node.resync(), Report::default());
         assert!(client.reaches(&server, 80));

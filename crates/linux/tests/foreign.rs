@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use common::cluster::*;
 use tortie_dataplane::*;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::{Chain, Expr, Nft, Op, Rule, Table, Transaction, Verdict, diff};
-use tortie_linux::route::{Change, Link, NewLink, NewLinkKind, Route, RouteSocket, Vxlan};
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::{Chain, Expr, Nft, Op, Rule, Table, Transaction, Verdict, diff};
+use tortie_kernel::route::{Change, Link, NewLink, NewLinkKind, Route, RouteSocket, Vxlan};
 
 const DEVICE: &str = "vxlan.calico";
 

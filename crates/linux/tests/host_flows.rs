@@ -11,9 +11,9 @@ use common::cluster::*;
 use common::filtering::AfterEachTransaction;
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::*;
-use tortie_linux::interface_index;
-use tortie_linux::nftables::{Nft, Table};
-use tortie_linux::route::{Change, LinkSetting, RouteSocket};
+use tortie_kernel::interface_index;
+use tortie_kernel::nftables::{Nft, Table};
+use tortie_kernel::route::{Change, LinkSetting, RouteSocket};
 use tortie_policy::program::*;
 
 /// A node, and an outside machine on the same switch.
@@ -176,7 +176,7 @@ fn which_host_endpoint_counts() {
         let all = report
             .node
             .iter()
-            .map(|condition| (condition.reason, condition.message.contains("HostEndpoint named ")));
+            .map(|condition| (condition.reason, condition.to_string().starts_with("HostEndpoint named: ")));
         all.collect::<Vec<_>>()
     };
     let of_named = vec![(Reason::HostEndpointWithoutInterface, true)];
@@ -209,7 +209,7 @@ fn host_endpoints_that_go_leave_nothing() {
 }
 
 /// Echoes on a port of a namespace while the test runs.
-fn serve(namespace: &tortie_linux::namespace::NetNs, port: u16) {
+fn serve(namespace: &tortie_kernel::namespace::NetNs, port: u16) {
     let listener = namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
     echo_on(listener);
 }

@@ -19,16 +19,18 @@ use proptest::prelude::*;
 use random_hosts::{By, Way, judge};
 use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use testkit::Stateful;
 use testkit::random::Random;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{Dataplane as _, NodeState, Reason, Report};
-use tortie_linux::conntrack::Conntrack;
+use tortie_dataplane::{NodeState, Reason, Report};
+use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::{Nft, Table};
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::RouteSocket;
+use tortie_kernel::sysctl;
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::{Nft, Table};
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::RouteSocket;
-use tortie_linux::{Dataplane, sysctl};
 use tortie_policy::program::*;
 
 /// A node with two pods and an uplink, none of whose ends answers anything.
@@ -210,7 +212,7 @@ fn the_kernel_looks_up_as_the_programs_of_host_endpoints_say() {
 
 fn decides_as_the_programs(config: Config) {
     let node = Node::new();
-    let dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let current = RefCell::new((dataplane, NodeState::default()));
     let counts = RefCell::new(BTreeMap::<_, [usize; 2]>::new());
     let case = AtomicU32::new(0);
@@ -284,7 +286,7 @@ fn all_allowed(state: &NodeState, way: Way, flows: &[Flow]) -> BTreeSet<usize> {
 fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let node = Arc::new(Node::new());
     let small = |guard_table| Config { guard_table, transaction_bytes: 40_000, ..Config::default() };
-    let open = |guard| node.namespace.run(|| Dataplane::open(small(guard)).unwrap()).unwrap();
+    let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
     let test = |(mut state, flows): (NodeState, Vec<(Way, Vec<Flow>)>)| {
@@ -293,7 +295,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
             let strangers =
                 (0..800).map(|n| IpAddr::from((0xf000_0000 + number * 1000 + n * 2).to_be_bytes()));
             let strangers = strangers.filter(|_| *kind == SetKind::Nets);
-            members.extend(strangers.map(|address| Member::Net(address.into())));
+            members.make_mut().extend(strangers.map(|address| Member::Net(address.into())));
         }
         let (dataplane, old, case) = &mut *current.borrow_mut();
         *case += 1;
@@ -357,7 +359,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
 fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
     let node = Arc::new(Node::new());
     let config = Config { transaction_bytes: 32_000, ..Config::default() };
-    let dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let current = RefCell::new((dataplane, NodeState::default()));
     let flow = Flow {
         source: "10.1.0.1".parse().unwrap(),

@@ -30,8 +30,9 @@ mod linux {
     use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
     use serde_json::{Value, json};
+    use testkit::Stateful;
     use tortie_api::net::{Action, PortRange, Protocol};
-    use tortie_dataplane::{Dataplane as _, Endpoint, NodeState, PodWiring, Report};
+    use tortie_dataplane::{Endpoint, NodeState, PodWiring, Report};
     use tortie_linux::Dataplane;
     use tortie_linux::dataplane::Config;
     use tortie_policy::program::*;
@@ -221,7 +222,7 @@ mod linux {
     /// Owns the table and makes changes that do not affect the traffic, until it is killed.
     pub fn victim() {
         let pods: Value = serde_json::from_str(&std::env::args().nth(2).unwrap()).unwrap();
-        let mut dataplane = Dataplane::open(Config::default()).unwrap();
+        let mut dataplane = Stateful::new(Dataplane::open(Config::default()).unwrap());
         let mut told = NodeState::default();
         for turn in 0.. {
             let wanted = state(&pods, turn);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::cluster::*;
 use tortie_api::net::{Action, PortRange, Protocol};
-use tortie_linux::netlink::attribute::{Attributes, put, put_u32_be};
-use tortie_linux::netlink::{Family, Reply, Request, Socket};
+use tortie_kernel::netlink::attribute::{Attributes, put, put_u32_be};
+use tortie_kernel::netlink::{Family, Reply, Request, Socket};
 use tortie_policy::program::*;
 
 /// Calico's groups (`felix/rules`), so that existing listeners work.

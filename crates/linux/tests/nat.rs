@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use common::cluster::*;
 use tortie_dataplane::*;
-use tortie_linux::interface_index;
-use tortie_linux::route::{Address, Change, Route, RouteSocket};
+use tortie_kernel::interface_index;
+use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 
 /// An external address inside a pool, and one outside all pools.
 const POOLED: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 9);

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use common::cluster::*;
 use tortie_api::net::{Action, Protocol};
-use tortie_linux::interface_index;
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Address, Change, Route, RouteSocket};
+use tortie_kernel::interface_index;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 use tortie_policy::program::*;
 
 #[test]

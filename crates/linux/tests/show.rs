@@ -12,9 +12,9 @@ use std::sync::Arc;
 use common::cluster::*;
 use tortie_api::calico::{FilterDenyAction, PolicyCounters};
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_dataplane::{Dataplane as _, *};
+use tortie_dataplane::*;
+use tortie_kernel::nftables::{Nft, Op, Table, Transaction};
 use tortie_linux::dataplane::Config;
-use tortie_linux::nftables::{Nft, Op, Table, Transaction};
 use tortie_policy::program::*;
 
 fn tcp_from(action: Action, set: &str, port: u16) -> Rule {
@@ -35,7 +35,7 @@ fn shop(config: Config) -> (Node, Pod, Pod) {
     node.change(|state| {
         open_profile(state);
         let members = BTreeSet::from([Member::Net(address.into())]);
-        state.sets.insert(SetId::new("clients"), (SetKind::Nets, members));
+        state.sets.insert(SetId::new("clients"), (SetKind::Nets, members.into()));
         let rules = vec![
             tcp_from(Action::Deny, "clients", 22),
             tcp_from(Action::Allow, "clients", 80),
@@ -118,8 +118,8 @@ fn what_somebody_else_changed_is_seen() {
         let transaction = Transaction { table: "tortie".to_owned(), ops: vec![op] };
         node.namespace.run(|| Nft::open().unwrap().commit(&transaction).unwrap()).unwrap();
     };
-    let drop_all = tortie_linux::nftables::Rule::new(
-        vec![tortie_linux::nftables::Expr::Verdict(tortie_linux::nftables::Verdict::Drop)],
+    let drop_all = tortie_kernel::nftables::Rule::new(
+        vec![tortie_kernel::nftables::Expr::Verdict(tortie_kernel::nftables::Verdict::Drop)],
         "somebody's",
     );
     other(&node, Op::SetRules(chain.name.clone(), vec![drop_all]));

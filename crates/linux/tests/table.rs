@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use common::cluster::*;
 use ipnet::{IpNet, Ipv4Net};
-use tortie_dataplane::{Dataplane as _, *};
+use testkit::Stateful;
+use tortie_dataplane::*;
+use tortie_kernel::nftables::{Nft, Op, Table, Transaction};
+use tortie_kernel::route::RouteSocket;
 use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::nftables::{Nft, Op, Table, Transaction};
-use tortie_linux::route::RouteSocket;
 use tortie_policy::program::*;
 
 /// A node with a client and a server that no client may reach.
@@ -72,8 +73,8 @@ fn nobody_else_can_open_what_is_closed() {
 fn the_table_outlives_its_owner_and_is_adopted() {
     let (mut node, client, server) = closed_server();
     let before = listed(&node);
-    let elsewhere = tortie_linux::namespace::NetNs::create().unwrap();
-    let idle = elsewhere.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let elsewhere = tortie_kernel::namespace::NetNs::create().unwrap();
+    let idle = elsewhere.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
     drop(std::mem::replace(&mut node.dataplane, idle));
     let orphan = node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap().unwrap()).unwrap();
     assert_eq!(orphan.flags, Table::PERSIST);
@@ -90,7 +91,8 @@ fn the_table_outlives_its_owner_and_is_adopted() {
 fn a_table_of_another_living_process_is_left_alone_and_told_of() {
     let (node, ..) = closed_server();
     let before = listed(&node);
-    let mut second = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let mut second =
+        node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
     let report = node.namespace.run(|| second.resync()).unwrap();
     assert!(report.retry);
     assert!(report.node[0].message.contains("belongs to another process"), "{:?}", report.node);
@@ -133,14 +135,15 @@ fn a_plain_table_of_an_earlier_version_becomes_ours() {
     let config = Config { guard_table: false, ..Config::default() };
     let mut node = Node::with(&Underlay::new(), 1, config);
     node.change(open_profile);
-    let mut second = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let mut second =
+        node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
     assert_eq!(node.namespace.run(|| second.resync()).unwrap(), Report::default());
     assert!(!nft(&node, &["delete", "table", "inet", "tortie"]).status.success());
 }
 
 #[test]
 fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
-    let namespace = tortie_linux::namespace::NetNs::create().unwrap();
+    let namespace = tortie_kernel::namespace::NetNs::create().unwrap();
     let unknown = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(0x80)] };
     let error = namespace.run(|| Nft::open().unwrap().commit(&unknown).unwrap_err()).unwrap();
     assert!(matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP)), "{error}");
@@ -152,7 +155,10 @@ fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
 fn what_others_change_is_noticed_at_once() {
     let mut node = Node::with(&Underlay::new(), 1, Config { guard_table: false, ..Config::default() });
     let (disturb, disturbed) = mpsc::channel();
-    node.dataplane.watch(Box::new(move || disturb.send(()).unwrap_or_default()));
+    tortie_dataplane::Dataplane::watch(
+        &mut *node.dataplane,
+        Box::new(move || disturb.send(()).unwrap_or_default()),
+    );
     let (mut node, client, server) = closed_server_on(node);
     let table = |node: &Node| node.namespace.run(|| Nft::open().unwrap().list("tortie").unwrap()).unwrap();
     let ours = table(&node).unwrap();

@@ -15,16 +15,18 @@ use common::filtering::{AfterEachTransaction, UPLINK, configure};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
+use testkit::Stateful;
 use testkit::random::Random;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{ClusterNetwork, Condition, Dataplane as _, LocalNode, NodeState, Report};
-use tortie_linux::conntrack::Conntrack;
+use tortie_dataplane::{ClusterNetwork, Condition, LocalNode, NodeState, Report};
+use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::{Nft, Table};
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::*;
+use tortie_kernel::sysctl;
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::{Nft, Table};
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::*;
-use tortie_linux::{Dataplane, sysctl};
 use tortie_policy::program::{
     EntityMatch, Flow, Member, PolicyRules, Rule, SetId, SetKind, TierProgram, evaluate,
 };
@@ -169,7 +171,7 @@ fn the_kernel_looks_up_as_the_oracle() {
 
 fn decides_as_the_oracle(config: Config) {
     let node = Node::new();
-    let dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let current = RefCell::new((dataplane, NodeState::default()));
     let counts = RefCell::new((0, 0));
     let flows = |into| prop::collection::vec(random_states::flow(into), 30);
@@ -242,7 +244,7 @@ fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<
 fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let node = Arc::new(Node::new());
     let small = |guard_table| Config { guard_table, transaction_bytes: 9_000, ..Config::default() };
-    let open = |guard| node.namespace.run(|| Dataplane::open(small(guard)).unwrap()).unwrap();
+    let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
     let flows = |into| prop::collection::vec(random_states::flow(into), 12);
@@ -252,7 +254,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
         for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
             let strangers =
                 (0..100).map(|n| IpAddr::from((0xf000_0000 + number * 1000 + n * 2).to_be_bytes()));
-            members.extend(
+            members.make_mut().extend(
                 strangers.filter(|_| *kind == SetKind::Nets).map(|address| Member::Net(address.into())),
             );
         }
@@ -311,7 +313,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
 fn members_do_not_come_before_the_rules_that_they_come_with() {
     let node = Arc::new(Node::new());
     let config = Config { transaction_bytes: 9_000, ..Config::default() };
-    let mut dataplane = node.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+    let mut dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
     let id = random_states::id("pod");
     let (set, policy) = (SetId::new("s:some"), common::cluster::policy_id("some"));
     let state = |members: Vec<IpAddr>, action: Action| {
@@ -368,7 +370,8 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
 #[test]
 fn a_pod_cannot_send_tunnels() {
     let node = Node::new();
-    let mut dataplane = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let mut dataplane =
+        node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
     let mut state = TestRunnerState::open().0;
     let flow = |(source, destination): (&str, &str), protocol: u8, destination_port: u16| Flow {
         source: source.parse().unwrap(),
@@ -385,7 +388,7 @@ fn a_pod_cannot_send_tunnels() {
     };
     let out = flows([(POD[0], "10.1.0.1"), (POD[1], "fd01::1")]);
     let into = flows([("10.1.0.1", POD[0]), ("fd01::1", POD[1])]);
-    let apply = |dataplane: &mut Dataplane, old: &NodeState, new: &NodeState| {
+    let apply = |dataplane: &mut Stateful<Dataplane>, old: &NodeState, new: &NodeState| {
         let report = node.namespace.run(|| dataplane.apply(&common::deltas(old, new))).unwrap();
         assert_eq!(report, Default::default());
     };
@@ -405,7 +408,8 @@ fn a_pod_cannot_send_tunnels() {
 #[test]
 fn a_pod_cannot_use_the_address_of_another() {
     let node = Node::new();
-    let mut dataplane = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let mut dataplane =
+        node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
     let mut state = TestRunnerState::open();
     node.namespace
         .run(|| {
@@ -442,7 +446,8 @@ fn a_pod_cannot_use_the_address_of_another() {
 #[test]
 fn a_pod_cannot_send_into_the_flow_of_another() {
     let node = Node::new();
-    let mut dataplane = node.namespace.run(|| Dataplane::open(Config::default()).unwrap()).unwrap();
+    let mut dataplane =
+        node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
     let state = TestRunnerState::open().0;
     let routers = node
         .namespace

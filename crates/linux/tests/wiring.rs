@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use common::cluster::*;
 use tortie_dataplane::*;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::*;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::*;
 use tortie_linux::wire::Wiring;
 
 /// Runs a test with a wiring in its own namespace.
@@ -95,7 +95,7 @@ fn what_differs_is_told_and_mended_by_connecting_again() {
         let inside = |change: &(dyn Fn(u32) -> Change + Sync)| {
             pod.namespace
                 .run(|| {
-                    let index = tortie_linux::interface_index("eth0").unwrap();
+                    let index = tortie_kernel::interface_index("eth0").unwrap();
                     RouteSocket::open().unwrap().change(&change(index)).unwrap();
                 })
                 .unwrap();
@@ -125,7 +125,7 @@ fn the_link_of_another_pod_is_not_touched() {
         // As if both names had equal digests.
         let mut socket = RouteSocket::open().unwrap();
         let rename = |socket: &mut RouteSocket, from: &str, to: &str| {
-            let index = tortie_linux::interface_index(from).unwrap();
+            let index = tortie_kernel::interface_index(from).unwrap();
             let settings = vec![LinkSetting::Up(false), LinkSetting::Name(to.to_owned())];
             socket.change(&Change::SetLink(index, settings)).unwrap();
         };
@@ -162,7 +162,7 @@ fn a_link_is_waited_for_until_it_passes_packets() {
         assert!(!wiring.wait_until_live(&none, Duration::from_millis(5)));
         assert!(wiring.wait_until_live(&interface, Duration::from_secs(10)));
         assert!(RouteSocket::open().unwrap().is_operating(&name).unwrap());
-        let index = tortie_linux::interface_index(&name).unwrap();
+        let index = tortie_kernel::interface_index(&name).unwrap();
         let down = Change::SetLink(index, vec![LinkSetting::Up(false)]);
         RouteSocket::open().unwrap().change(&down).unwrap();
         assert!(!wiring.wait_until_live(&interface, Duration::from_millis(5)));
@@ -196,7 +196,7 @@ fn what_a_dead_process_left_is_deleted() {
         let pods = [Pod::new("left", 1, 2), Pod::new("kept", 1, 3)];
         let interfaces = pods.each_ref().map(|pod| wiring.connect(&pod.attachment()).unwrap().host_interface);
         // A process that ends between disconnecting a pod and deleting its cable.
-        let index = tortie_linux::interface_index(&interfaces[0]).unwrap();
+        let index = tortie_kernel::interface_index(&interfaces[0]).unwrap();
         let settings = vec![LinkSetting::Group(0x746f_7274), LinkSetting::Up(false)];
         RouteSocket::open().unwrap().change(&Change::SetLink(index, settings)).unwrap();
         drop(wiring);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use tortie_api::calico::{PolicyType, Profile};
 use tortie_api::net::{Action, Protocol};
-use tortie_api::{FieldError, Key, Kind, Resource};
+use tortie_api::{Key, Kind, Resource, in_words};
 use tortie_selector::Selector;
 
 use crate::labels::of_namespace;
@@ -273,13 +273,6 @@ pub fn readable_order(spec: &Value) -> Option<f64> {
         None | Some(Value::Null) => None,
         Some(order) => Some(order.as_f64().unwrap_or(f64::NEG_INFINITY)),
     }
-}
-
-/// Problems as one sentence.
-#[must_use]
-pub fn in_words(problems: &[FieldError]) -> String {
-    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    problems.join("; ")
 }
 
 fn named_directions(types: Option<&Value>) -> (bool, bool) {

@@ -8,17 +8,11 @@
 mod calico;
 mod cluster;
 mod compile;
-pub mod enforced;
 mod kubernetes;
 mod labels;
-pub mod lint;
-pub mod oracle;
 pub mod program;
-pub mod reach;
-pub mod staged;
 
 pub use compile::{
-    Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, in_words, policy_id,
-    readable_order,
+    Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, policy_id, readable_order,
 };
 pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

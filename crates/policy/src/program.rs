@@ -10,8 +10,10 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use tortie_api::Kind;
+pub use tortie_api::net::Flow;
 use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
+use tortie_api::report::ObjectRef;
+use tortie_api::{Key, Kind};
 
 /// The kinds of object that carry rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -64,6 +66,12 @@ impl PolicyId {
     #[must_use]
     pub fn profile(name: impl Into<Arc<str>>) -> Self {
         Self { kind: PolicyKind::Profile, namespace: Arc::default(), name: name.into() }
+    }
+}
+
+impl From<&PolicyId> for ObjectRef {
+    fn from(id: &PolicyId) -> Self {
+        Key { kind: id.kind.kind(), namespace: id.namespace.to_string(), name: id.name.to_string() }.into()
     }
 }
 
@@ -301,23 +309,6 @@ impl HostEndpointProgram {
     pub fn policy_ids(&self) -> impl Iterator<Item = &PolicyId> {
         self.tables().flat_map(EndpointProgram::policy_ids)
     }
-}
-
-/// One packet that begins a flow, as seen at the hook that judges it (policy decision 5).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Flow {
-    /// The source address.
-    pub source: IpAddr,
-    /// The destination address.
-    pub destination: IpAddr,
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The source port; 0 where the protocol has none.
-    pub source_port: u16,
-    /// The destination port; 0 where the protocol has none.
-    pub destination_port: u16,
-    /// The ICMP type and code, where the packet is ICMP or ICMPv6.
-    pub icmp: Option<(u8, u8)>,
 }
 
 /// Where [`evaluate`] finds what an [`EndpointProgram`] names.

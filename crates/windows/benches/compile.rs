@@ -136,7 +136,7 @@ fn rules(number: usize) -> PolicyRules {
 fn state() -> NodeState {
     let mut state = NodeState::default();
     for set in 0..SETS {
-        state.apply(&Delta::SetCreated(set_id(set), SetKind::Nets, members(set)));
+        state.apply(&Delta::SetCreated(set_id(set), SetKind::Nets, members(set).into()));
     }
     for number in 0..POLICIES {
         state.apply(&Delta::Policy(policy_id(number), Arc::new(rules(number))));
@@ -178,7 +178,7 @@ fn with_member(state: &NodeState) -> NodeState {
     let mut changed = state.clone();
     let mut members = members(0);
     members.insert(Member::Net("192.0.2.77/32".parse().unwrap()));
-    changed.apply(&Delta::SetCreated(set_id(0), SetKind::Nets, members));
+    changed.apply(&Delta::SetCreated(set_id(0), SetKind::Nets, members.into()));
     changed
 }
 

@@ -38,7 +38,6 @@ pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
     /// The adapter of the overlay network, if HNS should not choose it.
     adapter: Option<String>,
-    state: NodeState,
     overlay: Option<Overlay>,
     current_overlay: CurrentOverlay,
     /// Why the requested network does not exist, and when it is retried.
@@ -78,7 +77,6 @@ impl WindowsDataplane {
         WindowsDataplane {
             hcn,
             adapter,
-            state: NodeState::default(),
             overlay: None,
             current_overlay: CurrentOverlay::default(),
             network_refused: None,
@@ -109,13 +107,13 @@ impl WindowsDataplane {
         self.current_overlay.clone()
     }
 
-    /// Ingests a change, and marks what it concerns.
-    fn take(&mut self, delta: &Delta) {
+    /// Marks what a change touches, which `state` already contains.
+    fn ingest(&mut self, state: &NodeState, delta: &Delta) {
         match delta {
             Delta::Node(_) => {
                 // Its addresses are in every endpoint's list, its VNI in every route.
                 (self.overlay, self.routes_due) = (None, true);
-                self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
+                state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {
                 (self.overlay, self.routes_due) = (None, true);
@@ -125,52 +123,52 @@ impl WindowsDataplane {
             Delta::Service(..) | Delta::ServiceRemoved(_) => self.policing.services_changed(),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
-                self.touch_users_of_set(id);
+                self.touch_users_of_set(state, id);
             }
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
-                self.touch_users_of_policies(&BTreeSet::from([id]))
+                self.touch_users_of_policies(state, &BTreeSet::from([id]))
             }
-            // The only relevant setting is whether ACLs name sets.
-            Delta::Settings(_) => self.state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
+            // Of all that can be set, whether ACLs name sets.
+            Delta::Settings(_) => state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
             Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             // The HNS endpoint may be another one than before.
             Delta::Endpoint(id, _) => self.policing.look_at_now(id.clone()),
             Delta::EndpointRemoved(id) => self.policing.forget(id),
         }
-        self.state.apply(delta);
     }
 
-    fn touch_users_of_set(&mut self, set: &SetId) {
-        let names = |policy: &&PolicyId| self.state.policies[*policy].set_ids().any(|id| id == set);
-        let users: BTreeSet<PolicyId> = self.state.policies.keys().filter(names).cloned().collect();
-        self.touch_users_of_policies(&users.iter().collect());
+    fn touch_users_of_set(&mut self, state: &NodeState, set: &SetId) {
+        let naming = state.policies.iter().filter(|(_, rules)| rules.set_ids().any(|id| id == set));
+        self.touch_users_of_policies(state, &naming.map(|(id, _)| id).collect());
     }
 
-    fn touch_users_of_policies(&mut self, policies: &BTreeSet<&PolicyId>) {
+    fn touch_users_of_policies(&mut self, state: &NodeState, policies: &BTreeSet<&PolicyId>) {
         let uses = |endpoint: &Endpoint| endpoint.program.policy_ids().any(|id| policies.contains(id));
-        let users = self.state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
+        let users = state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
         users.for_each(|(id, _)| self.policing.touch(id.clone()));
     }
 
-    fn reconcile(&mut self) -> Report {
+    fn reconcile(&mut self, state: &NodeState) -> Report {
         let (mut report, now) = (Report::default(), (self.clock)());
-        report.node.extend(not_enforced(&self.state));
+        report.node.extend(not_enforced(state));
         self.routes_due |= self.routes_wait.due(now).next().is_some();
         let mut away = None;
-        if let Err(error) = self.sync_network(&mut report) {
+        if let Err(error) = self.sync_network(state, &mut report) {
             note(&mut report.node, &error);
             report.retry |= error.is_passing();
             away = error.is_unavailable().then_some(error);
         }
         let sets = match away {
-            None => self.policy_sets().inspect_err(|error| away = Some(error.clone())).unwrap_or_default(),
+            None => {
+                self.policy_sets(state).inspect_err(|error| away = Some(error.clone())).unwrap_or_default()
+            }
             Some(_) => None,
         };
         let node = Node {
             hcn: &*self.hcn,
-            state: &self.state,
+            state,
             sets,
-            addresses: self.node_addresses(),
+            addresses: node_addresses(state),
             static_rules: &self.static_rules.0,
             now,
         };
@@ -183,9 +181,9 @@ impl WindowsDataplane {
         } else {
             self.load_balancers.look(&*self.hcn);
         }
-        let node = self.node_addresses();
-        report.node.extend(self.load_balancers.condition(&self.state, &node, self.version));
-        // An endpoint that failed may have an older and wider list, so it does not count as in force.
+        let node = node_addresses(state);
+        report.node.extend(self.load_balancers.condition(state, &node, self.version));
+        // An older and wider list may be on an endpoint that failed: it does not count as in force.
         report.retry |= self.policing.is_in_trouble();
         report.node.extend(self.policing.conditions_of_sets());
         report.endpoints = self.policing.conditions();
@@ -193,23 +191,23 @@ impl WindowsDataplane {
         report
     }
 
-    /// Applies the overlay network and its routes.
-    fn sync_network(&mut self, report: &mut Report) -> Result<(), Error> {
-        let Some(node) = self.state.node.clone() else { return Ok(()) };
+    /// The overlay network and its routes.
+    fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
+        let Some(node) = state.node.clone() else { return Ok(()) };
         if node.network.port != VXLAN_PORT {
             let port = node.network.port;
-            report.node.push(Condition {
-                reason: Reason::VxlanPortNotSupported,
-                message: format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
-            });
+            report.node.push(Condition::new(
+                Reason::VxlanPortNotSupported,
+                format!("VXLAN port {port}: Windows has {VXLAN_PORT} only, which is used here"),
+            ));
         }
-        let blocks: Vec<Ipv4Net> = self.own_blocks().collect();
+        let blocks: Vec<Ipv4Net> = own_blocks(state).collect();
         let Some(block) = blocks.first() else { return Ok(()) };
         if blocks.len() > 1 {
-            report.node.push(Condition {
-                reason: Reason::MoreThanOneBlock,
-                message: format!("the node has the blocks {blocks:?}: a Windows node has one, here {block}"),
-            });
+            report.node.push(Condition::new(
+                Reason::MoreThanOneBlock,
+                format!("the node has the blocks {blocks:?}: a Windows node has one, here {block}"),
+            ));
         }
         let vni = node.network.vni;
         let spec = OverlaySpec { name: NETWORK.into(), block: *block, vni, adapter: self.adapter.clone() };
@@ -222,16 +220,16 @@ impl WindowsDataplane {
         let Some(overlay) = &self.overlay else { return Ok(()) };
         report.node.extend(remade(&node, overlay));
         if overlay.provider_address != node.address {
-            report.node.push(Condition {
-                reason: Reason::ProviderAddressDiffers,
-                message: format!(
+            report.node.push(Condition::new(
+                Reason::ProviderAddressDiffers,
+                format!(
                     "network {NETWORK} is bound to {}, but the node's address is {}: name the right adapter",
                     overlay.provider_address, node.address
                 ),
-            });
+            ));
         }
         if self.routes_due {
-            let synced = routes::sync(&*self.hcn, overlay.id, &self.state);
+            let synced = routes::sync(&*self.hcn, overlay.id, state);
             self.routes_refused = synced.inspect_err(|_| self.overlay = None)?;
             self.routes_due = false;
             if self.routes_refused.is_empty() {
@@ -271,8 +269,8 @@ impl WindowsDataplane {
         ensured
     }
 
-    /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
-    fn policy_sets(&mut self) -> Result<Option<(Guid, bool)>, Error> {
+    /// The network whose sets ACLs may name, where HNS has sets, and whether they shall.
+    fn policy_sets(&mut self, state: &NodeState) -> Result<Option<(Guid, bool)>, Error> {
         if self.network.is_none() {
             // Whatever is wrong with it, its endpoints may have ACLs that name sets.
             self.network = self.hcn.network_by_name(NETWORK)?.map(|network| network.id);
@@ -287,23 +285,13 @@ impl WindowsDataplane {
             }
         }
         let (Some(network), Some(version)) = (self.network, self.version) else { return Ok(None) };
-        let settings = &self.state.settings;
+        let settings = &state.settings;
         let wanted = match settings.windows_policy_sets {
             WindowsPolicySets::Auto => settings.proven_policy_sets.contains(&(version.major, version.minor)),
             WindowsPolicySets::Enabled => true,
             WindowsPolicySets::Disabled => false,
         };
         Ok(version.supports(Feature::SetPolicy).then_some((network, wanted)))
-    }
-
-    fn own_blocks(&self) -> impl Iterator<Item = Ipv4Net> {
-        self.state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
-    }
-
-    /// The node's own addresses towards its pods.
-    fn node_addresses(&self) -> BTreeSet<Ipv4Addr> {
-        let Some(node) = &self.state.node else { return BTreeSet::new() };
-        std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
     }
 }
 
@@ -312,8 +300,8 @@ impl Dataplane for WindowsDataplane {
         true
     }
 
-    fn show(&mut self, id: &EndpointId) -> Result<Shown, ShowError> {
-        let endpoint = self.state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
+    fn show(&mut self, state: &NodeState, id: &EndpointId) -> Result<Shown, ShowError> {
+        let endpoint = state.endpoints.get(id).ok_or_else(|| ShowError::NoEndpoint(id.to_string()))?;
         let failed = |error: Error| ShowError::System { object: id.to_string(), problem: error.to_string() };
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK).map_err(failed)?;
         let container_id = endpoint.container_id.to_string();
@@ -321,14 +309,14 @@ impl Dataplane for WindowsDataplane {
         Ok(show::shown(endpoint, &found, self.policing.list_of(id)))
     }
 
-    fn apply(&mut self, deltas: &[Delta]) -> Report {
+    fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
         for delta in deltas {
-            self.take(delta);
+            self.ingest(state, delta);
         }
-        self.reconcile()
+        self.reconcile(state)
     }
 
-    fn resync(&mut self) -> Report {
+    fn resync(&mut self, state: &NodeState) -> Report {
         let now = (self.clock)();
         // After a failure this is called every second, for what failed. The rest is checked at the usual interval.
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
@@ -339,27 +327,34 @@ impl Dataplane for WindowsDataplane {
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
             self.policing.look_at_sets(now);
             self.load_balancers.look_at();
-            self.state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
+            state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
         }
-        self.reconcile()
+        self.reconcile(state)
     }
 }
 
-/// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
-/// the network. Until the node publishes that, no tunnel packets arrive.
+fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
+    state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
+}
+
+/// The addresses that the node itself has towards its pods.
+fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
+    let Some(node) = &state.node else { return BTreeSet::new() };
+    std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
+}
+
+/// The other nodes address this one by the MAC address that it has told them; HNS makes up another one each time that it
+/// makes the network. Until the node tells that, nothing gets here through the tunnel.
 fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
     let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
-    (told != now).then(|| Condition {
-        reason: Reason::OverlayRemade,
-        message: format!(
+    (told != now).then(|| Condition::new(Reason::OverlayRemade, format!(
             "network {NETWORK} has the MAC address {now}, but the other nodes send to {told}: the network was made anew, \
              and the Node's annotation has to follow"
-        ),
-    })
+        )))
 }
 
 /// Converts an error to a condition. The object is retried.
 fn note(conditions: &mut Vec<Condition>, error: &Error) {
     warn!(%error, "not as it should be yet");
-    conditions.push(Condition { reason: error.reason(), message: error.to_string() });
+    conditions.push(Condition::new(error.reason(), error.to_string()));
 }

@@ -192,8 +192,8 @@ impl Found {
                 Ok(None) => return None,
                 Err(error) => format!("an ACL that is not ours cannot be read, and may come first: {error}"),
             };
-            let message = format!("endpoint {}: {what}; it stays, and overrides policy", endpoint.name);
-            Some(Condition { reason: Reason::ForeignAcl, message })
+            let message = format!("HNS endpoint {}: {what}; it stays, and overrides policy", endpoint.name);
+            Some(Condition::new(Reason::ForeignAcl, message))
         };
         self.others.iter().filter_map(foreign).collect()
     }

@@ -82,9 +82,9 @@ impl LoadBalancers {
             seen.iter().any(|text| text.is_empty() || text.parse().is_ok_and(|it| node.contains(&it)));
         let seen: Vec<&str> =
             seen.into_iter().map(|text| if text.is_empty() { "the node's address" } else { text }).collect();
-        Some(Condition {
-            reason: Reason::ClientAddressHidden,
-            message: format!(
+        Some(Condition::new(
+            Reason::ClientAddressHidden,
+            format!(
                 "{} load balancers for ClusterIPs have no direct server return (DSR): whoever a pod of this node reaches \
                  by a Service sees {} instead of the pod{}. {}. {}",
                 sources.len(),
@@ -93,7 +93,7 @@ impl LoadBalancers {
                 concerned(state),
                 fix(version)
             ),
-        })
+        ))
     }
 }
 

@@ -149,8 +149,8 @@ impl Policing {
     /// deadline.
     pub(crate) fn put_off(&mut self, error: &Error) {
         for id in self.due.clone() {
-            let message = format!("{id}: not brought up to date yet: {error}");
-            self.known(&id).conditions = vec![Condition { reason: error.reason(), message }];
+            let condition = Condition::new(error.reason(), format!("not brought up to date yet: {error}"));
+            self.known(&id).conditions = vec![condition];
         }
     }
 

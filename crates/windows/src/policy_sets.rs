@@ -150,7 +150,7 @@ fn refused(request: &RequestType, set: &Set, problem: &str) -> (String, Conditio
     let (id, name) = (&set.id, &set.name);
     let message =
         format!("{request} of the set {id} ({name}): {problem}; its addresses are spelled out in ACLs");
-    (id.clone(), Condition { reason: Reason::PolicySetRefused, message })
+    (id.clone(), Condition::new(Reason::PolicySetRefused, message))
 }
 
 /// The values in the form in which they are sent.

@@ -74,7 +74,7 @@ fn send(
     for policy in policies {
         if let Some(error) = send(vec![policy.clone()])? {
             let message = format!("{request} of the route {}: {error}", policy.settings);
-            refused.push(Condition { reason: Reason::RouteRefused, message });
+            refused.push(Condition::new(Reason::RouteRefused, message));
         }
     }
     Ok(refused)

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use node::*;
 use serde_json::Value;
-use tortie_dataplane::{Dataplane, Delta, HostEndpoint, PodWiring, Reason};
+use tortie_dataplane::{Delta, HostEndpoint, PodWiring, Reason};
 use tortie_hcn::schema::{Acl, Modify, Policy, RequestType};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
 use tortie_policy::program::EndpointProgram;
@@ -148,7 +148,7 @@ fn a_host_endpoint_that_is_not_enforced_is_told_of() {
     let report = node.apply(&[Delta::HostEndpoint("h".into(), endpoint.into())]);
     let told = report.node.iter().find(|told| told.reason == Reason::HostEndpointNotEnforced);
     assert!(
-        told.is_some_and(|told| told.message.contains("HostEndpoint h is not enforced")),
+        told.is_some_and(|told| told.to_string().starts_with("HostEndpoint h: not enforced")),
         "{:?}",
         report.node
     );

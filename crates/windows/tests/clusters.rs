@@ -19,7 +19,7 @@ use serde_json::Value;
 use testkit::clusters::services::{Call, calls, fronts, services};
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
 use testkit::emulator::{Cluster, RENDERINGS, Rendering, on_windows};
-use testkit::exceptions::{Exception, REASON};
+use testkit::exceptions::Exception;
 use testkit::flows::{beginnings, explain, judged};
 use testkit::random::{Random, Tally, rounds};
 use tortie_api::net::Protocol;
@@ -30,7 +30,7 @@ use tortie_hns_emulator::{
     AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, Packet, SetReading, SeveralSets,
     UpdateReplaces, Verdict as HnsVerdict, Way,
 };
-use tortie_policy::oracle::{Oracle, Trace, Verdict};
+use tortie_oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 use tortie_windows::endpoint_id;
 
@@ -50,8 +50,9 @@ const FLOWS: usize = 64;
 /// The condition of an endpoint with an IPv6 address: Windows has no IPv6 on VXLAN.
 const NOT_SERVED: Reason = Reason::AddressNotServed;
 
-/// The conditions that endpoints may have.
-const KNOWN: [Reason; 4] = [REASON, PARTLY, TAKEN, NOT_SERVED];
+/// What endpoints may be told.
+const KNOWN: [Reason; 5] =
+    [Reason::IcmpTypeNotExpressible, Reason::SctpPortNotExpressible, PARTLY, TAKEN, NOT_SERVED];
 
 const OWN_NODE: &str = "from its own node";
 const BOTH_FAMILIES: &str = "of pods with IPv6, too";

@@ -276,8 +276,8 @@ fn a_rule_says_what_makes_it_dear() {
         from(set("nobody")),
     ];
     let mut deltas = with_rules(&rules);
-    deltas.insert(2, Delta::SetCreated(SetId::new("many"), SetKind::Nets, nets(0x0b00_0000, 9000)));
-    deltas.insert(2, Delta::SetCreated(SetId::new("few"), SetKind::Nets, nets(0x0a00_0001, 3)));
+    deltas.insert(2, Delta::SetCreated(SetId::new("many"), SetKind::Nets, nets(0x0b00_0000, 9000).into()));
+    deltas.insert(2, Delta::SetCreated(SetId::new("few"), SetKind::Nets, nets(0x0a00_0001, 3).into()));
     let state = state(&deltas);
     let costing = costing(&state);
     let costs = costing.rules(&state.endpoints[&pod_id()], |id| &*id.name == "long", &|_, _| None);

@@ -17,7 +17,7 @@ use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::Delta;
 use tortie_hcn::HcnExt;
 use tortie_hns_emulator::{Config, EgressSees, OnRewrite};
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, Member, PolicyRules, Rule, SetId, SetKind, TierProgram,
 };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use node::*;
 use tortie_api::net::{Action, Protocol};
-use tortie_dataplane::{Condition, Dataplane, Delta, Reason, Report, Service, ServiceId, ServicePort};
+use tortie_dataplane::{Condition, Delta, Reason, Report, Service, ServiceId, ServicePort};
 use tortie_hcn::schema::{LoadBalancer, LoadBalancerPortMapping};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind, Version};
 use tortie_hns_emulator::Config;

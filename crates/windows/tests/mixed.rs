@@ -23,7 +23,7 @@ use testkit::random::{Random, Tally};
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Report;
 use tortie_hns_emulator::{Config, SetReading, SeveralSets};
-use tortie_policy::oracle::{Oracle, Trace, Verdict};
+use tortie_oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 
 const CLUSTERS: u32 = 220;

@@ -7,9 +7,7 @@ use std::net::Ipv4Addr;
 
 use node::*;
 use serde_json::json;
-use tortie_dataplane::{
-    ClusterNetwork, Dataplane, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Vtep,
-};
+use tortie_dataplane::{ClusterNetwork, Delta, LocalNode, MacAddress, Reason, Route, RouteTarget, Vtep};
 use tortie_hcn::schema::{HostRoute, Modify, Network, Policy, RemoteSubnetRoute, RequestType, lenient};
 use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator};

@@ -6,7 +6,7 @@ mod node;
 use node::*;
 use serde_json::json;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_dataplane::{Dataplane, Delta, PodAttachment, PodWiring, Reason, WiringError};
+use tortie_dataplane::{Delta, PodAttachment, PodWiring, Reason, WiringError};
 use tortie_hcn::schema::{Acl, AclAction, Endpoint, Modify, Policy, ProviderAddress, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, HcnExt, Kind};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Rule};

@@ -49,9 +49,9 @@ fn rules_are_narrower_and_that_is_told() {
         let told: Vec<&Condition> = report.conditions().collect();
         assert_eq!(told.is_empty(), consequence.is_empty(), "{told:?} {shown}");
         for told in told {
-            assert_eq!(told.reason, Reason::RuleNotExpressible);
-            let whole = ["calico-demo/one", "Egress rule 1", "ports of SCTP, which HNS cannot", consequence];
-            assert!(whole.iter().all(|part| told.message.contains(part)), "{} {shown}", told.message);
+            assert_eq!(told.reason, Reason::SctpPortNotExpressible);
+            let whole = ["calico-demo/one, Egress rule 1: ", "ports of SCTP, which HNS cannot", consequence];
+            assert!(whole.iter().all(|part| told.to_string().contains(part)), "{told} {shown}");
         }
     }
 }

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{Dataplane, Delta, Report};
+use tortie_dataplane::{Delta, Report};
 use tortie_hcn::schema::SetPolicy;
 use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind};
 use tortie_hns_emulator::{Config, Emulator, Survives, Verdict};

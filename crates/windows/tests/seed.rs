@@ -12,10 +12,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use testkit::Stateful;
 use tortie_api::calico::{FelixConfiguration, WindowsPolicySets, WorkloadEndpoint};
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
-use tortie_dataplane::{Dataplane, Delta, EndpointId, NodeState, PodAttachment, PodWiring};
+use tortie_dataplane::{Delta, EndpointId, NodeState, PodAttachment, PodWiring};
 use tortie_hcn::schema::{Acl, Namespace};
 use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind as HcnKind};
 use tortie_hns_emulator::{Config, Emulator, Recorder};
@@ -86,7 +87,7 @@ fn address(number: usize) -> Ipv4Addr {
 struct Node {
     hns: Arc<Recorder<Emulator>>,
     calc: Calc,
-    dataplane: WindowsDataplane,
+    dataplane: Stateful<WindowsDataplane>,
     wiring: WindowsWiring,
     connected: BTreeSet<EndpointId>,
 }
@@ -102,7 +103,7 @@ impl Cluster {
             ensure_overlay(&*hns, &spec).unwrap();
             let hcn: Arc<dyn Hcn> = hns.clone();
             let wiring = WindowsWiring::new(hcn.clone());
-            let dataplane = WindowsDataplane::new(hcn, None);
+            let dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
             Node {
                 hns,
                 calc: Calc::new(format!("win{number}")),

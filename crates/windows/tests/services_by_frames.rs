@@ -16,7 +16,7 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Reason;
 use tortie_hns_emulator::{Config, EgressSees};
-use tortie_policy::oracle::{Oracle, Trace, Verdict};
+use tortie_oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 
 const VIP: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);

@@ -10,7 +10,7 @@ use node::*;
 use serde_json::Value;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
-use tortie_dataplane::{Dataplane, Delta, EndpointId, PodWiring, Reason, Report};
+use tortie_dataplane::{Delta, EndpointId, PodWiring, Reason, Report};
 use tortie_hcn::schema::SetPolicy;
 use tortie_hcn::{Call, Failure, HResult, HcnExt, Kind};
 use tortie_hns_emulator::{Config, Emulator, Recorder, Verdict};

@@ -5,7 +5,7 @@ mod node;
 
 use node::*;
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
-use tortie_dataplane::{Dataplane, Report, ShowError, Shown, ShownPart, ShownRule};
+use tortie_dataplane::{Report, ShowError, Shown, ShownPart, ShownRule};
 use tortie_hcn::HcnExt;
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Modify, Policy, RequestType};
 use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Rule};

@@ -8,9 +8,7 @@ use std::sync::{Arc, Mutex};
 use node::*;
 use serde_json::{Value, json};
 use tortie_api::net::{Action, Protocol};
-use tortie_dataplane::{
-    Dataplane, Delta, EndpointId, MacAddress, PodWiring, Reason, Route, RouteTarget, Vtep,
-};
+use tortie_dataplane::{Delta, EndpointId, MacAddress, PodWiring, Reason, Route, RouteTarget, Vtep};
 use tortie_hcn::schema::{Modify, Policy, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, HcnExt, Kind};
 use tortie_hns_emulator::{Emulator, Recorder, Survives};

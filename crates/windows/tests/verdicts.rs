@@ -16,11 +16,12 @@ use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::json;
+use testkit::Stateful;
 use testkit::exceptions::{Exception, no_acl_is_about_ports_of_sctp};
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report;
-use tortie_dataplane::{Dataplane, Delta, NodeState, PodWiring, Report};
+use tortie_dataplane::{Delta, NodeState, PodWiring, Report};
 use tortie_hcn::schema::{Modify, PolicyList, RequestType, lenient};
 use tortie_hcn::{Call, Failure, Hcn, Kind};
 use tortie_hns_emulator::{Config, DefaultAction, Emulator, Recorder};
@@ -173,7 +174,7 @@ proptest! {
         let firewall = config.host_default.is_some();
         let mut node = Node::with(config, sets);
         let file = file(&rules);
-        node.dataplane = node.dataplane.with_static_rules(file.clone());
+        node.dataplane = node.dataplane.map(|dataplane| dataplane.with_static_rules(file.clone()));
         node.connect();
         let report = node.apply(&said.deltas());
         prop_assert!(report.node.is_empty() && !report.retry, "{report:?}");
@@ -261,7 +262,7 @@ fn between(
     let wiring = WindowsWiring::new(hcn.clone());
     let node = Node::over(watched.hns.clone());
     let pod = attachment(node.namespace());
-    let mut dataplane = WindowsDataplane::new(hcn, None);
+    let mut dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
     dataplane.apply(&[policy_sets(sets)]);
     *watched.flows.lock().unwrap() = flows.to_vec();
 

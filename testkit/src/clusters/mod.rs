@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use tortie_api::calico::{FelixConfiguration, WorkloadEndpoint};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
-use tortie_policy::oracle::Snapshot;
+use tortie_oracle::Snapshot;
 
 use policies::{maybe, policy, rules};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use tortie_api::net::Protocol;
 use tortie_dataplane::MacAddress;
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 use tortie_policy::program::Flow;
 
 use super::PATIENCE;

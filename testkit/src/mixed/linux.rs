@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
+use crate::Stateful;
 use anyhow::Result;
-use tortie_dataplane::{Dataplane as _, Delta, MacAddress, Report};
+use tortie_dataplane::{Delta, MacAddress, Report};
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Change, Neighbour, RouteSocket};
+use tortie_kernel::{interface_index, sysctl};
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Change, Neighbour, RouteSocket};
-use tortie_linux::{Dataplane, interface_index, sysctl};
 
 use super::services::{Balanced, unbalanced};
 use super::{End, Host, Place};
@@ -20,15 +22,16 @@ const ROUTER: MacAddress = MacAddress([2, 0, 0, 0, 1, 1]);
 
 pub(super) struct Node {
     namespace: NetNs,
-    dataplane: Dataplane,
+    dataplane: Stateful<Dataplane>,
     routes: RouteSocket,
 }
 
 impl Node {
     pub(super) fn new(namespace: &NetNs) -> Result<Self> {
         let namespace = super::again(namespace)?;
-        let (dataplane, routes) = namespace
-            .run(|| -> Result<_> { Ok((Dataplane::open(Config::default())?, RouteSocket::open()?)) })??;
+        let (dataplane, routes) = namespace.run(|| -> Result<_> {
+            Ok((Stateful::new(Dataplane::open(Config::default())?), RouteSocket::open()?))
+        })??;
         Ok(Self { namespace, dataplane, routes })
     }
 }

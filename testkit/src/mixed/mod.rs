@@ -34,8 +34,8 @@ use tortie_api::{Key, Kind};
 use tortie_calc::{Calc, vtep_mac};
 use tortie_dataplane::{Delta, EndpointId, MacAddress, NodeState, Report};
 use tortie_hns_emulator::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
 use tortie_policy::program::Flow;
 
 use crate::clusters::Objects;

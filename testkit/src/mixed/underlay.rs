@@ -4,9 +4,9 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
-use tortie_linux::interface_index;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
 
 use crate::links::{node_parameters, wait_for};
 

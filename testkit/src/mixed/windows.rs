@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use crate::Stateful;
 use anyhow::{Context, Result};
 use ipnet::Ipv4Net;
-use tortie_dataplane::{Dataplane as _, Delta, PodAttachment, PodWiring as _, Report};
+use tortie_dataplane::{Delta, PodAttachment, PodWiring as _, Report};
 use tortie_hcn::schema::{Acl, Namespace, SetPolicy};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
-use tortie_linux::interface_index;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{Address, Change, RouteSocket};
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{Address, Change, RouteSocket};
 use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 use super::services::{Balanced, Proxy};
@@ -24,7 +25,7 @@ const INTERFACE: &str = "eth0";
 
 pub(super) struct Node {
     hns: Arc<Emulator>,
-    dataplane: WindowsDataplane,
+    dataplane: Stateful<WindowsDataplane>,
     wiring: WindowsWiring,
     block: Ipv4Net,
     overlay: Overlay,
@@ -40,7 +41,8 @@ impl Node {
         let hcn: Arc<dyn Hcn> = hns.clone();
         let spec = OverlaySpec { name: NETWORK.into(), block, vni: VNI, adapter: None };
         let overlay = ensure_overlay(&*hns, &spec)?;
-        let (wiring, dataplane) = (WindowsWiring::new(hcn.clone()), WindowsDataplane::new(hcn, None));
+        let (wiring, dataplane) =
+            (WindowsWiring::new(hcn.clone()), Stateful::new(WindowsDataplane::new(hcn, None)));
         let (compartments, proxy) = (BTreeMap::new(), Proxy::default());
         let node = Self { hns, dataplane, wiring, block, overlay: overlay.clone(), compartments, proxy };
         Ok((node, overlay))

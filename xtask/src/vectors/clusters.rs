@@ -10,7 +10,7 @@ use testkit::programs::{Programs, Sides};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::{IpVersion, Protocol};
 use tortie_api::{Key, Kind, Resource, manifest};
-use tortie_policy::oracle::{Oracle, Peer, Question, Snapshot, Trace, Verdict};
+use tortie_oracle::{Oracle, Peer, Question, Snapshot, Trace, Verdict};
 use tortie_policy::program::Flow;
 
 use super::rendered::{Outcome, Rendered};

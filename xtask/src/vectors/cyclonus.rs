@@ -15,7 +15,7 @@ use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{EndpointId, Report};
 use tortie_linux::dataplane::Config;
-use tortie_policy::oracle::{self, Peer, Question, Snapshot, Verdict};
+use tortie_oracle::{Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
 use super::{On, Tally, hns};
@@ -209,8 +209,9 @@ fn by_oracle(snapshot: &Snapshot, row: &Row<'_>) -> Result<(bool, bool)> {
         icmp: row.flow.icmp,
         via: None,
     };
-    let answer = oracle::evaluate(snapshot, &question)?;
-    let allows = |trace: Option<oracle::Trace>| trace.is_none_or(|trace| trace.verdict == Verdict::Allow);
+    let answer = tortie_oracle::evaluate(snapshot, &question)?;
+    let allows =
+        |trace: Option<tortie_oracle::Trace>| trace.is_none_or(|trace| trace.verdict == Verdict::Allow);
     Ok((allows(answer.ingress), allows(answer.egress)))
 }
 

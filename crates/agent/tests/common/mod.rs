@@ -66,10 +66,11 @@ impl FakeOs {
 }
 
 impl Dataplane for FakeOs {
-    fn apply(&mut self, deltas: &[Delta]) -> Report {
+    fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
         let mut os = self.lock();
         assert!(!os.dies, "the test wants the dataplane to die");
         deltas.iter().for_each(|delta| os.state.apply(delta));
+        assert_eq!(os.state, *state, "the deltas lead to the state that comes with them");
         os.batches.push(deltas.to_vec());
         os.report.clone()
     }
@@ -82,14 +83,14 @@ impl Dataplane for FakeOs {
         self.lock().disturbed = Some(told);
     }
 
-    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError> {
+    fn show(&mut self, _: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {
         assert!(!self.lock().dies, "the test wants the dataplane to die");
         let unknown = || ShowError::NoEndpoint(endpoint.to_string());
         self.lock().state.endpoints.get(endpoint).map(|_| ()).ok_or_else(unknown)?;
         Ok(Shown { read_from: format!("the test's maps, {}", endpoint.pod), ..Shown::default() })
     }
 
-    fn resync(&mut self) -> Report {
+    fn resync(&mut self, _: &NodeState) -> Report {
         let mut os = self.lock();
         os.resyncs += 1;
         os.report.clone()
@@ -250,7 +251,7 @@ pub fn endpoint_id(pod: &str) -> EndpointId {
 }
 
 pub fn condition(reason: Reason) -> Condition {
-    Condition { reason, message: format!("the test says {reason}") }
+    Condition::new(reason, format!("the test says {reason}"))
 }
 
 /// Stores the object, whether or not it exists.

@@ -8,8 +8,8 @@ use serde_json::json;
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
-use tortie_policy::oracle::{Answer, DecidedBy, Peer, Question, Snapshot, Trace, Verdict};
-use tortie_policy::reach::{Classes, Placement, Sample, Way};
+use tortie_oracle::{Answer, DecidedBy, Peer, Question, Snapshot, Trace, Verdict};
+use tortie_reach::{Classes, Placement, Sample, Way};
 
 use testkit::clusters::hosts::{NODES, hosts};
 use testkit::clusters::{Objects, Sent, clusters, packets};

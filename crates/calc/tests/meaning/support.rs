@@ -7,7 +7,7 @@ use tortie_api::net::{Direction, Protocol};
 use tortie_api::{Key, Kind, manifest};
 use tortie_calc::Calc;
 use tortie_dataplane::EndpointId;
-use tortie_policy::oracle::{Peer, Question, Snapshot, Verdict};
+use tortie_oracle::{Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
 /// Pods of namespace `web` (label `team=a`) and `db` (label `team=b`), all on one node; `namespace/name` → address.
@@ -122,7 +122,7 @@ pub fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -
         icmp,
         via: None,
     };
-    tortie_policy::oracle::evaluate(&snapshot, &question).unwrap().verdict == Verdict::Allow
+    tortie_oracle::evaluate(&snapshot, &question).unwrap().verdict == Verdict::Allow
 }
 
 pub fn calico(namespace: &str, name: &str, spec: &str) -> String {

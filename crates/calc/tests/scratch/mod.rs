@@ -256,7 +256,7 @@ fn subjects(objects: &Objects) -> Subjects {
 
 fn name_sets(sets: &BTreeMap<SetId, SetSource>, subjects: &Subjects, state: &mut NodeState) {
     for (id, source) in sets {
-        state.sets.insert(id.clone(), (source.kind(), members(source, subjects)));
+        state.sets.insert(id.clone(), (source.kind(), members(source, subjects).into()));
     }
 }
 

@@ -10,8 +10,8 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 use tortie_calc::Calc;
 use tortie_dataplane::{EndpointId, NodeState};
+use tortie_oracle::{Snapshot, Stored};
 use tortie_policy::compile;
-use tortie_policy::oracle::{Snapshot, Stored};
 use tortie_policy::program::PolicyId;
 
 /// The node of all pods for calc: one computation is sufficient, because a pod's policy does not depend on its node.

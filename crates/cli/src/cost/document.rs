@@ -36,7 +36,7 @@ fn pod(pod: &PodCost) -> Value {
     json!({
         "pod": format!("{}/{}", pod.id.namespace, pod.id.pod), "interface": pod.id.interface, "node": pod.node,
         "withoutSets": tally(&cost.lists), "withSets": sets, "naive": naive,
-        "conditions": conditions.map(|told| json!({"reason": told.reason, "message": told.message})).collect::<Vec<_>>(),
+        "conditions": conditions.map(|told| json!({"reason": told.reason, "about": told.about, "message": told.message})).collect::<Vec<_>>(),
     })
 }
 

@@ -178,8 +178,8 @@ fn notes(found: &Found) {
             "The naive expansion leaves out {rules} (counted once for each pod) that it cannot say: negations, types of ICMP."
         ));
     }
-    let mut told: Vec<&str> =
-        found.pods.iter().flat_map(|pod| &pod.cost.conditions).map(|told| told.message.as_str()).collect();
+    let mut told: Vec<String> =
+        found.pods.iter().flat_map(|pod| &pod.cost.conditions).map(ToString::to_string).collect();
     told.sort_unstable();
     told.dedup();
     told.iter().take(DEAREST).for_each(|message| output::line(&format!("note: {message}")));

@@ -19,7 +19,7 @@ pub(super) fn print(found: &Found, sets: &Meanings, counters: bool) {
         let addresses: Vec<_> = endpoint.addresses.iter().map(ToString::to_string).collect();
         output::line(&format!("pod {} on node {}: {}", shown.id, found.node, addresses.join(", ")));
         for told in &shown.conditions {
-            warn(&format!("the node reports {}: {}", told.reason, told.message));
+            warn(&format!("the node reports {}: {}", told.reason, told.text()));
         }
         let nothing = Shown::default();
         let system = match &shown.system {

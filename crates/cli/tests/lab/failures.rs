@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tortie_hcn::{Address, HcnExt, RemoteHcn};
-use tortie_linux::namespace::NetNs;
-use tortie_linux::nftables::Nft;
-use tortie_linux::route::RouteSocket;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::nftables::Nft;
+use tortie_kernel::route::RouteSocket;
 
 use crate::support::{self, Lab, Process, User, leftovers};
 use crate::{Cells, cells};

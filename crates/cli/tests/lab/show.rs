@@ -81,7 +81,7 @@ fn a_pod_is_shown_on_either_system() {
     assert!(windows.contains("on node minion") && windows.contains("read from HNS endpoint"), "{windows}");
     assert!(windows.contains("Allow In, protocol 6, local ports 443, remote "), "{windows}");
     assert!(windows.contains("cannot count"), "{windows}");
-    assert!(windows.contains("! the node reports RuleNotExpressible"), "ICMP types: {windows}");
+    assert!(windows.contains("! the node reports IcmpTypeNotExpressible"), "ICMP types: {windows}");
     end(&lab, running);
 }
 

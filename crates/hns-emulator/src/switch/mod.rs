@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use tortie_hcn::Guid;
-use tortie_linux::namespace::NetNs;
+use tortie_kernel::namespace::NetNs;
 use tracing::error;
 
 use crate::error::Error;

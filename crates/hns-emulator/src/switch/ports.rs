@@ -13,14 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
-use tortie_dataplane::MacAddress;
+use tortie_api::net::MacAddress;
 use tortie_hcn::Guid;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
-use tortie_linux::route::{
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
+use tortie_kernel::route::{
     Address, Change, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket,
 };
-use tortie_linux::{ethtool, sysctl};
+use tortie_kernel::{ethtool, sysctl};
 use tracing::{debug, info, warn};
 
 use super::run::Engine;
@@ -182,7 +182,7 @@ impl Ports {
         let mut cable = NewLink::new(&name, NewLinkKind::Veth(peer));
         (cable.up, cable.mtu) = (true, Some(interface.mtu));
         self.links.create(&cable)?;
-        let link = self.vswitch.run(|| tortie_linux::interface_index(&name))??;
+        let link = self.vswitch.run(|| tortie_kernel::interface_index(&name))??;
         let finished = self.open(port, &name, link).and_then(|()| namespace.run(|| interface.set_up())?);
         finished.inspect_err(|_| drop(self.disconnect(port, link)))?;
         let mut both_ends_pass = || -> Result<bool, Error> {
@@ -260,7 +260,7 @@ impl Interface {
             debug!(%error, "the interface keeps IPv6");
         }
         ethtool::disable_offloads(&self.name)?;
-        let link = tortie_linux::interface_index(&self.name)?;
+        let link = tortie_kernel::interface_index(&self.name)?;
         let prefix_length = self.gateway.map_or(self.prefix_length, |_| 32);
         let address = Address { link, address: self.address.into(), prefix_length };
         let mut changes =
@@ -285,7 +285,7 @@ fn behind(leg: &NodeLeg) -> impl Iterator<Item = Ipv4Net> {
 /// Adds and removes routes of the node's interface.
 fn change_routes(node: &NetNs, interface: &str, old: Option<&NodeLeg>, new: &NodeLeg) -> Result<(), Error> {
     node.run(|| {
-        let link = tortie_linux::interface_index(interface)?;
+        let link = tortie_kernel::interface_index(interface)?;
         let route = |prefix| Route {
             source: Some(IpAddr::V4(new.address)),
             ..Route::via(IpNet::V4(prefix), NEXT_HOP.into(), link, PROTOCOL)

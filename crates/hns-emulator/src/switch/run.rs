@@ -11,8 +11,8 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt;
 use tortie_hcn::Guid;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::packet::PacketSocket;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::packet::PacketSocket;
 use tracing::{debug, trace};
 
 use crate::error::Error;

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::json;
-use tortie_dataplane::MacAddress;
+use tortie_api::net::MacAddress;
 use tortie_hcn::schema::{
     Acl, AclAction, AclDirection, AclRuleType, DrMacAddress, Endpoint, Extra, Modify, Namespace, Network,
     Policy, RemoteSubnetRoute, RequestType, lenient,
 };
 use tortie_hcn::{Guid, HcnExt};
 use tortie_hns_emulator::{Config, DefaultAction, Emulator, OnRewrite, bind_compartment};
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::{
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{
     Address, Change, FdbEntry, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteSocket, Vxlan,
 };
 
@@ -121,7 +121,7 @@ fn join(underlay: &NetNs, number: u8) -> Arc<NetNs> {
     };
     underlay.run(join).unwrap();
     let address = || {
-        let link = tortie_linux::interface_index("eth0").unwrap();
+        let link = tortie_kernel::interface_index("eth0").unwrap();
         let address = Address { link, address: provider(number).into(), prefix_length: 24 };
         change(&[Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])]);
     };

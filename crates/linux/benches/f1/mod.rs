@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tortie_api::net::{Action, PortRange, Protocol};
 use tortie_dataplane::{Delta, Endpoint, EndpointId};
-use tortie_linux::route::{NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_kernel::route::{NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId, SetKind,
     TierProgram,

@@ -7,9 +7,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
+use tortie_kernel::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
 
-use crate::Result;
-use crate::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
+use tortie_kernel::Result;
 
 /// How many tables get a condition of their own, and how many chains a condition names; the rest is counted.
 const MOST_TABLES: usize = 20;
@@ -82,7 +82,7 @@ fn told(read: Result<Others>) -> Vec<Condition> {
             let message = format!(
                 "whether others drop what Tortie lets through is not known: {error}; it is tried again"
             );
-            return vec![Condition { reason: UNKNOWN, message }];
+            return vec![Condition::new(UNKNOWN, message)];
         }
     };
     let dropping = others.tables.iter().filter_map(|(id, table)| of_table(id, table));
@@ -92,14 +92,14 @@ fn told(read: Result<Others>) -> Vec<Condition> {
     if more > 0 {
         let message =
             format!("{more} more tables of others may drop what Tortie lets through: `nft list ruleset`");
-        conditions.push(Condition { reason: MAY_DROP, message });
+        conditions.push(Condition::new(MAY_DROP, message));
     }
     if others.cut_short {
         let message =
             "others have so many chains, rules and elements of maps in nftables that not all of them were \
                        read: what is behind may drop what Tortie lets through"
                 .to_owned();
-        conditions.push(Condition { reason: UNKNOWN, message });
+        conditions.push(Condition::new(UNKNOWN, message));
     }
     conditions.extend(calico(&others));
     conditions
@@ -123,13 +123,13 @@ fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
         0 => String::new(),
         more => format!("; {more} more chains"),
     };
-    (!named.is_empty()).then(|| Condition {
-        reason: MAY_DROP,
-        message: format!(
+    (!named.is_empty()).then(|| {
+        let message = format!(
             "table {id} of somebody else may drop what Tortie lets through, as an accept of one table does not hold in \
              another: {}{more}. Tortie leaves it alone; `nft list table {id}` shows it",
             named.join("; ")
-        ),
+        );
+        Condition::new(MAY_DROP, message)
     })
 }
 
@@ -202,13 +202,13 @@ fn calico(others: &Others) -> Option<Condition> {
         true => "they still judge packets beside Tortie",
         false => "no packet comes to them",
     };
-    (!places.is_empty()).then(|| Condition {
-        reason: CALICO,
-        message: format!(
+    (!places.is_empty()).then(|| {
+        let message = format!(
             "Calico has left {chains} chains in the nftables tables {}; {judges}. Tortie leaves them alone; remove them \
              once no Calico runs on this node",
             listed(&places)
-        ),
+        );
+        Condition::new(CALICO, message)
     })
 }
 
@@ -234,7 +234,7 @@ fn legacy(read: impl Fn(&str) -> io::Result<String>) -> Vec<Condition> {
                 (MAY_DROP, message)
             }
         };
-        Some(Condition { reason, message })
+        Some(Condition::new(reason, message))
     };
     families.into_iter().filter_map(of_family).collect()
 }
@@ -251,10 +251,11 @@ fn listed(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
 
+    use tortie_kernel::Error;
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::{Nft, Op, Transaction};
+
     use super::*;
-    use crate::Error;
-    use crate::namespace::NetNs;
-    use crate::nftables::{Nft, Op, Transaction};
 
     #[test]
     fn what_cannot_be_read_is_said_and_fails_nothing() {
@@ -283,7 +284,7 @@ mod tests {
             };
             let mut beside = Beside::default();
             let mut reads_again = |ours: &Nft| {
-                beside.tables = vec![Condition { reason: MAY_DROP, message: "of old".to_owned() }];
+                beside.tables = vec![Condition::new(MAY_DROP, "of old")];
                 beside.look("tortie", ours.commits());
                 beside.tables.is_empty()
             };
@@ -314,7 +315,7 @@ mod tests {
             let begun = Instant::now();
             beside.look("tortie", 0);
             theirs.commit(&Transaction { table: "theirs".to_owned(), ops: vec![Op::DeleteTable] }).unwrap();
-            beside.tables = vec![Condition { reason: MAY_DROP, message: "of old".to_owned() }];
+            beside.tables = vec![Condition::new(MAY_DROP, "of old")];
             while !beside.tables.is_empty() {
                 assert!(begun.elapsed() < Duration::from_secs(20));
                 beside.look("tortie", 0);

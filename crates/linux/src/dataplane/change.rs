@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_policy::program::PolicyId;
 
-use crate::nftables::{
+use tortie_kernel::nftables::{
     Chain, DataKind, Element, Key, Op, Set, SetSpec, Table, Value, additions, alterations, removals,
 };
 

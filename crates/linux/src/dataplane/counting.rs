@@ -6,11 +6,11 @@
 
 use tortie_api::calico::PolicyCounters;
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Chain, Expr, Rule, Set, SetRef};
 
 use super::change::Change;
 use super::frame::is_of_frame;
 use super::sets::digest;
-use crate::nftables::{Chain, Expr, Rule, Set, SetRef};
 
 /// Whether the operator wants counters.
 pub fn is_asked_for(state: &NodeState) -> bool {
@@ -91,9 +91,10 @@ fn counting(test: &Expr) -> Option<Expr> {
 
 #[cfg(test)]
 mod tests {
+    use tortie_kernel::nftables::Verdict;
+
     use super::*;
     use crate::dataplane::packet_test::{Side, Test, exprs, port_ranges};
-    use crate::nftables::Verdict;
 
     #[test]
     fn values_count_only_what_all_tests_hold_for() {

@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tortie_kernel::conntrack::Conntrack;
+use tortie_kernel::{Error, Result};
+
 use super::cut::Cut;
-use crate::conntrack::Conntrack;
-use crate::{Error, Result};
 
 /// How long addresses are collected before the table is read.
 const COLLECT: Duration = Duration::from_millis(200);
@@ -164,8 +165,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use tortie_kernel::namespace::NetNs;
+
     use super::*;
-    use crate::namespace::NetNs;
 
     fn address(last: u8) -> IpAddr {
         [10, 65, 0, last].into()

@@ -17,6 +17,11 @@
 
 use tortie_api::calico::EndpointToHostAction;
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::expr::state;
+use tortie_kernel::nftables::{
+    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Register, Rule,
+    Set, SetRef, SetSpec, Table, Verdict,
+};
 
 use super::Config;
 use super::cut;
@@ -25,11 +30,6 @@ use super::nat;
 use super::packet_test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
 use super::sets::{Family, set};
 use super::slots::{Slot, Stage};
-use crate::nftables::expr::state;
-use crate::nftables::{
-    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Field, Header, Hook, Key, MetaKey, Register, Rule,
-    Set, SetRef, SetSpec, Table, Verdict,
-};
 
 const FORWARD_FROM: &str = "forward-from";
 const FORWARD_TO: &str = "forward-to";

@@ -15,6 +15,10 @@
 
 use tortie_api::net::Protocol;
 use tortie_dataplane::{Failsafe, NodeState};
+use tortie_kernel::nftables::expr::state;
+use tortie_kernel::nftables::{
+    BaseChain, Chain, ChainKind, CmpOp, Expr, Hook, Key, MetaKey, Register, Rule, SetRef, Verdict,
+};
 
 use super::Config;
 use super::fold::fold;
@@ -22,10 +26,6 @@ use super::frame::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery
 use super::packet_test::{Side, Test, exprs, in_set, load_address, port_ranges};
 use super::sets::{Family, ranges};
 use super::slots::{Slot, is_settled, unsettle};
-use crate::nftables::expr::state;
-use crate::nftables::{
-    BaseChain, Chain, ChainKind, CmpOp, Expr, Hook, Key, MetaKey, Register, Rule, SetRef, Verdict,
-};
 
 const RAW_IN: &str = "raw-in";
 const RAW_OUT: &str = "raw-out";

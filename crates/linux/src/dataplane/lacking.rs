@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 
 use tortie_dataplane::{Condition, Reason};
+use tortie_kernel::Error;
+use tortie_kernel::nftables::probe::Feature;
+use tortie_kernel::nftables::{Chain, ChainKind, Expr, Verdict};
 
-use crate::Error;
 use crate::dataplane::change::Change;
-use crate::nftables::probe::Feature;
-use crate::nftables::{Chain, ChainKind, Expr, Verdict};
 
 /// The features that the kernel is known to lack.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Lacking {
             let modules = feature.modules();
             let message =
                 format!("this kernel lacks {modules}: {so}. Load them, or take a kernel that has them");
-            Some(Condition { reason: Reason::KernelModuleMissing, message })
+            Some(Condition::new(Reason::KernelModuleMissing, message))
         })
     }
 
@@ -69,12 +69,12 @@ impl Lacking {
     }
 
     /// Adds the missing modules to an error, if they may be the cause.
-    pub fn explain(&self, error: Error) -> Error {
+    pub fn explain(&self, error: Error) -> crate::Error {
         match self.needed() {
             Some(modules) if may_be_missing(&error) => {
-                Error::ModuleMissing { modules, failure: Box::new(error) }
+                crate::Error::ModuleMissing { modules, failure: Box::new(error) }
             }
-            _ => error,
+            _ => error.into(),
         }
     }
 }
@@ -104,14 +104,16 @@ mod tests {
     use std::sync::Arc;
 
     use tortie_api::net::Action;
-    use tortie_dataplane::{Dataplane as _, Delta, Endpoint, EndpointId, Reason, Report, Settings};
+    use tortie_dataplane::{
+        Dataplane as _, Delta, Endpoint, EndpointId, NodeState, Reason, Report, Settings,
+    };
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::{Chain, Expr, Nft, Reject, Table, Verdict, unheard};
     use tortie_policy::program::{
         EndOfTier, EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
     };
 
     use crate::dataplane::{Config, Dataplane};
-    use crate::namespace::NetNs;
-    use crate::nftables::{Chain, Expr, Nft, Reject, Table, Verdict, unheard};
 
     /// A pod whose policy logs and rejects, in a pool with natOutgoing.
     fn deltas() -> Vec<Delta> {
@@ -144,13 +146,15 @@ mod tests {
             let mut dataplane = Dataplane::open(Config::default()).unwrap();
             let table = || Nft::open().unwrap().list("tortie").unwrap();
             unheard::set(names);
-            dataplane.apply(&deltas());
+            let mut state = NodeState::default();
+            deltas().iter().for_each(|delta| state.apply(delta));
+            dataplane.apply(&state, &deltas());
             // Features that are left out at first are also left out of changes.
             let [_, policy, _] = &deltas()[..] else { unreachable!() };
-            let report = dataplane.apply(std::slice::from_ref(policy));
+            let report = dataplane.apply(&state, std::slice::from_ref(policy));
             let without = (report, table());
             unheard::set(&[]);
-            [without, (dataplane.resync(), table())]
+            [without, (dataplane.resync(&state), table())]
         };
         NetNs::create().unwrap().run(run).unwrap()
     }

@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use tortie_kernel::nftables::{Chain, Expr, Set, SetRef, Table};
+
 use super::change::Change;
 use super::counting;
 use super::sets::digest;
-use crate::nftables::{Chain, Expr, Set, SetRef, Table};
 
 /// How often the chains in the table name each of these sets.
 #[derive(Debug, Default)]

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Key, Set, SetSpec, Value};
 use tortie_policy::program::{Member, SetId};
 
 use super::fold::fold;
@@ -15,7 +16,6 @@ use super::packet_test::{Conjunction, Keyed, Side, Test, Then};
 use super::policies::Line;
 use super::programs::Sources;
 use super::sets::{Family, Part};
-use crate::nftables::{Key, Set, SetSpec, Value};
 
 /// The maximum number of addresses, and of ports, of one rule that become keys.
 const MOST_VALUES: usize = 64;
@@ -119,7 +119,7 @@ impl Source {
         match &self.addresses {
             Addresses::These(keys) => keys.clone(),
             Addresses::Of(id) => {
-                let members = state.sets.get(id).into_iter().flat_map(|(_, members)| members);
+                let members = state.sets.get(id).into_iter().flat_map(|(_, members)| members.iter());
                 members.filter_map(|member| single(member, family)).collect()
             }
         }

@@ -25,13 +25,14 @@ mod staged;
 mod table;
 mod wanted;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
-    Condition, Delta, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
+    Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
 };
 
 pub(crate) use self::network::link_parameters;
@@ -90,7 +91,8 @@ impl Default for Config {
 /// Makes the network namespace in which it was opened match the node state. Call it from threads in that namespace.
 #[derive(Debug)]
 pub struct Dataplane {
-    state: NodeState,
+    /// The endpoints as of the last call: a change of one releases the addresses that it had.
+    endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
     policy: PolicyTable,
     network: Network,
     forgetter: Forgetter,
@@ -116,10 +118,10 @@ impl Dataplane {
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
-        let (state, released, beside) = Default::default();
+        let (endpoints, released, beside) = Default::default();
         let (started, network_behind, uncut) = (false, false, false);
         Ok(Self {
-            state,
+            endpoints,
             policy,
             network,
             forgetter,
@@ -139,16 +141,20 @@ impl Dataplane {
     }
 
     /// Applies deltas to the desired state, and returns the objects concerned.
-    fn take(&mut self, deltas: &[Delta]) -> Dirty {
+    fn ingest(&mut self, deltas: &[Delta]) -> Dirty {
         let mut dirty = Dirty::default();
         for delta in deltas {
-            if let Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) = delta
-                && let Some(old) = self.state.endpoints.get(id)
-            {
+            let replaced = match delta {
+                Delta::Endpoint(id, endpoint) => {
+                    Some((id, self.endpoints.insert(id.clone(), endpoint.clone())))
+                }
+                Delta::EndpointRemoved(id) => Some((id, self.endpoints.remove(id))),
+                _ => None,
+            };
+            if let Some((id, Some(old))) = replaced {
                 let held = |address: &IpAddr| (*address, id.clone(), old.container_id.to_string());
                 self.released.extend(old.addresses.iter().map(held));
             }
-            self.state.apply(delta);
             dirty.note(delta);
         }
         dirty
@@ -156,41 +162,24 @@ impl Dataplane {
 
     /// Schedules the removal of connections of addresses that their sandboxes no longer have: the next owner of an
     /// address must not inherit them. Waits for addresses that have a new owner by the same change.
-    fn forget_released(&mut self) -> Result<()> {
+    fn forget_released(&mut self, state: &NodeState) -> Result<()> {
         let keeps = |(address, id, container): &(IpAddr, EndpointId, String)| {
-            let now = self.state.endpoints.get(id);
+            let now = state.endpoints.get(id);
             now.is_some_and(|now| *now.container_id == **container && now.addresses.contains(address))
         };
         let mut gone: BTreeSet<IpAddr> =
             self.released.iter().filter(|held| !keeps(held)).map(|(address, ..)| *address).collect();
         if !std::mem::replace(&mut self.started, true) {
-            gone.extend(self.free_addresses());
+            gone.extend(free_addresses(state));
         }
         self.released.clear();
         if gone.is_empty() {
             return Ok(());
         }
-        let held = self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
+        let held = state.endpoints.values().flat_map(|endpoint| &endpoint.addresses);
         let given_again: Vec<_> = held.filter(|address| gone.contains(address)).copied().collect();
         self.forgetter.ask(gone);
-        self.forgetter.settle(&given_again)
-    }
-
-    /// The unused addresses of the node's blocks. A killed agent may not have removed their connections.
-    fn free_addresses(&self) -> BTreeSet<IpAddr> {
-        let local = self.state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Local));
-        let addresses = |block: &Ipv4Net| block.network().to_bits()..=block.broadcast().to_bits();
-        let mut free: BTreeSet<IpAddr> = local
-            .flat_map(|(block, _)| addresses(block))
-            .map(|bits| Ipv4Addr::from_bits(bits).into())
-            .collect();
-        for address in self.state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
-            free.remove(address);
-        }
-        if let Some(own) = self.state.node.as_ref().and_then(|node| node.vtep.as_ref()) {
-            free.remove(&IpAddr::V4(own.address));
-        }
-        free
+        Ok(self.forgetter.settle(&given_again)?)
     }
 
     /// Waits for the removal of connections that newly assigned addresses must not inherit.
@@ -199,20 +188,20 @@ impl Dataplane {
             Delta::Endpoint(_, endpoint) => Some(&endpoint.addresses),
             _ => None,
         });
-        self.forgetter.settle(given.flatten())
+        Ok(self.forgetter.settle(given.flatten())?)
     }
 
     /// Schedules the removal of established flows that policy denies now, if this is configured and policy is in
     /// force.
-    fn cut_denied(&mut self, mut dirty: Dirty, policy: Result<()>) -> Result<()> {
-        if !cut::is_asked_for(&self.state) {
+    fn cut_denied(&mut self, state: &NodeState, mut dirty: Dirty, policy: Result<()>) -> Result<()> {
+        if !cut::is_asked_for(state) {
             return policy;
         }
         dirty.settings |= std::mem::replace(&mut self.uncut, true);
         policy?;
         if !dirty.is_empty() {
             let own_addresses = self.network.own_addresses()?.into_keys().collect();
-            self.forgetter.ask_to_cut(Cut::new(&self.state, &dirty, own_addresses));
+            self.forgetter.ask_to_cut(Cut::new(state, &dirty, own_addresses));
         }
         self.uncut = false;
         Ok(())
@@ -222,20 +211,21 @@ impl Dataplane {
     /// stays, and nothing new is opened.
     fn network_if_policed(
         &mut self,
+        state: &NodeState,
         changed: bool,
-        work: impl FnOnce(&mut Network, &NodeState, bool) -> Result<()>,
+        work: impl FnOnce(&mut Network, bool) -> tortie_kernel::Result<()>,
     ) -> Result<()> {
         let changed = changed || self.network_behind;
         self.network_behind = !self.policy.is_in_kernel() && changed;
         let done = match self.policy.is_in_kernel() {
-            true => work(&mut self.network, &self.state, changed),
+            true => work(&mut self.network, changed).map_err(Error::from),
             false => Ok(()), // the report has a condition that says why
         };
-        done.and(self.forget_released())
+        done.and(self.forget_released(state))
     }
 
     /// The report on the results of policy and routes.
-    fn report(&self, policy: Result<()>, network: Result<()>) -> Report {
+    fn report(&self, state: &NodeState, policy: Result<()>, network: Result<()>) -> Report {
         let mut report = Report { endpoints: self.policy.conditions(), ..Report::default() };
         self.network.report(&mut report);
         report.node.extend(self.policy.host_conditions());
@@ -250,12 +240,12 @@ impl Dataplane {
             if self.network_behind {
                 let message =
                     "forwarding, routes and links stay as they are until policy is in force".to_owned();
-                report.node.push(Condition { reason: Reason::NetworkNotInForce, message });
+                report.node.push(Condition::new(Reason::NetworkNotInForce, message));
             }
             // It is unknown which endpoints are affected.
-            for id in self.state.endpoints.keys() {
-                let message = format!("{id}: its policy may not be in force: {error}");
-                report.endpoints.entry(id.clone()).or_default().push(Condition { reason, message });
+            for id in state.endpoints.keys() {
+                let condition = Condition::new(reason, format!("its policy may not be in force: {error}"));
+                report.endpoints.entry(id.clone()).or_default().push(condition);
             }
         }
         if let Err(error) = network {
@@ -267,16 +257,16 @@ impl Dataplane {
 }
 
 impl tortie_dataplane::Dataplane for Dataplane {
-    fn apply(&mut self, deltas: &[Delta]) -> Report {
-        let dirty = self.take(deltas);
+    fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
+        let dirty = self.ingest(deltas);
         let settled = self.settle_given(deltas);
         // Policy first: no route leads to a pod before its policy exists.
         let policy = match dirty.hosts.is_empty() {
             true => Ok(()),
             false => self.find_own_addresses(),
         };
-        let policy = policy.and_then(|()| self.policy.apply(&self.state, &dirty));
-        let policy = self.cut_denied(dirty, policy);
+        let policy = policy.and_then(|()| self.policy.apply(state, &dirty));
+        let policy = self.cut_denied(state, dirty, policy);
         let touches_network = |delta: &Delta| {
             !matches!(
                 delta,
@@ -289,9 +279,9 @@ impl tortie_dataplane::Dataplane for Dataplane {
         };
         let changed = deltas.iter().any(touches_network);
         let network =
-            self.network_if_policed(changed, |network, state, changed| network.apply(state, changed));
+            self.network_if_policed(state, changed, |network, changed| network.apply(state, changed));
         self.beside.look_once(&self.policy.config.table, self.policy.nft.commits());
-        let report = self.report(policy, settled.and(network));
+        let report = self.report(state, policy, settled.and(network));
         if !report.retry || report.node_failures().next().is_some() {
             self.waiting = None;
         }
@@ -302,29 +292,45 @@ impl tortie_dataplane::Dataplane for Dataplane {
         self.policy.watch(told);
     }
 
-    fn show(&mut self, endpoint: &EndpointId) -> Result<Shown, ShowError> {
-        self.policy.show(&self.state, endpoint)
+    fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {
+        self.policy.show(state, endpoint)
     }
 
-    fn resync(&mut self) -> Report {
+    fn resync(&mut self, state: &NodeState) -> Report {
         if self.waiting.is_some_and(|since| since.elapsed() < FULL_RESYNC) {
-            return self.apply(&[]);
+            return self.apply(state, &[]);
         }
         let started = Instant::now();
-        let policy = match self.state.host_endpoints.is_empty() {
+        let policy = match state.host_endpoints.is_empty() {
             true => Ok(()),
             false => self.find_own_addresses(),
         };
-        let policy = policy.and_then(|()| self.policy.resync(&self.state));
-        let policy = self.cut_denied(Dirty::default(), policy);
-        let network = self.network_if_policed(true, |network, state, _| network.resync(state));
+        let policy = policy.and_then(|()| self.policy.resync(state));
+        let policy = self.cut_denied(state, Dirty::default(), policy);
+        let network = self.network_if_policed(state, true, |network, _| network.resync(state));
         self.beside.look(&self.policy.config.table, self.policy.nft.commits());
-        let report = self.report(policy, network);
+        let report = self.report(state, policy, network);
         self.waiting = (report.retry && report.node_failures().next().is_none()).then_some(started);
         report
     }
 }
 
 fn failure(reason: Reason, error: &Error) -> Condition {
-    Condition { reason, message: format!("{error}; it is tried again") }
+    Condition::new(reason, format!("{error}; Tortie retries"))
+}
+
+/// The addresses of the node's blocks that no endpoint has. An agent that was killed may not have forgotten their
+/// connections.
+fn free_addresses(state: &NodeState) -> BTreeSet<IpAddr> {
+    let local = state.routes.iter().filter(|(_, target)| matches!(target, RouteTarget::Local));
+    let addresses = |block: &Ipv4Net| block.network().to_bits()..=block.broadcast().to_bits();
+    let mut free: BTreeSet<IpAddr> =
+        local.flat_map(|(block, _)| addresses(block)).map(|bits| Ipv4Addr::from_bits(bits).into()).collect();
+    for address in state.endpoints.values().flat_map(|endpoint| &endpoint.addresses) {
+        free.remove(address);
+    }
+    if let Some(own) = state.node.as_ref().and_then(|node| node.vtep.as_ref()) {
+        free.remove(&IpAddr::V4(own.address));
+    }
+    free
 }

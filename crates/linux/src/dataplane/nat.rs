@@ -3,14 +3,14 @@
 
 use ipnet::IpNet;
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{
+    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Hook, MetaKey, Rule, Set, SetSpec, Table, Verdict,
+};
 
 use super::Config;
 use super::frame::are_pods;
 use super::packet_test::{Side, Test, in_set, load_address};
 use super::sets::{Family, ranges, set};
-use crate::nftables::{
-    BaseChain, Chain, ChainKind, CmpOp, Element, Expr, Hook, MetaKey, Rule, Set, SetSpec, Table, Verdict,
-};
 
 const CHAIN: &str = "nat-outgoing";
 /// For each family: the set of all pools, and the set of pools whose packets are translated.

@@ -7,14 +7,15 @@ use ipnet::IpNet;
 use tortie_dataplane::{
     Condition, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget, Vtep,
 };
-
-use super::Config;
-use crate::route::{
+use tortie_kernel::InterfaceIndex;
+use tortie_kernel::route::{
     Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Route, RouteKind,
     RouteSocket, Vxlan,
 };
-use crate::sys::InterfaceIndex;
-use crate::{Error, Result, ethtool, interface_index, sysctl};
+use tortie_kernel::{Error, Result};
+use tortie_kernel::{ethtool, interface_index, sysctl};
+
+use super::Config;
 
 /// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
 /// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
@@ -136,11 +137,11 @@ impl Network {
         };
         match endpoint {
             Some((id, _)) => {
-                let message = format!("{id}: no route leads to the pod: {message}");
-                self.endpoints.insert(id.clone(), Condition { reason, message });
+                let message = format!("no route leads to the pod: {message}");
+                self.endpoints.insert(id.clone(), Condition::new(reason, message));
             }
             // The pods of other nodes are concerned; this node's own pods are not.
-            None => self.node.push(Condition { reason: Reason::RouteRefused, message }),
+            None => self.node.push(Condition::new(Reason::RouteRefused, message)),
         }
         endpoint.is_some()
     }
@@ -171,10 +172,10 @@ impl Network {
                 None => changes.push(Change::AddRoute(*route)),
                 Some(there) if leads_alike(there, route) => {}
                 Some(there) if there.protocol == PROTOCOL => changes.push(Change::ReplaceRoute(*route)),
-                Some(there) => self.node.push(Condition {
-                    reason: Reason::RouteTaken,
-                    message: format!("{there} of somebody else is in the place of {route}; it stays"),
-                }),
+                Some(there) => {
+                    let message = format!("{there} of somebody else is in the place of {route}; it stays");
+                    self.node.push(Condition::new(Reason::RouteTaken, message));
+                }
             }
         }
         changes
@@ -292,9 +293,8 @@ impl Network {
                 Ok(index) => drop(links.insert(name.to_string(), index)),
                 Err(error) => {
                     self.retry = true;
-                    let message = format!("{id}: {error}; no route leads to the pod");
-                    self.endpoints
-                        .insert(id.clone(), Condition { reason: Reason::InterfaceMissing, message });
+                    let message = format!("{error}; no route leads to the pod");
+                    self.endpoints.insert(id.clone(), Condition::new(Reason::InterfaceMissing, message));
                 }
             }
         }
@@ -399,7 +399,7 @@ fn foreign_link(link: &Link) -> Condition {
          more, Calico for instance, delete it",
         link.name
     );
-    Condition { reason: Reason::ForeignVxlanLink, message }
+    Condition::new(Reason::ForeignVxlanLink, message)
 }
 
 /// Whether two routes do the same, whoever created them.

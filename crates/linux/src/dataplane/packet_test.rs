@@ -1,9 +1,9 @@
 //! Tests of a packet and their nftables expressions.
 
+use tortie_kernel::nftables::{CmpOp, Element, Expr, Field, Header, Key, MetaKey, Register, SetRef, SetSpec};
 use tortie_policy::program::IcmpMatch;
 
 use super::sets::{Family, set};
-use crate::nftables::{CmpOp, Element, Expr, Field, Header, Key, MetaKey, Register, SetRef, SetSpec};
 
 /// Tests that must all hold.
 pub type Conjunction = Vec<Test>;

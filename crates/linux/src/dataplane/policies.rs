@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use tortie_api::calico::FilterDenyAction;
 use tortie_api::net::{Action, Direction};
+use tortie_api::report::ObjectRef;
+use tortie_kernel::nftables::{Expr, Reject, Rule, Verdict, rule_length};
 use tortie_policy::program::{PolicyId, PolicyRules, Rule as PolicyRule, SetId};
 
 use super::fold::fold;
@@ -11,7 +13,6 @@ use super::matches::conjunctions;
 use super::packet_test::{Conjunction, exprs};
 use super::sets::digest;
 use super::slots::Stage;
-use crate::nftables::{Expr, Reject, Rule, Verdict, rule_length};
 
 /// The nflog groups of Log rules, as in Calico (`felix/rules/rule_defs.go`).
 const LOG_GROUP_INGRESS: u16 = 1;
@@ -33,8 +34,16 @@ pub struct Lines {
     pub lines: Vec<Line>,
     /// The sets that the rules name.
     pub sets: BTreeSet<SetId>,
-    /// Why the rules cannot be rendered; the policy then denies everything.
-    pub problem: Option<String>,
+    /// Why the rules cannot be written down; the policy then denies everything.
+    pub problem: Option<Problem>,
+}
+
+/// Why something cannot be written down as nftables rules.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// The policy, and the rule where it is one; absent where it is the whole program.
+    pub object: Option<ObjectRef>,
+    pub message: String,
 }
 
 /// One future nftables rule.
@@ -58,7 +67,7 @@ impl Lines {
         exists: &dyn Fn(&str) -> bool,
         room: usize,
     ) -> Self {
-        let Some(rules) = rules else { return Self::deny(format!("{id} is not known")) };
+        let Some(rules) = rules else { return Self::deny(problem(id, "it is not known")) };
         let rules = rules.direction(direction);
         let sets = rules.iter().flat_map(PolicyRule::set_ids).cloned().collect();
         match lines(id, rules, direction, exists).and_then(|lines| fitting(id, lines, room)) {
@@ -68,7 +77,7 @@ impl Lines {
     }
 
     /// A policy that denies everything, because of a problem.
-    pub fn deny(problem: String) -> Self {
+    pub fn deny(problem: Problem) -> Self {
         let line = Line::all(Action::Deny, "closed: the policy cannot be enforced");
         Self { lines: vec![line], sets: BTreeSet::new(), problem: Some(problem) }
     }
@@ -111,7 +120,12 @@ pub fn chain_name(id: &PolicyId, direction: Direction, stage: Stage) -> String {
     format!("p{}{direction}-{}", stage.of_policies().letter(), digest(id.to_string().as_bytes()))
 }
 
-/// A reset for TCP, and the ICMP message "prohibited" for the rest.
+/// A problem of a policy as a whole.
+pub fn problem(id: &PolicyId, message: impl Into<String>) -> Problem {
+    Problem { object: Some(id.into()), message: message.into() }
+}
+
+/// A reset for TCP, and the message "prohibited" for what is left.
 fn rejections() -> [Vec<Expr>; 2] {
     let tcp = super::packet_test::Test::Protocol { numbers: vec![6], invert: false };
     [[tcp.exprs(), vec![Expr::Reject(Reject::TcpReset)]].concat(), vec![Expr::Reject(Reject::Prohibited)]]
@@ -123,7 +137,7 @@ fn lines(
     rules: &[PolicyRule],
     direction: Direction,
     exists: &dyn Fn(&str) -> bool,
-) -> Result<Vec<Line>, String> {
+) -> Result<Vec<Line>, Problem> {
     let name = format!("{id} {direction:?} rule");
     let mut lines = Vec::new();
     let numbered: Vec<_> = rules.iter().enumerate().collect();
@@ -132,8 +146,9 @@ fn lines(
         let mut all = Vec::new();
         for (index, rule) in run {
             let number = index + 1;
-            let tests = conjunctions(rule, exists).map_err(|_| {
-                format!("{name} {number} has more alternatives than can be written as nftables rules")
+            let tests = conjunctions(rule, exists).map_err(|_| Problem {
+                object: Some(ObjectRef::from(id).rule(direction, *index)),
+                message: "it has more alternatives than can be written as nftables rules".to_owned(),
             })?;
             all.extend(tests.into_iter().map(|tests| (tests, vec![number])));
         }
@@ -172,7 +187,7 @@ fn listed(mut numbers: Vec<usize>) -> String {
 }
 
 /// The lines, if they are neither too many nor too large; otherwise the problem.
-fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, String> {
+fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, Problem> {
     let most = MOST_BYTES.min(room);
     // An estimate: the transaction rejects a chain that turns out slightly too large.
     let length = |line: &Line| -> usize {
@@ -182,10 +197,11 @@ fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, St
     if lines.len() <= MOST_RULES && lines.iter().map(length).sum::<usize>() <= most {
         return Ok(lines);
     }
-    Err(format!(
-        "{id} is more than {MOST_RULES} nftables rules or {} kB: put its addresses into a network set, or join rules",
+    let message = format!(
+        "it needs more than {MOST_RULES} nftables rules or {} kB: put its addresses into a network set, or join rules",
         most / 1000
-    ))
+    );
+    Err(problem(id, message))
 }
 
 #[cfg(test)]

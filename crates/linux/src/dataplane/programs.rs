@@ -12,14 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use tortie_api::calico::FilterDenyAction;
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Chain, Expr, Rule, Table, Verdict};
 use tortie_policy::program::{EndOfTier, EndpointProgram, PolicyId, SetId, TierProgram};
 
 use super::change::Change;
 use super::lookups::{Lookup, address_sets, look_up};
-use super::policies::{Line, Lines, chain_name};
+use super::policies::{Line, Lines, Problem, chain_name};
 use super::sets::digest;
 use super::slots::{Slot, Stage};
-use crate::nftables::{Chain, Expr, Rule, Table, Verdict};
 
 /// The maximum depth of jumps from the base chain (`NFT_JUMP_STACK_SIZE`). Two levels are before a program, and one
 /// after it for a policy's chain.
@@ -74,7 +74,7 @@ pub struct Written {
     /// The policies to whose chains it jumps.
     pub jumps: BTreeSet<PolicyId>,
     /// Why it cannot be rendered; it then drops everything.
-    pub problem: Option<String>,
+    pub problem: Option<Problem>,
 }
 
 impl Written {
@@ -117,10 +117,11 @@ pub struct Sources<'a> {
 }
 
 /// A program that drops everything because of a problem.
-pub fn closed(name: &str, problem: String) -> Written {
+pub fn closed(name: &str, message: String) -> Written {
     let rules = vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "closed: the policy cannot be enforced")];
     let chains = vec![(first_chain(name), Chain { base: None, rules })];
-    Written { chains, problem: Some(problem), ..Written::default() }
+    let problem = Some(Problem { object: None, message });
+    Written { chains, problem, ..Written::default() }
 }
 
 /// Renders a program.

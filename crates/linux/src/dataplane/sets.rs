@@ -12,10 +12,10 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Element, Field, Key, Register, Set, SetSpec, Value};
 use tortie_policy::program::{Member, SetId, SetKind};
 
 use super::packet_test::Ranges;
-use crate::nftables::{Element, Field, Key, Register, Set, SetSpec, Value};
 
 /// The address family of a set or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -7,6 +7,11 @@ use tortie_api::net::{Action, Direction};
 use tortie_dataplane::{
     Count, Endpoint, EndpointId, NodeState, ShowError, Shown, ShownList, ShownPart, ShownRule, ShownValue,
 };
+use tortie_kernel::Result;
+use tortie_kernel::nftables::{
+    self, CountedElements, CountedRule, Data, Expr, Key, Nft, Rule, Set, SetRef, SetSpec, Table, Value,
+    Verdict, element_text, rule_text,
+};
 use tortie_policy::program::{PolicyId, SetId};
 
 use super::frame::{self, FROM_WORKLOAD, TO_WORKLOAD};
@@ -15,11 +20,6 @@ use super::sets::Part;
 use super::slots::Slot;
 use super::table::PolicyTable;
 use super::wanted::Wanted;
-use crate::Result;
-use crate::nftables::{
-    self, CountedElements, CountedRule, Data, Expr, Key, Nft, Rule, Set, SetRef, SetSpec, Table, Value,
-    Verdict, element_text, rule_text,
-};
 
 /// The maximum number of set values in a rule's text.
 const MOST_SPELLED_OUT: usize = 16;

@@ -2,7 +2,7 @@
 
 use tortie_api::net::Direction;
 
-use crate::nftables::{CmpOp, Expr, MetaKey, Verdict};
+use tortie_kernel::nftables::{CmpOp, Expr, MetaKey, Verdict};
 
 /// A point where the interface of a packet selects a program. Each slot has two maps: from interfaces to the numbers
 /// of programs, and from numbers to chains.

@@ -13,6 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{MembarrierCommand, membarrier};
+use tortie_kernel::Result;
+use tortie_kernel::nftables::{
+    Element, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes, created,
+    diff, removals,
+};
 
 use super::change::{Change, Steps};
 use super::dirty::Dirty;
@@ -20,11 +25,6 @@ use super::frame::{CLOSED, is_of_frame, program_key};
 use super::literals;
 use super::slots::Slot;
 use super::table::PolicyTable;
-use crate::Result;
-use crate::nftables::{
-    Element, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes, created,
-    diff, removals,
-};
 
 /// How long a packet may need to pass the chains, if the kernel does not say when it has left them. This is far more
 /// than the chains need, but a virtual processor may be suspended in between (with one millisecond, a packet was lost

@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
+use tortie_kernel::Error;
+use tortie_kernel::nftables::{Nft, Op, Table, Told, Watch};
 
 use super::Config;
 use super::dirty::Dirty;
 use super::lacking::{Lacking, may_be_missing};
+use super::policies::Problem;
 use super::wanted::{Around, Wanted};
-use crate::nftables::{Nft, Op, Table, Told, Watch};
-use crate::{Error, Result};
+use crate::Result;
 
 /// The table of policy, with the known state of the kernel.
 #[derive(Debug)]
@@ -122,7 +125,7 @@ impl PolicyTable {
         }
         self.adopt(state)?;
         // A foreign base chain in Tortie's table may drop packets even without rules, as long as it exists.
-        self.clear_garbage()
+        Ok(self.clear_garbage()?)
     }
 
     /// Whether the table is known to be in the kernel.
@@ -134,17 +137,11 @@ impl PolicyTable {
     pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
         for (id, said) in self.wanted.said() {
-            let problem = |problem| Condition {
-                reason: Reason::RuleNotExpressible,
-                message: format!("{id}: {problem}; where it stands everything is denied"),
-            };
-            let mut all: Vec<_> = said.problems.into_iter().map(problem).collect();
-            all.extend(said.contested.then(|| Condition {
-                reason: Reason::InterfaceContested,
-                message: format!(
-                    "{id}: another pod has its interface {} too; both are closed",
-                    said.interface
-                ),
+            let mut all: Vec<_> = said.problems.into_iter().map(not_expressible).collect();
+            all.extend(said.contested.then(|| {
+                let message =
+                    format!("another pod has its interface {} too; both are closed", said.interface);
+                Condition::new(Reason::InterfaceContested, message)
             }));
             conditions.insert(id.clone(), all);
         }
@@ -154,17 +151,13 @@ impl PolicyTable {
     /// The conditions about host endpoints.
     pub fn host_conditions(&self) -> Vec<Condition> {
         let problems = self.wanted.said_of_hosts().into_iter().flat_map(|(name, problems)| {
-            problems.into_iter().map(move |problem| Condition {
-                reason: Reason::RuleNotExpressible,
-                message: format!("HostEndpoint {name}: {problem}; where it stands everything is denied"),
-            })
+            let host = Key::global(Kind::HostEndpoint, name);
+            problems.into_iter().map(move |problem| not_expressible(problem).about(&host))
         });
-        let idle = self.wanted.hosts_without_interface().map(|name| Condition {
-            reason: Reason::HostEndpointWithoutInterface,
-            message: format!(
-                "HostEndpoint {name} is in force nowhere: no interface of the node has an address of its expectedIPs, or \
-                 another host endpoint counts for its interface"
-            ),
+        let idle = self.wanted.hosts_without_interface().map(|name| {
+            let message = "it is in force nowhere: no interface of the node has an address of its expectedIPs, or another \
+                           host endpoint applies to its interface";
+            Condition::new(Reason::HostEndpointWithoutInterface, message).about(Key::global(Kind::HostEndpoint, name))
         });
         problems.chain(idle).collect()
     }
@@ -198,7 +191,7 @@ impl PolicyTable {
         }
     }
 
-    fn adopt_or_close(&mut self, state: &NodeState) -> Result<()> {
+    fn adopt_or_close(&mut self, state: &NodeState) -> tortie_kernel::Result<()> {
         let mut learned = false;
         self.kernel = None;
         self.garbage.clear();
@@ -274,4 +267,11 @@ fn flags_unknown(error: &Error) -> bool {
     let Error::Transaction { op, .. } = error else { return false };
     matches!(op.as_ref(), Op::AddTable(flags) if *flags != 0)
         && matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+/// A policy that cannot be written down denies everything where it stands in the order.
+fn not_expressible(problem: &Problem) -> Condition {
+    let Problem { object, message } = problem;
+    let message = format!("{message}; everything is denied in its place");
+    Condition { reason: Reason::RuleNotExpressible, about: object.iter().cloned().collect(), message }
 }

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
+use testkit::Stateful;
 use tortie_api::net::Action;
-use tortie_dataplane::{Dataplane as _, *};
+use tortie_dataplane::*;
+use tortie_kernel::interface_index;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::*;
+use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::*;
 use tortie_linux::wire::Wiring;
-use tortie_linux::{Dataplane, interface_index};
 use tortie_policy::program::*;
 
 /// A switch to which nodes are connected.
@@ -35,7 +37,7 @@ impl Underlay {
 /// A node with an agent's dataplane.
 pub struct Node {
     pub namespace: NetNs,
-    pub dataplane: Dataplane,
+    pub dataplane: Stateful<Dataplane>,
     pub wiring: Wiring,
     pub state: NodeState,
     config: Config,
@@ -66,7 +68,7 @@ impl Node {
                 let link = interface_index("eth0").unwrap();
                 let address = Address { link, address: node_address(number).into(), prefix_length: 24 };
                 RouteSocket::open().unwrap().change(&Change::AddAddress(address)).unwrap();
-                (Dataplane::open(config.clone()).unwrap(), Wiring::open(&config).unwrap())
+                (Stateful::new(Dataplane::open(config.clone()).unwrap()), Wiring::open(&config).unwrap())
             })
             .unwrap();
         let (state, _underlay) = (NodeState::default(), underlay.clone());
@@ -76,7 +78,7 @@ impl Node {
     /// Replaces the dataplane by that of a new process.
     pub fn restart(&mut self) {
         let config = self.config.clone();
-        self.dataplane = self.namespace.run(|| Dataplane::open(config).unwrap()).unwrap();
+        self.dataplane = self.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
         let deltas = super::deltas(&NodeState::default(), &self.state);
         assert_eq!(self.apply(&deltas), Report::default());
     }

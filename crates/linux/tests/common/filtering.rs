@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use tortie_dataplane::MacAddress;
-use tortie_linux::route::*;
-use tortie_linux::{interface_index, sysctl};
+use tortie_kernel::route::*;
+use tortie_kernel::{interface_index, sysctl};
 
 pub const UPLINK: &str = "uplink";
 /// The node's own addresses, which are also the routers towards the outside.
@@ -60,7 +60,8 @@ pub struct AfterEachTransaction<F>(pub F);
 
 impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.is_event() && metadata.target().starts_with("tortie_linux")
+        let target = metadata.target();
+        metadata.is_event() && (target.starts_with("tortie_linux") || target.starts_with("tortie_kernel"))
     }
 
     fn event(&self, event: &tracing::Event<'_>) {

@@ -9,8 +9,8 @@ use std::os::fd::AsFd;
 pub use testkit::frames::{checksum, frame, tag};
 
 use tortie_dataplane::{Delta, NodeState, Route};
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::*;
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::*;
 
 /// A link from one namespace to another; returns the indices of both ends, which forward packets.
 pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, u32) {
@@ -18,10 +18,10 @@ pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, 
         let peer = Peer { name: to_name, mac: None, mtu: None, namespace: Some(to.as_fd()) };
         let mut socket = RouteSocket::open().unwrap();
         socket.create(&NewLink { up: true, ..NewLink::new(from_name, NewLinkKind::Veth(peer)) }).unwrap();
-        tortie_linux::interface_index(from_name).unwrap()
+        tortie_kernel::interface_index(from_name).unwrap()
     });
     let far = to.run(|| {
-        let index = tortie_linux::interface_index(to_name).unwrap();
+        let index = tortie_kernel::interface_index(to_name).unwrap();
         let up = Change::SetLink(index, vec![LinkSetting::Up(true)]);
         RouteSocket::open().unwrap().change(&up).unwrap();
         index

@@ -69,7 +69,7 @@ pub fn state() -> impl Strategy<Value = NodeState> {
                 Arc::make_mut(&mut state.settings).policy_counters = PolicyCounters::Enabled;
             }
             for (n, set) in sets.into_iter().enumerate() {
-                state.sets.extend(set.map(|set| (set_id(n as u8), set)));
+                state.sets.extend(set.map(|(kind, members)| (set_id(n as u8), (kind, members.into()))));
             }
             for (n, rules) in policies.into_iter().enumerate() {
                 let rules = rules.map(|(ingress, egress)| Arc::new(PolicyRules { ingress, egress }));

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::report::ObjectRef;
 use tortie_dataplane::{Condition, Reason};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule, TierProgram};
 
@@ -44,8 +45,8 @@ pub fn end_of_tier(name: &str) -> String {
     format!("end of tier {name}")
 }
 
-/// The policy at which the list became too long.
-struct TooMany(String);
+/// The policy at which the list got too long.
+struct TooMany(PolicyId);
 
 /// The decisions of the program for one direction. The last decision covers all packets. Rules that an ACL cannot
 /// express are narrowed (Allow) or widened (Deny), and reported (policy decision 19).
@@ -135,7 +136,7 @@ impl<L: Lookup> Flattener<'_, L> {
         }
         let Matched { exact, vague } = matched(rule, self.direction, &self.view);
         if !vague.is_empty() {
-            self.conditions.push(self.not_expressible(id, index, rule.action, &vague));
+            self.note_not_expressible(id, index, rule.action, &vague);
         }
         let decide = |verdict, regions: Vec<Region>| {
             let origin: Arc<str> = id.to_string().into();
@@ -169,7 +170,7 @@ impl<L: Lookup> Flattener<'_, L> {
         for decision in list {
             self.steps += 1;
             if self.steps > MOST_STEPS || reached.len() > MOST_DECISIONS {
-                return Err(TooMany(id.to_string()));
+                return Err(TooMany(id.clone()));
             }
             let Some(decision) = decision else { continue };
             let region = &decision.region;
@@ -181,32 +182,33 @@ impl<L: Lookup> Flattener<'_, L> {
             }
             reached.push(decision);
         }
-        if reached.len() > MOST_DECISIONS { Err(TooMany(id.to_string())) } else { Ok(reached) }
+        if reached.len() > MOST_DECISIONS { Err(TooMany(id.clone())) } else { Ok(reached) }
     }
 
-    fn not_expressible(&self, id: &PolicyId, index: usize, action: Action, vague: &[Region]) -> Condition {
-        let sctp = |region: &&Region| region.protocols.contains(Protocol::SCTP);
-        let of_sctp = vague.iter().filter(sctp).count();
-        let (what, protocols) = match (of_sctp > 0, of_sctp < vague.len()) {
-            (false, _) => ("ICMP types", "ICMP"),
-            (true, false) => ("ports of SCTP", "SCTP"),
-            (true, true) => ("ICMP types and ports of SCTP", "ICMP and SCTP"),
-        };
-        let consequence = match action {
-            Action::Allow => format!("it allows no {protocols} here"),
-            Action::Deny => format!("it denies all {protocols} that its other criteria match"),
-            _ => format!(
-                "of the {protocols} that its other criteria match, only what later rules and the next tier both allow \
-                 passes"
+    /// A rule that matches ICMP types or ports of SCTP, which no ACL can.
+    fn note_not_expressible(&mut self, id: &PolicyId, index: usize, action: Action, vague: &[Region]) {
+        let is_sctp = |region: &Region| region.protocols.contains(Protocol::SCTP);
+        let kinds = [
+            (
+                vague.iter().any(|region| !is_sctp(region)),
+                Reason::IcmpTypeNotExpressible,
+                "ICMP types",
+                "ICMP",
             ),
-        };
-        // Counted from one, as on Linux and in messages.
-        let (direction, number) = (self.direction, index + 1);
-        Condition {
-            reason: Reason::RuleNotExpressible,
-            message: format!(
-                "{id}: {direction:?} rule {number} ({action:?}) matches {what}, which HNS cannot: {consequence}"
-            ),
+            (vague.iter().any(is_sctp), Reason::SctpPortNotExpressible, "ports of SCTP", "SCTP"),
+        ];
+        for (_, reason, what, protocol) in kinds.into_iter().filter(|(occurs, ..)| *occurs) {
+            let consequence = match action {
+                Action::Allow => format!("it allows no {protocol} here"),
+                Action::Deny => format!("it denies all {protocol} that its other criteria match"),
+                _ => format!(
+                    "of the {protocol} that its other criteria match, only what later rules and the next tier both allow \
+                     passes"
+                ),
+            };
+            let message = format!("the rule ({action:?}) matches {what}, which HNS cannot: {consequence}");
+            let rule = ObjectRef::from(id).rule(self.direction, index);
+            self.conditions.push(Condition::new(reason, message).about(rule));
         }
     }
 }
@@ -215,14 +217,12 @@ fn everything(origin: &str) -> Decision {
     Decision { verdict: Verdict::Deny, region: Region::all(), origin: origin.into() }
 }
 
-fn too_many_rules(direction: Direction, policy: &str) -> Condition {
-    Condition {
-        reason: Reason::TooManyRules,
-        message: format!(
-            "{policy}: with it the {direction:?} policy comes to more than {MOST_DECISIONS} decisions, or takes too long to \
-             work out: all of it is denied; Pass rules that match ICMP types or ports of SCTP cost most"
-        ),
-    }
+fn too_many_rules(direction: Direction, policy: &PolicyId) -> Condition {
+    let message = format!(
+        "with it the {direction:?} policy needs more than {MOST_DECISIONS} decisions, or takes too long to compute: all \
+             {direction:?} traffic is denied; Pass rules that match ICMP types or ports of SCTP cost most"
+    );
+    Condition::new(Reason::TooManyRules, message).about(policy)
 }
 
 /// The part of the list for the packets of these regions; `None` if nothing of a decision is left.

@@ -152,13 +152,11 @@ pub fn render<L: Lookup>(
         }
         if runs(policy.iter().map(|row| &row.action)) > usize::from(LAST_PRIORITY - FIRST_PRIORITY) {
             policy.clear();
-            conditions.push(Condition {
-                reason: Reason::TooManyRules,
-                message: format!(
-                    "{direction:?} policy needs more than the {} priorities that HNS has: all of it is denied",
-                    LAST_PRIORITY - FIRST_PRIORITY
-                ),
-            });
+            let message = format!(
+                "the {direction:?} policy needs more than the {} priorities that HNS has: all {direction:?} traffic is denied",
+                LAST_PRIORITY - FIRST_PRIORITY
+            );
+            conditions.push(Condition::new(Reason::TooManyRules, message));
         }
     }
     conditions.sort();
@@ -231,11 +229,9 @@ fn v4(address: &IpAddr) -> Option<Ipv4Addr> {
 
 fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     let six = endpoint.addresses.iter().filter(|address| address.is_ipv6());
-    let condition = |address: &IpAddr| Condition {
-        reason: Reason::AddressNotServed,
-        message: format!("{address}: Windows has no IPv6 on VXLAN; the address is closed"),
-    };
-    six.map(condition).collect()
+    let message =
+        |address: &IpAddr| format!("{address}: Windows has no IPv6 on VXLAN; the address is closed");
+    six.map(|address| Condition::new(Reason::AddressNotServed, message(address))).collect()
 }
 
 /// The ACLs of every endpoint before policy.

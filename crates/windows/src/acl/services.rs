@@ -14,6 +14,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use tortie_api::net::Protocol;
+use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, NodeState, Reason, ServiceId};
 use tortie_policy::program::Lookup;
 
@@ -228,16 +229,22 @@ impl<'a> Found<'a> {
             }
         }
         let conditions = [
-            self.partly.condition(Reason::ServicePartlyAllowed, "only some of the backends are allowed"),
-            self.taken.condition(Reason::ServiceAddressTaken, "another Service has the same address and port"),
-            self.of_pods.condition(
+            (self.partly, Reason::ServicePartlyAllowed, "only some of the backends are allowed"),
+            (self.taken, Reason::ServiceAddressTaken, "another Service has the same address and port"),
+            (
+                self.of_pods,
                 Reason::ServiceAddressTaken,
                 "the address is one that pods have, and such a pod is closed at that port to whom the Service is",
             ),
-            self.of_sctp
-                .condition(Reason::ServicePartlyAllowed, "its ports are ports of SCTP, which HNS cannot tell apart"),
+            (
+                self.of_sctp,
+                Reason::ServicePartlyAllowed,
+                "its ports are ports of SCTP, which HNS cannot tell apart",
+            ),
         ];
-        Judgement { rows, conditions: conditions.into_iter().flatten().collect() }
+        let conditions =
+            conditions.into_iter().flat_map(|(services, reason, why)| services.conditions(reason, why));
+        Judgement { rows, conditions: conditions.collect() }
     }
 }
 
@@ -354,27 +361,23 @@ impl Told {
         }
     }
 
-    fn condition(self, reason: Reason, why: &str) -> Option<Condition> {
-        /// The maximum number of listed addresses of one Service.
+    /// One condition for each of the first Services, and one for all others.
+    fn conditions(self, reason: Reason, why: &'static str) -> impl Iterator<Item = Condition> {
+        /// How many addresses of one Service a message names.
         const ADDRESSES: usize = 4;
-        let count = self.0.len();
-        let service = |(id, fronts): (&ServiceId, &Vec<String>)| {
+        let others = self.0.len().saturating_sub(NAMED);
+        let named = self.0.into_iter().take(NAMED).map(move |(ServiceId { namespace, name }, fronts)| {
             let (more, shown) = (fronts.len().saturating_sub(ADDRESSES), fronts.iter().take(ADDRESSES));
             let shown = shown.map(String::as_str).collect::<Vec<_>>().join(", ");
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("{id} ({shown}{more})")
-        };
-        let named: Vec<String> = self.0.iter().take(NAMED).map(service).collect();
-        let more =
-            if count > NAMED { format!(", and {} more Services", count - NAMED) } else { String::new() };
-        (count > 0).then(|| Condition {
-            reason,
-            message: format!(
-                "Service {}{more}: {why}. Connections to the Service are denied if ACLs see its address on this node; \
-                 connections to the backends themselves are as the policies say",
-                named.join("; ")
-            ),
-        })
+            let message = format!(
+                "{shown}{more}: {why}. Connections to the Service are denied if ACLs see its address on this node; \
+                 connections to the backends themselves follow the policies"
+            );
+            Condition::new(reason, message).about(Key::namespaced(Kind::Service, &*namespace, &*name))
+        });
+        let others = (others > 0).then(|| Condition::new(reason, format!("{others} more Services: {why}")));
+        named.chain(others)
     }
 }
 
@@ -432,12 +435,12 @@ mod tests {
             let judged = Services::new(&frontends, state).judge(list(1, 200));
             let [row] = &judged.judgement.rows[..] else { panic!("{judged:?}") };
             assert_eq!(row.action, AclAction::Block);
-            judged.judgement.conditions.iter().map(|told| told.message.clone()).collect::<Vec<_>>()
+            judged.judgement.conditions.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(told(&state), Vec::<String>::new(), "no pods have such addresses");
         state.routes.insert("10.0.7.0/26".parse().unwrap(), RouteTarget::Local);
         let [message] = &told(&state)[..] else { panic!() };
-        assert!(message.contains("n/s (10.0.7.7:80/TCP)"), "{message}");
+        assert!(message.starts_with("Service n/s: 10.0.7.7:80/TCP: "), "{message}");
     }
 
     #[test]

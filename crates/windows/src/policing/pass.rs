@@ -149,7 +149,7 @@ impl<'a> Pass<'a> {
             // An endpoint that does not exist names nothing.
             (known.named, known.in_force) = (Some(BTreeSet::new()), None);
         }
-        known.conditions = vec![Condition { reason: error.reason(), message: error.to_string() }];
+        known.conditions = vec![Condition::new(error.reason(), error.to_string())];
         known.look = false;
         self.policing.waits.failed(id, self.node.now);
     }
@@ -190,7 +190,7 @@ impl<'a> Pass<'a> {
                 let message = format!(
                     "the set {set} keeps its members, as {id} may name it in ACLs that cannot be changed"
                 );
-                held.insert(set.clone(), Condition { reason: Reason::PolicySetHeld, message });
+                held.insert(set.clone(), Condition::new(Reason::PolicySetHeld, message));
             }
         }
         held
@@ -228,10 +228,8 @@ impl<'a> Pass<'a> {
         for (id, known) in known {
             let names_one = known.named.iter().flatten().any(|id| sets.contains_key(id));
             if names_one && !waits.contains(id) && due.insert(id.clone()) {
-                let message = format!(
-                    "{id}: a set that its ACLs name cannot be changed; its members are spelled out next"
-                );
-                known.conditions = vec![Condition { reason: Reason::PolicyNotInForce, message }];
+                let message = "a set that its ACLs name cannot be changed; its members are spelled out next";
+                known.conditions = vec![Condition::new(Reason::PolicyNotInForce, message)];
             }
         }
         unusable.extend(sets.into_iter().map(|(id, told)| (id, (told, until))));

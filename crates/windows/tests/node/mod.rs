@@ -6,11 +6,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use testkit::Stateful;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{
-    ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment,
-    PodWiring, Report, Route, RouteTarget, Service, ServiceId, ServicePort, Settings, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, LocalNode, MacAddress, NodeState, PodAttachment, PodWiring,
+    Report, Route, RouteTarget, Service, ServiceId, ServicePort, Settings, Vtep,
 };
 use tortie_hcn::schema::{self, Acl, AclAction, DrMacAddress, Namespace};
 use tortie_hcn::{Guid, Hcn, HcnExt};
@@ -28,8 +29,8 @@ pub const CONTAINER: &str = "0123456789abcdef";
 pub struct Node {
     pub hns: Arc<Recorder<Emulator>>,
     pub wiring: WindowsWiring,
-    pub dataplane: WindowsDataplane,
-    /// The expected state of the dataplane.
+    pub dataplane: Stateful<WindowsDataplane>,
+    /// What the dataplane should hold, kept beside it.
     pub state: NodeState,
     /// How far the dataplane's clock is ahead.
     pub ahead: Arc<Mutex<Duration>>,
@@ -59,7 +60,7 @@ impl Node {
         let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
         let clock = Arc::clone(&ahead);
         let clock = Box::new(move || start + *clock.lock().unwrap());
-        let dataplane = WindowsDataplane::with_clock(hcn, None, clock);
+        let dataplane = Stateful::new(WindowsDataplane::with_clock(hcn, None, clock));
         let network = hns.inner().network_by_name(NETWORK).unwrap().unwrap();
         let mac = network.policies.iter().find_map(|policy| policy.settings::<DrMacAddress>().unwrap());
         let announced = mac.unwrap().address.parse().unwrap();

@@ -9,23 +9,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::Ipv4Net;
+use testkit::Stateful;
 use tortie_api::net::Action;
 use tortie_dataplane::{
-    ClusterNetwork, Dataplane, Delta, Endpoint, EndpointId, LocalNode, PodAttachment, PodWiring, Report,
-    Route, RouteTarget, Vtep,
+    ClusterNetwork, Delta, Endpoint, EndpointId, LocalNode, PodAttachment, PodWiring, Report, Route,
+    RouteTarget, Vtep,
 };
 use tortie_hcn::schema::Namespace;
 use tortie_hcn::{Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, bind_compartment};
-use tortie_linux::namespace::NetNs;
-use tortie_linux::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
+use tortie_kernel::namespace::NetNs;
+use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, Peer, RouteSocket};
 use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule};
 use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 pub struct Node {
     pub number: u8,
     pub hns: Arc<Emulator>,
-    pub dataplane: WindowsDataplane,
+    pub dataplane: Stateful<WindowsDataplane>,
     pub namespace: NetNs,
     pub pods: Vec<(NetNs, Ipv4Addr)>,
     pub vtep: Vtep,
@@ -51,7 +52,7 @@ pub fn underlay() -> [NetNs; 2] {
     nodes[0].run(|| RouteSocket::open().unwrap().create(&cable).unwrap()).unwrap();
     for (number, node) in (1..).zip(&nodes) {
         let set_up = || {
-            let link = tortie_linux::interface_index("eth0").unwrap();
+            let link = tortie_kernel::interface_index("eth0").unwrap();
             let address =
                 Address { link, address: Ipv4Addr::new(172, 16, 0, number).into(), prefix_length: 24 };
             let changes = [Change::AddAddress(address), Change::SetLink(link, vec![LinkSetting::Up(true)])];
@@ -78,7 +79,7 @@ impl Node {
         let spec = OverlaySpec { name: NETWORK.into(), block: block(number), vni: 4096, adapter: None };
         let overlay = ensure_overlay(&*hns, &spec).unwrap();
         let vtep = Vtep { node: name(number), address: overlay.gateway, mac: overlay.router_mac, parent };
-        let dataplane = WindowsDataplane::new(hcn, None);
+        let dataplane = Stateful::new(WindowsDataplane::new(hcn, None));
         Node { number, hns, dataplane, namespace, pods: vec![], vtep }
     }
 

@@ -19,7 +19,7 @@ use testkit::random::Tally;
 use tortie_api::net::Protocol;
 use tortie_dataplane::{Condition, Reason, Report};
 use tortie_hns_emulator::EgressSees;
-use tortie_policy::oracle::Oracle;
+use tortie_oracle::Oracle;
 use tortie_policy::program::Flow;
 
 use crate::{PODS, is_allowed};
@@ -199,8 +199,11 @@ impl Callers<'_> {
     fn is_told(&self, client: IpAddr, front: &Front) -> bool {
         let address = format!("{}:{}/{}", front.address, front.port, front.protocol);
         self.told(client).any(|told| {
-            let named = front.services.iter().any(|service| told.message.contains(&format!("{service} (")));
-            named && (told.message.contains(&address) || told.message.contains(" more)"))
+            let named = front.services.iter().any(|service| {
+                let name = format!("Service {service}");
+                told.about.iter().any(|object| object.to_string() == name)
+            });
+            named && (told.message.contains(&address) || told.message.contains(" more: "))
         })
     }
 

@@ -12,6 +12,8 @@ mod origins;
 mod parts;
 mod said;
 
+use tortie_kernel::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
+
 use self::parts::{take_frame, take_sets};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
@@ -20,11 +22,10 @@ use crate::dataplane::dirty::{Dirty, Touched};
 use crate::dataplane::frame::{self, ODD_INTERFACES};
 use crate::dataplane::host_frame::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
-use crate::dataplane::policies::{Lines, chain_name};
+use crate::dataplane::policies::{Lines, chain_name, problem};
 use crate::dataplane::programs::{Asked, Sources, Written, closed, first_chain, program_name, write};
 use crate::dataplane::sets::{Family, digest_number};
 use crate::dataplane::slots::{Slot, Stage};
-use crate::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
 
 /// The desired table.
 #[derive(Debug, Default)]
@@ -355,7 +356,7 @@ impl Wanted {
                 let mut refused =
                     STAGES_OF_POLICIES.iter().filter_map(|stage| around.refused.get(&name(*stage)));
                 let new = match refused.next() {
-                    Some(problem) => Lines::deny(format!("{id}: {problem}")),
+                    Some(refusal) => Lines::deny(problem(id, refusal)),
                     None => Lines::new(id, rules, direction, exists, counting::room(state, around.room)),
                 };
                 self.problems += usize::from(new.problem.is_some());

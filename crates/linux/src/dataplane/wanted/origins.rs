@@ -2,10 +2,10 @@
 
 use tortie_api::net::Action;
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::Key;
 
 use super::Wanted;
 use crate::dataplane::lookups::{address_sets, asking};
-use crate::nftables::Key;
 
 impl Wanted {
     /// Finds the rules with one of these actions that match a key of a program's own set, such as `NetworkPolicy

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tortie_dataplane::NodeState;
+use tortie_kernel::nftables::{Key, Table, Value};
 use tortie_policy::program::{Member, SetId};
 
 use crate::dataplane::Config;
@@ -10,7 +11,6 @@ use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{Dirty, Touched};
 use crate::dataplane::frame;
 use crate::dataplane::sets::{Part, changes, kernel_sets};
-use crate::nftables::{Key, Table, Value};
 
 /// Applies the frame; the elements of its sets that belong to pods stay.
 pub fn take_frame(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
@@ -108,12 +108,12 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::Index;
     use proptest::test_runner::{Config, TestRunner};
+    use tortie_kernel::namespace::NetNs;
+    use tortie_kernel::nftables::{Nft, Op, Transaction, diff};
     use tortie_policy::program::SetKind;
 
     use super::*;
     use crate::dataplane::change::Steps;
-    use crate::namespace::NetNs;
-    use crate::nftables::{Nft, Op, Transaction, diff};
 
     /// Networks that often contain each other or are adjacent, also at both ends of the address space.
     fn network() -> impl Strategy<Value = Member> {
@@ -153,7 +153,7 @@ mod tests {
         nft: &mut Nft,
     ) -> Result<(), TestCaseError> {
         let members = &mut state.sets.get_mut(&id()).unwrap().1;
-        *members = &*members ^ touched;
+        *members = (&**members ^ touched).into();
         let (ops, reshaped) = taken(state, table, Touched::Whole);
         prop_assert_eq!(single_elements(state, &id(), touched, table).is_none(), reshaped);
         prop_assert_eq!(&taken(state, table, Touched::Members(touched.clone())), &(ops.clone(), reshaped));
@@ -168,9 +168,9 @@ mod tests {
 
     #[test]
     fn networks_one_by_one_come_to_what_the_whole_set_comes_to() {
-        let test = |nft: &RefCell<Nft>, before, turns: Vec<(BTreeSet<Member>, Index)>| {
+        let test = |nft: &RefCell<Nft>, before: BTreeSet<Member>, turns: Vec<(BTreeSet<Member>, Index)>| {
             let mut state = NodeState::default();
-            state.sets.insert(id(), (SetKind::Nets, before));
+            state.sets.insert(id(), (SetKind::Nets, before.into()));
             let mut table = Table { sets: kernel_sets(&state, &id()), ..Table::default() };
             let nft = &mut *nft.borrow_mut();
             let old = nft.list("t").unwrap();

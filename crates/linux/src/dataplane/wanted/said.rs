@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use tortie_dataplane::EndpointId;
 
+use crate::dataplane::policies::Problem;
+
 use super::{Pod, Policy, Programs, Wanted};
 
 /// The problems of an endpoint.
@@ -12,7 +14,7 @@ pub struct Said<'a> {
     /// Whether another endpoint claims the same interface.
     pub contested: bool,
     /// The parts of its policy that cannot be rendered.
-    pub problems: BTreeSet<&'a str>,
+    pub problems: BTreeSet<&'a Problem>,
 }
 
 impl Wanted {
@@ -34,7 +36,7 @@ impl Wanted {
     }
 
     /// The host endpoints whose policy cannot be rendered, with the problems.
-    pub fn said_of_hosts(&self) -> Vec<(&str, BTreeSet<&str>)> {
+    pub fn said_of_hosts(&self) -> Vec<(&str, BTreeSet<&Problem>)> {
         if self.problems == 0 {
             return Vec::new();
         }
@@ -66,14 +68,14 @@ impl Wanted {
         by_policy.chain(by_itself.map(|(name, _)| name)).map(String::as_str).collect()
     }
 
-    fn problems(&self, programs: &Programs, bad: &BTreeSet<&str>) -> BTreeSet<&str> {
+    fn problems(&self, programs: &Programs, bad: &BTreeSet<&str>) -> BTreeSet<&Problem> {
         let mut problems = BTreeSet::new();
         for name in programs.values().filter(|name| bad.contains(name.as_str())) {
             let Some(program) = self.programs.get(name) else { continue };
-            problems.extend(program.written.problem.as_deref());
+            problems.extend(&program.written.problem);
             let policies = program.asked.policies().filter_map(|id| self.policies.get(id));
             let lines = policies.map(|policy| policy.lines(program.asked.direction));
-            problems.extend(lines.filter_map(|lines| lines.problem.as_deref()));
+            problems.extend(lines.filter_map(|lines| lines.problem.as_ref()));
         }
         problems
     }

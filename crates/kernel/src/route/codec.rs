@@ -1,0 +1,398 @@
+//! Encodes and decodes route messages. Only this module uses `netlink-packet-route`.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use ipnet::IpNet;
+use netlink_packet_core::{Emitable, ParseableParametrized};
+use netlink_packet_route::address::{AddressAttribute, AddressMessage};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, InfoVxlan, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, State,
+};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteScope, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use tortie_api::net::MacAddress;
+
+use super::types::{
+    Address, Change, FdbEntry, Link, LinkSetting, Neighbour, NewLink, NewLinkKind, Peer, Route, RouteKind,
+    Vxlan,
+};
+use crate::netlink::{Reply, Request};
+
+const EXCLUSIVE: u16 = libc::NLM_F_CREATE as u16 | libc::NLM_F_EXCL as u16;
+const REPLACE: u16 = libc::NLM_F_CREATE as u16 | libc::NLM_F_REPLACE as u16;
+
+pub fn create(link: &NewLink<'_>) -> Request {
+    let mut message = LinkMessage::default();
+    message.attributes = link_attributes(link.name, link.mac, link.mtu);
+    if link.up {
+        set_up(&mut message, true);
+    }
+    message.attributes.extend(link.controller.map(LinkAttribute::Controller));
+    let (kind, data) = match &link.kind {
+        NewLinkKind::Bridge => (InfoKind::Bridge, None),
+        NewLinkKind::Veth(peer) => (InfoKind::Veth, Some(InfoData::Veth(InfoVeth::Peer(peer_message(peer))))),
+        NewLinkKind::Vxlan(vxlan) => (InfoKind::Vxlan, Some(InfoData::Vxlan(vxlan_attributes(vxlan)))),
+    };
+    let info = std::iter::once(LinkInfo::Kind(kind)).chain(data.map(LinkInfo::Data)).collect();
+    message.attributes.push(LinkAttribute::LinkInfo(info));
+    request(RouteNetlinkMessage::NewLink(message), EXCLUSIVE)
+}
+
+fn peer_message(peer: &Peer<'_>) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.attributes = link_attributes(peer.name, peer.mac, peer.mtu);
+    message.attributes.extend(peer.namespace.map(|fd| LinkAttribute::NetNsFd(fd.as_raw_fd())));
+    message
+}
+
+fn link_attributes(name: &str, mac: Option<MacAddress>, mtu: Option<u32>) -> Vec<LinkAttribute> {
+    let mut attributes = vec![LinkAttribute::IfName(name.to_owned())];
+    attributes.extend(mac.map(|mac| LinkAttribute::Address(mac.0.to_vec())));
+    attributes.extend(mtu.map(LinkAttribute::Mtu));
+    attributes
+}
+
+fn vxlan_attributes(vxlan: &Vxlan) -> Vec<InfoVxlan> {
+    let mut data =
+        vec![InfoVxlan::Id(vxlan.vni), InfoVxlan::Port(vxlan.port), InfoVxlan::Learning(vxlan.learning)];
+    data.extend(vxlan.local.map(InfoVxlan::Local));
+    data
+}
+
+fn set_up(message: &mut LinkMessage, up: bool) {
+    message.header.change_mask |= LinkFlags::Up;
+    message.header.flags.set(LinkFlags::Up, up);
+}
+
+pub fn move_link(index: u32, namespace: BorrowedFd<'_>) -> Request {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
+    request(RouteNetlinkMessage::SetLink(message), 0)
+}
+
+pub fn change(change: &Change) -> Request {
+    use RouteNetlinkMessage as M;
+    match change {
+        Change::SetLink(index, settings) => request(M::SetLink(set_link(*index, settings)), 0),
+        Change::DeleteLink(index) => request(M::DelLink(set_link(*index, &[])), 0),
+        Change::DeleteGroup(group) => request(M::DelLink(set_link(0, &[LinkSetting::Group(*group)])), 0),
+        Change::AddAddress(address) => request(M::NewAddress(address_message(address)), REPLACE),
+        Change::DeleteAddress(address) => request(M::DelAddress(address_message(address)), 0),
+        Change::AddRoute(route) => request(M::NewRoute(route_message(route)), EXCLUSIVE),
+        Change::ReplaceRoute(route) => request(M::NewRoute(route_message(route)), REPLACE),
+        Change::DeleteRoute(route) => request(M::DelRoute(route_message(route)), 0),
+        Change::SetNeighbour(neighbour) => request(M::NewNeighbour(neighbour_message(neighbour)), REPLACE),
+        Change::DeleteNeighbour(neighbour) => request(M::DelNeighbour(neighbour_message(neighbour)), 0),
+        Change::SetFdb(entry) => request(M::NewNeighbour(fdb_message(entry)), REPLACE),
+        Change::DeleteFdb(entry) => request(M::DelNeighbour(fdb_message(entry)), 0),
+    }
+}
+
+fn set_link(index: u32, settings: &[LinkSetting]) -> LinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    for setting in settings {
+        message.attributes.push(match setting {
+            LinkSetting::Up(up) => {
+                set_up(&mut message, *up);
+                continue;
+            }
+            LinkSetting::Mtu(mtu) => LinkAttribute::Mtu(*mtu),
+            LinkSetting::Mac(mac) => LinkAttribute::Address(mac.0.to_vec()),
+            LinkSetting::Name(name) => LinkAttribute::IfName(name.clone()),
+            LinkSetting::Alias(alias) => LinkAttribute::IfAlias(alias.clone()),
+            LinkSetting::Group(group) => LinkAttribute::Group(*group),
+            LinkSetting::Controller(controller) => LinkAttribute::Controller(controller.unwrap_or(0)),
+        });
+    }
+    message
+}
+
+fn address_message(address: &Address) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = family(address.address);
+    message.header.prefix_len = address.prefix_length;
+    message.header.index = address.link;
+    message.attributes =
+        vec![AddressAttribute::Local(address.address), AddressAttribute::Address(address.address)];
+    message
+}
+
+fn route_message(route: &Route) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(route.destination.addr());
+    message.header.destination_prefix_length = route.destination.prefix_len();
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    message.header.protocol = route.protocol.into();
+    message.header.kind = match route.kind {
+        RouteKind::Unicast => RouteType::Unicast,
+        RouteKind::Blackhole => RouteType::BlackHole,
+    };
+    message.header.scope = match (route.kind, route.gateway) {
+        (RouteKind::Unicast, None) => RouteScope::Link,
+        _ => RouteScope::Universe,
+    };
+    if route.onlink {
+        message.header.flags |= RouteFlags::Onlink;
+    }
+    if route.destination.prefix_len() > 0 {
+        message.attributes.push(RouteAttribute::Destination(route.destination.network().into()));
+    }
+    message.attributes.extend(route.link.map(RouteAttribute::Oif));
+    message.attributes.extend(route.gateway.map(|gateway| RouteAttribute::Gateway(gateway.into())));
+    message.attributes.extend(route.source.map(|source| RouteAttribute::PrefSource(source.into())));
+    if route.metric != 0 {
+        message.attributes.push(RouteAttribute::Priority(route.metric));
+    }
+    message
+}
+
+fn neighbour_message(neighbour: &Neighbour) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family(neighbour.address);
+    message.header.ifindex = neighbour.link;
+    message.header.state = NeighbourState::Permanent;
+    let address = match neighbour.address {
+        IpAddr::V4(address) => NeighbourAddress::Inet(address),
+        IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+    };
+    message.attributes = vec![
+        NeighbourAttribute::Destination(address),
+        NeighbourAttribute::LinkLayerAddress(neighbour.mac.0.to_vec()),
+    ];
+    message
+}
+
+fn fdb_message(entry: &FdbEntry) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = AddressFamily::Bridge;
+    message.header.ifindex = entry.link;
+    message.header.state = NeighbourState::Permanent;
+    message.header.flags = NeighbourFlags::Own;
+    message.attributes = vec![
+        NeighbourAttribute::LinkLayerAddress(entry.mac.0.to_vec()),
+        NeighbourAttribute::Destination(NeighbourAddress::Inet(entry.destination)),
+    ];
+    message
+}
+
+pub fn get_link(name: &str) -> Request {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::IfName(name.to_owned()));
+    request(RouteNetlinkMessage::GetLink(message), 0)
+}
+
+pub fn list_links() -> Request {
+    request(RouteNetlinkMessage::GetLink(LinkMessage::default()), 0)
+}
+
+pub fn list_addresses() -> Request {
+    request(RouteNetlinkMessage::GetAddress(AddressMessage::default()), 0)
+}
+
+pub fn list_routes(v6: bool) -> Request {
+    let mut message = RouteMessage::default();
+    message.header.address_family = if v6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    request(RouteNetlinkMessage::GetRoute(message), 0)
+}
+
+pub fn list_neighbours() -> Request {
+    request(RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()), 0)
+}
+
+pub fn list_fdb(link: u32) -> Request {
+    let mut message = NeighbourMessage::default();
+    message.header.family = AddressFamily::Bridge;
+    message.header.ifindex = link;
+    request(RouteNetlinkMessage::GetNeighbour(message), 0)
+}
+
+pub fn link(reply: &Reply) -> Option<Link> {
+    let RouteNetlinkMessage::NewLink(message) = parse(reply)? else { return None };
+    let mut link = Link {
+        index: message.header.index,
+        name: String::new(),
+        kind: String::new(),
+        mac: None,
+        mtu: 0,
+        up: message.header.flags.contains(LinkFlags::Up),
+        controller: None,
+        peer: None,
+        alias: String::new(),
+        vxlan: None,
+    };
+    for attribute in message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name = name,
+            LinkAttribute::IfAlias(alias) => link.alias = alias,
+            LinkAttribute::Address(bytes) => link.mac = mac(&bytes),
+            LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+            LinkAttribute::Controller(index) => link.controller = Some(index),
+            LinkAttribute::Link(index) => link.peer = Some(index),
+            LinkAttribute::LinkInfo(info) => read_link_info(&mut link, info),
+            _ => {}
+        }
+    }
+    Some(link)
+}
+
+/// Whether the kernel reports that a link forwards packets (`IF_OPER_UP`, RFC 2863), and not only that it should.
+pub fn is_operating(reply: &Reply) -> bool {
+    let Some(RouteNetlinkMessage::NewLink(message)) = parse(reply) else { return false };
+    message.attributes.contains(&LinkAttribute::OperState(State::Up))
+}
+
+fn read_link_info(link: &mut Link, info: Vec<LinkInfo>) {
+    for part in info {
+        match part {
+            LinkInfo::Kind(kind) => link.kind = kind.to_string(),
+            LinkInfo::Data(InfoData::Vxlan(attributes)) => {
+                let mut vxlan = Vxlan { vni: 0, port: 0, local: None, learning: false };
+                for attribute in attributes {
+                    match attribute {
+                        InfoVxlan::Id(vni) => vxlan.vni = vni,
+                        InfoVxlan::Port(port) => vxlan.port = port,
+                        InfoVxlan::Local(local) => vxlan.local = Some(local),
+                        InfoVxlan::Learning(learning) => vxlan.learning = learning,
+                        _ => {}
+                    }
+                }
+                link.vxlan = Some(vxlan);
+            }
+            _ => {}
+        }
+    }
+}
+
+pub fn address(reply: &Reply) -> Option<Address> {
+    let RouteNetlinkMessage::NewAddress(message) = parse(reply)? else { return None };
+    // IFA_LOCAL is the address itself; IPv6 has only IFA_ADDRESS.
+    let find = |local: bool| {
+        message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(address) if local => Some(*address),
+            AddressAttribute::Address(address) if !local => Some(*address),
+            _ => None,
+        })
+    };
+    let address = find(true).or_else(|| find(false))?;
+    Some(Address { link: message.header.index, address, prefix_length: message.header.prefix_len })
+}
+
+pub fn route(reply: &Reply) -> Option<Route> {
+    let RouteNetlinkMessage::NewRoute(message) = parse(reply)? else { return None };
+    let header = &message.header;
+    let kind = match header.kind {
+        RouteType::Unicast => RouteKind::Unicast,
+        RouteType::BlackHole => RouteKind::Blackhole,
+        _ => return None,
+    };
+    let mut destination = match header.address_family {
+        AddressFamily::Inet => IpAddr::from([0; 4]),
+        AddressFamily::Inet6 => IpAddr::from([0; 16]),
+        _ => return None,
+    };
+    let (mut link, mut gateway, mut source, mut metric) = (None, None, None, 0);
+    let mut table = u32::from(header.table);
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => destination = ip(address)?,
+            RouteAttribute::Oif(index) => link = Some(*index),
+            RouteAttribute::Gateway(address) => gateway = ip(address),
+            RouteAttribute::PrefSource(address) => source = ip(address),
+            RouteAttribute::Priority(priority) => metric = *priority,
+            RouteAttribute::Table(id) => table = *id,
+            _ => {}
+        }
+    }
+    if table != u32::from(RouteHeader::RT_TABLE_MAIN) {
+        return None;
+    }
+    let destination = IpNet::new(destination, header.destination_prefix_length).ok()?;
+    // The kernel's defaults for IPv6: IP6_RT_PRIO_USER, and loopback for dropping routes.
+    if destination.addr().is_ipv6() && metric == 1024 {
+        metric = 0;
+    }
+    if kind == RouteKind::Blackhole {
+        link = None;
+    }
+    let onlink = header.flags.contains(RouteFlags::Onlink);
+    Some(Route { destination, kind, link, gateway, onlink, source, protocol: header.protocol.into(), metric })
+}
+
+pub fn neighbour(reply: &Reply) -> Option<Neighbour> {
+    let RouteNetlinkMessage::NewNeighbour(message) = parse(reply)? else { return None };
+    if message.header.state != NeighbourState::Permanent {
+        return None;
+    }
+    let (bytes, hardware) = neighbour_attributes(&message)?;
+    let address = match *bytes {
+        [a, b, c, d] => IpAddr::from([a, b, c, d]),
+        _ => IpAddr::from(<[u8; 16]>::try_from(bytes.as_slice()).ok()?),
+    };
+    Some(Neighbour { link: message.header.ifindex, address, mac: hardware })
+}
+
+pub fn fdb_entry(reply: &Reply) -> Option<FdbEntry> {
+    let RouteNetlinkMessage::NewNeighbour(message) = parse(reply)? else { return None };
+    let (bytes, hardware) = neighbour_attributes(&message)?;
+    let destination = Ipv4Addr::from(<[u8; 4]>::try_from(bytes.as_slice()).ok()?);
+    Some(FdbEntry { link: message.header.ifindex, mac: hardware, destination })
+}
+
+fn neighbour_attributes(message: &NeighbourMessage) -> Option<(Vec<u8>, MacAddress)> {
+    let (mut address, mut hardware) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => {
+                address = Some(v4.octets().to_vec())
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
+                address = Some(v6.octets().to_vec())
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => address = Some(bytes.clone()),
+            NeighbourAttribute::LinkLayerAddress(bytes) => hardware = mac(bytes),
+            _ => {}
+        }
+    }
+    address.zip(hardware)
+}
+
+fn request(message: RouteNetlinkMessage, flags: u16) -> Request {
+    let mut payload = vec![0; message.buffer_len()];
+    message.emit(&mut payload);
+    Request { kind: message.message_type(), flags, payload }
+}
+
+/// Messages that cannot be decoded do not concern Tortie: it can read back everything that it writes, as its tests
+/// show.
+fn parse(reply: &Reply) -> Option<RouteNetlinkMessage> {
+    RouteNetlinkMessage::parse_with_param(&reply.payload, reply.kind)
+        .inspect_err(|error| {
+            tracing::debug!(%error, kind = reply.kind, "left out a kernel object that could not be read");
+        })
+        .ok()
+}
+
+fn mac(bytes: &[u8]) -> Option<MacAddress> {
+    bytes.try_into().ok().map(MacAddress)
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}

@@ -1,0 +1,349 @@
+//! What `tortie-reach` asks beyond verdicts: who is there, and what single criteria say of them. Every answer comes
+//! from the same functions that verdicts come from.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use tortie_api::calico::{EndpointToHostAction, FailsafePort, HostEndpoint};
+use tortie_api::kubernetes::LabelSelector;
+use tortie_api::net::{Direction, IpVersion, Protocol};
+use tortie_api::{Key, Kind};
+use tortie_selector::Selector;
+
+use super::judge::Asked;
+use super::packet::Packet;
+use super::peers::Hop;
+use super::world::{HostInterface, Identity, Workload};
+use super::{
+    Oracle, Peer, PolicyName, PolicyTrace, Question, QuestionError, Stored, Table, Trace, calico, kubernetes,
+    peers,
+};
+
+/// What selectors see: a pod or a network set.
+#[derive(Clone, Copy)]
+pub struct Subject<'a>(&'a Identity);
+
+/// A pod with a network of its own.
+pub struct SeenPod<'a>(&'a Workload);
+
+/// A host endpoint.
+pub struct SeenHost<'a>(&'a HostInterface);
+
+/// The addresses of a Service's backends, and their ports.
+pub type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
+
+/// A policy, in the order in which all are asked.
+pub struct SeenPolicy<'a> {
+    /// Its name.
+    pub name: &'a PolicyName,
+    /// Its tier.
+    pub tier: &'a str,
+    /// Whether it is only staged.
+    pub staged: bool,
+    /// The object.
+    pub stored: &'a Stored,
+}
+
+impl Oracle<'_> {
+    /// Every pod with a network of its own.
+    pub fn pods(&self) -> impl Iterator<Item = SeenPod<'_>> {
+        self.world.workloads.iter().map(SeenPod)
+    }
+
+    /// Every network set, with its networks.
+    pub fn network_sets(&self) -> impl Iterator<Item = (Subject<'_>, &[IpNet])> {
+        self.world.network_sets.iter().map(|set| (Subject(&set.identity), set.nets.as_slice()))
+    }
+
+    /// Every host endpoint.
+    pub fn hosts(&self) -> impl Iterator<Item = SeenHost<'_>> {
+        self.world.hosts.iter().map(SeenHost)
+    }
+
+    /// The host endpoint of the interface by which the node's packets come and go, outside of the overlay or inside.
+    pub fn interface(&self, node: &str, overlaid: bool) -> Option<SeenHost<'_>> {
+        self.world.interface(node, overlaid).map(SeenHost)
+    }
+
+    /// The host endpoint of all of the node's interfaces.
+    pub fn all_interfaces(&self, node: &str) -> Option<SeenHost<'_>> {
+        self.world.all_interfaces(node).map(SeenHost)
+    }
+
+    /// Whether the node drops what its own pods send to it.
+    pub fn is_closed_to_its_pods(&self, node: &str) -> bool {
+        self.world.felix(node).default_endpoint_to_host_action == Some(EndpointToHostAction::Drop)
+    }
+
+    /// The ports of a node that no policy of host endpoints closes.
+    pub fn failsafe_ports(&self, node: &str, direction: Direction) -> Vec<FailsafePort> {
+        match direction {
+            Direction::Ingress => self.world.felix(node).failsafe_inbound(),
+            Direction::Egress => self.world.felix(node).failsafe_outbound(),
+        }
+    }
+
+    /// The address that a pod's packets have outside of all pools: its node's, where a pool has natOutgoing.
+    pub fn translated(&self, node: &str, address: IpAddr) -> Option<IpAddr> {
+        self.world.translated(node, address)
+    }
+
+    /// Whether the address lies in any pool.
+    pub fn is_pooled(&self, address: IpAddr) -> bool {
+        self.world.is_pooled(address)
+    }
+
+    /// Name, own addresses and tunnel address of each node.
+    pub fn nodes(&self) -> impl Iterator<Item = (&str, &[IpAddr], Option<IpAddr>)> {
+        self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnel))
+    }
+
+    /// The backends of a Service: their addresses, and their ports.
+    pub fn backends(&self, namespace: &str, name: &str) -> SeenBackends<'_> {
+        let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));
+        backends.map_or((&[], &[]), |backends| (backends.addresses.as_slice(), backends.ports.as_slice()))
+    }
+
+    /// Whether packets to this address are carried by VXLAN.
+    pub fn is_overlaid(&self, address: IpAddr) -> bool {
+        self.world.is_overlaid(address)
+    }
+
+    /// Every policy, staged ones too, in the order in which all are asked.
+    pub fn policies(&self) -> impl Iterator<Item = SeenPolicy<'_>> {
+        self.tiers.iter().flat_map(|tier| {
+            tier.policies.iter().map(|policy| SeenPolicy {
+                name: &policy.name,
+                tier: &tier.name,
+                staged: policy.staged,
+                stored: policy.stored,
+            })
+        })
+    }
+
+    /// Which of [`Self::policies`] speak about packets of this direction at this pod, by index.
+    pub fn applying(&self, pod: &SeenPod<'_>, direction: Direction) -> Vec<usize> {
+        self.applying_to(&Asked::pod(pod.0), direction)
+    }
+
+    /// The same of a host endpoint, in one of its tables.
+    pub fn applying_at(&self, host: &SeenHost<'_>, table: Table, direction: Direction) -> Vec<usize> {
+        let SeenHost(HostInterface { identity, profiles, .. }) = host;
+        self.applying_to(&Asked { identity, profiles, table }, direction)
+    }
+
+    fn applying_to(&self, asked: &Asked<'_>, direction: Direction) -> Vec<usize> {
+        let policies = self.tiers.iter().flat_map(|tier| &tier.policies).enumerate();
+        let applying = policies.filter(|(_, policy)| policy.applies(asked, direction));
+        applying.map(|(index, _)| index).collect()
+    }
+
+    /// Where the rules of a profile come from.
+    pub fn profile_of(&self, name: &str) -> SeenProfile<'_> {
+        match self.snapshot.get(&Key::global(Kind::Profile, name)) {
+            Some(stored) => SeenProfile::Stored(stored),
+            None if name == HostEndpoint::DEFAULT_ALLOW => SeenProfile::AllowsAll,
+            None => match (name.strip_prefix("kns."), name.strip_prefix("ksa.")) {
+                (Some(namespace), _) if self.world.namespace_exists(namespace) => SeenProfile::AllowsAll,
+                (_, Some(account)) if self.account_exists(account) => SeenProfile::WithoutRules,
+                _ => SeenProfile::Missing,
+            },
+        }
+    }
+
+    /// Whether there is a service account of this name, given as `namespace.name`.
+    fn account_exists(&self, account: &str) -> bool {
+        let key = account
+            .split_once('.')
+            .map(|(namespace, name)| Key::namespaced(Kind::ServiceAccount, namespace, name));
+        key.is_some_and(|key| self.snapshot.get(&key).is_some())
+    }
+
+    /// What one end's policies say of a packet; nothing where that end is under none.
+    pub fn at_pod(
+        &self,
+        question: &Question,
+        family: IpVersion,
+        direction: Direction,
+    ) -> Result<Vec<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let judged = way.hops.iter().filter_map(|hop| match hop {
+            Hop::Pod(pod, of) if *of == direction => Some(self.judge(&Asked::pod(pod), direction, &packet)),
+            _ => None,
+        });
+        Ok(judged.collect())
+    }
+
+    /// What the host endpoints of the sender's node (`near`), or of the receiver's, decide about a packet between nodes, in
+    /// order.
+    pub fn at_host(
+        &self,
+        question: &Question,
+        family: IpVersion,
+        near: bool,
+    ) -> Result<Vec<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let judged = way.hops.iter().filter_map(|hop| match hop {
+            Hop::Host(hop) if hop.near == near => {
+                Some(self.judge_host(hop, &packet.at(hop), &mut Vec::new()))
+            }
+            _ => None,
+        });
+        Ok(judged.flatten().collect())
+    }
+
+    /// What the host endpoint of all interfaces decides about a packet that stays inside one node: where it comes from the
+    /// sending pod (`near`), or where it goes to the receiving one. The ends may be on different nodes: they stand for
+    /// others that are not.
+    pub fn inside_node(
+        &self,
+        question: &Question,
+        family: IpVersion,
+        near: bool,
+    ) -> Result<Vec<Trace>, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let direction = if near { Direction::Ingress } else { Direction::Egress };
+        let pod = |peer: &Peer| match peer {
+            Peer::Pod { namespace, name } => self.world.pod(namespace, name),
+            Peer::Node(_) | Peer::Address(_) => None,
+        };
+        let forwarded = pod(&question.to).is_some();
+        let hop = pod(if near { &question.from } else { &question.to })
+            .and_then(|pod| peers::at_pod(&self.world, pod, direction, forwarded, question.via));
+        Ok(hop.map(|hop| self.judge_host(&hop, &packet, &mut Vec::new())).unwrap_or_default())
+    }
+
+    /// What a profile says of a packet, whether or not anything asks it.
+    pub fn by_profile(
+        &self,
+        question: &Question,
+        family: IpVersion,
+        (name, direction): (&str, Direction),
+    ) -> Result<PolicyTrace, QuestionError> {
+        let way = peers::resolve(&self.world, question, Some(family))?;
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        Ok(self.profile(name, direction, &packet))
+    }
+}
+
+/// A Kubernetes selector for a reader.
+pub fn shown_labels(what: &str, selector: &LabelSelector) -> String {
+    kubernetes::shown_selector(what, selector)
+}
+
+/// Where the rules of a profile come from.
+pub enum SeenProfile<'a> {
+    /// From an object.
+    Stored(&'a Stored),
+    /// It is that of a namespace, or the default of automatic host endpoints.
+    AllowsAll,
+    /// It is that of a service account, and leaves the decision to the next profile.
+    WithoutRules,
+    /// It does not exist, and denies.
+    Missing,
+}
+
+impl<'a> SeenPod<'a> {
+    /// What selectors see of it.
+    pub fn subject(&self) -> Subject<'a> {
+        Subject(&self.0.identity)
+    }
+
+    /// The name of its node.
+    pub fn node(&self) -> &'a str {
+        &self.0.node
+    }
+
+    /// Its addresses.
+    pub fn addresses(&self) -> &'a [IpAddr] {
+        &self.0.addresses
+    }
+
+    /// The names of its profiles, in their order.
+    pub fn profiles(&self) -> &'a [String] {
+        &self.0.profiles
+    }
+}
+
+impl<'a> SeenHost<'a> {
+    /// What selectors see of it.
+    pub fn subject(&self) -> Subject<'a> {
+        Subject(&self.0.identity)
+    }
+
+    /// The name of its node.
+    pub fn node(&self) -> &'a str {
+        &self.0.node
+    }
+
+    /// The addresses that rules know it by.
+    pub fn addresses(&self) -> &'a [IpAddr] {
+        &self.0.addresses
+    }
+
+    /// The names of its profiles, in their order.
+    pub fn profiles(&self) -> &'a [String] {
+        &self.0.profiles
+    }
+}
+
+impl<'a> Subject<'a> {
+    /// Whether it is a pod.
+    pub fn is_pod(&self) -> bool {
+        self.0.is_pod()
+    }
+
+    /// Its namespace; empty for a global network set.
+    pub fn namespace(&self) -> &'a str {
+        &self.0.namespace
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'a str {
+        &self.0.name
+    }
+
+    /// The name of its service account.
+    pub fn account(&self) -> &'a str {
+        &self.0.account
+    }
+
+    /// The labels of the object itself.
+    pub fn own_labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.own_labels
+    }
+
+    /// What Calico's selectors see.
+    pub fn labels(&self) -> &'a BTreeMap<String, String> {
+        &self.0.labels
+    }
+
+    /// The ports that it declares by name.
+    pub fn ports(&self) -> impl Iterator<Item = (&'a str, Protocol, u16)> {
+        self.0.ports.iter().map(|port| (port.name.as_str(), port.protocol, port.port))
+    }
+
+    /// Whether its namespace matches a `namespaceSelector`.
+    pub fn is_in_namespaces(&self, selector: &Selector) -> bool {
+        calico::of_namespace(selector, self.0)
+    }
+
+    /// Whether it is a pod whose service account matches.
+    pub fn has_account(&self, selector: &Selector) -> bool {
+        calico::of_account(selector, self.0)
+    }
+
+    /// Whether a Kubernetes selector matches its own labels.
+    pub fn bears(&self, selector: &LabelSelector) -> bool {
+        kubernetes::selects(selector, &self.0.own_labels)
+    }
+
+    /// Whether a Kubernetes selector matches the labels of its namespace.
+    pub fn namespace_bears(&self, selector: &LabelSelector) -> bool {
+        kubernetes::selects(selector, &self.0.namespace_labels)
+    }
+}

@@ -1,0 +1,162 @@
+//! The oracle: whether a packet may pass, and why, straight from the resources.
+//!
+//! [`evaluate`] is what compiled programs are tested against, and what `tortie explain` prints. It is naive on purpose:
+//! no index, no set, no conversion of one kind of policy into another. It shares with the compiled path the reading of
+//! resources (with the API's own defaults: which directions a policy has, what makes a rule not understood, a slice's
+//! backends) and the selector evaluator, each of which has tests of its own.
+
+mod ask;
+mod calico;
+mod cluster;
+pub mod enforced;
+mod hosts;
+mod judge;
+mod kubernetes;
+mod order;
+mod packet;
+mod peers;
+mod snapshot;
+mod trace;
+mod world;
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use tortie_api::net::{Direction, IpVersion, Protocol};
+
+pub use ask::{SeenHost, SeenPod, SeenPolicy, SeenProfile, Subject, shown_labels};
+use judge::Asked;
+use order::Tier;
+use packet::Packet;
+pub use peers::family_of;
+use peers::{Hop, Way};
+pub use peers::{Peer, QuestionError};
+pub use snapshot::{Snapshot, Stored};
+pub use trace::{
+    Answer, DecidedBy, Mismatch, PolicyName, PolicyTrace, RuleTrace, Table, TierOutcome, TierTrace, Trace,
+    Verdict,
+};
+use world::World;
+
+/// A packet that begins a flow: may it pass?
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Question {
+    /// Who sends it.
+    pub from: Peer,
+    /// To whom.
+    pub to: Peer,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// Its source port; 0 where the protocol has none.
+    pub source_port: u16,
+    /// Its destination port; 0 where the protocol has none.
+    pub destination_port: u16,
+    /// Its ICMP type and code, where it is ICMP or ICMPv6.
+    pub icmp: Option<(u8, u8)>,
+    /// The address and port that the sender used, where a Service translates them to `to` and `destination_port`. Only
+    /// host endpoints see it, and only before the translation (policy decisions 5, 16).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub via: Option<(IpAddr, u16)>,
+}
+
+/// Judges one packet. For many packets over the same resources make one [`Oracle`].
+///
+/// # Errors
+/// Where the question names what is not there, or what has no address that a packet could bear.
+pub fn evaluate(snapshot: &Snapshot, question: &Question) -> Result<Answer, QuestionError> {
+    Oracle::new(snapshot).evaluate(question)
+}
+
+/// The resources, with what is looked at for every packet read once.
+pub struct Oracle<'a> {
+    snapshot: &'a Snapshot,
+    world: World,
+    tiers: Vec<Tier<'a>>,
+}
+
+impl<'a> Oracle<'a> {
+    /// Over these resources.
+    #[must_use]
+    pub fn new(snapshot: &'a Snapshot) -> Self {
+        Self { snapshot, world: World::new(snapshot), tiers: order::tiers(snapshot) }
+    }
+
+    /// Judges one packet.
+    ///
+    /// # Errors
+    /// As [`evaluate`].
+    pub fn evaluate(&self, question: &Question) -> Result<Answer, QuestionError> {
+        Ok(self.judge_way(question, peers::resolve(&self.world, question, None)?))
+    }
+
+    /// Judges a packet of one family, where [`Oracle::evaluate`] takes IPv4 if both ends have it.
+    ///
+    /// # Errors
+    /// As [`evaluate`].
+    pub fn evaluate_by(&self, question: &Question, family: IpVersion) -> Result<Answer, QuestionError> {
+        Ok(self.judge_way(question, peers::resolve(&self.world, question, Some(family))?))
+    }
+
+    fn judge_way(&self, question: &Question, way: Way<'_>) -> Answer {
+        let packet = Packet::new(&self.world, way.source, way.destination, question);
+        let mut answer = Answer {
+            verdict: Verdict::Allow,
+            source: way.source,
+            destination: way.destination,
+            notes: way.notes,
+            egress: None,
+            ingress: None,
+            hosts: Vec::new(),
+        };
+        // Everybody on the way must allow (policy decision 5).
+        for hop in &way.hops {
+            match hop {
+                Hop::Pod(pod, direction) => {
+                    let to_own_node = way.hops.iter().any(|hop| matches!(hop, Hop::OwnNode(_)));
+                    let built_in = match direction {
+                        Direction::Egress => self.built_in(pod, to_own_node, &packet),
+                        Direction::Ingress => None,
+                    };
+                    if built_in.as_ref().is_some_and(|trace| trace.verdict == Verdict::Allow) {
+                        answer.egress = built_in;
+                        return answer;
+                    }
+                    let before = built_in
+                        .or_else(|| self.before_policy(pod, *direction, &packet, false, &mut answer.notes));
+                    let trace = before.unwrap_or_else(|| self.judge(&Asked::pod(pod), *direction, &packet));
+                    answer.verdict = answer.verdict.and(trace.verdict);
+                    match direction {
+                        Direction::Egress => answer.egress = Some(trace),
+                        Direction::Ingress => answer.ingress = Some(trace),
+                    }
+                }
+                Hop::Probed(pod) => {
+                    let before =
+                        self.before_policy(pod, Direction::Ingress, &packet, true, &mut answer.notes);
+                    let verdict = before.as_ref().map_or(Verdict::Allow, |trace| trace.verdict);
+                    if verdict == Verdict::Deny {
+                        answer
+                            .notes
+                            .push(format!("static rules of {}'s node come before its probes", pod.identity));
+                    }
+                    answer.verdict = answer.verdict.and(verdict);
+                    answer.ingress = before;
+                }
+                Hop::Host(hop) => {
+                    let packet = packet.at(hop);
+                    for trace in self.judge_host(hop, &packet, &mut answer.notes) {
+                        answer.verdict = answer.verdict.and(trace.verdict);
+                        answer.hosts.push(trace);
+                    }
+                }
+                Hop::OwnNode(node) => {
+                    let trace = self.to_own_node(node);
+                    answer.verdict = answer.verdict.and(trace.verdict);
+                    answer.hosts.push(trace);
+                }
+            }
+        }
+        answer
+    }
+}

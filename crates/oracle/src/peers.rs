@@ -1,0 +1,305 @@
+//! Who asks whom: from the question's words to addresses, and whose policies have a say (policy decisions 1–5).
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use tortie_api::net::{Direction, IpVersion};
+
+use super::Question;
+use super::hosts::{HostHop, HostLink};
+use super::world::{NodeAddresses, Workload, World};
+
+/// One end of a flow.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Peer {
+    /// A pod.
+    Pod {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// A node's own network.
+    Node(String),
+    /// An address; if a pod or a node has it, that pod or node is meant.
+    Address(IpAddr),
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Peer::Pod { namespace, name } => write!(f, "{namespace}/{name}"),
+            Peer::Node(name) => write!(f, "node/{name}"),
+            Peer::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+/// Why a question has no answer.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum QuestionError {
+    /// The pod is not there.
+    #[error("pod {namespace}/{name} does not exist")]
+    UnknownPod {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The node is not there.
+    #[error("node {0} does not exist")]
+    UnknownNode(String),
+    /// The pod or node has no address yet.
+    #[error("{0} has no address yet, so no packet can come from it or go to it")]
+    NoAddress(Peer),
+    /// The two ends have no family of addresses in common.
+    #[error("{from} and {to} have no address of the same family")]
+    NoCommonFamily {
+        /// The sender.
+        from: Peer,
+        /// The receiver.
+        to: Peer,
+    },
+}
+
+/// The way of a packet: its addresses, and whose policies judge it.
+pub(super) struct Way<'a> {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    /// Who is asked, in order.
+    pub(super) hops: Vec<Hop<'a>>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Somebody on the way whose policies have a say.
+pub(super) enum Hop<'a> {
+    /// A pod, as the sender (egress) or the receiver (ingress).
+    Pod(&'a Workload, Direction),
+    /// A pod that its own node sends to: of policy nobody asks (policy decision 2).
+    Probed(&'a Workload),
+    /// An interface of a node that has a host endpoint.
+    Host(HostHop<'a>),
+    /// The node of a pod that sends to it.
+    OwnNode(&'a str),
+}
+
+/// What an end of a flow is.
+enum End<'a> {
+    Pod(&'a Workload, Vec<IpAddr>),
+    Node(&'a str, &'a NodeAddresses),
+    /// A node, by an address that the question gave.
+    NodeAt(&'a str, IpAddr),
+    Outside(IpAddr),
+}
+
+/// The way of the question's packet; of this family, or of IPv4 where both ends have it.
+pub(super) fn resolve<'a>(
+    world: &'a World,
+    question: &Question,
+    family: Option<IpVersion>,
+) -> Result<Way<'a>, QuestionError> {
+    let mut notes = Vec::new();
+    let from = end(world, &question.from, &mut notes)?;
+    let to = end(world, &question.to, &mut notes)?;
+    let no_common = || QuestionError::NoCommonFamily { from: question.from.clone(), to: question.to.clone() };
+    let (destinations, sources) = (addresses(&to, None, world), addresses(&from, Some(&to), world));
+    for (peer, addresses) in [(&question.from, &sources), (&question.to, &destinations)] {
+        if addresses.is_empty() {
+            return Err(QuestionError::NoAddress(peer.clone()));
+        }
+    }
+    let pairs = sources.iter().flat_map(|source| destinations.iter().map(move |to| (*source, *to)));
+    let wanted = |address: IpAddr| family.is_none_or(|family| family_of(address) == family);
+    let common = pairs.filter(|(source, to)| family_of(*source) == family_of(*to) && wanted(*source));
+    let (source, destination) = common.min().ok_or_else(no_common)?;
+    remark(&from, &to, source, &mut notes);
+    let translated = translated(world, &from, source, destination);
+    if let Some(address) = translated {
+        notes.push(format!(
+            "outside of all pools the packet bears the address of its node, {address} (natOutgoing)"
+        ));
+    }
+    let hops = hops(world, &from, &to, destination, (translated, question.via));
+    Ok(Way { source, destination, hops, notes })
+}
+
+/// The family of an address.
+pub fn family_of(address: IpAddr) -> IpVersion {
+    if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 }
+}
+
+fn end<'a>(world: &'a World, peer: &Peer, notes: &mut Vec<String>) -> Result<End<'a>, QuestionError> {
+    match peer {
+        Peer::Pod { namespace, name } => {
+            if let Some(pod) = world.pod(namespace, name) {
+                return Ok(End::Pod(pod, pod.addresses.clone()));
+            }
+            if let Some(node) = world.on_the_host.get(&(namespace.clone(), name.clone())) {
+                notes.push(format!(
+                    "{peer} uses the network of node {node}: it is that node, and under no policy"
+                ));
+                return node_of(world, node);
+            }
+            Err(QuestionError::UnknownPod { namespace: namespace.clone(), name: name.clone() })
+        }
+        Peer::Node(name) => node_of(world, name),
+        Peer::Address(address) => {
+            if let Some(pod) = world.at(*address).next() {
+                return Ok(End::Pod(pod, vec![*address]));
+            }
+            let has = |node: &NodeAddresses| node.own.contains(address) || node.tunnel == Some(*address);
+            match world.nodes.iter().find(|(_, node)| has(node)) {
+                Some((name, _)) => Ok(End::NodeAt(name, *address)),
+                None => Ok(End::Outside(*address)),
+            }
+        }
+    }
+}
+
+fn node_of<'a>(world: &'a World, name: &str) -> Result<End<'a>, QuestionError> {
+    let known = world.nodes.get_key_value(name);
+    let (name, node) = known.ok_or_else(|| QuestionError::UnknownNode(name.to_owned()))?;
+    Ok(End::Node(name, node))
+}
+
+/// The addresses that an end may have in the packet. A node reaches pods of other nodes that lie in an overlay from
+/// its tunnel address, and everybody else from its own (policy decision 2).
+fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpAddr> {
+    match end {
+        End::Pod(_, addresses) => addresses.clone(),
+        End::NodeAt(_, address) | End::Outside(address) => vec![*address],
+        End::Node(name, node) => {
+            let overlaid = match towards {
+                Some(End::Pod(pod, addresses)) => {
+                    pod.node != *name && addresses.iter().any(|address| world.is_overlaid(*address))
+                }
+                _ => false,
+            };
+            let tunnel = node.tunnel.filter(|_| overlaid);
+            // The tunnel is IPv4's.
+            let own = node.own.iter().filter(|own| tunnel.is_none() || !own.is_ipv4());
+            tunnel.iter().chain(own).copied().collect()
+        }
+    }
+}
+
+/// Whose policies have a say, in the order of the packet's way (policy decisions 2–5, 16).
+fn hops<'a>(
+    world: &'a World,
+    from: &End<'a>,
+    to: &End<'a>,
+    destination: IpAddr,
+    (translated, via): (Option<IpAddr>, Option<(IpAddr, u16)>),
+) -> Vec<Hop<'a>> {
+    let (near, far) = (from.node(), to.node());
+    let pod = |end: &End<'a>, direction| match end {
+        End::Pod(pod, _) => Some(Hop::Pod(pod, direction)),
+        _ => None,
+    };
+    if matches!((from, to), (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to)) {
+        return vec![];
+    }
+    // The interface between a pod and its node, which only a host endpoint of all interfaces covers.
+    let of_pod = |end: &End<'a>, direction, forwarded| match end {
+        End::Pod(pod, _) => at_pod(world, pod, direction, forwarded, via).map(Hop::Host),
+        _ => None,
+    };
+    if near.is_some() && near == far {
+        // Inside one node no packet passes another interface that could have a host endpoint.
+        let way = match (from, to) {
+            (End::Pod(..), End::Pod(..)) => vec![
+                pod(from, Direction::Egress),
+                of_pod(from, Direction::Ingress, true),
+                of_pod(to, Direction::Egress, true),
+                pod(to, Direction::Ingress),
+            ],
+            (End::Pod(..), End::Node(node, _) | End::NodeAt(node, _)) => vec![
+                pod(from, Direction::Egress),
+                of_pod(from, Direction::Ingress, false),
+                Some(Hop::OwnNode(node)),
+            ],
+            (End::Node(..) | End::NodeAt(..), End::Pod(receiver, _)) => vec![Some(Hop::Probed(receiver))],
+            _ => vec![],
+        };
+        return way.into_iter().flatten().collect();
+    }
+    // Nodes put what goes to another node's pods, or to its end of the overlay, into the overlay.
+    let overlaid = near.is_some() && far.is_some() && world.is_overlaid(destination);
+    let host = |end: &End<'a>, direction| {
+        let interface = world.interface(end.node()?, overlaid)?;
+        // The first node on the way translates a Service's address; the sender's node has put its own address there when
+        // the packet comes to the receiver's.
+        let first = direction == Direction::Egress || near.is_none();
+        let source = translated.filter(|_| direction == Direction::Ingress);
+        let forwarded = matches!(end, End::Pod(..));
+        let (at, before) = (HostLink::Outside, via.filter(|_| first));
+        let near = direction == Direction::Egress;
+        Some(Hop::Host(HostHop { interface, at, near, direction, forwarded, source, before }))
+    };
+    let way = [
+        pod(from, Direction::Egress),
+        of_pod(from, Direction::Ingress, true),
+        host(from, Direction::Egress),
+        host(to, Direction::Ingress),
+        of_pod(to, Direction::Egress, true),
+        pod(to, Direction::Ingress),
+    ];
+    way.into_iter().flatten().collect()
+}
+
+/// The interface between a pod and its node, where a host endpoint of all interfaces covers it: what the pod sends comes
+/// in there, and what it receives goes out.
+pub(super) fn at_pod<'a>(
+    world: &'a World,
+    pod: &Workload,
+    direction: Direction,
+    forwarded: bool,
+    via: Option<(IpAddr, u16)>,
+) -> Option<HostHop<'a>> {
+    let interface = world.all_interfaces(&pod.node)?;
+    let near = direction == Direction::Ingress;
+    let before = via.filter(|_| near);
+    Some(HostHop { interface, at: HostLink::Pod, near, direction, forwarded, source: None, before })
+}
+
+/// The address of the sender's node, where a pool with natOutgoing has the packet leave with it.
+fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
+    let End::Pod(pod, _) = from else { return None };
+    world.translated(&pod.node, source).filter(|_| !world.is_pooled(destination))
+}
+
+impl<'a> End<'a> {
+    /// The node that it is on, or is.
+    fn node(&self) -> Option<&'a str> {
+        match self {
+            End::Pod(pod, _) => Some(&pod.node).filter(|node| !node.is_empty()).map(String::as_str),
+            End::Node(node, _) | End::NodeAt(node, _) => Some(node),
+            End::Outside(_) => None,
+        }
+    }
+}
+
+/// What the reader should know of the way.
+fn remark(from: &End<'_>, to: &End<'_>, source: IpAddr, notes: &mut Vec<String>) {
+    let remark = match (from, to) {
+        (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {
+            format!("{from} reaches itself: the packet never leaves the pod, no policy is asked")
+        }
+        (End::Node(node, _) | End::NodeAt(node, _), End::Pod(pod, _)) if pod.node == *node => {
+            format!("{pod} runs on node {node}: a node always reaches its own pods (probes)")
+        }
+        (End::Node(node, _) | End::NodeAt(node, _), End::Pod(pod, _)) => {
+            format!("{pod} does not run on node {node}, whose packets come from {source}")
+        }
+        (End::Pod(pod, _), End::Node(node, _) | End::NodeAt(node, _)) => {
+            let own = if pod.node == **node { "its own node" } else { "node" };
+            format!("{own} {node} is under no policy of pods: of pods, only what leaves {pod} is judged")
+        }
+        (End::Pod(..), _) | (_, End::Pod(..)) => return,
+        _ => "neither end is a pod with a network of its own: no policy of pods is asked".to_owned(),
+    };
+    notes.push(remark);
+}

@@ -1,0 +1,195 @@
+//! What each policy and each profile asks of packets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tortie_api::net::Direction;
+use tortie_api::{Kind, Resource};
+
+use super::atoms::{Uses, Vocabulary};
+use super::hosts::HostSight;
+use super::sight::{Judged, Profile};
+use tortie_oracle::{Oracle, SeenPolicy, SeenProfile, Stored, Table};
+
+/// Which policies tell ends and packets apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Policies {
+    /// Those that are enforced.
+    Enforced,
+    /// Those that are staged, too.
+    All,
+}
+
+impl Policies {
+    pub(super) fn count(self, policy: &SeenPolicy<'_>) -> bool {
+        self == Self::All || !policy.staged
+    }
+}
+
+/// What each policy and each stored profile asks, for [`Sight`](super::sight::Sight)s of one vocabulary.
+pub(super) struct Asked {
+    /// By the policy's index.
+    policies: Vec<BothWays>,
+    /// What the policies with doNotTrack ask of packets whose replies they judge; by the policy's index.
+    of_replies: BTreeMap<usize, BothWays>,
+    profiles: BTreeMap<String, BothWays>,
+    /// What tells failsafe ports from others, on any node.
+    failsafe: BothWays,
+    /// What decides whether a packet comes from a failsafe port of the other direction, where there is untracked policy: it
+    /// is not asked about such packets.
+    answers: BothWays,
+}
+
+/// Ingress, then egress.
+type BothWays = [Uses; 2];
+
+const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+
+fn side(direction: Direction) -> usize {
+    usize::from(direction == Direction::Egress)
+}
+
+impl Asked {
+    pub(super) fn new(
+        oracle: &Oracle<'_>,
+        all: &[Oracle<'_>],
+        counting: Policies,
+        vocabulary: &mut Vocabulary,
+    ) -> Self {
+        let (mut policies, mut of_replies) = (Vec::new(), BTreeMap::new());
+        for (index, policy) in oracle.policies().enumerate() {
+            let resource = policy.stored.resource.as_ref().ok().filter(|_| counting.count(&policy));
+            let uses = of(all, &policy.name.namespace, resource, vocabulary);
+            if resource.is_some_and(is_untracked) {
+                let [ingress, egress] = &uses;
+                let before = [egress, ingress].map(|of_reply| vocabulary.before_reply(of_reply));
+                of_replies.insert(index, before);
+            }
+            policies.push(uses);
+        }
+        let of_pods = oracle.pods().flat_map(|pod| pod.profiles());
+        let names: BTreeSet<&String> =
+            of_pods.chain(oracle.hosts().flat_map(|host| host.profiles())).collect();
+        let mut profiles = BTreeMap::new();
+        for name in names {
+            if let SeenProfile::Stored(Stored { resource, .. }) = oracle.profile_of(name) {
+                profiles.insert(name.clone(), of(all, "", resource.as_ref().ok(), vocabulary));
+            }
+        }
+        let nodes: BTreeSet<&str> = oracle.hosts().map(|host| host.node()).collect();
+        let failsafe = DIRECTIONS.map(|direction| {
+            let mut uses = Uses::default();
+            for node in &nodes {
+                uses.add(&vocabulary.failsafe(&oracle.failsafe_ports(node, direction)));
+            }
+            uses
+        });
+        // A policy that is not understood may still say that it is untracked.
+        let is_unread = |policy: SeenPolicy<'_>| {
+            policy.name.kind == Kind::GlobalNetworkPolicy.name() && policy.stored.resource.is_err()
+        };
+        let has_untracked = !of_replies.is_empty() || oracle.policies().any(is_unread);
+        let [inbound, outbound] = &failsafe;
+        let answers = match has_untracked {
+            true => [outbound, inbound].map(|opposite| vocabulary.before_reply(opposite)),
+            false => BothWays::default(),
+        };
+        Self { policies, of_replies, profiles, failsafe, answers }
+    }
+
+    /// What all policies and profiles that have a say about a pod ask.
+    pub(super) fn of_pod(&self, judged: &Judged, direction: Direction) -> Uses {
+        let mut uses = Uses::default();
+        self.add_policies(judged.of(direction), direction, &mut uses);
+        self.add_profiles(&judged.profiles, direction, &mut uses);
+        uses
+    }
+
+    /// What all tables of a host endpoint ask of packets that its node forwards, or of those of the node itself.
+    pub(super) fn of_host(&self, host: &HostSight, direction: Direction, forwarded: bool) -> Uses {
+        let mut uses = Uses::default();
+        let own = if forwarded { Table::Forward } else { Table::Normal };
+        self.add_policies(host.policies(own, direction), direction, &mut uses);
+        if !forwarded {
+            self.add_profiles(&host.profiles, direction, &mut uses);
+        }
+        if !forwarded || direction == Direction::Ingress {
+            uses.add(&self.failsafe[side(direction)]);
+            for table in [Table::Untracked, Table::PreDnat] {
+                self.add_policies(host.policies(table, direction), direction, &mut uses);
+            }
+            if !host.policies(Table::Untracked, direction).is_empty() {
+                uses.add(&self.answers[side(direction)]);
+            }
+            for of in DIRECTIONS {
+                let untracked = host.policies(Table::Untracked, of).iter();
+                let of_replies = untracked.filter_map(|index| self.of_replies.get(index));
+                of_replies.for_each(|both| uses.add(&both[side(direction)]));
+            }
+        }
+        uses
+    }
+
+    /// What a host endpoint of all interfaces asks of packets, before DNAT and where its node forwards them.
+    pub(super) fn of_all_interfaces(&self, host: &HostSight) -> Uses {
+        let mut uses = Uses::default();
+        uses.add(&self.failsafe[side(Direction::Ingress)]);
+        self.add_policies(host.policies(Table::PreDnat, Direction::Ingress), Direction::Ingress, &mut uses);
+        for direction in DIRECTIONS {
+            self.add_policies(host.policies(Table::Forward, direction), direction, &mut uses);
+        }
+        uses
+    }
+
+    fn add_policies(&self, policies: &[usize], direction: Direction, uses: &mut Uses) {
+        let asked = policies.iter().filter_map(|index| self.policies.get(*index));
+        asked.for_each(|both| uses.add(&both[side(direction)]));
+    }
+
+    fn add_profiles(&self, profiles: &[Profile], direction: Direction, uses: &mut Uses) {
+        for profile in profiles {
+            if let Profile::Stored(name) = profile
+                && let Some(both) = self.profiles.get(name)
+            {
+                uses.add(&both[side(direction)]);
+            }
+        }
+    }
+}
+
+/// What a policy or profile asks, if it is understood.
+fn of(
+    all: &[Oracle<'_>],
+    namespace: &str,
+    resource: Option<&Resource>,
+    vocabulary: &mut Vocabulary,
+) -> BothWays {
+    DIRECTIONS.map(|direction| match resource {
+        Some(resource) => vocabulary.policy(all, namespace, resource, direction),
+        None => Uses::default(),
+    })
+}
+
+fn is_untracked(resource: &Resource) -> bool {
+    match resource {
+        Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy) => {
+            policy.spec.do_not_track
+        }
+        _ => false,
+    }
+}
+
+/// Whether objects of this kind are policies.
+pub(crate) fn is_policy(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::NetworkPolicy
+            | Kind::GlobalNetworkPolicy
+            | Kind::StagedNetworkPolicy
+            | Kind::StagedGlobalNetworkPolicy
+            | Kind::KubernetesNetworkPolicy
+            | Kind::StagedKubernetesNetworkPolicy
+            | Kind::ClusterNetworkPolicy
+            | Kind::AdminNetworkPolicy
+            | Kind::BaselineAdminNetworkPolicy
+    )
+}

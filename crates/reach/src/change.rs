@@ -1,0 +1,256 @@
+//! What a change changes: which classes of pairs and ports meet another verdict.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use tortie_api::Key;
+use tortie_api::net::IpVersion;
+
+use super::classes::Classes;
+use super::concern::Concern;
+use super::judge::{Flow, Judge, Row, flow_of};
+use super::rectangles::{Pairs, Plain, Shapes, rectangles};
+use super::way::{ByWay, FAMILIES, Scope, Stop, Way, scopes};
+use super::why::Why;
+use tortie_oracle::{Oracle, PolicyName, Snapshot};
+
+/// A cluster before and after a change.
+pub struct Change<'a> {
+    before: &'a Snapshot,
+    after: &'a Snapshot,
+    /// Made of both: world 0 is before, world 1 is after.
+    pub classes: Classes,
+}
+
+/// Some flows whose verdict changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The verdict before; by several rules, where these say the same of parts of the flows.
+    pub before: Vec<Why>,
+    /// The verdict after.
+    pub after: Why,
+    /// The classes of ports.
+    pub ports: Vec<usize>,
+    /// Who sends.
+    pub from: Vec<usize>,
+    /// To whom.
+    pub to: Vec<usize>,
+    /// Of the ways between them only these, where it is not all.
+    pub scope: Scope,
+    /// How many pairs of one sender and one receiver that is; the outsiders of a class count as one.
+    pub pairs: usize,
+    /// How many differences this stands for; where it is more than one, not every sender, receiver and port of it changes.
+    pub parts: usize,
+}
+
+/// The same differences by what decides afterwards only, for a reader who would not read hundreds.
+#[must_use]
+pub fn summary(differences: &[Difference]) -> Vec<Difference> {
+    let mut by_rule: BTreeMap<(&Why, Scope), Vec<&Difference>> = BTreeMap::new();
+    for difference in differences {
+        by_rule.entry((&difference.after, difference.scope)).or_default().push(difference);
+    }
+    let joined = |parts: &[&Difference], of: fn(&Difference) -> &Vec<usize>| -> Vec<usize> {
+        parts.iter().flat_map(|part| of(part)).copied().collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let one = |((after, scope), parts): ((&Why, Scope), Vec<&Difference>)| Difference {
+        before: parts
+            .iter()
+            .flat_map(|part| part.before.clone())
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect(),
+        after: after.clone(),
+        ports: joined(&parts, |part| &part.ports),
+        from: joined(&parts, |part| &part.from),
+        to: joined(&parts, |part| &part.to),
+        scope,
+        pairs: pairs_of(&parts),
+        parts: parts.len(),
+    };
+    by_rule.into_iter().map(one).collect()
+}
+
+/// Parts with the same ends and other ports are the same pairs; counting each part's pairs is an upper bound, so only
+/// the largest part of each rectangle counts.
+fn pairs_of(parts: &[&Difference]) -> usize {
+    let mut most: BTreeMap<(&Vec<usize>, &Vec<usize>), usize> = BTreeMap::new();
+    for part in parts {
+        most.insert((&part.from, &part.to), part.pairs);
+    }
+    most.values().sum()
+}
+
+impl<'a> Change<'a> {
+    /// Between these two.
+    #[must_use]
+    pub fn new(before: &'a Snapshot, after: &'a Snapshot) -> Self {
+        Self { before, after, classes: Classes::of(&[before, after]) }
+    }
+
+    /// Every flow whose verdict changes, in as few words as possible. Pods that come or go change nothing by that alone.
+    #[must_use]
+    pub fn differences(&self) -> Vec<Difference> {
+        let (before, after) = (self.classes.reduced(self.before), self.classes.reduced(self.after));
+        let mut comparison = Comparison {
+            classes: &self.classes,
+            was: Judge::new(&self.classes, &before, 0),
+            is: Judge::new(&self.classes, &after, 1),
+            shapes: Shapes::default(),
+            rows_differ: HashMap::new(),
+            known: HashMap::new(),
+            found: Vec::new(),
+        };
+        let concern = Concern::new(&self.classes, self.before, self.after);
+        let classes = 0..self.classes.all().len();
+        for (from, to) in classes.clone().flat_map(|from| classes.clone().map(move |to| (from, to))) {
+            let concerned = |stop: &Stop| concern.concerns(from, to, *stop);
+            if Stop::ALL.iter().filter(|stop| concerned(stop)).any(|stop| comparison.differs(from, to, *stop))
+            {
+                comparison.look_at(from, to);
+            }
+        }
+        let Comparison { found, .. } = &comparison;
+        let mut all: Vec<Difference> =
+            found.iter().flat_map(|(what, pairs)| comparison.differences(*what, pairs)).collect();
+        all.sort_by(|a, b| {
+            (&a.after, b.pairs, &a.from, &a.ports, a.scope)
+                .cmp(&(&b.after, a.pairs, &b.from, &b.ports, b.scope))
+        });
+        all
+    }
+}
+
+/// What has been compared so far.
+struct Comparison<'a> {
+    classes: &'a Classes,
+    was: Judge<'a>,
+    is: Judge<'a>,
+    shapes: Shapes,
+    /// Whether verdicts at one stop differ, for rows before and after.
+    rows_differ: HashMap<(Option<Row>, Option<Row>), bool>,
+    /// What changes, for flows before and after.
+    known: HashMap<(ByWay<Flow>, ByWay<Flow>), Changes>,
+    /// What comes after, and in which scope; and the pairs where it does.
+    found: Vec<((Plain, Scope), Pairs)>,
+}
+
+/// The number of what is found, and that of the shape.
+type Changes = Rc<[(usize, usize)]>;
+
+impl Comparison<'_> {
+    /// Whether what is said at one stop of packets from one class to another differs; then their verdict may.
+    fn differs(&mut self, from: usize, to: usize, stop: Stop) -> bool {
+        let Self { classes, was, is, rows_differ, .. } = self;
+        if stop == Stop::ReceiverNode && was.is_closed(to) != is.is_closed(to) {
+            return true;
+        }
+        let differ = |family: &IpVersion| {
+            let rows =
+                was.rows_at(from, to, stop, *family).into_iter().zip(is.rows_at(from, to, stop, *family));
+            let mut rows = rows.filter_map(|(was, is)| Some((was?, is?)));
+            rows.any(|rows| {
+                let compare = || {
+                    let mut ports = 0..classes.ports().len();
+                    ports.any(|port| was.allows(rows.0, port) != is.allows(rows.1, port))
+                };
+                *rows_differ.entry(rows).or_insert_with(compare)
+            })
+        };
+        FAMILIES.iter().any(differ)
+    }
+
+    /// Finds what changes between two classes.
+    fn look_at(&mut self, from: usize, to: usize) {
+        let flows = (self.was.flows(from, to), self.is.flows(from, to));
+        let changes = match self.known.get(&flows) {
+            Some(known) => known.clone(),
+            None => {
+                let changes = self.of_flows(&flows.0, &flows.1);
+                self.known.insert(flows, changes.clone());
+                changes
+            }
+        };
+        for (number, shape) in changes.iter() {
+            if let Some((_, pairs)) = self.found.get_mut(*number) {
+                pairs.push((from, to, *shape));
+            }
+        }
+    }
+
+    fn of_flows(&mut self, one: &ByWay<Flow>, other: &ByWay<Flow>) -> Changes {
+        let there_is = |flows: &ByWay<Flow>, way: &Way| flows.get(way.number()).is_some_and(Option::is_some);
+        let ways: Vec<Way> =
+            Way::ALL.into_iter().filter(|way| there_is(one, way) || there_is(other, way)).collect();
+        let mut changes: BTreeMap<(Plain, usize), (Vec<Way>, Vec<usize>)> = BTreeMap::new();
+        for way in &ways {
+            let (Some(one), Some(other)) = (flow_of(one, *way), flow_of(other, *way)) else { continue };
+            let ports = 0..self.classes.ports().len();
+            let cells = ports.map(|port| (port, self.was.cell(one, port), self.is.cell(other, port)));
+            for (after, shape) in self.shapes.of(cells) {
+                let (ways, shapes) = changes.entry((after, self.shapes.ports_of(shape))).or_default();
+                ways.push(*way);
+                shapes.push(shape);
+            }
+        }
+        let mut all = Vec::new();
+        for ((after, _), (changing, shapes)) in changes {
+            let shape = self.shapes.joined(&shapes);
+            for scope in scopes(&changing, &ways) {
+                all.push((self.number((after, scope)), shape));
+            }
+        }
+        all.into()
+    }
+
+    fn number(&mut self, what: (Plain, Scope)) -> usize {
+        let known = self.found.iter().position(|(known, _)| *known == what);
+        known.unwrap_or_else(|| {
+            self.found.push((what, Pairs::new()));
+            self.found.len() - 1
+        })
+    }
+
+    /// The same change of many pairs.
+    fn differences(&self, (after, scope): (Plain, Scope), pairs: &Pairs) -> Vec<Difference> {
+        let shape_of: HashMap<(usize, usize), usize> =
+            pairs.iter().map(|(from, to, shape)| ((*from, *to), *shape)).collect();
+        let difference = |(ports, from, to): (usize, Vec<usize>, Vec<usize>)| {
+            let both = || from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
+            let inside: BTreeSet<usize> = both().filter_map(|pair| shape_of.get(&pair)).copied().collect();
+            let before: BTreeSet<&Plain> =
+                inside.iter().flat_map(|shape| self.shapes.before(*shape)).collect();
+            let before = before.into_iter().map(|one| self.was.why_of(one.0, one.1)).collect();
+            let count = both().map(|(from, to)| self.classes.pairs(from, to, scope)).sum();
+            let (ports, after) = (self.shapes.ports(ports).to_vec(), self.is.why_of(after.0, after.1));
+            Difference { before, after, ports, from, to, scope, pairs: count, parts: 1 }
+        };
+        rectangles(pairs, &self.shapes).into_iter().map(difference).collect()
+    }
+}
+
+/// The numbers of these policies in the order in which all are asked.
+pub(super) fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
+    let oracle = Oracle::new(snapshot);
+    let of = |name: &PolicyName| {
+        let is = |key: &Key| {
+            key.name == name.name && key.namespace == name.namespace && key.kind.to_string() == name.kind
+        };
+        policies.iter().any(is)
+    };
+    let numbered = oracle.policies().enumerate();
+    numbered.filter(|(_, policy)| of(policy.name)).map(|(number, _)| number).collect()
+}
+
+/// The objects that differ.
+#[must_use]
+pub fn changed(before: &Snapshot, after: &Snapshot) -> BTreeSet<Key> {
+    let differs = |one: &Snapshot, other: &Snapshot| -> Vec<Key> {
+        let differs = one.iter().filter(|(key, stored)| match other.get(key) {
+            Some(known) => !std::ptr::eq(*stored, known) && stored.value != known.value,
+            None => true,
+        });
+        differs.map(|(key, _)| key.clone()).collect()
+    };
+    differs(before, after).into_iter().chain(differs(after, before)).collect()
+}

@@ -1,0 +1,318 @@
+//! Classes: pods, nodes and outsiders that no policy can tell apart.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde::Serialize;
+use tortie_api::net::Direction;
+use tortie_api::{Kind, Resource};
+
+use super::asked::{Asked, Policies, is_policy};
+use super::atoms::{Uses, Vocabulary};
+use super::hosts::{ALL_INTERFACES, HostSight};
+use super::members::{of_nodes, of_outsiders, of_pods, taken};
+use super::names::{self, PodName};
+use super::placement::{Ends, Places};
+use super::ports::Ports;
+use super::sight::{EndSight, Profile, Sight};
+use super::way::{Placement, Scope, Stop};
+use tortie_oracle::{Oracle, Peer, Snapshot};
+
+/// Ends of flows that no policy of the clusters can tell apart.
+#[derive(Debug, Clone)]
+pub struct Class {
+    /// Who is in it, for a reader: `web/front-* (37)`.
+    pub name: String,
+    /// What they are.
+    pub kind: ClassKind,
+    /// The pods or nodes, or one address for all outsiders.
+    pub members: Vec<Peer>,
+    /// The names of those that are pods, with the workload that they belong to.
+    pub(super) pods: Vec<PodName>,
+    /// The node of each pod, or each node; empty for outsiders.
+    pub(super) nodes: Vec<String>,
+    /// Those that stand for the others: two where there are two, on different nodes where there are such.
+    pub(super) samples: Vec<Sample>,
+    /// What each cluster sees of them; `None` where they are not in it.
+    pub(super) sights: Vec<Option<EndSight>>,
+}
+
+/// What the members of a class are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ClassKind {
+    /// Pods with a network of their own.
+    Pods,
+    /// Nodes, with the pods that use their network.
+    Nodes,
+    /// Addresses that no pod and no node has.
+    Outside,
+}
+
+/// One that stands for its class.
+#[derive(Debug, Clone)]
+pub(super) struct Sample {
+    pub(super) peer: Peer,
+    pub(super) node: String,
+}
+
+/// The classes of one cluster, or of one before and after a change.
+pub struct Classes {
+    classes: Vec<Class>,
+    ports: Ports,
+    pub(super) asked: Vec<Asked>,
+    /// The host endpoints of each cluster, equal ones once.
+    hosts: Vec<Vec<HostSight>>,
+    places: Places,
+    vocabulary: Vocabulary,
+    policies: Policies,
+    left_out: usize,
+}
+
+impl Class {
+    /// How many pods or nodes it has; one for outsiders.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The namespaces of its pods; for others what they are.
+    pub(super) fn place(&self) -> BTreeSet<String> {
+        match self.kind {
+            ClassKind::Pods => self.pods.iter().map(|(namespace, ..)| namespace.clone()).collect(),
+            // Neither can be a namespace's name.
+            ClassKind::Nodes => BTreeSet::from(["~nodes".to_owned()]),
+            ClassKind::Outside => BTreeSet::from([format!("~{}", self.name)]),
+        }
+    }
+
+    /// Whether a pod of the namespace is in it.
+    #[must_use]
+    pub fn is_in(&self, namespace: &str) -> bool {
+        self.pods.iter().any(|(of, ..)| of == namespace)
+    }
+}
+
+impl Classes {
+    /// The classes of ends that no policy in any of the snapshots tells apart. Several snapshots are one cluster at
+    /// several times.
+    #[must_use]
+    pub fn of(snapshots: &[&Snapshot]) -> Self {
+        Self::seen_by(snapshots, Policies::Enforced)
+    }
+
+    /// The classes of ends that no policy tells apart, and none that is staged would, if it were enforced.
+    #[must_use]
+    pub(crate) fn with_staged(snapshot: &Snapshot) -> Self {
+        Self::seen_by(&[snapshot], Policies::All)
+    }
+
+    fn seen_by(snapshots: &[&Snapshot], policies: Policies) -> Self {
+        let oracles: Vec<Oracle<'_>> = snapshots.iter().map(|snapshot| Oracle::new(snapshot)).collect();
+        let oracles = oracles.as_slice();
+        let mut vocabulary = Vocabulary::new(oracles);
+        let asked =
+            oracles.iter().map(|oracle| Asked::new(oracle, oracles, policies, &mut vocabulary)).collect();
+        let (mut classes, left_out, hosts) = {
+            let sight = |oracle| Sight::new(oracle, &vocabulary, policies);
+            let mut sights: Vec<Sight<'_>> = oracles.iter().map(sight).collect();
+            let (mut classes, left_out) = of_pods(oracles, &mut sights);
+            classes.extend(of_nodes(oracles, &sights));
+            classes.extend(of_outsiders(oracles, &vocabulary, &sights));
+            let hosts: Vec<Vec<HostSight>> = sights.into_iter().map(Sight::into_hosts).collect();
+            (classes, left_out, hosts)
+        };
+        names::give(&mut classes);
+        classes.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
+        let ports = Ports::new(vocabulary.matchers.clone());
+        let closed = |class: &Class| class.sights.iter().flatten().any(|sight| sight.closed);
+        let matter = hosts.iter().any(|hosts| !hosts.is_empty()) || classes.iter().any(closed);
+        let places = Places::new(&classes, matter);
+        Self { classes, ports, asked, hosts, places, vocabulary, policies, left_out }
+    }
+
+    /// The class of outsiders that an address belongs to, if no pod and no node has it; `snapshots` are those that the
+    /// classes were made of.
+    #[must_use]
+    pub fn class_of_outsider(&self, snapshots: &[&Snapshot], address: IpAddr) -> Option<usize> {
+        let oracles: Vec<Oracle<'_>> = snapshots.iter().map(|snapshot| Oracle::new(snapshot)).collect();
+        if taken(&oracles).contains(&address) {
+            return None;
+        }
+        let sight = |oracle| Some(Sight::new(oracle, &self.vocabulary, self.policies).outside(address));
+        let seen: Vec<Option<EndSight>> = oracles.iter().map(sight).collect();
+        self.classes.iter().position(|class| class.kind == ClassKind::Outside && class.sights == seen)
+    }
+
+    /// The classes: pods by name, then nodes, then outsiders.
+    #[must_use]
+    pub fn all(&self) -> &[Class] {
+        &self.classes
+    }
+
+    /// The classes of protocols and ports.
+    #[must_use]
+    pub fn ports(&self) -> &Ports {
+        &self.ports
+    }
+
+    /// Whether there are host endpoints, at any time.
+    #[must_use]
+    pub fn with_hosts(&self) -> bool {
+        self.hosts.iter().any(|hosts| !hosts.is_empty())
+    }
+
+    /// How many pairs a scope has of one of the first class and another of the second; a node and a pod of its own are
+    /// none where the node sends.
+    pub(super) fn pairs(&self, from: usize, to: usize, scope: Scope) -> usize {
+        let (Some(sender), Some(receiver)) = (self.classes.get(from), self.classes.get(to)) else { return 0 };
+        let all = sender.count() * receiver.count() - if from == to { sender.count() } else { 0 };
+        let probes = sender.kind == ClassKind::Nodes && receiver.kind == ClassKind::Pods;
+        match scope.placement {
+            None if !probes => all,
+            None | Some(Placement::Apart) => all - self.places.pairs_together(sender, receiver, from == to),
+            Some(Placement::Together) => self.places.pairs_together(sender, receiver, from == to),
+        }
+    }
+
+    /// Where pairs of the two classes are.
+    pub(super) fn ends(&self, from: usize, to: usize) -> Ends {
+        self.classes.get(from).map(|sender| self.places.ends((from, sender), to)).unwrap_or_default()
+    }
+
+    /// One of each of the two classes: not the same one, and on different nodes if they are to be `apart`.
+    pub(super) fn pair(&self, from: usize, to: usize, apart: bool) -> Option<(Peer, Peer)> {
+        let (sender, receiver) = (self.classes.get(from)?, self.classes.get(to)?);
+        super::placement::pair(sender, receiver, from == to, apart)
+    }
+
+    /// What the host endpoints of somebody's node ask of packets out of it or into it; `None` where it has none.
+    pub(super) fn uses_of_hosts(&self, sight: &EndSight, world: usize, direction: Direction) -> Option<Uses> {
+        let (asked, hosts) = (self.asked.get(world)?, self.hosts.get(world)?);
+        let mut interfaces =
+            sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number)).peekable();
+        interfaces.peek()?;
+        let mut uses = Uses::default();
+        for host in interfaces {
+            uses.add(&asked.of_host(host, direction, sight.judged.is_some()));
+        }
+        let all = sight.interfaces.get(ALL_INTERFACES).copied().flatten();
+        if let Some(all) = all.and_then(|number| hosts.get(number)) {
+            uses.add(&asked.of_all_interfaces(all));
+        }
+        Some(uses)
+    }
+
+    /// How many pods have no address yet, and are in no class.
+    #[must_use]
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// The class that an end of a flow belongs to.
+    #[must_use]
+    pub fn class_of(&self, peer: &Peer) -> Option<usize> {
+        self.classes.iter().position(|class| class.members.contains(peer))
+    }
+
+    /// Whether other policies are asked about the class at that stop before and after, where the policies themselves are
+    /// the same.
+    pub(super) fn asks_others(&self, class: usize, stop: Stop) -> bool {
+        let Some([Some(was), Some(is)]) = self.classes.get(class).map(|class| class.sights.as_slice()) else {
+            return false;
+        };
+        if !stop.is_host() {
+            return was.judged != is.judged;
+        }
+        let hosts = |sight: &EndSight, world: usize| {
+            let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
+            sight.interfaces.map(|number| hosts.get(number?).cloned())
+        };
+        was.closed != is.closed || hosts(was, 0) != hosts(is, 1)
+    }
+
+    /// Whether one of these policies has a say about the class at that stop, in the world of that number.
+    pub(crate) fn has_say(&self, class: usize, stop: Stop, world: usize, policies: &BTreeSet<usize>) -> bool {
+        let class = self.classes.get(class);
+        let Some(sight) = class.and_then(|class| class.sights.get(world)?.as_ref()) else { return false };
+        if stop.is_host() {
+            let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
+            let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
+            // That of all interfaces is also asked about what comes from pods, and goes to them.
+            let all = sight.interfaces.get(ALL_INTERFACES).copied().flatten();
+            let all = all.and_then(|number| hosts.get(number)).into_iter();
+            let inside =
+                all.flat_map(|host| [Direction::Ingress, Direction::Egress].map(|of| host.all_policies(of)));
+            let mut asked =
+                interfaces.flat_map(|host| host.all_policies(stop.direction())).chain(inside.flatten());
+            return asked.any(|index| policies.contains(&index));
+        }
+        let Some(judged) = &sight.judged else { return false };
+        judged.of(stop.direction()).iter().any(|index| policies.contains(index))
+    }
+
+    /// Whether the class has this profile at that stop.
+    pub(crate) fn has_profile(&self, class: usize, stop: Stop, profile: &str) -> bool {
+        let sight = self.classes.get(class).and_then(|class| class.sights.first()?.as_ref());
+        let is_it = |known: &Profile| matches!(known, Profile::Stored(name) if name == profile);
+        let hosts = self.hosts.first().map_or(&[][..], Vec::as_slice);
+        sight.is_some_and(|sight| match (stop.is_host(), &sight.judged) {
+            (false, Some(judged)) => judged.profiles.iter().any(is_it),
+            // What a node forwards is asked no profile.
+            (true, None) => {
+                let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
+                interfaces.flat_map(|host| &host.profiles).any(is_it)
+            }
+            _ => false,
+        })
+    }
+
+    /// The same cluster with those only that stand for their class, and whoever shares an address with them. Verdicts
+    /// on them are the verdicts on all.
+    #[must_use]
+    pub fn reduced(&self, snapshot: &Snapshot) -> Snapshot {
+        let samples = self.classes.iter().flat_map(|class| &class.samples);
+        let mut pods: BTreeSet<(String, String)> = BTreeSet::new();
+        for sample in samples {
+            if let Peer::Pod { namespace, name } = &sample.peer {
+                pods.insert((namespace.clone(), name.clone()));
+            }
+        }
+        pods.extend(sharing(snapshot, &pods));
+        snapshot.only(|key, stored| match key.kind {
+            Kind::Pod => pods.contains(&(key.namespace.clone(), key.name.clone())),
+            Kind::WorkloadEndpoint => match &stored.resource {
+                Ok(Resource::WorkloadEndpoint(endpoint)) => {
+                    pods.contains(&(key.namespace.clone(), endpoint.spec.pod.clone()))
+                }
+                _ => false,
+            },
+            kind => is_policy(kind) || !matches!(kind, Kind::NodeReport | Kind::IpamBlock | Kind::IpamHandle),
+        })
+    }
+}
+
+/// The pods that share an address with one of these.
+fn sharing(snapshot: &Snapshot, pods: &BTreeSet<(String, String)>) -> BTreeSet<(String, String)> {
+    let mut at: BTreeMap<IpAddr, BTreeSet<(String, String)>> = BTreeMap::new();
+    for (key, stored) in snapshot.iter() {
+        match &stored.resource {
+            Ok(Resource::WorkloadEndpoint(endpoint)) => {
+                for net in &endpoint.spec.ip_networks {
+                    let pod = (key.namespace.clone(), endpoint.spec.pod.clone());
+                    at.entry(net.addr()).or_default().insert(pod);
+                }
+            }
+            Ok(Resource::Pod(pod)) => {
+                if let Some(address) = pod.status.pod_ip {
+                    at.entry(address).or_default().insert((key.namespace.clone(), key.name.clone()));
+                }
+            }
+            _ => {}
+        }
+    }
+    at.into_values()
+        .filter(|there| there.len() > 1 && there.iter().any(|pod| pods.contains(pod)))
+        .flatten()
+        .collect()
+}

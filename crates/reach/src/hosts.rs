@@ -1,0 +1,98 @@
+//! Host endpoints as packets meet them.
+
+use std::collections::BTreeMap;
+
+use tortie_api::calico::FailsafePort;
+use tortie_api::net::Direction;
+
+use super::sight::{Profile, profiles};
+use tortie_oracle::{Oracle, SeenHost, Table};
+
+/// A host endpoint: everything by which it may treat a packet otherwise than another.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct HostSight {
+    /// The policies that have a say, by table and direction.
+    tables: BTreeMap<(Table, Direction), Vec<usize>>,
+    pub(super) profiles: Vec<Profile>,
+    /// The ports that its policies do not close, in and out.
+    failsafe: [Vec<FailsafePort>; 2],
+}
+
+/// The host endpoints of one cluster, equal ones once.
+#[derive(Default)]
+pub(super) struct Hosts {
+    pub(super) sights: Vec<HostSight>,
+    of_node: BTreeMap<String, Interfaces>,
+}
+
+/// The numbers of the host endpoints by which a node's packets come and go: outside of the overlay, and inside; and that
+/// of all interfaces, which also covers those of the node's own pods.
+pub(super) type Interfaces = [Option<usize>; 3];
+
+/// Which of them is of all interfaces.
+pub(super) const ALL_INTERFACES: usize = 2;
+
+const TABLES: [Table; 4] = [Table::Untracked, Table::PreDnat, Table::Normal, Table::Forward];
+const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
+
+impl Hosts {
+    /// Those of the cluster; `counts` says which policies do, by their index.
+    pub(super) fn new(oracle: &Oracle<'_>, counts: &[bool]) -> Self {
+        let mut hosts = Self::default();
+        for host in oracle.hosts() {
+            if !hosts.of_node.contains_key(host.node()) {
+                let node = host.node();
+                let interfaces = [
+                    oracle.interface(node, false),
+                    oracle.interface(node, true),
+                    oracle.all_interfaces(node),
+                ];
+                let interfaces =
+                    interfaces.map(|host| Some(hosts.number(HostSight::new(oracle, &host?, counts))));
+                hosts.of_node.insert(host.node().to_owned(), interfaces);
+            }
+        }
+        hosts
+    }
+
+    pub(super) fn of_node(&self, node: &str) -> Interfaces {
+        self.of_node.get(node).copied().unwrap_or_default()
+    }
+
+    fn number(&mut self, sight: HostSight) -> usize {
+        let known = self.sights.iter().position(|known| *known == sight);
+        known.unwrap_or_else(|| {
+            self.sights.push(sight);
+            self.sights.len() - 1
+        })
+    }
+}
+
+impl HostSight {
+    fn new(oracle: &Oracle<'_>, host: &SeenHost<'_>, counts: &[bool]) -> Self {
+        let all = TABLES.iter().flat_map(|table| DIRECTIONS.map(|direction| (*table, direction)));
+        let applying = |(table, direction)| {
+            let applying = oracle.applying_at(host, table, direction).into_iter();
+            let applying = applying.filter(|index| counts.get(*index) == Some(&true)).collect();
+            ((table, direction), applying)
+        };
+        Self {
+            tables: all.map(applying).collect(),
+            profiles: profiles(oracle, host.profiles()),
+            failsafe: DIRECTIONS.map(|direction| oracle.failsafe_ports(host.node(), direction)),
+        }
+    }
+
+    /// The policies of a table.
+    pub(super) fn policies(&self, table: Table, direction: Direction) -> &[usize] {
+        self.tables.get(&(table, direction)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Every policy that is asked of packets of this direction, or of their replies.
+    pub(super) fn all_policies(&self, direction: Direction) -> impl Iterator<Item = usize> {
+        let asked = move |((table, of), _): &(&(Table, Direction), &Vec<usize>)| {
+            *of == direction || *table == Table::Untracked
+        };
+        self.tables.iter().filter(asked).flat_map(|(_, policies)| policies.iter().copied())
+    }
+}

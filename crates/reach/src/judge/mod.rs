@@ -1,0 +1,358 @@
+//! Verdicts between classes, each asked of the oracle once.
+
+mod views;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use tortie_api::net::IpVersion;
+
+use super::classes::{Class, Classes};
+use super::sight::EndSight;
+use super::way::{ByStop, ByWay, FAMILIES, Placement, Scope, Spot, Stop, Way, scopes};
+use super::why::{Decider, Reason, Why};
+use tortie_oracle::{DecidedBy, Oracle, PolicyName, PolicyTrace, Question, Snapshot, Table, Trace, Verdict};
+pub(super) use views::Row;
+use views::{Seat, View};
+
+/// Verdicts of one cluster between the classes of [`Classes`].
+pub struct Judge<'a> {
+    classes: &'a Classes,
+    /// Which of the snapshots that the classes were made of.
+    world: usize,
+    oracle: Oracle<'a>,
+    views: Vec<View>,
+    /// The view of each class, by stop and family.
+    view_of: Vec<[[Option<usize>; 2]; Spot::COUNT]>,
+    seats: HashMap<Seat<'a>, usize>,
+    /// Which classes belong together for some questions, by family.
+    groups: HashMap<(IpVersion, BTreeSet<u32>), Rc<Vec<usize>>>,
+    /// What has been found to be said of all ports, each once.
+    rows: Vec<Vec<Option<Said>>>,
+    row_numbers: HashMap<Vec<Option<Said>>, Row>,
+    deciders: Vec<Decider>,
+    decider_numbers: HashMap<Decider, usize>,
+}
+
+/// What is said on the way of all packets from one class to another. Equal flows meet equal fates.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(super) struct Flow(ByStop<Row>);
+
+/// What the policies at one stop say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Said {
+    /// Whether the packet passes.
+    pub verdict: Verdict,
+    /// What decided, for [`Judge::why`].
+    pub by: usize,
+}
+
+/// The verdict on packets of one class of ports between two classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cell {
+    /// Whether they pass.
+    pub verdict: Verdict,
+    /// What is said at each stop, in the order of [`Stop::ALL`]; `None` where nobody has a say.
+    pub said: ByStop<Said>,
+}
+
+impl Flow {
+    /// Whether anybody has a say.
+    pub(super) fn is_asked(self) -> bool {
+        self.0.iter().any(Option::is_some)
+    }
+}
+
+impl Cell {
+    /// What is said at one stop.
+    #[must_use]
+    pub fn at(&self, stop: Stop) -> Option<Said> {
+        self.said.get(stop.number()).copied().flatten()
+    }
+}
+
+impl<'a> Judge<'a> {
+    /// Over `reduced`, which is [`Classes::reduced`] of the snapshot number `world` that the classes were made of.
+    #[must_use]
+    pub fn new(classes: &'a Classes, reduced: &'a Snapshot, world: usize) -> Self {
+        Self {
+            classes,
+            world,
+            oracle: Oracle::new(reduced),
+            views: Vec::new(),
+            view_of: vec![Default::default(); classes.all().len()],
+            seats: HashMap::new(),
+            groups: HashMap::new(),
+            rows: Vec::new(),
+            row_numbers: HashMap::new(),
+            deciders: Vec::new(),
+            decider_numbers: HashMap::new(),
+        }
+    }
+
+    /// What decided. The profiles of namespaces, which allow everything, count as one: `kns.*`.
+    fn decider(&self, by: usize) -> Option<&Decider> {
+        self.deciders.get(by)
+    }
+
+    /// The verdict on packets of a class of ports; `None` where there are no such flows.
+    pub fn verdict(&mut self, from: usize, to: usize, way: Way, port: usize) -> Option<Cell> {
+        let flow = flow_of(&self.flows(from, to), way).filter(|flow| flow.is_asked())?;
+        Some(self.cell(flow, port))
+    }
+
+    /// What is said of all packets from one class to another on each way that matters, to be looked at with
+    /// [`Self::cell`].
+    pub(super) fn flows(&mut self, from: usize, to: usize) -> ByWay<Flow> {
+        let mut flows = ByWay::default();
+        let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return flows };
+        let ends = self.classes.ends(from, to);
+        for family in FAMILIES {
+            if !source.reaches(destination, family) {
+                continue;
+            }
+            for (placement, there_are) in
+                [(Placement::Apart, ends.apart), (Placement::Together, ends.together)]
+            {
+                let way = Way { family, placement };
+                let flow = there_are.then(|| self.flow(from, to, way));
+                if let Some(slot) = flows.get_mut(way.number()) {
+                    *slot = flow;
+                }
+            }
+        }
+        flows
+    }
+
+    fn flow(&mut self, from: usize, to: usize, way: Way) -> Flow {
+        let mut flow = Flow::default();
+        for stop in Stop::ALL {
+            let (subject, peer) = stop.subject_and_peer(from, to);
+            let own_node = match way.placement {
+                Placement::Together if stop.is_host() => self.own_node(from, to, stop),
+                _ => None,
+            };
+            let row = match own_node {
+                Some(row) => Some(row),
+                None => self.row(subject, peer, Spot { stop, placement: way.placement }, way.family),
+            };
+            if let Some(slot) = flow.0.get_mut(stop.number()) {
+                *slot = row;
+            }
+        }
+        flow
+    }
+
+    /// What is said of packets from one class to another: each cell, of which of these ports, and on which ways.
+    pub fn cells(&mut self, from: usize, to: usize, ports: &[usize]) -> Vec<(Scope, Cell, Vec<usize>)> {
+        let flows = self.flows(from, to);
+        let (mut ways, mut by_cell) = (Vec::new(), BTreeMap::<(Cell, Vec<usize>), Vec<Way>>::new());
+        for (way, flow) in Way::ALL.into_iter().zip(flows) {
+            let Some(flow) = flow.filter(|flow| flow.is_asked()) else { continue };
+            ways.push(way);
+            let mut ports_of: BTreeMap<Cell, Vec<usize>> = BTreeMap::new();
+            for port in ports {
+                ports_of.entry(self.cell(flow, *port)).or_default().push(*port);
+            }
+            for cell in ports_of {
+                by_cell.entry(cell).or_default().push(way);
+            }
+        }
+        let scoped = |((cell, ports), of): ((Cell, Vec<usize>), Vec<Way>)| {
+            scopes(&of, &ways).into_iter().map(move |scope| (scope, cell, ports.clone()))
+        };
+        by_cell.into_iter().flat_map(scoped).collect()
+    }
+
+    /// What led to a cell's verdict.
+    #[must_use]
+    pub fn why(&self, cell: &Cell) -> Why {
+        let decides = |said: &Said| said.verdict == cell.verdict;
+        self.why_of(cell.verdict, cell.said.map(|said| said.filter(decides).map(|said| said.by)))
+    }
+
+    pub(super) fn why_of(&self, verdict: Verdict, by: ByStop<usize>) -> Why {
+        let reason =
+            |(stop, by): (Stop, Option<usize>)| Some(Reason { stop, decider: self.decider(by?)?.clone() });
+        Why { verdict, by: Stop::ALL.into_iter().zip(by).filter_map(reason).collect() }
+    }
+
+    /// The number of what is said at one stop of packets from one class to another between nodes, and inside one; `None`
+    /// where there are no such packets.
+    pub(super) fn rows_at(
+        &mut self,
+        from: usize,
+        to: usize,
+        stop: Stop,
+        family: IpVersion,
+    ) -> [Option<Option<Row>>; 2] {
+        let (subject, peer) = stop.subject_and_peer(from, to);
+        let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return [None; 2] };
+        let reaches = source.reaches(destination, family);
+        let ends = self.classes.ends(from, to);
+        [(Placement::Apart, ends.apart), (Placement::Together, ends.together)].map(
+            |(placement, there_are)| {
+                let row = || self.row(subject, peer, Spot { stop, placement }, family);
+                (reaches && there_are).then(row)
+            },
+        )
+    }
+
+    /// Whether packets of a class of ports pass a stop of which this is said.
+    pub(super) fn allows(&self, row: Option<Row>, port: usize) -> bool {
+        let said = row.and_then(|row| self.rows.get(row.index())?.get(port).copied().flatten());
+        said.is_none_or(|said| said.verdict == Verdict::Allow)
+    }
+
+    /// The verdict on packets of a class of ports.
+    pub(super) fn cell(&self, flow: Flow, port: usize) -> Cell {
+        let said = flow.0.map(|row| self.rows.get(row?.index())?.get(port).copied().flatten());
+        let allows = |said: &Option<Said>| said.is_none_or(|said| said.verdict == Verdict::Allow);
+        Cell { verdict: Verdict::from(said.iter().all(allows)), said }
+    }
+
+    /// Whether it is a node that drops what its own pods send to it.
+    pub(super) fn is_closed(&self, class: usize) -> bool {
+        self.sight(class).is_some_and(|sight| sight.closed)
+    }
+
+    /// What a node says of what its own pods send to it.
+    fn own_node(&mut self, from: usize, to: usize, stop: Stop) -> Option<Row> {
+        let to_node = stop == Stop::ReceiverNode && self.sight(from)?.judged.is_some();
+        if !to_node || !self.is_closed(to) {
+            return None;
+        }
+        let by = DecidedBy::EndpointToHost { action: "Drop".to_owned() };
+        let by = self.decider_number(Decider { by, table: Table::Normal, reply: false });
+        let said = Some(Said { verdict: Verdict::Deny, by });
+        self.row_number(vec![said; self.classes.ports().len()])
+    }
+
+    /// `None` where nothing is said of any port.
+    fn row_number(&mut self, said: Vec<Option<Said>>) -> Option<Row> {
+        if said.iter().all(Option::is_none) {
+            return None;
+        }
+        let next = Row::at(self.rows.len())?;
+        let row = *self.row_numbers.entry(said.clone()).or_insert(next);
+        if row == next {
+            self.rows.push(said);
+        }
+        Some(row)
+    }
+
+    fn ask(&mut self, from: usize, to: usize, port: usize, spot: Spot, family: IpVersion) -> Option<Said> {
+        let traces = match spot.is_inside_node() {
+            true => self.inside_node(from, to, port, spot.stop, family),
+            false => self.traces_of(from, to, port, spot.stop, family),
+        };
+        let (verdict, decider) = Decider::of(&traces)?;
+        Some(Said { verdict, by: self.decider_number(decider) })
+    }
+
+    /// The oracle's words about one packet from one class to another, at one stop.
+    pub(crate) fn traces_of(
+        &self,
+        from: usize,
+        to: usize,
+        port: usize,
+        stop: Stop,
+        family: IpVersion,
+    ) -> Vec<Trace> {
+        let Some(question) = self.question(from, to, port, stop) else { return Vec::new() };
+        let traces = match stop.is_host() {
+            true => self.oracle.at_host(&question, family, stop == Stop::SenderNode),
+            false => self.oracle.at_pod(&question, family, stop.direction()),
+        };
+        traces.unwrap_or_default()
+    }
+
+    /// The oracle's words about one packet that stays inside one node, at the host endpoint of all interfaces.
+    fn inside_node(&self, from: usize, to: usize, port: usize, stop: Stop, family: IpVersion) -> Vec<Trace> {
+        let Some(question) = self.question(from, to, port, Stop::Sender) else { return Vec::new() };
+        self.oracle.inside_node(&question, family, stop == Stop::SenderNode).unwrap_or_default()
+    }
+
+    /// What a profile says of one packet from one class to another.
+    pub(crate) fn by_profile(
+        &self,
+        profile: &str,
+        (from, to, port): (usize, usize, usize),
+        stop: Stop,
+        family: IpVersion,
+    ) -> Option<PolicyTrace> {
+        let question = self.question(from, to, port, stop)?;
+        self.oracle.by_profile(&question, family, (profile, stop.direction())).ok()
+    }
+
+    /// One packet of each kind that the policies of these classes tell apart at one stop: from, to, and port.
+    pub(crate) fn packets(
+        &mut self,
+        subjects: impl Fn(usize) -> bool,
+        stop: Stop,
+        family: IpVersion,
+    ) -> Vec<(usize, usize, usize)> {
+        let mut asked = BTreeSet::new();
+        let mut packets = Vec::new();
+        let classes = 0..self.classes.all().len();
+        for subject in classes.filter(|class| subjects(*class)) {
+            let spot = Spot { stop, placement: Placement::Apart };
+            let Some(number) = self.view(subject, spot, family) else { continue };
+            let Some(View { peers, port_samples, .. }) = self.views.get(number) else { continue };
+            for (peer, group) in peers.iter().enumerate() {
+                let (from, to) = stop.sender_and_receiver(subject, peer);
+                if !asked.contains(&(number, *group)) && self.is_asked(from, to, stop, family) {
+                    asked.insert((number, *group));
+                    packets.extend(port_samples.iter().map(|port| (from, to, *port)));
+                }
+            }
+        }
+        packets
+    }
+
+    /// Whether packets from one class to another meet the policies of this stop.
+    fn is_asked(&self, from: usize, to: usize, stop: Stop, family: IpVersion) -> bool {
+        let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return false };
+        let ends = self.classes.ends(from, to);
+        source.reaches(destination, family) && (ends.apart || (ends.together && !stop.is_host()))
+    }
+
+    /// One packet from the first class to the second, as the oracle is asked about it for a stop.
+    #[must_use]
+    pub fn question(&self, from: usize, to: usize, port: usize, stop: Stop) -> Option<Question> {
+        let (from, to) = self.classes.pair(from, to, stop.is_host())?;
+        let sample = self.classes.ports().sample(port);
+        let (source_port, destination_port) = (sample.source_port, sample.destination_port);
+        let (protocol, icmp) = (sample.protocol, sample.icmp);
+        Some(Question { from, to, protocol, source_port, destination_port, icmp, via: None })
+    }
+
+    fn decider_number(&mut self, mut decider: Decider) -> usize {
+        if let DecidedBy::Rule { policy: PolicyName { kind, name, .. }, .. } = &mut decider.by
+            && kind == "Profile"
+            && matches!(self.oracle.profile_of(name), tortie_oracle::SeenProfile::AllowsAll)
+        {
+            "kns.*".clone_into(name);
+        }
+        let next = self.deciders.len();
+        let number = *self.decider_numbers.entry(decider.clone()).or_insert(next);
+        if number == next {
+            self.deciders.push(decider);
+        }
+        number
+    }
+
+    fn class(&self, class: usize) -> Option<&'a Class> {
+        self.classes.all().get(class)
+    }
+
+    fn sight(&self, class: usize) -> Option<&'a EndSight> {
+        self.class(class)?.sights.get(self.world)?.as_ref()
+    }
+}
+
+/// The flow on a way. Where nothing depends on the nodes, one flow stands for both placements.
+pub(super) fn flow_of(flows: &ByWay<Flow>, way: Way) -> Option<Flow> {
+    let of = |way: Way| flows.get(way.number()).copied().flatten();
+    of(way).or_else(|| of(Way { placement: Placement::Apart, ..way }))
+}

@@ -1,0 +1,188 @@
+//! What is looked at together: classes that are not told apart where policy is asked, as its subjects or as their peers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::num::NonZeroU32;
+use std::rc::Rc;
+
+use tortie_api::net::IpVersion;
+
+use super::{Judge, Said};
+use crate::atoms::Uses;
+use crate::hosts::{ALL_INTERFACES, Interfaces};
+use crate::sight::{AddressSight, EndSight, Holding, Profile};
+use crate::way::{Spot, family_number};
+
+/// What is said at one stop by one family. Peers and ports that are not told apart there are one group.
+pub(super) struct View {
+    pub(super) peers: Rc<Vec<usize>>,
+    pub(super) ports: Vec<usize>,
+    pub(super) port_samples: Vec<usize>,
+    /// For each group of peers what is said of it on all ports, once that was asked.
+    pub(super) rows: Vec<Option<Option<Row>>>,
+}
+
+/// The number of what is said of all ports, from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in super::super) struct Row(NonZeroU32);
+
+impl Row {
+    pub(super) fn at(index: usize) -> Option<Self> {
+        NonZeroU32::new(u32::try_from(index).ok()?.checked_add(1)?).map(Self)
+    }
+
+    pub(super) fn index(self) -> usize {
+        usize::try_from(self.0.get()).unwrap_or(usize::MAX) - 1
+    }
+}
+
+/// Everything that decides what is said of whom at a stop: classes with equal seats share a view.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct Seat<'a> {
+    /// The number of the spot.
+    spot: usize,
+    family: IpVersion,
+    whose: Whose<'a>,
+    own: Restricted,
+}
+
+/// Whose policies are asked.
+#[derive(PartialEq, Eq, Hash)]
+enum Whose<'a> {
+    Pods {
+        policies: &'a [usize],
+        profiles: &'a [Profile],
+    },
+    /// Those of host endpoints, about what their node forwards or about its own packets.
+    Hosts {
+        interfaces: Interfaces,
+        forwarded: bool,
+    },
+}
+
+/// What of a sight some policies ask about.
+#[derive(PartialEq, Eq, Hash)]
+struct Restricted {
+    address: Option<AddressSight>,
+    tunnel: Option<AddressSight>,
+    translated: Option<AddressSight>,
+    /// Which of the addresses the packet has, and by which interface it goes.
+    routed: [bool; 4],
+}
+
+impl Restricted {
+    fn new(sight: &EndSight, family: IpVersion, atoms: &BTreeSet<u32>) -> Self {
+        let holding = |all: &Holding| all.iter().filter(|number| atoms.contains(number)).copied().collect();
+        let address = |sight: &AddressSight| AddressSight {
+            holding: holding(&sight.holding),
+            present: sight.present.iter().map(holding).collect(),
+        };
+        let routed = sight.by(family);
+        Self {
+            address: routed.map(|routed| address(&routed.address)),
+            tunnel: sight.tunnel.as_ref().map(address),
+            translated: routed.and_then(|routed| routed.translated.as_ref()).map(address),
+            routed: [
+                sight.anchored,
+                sight.overlaid,
+                routed.is_some_and(|routed| routed.overlaid),
+                routed.is_some_and(|routed| routed.pooled),
+            ],
+        }
+    }
+}
+
+impl<'a> Judge<'a> {
+    /// The number of what is said of `peer` on all ports.
+    pub(super) fn row(&mut self, subject: usize, peer: usize, spot: Spot, family: IpVersion) -> Option<Row> {
+        let number = self.view(subject, spot, family)?;
+        let view = self.views.get(number)?;
+        let group = *view.peers.get(peer)?;
+        if let Some(known) = view.rows.get(group)? {
+            return *known;
+        }
+        let (from, to) = spot.stop.sender_and_receiver(subject, peer);
+        let said: Vec<Option<Said>> = view
+            .port_samples
+            .clone()
+            .into_iter()
+            .map(|port| self.ask(from, to, port, spot, family))
+            .collect();
+        let view = self.views.get(number)?;
+        let said = view.ports.iter().map(|group| said.get(*group).copied().flatten()).collect();
+        let row = self.row_number(said);
+        *self.views.get_mut(number)?.rows.get_mut(group)? = Some(row);
+        row
+    }
+
+    /// The number of the view of a class; `None` where it is under no policy there.
+    pub(super) fn view(&mut self, subject: usize, spot: Spot, family: IpVersion) -> Option<usize> {
+        let stop = spot.stop;
+        if stop.is_host() && !self.classes.with_hosts() {
+            return None;
+        }
+        let slot = |all: &[[Option<usize>; 2]; Spot::COUNT]| {
+            all.get(spot.number())?.get(family_number(family)).copied()
+        };
+        if let Some(known) = self.view_of.get(subject).and_then(slot)? {
+            return Some(known);
+        }
+        let sight = self.sight(subject)?;
+        if spot.is_inside_node()
+            && (sight.judged.is_none() || sight.interfaces.get(ALL_INTERFACES).is_none_or(Option::is_none))
+        {
+            return None;
+        }
+        let asked = self.classes.asked.get(self.world)?;
+        let (whose, uses) = match stop.is_host() {
+            true => {
+                let uses = self.classes.uses_of_hosts(sight, self.world, stop.direction())?;
+                let forwarded = sight.judged.is_some();
+                (Whose::Hosts { interfaces: sight.interfaces, forwarded }, uses)
+            }
+            false => {
+                let judged = sight.judged.as_ref()?;
+                let policies = judged.of(stop.direction());
+                let uses = asked.of_pod(judged, stop.direction());
+                (Whose::Pods { policies, profiles: &judged.profiles }, uses)
+            }
+        };
+        let own = Restricted::new(sight, family, &uses.atoms);
+        let seat = Seat { spot: spot.number(), family, whose, own };
+        let number = match self.seats.get(&seat) {
+            Some(known) => *known,
+            None => {
+                let number = self.new_view(uses, family);
+                self.seats.insert(seat, number);
+                number
+            }
+        };
+        *self.view_of.get_mut(subject)?.get_mut(spot.number())?.get_mut(family_number(family))? =
+            Some(number);
+        Some(number)
+    }
+
+    fn new_view(&mut self, uses: Uses, family: IpVersion) -> usize {
+        let (ports, port_samples) = self.classes.ports().groups(&uses.matchers);
+        let peers = self.groups(family, uses.atoms);
+        let rows = vec![None; peers.iter().max().map_or(0, |last| last + 1)];
+        self.views.push(View { peers, ports, port_samples, rows });
+        self.views.len() - 1
+    }
+
+    /// For each class the number of its group among those that these questions tell apart.
+    fn groups(&mut self, family: IpVersion, atoms: BTreeSet<u32>) -> Rc<Vec<usize>> {
+        let key = (family, atoms);
+        if let Some(known) = self.groups.get(&key) {
+            return known.clone();
+        }
+        let mut numbers: HashMap<Option<Restricted>, usize> = HashMap::new();
+        let groups = (0..self.classes.all().len()).map(|class| {
+            let seen = self.sight(class).map(|sight| Restricted::new(sight, family, &key.1));
+            let next = numbers.len();
+            *numbers.entry(seen).or_insert(next)
+        });
+        let groups = Rc::new(groups.collect::<Vec<usize>>());
+        self.groups.insert(key, groups.clone());
+        groups
+    }
+}

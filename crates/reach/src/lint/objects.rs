@@ -1,0 +1,183 @@
+//! What is wrong with whole objects, or with fields that only their text shows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde_json::Value;
+use tortie_api::calico::WELL_KNOWN_TIERS;
+use tortie_api::{Cidr, Key, Kind, Resource};
+
+use super::{Code, Findings, Level, Said, policies};
+use crate::is_policy;
+use tortie_oracle::{Oracle, Snapshot, Stored};
+
+pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
+    not_understood(snapshot, found);
+    unknown_tiers(snapshot, found);
+    equal_priorities(snapshot, found);
+    empty_accounts(snapshot, found);
+    cluster_ips(snapshot, found);
+}
+
+fn not_understood(snapshot: &Snapshot, found: &mut Findings) {
+    for (key, stored) in snapshot.iter() {
+        let matters = is_policy(key.kind) || matches!(key.kind, Kind::Tier | Kind::Profile);
+        if let (Err(problem), true) = (&stored.resource, matters) {
+            let said = Said::new(
+                format!("it cannot be understood: {problem}"),
+                "until then it denies where it stands",
+                "correct the field; tortie apply says what is right",
+            );
+            found.add((key, stored), "", (Level::Error, Code::NotUnderstood), said);
+        }
+    }
+}
+
+fn unknown_tiers(snapshot: &Snapshot, found: &mut Findings) {
+    let oracle = Oracle::new(snapshot);
+    let there = |tier: &str| {
+        WELL_KNOWN_TIERS.iter().any(|(known, ..)| *known == tier)
+            || snapshot.get(&Key::global(Kind::Tier, tier)).is_some()
+    };
+    for policy in oracle.policies().filter(|policy| !policy.tier.is_empty() && !there(policy.tier)) {
+        let name = policy.name;
+        let key = Kind::all().find(|kind| kind.to_string() == name.kind);
+        let key = key.map(|kind| Key { kind, namespace: name.namespace.clone(), name: name.name.clone() });
+        if let Some((key, stored)) = key.and_then(|key| Some((key.clone(), snapshot.get(&key)?))) {
+            let said = Said::new(
+                format!("tier {} does not exist", policy.tier),
+                "such policies stand after all tiers, and what they do not allow is denied",
+                "create the tier, or name one that is there",
+            );
+            found.add((&key, stored), "spec.tier", (Level::Error, Code::UnknownTier), said);
+        }
+    }
+}
+
+/// Only their names then say which comes first (policy decision 9).
+fn equal_priorities(snapshot: &Snapshot, found: &mut Findings) {
+    let mut at: BTreeMap<(&str, u16), Vec<(&Key, &Stored)>> = BTreeMap::new();
+    for (key, stored, resource) in policies(snapshot) {
+        if let Resource::ClusterPolicy(policy) = resource
+            && let Some(priority) = policy.priority
+        {
+            at.entry((policy.tier.name(), priority)).or_default().push((key, stored));
+        }
+    }
+    for ((tier, priority), policies) in at.into_iter().filter(|(_, policies)| policies.len() > 1) {
+        let Some((first, _)) = policies.first() else { continue };
+        for (key, stored) in policies.iter().skip(1) {
+            let said = Said::new(
+                format!("{first} has priority {priority} in tier {tier}, too"),
+                format!("by name {first} is asked first; other implementations may choose otherwise"),
+                "give them different priorities",
+            );
+            found.add((key, stored), "spec.priority", (Level::Warning, Code::EqualPriorities), said);
+        }
+    }
+}
+
+/// `serviceAccounts: {}` says nothing, and reads as if it meant nobody or somebody.
+fn empty_accounts(snapshot: &Snapshot, found: &mut Findings) {
+    for (key, stored, _) in policies(snapshot) {
+        for direction in ["ingress", "egress"] {
+            let rules = stored.value["spec"][direction].as_array();
+            for (index, rule) in rules.into_iter().flatten().enumerate() {
+                for side in ["source", "destination"] {
+                    if !is_empty(&rule[side]["serviceAccounts"]) {
+                        continue;
+                    }
+                    let said = Said::new(
+                        "it names no service account and selects none, so it says nothing",
+                        "the rule also matches what is no pod",
+                        "name accounts, select them (selector: all() is any pod's), or leave it out",
+                    );
+                    let field = format!("spec.{direction}[{index}].{side}.serviceAccounts");
+                    found.add((key, stored), &field, (Level::Warning, Code::EmptyServiceAccounts), said);
+                }
+            }
+        }
+    }
+}
+
+fn is_empty(accounts: &Value) -> bool {
+    let nothing = |value: &Value| match value {
+        Value::Null => true,
+        Value::Array(names) => names.is_empty(),
+        Value::String(selector) => selector.trim().is_empty(),
+        _ => false,
+    };
+    accounts.as_object().is_some_and(|fields| fields.values().all(nothing))
+}
+
+/// Packets to a Service bear a backend's address when policy sees them (policy decision 6).
+fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
+    let mut services: BTreeMap<IpAddr, &Key> = BTreeMap::new();
+    for (key, stored) in snapshot.iter() {
+        if let Ok(Resource::Service(service)) = &stored.resource {
+            services.extend(service.cluster_ips().into_iter().map(|address| (address, key)));
+        }
+    }
+    let oracle = Oracle::new(snapshot);
+    let mut taken: BTreeSet<IpAddr> = oracle.pods().flat_map(|pod| pod.addresses().to_vec()).collect();
+    taken.extend(oracle.nodes().flat_map(|(_, own, tunnel)| own.iter().copied().chain(tunnel)));
+    for (key, stored, resource) in policies(snapshot) {
+        for (field, net) in nets(resource) {
+            let held = |(address, _): &(&IpAddr, &&Key)| net.contains(*address);
+            let Some((address, service)) = services.iter().find(held) else { continue };
+            if net.prefix_len() == 0 || taken.iter().any(|address| net.contains(address)) {
+                continue;
+            }
+            let said = Said::new(
+                format!(
+                    "{net} holds {address}, which is {service}'s own address: packets never bear it where policy is asked"
+                ),
+                format!("policy sees the backends of {service}; no pod and no node lies in {net}"),
+                "name the Service (services) or select its pods",
+            );
+            found.add((key, stored), &field, (Level::Warning, Code::ClusterIp), said);
+        }
+    }
+}
+
+/// The networks of a policy's rules.
+fn nets(resource: &Resource) -> Vec<(String, IpNet)> {
+    use tortie_api::calico::Rule;
+    let mut all = Vec::new();
+    let mut calico = |rules: &[Rule], direction: &str| {
+        for (index, rule) in rules.iter().enumerate() {
+            for (side, name) in [(&rule.source, "source"), (&rule.destination, "destination")] {
+                for (number, Cidr(net)) in side.nets.iter().enumerate() {
+                    all.push((format!("spec.{direction}[{index}].{name}.nets[{number}]"), *net));
+                }
+            }
+        }
+    };
+    match resource {
+        Resource::NetworkPolicy(policy) | Resource::StagedNetworkPolicy(policy) => {
+            calico(&policy.spec.ingress, "ingress");
+            calico(&policy.spec.egress, "egress");
+        }
+        // Before DNAT packets do bear it.
+        Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)
+            if !policy.spec.pre_dnat =>
+        {
+            calico(&policy.spec.ingress, "ingress");
+            calico(&policy.spec.egress, "egress");
+        }
+        Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy) => {
+            let sides = [(&policy.spec.ingress, "ingress", "from"), (&policy.spec.egress, "egress", "to")];
+            for (rules, direction, side) in sides {
+                for (index, rule) in rules.iter().enumerate() {
+                    for (number, peer) in rule.peers.iter().enumerate() {
+                        let field = format!("spec.{direction}[{index}].{side}[{number}].ipBlock.cidr");
+                        all.extend(peer.ip_block.as_ref().map(|block| (field, block.cidr.0)));
+                    }
+                }
+            }
+        }
+        _ => {}
+    }
+    all
+}

@@ -1,0 +1,278 @@
+//! Who reaches whom: verdicts between classes, rows and columns with the same contents merged.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::rc::Rc;
+
+use super::classes::{Class, ClassKind, Classes};
+use super::judge::{Flow, Judge};
+use super::names;
+use super::way::{ByWay, Scope, Way, scopes};
+use tortie_oracle::Verdict;
+
+/// Who reaches whom. Rows send, columns receive.
+#[derive(Debug, Clone)]
+pub struct Matrix {
+    /// The classes of ports that were asked about.
+    pub ports: Vec<usize>,
+    /// Who sends.
+    pub rows: Vec<Group>,
+    /// Who receives.
+    pub columns: Vec<Group>,
+    /// By row, then column.
+    pub cells: Vec<Vec<Content>>,
+}
+
+/// Classes whose row, or column, is the same.
+#[derive(Debug, Clone)]
+pub struct Group {
+    /// Who is in it, for a reader.
+    pub name: String,
+    /// The classes.
+    pub classes: Vec<usize>,
+}
+
+/// What passes from one group to another.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Content {
+    /// On each way the classes of ports on which packets pass; empty where there are no such flows: a pod to itself,
+    /// nobody whom policy concerns, no common family of addresses.
+    by_way: ByWay<Rc<[usize]>>,
+    /// Whether only some packets pass there, and others do not: see [`Matrix::by_namespace`].
+    pub partly: bool,
+}
+
+impl Content {
+    /// Whether there are no such flows.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.by_way.iter().all(Option::is_none)
+    }
+
+    /// The classes of ports on which packets pass, and on which of the ways.
+    #[must_use]
+    pub fn passing(&self) -> Vec<(Scope, &[usize])> {
+        let there_are = || {
+            Way::ALL.into_iter().zip(&self.by_way).filter_map(|(way, ports)| Some((way, ports.as_deref()?)))
+        };
+        let all: Vec<Way> = there_are().map(|(way, _)| way).collect();
+        let mut by_ports: Vec<(&[usize], Vec<Way>)> = Vec::new();
+        for (way, ports) in there_are() {
+            match by_ports.iter_mut().find(|(known, _)| *known == ports) {
+                Some((_, ways)) => ways.push(way),
+                None => by_ports.push((ports, vec![way])),
+            }
+        }
+        let of_ports =
+            |(ports, ways): (_, Vec<Way>)| scopes(&ways, &all).into_iter().map(move |scope| (scope, ports));
+        by_ports.into_iter().flat_map(of_ports).collect()
+    }
+
+    /// Whether both say the same of the ways that both have; `None` where they have none in common.
+    fn agrees(&self, other: &Self) -> Option<bool> {
+        let mut agrees = None;
+        for (one, other) in self.by_way.iter().zip(&other.by_way) {
+            if let (Some(one), Some(other)) = (one, other) {
+                agrees = Some(agrees != Some(false) && (Rc::ptr_eq(one, other) || one == other));
+            }
+        }
+        agrees
+    }
+
+    fn add(&mut self, other: Self) {
+        for (known, more) in self.by_way.iter_mut().zip(other.by_way) {
+            *known = known.take().or(more);
+        }
+    }
+}
+
+impl Matrix {
+    /// Asks about every class of `rows` towards every class of `columns`.
+    pub fn of(
+        classes: &Classes,
+        judge: &mut Judge<'_>,
+        ports: &[usize],
+        rows: &[usize],
+        columns: &[usize],
+    ) -> Self {
+        let mut known = HashMap::new();
+        let mut content = |row: &usize, column: &usize| {
+            let flows = judge.flows(*row, *column);
+            let mut passing = |flow: Flow| {
+                let passing: &mut Rc<[usize]> =
+                    known.entry(flow).or_insert_with(|| passing(judge, flow, ports));
+                passing.clone()
+            };
+            Content {
+                by_way: flows.map(|flow| flow.filter(|flow| flow.is_asked()).map(&mut passing)),
+                partly: false,
+            }
+        };
+        let contents: Vec<Vec<Content>> =
+            rows.iter().map(|row| columns.iter().map(|column| content(row, column)).collect()).collect();
+        let kind = |of: &[usize]| -> Vec<Option<ClassKind>> {
+            of.iter().map(|class| classes.all().get(*class).map(|class| class.kind)).collect()
+        };
+        let (row_groups, merged) = merge(contents, &kind(rows));
+        let (column_groups, merged) = merge(transposed(&merged, columns.len()), &kind(columns));
+        let cells = transposed(&merged, row_groups.len());
+        let group = |members: &Vec<usize>, of: &[usize]| {
+            let members: Vec<usize> = members.iter().filter_map(|member| of.get(*member).copied()).collect();
+            Group { name: group_name(classes, &members), classes: members }
+        };
+        Self {
+            ports: ports.to_vec(),
+            rows: row_groups.iter().map(|members| group(members, rows)).collect(),
+            columns: column_groups.iter().map(|members| group(members, columns)).collect(),
+            cells,
+        }
+    }
+}
+
+impl Matrix {
+    /// The same for whole namespaces, for clusters with more workloads than anybody would read.
+    #[must_use]
+    pub fn by_namespace(&self, classes: &Classes) -> Self {
+        let key = |group: &Group| {
+            let chosen = group.classes.iter().filter_map(|index| classes.all().get(*index));
+            chosen.flat_map(|class| class.place()).collect::<BTreeSet<String>>()
+        };
+        let grouped = |groups: &[Group]| {
+            let mut by_key: BTreeMap<BTreeSet<String>, Vec<usize>> = BTreeMap::new();
+            for (index, group) in groups.iter().enumerate() {
+                by_key.entry(key(group)).or_default().push(index);
+            }
+            by_key.into_values().collect::<Vec<_>>()
+        };
+        let (rows, columns) = (grouped(&self.rows), grouped(&self.columns));
+        let name = |members: &Vec<usize>, of: &[Group]| {
+            let members = members.iter().filter_map(|index| of.get(*index));
+            let members: Vec<usize> = members.flat_map(|group| group.classes.clone()).collect();
+            Group { name: group_name(classes, &members), classes: members }
+        };
+        let cell = |rows: &Vec<usize>, columns: &Vec<usize>| {
+            let inside = rows.iter().filter_map(|row| self.cells.get(*row));
+            together(inside.flat_map(|row| columns.iter().filter_map(|column| row.get(*column))))
+        };
+        let row = |row: &Vec<usize>| columns.iter().map(|column| cell(row, column)).collect();
+        Self {
+            ports: self.ports.clone(),
+            cells: rows.iter().map(row).collect(),
+            rows: rows.iter().map(|members| name(members, &self.rows)).collect(),
+            columns: columns.iter().map(|members| name(members, &self.columns)).collect(),
+        }
+    }
+}
+
+fn passing(judge: &Judge<'_>, flow: Flow, ports: &[usize]) -> Rc<[usize]> {
+    let passes = |port: &&usize| judge.cell(flow, **port).verdict == Verdict::Allow;
+    ports.iter().filter(passes).copied().collect()
+}
+
+/// What passes on some of the ways: where contents differ, partly.
+fn together<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
+    let mut all = Content::default();
+    for content in contents {
+        all.partly |= all.agrees(content) == Some(false);
+        for (known, more) in all.by_way.iter_mut().zip(&content.by_way) {
+            *known = match (known.take(), more) {
+                (Some(known), Some(more)) if known != *more => Some(
+                    known.iter().chain(more.iter()).copied().collect::<BTreeSet<_>>().into_iter().collect(),
+                ),
+                (known, more) => known.or_else(|| more.clone()),
+            };
+        }
+    }
+    all
+}
+
+/// Merges rows of one kind that are equal where both have flows; gives who is in each, and what they have together.
+fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize>>, Vec<Vec<Content>>) {
+    let mut groups: Vec<(Vec<usize>, Vec<Content>)> = Vec::new();
+    for (index, row) in rows.into_iter().enumerate() {
+        let of_kind =
+            |members: &[usize]| members.first().is_some_and(|first| kinds.get(*first) == kinds.get(index));
+        let alike = |known: &[Content]| {
+            let mut asked = false;
+            let same = known.iter().zip(&row).all(|(known, content)| {
+                let agrees = known.agrees(content);
+                asked |= agrees.is_some();
+                agrees != Some(false)
+            });
+            let nowhere = |row: &[Content]| row.iter().all(Content::is_nothing);
+            same && (asked || (nowhere(known) && nowhere(&row)))
+        };
+        match groups.iter_mut().find(|(members, known)| of_kind(members) && alike(known)) {
+            None => groups.push((vec![index], row)),
+            Some((members, known)) => {
+                members.push(index);
+                for (known, more) in known.iter_mut().zip(row) {
+                    known.add(more);
+                }
+            }
+        }
+    }
+    groups.into_iter().unzip()
+}
+
+fn transposed(rows: &[Vec<Content>], width: usize) -> Vec<Vec<Content>> {
+    let column = |index: usize| rows.iter().map(|row| row.get(index).cloned().unwrap_or_default()).collect();
+    (0..width).map(column).collect()
+}
+
+/// Names several classes at once.
+#[must_use]
+pub fn group_name(classes: &Classes, members: &[usize]) -> String {
+    let all = classes.all();
+    let chosen: Vec<&Class> = members.iter().filter_map(|index| all.get(*index)).collect();
+    if let [only] = chosen.as_slice() {
+        return only.name.clone();
+    }
+    let count = |classes: &[&Class], kind| {
+        classes.iter().filter(|class| class.kind == kind).map(|class| class.count()).sum::<usize>()
+    };
+    let every: Vec<&Class> = all.iter().collect();
+    let mut words = Vec::new();
+    let pods = count(&chosen, ClassKind::Pods);
+    if pods > 0 && pods == count(&every, ClassKind::Pods) {
+        words.push(format!("all pods ({pods})"));
+    } else if pods > 0 {
+        words.push(of_pods(&every, &chosen, pods));
+    }
+    let nodes = count(&chosen, ClassKind::Nodes);
+    if nodes > 0 && nodes == count(&every, ClassKind::Nodes) {
+        words.push(format!("all nodes ({nodes})"));
+    } else {
+        words.extend(named(&chosen, ClassKind::Nodes));
+    }
+    words.extend(named(&chosen, ClassKind::Outside));
+    words.join(", ")
+}
+
+/// By workload; where the workload tells them from others only together with a label, by their classes' names.
+fn of_pods(every: &[&Class], chosen: &[&Class], count: usize) -> String {
+    let mut sizes = BTreeMap::new();
+    for (namespace, ..) in every.iter().flat_map(|class| &class.pods) {
+        *sizes.entry(namespace.clone()).or_insert(0) += 1;
+    }
+    let of_pods = || chosen.iter().filter(|class| class.kind == ClassKind::Pods);
+    let inside: Vec<names::PodName> = of_pods().flat_map(|class| class.pods.clone()).collect();
+    let workload = |(namespace, workload, _): &names::PodName| (namespace.clone(), workload.clone());
+    let workloads: BTreeSet<(String, String)> = inside.iter().map(workload).collect();
+    let split = every.iter().filter(|class| !chosen.iter().any(|of| of.name == class.name));
+    let ambiguous = split.flat_map(|class| &class.pods).any(|pod| workloads.contains(&workload(pod)));
+    let classes: Vec<&str> = of_pods().map(|class| class.name.as_str()).collect();
+    match (classes.as_slice(), ambiguous) {
+        ([only], _) => (*only).to_owned(),
+        (few, true) if few.len() <= 3 => few.join(", "),
+        _ => format!("{} ({count})", names::of_workloads(&inside, &sizes)),
+    }
+}
+
+fn named(chosen: &[&Class], kind: ClassKind) -> Vec<String> {
+    let of_kind: Vec<&str> =
+        chosen.iter().filter(|class| class.kind == kind).map(|class| class.name.as_str()).collect();
+    match of_kind.len() {
+        0..=3 => of_kind.iter().map(|name| (*name).to_owned()).collect(),
+        count => vec![format!("{} and {} more networks", of_kind.first().unwrap_or(&""), count - 1)],
+    }
+}

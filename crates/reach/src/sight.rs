@@ -1,0 +1,387 @@
+//! What one cluster's policies see of each end: signatures, equal for ends that no policy can tell apart.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+
+use tortie_api::Resource;
+use tortie_api::calico::PolicySpec;
+use tortie_api::kubernetes::{ClusterPeer, LabelSelector};
+use tortie_api::net::{Direction, IpVersion};
+use tortie_selector::Selector;
+
+use super::asked::Policies;
+use super::atoms::{Atom, Vocabulary};
+use super::hosts::{HostSight, Hosts, Interfaces};
+use super::nets::NetIndex;
+use super::way::{FAMILIES, family_number};
+use tortie_oracle::{Oracle, SeenPod, SeenProfile, Subject, family_of};
+
+/// The questions that hold, by number, ascending.
+pub(super) type Holding = Vec<u32>;
+
+/// An address, as rules see it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(super) struct AddressSight {
+    /// What holds of the address itself.
+    pub(super) holding: Holding,
+    /// What holds of each pod and network set there.
+    pub(super) present: BTreeSet<Holding>,
+}
+
+/// Somebody, as policies see them.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(super) struct EndSight {
+    /// Whose say counts; `None` where nobody is judged.
+    pub(super) judged: Option<Judged>,
+    /// Its address of each family.
+    pub(super) addresses: [Option<Routed>; 2],
+    /// A node's second address, from which it reaches pods by VXLAN.
+    pub(super) tunnel: Option<AddressSight>,
+    /// Whether nodes reach it from that address.
+    pub(super) overlaid: bool,
+    /// Whether it is a node, or on one; said only where there are host endpoints.
+    pub(super) anchored: bool,
+    /// What host endpoints its node has.
+    pub(super) interfaces: Interfaces,
+    /// Whether it is a node that drops what its own pods send to it.
+    pub(super) closed: bool,
+}
+
+/// An address, with what decides by which interface packets to it and from it pass, and how they look there; this is said
+/// only where there are host endpoints.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(super) struct Routed {
+    pub(super) address: AddressSight,
+    /// Whether packets to it pass the overlay.
+    pub(super) overlaid: bool,
+    /// Whether packets to it keep their source.
+    pub(super) pooled: bool,
+    /// The source that packets from it have otherwise.
+    pub(super) translated: Option<AddressSight>,
+}
+
+impl EndSight {
+    /// Its address of this family.
+    pub(super) fn by(&self, family: IpVersion) -> Option<&Routed> {
+        self.addresses.get(family_number(family))?.as_ref()
+    }
+
+    /// Whether packets of this family can go from here to there.
+    pub(super) fn reaches(&self, other: &Self, family: IpVersion) -> bool {
+        let by_tunnel = family == IpVersion::V4 && other.overlaid && self.tunnel.is_some();
+        (self.by(family).is_some() || by_tunnel) && other.by(family).is_some()
+    }
+}
+
+/// The policies and profiles that have a say about a pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(super) struct Judged {
+    pub(super) ingress: Vec<usize>,
+    pub(super) egress: Vec<usize>,
+    pub(super) profiles: Vec<Profile>,
+}
+
+impl Judged {
+    pub(super) fn of(&self, direction: Direction) -> &[usize] {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Profile {
+    Stored(String),
+    /// That of a namespace that exists.
+    AllowsAll,
+    /// One that does not exist, and denies.
+    Missing,
+}
+
+/// One cluster, with what makes looking at it fast.
+pub(super) struct Sight<'a> {
+    oracle: &'a Oracle<'a>,
+    vocabulary: &'a Vocabulary,
+    counts: Vec<bool>,
+    hosts: Hosts,
+    mentioned: Mentioned,
+    nets: NetIndex<u32>,
+    backends: BTreeMap<IpAddr, Vec<u32>>,
+    sets: NetIndex<usize>,
+    set_sights: Vec<Holding>,
+    /// What pods and host endpoints with the address are.
+    pods_at: HashMap<IpAddr, Vec<Holding>>,
+    seen: HashMap<Appearance, Seen>,
+}
+
+/// Everything that may matter of a pod but its addresses and profiles.
+type Appearance = (String, String, Vec<(String, String)>, Vec<(String, String)>, Vec<(String, u8, u16)>);
+
+#[derive(Clone)]
+struct Seen {
+    holding: Holding,
+    ingress: Vec<usize>,
+    egress: Vec<usize>,
+}
+
+impl<'a> Sight<'a> {
+    pub(super) fn new(oracle: &'a Oracle<'a>, vocabulary: &'a Vocabulary, policies: Policies) -> Self {
+        let counts: Vec<bool> = oracle.policies().map(|policy| policies.count(&policy)).collect();
+        let numbered = || vocabulary.atoms.iter().zip(0u32..);
+        let nets = numbered().filter_map(|(atom, number)| match atom {
+            Atom::Net(net) => Some((*net, number)),
+            _ => None,
+        });
+        let sets = oracle.network_sets().enumerate();
+        let sets = sets.flat_map(|(index, (_, nets))| nets.iter().map(move |net| (*net, index)));
+        let mut sight = Self {
+            oracle,
+            vocabulary,
+            hosts: Hosts::new(oracle, &counts),
+            counts,
+            mentioned: Mentioned::new(oracle, vocabulary),
+            nets: NetIndex::new(nets),
+            backends: backends(oracle, vocabulary),
+            sets: NetIndex::new(sets),
+            set_sights: oracle.network_sets().map(|(set, _)| holding(vocabulary, set)).collect(),
+            pods_at: HashMap::new(),
+            seen: HashMap::new(),
+        };
+        for pod in oracle.pods() {
+            let seen = sight.look(&pod).holding;
+            for address in pod.addresses() {
+                sight.pods_at.entry(*address).or_default().push(seen.clone());
+            }
+        }
+        for host in oracle.hosts() {
+            for address in host.addresses() {
+                sight.pods_at.entry(*address).or_default().push(holding(vocabulary, host.subject()));
+            }
+        }
+        sight
+    }
+
+    pub(super) fn pod(&mut self, pod: &SeenPod<'_>) -> EndSight {
+        let seen = self.look(pod);
+        let translated = |address| self.oracle.translated(pod.node(), address).map(|node| self.address(node));
+        EndSight {
+            judged: Some(Judged {
+                ingress: seen.ingress,
+                egress: seen.egress,
+                profiles: profiles(self.oracle, pod.profiles()),
+            }),
+            addresses: self.addresses(pod.addresses(), pod.node(), translated),
+            overlaid: pod.addresses().iter().any(|address| self.oracle.is_overlaid(*address)),
+            ..self.on_node(pod.node())
+        }
+    }
+
+    pub(super) fn node(&self, name: &str, own: &[IpAddr], tunnel: Option<IpAddr>) -> EndSight {
+        EndSight {
+            addresses: self.addresses(own, name, |_| None),
+            tunnel: tunnel.map(|address| self.address(address)),
+            closed: self.oracle.is_closed_to_its_pods(name),
+            ..self.on_node(name)
+        }
+    }
+
+    pub(super) fn outside(&self, address: IpAddr) -> EndSight {
+        EndSight { addresses: self.addresses(&[address], "", |_| None), ..EndSight::default() }
+    }
+
+    /// What all on a node have in common.
+    fn on_node(&self, node: &str) -> EndSight {
+        EndSight {
+            anchored: self.is_anchored(node),
+            interfaces: self.hosts.of_node(node),
+            ..EndSight::default()
+        }
+    }
+
+    /// Of several addresses of a family the lowest is asked about.
+    fn addresses(
+        &self,
+        addresses: &[IpAddr],
+        node: &str,
+        translated: impl Fn(IpAddr) -> Option<AddressSight>,
+    ) -> [Option<Routed>; 2] {
+        FAMILIES.map(|family| {
+            let address = *addresses.iter().filter(|address| family_of(**address) == family).min()?;
+            let routed = Routed { address: self.address(address), ..Routed::default() };
+            Some(match self.is_anchored(node) {
+                false => routed,
+                true => Routed {
+                    overlaid: self.oracle.is_overlaid(address),
+                    pooled: self.oracle.is_pooled(address),
+                    translated: translated(address),
+                    ..routed
+                },
+            })
+        })
+    }
+
+    fn is_anchored(&self, node: &str) -> bool {
+        !self.hosts.sights.is_empty() && !node.is_empty()
+    }
+
+    /// The host endpoints of the cluster, equal ones once.
+    pub(super) fn into_hosts(self) -> Vec<HostSight> {
+        self.hosts.sights
+    }
+
+    fn address(&self, address: IpAddr) -> AddressSight {
+        let mut holding: Holding = self.nets.holding(address).collect();
+        holding.extend(self.backends.get(&address).into_iter().flatten());
+        holding.sort_unstable();
+        let pods = self.pods_at.get(&address).into_iter().flatten();
+        let sets = self.sets.holding(address).filter_map(|index| self.set_sights.get(index));
+        AddressSight { holding, present: pods.chain(sets).cloned().collect() }
+    }
+
+    /// What selectors say of a pod. Pods that look alike are looked at once.
+    fn look(&mut self, pod: &SeenPod<'_>) -> Seen {
+        let subject = pod.subject();
+        let appearance = self.mentioned.appearance(subject);
+        if let Some(seen) = self.seen.get(&appearance) {
+            return seen.clone();
+        }
+        let counting = |direction| {
+            let applying = self.oracle.applying(pod, direction).into_iter();
+            applying.filter(|index| self.counts.get(*index) == Some(&true)).collect()
+        };
+        let seen = Seen {
+            holding: holding(self.vocabulary, subject),
+            ingress: counting(Direction::Ingress),
+            egress: counting(Direction::Egress),
+        };
+        self.seen.insert(appearance, seen.clone());
+        seen
+    }
+}
+
+fn holding(vocabulary: &Vocabulary, subject: Subject<'_>) -> Holding {
+    let numbered = vocabulary.atoms.iter().zip(0u32..);
+    numbered.filter(|(atom, _)| atom.holds(subject) == Some(true)).map(|(_, number)| number).collect()
+}
+
+fn backends(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> BTreeMap<IpAddr, Vec<u32>> {
+    let mut at: BTreeMap<IpAddr, Vec<u32>> = BTreeMap::new();
+    for (atom, number) in vocabulary.atoms.iter().zip(0u32..) {
+        let found: Vec<IpAddr> = match atom {
+            Atom::BackendAddress { namespace, name } => oracle.backends(namespace, name).0.to_vec(),
+            Atom::Backend { namespace, name, protocol, port } => {
+                let ports = oracle.backends(namespace, name).1.iter();
+                ports.filter(|(_, p, n)| (p, n) == (protocol, port)).map(|(address, ..)| *address).collect()
+            }
+            _ => continue,
+        };
+        for address in found {
+            at.entry(address).or_default().push(number);
+        }
+    }
+    at.values_mut().for_each(|numbers| numbers.dedup());
+    at
+}
+
+/// The profiles that have rules, up to the first that decides about every packet.
+pub(super) fn profiles(oracle: &Oracle<'_>, names: &[String]) -> Vec<Profile> {
+    let mut all = Vec::new();
+    for name in names {
+        match oracle.profile_of(name) {
+            SeenProfile::Stored(_) => all.push(Profile::Stored(name.clone())),
+            SeenProfile::WithoutRules => {}
+            SeenProfile::AllowsAll => {
+                all.push(Profile::AllowsAll);
+                break;
+            }
+            SeenProfile::Missing => {
+                all.push(Profile::Missing);
+                break;
+            }
+        }
+    }
+    all
+}
+
+/// The labels that anybody asks for: pods that differ in others only look alike.
+#[derive(Default)]
+struct Mentioned {
+    calico: BTreeSet<String>,
+    own: BTreeSet<String>,
+    ports: BTreeSet<String>,
+    /// A policy is not understood: what of it can be read may ask for any label.
+    any: bool,
+}
+
+impl Mentioned {
+    fn new(oracle: &Oracle<'_>, vocabulary: &Vocabulary) -> Self {
+        let mut mentioned = Self::default();
+        for atom in &vocabulary.atoms {
+            match atom {
+                Atom::Labels(selector) => mentioned.selector(Some(selector)),
+                Atom::OwnLabels(selector) => mentioned.own(selector),
+                Atom::Declares(name, ..) => drop(mentioned.ports.insert(name.clone())),
+                _ => {}
+            }
+        }
+        for policy in oracle.policies() {
+            match &policy.stored.resource {
+                Ok(resource) => mentioned.subject(resource),
+                Err(_) => mentioned.any = true,
+            }
+        }
+        mentioned
+    }
+
+    fn subject(&mut self, resource: &Resource) {
+        match resource {
+            Resource::NetworkPolicy(policy) | Resource::StagedNetworkPolicy(policy) => {
+                self.calico_subject(&policy.spec);
+            }
+            Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy) => {
+                self.calico_subject(&policy.spec);
+            }
+            Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy) => {
+                self.own(&policy.spec.pod_selector);
+            }
+            Resource::ClusterPolicy(policy) => match &policy.subject {
+                ClusterPeer::Pods { pods, .. } => self.own(pods),
+                ClusterPeer::Namespaces(_) | ClusterPeer::Networks(_) => {}
+                ClusterPeer::Unknown(_) => self.any = true,
+            },
+            _ => {}
+        }
+    }
+
+    fn calico_subject(&mut self, spec: &PolicySpec) {
+        self.selector(spec.selector.as_ref());
+    }
+
+    fn selector(&mut self, selector: Option<&Selector>) {
+        self.calico.extend(selector.into_iter().flat_map(Selector::labels).map(str::to_owned));
+    }
+
+    fn own(&mut self, selector: &LabelSelector) {
+        self.own.extend(selector.match_labels.keys().cloned());
+        self.own.extend(selector.match_expressions.iter().map(|requirement| requirement.key.clone()));
+    }
+
+    fn appearance(&self, subject: Subject<'_>) -> Appearance {
+        let of = |labels: &BTreeMap<String, String>, wanted: &BTreeSet<String>| {
+            let kept = labels.iter().filter(|(name, _)| self.any || wanted.contains(*name));
+            kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+        };
+        let ports = subject.ports().filter(|(name, ..)| self.ports.contains(*name));
+        let mut ports: Vec<_> =
+            ports.map(|(name, protocol, port)| (name.to_owned(), protocol.0, port)).collect();
+        ports.sort();
+        (
+            subject.namespace().to_owned(),
+            subject.account().to_owned(),
+            of(subject.labels(), &self.calico),
+            of(subject.own_labels(), &self.own),
+            ports,
+        )
+    }
+}
