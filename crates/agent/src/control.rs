@@ -83,13 +83,13 @@ pub struct ShownEndpoint {
     pub id: EndpointId,
     /// What is desired for it.
     pub asked: AskedFor,
-    /// What the node reports of it, and of itself: where policy is narrower than it was asked for, or not in force.
+    /// The conditions of the endpoint and of the node: where policy is narrower than requested, or not in force.
     pub conditions: Vec<ReportedCondition>,
     /// What the system has.
     pub system: Result<Shown, ShowError>,
 }
 
-/// Why an agent could not be asked.
+/// Why a request to an agent failed.
 #[derive(Debug, Error)]
 pub enum AskError {
     /// No agent answers there.

@@ -257,7 +257,7 @@ impl Plane {
         }));
     }
 
-    /// Logs conditions that are new, and those that are over.
+    /// Logs new conditions, and those that have ended.
     fn log(&mut self) {
         let unsupported = self.watched.all().into_iter();
         let unsupported = unsupported.map(|it| (it.reason, format!("{}: {}", it.object, it.message)));

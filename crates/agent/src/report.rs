@@ -100,14 +100,14 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
     }
 }
 
-/// A condition as it is reported.
+/// Converts a condition to its form in the report.
 pub(crate) fn reported(object: Option<ObjectRef>, condition: &Condition) -> ReportedCondition {
     let Condition { reason, about, message } = condition;
     let (about, message) = (about.clone(), message.clone());
     ReportedCondition { object, about, reason: reason.to_string(), message }
 }
 
-/// `about` is what stays.
+/// `about` is the constant content.
 fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
     let of_object = |key: &Key, reason: Reason, message: &str| ReportedCondition {
         object: Some(key.into()),

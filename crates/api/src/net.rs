@@ -122,7 +122,7 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// One packet that begins a flow, as seen at the hook that judges it (semantics 5).
+/// One packet that begins a flow, as seen at the hook that judges it (policy decision 5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Flow {
     /// The source address.

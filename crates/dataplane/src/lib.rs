@@ -26,16 +26,16 @@ pub use state::{
 pub use tortie_api::net::MacAddress;
 pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 
-/// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others
-/// put there.
+/// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects
+/// of others alone.
 ///
-/// The caller owns the state, so that there is one copy of it. Every call gets the state as it is by then.
+/// The caller owns the state, so that there is one copy of it. Every call gets the current state.
 pub trait Dataplane: Send {
-    /// Makes the state true. `deltas` are the changes since the previous call, which `state` already contains. A delta is
+    /// Applies the state. `deltas` are the changes since the previous call, which `state` already contains. A delta is
     /// in force when this returns and the report has no failure for its object. The next call retries what failed.
     fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report;
 
-    /// Reads everything back and repairs what differs from the state.
+    /// Reads everything back and repairs differences from the state.
     fn resync(&mut self, state: &NodeState) -> Report;
 
     /// Calls `told`, on any thread, when somebody else has changed what the dataplane created, so that a resync is
@@ -50,7 +50,7 @@ pub trait Dataplane: Send {
     /// Reads what the system has for an endpoint, and changes nothing.
     ///
     /// # Errors
-    /// The endpoint is not known, or the system did not answer.
+    /// The endpoint is unknown, or the system did not answer.
     fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError>;
 }
 
@@ -87,15 +87,15 @@ impl Report {
     }
 }
 
-/// Something that the operator should know about an endpoint or about the node.
+/// Information for the operator about an endpoint or the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Condition {
     /// The reason.
     pub reason: Reason,
     /// The objects that cause it, such as a policy and its rule.
     pub about: Vec<ObjectRef>,
-    /// One sentence for the operator: what is wrong, and what Tortie does about it. It repeats neither the objects nor the
-    /// endpoint.
+    /// One sentence for the operator: the problem, and what Tortie does about it. It repeats neither the objects nor
+    /// the endpoint.
     pub message: String,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Display for Condition {
     }
 }
 
-/// What an operating system says of host endpoints where it cannot put them into force yet (semantics 27).
+/// The conditions of host endpoints on an operating system that does not enforce them yet (policy decision 27).
 pub fn not_enforced(state: &NodeState) -> impl Iterator<Item = Condition> {
     state.host_endpoints.keys().map(|name| {
         let message =

@@ -162,9 +162,9 @@ pub enum Delta {
     Node(LocalNode),
     /// The operator's settings have changed.
     Settings(Arc<Settings>),
-    /// A set that did not exist, with all its members. The state shares them until the set changes.
+    /// A new set with all its members. The state shares them until the set changes.
     SetCreated(SetId, SetKind, Members),
-    /// Members of a set that exists.
+    /// Changed members of an existing set.
     SetChanged {
         /// The set.
         id: SetId,

@@ -107,7 +107,7 @@ impl WindowsDataplane {
         self.current_overlay.clone()
     }
 
-    /// Marks what a change touches, which `state` already contains.
+    /// Marks what a change concerns. `state` already contains the change.
     fn ingest(&mut self, state: &NodeState, delta: &Delta) {
         match delta {
             Delta::Node(_) => {
@@ -128,7 +128,7 @@ impl WindowsDataplane {
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
                 self.touch_users_of_policies(state, &BTreeSet::from([id]))
             }
-            // Of all that can be set, whether ACLs name sets.
+            // The only relevant setting is whether ACLs name sets.
             Delta::Settings(_) => state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
             Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             // The HNS endpoint may be another one than before.
@@ -183,7 +183,7 @@ impl WindowsDataplane {
         }
         let node = node_addresses(state);
         report.node.extend(self.load_balancers.condition(state, &node, self.version));
-        // An older and wider list may be on an endpoint that failed: it does not count as in force.
+        // An endpoint that failed may have an older and wider list, so it does not count as in force.
         report.retry |= self.policing.is_in_trouble();
         report.node.extend(self.policing.conditions_of_sets());
         report.endpoints = self.policing.conditions();
@@ -191,7 +191,7 @@ impl WindowsDataplane {
         report
     }
 
-    /// The overlay network and its routes.
+    /// Applies the overlay network and its routes.
     fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
         let Some(node) = state.node.clone() else { return Ok(()) };
         if node.network.port != VXLAN_PORT {
@@ -269,7 +269,7 @@ impl WindowsDataplane {
         ensured
     }
 
-    /// The network whose sets ACLs may name, where HNS has sets, and whether they shall.
+    /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
     fn policy_sets(&mut self, state: &NodeState) -> Result<Option<(Guid, bool)>, Error> {
         if self.network.is_none() {
             // Whatever is wrong with it, its endpoints may have ACLs that name sets.
@@ -337,14 +337,14 @@ fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
     state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
 }
 
-/// The addresses that the node itself has towards its pods.
+/// The node's own addresses towards its pods.
 fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
     let Some(node) = &state.node else { return BTreeSet::new() };
     std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
 }
 
-/// The other nodes address this one by the MAC address that it has told them; HNS makes up another one each time that it
-/// makes the network. Until the node tells that, nothing gets here through the tunnel.
+/// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
+/// the network. Until the node publishes that, no tunnel packets arrive.
 fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
     let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
     (told != now).then(|| Condition::new(Reason::OverlayRemade, format!(

@@ -50,7 +50,7 @@ const FLOWS: usize = 64;
 /// The condition of an endpoint with an IPv6 address: Windows has no IPv6 on VXLAN.
 const NOT_SERVED: Reason = Reason::AddressNotServed;
 
-/// What endpoints may be told.
+/// The conditions that endpoints may have.
 const KNOWN: [Reason; 5] =
     [Reason::IcmpTypeNotExpressible, Reason::SctpPortNotExpressible, PARTLY, TAKEN, NOT_SERVED];
 

@@ -45,7 +45,7 @@ pub fn end_of_tier(name: &str) -> String {
     format!("end of tier {name}")
 }
 
-/// The policy at which the list got too long.
+/// The policy at which the list became too long.
 struct TooMany(PolicyId);
 
 /// The decisions of the program for one direction. The last decision covers all packets. Rules that an ACL cannot
@@ -185,7 +185,7 @@ impl<L: Lookup> Flattener<'_, L> {
         if reached.len() > MOST_DECISIONS { Err(TooMany(id.clone())) } else { Ok(reached) }
     }
 
-    /// A rule that matches ICMP types or ports of SCTP, which no ACL can.
+    /// Reports a rule that matches ICMP types or ports of SCTP, which no ACL can match.
     fn note_not_expressible(&mut self, id: &PolicyId, index: usize, action: Action, vague: &[Region]) {
         let is_sctp = |region: &Region| region.protocols.contains(Protocol::SCTP);
         let kinds = [

@@ -363,7 +363,7 @@ impl Told {
 
     /// One condition for each of the first Services, and one for all others.
     fn conditions(self, reason: Reason, why: &'static str) -> impl Iterator<Item = Condition> {
-        /// How many addresses of one Service a message names.
+        /// The maximum number of addresses of one Service in a message.
         const ADDRESSES: usize = 4;
         let others = self.0.len().saturating_sub(NAMED);
         let named = self.0.into_iter().take(NAMED).map(move |(ServiceId { namespace, name }, fronts)| {

@@ -30,7 +30,7 @@ pub struct Node {
     pub hns: Arc<Recorder<Emulator>>,
     pub wiring: WindowsWiring,
     pub dataplane: Stateful<WindowsDataplane>,
-    /// What the dataplane should hold, kept beside it.
+    /// The expected state of the dataplane.
     pub state: NodeState,
     /// How far the dataplane's clock is ahead.
     pub ahead: Arc<Mutex<Duration>>,
