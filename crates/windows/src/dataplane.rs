@@ -31,7 +31,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Makes a Windows node match its state: the overlay network, routes to other nodes, and the ACLs of its pods.
 ///
-/// It keeps the desired state, and the parts that are not applied yet. It reads HNS before it sends anything, and
+/// It tracks which parts of the state are not in force yet. It reads HNS before it sends anything, and
 /// does not send what exists already: HNS may reset the connections of an endpoint whose ACLs are written
 /// (docs/hns.md, ACLs).
 pub struct WindowsDataplane {
