@@ -1,7 +1,7 @@
-//! The socket that operators ask the agent of a node by: what is in force for a pod (`tortie policy show`).
+//! The socket on which the agent answers operators: what is in force for a pod (`tortie policy show`).
 //!
-//! A request and its answer are one JSON document each; whoever has said it closes that direction of the stream. Only
-//! the agent's own user may connect, which is root but in a lab.
+//! A request and its answer are one JSON document each; after writing its document, each side closes its direction of
+//! the stream. Only the agent's own user may connect, which is root outside of a lab.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -19,34 +19,34 @@ use tortie_dataplane::{AskedFor, EndpointId, ShowError, Shown};
 
 use crate::plane::Asker;
 
-/// Which form requests and answers have. An agent answers others with [`Outcome::Failed`].
+/// The version of requests and answers. An agent answers other versions with [`Outcome::Failed`].
 pub const VERSION: u32 = 1;
 
-/// The most bytes of a request.
+/// The maximum size of a request in bytes.
 const MOST_REQUEST_BYTES: u64 = 64 << 10;
-/// How long a request may take to come.
+/// How long to wait for a request.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the dataplane may be busy with something else. A call of HNS may take as long.
+/// How long to wait for the dataplane, which may be busy. A call of HNS may take this long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(40);
-/// How long a caller waits: until the agent has surely given up.
+/// How long a caller waits: until the agent has certainly given up.
 const CALL_PATIENCE: Duration = Duration::from_secs(60);
-/// How long to wait before a call is accepted again after that failed; mostly for want of file descriptors.
+/// How long to wait after a failed accept, which is mostly caused by a lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// What an agent is asked.
+/// A request to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
-    /// The question.
+    /// The request.
     pub ask: Ask,
 }
 
-/// A question.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Ask {
-    /// What is in force for a pod.
+    /// Requests what is in force for a pod.
     Show {
         /// Its namespace.
         namespace: String,
@@ -55,22 +55,22 @@ pub enum Ask {
     },
 }
 
-/// What an agent answers.
+/// An answer of the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// [`VERSION`].
     pub version: u32,
     /// The agent's node.
     pub node: String,
-    /// The answer itself.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
-/// The answer itself.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Outcome {
-    /// The pod's interfaces; none where the node has no such pod.
+    /// The pod's interfaces; none if the node has no such pod.
     Shown(Vec<ShownEndpoint>),
     /// Why there is no answer.
     Failed(String),
@@ -79,43 +79,43 @@ pub enum Outcome {
 /// What is in force for one interface of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShownEndpoint {
-    /// Which one.
+    /// The endpoint.
     pub id: EndpointId,
-    /// What it is asked for.
+    /// What is desired for it.
     pub asked: AskedFor,
-    /// What the node reports of it, and of itself: where policy is narrower than it was asked for, or not in force.
+    /// The conditions of the endpoint and of the node: where policy is narrower than requested, or not in force.
     pub conditions: Vec<ReportedCondition>,
     /// What the system has.
     pub system: Result<Shown, ShowError>,
 }
 
-/// Why an agent could not be asked.
+/// Why a request to an agent failed.
 #[derive(Debug, Error)]
 pub enum AskError {
-    /// Nobody answers there.
+    /// No agent answers there.
     #[error("no agent answers at {}: {source}", socket.display())]
     Silent {
         /// The socket.
         socket: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// It answers something else.
+    /// The answer cannot be parsed.
     #[error("what the agent at {} answers cannot be read; it may be of another version: {source}", socket.display())]
     Unreadable {
         /// The socket.
         socket: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// Asks the agent at a socket, and waits for its answer.
+/// Sends a request to the agent at a socket, and waits for its answer.
 ///
 /// # Errors
-/// Nobody answers, or not in a way that can be understood.
+/// No agent answers, or its answer cannot be parsed.
 pub fn ask(socket: &Path, ask: Ask) -> Result<Answer, AskError> {
     let silent = |source| AskError::Silent { socket: socket.to_owned(), source };
     let unreadable = |source| AskError::Unreadable { socket: socket.to_owned(), source };

@@ -1,5 +1,5 @@
-//! From the store to the dataplane's thread: list everything once, then watch; after a loss, list again and say what
-//! is gone.
+//! Passes changes from the store to the dataplane's thread: lists everything once, then watches. After a lost watch,
+//! lists again and passes on what was deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use tortie_store::{Event, Revision, Store, StoreError};
 
 use crate::plane::{Batch, Batches};
 
-/// How long to wait before the store is asked again after it failed.
+/// The delay before the store is read again after an error.
 const RECONNECT_DELAY: Duration = Duration::from_millis(500);
-/// How many events go into one batch at the most.
+/// The maximum number of events in a batch.
 const BATCH: usize = 1_024;
 
 /// Feeds the thread with objects of these kinds until it ends.
@@ -34,7 +34,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, wanted: Vec<Kind>, batches: Batch
     }
 }
 
-/// Ends without an error when the thread has ended.
+/// Returns without an error when the thread has ended.
 async fn follow(
     store: &dyn Store,
     wanted: &[Kind],
@@ -50,8 +50,8 @@ async fn follow(
         return Ok(());
     }
 
-    // Other kinds change nothing on the node, but somebody may wait for the node to have passed such a write. What
-    // follows from reports is only more reports.
+    // Other kinds change nothing on the node, but somebody may wait until the node has processed such a write. A
+    // write of a report would only cause more reports.
     let kinds: Vec<Kind> = Kind::all().filter(|kind| *kind != Kind::NodeReport).collect();
     let mut events = store.watch(&kinds, revision).await?.ready_chunks(BATCH);
     while let Some(chunk) = events.next().await {
@@ -76,9 +76,9 @@ async fn follow(
     Err(ended())
 }
 
-/// All objects that a node's state depends on, at one moment. The kinds are listed one after the other, while changes
-/// go on; those between the first listing and the last are taken in, so that no policy is missing that was there before
-/// a pod.
+/// All objects that a node's state depends on, at one moment. The kinds are listed one after another while changes
+/// continue. Changes between the first and the last list are applied, so that no policy is missing that existed
+/// before a pod.
 async fn snapshot(
     store: &dyn Store,
     wanted: &[Kind],
@@ -95,7 +95,7 @@ async fn snapshot(
     if reached == moment {
         return Ok((objects, moment));
     }
-    // Of all kinds, as the last of the writes may be of any.
+    // Of all kinds, because the last write may be of any kind.
     let mut events = store.watch(&Kind::all().collect::<Vec<_>>(), reached).await?;
     while reached < moment {
         let event = events.next().await.ok_or_else(ended)??;

@@ -1,4 +1,4 @@
-//! A pod's labels may change while it runs, or while it is being added: its WorkloadEndpoints follow.
+//! Copies a pod's labels to its WorkloadEndpoints when they change, also during CNI ADD.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_store::{Event, Store, StoreError, Stored, pod_of};
 
-/// How long to wait before the store is asked again after it failed.
+/// The delay before the store is read again after an error.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// Follows the pods of one node until the future is dropped.
@@ -22,7 +22,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String) {
     }
 }
 
-/// Looks at an endpoint whenever it or its pod was written. Whichever was last, then both are there as they are.
+/// Checks an endpoint whenever it or its pod was written. Whichever was written last, both are then current.
 async fn follow(store: &dyn Store, node: &str) -> Result<(), StoreError> {
     let listing = store.list(Kind::WorkloadEndpoint).await?;
     // The pod and the endpoint.
@@ -51,7 +51,7 @@ async fn follow(store: &dyn Store, node: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Gives an endpoint its pod's labels, unless the pod of that name is another one by now.
+/// Copies the pod's labels to an endpoint, unless another pod has that name now.
 async fn take_over(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
     loop {
         let Some(mut endpoint) = store.get(key).await? else { return Ok(()) };

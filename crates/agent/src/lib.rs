@@ -1,7 +1,7 @@
-//! The node daemon: store → calc → dataplane, CNI in at the side, a report out.
+//! The node daemon: connects store, calc and dataplane, serves CNI, and writes reports.
 //!
-//! [`run`] brings the node's end of the overlay up, feeds the dataplane, and only then offers CNI: the first pod finds
-//! everything in place. Each part is a file of its own; this one only wires them.
+//! [`run`] sets up the node's tunnel end, feeds the dataplane, and only then serves CNI, so that everything is ready
+//! for the first pod. Each part has a file of its own; this file connects them.
 
 pub mod control;
 
@@ -34,23 +34,23 @@ use plane::InForce;
 use pods::Pods;
 pub use tortie_windows::StaticRules;
 
-/// What an agent is told at its start.
+/// The configuration of an agent.
 pub struct Config {
     /// The node's name.
     pub node: String,
     /// The datastore.
     pub store: Arc<dyn Store>,
-    /// What the node runs on.
+    /// The node's operating system.
     pub platform: Platform,
     /// The socket for the CNI plugin.
     pub cni_socket: PathBuf,
-    /// The socket for operators' questions ([`control`]).
+    /// The socket for operators ([`control`]).
     pub control_socket: PathBuf,
-    /// Where the plugin leaves deletions while the agent is away.
+    /// Where the plugin stores deletions while the agent is down.
     pub deletion_queue: PathBuf,
 }
 
-/// What a node runs on.
+/// The operating system of a node.
 pub enum Platform {
     /// Linux, in the agent's own network namespace.
     Linux,
@@ -58,12 +58,12 @@ pub enum Platform {
     Windows {
         /// Its Host Compute Network API.
         hcn: Arc<dyn Hcn>,
-        /// What every pod has before policy.
+        /// The rules of every pod before policy.
         static_rules: StaticRules,
     },
-    /// Anything else that implements the two traits, such as a test's. Where its end of the overlay is, it says itself.
+    /// Another implementation of the two traits, for instance in a test. It reports its own tunnel end.
     Other {
-        /// Makes true what the node must be.
+        /// The dataplane.
         dataplane: Box<dyn Dataplane>,
         /// Connects pods.
         wiring: Arc<dyn PodWiring>,
@@ -79,7 +79,7 @@ impl Platform {
         }
     }
 
-    /// What each report of the node says.
+    /// The constant content of the node's reports.
     fn about(&self) -> NodeStatus {
         let static_rules = match self {
             Platform::Windows { static_rules, .. } => static_rules.told(),
@@ -98,26 +98,26 @@ pub enum AgentError {
     /// The node has no block or tunnel address.
     #[error("addresses for the node itself: {0}")]
     Ipam(#[from] IpamError),
-    /// The node is not as the agent needs it.
+    /// The node lacks what the agent needs.
     #[error("node {node}: {problem}")]
     Node {
-        /// Which node.
+        /// The node.
         node: String,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
-    /// A part of the agent ended, which none ever should. The agent ends with it: started again, it is whole.
+    /// A part of the agent ended, which should never happen. The agent ends with it, and is complete after a restart.
     #[error("{part} has ended; what is in force stays so, and the agent has to be started again")]
     Ended {
-        /// Which part.
+        /// The part.
         part: &'static str,
     },
-    /// The operating system refused something.
+    /// The operating system returned an error.
     #[error("{what}: {source}")]
     System {
-        /// What was being done.
+        /// The operation.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -160,7 +160,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     }
     let mut first = in_force.clone();
     tokio::select! {
-        // The first pod finds everything in place.
+        // Everything is ready for the first pod.
         _ = first.wait_for(|now| now.given > 0) => {}
         error = parts.ended() => return Err(error),
     }
@@ -177,7 +177,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     Err(parts.ended().await)
 }
 
-/// What runs side by side, each as long as the agent; all of it ends when this is dropped.
+/// The concurrent parts, each of which runs as long as the agent. Dropping this ends all of them.
 struct Parts {
     running: JoinSet<&'static str>,
     in_force: watch::Receiver<Arc<InForce>>,
@@ -197,7 +197,7 @@ impl Parts {
     /// Waits for the first part that ends.
     async fn ended(&mut self) -> AgentError {
         match self.running.join_next().await {
-            // Whoever waits for the dataplane may be faster to end than it is to be told of.
+            // A task that waits for the dataplane may end before the end of the dataplane is noticed.
             Some(Ok(_)) if self.in_force.has_changed().is_err() => AgentError::Ended { part: DATAPLANE },
             Some(Ok(part)) => AgentError::Ended { part },
             Some(Err(panic)) => AgentError::system("a part of the agent", panic),

@@ -1,4 +1,4 @@
-//! A lock for each of many things, as long as somebody wants it.
+//! A lock for each of many objects, which exists while somebody wants it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-/// Locks by what they lock. Those who wait get their turns in the order in which they came.
+/// Locks by object. Waiting tasks get the lock in order of arrival.
 pub(crate) struct Locks<T>(Mutex<HashMap<T, Arc<AsyncMutex<()>>>>);
 
 impl<T> Default for Locks<T> {
@@ -16,11 +16,11 @@ impl<T> Default for Locks<T> {
 }
 
 impl<T: Eq + Hash + Clone> Locks<T> {
-    /// Waits for its turn; the turn ends when what it gives is dropped.
+    /// Waits for the lock, which is released when the returned guard is dropped.
     pub(crate) async fn lock(&self, what: &T) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            // Nobody has or wants those that only the map knows.
+            // Remove locks that only the map refers to.
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             locks.entry(what.clone()).or_default().clone()
         };

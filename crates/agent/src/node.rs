@@ -1,4 +1,4 @@
-//! The node's own end of the overlay: its address there, told to the other nodes by annotations of the Node.
+//! The node's own tunnel end: its address, announced to the other nodes by annotations of the Node.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -22,21 +22,21 @@ use tortie_windows::{
 use crate::plane::InForce;
 use crate::{AgentError, Platform};
 
-/// How long to wait before the datastore or HNS is asked again.
+/// The delay before the datastore or HNS is called again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// How long HNS may take to make the network.
+/// How long to wait for HNS to create the network.
 const NETWORK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the agent needs of a node that is prepared.
+/// The result of preparing a node.
 pub(crate) struct Prepared {
     pub(crate) dataplane: Box<dyn Dataplane>,
     pub(crate) wiring: Arc<dyn PodWiring>,
-    /// What the other nodes have to be told, where it is the agent that tells them.
+    /// What the agent must announce to the other nodes, if anything.
     pub(crate) announced: Option<Announced>,
 }
 
-/// What the other nodes have to know of this one: its tunnel address, and its MAC where it does not follow from the
-/// node's name.
+/// What the other nodes must know about this node: its tunnel address, and its MAC address if that is not derived
+/// from the node's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Tunnel {
     address: Ipv4Addr,
@@ -63,7 +63,7 @@ impl Tunnel {
     }
 }
 
-/// The Node, once it is there: the cluster's API makes it, or its administrator.
+/// The Node, once it exists: the cluster's API or its administrator creates it.
 pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, AgentError> {
     let key = Key::global(Kind::Node, name);
     let mut told = false;
@@ -92,7 +92,7 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
     }
 }
 
-/// Brings the node's end of the overlay up and tells the others.
+/// Sets up the node's tunnel end and announces it.
 pub(crate) async fn prepare(
     store: &dyn Store,
     ipam: &Ipam,
@@ -109,7 +109,8 @@ pub(crate) async fn prepare(
     }
 }
 
-/// Linux: the tunnel address is one of the node's own, under Calico's handle; its MAC follows from the node's name.
+/// Linux: the tunnel address is one of the node's own, under Calico's handle; its MAC address is derived from the
+/// node's name.
 async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Prepared, AgentError> {
     let owner = [("node", node), ("type", "vxlanTunnelAddress")];
     let request = Request {
@@ -133,7 +134,8 @@ async fn prepare_linux(store: &dyn Store, ipam: &Ipam, node: &str) -> Result<Pre
     Ok(Prepared { dataplane: Box::new(dataplane), wiring: Arc::new(wiring), announced: Some(announced) })
 }
 
-/// Windows: the network is made of the node's block; its gateway is the tunnel address, its MAC is HNS's choice.
+/// Windows: the network is created from the node's block; its gateway is the tunnel address, and HNS chooses the MAC
+/// address.
 async fn prepare_windows(
     store: &dyn Store,
     ipam: &Ipam,
@@ -148,7 +150,7 @@ async fn prepare_windows(
     let deadline = Instant::now() + NETWORK_PATIENCE;
     let overlay = loop {
         let (asked, spec) = (hcn.clone(), spec.clone());
-        // A call of HNS may take long, and must not keep the other tasks waiting.
+        // A call of HNS may take long, and must not block the other tasks.
         let made = tokio::task::spawn_blocking(move || ensure_overlay(&asked, &spec)).await;
         match made.map_err(|error| AgentError::system("making the overlay network", error))? {
             Ok(overlay) => break overlay,
@@ -169,7 +171,7 @@ async fn prepare_windows(
     })
 }
 
-/// Writes it into the Node's annotations, if it is not there already.
+/// Writes the annotations of the Node, unless they are current.
 async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), AgentError> {
     let key = Key::global(Kind::Node, node);
     loop {
@@ -200,8 +202,8 @@ async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), 
     }
 }
 
-/// Keeps what the node told of itself as it is, whoever writes the Node; and tells it anew when HNS has made the overlay
-/// network again, with another MAC. Ends only when the future is dropped.
+/// Restores the node's announcements whenever somebody changes the Node, and updates them when HNS has recreated the
+/// overlay network with another MAC address. Ends only when the future is dropped.
 pub(crate) async fn keep_announced(
     store: Arc<dyn Store>,
     node: String,
@@ -236,7 +238,7 @@ async fn follow(
             }
             changed = in_force.changed() => {
                 if changed.is_err() {
-                    // The dataplane has ended, and with it all that could change.
+                    // The dataplane has ended, so nothing can change any more.
                     return std::future::pending().await;
                 }
                 if announced.now() == told {

@@ -17,38 +17,38 @@ use crate::control::ShownEndpoint;
 use crate::report::reported;
 use crate::unsupported::{Unsupported, Watched};
 
-/// How often the dataplane reads everything back.
+/// The interval at which the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
-/// How soon after a failure it tries again.
+/// The delay before a retry after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// How long it waits when somebody else has changed what it made: they come in bursts.
+/// The delay before a repair when somebody else has changed something, because changes come in bursts.
 const MEND_INTERVAL: Duration = Duration::from_millis(200);
-/// How many batches that wait are made true together at the most.
+/// The maximum number of waiting batches that are applied together.
 const TOGETHER: usize = 64;
 
-/// Changes that belong together: nothing is made true between them.
+/// Changes that belong together: nothing is applied between them.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// Objects with their new values; `None` is gone.
+    /// Objects with their new values; `None` means deleted.
     pub(crate) changes: Vec<(Key, Option<Value>)>,
-    /// The store's history up to here is contained.
+    /// The batch contains the store's history up to this revision.
     pub(crate) revision: Revision,
 }
 
-/// What the thread waits for.
+/// The events of the thread.
 #[derive(Debug)]
 enum Event {
     /// The cluster has changed.
     Batch(Batch),
-    /// Somebody else has changed what the dataplane made.
+    /// Somebody else has changed what the dataplane created.
     Disturbed,
-    /// An operator wants to see what is in force for a pod.
+    /// An operator requests what is in force for a pod.
     Show(Question),
-    /// Nobody will send a batch any more.
+    /// No more batches will arrive.
     End,
 }
 
-/// Which pod an operator wants to see.
+/// A request about a pod.
 #[derive(Debug)]
 struct Question {
     namespace: String,
@@ -56,12 +56,12 @@ struct Question {
     answer: oneshot::Sender<Vec<ShownEndpoint>>,
 }
 
-/// Where operators' questions go.
+/// Sends operators' requests to the thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Asker(mpsc::Sender<Event>);
 
 impl Asker {
-    /// What is in force for the interfaces of a pod; `None` where there is nobody to say it.
+    /// What is in force for the interfaces of a pod; `None` if the thread has ended.
     pub(crate) async fn show(&self, namespace: String, pod: String) -> Option<Vec<ShownEndpoint>> {
         let (answer, answered) = oneshot::channel();
         self.0.send(Event::Show(Question { namespace, pod, answer })).ok()?;
@@ -69,17 +69,17 @@ impl Asker {
     }
 }
 
-/// Where batches go. The thread ends when it is dropped.
+/// Sends batches to the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Batches(mpsc::Sender<Event>);
 
 impl Batches {
-    /// Hands a batch over; whether there is still somebody to take it.
+    /// Sends a batch; returns whether the thread still runs.
     pub(crate) fn send(&self, batch: Batch) -> bool {
         self.0.send(Event::Batch(batch)).is_ok()
     }
 
-    /// Where the same thread is asked.
+    /// Sends requests to the same thread.
     pub(crate) fn asker(&self) -> Asker {
         Asker(self.0.clone())
     }
@@ -87,7 +87,7 @@ impl Batches {
 
 impl Drop for Batches {
     fn drop(&mut self) {
-        // Nobody is left to hear it where the thread has ended.
+        // If the thread has ended, nobody receives it.
         let _ = self.0.send(Event::End);
     }
 }
@@ -95,19 +95,20 @@ impl Drop for Batches {
 /// What is in force on the node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InForce {
-    /// What the dataplane was last given.
+    /// The revision of the last input of the dataplane.
     pub(crate) given: Revision,
-    /// Everything up to here is in force, but for what the report says of single endpoints; 0 is nothing yet.
+    /// Everything up to here is in force, except for what the report says about single endpoints; 0 means nothing
+    /// yet.
     pub(crate) revision: Revision,
     pub(crate) endpoints: Vec<EndpointId>,
     pub(crate) report: Report,
     pub(crate) findings: Vec<Finding>,
-    /// What is stored and not in force.
+    /// Stored objects that are not in force.
     pub(crate) unsupported: Vec<Unsupported>,
 }
 
 impl InForce {
-    /// Whether the endpoint is there, with its policy as of `revision` in force.
+    /// Whether the endpoint exists, with its policy as of `revision` in force.
     pub(crate) fn covers(&self, endpoint: &EndpointId, revision: Revision) -> bool {
         self.given >= revision
             && self.report.failures_of(endpoint).next().is_none()
@@ -122,7 +123,7 @@ pub(crate) fn start(
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
     let (sender, events) = mpsc::channel();
     let disturb = sender.clone();
-    // Where the thread has ended, nobody mends.
+    // If the thread has ended, nobody repairs.
     dataplane.watch(Box::new(move || drop(disturb.send(Event::Disturbed))));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
     let (report, logged) = Default::default();
@@ -144,7 +145,7 @@ struct Plane {
     watched: Watched,
     dataplane: Box<dyn Dataplane>,
     publish: watch::Sender<Arc<InForce>>,
-    /// What the dataplane was last given.
+    /// The revision of the last input of the dataplane.
     given: Revision,
     /// The last revision without a failure of the whole node.
     revision: Revision,
@@ -155,11 +156,11 @@ struct Plane {
 
 impl Plane {
     fn run(&mut self, events: &mpsc::Receiver<Event>) {
-        // Nothing is made true before the whole state of the cluster is known: half of it may allow too much.
+        // Nothing is applied before the whole cluster is known, because half of it may allow too much.
         loop {
             match events.recv() {
                 Ok(Event::Batch(first)) => break self.take_in([first]),
-                // Who asks is told that nothing is known yet.
+                // The caller gets the answer that nothing is known yet.
                 Ok(Event::Disturbed | Event::Show(_)) => {}
                 Ok(Event::End) | Err(_) => return,
             }
@@ -190,12 +191,12 @@ impl Plane {
                 self.take_in(batches);
             }
             questions.into_iter().for_each(|question| self.answer(question));
-            // However many changes come, they do not put the resync off; a failure brings it nearer.
+            // Changes do not delay the resync, however many there are; a failure brings it forward.
             resync_at = resync_at.min(Instant::now() + pause.unwrap_or_else(|| self.pause()));
         }
     }
 
-    /// Makes batches true. One without changes only says how far the store has come.
+    /// Applies batches. A batch without changes only reports the store's revision.
     fn take_in(&mut self, batches: impl IntoIterator<Item = Batch>) {
         let mut changed = self.given == 0;
         for batch in batches {
@@ -213,7 +214,7 @@ impl Plane {
         self.settle();
     }
 
-    /// Shows the interfaces of a pod. Who asked may have gone.
+    /// Answers a request about a pod's interfaces. The caller may be gone.
     fn answer(&mut self, Question { namespace, pod, answer }: Question) {
         let state = self.calc.state();
         let is_asked = |id: &&EndpointId| *id.namespace == *namespace && *id.pod == *pod;
@@ -242,7 +243,7 @@ impl Plane {
     /// Publishes what is in force now.
     fn settle(&mut self) {
         self.log();
-        // What is wrong with single endpoints stands in the report; it must not hold up what is known of the node.
+        // Problems of single endpoints are in the report; they must not delay the node's revision.
         if self.report.node_failures().next().is_none() {
             self.revision = self.given;
         }
@@ -256,7 +257,7 @@ impl Plane {
         }));
     }
 
-    /// Logs conditions that are new, and those that are over.
+    /// Logs new conditions, and those that have ended.
     fn log(&mut self) {
         let unsupported = self.watched.all().into_iter();
         let unsupported = unsupported.map(|it| (it.reason, format!("{}: {}", it.object, it.message)));

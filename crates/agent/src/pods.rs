@@ -1,7 +1,8 @@
-//! Pods come and go: what CNI asks for.
+//! Handles CNI calls.
 //!
-//! ADD: address, interface (closed), WorkloadEndpoint; then wait until the dataplane has the endpoint's policy in
-//! force. DEL: interface first, address last, so that no address is given again while a pod still has it.
+//! ADD: allocates an address, connects a closed interface, and stores a WorkloadEndpoint; then waits until the
+//! dataplane has the endpoint's policy in force. DEL: removes the interface first and the address last, so that no
+//! address is reused while a pod still has it.
 
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
@@ -25,19 +26,19 @@ use tortie_store::{Revision, Store, StoreError, Stored};
 use crate::locks::Locks;
 use crate::plane::InForce;
 
-/// How long an ADD waits for policy before it gives everything back.
+/// How long an ADD waits for policy before it undoes everything.
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a link may take until it passes packets.
+/// How long to wait until a link forwards packets.
 const LINK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Ends when nobody waits for the answer any more.
+/// Resolves when nobody waits for the answer any more.
 type HungUp<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
 
-/// Serves CNI's commands for one node.
+/// Handles CNI's commands for one node.
 pub(crate) struct Pods {
-    /// One call at a time for each interface of a pod: a runtime may give up on a sandbox, and delete it and make
-    /// another, while its ADD goes on.
+    /// One call at a time for each interface of a pod: a runtime may give up on a sandbox, delete it and create
+    /// another one, while the ADD of the first continues.
     pub(crate) busy: Locks<EndpointId>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) ipam: Ipam,
@@ -49,7 +50,7 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Carries a call out. An ADD whose plugin has `hung_up`, as a runtime that gives up kills it, is one too many.
+    /// Handles a call. An ADD whose plugin has `hung_up` is undone: a runtime that gives up kills its plugin.
     pub(crate) async fn carry_out(
         &self,
         call: &Invocation,
@@ -75,7 +76,7 @@ impl Pods {
         Err(Failure::new(Code::NOT_AVAILABLE, "no policy is in force on the node yet", why.join("; ")))
     }
 
-    /// CNI ADD. Whatever fails, nothing of the attempt stays.
+    /// CNI ADD. If a step fails, nothing of the attempt remains.
     async fn add(&self, call: &Invocation, mut hung_up: HungUp<'_>) -> Result<Success, Failure> {
         let id = endpoint_id(call)?;
         let _turn = self.busy.lock(&id).await;
@@ -128,7 +129,7 @@ impl Pods {
         self.remove(call, &id).await
     }
 
-    /// Takes away what the container has: a DEL, or an ADD that failed.
+    /// Removes everything of the container, for a DEL or after a failed ADD.
     async fn remove(&self, call: &Invocation, id: &EndpointId) -> Result<(), Failure> {
         let wiring = self.wiring.clone();
         let (endpoint, container) = (id.clone(), call.container_id.clone());
@@ -145,7 +146,7 @@ impl Pods {
         Ok(())
     }
 
-    /// CNI CHECK: the endpoint is stored for this container, and its interface is as it was made.
+    /// CNI CHECK: the endpoint is stored for this container, and its interface is unchanged.
     async fn check(&self, call: &Invocation) -> Result<(), Failure> {
         let id = endpoint_id(call)?;
         let _turn = self.busy.lock(&id).await;
@@ -200,7 +201,7 @@ impl Pods {
                 ]),
                 ..call.clone()
             };
-            // Without a handle under this network's name the pod is another network's.
+            // Without a handle with this network's name, the pod belongs to another network.
             if self.find(&gone).await?.is_none() {
                 continue;
             }
@@ -210,7 +211,7 @@ impl Pods {
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// The Pod, which must be this node's, and the one that the sandbox was made for.
+    /// The Pod, which must be on this node, and be the one for which the sandbox was created.
     async fn pod(&self, call: &Invocation, id: &EndpointId) -> Result<(Stored, Pod), Failure> {
         let key = Key::namespaced(Kind::Pod, &*id.namespace, &*id.pod);
         let again = "it is asked for again when the runtime tries again";
@@ -234,7 +235,7 @@ impl Pods {
         Ok((stored, pod))
     }
 
-    /// A container that has an address, while the endpoint is another's, was added before that one: its sandbox has
+    /// A container that has an address while the endpoint belongs to another one was added earlier: its sandbox has
     /// been replaced, and must not take the endpoint back.
     async fn refuse_replaced(&self, call: &Invocation, id: &EndpointId) -> Result<(), Failure> {
         let stored = self.store.get(&self.key(id)).await.map_err(store_failure)?;
@@ -253,7 +254,7 @@ impl Pods {
 
     async fn namespace(&self, name: &str) -> Result<Metadata, Failure> {
         let key = Key::global(Kind::Namespace, name);
-        // Without it nobody can say which pools and policies its labels choose.
+        // Without it, nobody can tell which pools and policies its labels select.
         let stored = self.store.get(&key).await.map_err(store_failure)?.ok_or_else(|| {
             let msg = format!("{key} does not exist");
             Failure::new(Code::TRY_AGAIN_LATER, msg, "create it; the pod is connected when it is there")
@@ -264,7 +265,7 @@ impl Pods {
         }
     }
 
-    /// The address that the container has already.
+    /// The address that the container already has.
     async fn find(&self, call: &Invocation) -> Result<Option<Assignment>, Failure> {
         let found = self.ipam.find(&handle(call)).await;
         found.map_err(|error| {
@@ -306,7 +307,7 @@ impl Pods {
         }
     }
 
-    /// A pod's first packets must not be lost to a link that is not ready.
+    /// A pod's first packets must not be lost on a link that is not ready.
     async fn wait_until_live(&self, id: &EndpointId, interface: &PodInterface) -> Result<(), Failure> {
         let (wiring, waited_for) = (self.wiring.clone(), interface.clone());
         let live = blocking(move || Ok(wiring.wait_until_live(&waited_for, LINK_PATIENCE))).await;
@@ -353,7 +354,8 @@ impl Pods {
         Key::namespaced(Kind::WorkloadEndpoint, &*id.namespace, name)
     }
 
-    /// What stands beside the address in its block (`cni-plugin/pkg/ipamplugin` of Calico); the time in Go's text form.
+    /// The attributes that the block stores with the address (`cni-plugin/pkg/ipamplugin` of Calico); the time is in
+    /// Go's text form.
     fn owner(&self, id: &EndpointId) -> BTreeMap<String, String> {
         let now = Timestamp::now().strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC").to_string();
         let pairs = [
@@ -366,7 +368,7 @@ impl Pods {
     }
 }
 
-/// `<network>.<container>`, as Calico names handles.
+/// `<network>.<container>`, Calico's form of handles.
 fn handle(call: &Invocation) -> String {
     format!("{}.{}", call.config.name, call.container_id)
 }
@@ -408,7 +410,8 @@ pub(crate) fn store_failure(error: StoreError) -> Failure {
     Failure::new(Code::TRY_AGAIN_LATER, "the datastore did not do what was asked", error.to_string())
 }
 
-/// An annotation that asks for what is not there must not be ignored: the pod would have another address than it needs.
+/// An annotation that requests something unsupported must not be ignored, because the pod would get another address
+/// than it needs.
 fn refuse_annotations(key: &Key, annotations: &BTreeMap<String, String>) -> Result<(), Failure> {
     match support::refused_annotation(annotations) {
         Some((name, why)) => {

@@ -68,7 +68,7 @@ impl Pods {
         }
     }
 
-    /// Deletes the WorkloadEndpoint, unless the pod has been made again since: then it is another container's.
+    /// Deletes the WorkloadEndpoint, unless it belongs to another container, because the pod has been recreated.
     pub(crate) async fn withdraw(
         &self,
         call: &Invocation,

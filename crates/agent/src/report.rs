@@ -1,4 +1,4 @@
-//! The node's report in the store: what is in force, and what is wrong.
+//! The node's report in the store: what is in force, and which problems there are.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,18 +13,18 @@ use tortie_store::{Store, StoreError};
 
 use crate::plane::InForce;
 
-/// How long a report stands before the next one is written.
+/// The minimum interval between reports.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// How many reports that tell of nothing but progress may be written as fast as that, and how soon after there may be
-/// one more: somebody may be waiting for what was just written, but nobody for each step of a steady stream.
+/// The number of reports with nothing but progress that may be written at that rate, and the interval at which one
+/// more is allowed: somebody may be waiting for a recent write, but nobody for each step of a steady stream.
 const BURST: u32 = 60;
 const REFILL: Duration = Duration::from_secs(1);
-/// How long to wait after the store failed.
+/// The delay after an error of the store.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// How many conditions a report lists; the rest is counted.
+/// The maximum number of conditions in a report; the rest is counted.
 const MAX_CONDITIONS: usize = 50;
 
-/// Writes reports until the dataplane's thread ends. `about` is what every report says.
+/// Writes reports until the dataplane's thread ends. `about` is the constant content.
 pub(crate) async fn run(
     store: Arc<dyn Store>,
     node: String,
@@ -42,7 +42,7 @@ pub(crate) async fn run(
             _ => None,
         };
         if let Some(pause) = pause {
-            // What comes meanwhile may be pressing.
+            // An urgent change may arrive meanwhile.
             if let Ok(Err(_)) = timeout(pause, in_force.changed()).await {
                 return;
             }
@@ -63,15 +63,15 @@ pub(crate) async fn run(
     }
 }
 
-/// How many reports of bare progress may be written.
+/// Limits the rate of reports with nothing but progress.
 struct Allowance {
     left: u32,
-    /// Until when `left` has grown.
+    /// The time up to which `left` has been refilled.
     counted: Instant,
 }
 
 impl Allowance {
-    /// Takes one, or says how long until there is one.
+    /// Takes one, or returns the time until one is available.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         while self.left < BURST && now >= self.counted + REFILL {
             self.left += 1;
@@ -100,14 +100,14 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
     }
 }
 
-/// A condition as it is reported.
+/// Converts a condition to its form in the report.
 pub(crate) fn reported(object: Option<ObjectRef>, condition: &Condition) -> ReportedCondition {
     let Condition { reason, about, message } = condition;
     let (about, message) = (about.clone(), message.clone());
     ReportedCondition { object, about, reason: reason.to_string(), message }
 }
 
-/// `about` is what stays.
+/// `about` is the constant content.
 fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
     let of_object = |key: &Key, reason: Reason, message: &str| ReportedCondition {
         object: Some(key.into()),
@@ -126,7 +126,7 @@ fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
         let pod = Some(ObjectRef::from(id));
         conditions.extend(told.iter().map(|condition| reported(pod.clone(), condition)));
     }
-    // Failures first: what is left out of a long list should be what can wait.
+    // Failures first, so that a long list omits less urgent conditions.
     conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
@@ -147,7 +147,7 @@ mod tests {
     fn progress_comes_in_a_burst_and_then_once_a_second() {
         let start = Instant::now();
         let mut allowance = Allowance { left: BURST, counted: start };
-        // Twenty a second are asked for, for ten minutes.
+        // Twenty requests per second for ten minutes.
         let asked = (0..12_000).map(|number| start + INTERVAL * number);
         let written = asked.filter(|now| allowance.take(*now).is_ok()).count();
         assert!((600..=600 + 64).contains(&written), "{written}");

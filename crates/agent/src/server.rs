@@ -1,4 +1,4 @@
-//! The socket that the CNI plugin calls, and the deletions that it left on disk while the agent was away.
+//! The socket for the CNI plugin, and the deletions that it stored on disk while the agent was down.
 
 use std::fs::Permissions;
 use std::io;
@@ -14,13 +14,13 @@ use tortie_cni::{Code, Command, Failure, Invocation};
 
 use crate::pods::Pods;
 
-/// How often it is looked for deletions on disk. The plugin leaves one whenever it cannot reach the agent, which the
+/// The interval of checks for deletions on disk. The plugin stores one whenever it cannot reach the agent, which the
 /// agent may not notice otherwise.
 const QUEUE_INTERVAL: Duration = Duration::from_secs(5);
-/// How long to wait before a call is accepted again after that failed; mostly for want of file descriptors.
+/// How long to wait after a failed accept, which is mostly caused by a lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Makes a socket for the agent's own user. One that is left over is replaced.
+/// Creates a socket for the agent's own user. An abandoned one is replaced.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = socket.parent() {
         std::fs::create_dir_all(folder)?;
@@ -68,7 +68,7 @@ async fn serve(pods: &Pods, mut stream: UnixStream) -> io::Result<()> {
     stream.write_all(&encode_answer(answer)?).await
 }
 
-/// Waits for the plugin's end. It says nothing after its call: what can be read is that it is gone.
+/// Waits until the plugin disconnects. It sends nothing after its call, so the socket becomes readable only then.
 async fn hung_up(stream: &UnixStream) {
     while stream.readable().await.is_ok() {
         match stream.try_read(&mut [0]) {
@@ -78,7 +78,7 @@ async fn hung_up(stream: &UnixStream) {
     }
 }
 
-/// Carries out the deletions that the plugin leaves in this folder, until the future is dropped.
+/// Executes the deletions that the plugin stores in this folder, until the future is dropped.
 pub(crate) async fn drain_queue(pods: Arc<Pods>, queue: PathBuf) {
     loop {
         for file in waiting(&queue) {

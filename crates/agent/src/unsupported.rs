@@ -1,5 +1,5 @@
-//! What is stored and not in force: fields that have no effect, pools that conflict, pools that went under running pods.
-//! `tortie apply` refuses or warns; whatever somebody else stored is reported by the nodes that it concerns.
+//! Stored objects that are not in force: fields without effect, conflicting pools, and pools deleted while pods use
+//! them. `tortie apply` rejects them or warns; the nodes concerned report those that somebody else stored.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use tortie_api::support::{self, Pool};
 use tortie_api::{FieldError, Key, Kind};
 use tortie_dataplane::Reason;
 
-/// Something about an object of the datastore.
+/// A problem of an object in the datastore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unsupported {
     pub(crate) object: Key,
@@ -17,14 +17,14 @@ pub(crate) struct Unsupported {
     pub(crate) message: String,
 }
 
-/// The objects that may be in force in part only.
+/// The objects that may be in force only in part.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     node: String,
-    /// What has no effect, by object.
+    /// The fields without effect, by object.
     fields: BTreeMap<Key, Vec<FieldError>>,
     pools: BTreeMap<String, Pool>,
-    /// The networks that nodes are on.
+    /// The networks of nodes.
     nodes: BTreeMap<String, IpNet>,
     /// This node's blocks with addresses in use.
     blocks: BTreeMap<Key, IpNet>,
@@ -35,11 +35,11 @@ impl Watched {
         Self { node: node.to_owned(), ..Self::default() }
     }
 
-    /// Takes in an object; `None` is gone.
+    /// Ingests an object; `None` means deleted.
     pub(crate) fn update(&mut self, key: &Key, value: Option<&Value>) {
         match key.kind {
             Kind::FelixConfiguration | Kind::IpPool => {
-                // What is for another node is that node's to report.
+                // Another node reports its own object.
                 let other = key.name.strip_prefix("node.").is_some_and(|node| node != self.node);
                 let wrong = value.filter(|_| !other).map(|value| support::not_in_force(key, value));
                 set(&mut self.fields, key.clone(), wrong.filter(|wrong| !wrong.is_empty()));
@@ -60,7 +60,7 @@ impl Watched {
         }
     }
 
-    /// All that is to be reported.
+    /// Everything to report.
     pub(crate) fn all(&self) -> Vec<Unsupported> {
         let fields = self.fields.iter().flat_map(|(key, wrong)| {
             wrong.iter().map(|error| Unsupported {
@@ -103,7 +103,7 @@ fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
     }
 }
 
-/// The addresses of a block of this node in which some are in use.
+/// The network of a block of this node with addresses in use.
 fn used_block(node: &str, value: &Value) -> Option<IpNet> {
     let is_ours = value["affinity"].as_str() == Some(&format!("host:{node}"));
     let is_used = value["allocations"].as_array()?.iter().any(|offset| !offset.is_null());

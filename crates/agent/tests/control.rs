@@ -1,4 +1,4 @@
-//! What operators ask an agent.
+//! Requests of operators to an agent.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -18,7 +18,7 @@ fn show(pod: &str) -> Ask {
     Ask::Show { namespace: "n".to_owned(), pod: pod.to_owned() }
 }
 
-/// The test's thread must not keep the agent's tasks waiting.
+/// The test's thread must not block the agent's tasks.
 async fn asked(bed: &Bed, question: Ask) -> Answer {
     let socket = bed.dir.path().join("control.sock");
     tokio::task::spawn_blocking(move || ask(&socket, question)).await.unwrap().unwrap()
@@ -30,7 +30,7 @@ async fn a_pod_is_shown_with_what_it_is_asked_for_and_what_the_system_has() {
     bed.pod("p", "uid", json!({})).await;
     bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
     bed.os.lock().report.endpoints = [(endpoint_id("p"), vec![condition(Reason::RuleNotExpressible)])].into();
-    // A resync brings the report with it.
+    // A resync returns the new report.
     (bed.os.lock().disturbed.as_ref().expect("the agent wants to know"))();
     until("the condition is known", || async {
         let answer = asked(&bed, show("p")).await;

@@ -1,4 +1,4 @@
-//! An agent in a process that runs out of file descriptors. It is the only test here, as it takes all there are.
+//! An agent in a process without file descriptors. It is the only test in this file, because it uses all of them.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

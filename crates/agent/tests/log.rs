@@ -1,4 +1,4 @@
-//! What the log of an agent says, and how often.
+//! What an agent logs, and how often.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -25,7 +25,7 @@ impl io::Write for Log {
     }
 }
 
-/// At three in the morning, what stands for weeks must not bury what is new.
+/// A condition that lasts for weeks must not hide new ones in the log.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standing_condition_is_logged_once() {
     let log = Log::default();

@@ -1,4 +1,4 @@
-//! From the store to the dataplane and back: what is given to it when, and what is made of its reports.
+//! From the store to the dataplane and back: the input of the dataplane, and the use of its reports.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -20,7 +20,7 @@ fn namespace(number: usize) -> (Key, Value) {
     (Key::global(Kind::Namespace, &name), json!({"metadata": {"name": name}}))
 }
 
-/// A cluster where pods come and go all the time must not live without resyncs.
+/// A cluster with constant changes must still get resyncs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_steady_stream_of_changes_does_not_put_the_resync_off() {
     let bed = Bed::new().await;
@@ -39,7 +39,8 @@ async fn a_steady_stream_of_changes_does_not_put_the_resync_off() {
     .await;
 }
 
-/// What somebody else has changed is mended long before the next resync, and however often it is told of, not all the time.
+/// Changes by somebody else are repaired long before the next resync, but not continuously, however often they are
+/// reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disturbance_brings_a_resync() {
     let bed = Bed::new().await;
@@ -114,7 +115,7 @@ async fn what_failed_is_not_in_force() {
     until("it is mended", || async { bed.report().await["revision"].as_u64() >= Some(revision) }).await;
 }
 
-/// Somebody who waits for a write of a kind that is nothing to a node must not wait for ever.
+/// Somebody who waits for a write of a kind that nodes ignore must not wait forever.
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_pass_every_revision() {
     let bed = Bed::new().await;
@@ -123,15 +124,15 @@ async fn reports_pass_every_revision() {
         .await;
 }
 
-/// A store in which, when the policies have been listed and the endpoints have not, a policy comes and then a pod that
-/// it is about.
+/// A store in which, after the policies have been listed and before the endpoints are, a policy is created and then a
+/// pod that it selects.
 struct Busy(Arc<Embedded>, AtomicBool);
 
 #[async_trait]
 impl Store for Busy {
     async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
         let listing = self.0.list(kind).await;
-        // Nobody but the feed lists these.
+        // Only the feed lists these.
         if kind == Kind::GlobalNetworkPolicy && !self.1.swap(true, Ordering::Relaxed) {
             let policy =
                 json!({"metadata": {"name": "deny"}, "spec": {"selector": "all()", "types": ["Ingress"]}});
@@ -195,7 +196,7 @@ async fn status_says_whether_pods_can_be_added() {
     until("the agent is ready", || async { bed.call(status.clone()).await.is_ok() }).await;
 }
 
-/// Where Services are not asked for they are not even read; where they are, those that were there before count, too.
+/// If Services are not needed, they are not even read; otherwise existing ones count, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_are_for_those_who_ask() {
     let service = |name: &str, address: &str| {

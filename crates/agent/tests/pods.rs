@@ -1,4 +1,4 @@
-//! Pods come and go: CNI on an agent, with what is stored and what is connected.
+//! CNI on an agent, with what is stored and what is connected.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
@@ -14,7 +14,7 @@ use tortie_api::Kind;
 use tortie_cni::{Code, Command, transport};
 use tortie_dataplane::{Reason, Report};
 
-/// The code of a call that fails.
+/// The code of a failed call.
 fn code(answer: transport::Answer) -> Code {
     answer.expect_err("it fails").code
 }
@@ -64,7 +64,7 @@ async fn garbage_is_what_the_runtime_does_not_know() {
     assert_eq!(bed.os.lock().connected, BTreeMap::from([(endpoint_id("kept"), "c1".to_owned())]));
 }
 
-/// The agent was away for a moment only: nothing starts it again.
+/// The agent was down only for a moment, and nothing restarts it.
 #[tokio::test(flavor = "multi_thread")]
 async fn deletions_on_disk_are_carried_out_while_the_agent_runs() {
     let bed = Bed::new().await;
@@ -82,7 +82,7 @@ async fn deletions_on_disk_are_carried_out_while_the_agent_runs() {
     until("what cannot be read is put aside", || async { queue.join("bad.unreadable").exists() }).await;
 }
 
-/// Pods may be relabelled at any moment, also between the agent's reading of the Pod and its writing of the endpoint.
+/// Pods may be relabelled at any moment, also between the agent's read of the Pod and its write of the endpoint.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relabel_during_add_is_not_lost_on_any_interface() {
     let bed = Bed::new().await;
@@ -114,7 +114,7 @@ async fn a_relabel_during_add_is_not_lost_on_any_interface() {
     .await;
 }
 
-/// A StatefulSet makes pods anew under the same name.
+/// A StatefulSet recreates pods with the same name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_of_the_same_name_is_another_pod() {
     let bed = Bed::new().await;
@@ -124,7 +124,7 @@ async fn a_pod_of_the_same_name_is_another_pod() {
     bed.call(bed.invocation(Command::Add, "c2", "other")).await.unwrap();
     bed.store.delete(&pod_key("p"), None).await.unwrap();
     bed.pod("p", "u2", json!({"app": "two"})).await;
-    // When the later change has been followed, the earlier one has been looked at.
+    // When the later change has been processed, the earlier one has, too.
     bed.pod("other", "u", json!({"app": "new"})).await;
     until("a pod is followed", || async {
         bed.endpoint("other", "eth0").await.unwrap()["metadata"]["labels"]["app"] == "new"
@@ -142,7 +142,7 @@ async fn a_pod_of_the_same_name_is_another_pod() {
     assert_eq!(bed.endpoint("p", "eth0").await.unwrap()["metadata"]["labels"]["app"], "two");
 }
 
-/// The kubelet gives up on a sandbox and makes another one while the first one's ADD still goes on.
+/// The kubelet gives up on a sandbox and creates another one while the ADD of the first continues.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_add_does_not_replace_a_newer_sandbox() {
     let bed = Bed::new().await;
@@ -158,7 +158,7 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
     });
     until("the old sandbox is being connected", || async { bed.os.is_held("old") }).await;
     let second = tokio::task::spawn_blocking(move || send(&socket, &new));
-    // A call whose plugin was killed while it waited is not carried out at all.
+    // A call whose plugin was killed while it waited is not executed.
     let mut killed = UnixStream::connect(bed.dir.path().join("agent.sock")).unwrap();
     let call = transport::encode(&bed.invocation(Command::Add, "killed", "p")).unwrap();
     killed.write_all(&call).unwrap();
@@ -191,7 +191,7 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
     assert_eq!(handles, ["net.new"]);
 }
 
-/// Its sandbox is as good as gone; the next one must not wait behind it.
+/// Its sandbox is abandoned; the next one must not wait for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_add_that_nobody_waits_for_is_undone() {
     let bed = Bed::new().await;

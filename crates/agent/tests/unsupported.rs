@@ -1,4 +1,4 @@
-//! What is stored and not supported is refused or reported, never ignored.
+//! Stored and unsupported objects are rejected or reported, never ignored.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod common;

@@ -122,7 +122,7 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// One packet that begins a flow, as seen at the hook that judges it (semantics 5).
+/// One packet that begins a flow, as the hook that judges it sees it (policy decision 5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Flow {
     /// The source address.
@@ -131,11 +131,11 @@ pub struct Flow {
     pub destination: IpAddr,
     /// The protocol.
     pub protocol: Protocol,
-    /// The source port; 0 where the protocol has none.
+    /// The source port; 0 if the protocol has none.
     pub source_port: u16,
-    /// The destination port; 0 where the protocol has none.
+    /// The destination port; 0 if the protocol has none.
     pub destination_port: u16,
-    /// The ICMP type and code, where the packet is ICMP or ICMPv6.
+    /// The ICMP type and code, if the packet is ICMP or ICMPv6.
     pub icmp: Option<(u8, u8)>,
 }
 

@@ -156,7 +156,7 @@ pub struct ReportedCondition {
 }
 
 impl ReportedCondition {
-    /// Whether it concerns the object: as the affected one, or as a cause.
+    /// Whether it concerns the object, as the affected object or as a cause.
     #[must_use]
     pub fn concerns(&self, key: &Key) -> bool {
         self.object.iter().chain(&self.about).any(|object| object.is(key))
@@ -179,7 +179,7 @@ pub fn with_objects(about: &[ObjectRef], message: &str) -> String {
     format!("{}: {message}", objects.join("; "))
 }
 
-/// An object that a condition is about, and where it matters one of its rules.
+/// An object that a condition is about, and one of its rules if that matters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectRef {
@@ -201,7 +201,7 @@ pub struct ObjectRef {
 pub struct RuleRef {
     /// The list that the rule is in.
     pub direction: Direction,
-    /// Its place in the list, counted from one.
+    /// Its number in the list, counted from one.
     pub number: usize,
 }
 

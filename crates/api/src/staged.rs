@@ -1,21 +1,21 @@
-//! Staged policies, and what would be in force in their place.
+//! Staged policies, and the objects that would be enforced in their place.
 
 use serde_json::{Value, json};
 
 use crate::{Key, Kind};
 
-/// What a staged policy is staged for.
+/// The effect that a staged policy is meant to have.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Staged {
-    /// To be in force, as this.
+    /// To enforce this object.
     Set(Value),
-    /// To take out the policy of its name.
+    /// To delete the policy of the same name.
     Delete,
-    /// For nothing yet.
+    /// None yet.
     Nothing,
 }
 
-/// The policy that a staged one is staged for; `None` where the key is no staged policy's.
+/// The key of the policy that a staged one stands for; `None` if the key is not that of a staged policy.
 #[must_use]
 pub fn enforced(key: &Key) -> Option<Key> {
     let kind = match key.kind {
@@ -27,7 +27,7 @@ pub fn enforced(key: &Key) -> Option<Key> {
     Some(Key { kind, ..key.clone() })
 }
 
-/// What the text of a staged policy asks for, where `kind` is [`enforced`]'s.
+/// The effect that the text of a staged policy requests; `kind` is that of [`enforced`].
 #[must_use]
 pub fn staged(value: &Value, kind: Kind) -> Staged {
     let mut value = value.clone();

@@ -12,10 +12,10 @@ use tortie_hcn::{Address, RemoteHcn};
 
 use crate::store::StoreArguments;
 
-/// How long one call of HNS may take: some take many seconds, and some never end (docs/hns.md, Calls).
+/// The deadline of one call of HNS: some calls take many seconds, and some never return (docs/hns.md, Calls).
 const HCN_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Where operators ask the agent of this node, where nothing else is said.
+/// The default socket for operators on this node.
 pub(crate) const CONTROL_SOCKET: &str = "/run/tortie/control.sock";
 
 #[derive(clap::Args)]
@@ -25,19 +25,19 @@ pub(crate) struct Agent {
     node: String,
     #[command(flatten)]
     store: StoreArguments,
-    /// Where the CNI plugin finds the agent
+    /// The socket for the CNI plugin
     #[arg(long, value_name = "PATH", default_value = "/run/tortie/agent.sock")]
     cni_socket: PathBuf,
-    /// Where operators ask the agent
+    /// The socket for operators
     #[arg(long, value_name = "PATH", default_value = CONTROL_SOCKET)]
     control_socket: PathBuf,
-    /// Where the CNI plugin leaves deletions while the agent is away
+    /// Where the CNI plugin stores deletions while the agent is down
     #[arg(long, value_name = "FOLDER", default_value = "/var/lib/tortie/cni-deletions")]
     deletion_queue: PathBuf,
-    /// A Windows node: where its HNS is reached
+    /// On a Windows node: the socket of its HNS
     #[arg(long, value_name = "PATH")]
     hcn_socket: Option<PathBuf>,
-    /// A Windows node: rules that every pod has before policy, as in Calico's static-rules.json
+    /// On a Windows node: rules for every pod before policy, in the format of Calico's static-rules.json
     #[arg(long, value_name = "FILE", requires = "hcn_socket")]
     static_rules: Option<PathBuf>,
 }
@@ -73,7 +73,7 @@ impl Agent {
     }
 }
 
-/// Reads the operator's file. One that is wrong keeps the agent from starting: what is in force stays so.
+/// Reads the operator's file. An invalid file keeps the agent from starting; what is in force stays in force.
 fn static_rules(file: &Path) -> anyhow::Result<StaticRules> {
     let read = || format!("static rules {}", file.display());
     let text = std::fs::read_to_string(file).with_context(read)?;

@@ -1,4 +1,4 @@
-//! What `tortie apply` and `tortie delete` refuse, or warn of, beyond what is wrong with an object by itself: fields that
+//! What `tortie apply` and `tortie delete` reject, or warn about, beyond problems of a single object: fields that
 //! Tortie does not support, and pools that conflict with others or are in use.
 
 use std::collections::BTreeSet;
@@ -12,8 +12,8 @@ use tortie_store::{Store, Stored};
 
 use crate::output;
 
-/// Refuses objects with fields that Tortie does not support, and pools that must not be as they are given. Every problem is
-/// printed with its place.
+/// Rejects objects with fields that Tortie does not support, and conflicting pools. Prints every problem with its
+/// position.
 pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
     let pools = pool_problems(store, objects).await?;
     let fields = objects.iter().flat_map(|object| {
@@ -29,7 +29,7 @@ pub(crate) async fn refuse(store: &dyn Store, objects: &[Object]) -> anyhow::Res
     }
 }
 
-/// Warns of what is taken and has no effect, and of pods whose namespace does not exist.
+/// Warns about fields without effect, and about pods whose namespace does not exist.
 pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
     for object in objects {
         for error in support::reported(object.key.kind, &object.value) {
@@ -53,7 +53,7 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
     Ok(())
 }
 
-/// Refuses to delete pools with addresses in use.
+/// Rejects the deletion of pools with addresses in use.
 pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
     let pools: Vec<&Key> = keys.iter().filter(|key| key.kind == Kind::IpPool).collect();
     if pools.is_empty() {
@@ -88,7 +88,7 @@ fn refused_annotation(object: &Object) -> Option<(String, &'static str)> {
     support::refused_annotation(&texts).map(|(name, why)| (name.to_owned(), why))
 }
 
-/// What is wrong with the given pools beside those that are stored, the nodes, and the addresses in use.
+/// The conflicts of the given pools with stored ones, with nodes, and with addresses in use.
 async fn pool_problems<'a>(
     store: &dyn Store,
     objects: &'a [Object],
@@ -123,7 +123,7 @@ async fn pool_problems<'a>(
     Ok(problems.collect())
 }
 
-/// What cannot change of a pool while addresses of it are in use.
+/// The change of a pool that is not possible while its addresses are in use.
 fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<FieldError> {
     let used = in_use(&Pool::of(&before.key, &before.value)?.cidr, blocks)?;
     let field = ["cidr", "blockSize"].into_iter().find(|field| {
@@ -137,7 +137,7 @@ fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<
     Some(FieldError::new(format!("spec.{field}"), problem))
 }
 
-/// Who uses addresses of a network: how many there are, and the first of them. `None` where nobody does.
+/// The users of addresses of a network: their number, and the first of them. `None` if there are none.
 fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<String> {
     let (mut count, mut first) = (0_u64, None);
     for block in blocks {
@@ -150,7 +150,7 @@ fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<String> {
                 continue;
             };
             let owner = &block.value["attributes"][attribute]["secondary"];
-            // What a Windows node keeps back at the beginning of its block has no owner.
+            // The addresses that a Windows node reserves at the beginning of its block have no owner.
             let text = |name: &str| owner[name].as_str().map(str::to_owned);
             let Some(owner) = owner_of(&text) else { continue };
             count += 1;

@@ -1,5 +1,5 @@
-//! Manifests, completed to what they would be in a cluster: namespaces and service accounts are there, nodes and pods have
-//! addresses, Services have backends. What is added is noted.
+//! Completes manifests to the objects of a cluster: namespaces and service accounts exist, nodes and pods have
+//! addresses, Services have backends. Additions are noted.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,12 +12,12 @@ use tortie_oracle::{Snapshot, Stored};
 
 use crate::planned;
 
-/// The annotations in which Calico's CNI plugin notes a pod's addresses, before the kubelet does.
+/// The annotations in which Calico's CNI plugin records a pod's addresses, before the kubelet does.
 const NOTED_ADDRESSES: [&str; 2] = ["cni.projectcalico.org/podIPs", "cni.projectcalico.org/podIP"];
-/// How many names a note gives.
+/// The maximum number of names in a note.
 const MOST_NAMES: usize = 5;
 
-/// Completes the objects of manifests; gives what a reader has to know.
+/// Completes the objects of manifests; returns notes for the user.
 pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
     two_names(snapshot, &mut notes);
@@ -30,7 +30,7 @@ pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
     notes
 }
 
-/// Policies that are given under both names that Calico's datastore has for one.
+/// Notes policies that are given under both names that Calico's datastore has for one.
 fn two_names(snapshot: &Snapshot, notes: &mut Vec<String>) {
     for (key, stored) in snapshot.iter().filter(|(key, _)| !key.name.starts_with("default.")) {
         let other = planned::same_policy(key, &stored.value);
@@ -43,7 +43,7 @@ fn two_names(snapshot: &Snapshot, notes: &mut Vec<String>) {
     }
 }
 
-/// Makes the slices anew that Kubernetes would make of Services and pods.
+/// Recreates the slices that Kubernetes would create from Services and pods.
 pub(crate) fn imply_slices(snapshot: &mut Snapshot) {
     let implied = implied_slices(snapshot.iter().map(|(key, stored)| (key, &stored.value)));
     let ours =
@@ -56,12 +56,12 @@ pub(crate) fn imply_slices(snapshot: &mut Snapshot) {
     }
 }
 
-/// Whether the slices of a cluster are made as [`imply_slices`] makes them.
+/// Whether the slices of a cluster were created by [`imply_slices`].
 pub(crate) fn has_implied_slices(snapshot: &Snapshot) -> bool {
     snapshot.iter().any(|(key, stored)| key.kind == Kind::EndpointSlice && is_implied(&stored.value))
 }
 
-/// Namespaces of which objects are given but which are not given themselves.
+/// Adds namespaces that objects name and that are not given.
 fn add_namespaces(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     let used =
         snapshot.iter().map(|(key, _)| key.namespace.clone()).filter(|namespace| !namespace.is_empty());
@@ -76,7 +76,7 @@ fn add_namespaces(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     }
 }
 
-/// Service accounts of pods that are not given. A cluster has those of the name `default` without anybody's doing.
+/// Adds service accounts of pods that are not given. Every namespace of a cluster has one called `default`.
 fn add_accounts(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     let used = pods(snapshot).map(|(key, pod)| (key.namespace.clone(), pod.service_account().to_owned()));
     let used: BTreeSet<(String, String)> = used.collect();
@@ -97,7 +97,7 @@ fn add_accounts(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     }
 }
 
-/// Whether a policy asks for service accounts.
+/// Whether a policy refers to service accounts.
 fn names_accounts(spec: &Value) -> bool {
     let in_rule =
         |rule: &Value| ["source", "destination"].iter().any(|side| !rule[*side]["serviceAccounts"].is_null());
@@ -105,7 +105,7 @@ fn names_accounts(spec: &Value) -> bool {
     !spec["serviceAccountSelector"].is_null() || in_rules("ingress") || in_rules("egress")
 }
 
-/// The nodes of pods that use their node's network.
+/// Adds the nodes of pods that use their node's network.
 fn add_nodes(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     let on_hosts = pods(snapshot).filter(|(_, pod)| pod.spec.host_network);
     let on_hosts: Vec<(Key, Pod)> = on_hosts.map(|(key, pod)| (key.clone(), pod.clone())).collect();
@@ -136,8 +136,9 @@ fn add_nodes(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     }
 }
 
-/// Addresses for pods and nodes that have none yet: those that Calico or the kubelet have noted elsewhere; else one from
-/// 240.0.0.0/4, where nobody has one. Rules by network miss those, but for 0.0.0.0/0 and networks that nobody should have.
+/// Adds addresses of pods and nodes without one: from other fields in which Calico or the kubelet records them,
+/// otherwise from 240.0.0.0/4, which nobody uses. Rules by network do not match those, except 0.0.0.0/0 and networks
+/// that nobody should have.
 fn add_addresses(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     let noted = |(key, stored): (&Key, &Stored)| match &stored.resource {
         Ok(Resource::Pod(pod)) if pod.status.addresses().is_empty() => Some((key.clone(), addresses_of(pod))),
@@ -170,7 +171,7 @@ fn add_addresses(snapshot: &mut Snapshot, notes: &mut Vec<String>) {
     }
 }
 
-/// Pods that use their node's network have its addresses.
+/// Gives pods that use their node's network the node's addresses.
 fn of_hosts(snapshot: &mut Snapshot) {
     let node_of = |pod: &Pod| {
         let node = snapshot.get(&Key::global(Kind::Node, pod.spec.node_name.as_deref()?))?;
@@ -211,7 +212,7 @@ fn address(text: &str) -> Option<IpAddr> {
     text.parse().ok().or_else(|| text.parse::<IpNet>().ok().map(|net| net.addr()))
 }
 
-/// The addresses that the kubelet reports of its node.
+/// The addresses that the kubelet reports for its node.
 fn internal(node: &Value) -> Vec<IpAddr> {
     let reported = node.pointer("/status/addresses").and_then(Value::as_array).into_iter().flatten();
     let internal = reported.filter(|address| address["type"] == "InternalIP");
@@ -235,7 +236,7 @@ fn annotate(node: &mut Value, addresses: &[IpAddr]) {
     }
 }
 
-/// The mapping of this name in an object; made where there is none.
+/// The mapping of this name in an object; created if it does not exist.
 fn mapping<'a>(value: &'a mut Value, name: &str) -> Option<&'a mut serde_json::Map<String, Value>> {
     value.as_object_mut()?.entry(name).or_insert_with(|| json!({})).as_object_mut()
 }
@@ -246,7 +247,7 @@ fn change(snapshot: &mut Snapshot, key: &Key, change: impl FnOnce(&mut Value)) {
     snapshot.insert(key.clone(), value, written);
 }
 
-/// A few names, and how many more there are.
+/// Some names, and the number of the others.
 fn listed(names: &[String]) -> String {
     let mut shown = names.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
     if names.len() > MOST_NAMES {

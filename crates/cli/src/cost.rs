@@ -1,4 +1,4 @@
-//! `tortie policy cost`: what policies come to on Windows nodes, and which rule to change to save most.
+//! `tortie policy cost`: what policies cost on Windows nodes, and which rule to change to save most.
 
 mod cluster;
 mod document;
@@ -21,37 +21,37 @@ use crate::output::{self, Format};
 use crate::snapshot::Source;
 use cluster::Cluster;
 
-/// How many pods and policies are told of.
+/// The maximum number of listed pods and policies.
 const DEAREST: usize = 10;
 
 #[derive(clap::Args)]
 pub(crate) struct CostOf {
-    /// Of what: a policy (KIND/NAMESPACE/NAME, KIND/NAME), or a pod (NAMESPACE/POD); of everything without
+    /// The subject: a policy (KIND/NAMESPACE/NAME, KIND/NAME), or a pod (NAMESPACE/POD); everything if omitted
     #[arg(value_name = "POLICY | POD")]
     of: Option<String>,
-    /// How to show it
+    /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
     source: Source,
 }
 
-/// What is asked about.
+/// The subject of the command.
 enum Subject {
     Everything,
     Policy(PolicyId),
     Pod { namespace: String, name: String },
 }
 
-/// What was found.
+/// The result.
 struct Found {
     subject: Subject,
-    /// How many Windows nodes there are; with none, all pods are looked at as if they were on such.
+    /// The number of Windows nodes; if it is 0, all pods are treated as if they ran on Windows nodes.
     windows: usize,
     pods: Vec<PodCost>,
     policies: Vec<PolicyTotal>,
     total: Total,
-    /// How many of the pods rules were looked at for, and what these cost without sets.
+    /// The number of pods whose rules were computed, and the cost of these pods without sets.
     looked_at: (usize, Tally),
     /// Those that save most first.
     rules: Vec<RuleTotal>,
@@ -73,26 +73,26 @@ struct PolicyTotal {
     naive: Tally,
 }
 
-/// All pods together.
+/// The total of all pods.
 #[derive(Default)]
 struct Total {
     lists: Tally,
     sets: Tally,
     naive: Tally,
-    /// Sets on all nodes, each on each node that has it, and the addresses and networks in them.
+    /// Sets on all nodes, counted on each node that has them, and the addresses and networks in them.
     set_count: usize,
     members: usize,
     left_out: usize,
     cut: bool,
 }
 
-/// A rule, with all pods that were looked at.
+/// A rule, with all pods for which it was computed.
 struct RuleTotal {
     policy: PolicyId,
     direction: Direction,
-    /// As it was written, counted from one.
+    /// The number as written, counted from one.
     number: usize,
-    /// ` (file:line)`, where that is known.
+    /// ` (file:line)`, if known.
     place: String,
     lists: Saving,
     sets: Saving,
@@ -118,7 +118,7 @@ impl CostOf {
     }
 }
 
-/// Reads what is asked about; it must exist.
+/// Parses the subject, which must exist.
 fn subject(snapshot: &Snapshot, text: Option<&str>) -> anyhow::Result<Subject> {
     let Some(text) = text else { return Ok(Subject::Everything) };
     let parts: Vec<&str> = text.split('/').collect();
@@ -211,7 +211,7 @@ fn costing<'a>(cluster: &'a Cluster, node: &str) -> Costing<'a, NodeState> {
     Costing::new(&cluster.state, cluster.nodes.get(node).cloned().unwrap_or_default())
 }
 
-/// Where there is nothing to say, says why.
+/// Fails with the reason if there is nothing to report.
 fn refuse_nothing(subject: &Subject, cluster: &Cluster, pods: &[PodCost]) -> anyhow::Result<()> {
     if !pods.is_empty() {
         return Ok(());
@@ -229,7 +229,7 @@ fn refuse_nothing(subject: &Subject, cluster: &Cluster, pods: &[PodCost]) -> any
     }
 }
 
-/// What is compared to say what is dearer: all that is written in ACLs, and these themselves.
+/// The measure for sorting: everything in ACLs, and the ACLs themselves.
 fn weight(tally: &Tally) -> usize {
     tally.acls + tally.addresses + tally.ports + tally.names
 }
@@ -252,7 +252,7 @@ fn policies(pods: &[PodCost], subject: &Subject) -> Vec<PolicyTotal> {
     }
     let mut all: Vec<PolicyTotal> = totals.into_values().collect();
     match subject {
-        // In the order in which they are asked.
+        // In order of evaluation.
         Subject::Pod { .. } => {
             let order: Vec<&PolicyId> =
                 pods.iter().flat_map(|pod| &pod.cost.policies).map(|cost| &cost.policy).collect();
@@ -292,7 +292,7 @@ impl Rules<'_> {
             match self.all.get_mut(&key) {
                 None => drop(self.all.insert(key, self.first(cost))),
                 Some(total) => {
-                    // What is said is said of the pod where it is dearest.
+                    // The reason is that of the pod where the rule is most expensive.
                     if entries(cost.lists) > entries(total.lists) || total.because == Because::Nothing {
                         total.because = cost.because;
                     }

@@ -1,4 +1,4 @@
-//! What decided, in words, with the place that it was written at.
+//! Describes what decided, with its position in a file.
 
 use serde_json::{Value, json};
 use tortie_api::net::Direction;
@@ -6,10 +6,10 @@ use tortie_api::{Key, Kind};
 use tortie_oracle::{DecidedBy, PolicyName, Snapshot, Stored, Table};
 use tortie_reach::{Decider, Reason, Stop};
 
-/// `NetworkPolicy web/back, rule 1 (web.yml:29)`; of host endpoints with the table.
+/// `NetworkPolicy web/back, rule 1 (web.yml:29)`; for host endpoints with the table.
 pub(crate) fn by(snapshot: &Snapshot, reason: &Reason) -> String {
     let Decider { by, table, reply } = &reason.decider;
-    // The reply goes the other way.
+    // The reply has the opposite direction.
     let direction = match (reason.stop.direction(), reply) {
         (Direction::Ingress, false) | (Direction::Egress, true) => Direction::Ingress,
         _ => Direction::Egress,
@@ -24,7 +24,7 @@ pub(crate) fn by(snapshot: &Snapshot, reason: &Reason) -> String {
     format!("{}{table}{reply}", decision(snapshot, reason.stop, direction, by))
 }
 
-/// Where it decided: at the receiver, at the sender's node.
+/// Where the decision was made: at the receiver, at the sender's node.
 pub(crate) fn place(stop: Stop) -> &'static str {
     match stop {
         Stop::Sender => "out",
@@ -34,7 +34,7 @@ pub(crate) fn place(stop: Stop) -> &'static str {
     }
 }
 
-/// By stop, `null` where nobody has a say.
+/// By stop; `null` where nothing applies.
 pub(crate) fn by_stop(reasons: impl Iterator<Item = (Stop, String)>) -> Value {
     let mut document = json!({"egress": null, "ingress": null});
     for (stop, by) in reasons {
@@ -71,7 +71,7 @@ fn decision(snapshot: &Snapshot, stop: Stop, direction: Direction, decided: &Dec
     }
 }
 
-/// Where a rule was written, in parentheses; empty where that is not known.
+/// The position of a rule, in parentheses; empty if unknown.
 pub(crate) fn rule_place(
     snapshot: &Snapshot,
     policy: &PolicyName,

@@ -24,21 +24,21 @@ use crate::snapshot::{self, Source};
 
 #[derive(clap::Args)]
 pub(crate) struct Explain {
-    /// Who sends: NAMESPACE/POD, node/NAME, an address, networkset/NAMESPACE/NAME, globalnetworkset/NAME
+    /// The sender: NAMESPACE/POD, node/NAME, an address, networkset/NAMESPACE/NAME, globalnetworkset/NAME
     from: String,
-    /// To whom
+    /// The receiver
     #[arg(required_unless_present = "service")]
     to: Option<String>,
     /// The protocol and port: 80 (which is tcp/80), udp/53, icmp/8 or icmp/8/0 (type and code), proto/47
     #[arg(long, default_value = "tcp/80")]
     port: String,
-    /// To the backends of this Service instead: NAMESPACE/NAME; the port is the Service's
+    /// Ask about the backends of this Service instead: NAMESPACE/NAME; the port is the Service's
     #[arg(long, value_name = "SERVICE", conflicts_with = "to")]
     service: Option<String>,
-    /// The source port, where it matters
+    /// The source port, if rules depend on it
     #[arg(long, default_value_t = 40_000)]
     source_port: u16,
-    /// How to show it
+    /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
@@ -120,7 +120,7 @@ impl Explain {
             read.add_to(&mut document);
             output::line(&serde_json::to_string_pretty(&document)?);
         }
-        // Like grep: 0 where it passes, 1 where it does not, 2 where that cannot be said.
+        // Like grep: 0 if it passes, 1 if it does not, 2 if there is no answer.
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
 }
@@ -131,7 +131,7 @@ pub(crate) fn question(from: Peer, to: Peer, asked: Asked, source_port: u16) -> 
     Question { from, to, protocol, source_port, destination_port: port, via: None, icmp }
 }
 
-/// The questions about packets to a Service: one for each of its backends.
+/// The questions about a packet to a Service: one for each of its backends.
 pub(crate) fn questions(from: &Peer, to: &Translated, asked: Asked, source_port: u16) -> Vec<Question> {
     let question = |(backend, port): &(Peer, Asked)| Question {
         via: to.address.map(|address| (address, asked.port)),
@@ -155,7 +155,7 @@ fn verdict(verdict: Verdict) -> String {
     }
 }
 
-/// The question, the answer, and what led to it, for a reader.
+/// Prints the question, the answer, and the trace.
 fn show(question: &Question, answer: &Answer) {
     let named = |peer: &Peer, address: IpAddr| match peer {
         Peer::Address(_) => address.to_string(),
@@ -171,7 +171,7 @@ fn show(question: &Question, answer: &Answer) {
     }
 }
 
-/// The verdict where these host endpoints are not there.
+/// The verdict without these host endpoints.
 fn without(
     snapshot: &Snapshot,
     hosts: &BTreeMap<String, String>,
@@ -181,7 +181,7 @@ fn without(
     Ok(Oracle::new(&left).evaluate(question)?.verdict)
 }
 
-/// The host endpoints that decide in an answer, and are not enforced; each with its node.
+/// The host endpoints that decide in an answer and are not enforced, each with its node.
 fn not_enforced_in<'a>(
     answer: &Answer,
     not_enforced: &'a BTreeMap<String, String>,
@@ -190,7 +190,7 @@ fn not_enforced_in<'a>(
     not_enforced.iter().filter(move |(name, _)| asked.contains(&format!("host endpoint {name}")))
 }
 
-/// What a reader of many verdicts has to know of host endpoints that are not enforced.
+/// A note about host endpoints that are not enforced.
 pub(crate) fn not_enforced_note(snapshot: &Snapshot) -> Option<String> {
     let hosts = not_enforced(snapshot).into_iter();
     let hosts: Vec<String> = hosts.map(|(name, node)| format!("{name} (node {node})")).collect();
@@ -202,8 +202,8 @@ pub(crate) fn not_enforced_note(snapshot: &Snapshot) -> Option<String> {
     })
 }
 
-/// What nodes report of the pods and policies that the answer names: there a node does otherwise than is said here, or
-/// knows more (policy decision 29).
+/// The conditions in node reports about the pods and policies in the answer: a node may deviate from the answer
+/// there, or have further information (policy decision 29).
 fn about<'a>(
     answer: &Answer,
     reports: &'a [(String, ReportedCondition)],

@@ -17,15 +17,15 @@ use crate::store::StoreArguments;
 pub(crate) struct Get {
     /// The kind, such as pods, networkpolicies, nodereports
     kind: String,
-    /// The names; all if none is given
+    /// The names; all objects if none is given
     names: Vec<String>,
-    /// Only this namespace; all of them if none is given
+    /// Only this namespace; all namespaces if none is given
     #[arg(short, long, conflicts_with = "all_namespaces")]
     namespace: Option<String>,
     /// All namespaces, as without -n
     #[arg(short = 'A', long)]
     all_namespaces: bool,
-    /// How to show them
+    /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Table)]
     output: Format,
     #[command(flatten)]
@@ -56,7 +56,7 @@ impl Get {
         let is_there = |name: &&String| items.iter().any(|stored| stored.key.name == **name);
         let missing: Vec<&String> = self.names.iter().filter(|name| !is_there(name)).collect();
         match self.output {
-            // Nothing of what was asked for: the errors say all.
+            // None of the requested objects exist: the errors are sufficient.
             _ if items.is_empty() && !missing.is_empty() => {}
             Format::Table => {
                 output::columns(&table(kind, &items));
@@ -82,9 +82,9 @@ impl Get {
     }
 }
 
-/// What a node's report says is wrong: a line for each condition, but few for each reason.
+/// The conditions in a node's report: a line for each, but only a few for each reason.
 fn conditions(report: &Stored) -> Vec<String> {
-    /// How many conditions with one reason are spelled out.
+    /// The maximum number of listed conditions with one reason.
     const OF_ONE_REASON: usize = 3;
     let all = report.value.pointer("/status/conditions").and_then(Value::as_array);
     let mut lines = Vec::new();
@@ -112,7 +112,7 @@ fn conditions(report: &Stored) -> Vec<String> {
     lines
 }
 
-/// The object as a document. IPAM's own records are stored bare, as Calico does, and get their name beside them.
+/// The object as a document. IPAM's own records are stored without metadata, as in Calico, and get their name here.
 fn document(stored: Stored) -> Value {
     if stored.value.get("metadata").is_some() {
         return stored.value;
@@ -144,7 +144,7 @@ fn table(kind: Kind, items: &[Stored]) -> Vec<Vec<String>> {
     std::iter::once(header).chain(rows).collect()
 }
 
-/// What the table shows beside the name.
+/// The table columns after the name.
 fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
     let value = &stored.value;
     let text = |pointer: &str| match value.pointer(pointer) {

@@ -1,4 +1,4 @@
-//! `tortie matrix -o html`: one file that needs nothing else, for light and dark screens.
+//! `tortie matrix -o html`: one self-contained file, for light and dark screens.
 
 use std::fmt::Write;
 
@@ -95,7 +95,7 @@ fn add_table(page: &mut String, classes: &Classes, table: &Table, reasons: &Reas
     page.push_str("</tbody>\n</table>\n</div>\n");
 }
 
-/// How many reasons a cell of many classes gives.
+/// The maximum number of reasons in a cell of many classes.
 const MOST_REASONS: usize = 6;
 
 fn add_reasons(page: &mut String, reasons: &[Because]) {
@@ -113,7 +113,7 @@ fn add_reasons(page: &mut String, reasons: &[Because]) {
     }
 }
 
-/// How many members of a class are listed.
+/// The maximum number of listed members of a class.
 const MOST_MEMBERS: usize = 20;
 
 fn add_classes(page: &mut String, classes: &Classes) {

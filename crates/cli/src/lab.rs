@@ -1,4 +1,4 @@
-//! `tortie lab`, and what the binary is under its other names in a lab.
+//! `tortie lab`, and the other programs that the binary acts as in a lab.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ use tortie_lab::{Cluster, LabDir, Outcome, Progress, Size, join, matrix, supervi
 
 use crate::output;
 
-/// What a shell says of a program that Ctrl-C ended.
+/// The exit code that a shell uses for a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
-/// How long a lab may take to end.
+/// How long to wait until a lab has ended.
 const DOWN_PATIENCE: Duration = Duration::from_secs(30);
 
 const MANIFESTS: Manifests<'static> = Manifests {
@@ -32,22 +32,22 @@ const MANIFESTS: Manifests<'static> = Manifests {
 
 #[derive(Subcommand)]
 pub(crate) enum LabCommand {
-    /// Bring a cluster up, deploy four pods, show who reaches whom before and after a policy, take everything down
+    /// Start a cluster, deploy four pods, show who reaches whom before and after a policy, remove everything
     Demo {
-        /// How to show the result; progress goes to standard error
+        /// The output format of the result; progress goes to standard error
         #[arg(short, long, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
-    /// Bring a cluster up and keep it until Ctrl-C or `tortie lab down`
+    /// Start a cluster and keep it until Ctrl-C or `tortie lab down`
     Up {
-        /// Linux nodes: primary, linux-2, …
+        /// Number of Linux nodes: primary, linux-2, …
         #[arg(long, default_value_t = 1)]
         linux: usize,
-        /// Windows nodes: minion, windows-2, …
+        /// Number of Windows nodes: minion, windows-2, …
         #[arg(long, default_value_t = 1)]
         windows: usize,
     },
-    /// End the cluster that runs
+    /// End the running cluster
     Down,
     /// Run a command in a pod's network: POD is NAME or NAMESPACE/NAME
     Exec {
@@ -70,11 +70,11 @@ pub(crate) enum LabCommand {
         /// The port, as 80 or tcp/80; by default the ports that the pods' containers name
         #[arg(long, value_parser = crate::port::tcp)]
         port: Option<u16>,
-        /// How to show it
+        /// The output format
         #[arg(short, long, value_enum, default_value_t = Format::Table)]
         output: Format,
     },
-    /// What `demo` and `up` run inside the lab's namespaces
+    /// The part of `demo` and `up` that runs inside the lab's namespaces
     #[command(hide = true)]
     Inside {
         #[command(subcommand)]
@@ -102,7 +102,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// The lab's folder: that of `TORTIE_LAB`, or the user's usual one.
+/// The lab's folder: `TORTIE_LAB`, or the user's default folder.
 pub(crate) fn dir() -> LabDir {
     LabDir::new(std::env::var_os("TORTIE_LAB").filter(|value| !value.is_empty()).map(PathBuf::from))
 }
@@ -151,8 +151,8 @@ fn outer(arguments: &[String]) -> anyhow::Result<ExitCode> {
 async fn inside(what: Inside) -> anyhow::Result<ExitCode> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    // A cluster that is kept up has done all that it was asked for when `tortie lab down` ends it. Where the supervisor was
-    // told to end, it says so itself.
+    // `tortie lab down` is the normal end of a cluster that is kept up. If the supervisor itself was asked to end, it
+    // reports that.
     let ended = if matches!(what, Inside::Up { .. }) { 0 } else { INTERRUPTED };
     let told_to_end = async {
         tokio::select! { _ = terminate.recv() => ended, _ = interrupt.recv() => INTERRUPTED }
@@ -231,7 +231,7 @@ fn show_matrix(port: Option<u16>, format: Format) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Says how many connections say nothing of policy, as the lab itself failed.
+/// Reports how many connections say nothing about policy, because the lab itself failed.
 fn lab_failed(step: &matrix::Step) -> bool {
     let failed = step.failed();
     if failed > 0 {
@@ -246,14 +246,14 @@ pub(crate) fn hns_process() -> anyhow::Result<ExitCode> {
     crate::log("info");
     let [socket, address] = arguments()?;
     let address: Ipv4Addr = address.parse().with_context(|| format!("{address:?} is no IPv4 address"))?;
-    // The lab is for what policy does. What a write of ACLs does to connections on Windows nobody knows well enough to
-    // show it as a fact.
+    // The lab shows the effect of policy. The effect of writing ACLs on Windows connections is not known well enough
+    // to be shown as a fact.
     let hns = HnsConfig { on_rewrite: OnRewrite::Keep, ..HnsConfig::new(HnsConfig::SERVER_2022, address) };
     run_service(ServiceConfig { hns, socket: socket.into() })?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// `tortie-pod NAMESPACE/NAME [PORT…]`: what runs in a pod.
+/// `tortie-pod NAMESPACE/NAME [PORT…]`: the process in a pod.
 pub(crate) fn pod_process() -> anyhow::Result<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().context("the pod's name is missing")?;

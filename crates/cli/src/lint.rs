@@ -1,4 +1,4 @@
-//! `tortie policy lint`: what in the policies of a cluster, or of manifests, is probably not meant.
+//! `tortie policy lint`: probable mistakes in the policies of a cluster or of manifests.
 
 use std::process::ExitCode;
 
@@ -19,17 +19,17 @@ const WARNING: Style = AnsiColor::Yellow.on_default();
 
 #[derive(Subcommand)]
 pub(crate) enum PolicyCommand {
-    /// Find rules that never match or never decide, policies about nobody, and what else is probably not meant
+    /// Find probable mistakes: rules that never match or never decide, policies that select nothing, and more
     Lint(Box<Lint>),
-    /// Show what is in force for a pod, as its node has it: the policies in words, and the rules of the system beside them
+    /// Show what is in force for a pod on its node: the policies in words, with the rules of the system below them
     Show(Box<Show>),
-    /// Say what policies cost on Windows nodes, and which rule to change to save most: in a cluster, or in manifests
+    /// Show what policies cost on Windows nodes, and which rule to change to save most, in a cluster or in manifests
     Cost(Box<CostOf>),
 }
 
 #[derive(clap::Args)]
 pub(crate) struct Lint {
-    /// How to show it
+    /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
@@ -62,7 +62,7 @@ impl Lint {
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
-        // Notes are about other products, so they are no fault.
+        // Notes concern other products, so they are not mistakes.
         Ok(if bad > 0 { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
 }

@@ -1,7 +1,8 @@
-//! The one binary `tortie`.
+//! The only binary, `tortie`.
 //!
-//! By the name that it is called with it is also the CNI plugin (`tortie-cni`), and in a source build the emulated HNS
-//! (`tortie-hns`) and what runs in a lab's pods (`tortie-pod`): one build makes everything that a lab needs.
+//! Depending on the name it is called by, it is also the CNI plugin (`tortie-cni`), and in a source build the
+//! emulated HNS (`tortie-hns`) and the process in a lab's pods (`tortie-pod`): one build creates everything that a
+//! lab needs.
 
 mod agent;
 mod checks;
@@ -44,7 +45,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a mixed cluster on this machine: real packets, an emulated HNS, gone when it ends
+    /// Run a mixed cluster on this machine, with real packets and an emulated HNS
     #[cfg(feature = "lab")]
     #[command(subcommand)]
     Lab(lab::LabCommand),
@@ -54,13 +55,13 @@ enum Command {
     Delete(manifests::Delete),
     /// Show objects
     Get(get::Get),
-    /// Say whether a packet would pass, and why: in a cluster, or in manifests
+    /// Explain whether a packet would pass, in a cluster or in manifests
     Explain(Box<explain::Explain>),
-    /// Show who reaches whom, and by which rule: in a cluster, or in manifests
+    /// Show who reaches whom, and by which rule, in a cluster or in manifests
     Matrix(Box<matrix::Matrix>),
-    /// Say whose packets would meet another verdict after a change, and by which rule
+    /// Show which verdicts a change alters, and by which rule
     Preview(Box<preview::Preview>),
-    /// Look at policies
+    /// Check and show policies
     #[command(subcommand)]
     Policy(lint::PolicyCommand),
     /// Run the node daemon
@@ -98,7 +99,7 @@ fn main() -> ExitCode {
     finish(result)
 }
 
-/// As [`finish`], for commands that answer with 1: what went wrong is 2.
+/// As [`finish`], for commands where 1 is an answer: errors exit with 2.
 fn ask(result: anyhow::Result<ExitCode>) -> ExitCode {
     finish_with(result, ExitCode::from(2))
 }
@@ -107,7 +108,7 @@ fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     finish_with(result, ExitCode::FAILURE)
 }
 
-/// Prints what went wrong, once, with its causes. Problems with manifests have been printed line by line already.
+/// Prints the error with its causes, once. Problems of manifests have already been printed line by line.
 fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
     let code = result.unwrap_or_else(|error| {
         output::error(&with_causes(&error));
@@ -116,7 +117,7 @@ fn finish_with(result: anyhow::Result<ExitCode>, failed: ExitCode) -> ExitCode {
     output::end(code, failed)
 }
 
-/// What went wrong with its causes; those that the message has already are not said twice.
+/// The error with its causes, without those that the message already contains.
 fn with_causes(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |said, cause| match said.as_str() {
         "" => cause,
@@ -125,18 +126,18 @@ fn with_causes(error: &anyhow::Error) -> String {
     })
 }
 
-/// Logs go to standard error; `RUST_LOG` chooses what, and by default only what needs attention in a command, and what
-/// happens in a daemon.
+/// Logs go to standard error. `RUST_LOG` sets the level; by default, a command logs warnings, and a daemon also logs
+/// events.
 fn log(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    // Log files get no colours.
+    // Log files have no colours.
     let coloured = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     log.with_target(false).with_ansi(coloured).init();
 }
 
-/// A runtime with as many threads as the machine has processors.
+/// A runtime with one thread for each processor.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }

@@ -17,7 +17,7 @@ use tortie_store::{Applied, Store, StoreError};
 use crate::output;
 use crate::store::StoreArguments;
 
-/// How long the nodes may take to disconnect the pods of a namespace that is deleted.
+/// How long to wait until the nodes have disconnected the pods of a deleted namespace.
 const DISCONNECT: Duration = Duration::from_secs(30);
 
 /// The exit code of a command whose manifests have problems.
@@ -28,10 +28,10 @@ pub(crate) struct Apply {
     /// Manifests: files, folders of them, or - for standard input
     #[arg(short, long = "filename", value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Wait until it is in force on every node
+    /// Wait until the objects are in force on every node
     #[arg(long)]
     wait: bool,
-    /// How many seconds to wait at the most
+    /// The maximum number of seconds to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "wait")]
     timeout: u64,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(crate) struct Delete {
     /// The names
     #[arg(required_unless_present = "files")]
     names: Vec<String>,
-    /// Their namespace
+    /// The namespace
     #[arg(short, long, default_value = "default")]
     namespace: String,
     #[command(flatten)]
@@ -125,7 +125,7 @@ impl Delete {
     }
 }
 
-/// Deletes the object; says whether it was there.
+/// Deletes the object; returns whether it existed.
 async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
     match store.delete(key, None).await {
         Ok(_) => output::line(&format!("{key} deleted")),
@@ -141,8 +141,8 @@ async fn delete(store: &dyn Store, key: &Key) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Deletes the pods of a namespace and waits until their nodes have disconnected them: without the namespace's policies
-/// they would be open on their way out.
+/// Deletes the pods of a namespace and waits until their nodes have disconnected them: without the namespace's
+/// policies they would be open meanwhile.
 async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
     for key in within(store, Kind::Pod, namespace).await? {
         delete(store, &key).await?;
@@ -162,7 +162,7 @@ async fn delete_pods(store: &dyn Store, namespace: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The objects of one kind in a namespace; less those that follow from others, and go with them.
+/// The objects of one kind in a namespace, without those that are derived from others and deleted with them.
 async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Result<Vec<Key>> {
     let items = store.list(kind).await?.items.into_iter();
     let keys = items
@@ -171,7 +171,7 @@ async fn within(store: &dyn Store, kind: Kind, namespace: &str) -> anyhow::Resul
     Ok(keys.filter(|key| key.namespace == namespace).collect())
 }
 
-/// Refuses objects that people neither apply nor delete.
+/// Rejects objects that users neither apply nor delete.
 pub(crate) fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> anyhow::Result<()> {
     match keys.find_map(|key| Some((key, key.kind.written_by()?))) {
         Some((key, who)) => bail!("{key} is written by {who}; nothing was changed"),
@@ -179,13 +179,14 @@ pub(crate) fn refuse_managed<'a>(mut keys: impl Iterator<Item = &'a Key>) -> any
     }
 }
 
-/// Refuses policies of tiers that neither are there nor come with them: nobody could say where such a policy stands.
+/// Rejects policies of tiers that neither exist nor are applied together with them, because the position of such a
+/// policy is undefined.
 async fn without_tier(store: &dyn Store, objects: &[Object]) -> anyhow::Result<()> {
     let stored = store.list(Kind::Tier).await?.items.into_iter().map(|stored| stored.key.name);
     refuse_unknown_tiers(stored, objects)
 }
 
-/// The same, with the names of the tiers that are there.
+/// The same, with the names of the existing tiers.
 pub(crate) fn refuse_unknown_tiers(
     stored: impl Iterator<Item = String>,
     objects: &[Object],
@@ -209,7 +210,7 @@ pub(crate) fn refuse_unknown_tiers(
     Ok(())
 }
 
-/// Refuses to delete tiers that have policies which are not deleted along with them.
+/// Rejects the deletion of tiers with policies that are not deleted together with them.
 async fn with_policies(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
     let tiers: Vec<&Key> = keys.iter().filter(|key| key.kind == Kind::Tier).collect();
     if tiers.is_empty() {
@@ -238,7 +239,7 @@ pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
     tier.filter(|tier| !tier.is_empty())
 }
 
-/// The object, after what lies in it where it is a namespace.
+/// The object, after its content if it is a namespace.
 async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> {
     let mut keys = Vec::new();
     if key.kind == Kind::Namespace {
@@ -250,7 +251,7 @@ async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> 
     Ok(keys)
 }
 
-/// Reads all manifests. `None` if anything is wrong with any of them: every problem has then been printed.
+/// Reads all manifests. `None` if there is any problem: every problem has then been printed.
 pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>> {
     let mut objects: Vec<Object> = Vec::new();
     let mut problems = Vec::new();
@@ -275,7 +276,7 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Option<Vec<Object>>>
     Ok(Some(objects))
 }
 
-/// Reads the manifests of a whole cluster, which hold more than Tortie keeps.
+/// Reads the manifests of a whole cluster, which contain more kinds than Tortie stores.
 pub(crate) fn read_cluster(paths: &[PathBuf]) -> anyhow::Result<Option<Settled>> {
     let (mut cluster, mut problems): (Offline, Vec<Problem>) = Default::default();
     for file in files(paths)? {
@@ -287,7 +288,7 @@ pub(crate) fn read_cluster(paths: &[PathBuf]) -> anyhow::Result<Option<Settled>>
     Ok(all_right(&problems, "nothing can be said").then(|| cluster.settled()))
 }
 
-/// Whether there are no problems; prints those that there are.
+/// Returns whether there are no problems; prints existing ones.
 fn all_right(problems: &[String], consequence: &str) -> bool {
     for problem in problems {
         output::error_line(problem);
@@ -307,7 +308,7 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(|| file.display().to_string())
 }
 
-/// The files named, and those in the folders named whose names end like manifests.
+/// The named files, and the files in named folders with the extension of a manifest.
 fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for path in paths {

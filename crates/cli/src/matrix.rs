@@ -1,4 +1,4 @@
-//! `tortie matrix`: who reaches whom, by classes of pods that no policy tells apart.
+//! `tortie matrix`: who reaches whom, by classes of pods that no policy can tell apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -14,24 +14,24 @@ use crate::port::Asked;
 use crate::snapshot::{Read, Source};
 use crate::{decided, explain, html, output};
 
-/// Tables wider than this are printed as lists.
+/// Wider tables are printed as lists.
 const WIDEST: usize = 110;
-/// Of more senders or receivers than these only namespaces are printed.
+/// With more senders or receivers, only namespaces are printed.
 const MOST_GROUPS: usize = 60;
-/// Cells that are longer get names of their own.
+/// Longer cells get names.
 const LONGEST_CELL: usize = 24;
-/// More pods that use their node's network are counted only.
+/// With more pods that use their node's network, only their number is printed.
 const MOST_ON_HOSTS: usize = 5;
 
 #[derive(clap::Args)]
 pub(crate) struct Matrix {
-    /// Only flows out of and into the pods of this namespace
+    /// Only flows from and to the pods of this namespace
     #[arg(short, long)]
     namespace: Option<String>,
     /// Only these protocols and ports: 80 (which is tcp/80), udp/53, icmp/8 or icmp/8/0 (type and code), proto/47
     #[arg(long, value_name = "PORT")]
     port: Vec<String>,
-    /// How to show it; html is one file for a browser, on standard output
+    /// The output format; html is one file for a browser, on standard output
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
@@ -45,7 +45,7 @@ enum Format {
     Html,
 }
 
-/// One table, and what it is of.
+/// One table and its content.
 pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) matrix: tortie_reach::Matrix,
@@ -75,7 +75,7 @@ impl Matrix {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The classes of ports that are asked about.
+    /// The requested classes of ports.
     fn ports(&self, classes: &Classes) -> anyhow::Result<Vec<usize>> {
         if self.port.is_empty() {
             return Ok(classes.ports().of_clients());
@@ -113,7 +113,7 @@ impl Matrix {
     }
 }
 
-/// What a cell says: `all`, `none`, ports; `-` where there are no such flows.
+/// The text of a cell: `all`, `none`, ports; `-` if there are no such flows.
 pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
     if content.is_nothing() {
         return "-".to_owned();
@@ -130,12 +130,12 @@ pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> Stri
     content.passing().into_iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// `IPv6: tcp/80`; just the ports where they are those of every way.
+/// `IPv6: tcp/80`; only the ports if they are the same for every scope.
 fn scoped(scope: Scope, ports: &str) -> String {
     if scope == Scope::default() { ports.to_owned() } else { format!("{scope}: {ports}") }
 }
 
-/// What a reader has to know of the tables.
+/// Notes about the tables.
 fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
     let clients = classes.ports().of_clients();
@@ -279,7 +279,7 @@ fn letter(number: usize) -> String {
     }
 }
 
-/// One paragraph for each sender; what most receivers have in common comes last.
+/// One paragraph for each sender; the ports that most receivers share come last.
 fn list(classes: &Classes, table: &Table) {
     for (group, row) in table.matrix.rows.iter().zip(&table.matrix.cells) {
         output::line(&format!("  {}", group.name));
@@ -309,7 +309,7 @@ fn list(classes: &Classes, table: &Table) {
     }
 }
 
-/// For each cell of a table why it is so: ports, verdict, and what decided.
+/// The reasons for each cell of a table: ports, verdict, and what decided.
 pub(crate) type Reasons = Vec<Vec<Vec<Because>>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! Standard output and error. What cannot be written to standard output is remembered until the end: [`end`] makes it an
-//! exit code. A reader that has gone away (a closed pipe) knows that it has, so nothing is printed about it.
+//! Standard output and error. A failed write to standard output is remembered, and [`end`] converts it to an exit
+//! code. If the reader has closed the pipe, nothing is printed about it.
 
 use std::io::{ErrorKind, Result, Write};
 use std::process::ExitCode;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use clap::ValueEnum;
 use tortie_api::report::ReportedCondition;
 
-/// How an answer is printed.
+/// The format of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Text,
@@ -20,12 +20,12 @@ static FAILED: OnceLock<std::io::Error> = OnceLock::new();
 
 fn note(result: Result<()>) {
     if let Err(error) = result {
-        // The first one tells why.
+        // The first error is kept.
         let _ = FAILED.set(error);
     }
 }
 
-/// The exit code of a command that has printed all: `failed` instead where standard output did not take it.
+/// The exit code of a command that has printed everything: `failed` instead if standard output failed.
 pub(crate) fn end(code: ExitCode, failed: ExitCode) -> ExitCode {
     note(std::io::stdout().flush());
     match FAILED.get() {
@@ -38,7 +38,7 @@ pub(crate) fn end(code: ExitCode, failed: ExitCode) -> ExitCode {
     }
 }
 
-/// Prints text as it is.
+/// Prints text unchanged.
 #[cfg(feature = "lab")]
 pub(crate) fn text(text: &str) {
     note(write!(anstream::stdout(), "{text}"));
@@ -49,12 +49,12 @@ pub(crate) fn line(line: &str) {
     note(writeln!(anstream::stdout(), "{line}"));
 }
 
-/// Prints what went wrong.
+/// Prints an error.
 pub(crate) fn error(error: &str) {
     let _ = writeln!(anstream::stderr(), "error: {error}");
 }
 
-/// Prints a line to standard error as it is.
+/// Prints a line to standard error unchanged.
 pub(crate) fn error_line(line: &str) {
     let _ = writeln!(anstream::stderr(), "{line}");
 }

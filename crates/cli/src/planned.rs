@@ -1,4 +1,4 @@
-//! A cluster as it would be after a change: as `tortie apply` and `tortie delete` would leave it.
+//! The cluster after a change, as `tortie apply` and `tortie delete` would leave it.
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -9,8 +9,8 @@ use tortie_oracle::{Snapshot, Stored};
 
 use crate::{completed, manifests};
 
-/// The cluster with these objects applied, those deleted, and what is staged enforced. Where the cluster is one of
-/// manifests, the slices of Services follow.
+/// The cluster with these objects applied, those deleted, and staged policies enforced if requested. For a cluster of
+/// manifests, the slices of Services are updated.
 pub(crate) fn after(
     before: &Snapshot,
     objects: Vec<Object>,
@@ -34,15 +34,15 @@ pub(crate) fn after(
     if staged {
         enforce_staged(&mut after);
     }
-    // Their controller makes them anew, where it made those that are there.
+    // Their controller recreates them, if it created the existing ones.
     if completed::has_implied_slices(before) || within_manifests {
         completed::imply_slices(&mut after);
     }
     Ok(after)
 }
 
-/// The other name of a policy of tier default. Calico's datastore has one policy under `default.x`, whether it was made as
-/// `x` or as `default.x`; what kubectl exports has that name, where people's manifests have the other.
+/// The other name of a policy in tier default. Calico's datastore stores one policy as `default.x`, whether it was
+/// created as `x` or as `default.x`; kubectl exports that name, and users' manifests have the other.
 pub(crate) fn same_policy(key: &Key, value: &Value) -> Option<Key> {
     let of_calico = [
         Kind::NetworkPolicy,
@@ -61,7 +61,7 @@ pub(crate) fn same_policy(key: &Key, value: &Value) -> Option<Key> {
     Some(Key { name, ..key.clone() })
 }
 
-/// As `apply` stores it: what the cluster added stays, and a pod's endpoints take its labels over.
+/// Applies an object as `apply` stores it: keeps what the cluster added, and copies a pod's labels to its endpoints.
 fn apply(after: &mut Snapshot, object: Object) {
     let current = after.get(&object.key).map(|stored| stored.value.clone());
     let value = match current {
@@ -90,7 +90,7 @@ fn endpoints(snapshot: &Snapshot, pod: &Key) -> Vec<(Key, Stored)> {
     snapshot.iter().filter(is).map(|(key, stored)| (key.clone(), stored.clone())).collect()
 }
 
-/// Reads `KIND/NAMESPACE/NAME` or `KIND/NAME`.
+/// Parses `KIND/NAMESPACE/NAME` or `KIND/NAME`.
 fn key(text: &str) -> anyhow::Result<Key> {
     let parts: Vec<&str> = text.split('/').collect();
     let word = parts.first().copied().unwrap_or_default();
@@ -134,7 +134,7 @@ fn delete(after: &mut Snapshot, key: &Key) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Set enforces what is staged, Delete removes the policy of that name, Learn and Ignore do nothing.
+/// Set enforces the staged policy, Delete removes the policy of that name, Learn and Ignore do nothing.
 fn enforce_staged(after: &mut Snapshot) {
     let all = after.iter().filter_map(|(key, stored)| Some((key.clone(), enforced(key)?, stored.clone())));
     for (key, enforced, stored) in all.collect::<Vec<_>>() {

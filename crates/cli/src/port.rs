@@ -4,7 +4,7 @@ use anyhow::{Context, bail};
 use tortie_api::net::Protocol;
 use tortie_reach::{CLIENT_PORT, Sample};
 
-/// What `--port` says, for the help of a command.
+/// The forms of `--port`, for the help of a command.
 pub(crate) const FORMS: &str =
     "80 (which is tcp/80), udp/53, sctp/9, icmp/8 or icmp/8/0 (type and code), proto/47";
 
@@ -12,13 +12,13 @@ pub(crate) const FORMS: &str =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) protocol: Protocol,
-    /// 0 where the protocol has none.
+    /// 0 if the protocol has no ports.
     pub(crate) port: u16,
     pub(crate) icmp: Option<(u8, u8)>,
 }
 
 impl Asked {
-    /// Reads what [`FORMS`] describes.
+    /// Parses the forms in [`FORMS`].
     pub(crate) fn read(text: &str) -> anyhow::Result<Self> {
         Self::read_parts(text).with_context(|| format!("--port {text:?}"))
     }
@@ -80,7 +80,7 @@ impl Asked {
         Ok(Self { protocol, port: 0, icmp: Some(icmp) })
     }
 
-    /// A packet of an ordinary client.
+    /// A packet of a typical client.
     pub(crate) fn sample(self) -> Sample {
         let Self { protocol, port, icmp } = self;
         let source_port = if protocol.has_ports() { CLIENT_PORT } else { 0 };
@@ -92,7 +92,7 @@ fn is_icmp(protocol: Protocol) -> bool {
     [Protocol::ICMP, Protocol::ICMPV6].contains(&protocol)
 }
 
-/// Reads a port that connections are tried on.
+/// Parses a port for connection attempts.
 #[cfg(feature = "lab")]
 pub(crate) fn tcp(text: &str) -> anyhow::Result<u16> {
     match Asked::read(text)? {

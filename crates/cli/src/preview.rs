@@ -1,4 +1,4 @@
-//! `tortie preview`: whose packets meet another verdict once a change is made.
+//! `tortie preview`: which verdicts a change alters.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,19 +23,20 @@ pub(crate) struct Preview {
     /// The change: manifests as for apply, files, folders of them, or - for standard input
     #[arg(short, long = "filename", value_name = "FILE", required_unless_present_any = ["delete", "staged"])]
     files: Vec<PathBuf>,
-    /// The cluster that is changed: manifests, or the word cluster for a datastore, which is the default
+    /// The cluster before the change: manifests, or the word cluster for a datastore, which is the default
     #[arg(long = "in", value_name = "DIR")]
     within: Vec<PathBuf>,
-    /// An object that is deleted: KIND/NAMESPACE/NAME, or KIND/NAME for kinds without namespaces
+    /// An object to delete: KIND/NAMESPACE/NAME, or KIND/NAME for kinds without namespaces
     #[arg(long, value_name = "OBJECT")]
     delete: Vec<String>,
-    /// Every staged policy does what it is staged for
+    /// Enforce every staged policy
     #[arg(long)]
     staged: bool,
-    /// Only these flows: one JSON object a line, as {"from": "web/a", "to": "10.0.0.7", "port": "tcp/80", "count": 3}
+    /// Only these flows: one JSON object per line, as {"from": "web/a", "to": "10.0.0.7", "port": "tcp/80", "count":
+    /// 3}
     #[arg(long, value_name = "FILE")]
     flows: Option<PathBuf>,
-    /// How to show it
+    /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
@@ -60,7 +61,7 @@ impl Preview {
             Some(file) => self.flows(file, &read, &after)?,
             None => self.everything(&read, &after)?,
         };
-        // Like diff: 0 where nothing changes, 1 where something does, 2 where that cannot be said.
+        // Like diff: 0 if nothing changes, 1 if something does, 2 if there is no answer.
         Ok(if changes { ExitCode::from(1) } else { ExitCode::SUCCESS })
     }
 
@@ -76,7 +77,7 @@ impl Preview {
         }
     }
 
-    /// Says every change; whether there is any.
+    /// Prints every change; returns whether there is any.
     fn everything(&self, read: &Read, after: &Snapshot) -> anyhow::Result<bool> {
         let before = &read.snapshot;
         let change = Change::new(before, after);
@@ -159,10 +160,10 @@ fn once() -> u64 {
     1
 }
 
-/// Flows, each with its question, or one for each backend of the Service that it is to.
+/// Flows, each with its question, or with one for each backend of its Service.
 type Flows = Vec<(Vec<Question>, Flow)>;
 
-/// The flows, equal ones counted together, and how many have an end that is not there.
+/// The flows, with equal ones counted together, and how many have a missing end.
 fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Result<(Flows, u64)> {
     let text = manifests::read(file)?;
     let mut flows: BTreeMap<(String, String, String), u64> = BTreeMap::new();
@@ -203,7 +204,7 @@ fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Resul
     Ok((read, 0))
 }
 
-/// What changes for a flow, by one family or by both; `None` where an end is not there both before and after.
+/// The changes of a flow, for one family or both; `None` if an end does not exist both before and after.
 fn of_question(
     (was, is): (&Oracle<'_>, &Oracle<'_>),
     question: &Question,
@@ -215,7 +216,7 @@ fn of_question(
         }
     }
     if answers.is_empty() {
-        // By no family of which both know an address: is that a mistake?
+        // If the ends have no common family, check that they exist.
         return Ok(judged(was, question)?.and(judged(is, question)?).map(|_| Vec::new()));
     }
     let alike =
@@ -228,7 +229,7 @@ fn of_question(
     Ok(Some(changes.filter(|(_, one, other)| one.verdict != other.verdict).collect()))
 }
 
-/// The answer; `None` where an end is not there.
+/// The answer; `None` if an end does not exist.
 fn judged(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Option<Answer>> {
     match oracle.evaluate(question) {
         Ok(answer) => Ok(Some(answer)),
@@ -246,9 +247,9 @@ fn word(verdict: Verdict) -> String {
     }
 }
 
-/// More changes than these are printed by rule only.
+/// More changes are printed by rule only.
 const MOST_CHANGES: usize = 40;
-/// How many of several reasons are spelled out.
+/// The maximum number of printed reasons.
 const MOST_REASONS: usize = 3;
 
 fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, after: &Snapshot) {
@@ -301,7 +302,7 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
     }
 }
 
-/// `, IPv6 between nodes`; nothing where it is every way.
+/// `, IPv6 between nodes`; nothing if it applies to all scopes.
 fn shown(scope: Scope) -> String {
     if scope == Scope::default() { String::new() } else { format!(", {scope}") }
 }
@@ -330,9 +331,9 @@ fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
     }
 }
 
-/// What decided, at which end.
+/// What decided, and at which end.
 fn reason(why: &Why, snapshot: &Snapshot) -> String {
-    // Beside a rule it says nothing that no policy had anything against it at the other end.
+    // Next to a rule, it is not worth saying that no policy at the other end denied.
     let by_policy = |reason: &Reason| {
         let of_profile =
             matches!(&reason.decider.by, DecidedBy::Rule { policy, .. } if policy.kind == "Profile");

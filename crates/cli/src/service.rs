@@ -1,4 +1,4 @@
-//! Services as ends of flows: what goes to one of their addresses comes to one of their backends.
+//! Services as ends of flows: a packet to one of their addresses arrives at one of their backends.
 
 use std::net::IpAddr;
 
@@ -10,17 +10,17 @@ use tortie_oracle::{Peer, Snapshot};
 
 use crate::port::Asked;
 
-/// Where packets to a Service go.
+/// The targets of packets to a Service.
 pub(crate) struct Translated {
     /// The Service.
     pub(crate) service: Key,
     /// The address that the sender used, if the Service has one.
     pub(crate) address: Option<IpAddr>,
-    /// The backends, each with its own port.
+    /// The backends, each with its port.
     pub(crate) backends: Vec<(Peer, Asked)>,
 }
 
-/// Where packets to this Service (`NAMESPACE/NAME`) go.
+/// The targets of packets to this Service (`NAMESPACE/NAME`).
 pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: Asked) -> anyhow::Result<Translated> {
     let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
     let key = Key::namespaced(Kind::Service, namespace, name);
@@ -32,7 +32,7 @@ pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: Asked) -> anyhow:
     Ok(Translated { service: key, address, backends })
 }
 
-/// Where packets to this address go, if it is a Service's.
+/// The targets of packets to this address, if it belongs to a Service.
 pub(crate) fn at(snapshot: &Snapshot, address: IpAddr, asked: Asked) -> anyhow::Result<Option<Translated>> {
     for (key, stored) in snapshot.iter() {
         let Ok(Resource::Service(service)) = &stored.resource else { continue };

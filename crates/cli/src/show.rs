@@ -1,4 +1,4 @@
-//! `tortie policy show`: what is in force for a pod, as its node has it.
+//! `tortie policy show`: what is in force for a pod on its node.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,14 +25,14 @@ pub(crate) struct Show {
     /// The pod's namespace
     #[arg(short, long)]
     namespace: Option<String>,
-    /// Show what each rule has counted
+    /// Show the counts of each rule
     #[arg(long)]
     counters: bool,
-    /// Where the agent of the pod's node answers. By default in a lab that of the right node, otherwise that of this node,
-    /// /run/tortie/control.sock
+    /// The socket of the agent on the pod's node. By default: in a lab, that of the right node; otherwise that of
+    /// this node, /run/tortie/control.sock
     #[arg(long, value_name = "PATH")]
     agent_socket: Option<PathBuf>,
-    /// How to show it
+    /// The output format
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     output: Format,
     #[command(flatten)]
@@ -63,7 +63,7 @@ impl Show {
                 output::line(&serde_json::to_string_pretty(&document)?);
             }
         }
-        // Where the system could not be asked, only half of the answer is there.
+        // If the system could not be read, only half of the answer exists.
         let all = found.endpoints.iter().all(|endpoint| endpoint.system.is_ok());
         Ok(if all { ExitCode::SUCCESS } else { ExitCode::from(2) })
     }
@@ -81,7 +81,7 @@ impl Show {
         }
     }
 
-    /// Asks the agent of the pod's node.
+    /// Sends the request to the agent of the pod's node.
     fn ask(&self, namespace: String, pod: String, node: String) -> anyhow::Result<Found> {
         let socket = self.socket(&node);
         let question = Ask::Show { namespace: namespace.clone(), pod: pod.clone() };
@@ -126,7 +126,7 @@ fn lab_socket(_node: &str) -> PathBuf {
     PathBuf::from(CONTROL_SOCKET)
 }
 
-/// The node that a pod is on, if it is under policy there.
+/// The node of a pod, if the pod has policy there.
 async fn node_of(store: &dyn Store, namespace: &str, name: &str) -> anyhow::Result<String> {
     let key = Key::namespaced(Kind::Pod, namespace, name);
     let stored = store.get(&key).await?.with_context(|| format!("{key} does not exist"))?;
@@ -141,7 +141,7 @@ async fn node_of(store: &dyn Store, namespace: &str, name: &str) -> anyhow::Resu
     Ok(node)
 }
 
-/// What the sets are that the endpoints' policies name.
+/// The meaning of the sets that the endpoints' policies name.
 async fn meanings(store: &dyn Store, endpoints: &[ShownEndpoint]) -> anyhow::Result<Meanings> {
     let mut meanings = Meanings::new();
     for asked in endpoints.iter().map(|endpoint| &endpoint.asked) {
@@ -159,7 +159,8 @@ async fn meanings(store: &dyn Store, endpoints: &[ShownEndpoint]) -> anyhow::Res
     Ok(meanings)
 }
 
-/// What the sets are that a policy names, as it is stored now. Profiles of namespaces are stored nowhere, and name none.
+/// The sources of the sets that a policy names, by its stored form. Profiles of namespaces are not stored, and name
+/// none.
 async fn sources(
     store: &dyn Store,
     id: &PolicyId,

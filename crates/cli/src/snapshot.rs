@@ -1,4 +1,4 @@
-//! The resources that verdicts follow from: manifests in files, or a datastore.
+//! The resources for verdicts: from manifests in files, or from a datastore.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use tortie_oracle::{Peer, Snapshot, Stored};
 use crate::store::StoreArguments;
 use crate::{completed, manifests, output};
 
-/// Where the resources come from.
+/// The source of the resources.
 #[derive(clap::Args)]
 pub(crate) struct Source {
     /// Manifests instead of a datastore: files, folders of them, or - for standard input
@@ -23,19 +23,19 @@ pub(crate) struct Source {
     store: StoreArguments,
 }
 
-/// What was read, and what a reader of the answer has to know of it.
+/// The resources, with notes for the user.
 #[derive(Default)]
 pub(crate) struct Read {
     pub(crate) snapshot: Snapshot,
     /// Objects that no verdict depends on.
     skipped: Vec<Skipped>,
-    /// What was added or changed to answer.
+    /// Additions and changes that were made to answer.
     notes: Vec<String>,
 }
 
 impl Source {
-    /// Reads them, and prints what a reader has to know. `None` if anything is wrong with the manifests: every problem
-    /// has then been printed.
+    /// Reads the resources, and prints notes. `None` if there is a problem with the manifests: every problem has then
+    /// been printed.
     pub(crate) fn read(&self) -> anyhow::Result<Option<Read>> {
         if !self.files.is_empty() {
             return of_files(&self.files);
@@ -58,7 +58,7 @@ pub(crate) fn of_store(store: &StoreArguments) -> anyhow::Result<Read> {
     })
 }
 
-/// What the nodes of a cluster report: node, and condition.
+/// The conditions in node reports: node and condition.
 pub(crate) fn reports(snapshot: &Snapshot) -> Vec<(String, ReportedCondition)> {
     let of_node = |(key, stored): (&Key, &Stored)| match &stored.resource {
         Ok(Resource::NodeReport(report)) => {
@@ -70,7 +70,7 @@ pub(crate) fn reports(snapshot: &Snapshot) -> Vec<(String, ReportedCondition)> {
     snapshot.iter().filter_map(of_node).flatten().collect()
 }
 
-/// The resources of manifests, completed to what they would be in a cluster. What is added is noted.
+/// The resources of manifests, completed to those of a cluster. Additions are noted.
 pub(crate) fn of_files(files: &[PathBuf]) -> anyhow::Result<Option<Read>> {
     let Some(Settled { objects, skipped, notes }) = manifests::read_cluster(files)? else { return Ok(None) };
     let mut read = Read { snapshot: Snapshot::new(), skipped, notes };
@@ -97,7 +97,7 @@ impl Read {
         }
     }
 
-    /// The same in an answer as JSON.
+    /// Adds the notes to an answer in JSON.
     pub(crate) fn add_to(&self, document: &mut Value) {
         let one = |skipped: &Skipped| {
             json!({
@@ -118,7 +118,7 @@ fn matters(kind: Kind) -> bool {
     !bookkeeping.contains(&kind)
 }
 
-/// Reads one end of a flow: `namespace/pod`, `pod` (of namespace `default`), `node/NAME`, an address, or
+/// Parses one end of a flow: `namespace/pod`, `pod` (in namespace `default`), `node/NAME`, an address, or
 /// `networkset/NAMESPACE/NAME` and `globalnetworkset/NAME`, which stand for the first address of their first network.
 pub(crate) fn peer(snapshot: &Snapshot, text: &str) -> anyhow::Result<Peer> {
     if let Ok(address) = text.parse() {

@@ -1,4 +1,4 @@
-//! Which datastore a command talks to.
+//! The datastore of a command.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use tortie_store::rpc::{Remote, TlsIdentity};
 /// The datastore.
 #[derive(clap::Args)]
 pub(crate) struct StoreArguments {
-    /// The datastore: unix:PATH, or tls:HOST:PORT with the three files below. By default the lab that runs here
+    /// The datastore: unix:PATH, or tls:HOST:PORT with the three files below. By default the lab that runs on this
+    /// machine
     #[arg(long, env = "TORTIE_STORE", value_name = "ADDRESS")]
     store: Option<String>,
     /// The certificate of the authority that both sides trust (PEM)
@@ -25,7 +26,7 @@ pub(crate) struct StoreArguments {
 }
 
 impl StoreArguments {
-    /// Whether it is that of the lab that runs here.
+    /// Whether it belongs to the lab on this machine.
     pub(crate) fn is_of_lab(&self) -> bool {
         cfg!(feature = "lab") && self.store.is_none()
     }

@@ -1,4 +1,5 @@
-//! `tortie apply --wait`: until what was applied is in force on every node, and what the nodes say of it.
+//! `tortie apply --wait`: waits until the applied objects are in force on every node, and prints the nodes'
+//! conditions.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,8 +11,8 @@ use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_pods, 
 
 use crate::output;
 
-/// Waits until the pods among these objects run and all of them, written at `revision` at the latest, are in force, and
-/// prints what the nodes say. Fails where that does not happen in time, or where a node says something of one of the
+/// Waits until the pods among these objects run, and all objects, written at `revision` at the latest, are in force.
+/// Prints the nodes' conditions. Fails if this does not happen in time, or if a node has a condition about one of the
 /// objects.
 pub(crate) async fn in_force(
     store: &dyn Store,
@@ -29,7 +30,7 @@ pub(crate) async fn in_force(
     let failed = |report: &NodeStatus| {
         report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)
     };
-    // What failed is tried again, and may pass.
+    // A failure is retried, and may end.
     let waited =
         wait_for_reports(store, left(), |report| report.revision >= revision && !failed(report)).await;
     let (reports, late) = match waited {

@@ -1,4 +1,4 @@
-//! Rules of programs in words.
+//! Describes rules of programs in words.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_policy::SetSource;
 use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
 
-/// What a set is, as far as that is known.
+/// The meaning of a set, as far as known.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meaning {
-    /// How many members it has on the node.
+    /// The number of its members on the node.
     pub(crate) members: usize,
-    /// What makes its members.
+    /// The source of its members.
     pub(crate) source: Option<SetSource>,
 }
 
-/// What the sets are.
+/// The meaning of each set.
 pub(crate) type Meanings = BTreeMap<SetId, Meaning>;
 
 /// The rule in one line: `Allow TCP from app == "front" (2 members) to port 80`.
@@ -40,7 +40,7 @@ pub(crate) fn rule(rule: &Rule, sets: &Meanings) -> String {
     words.join(" ")
 }
 
-/// What a set holds: `app == "front" (2 members)`.
+/// The content of a set: `app == "front" (2 members)`.
 pub(crate) fn set(id: &SetId, sets: &Meanings) -> String {
     let Some(meaning) = sets.get(id) else { return format!("set {id}") };
     let what = match &meaning.source {
@@ -90,7 +90,7 @@ fn entity(way: &str, entity: &EntityMatch, sets: &Meanings) -> Option<String> {
     (!parts.is_empty()).then(|| format!("{way} {}", parts.join(" and ")))
 }
 
-/// A network; of a single address the address.
+/// A network; for a single address, the address.
 fn net(net: &ipnet::IpNet) -> String {
     if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
 }

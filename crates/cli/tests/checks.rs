@@ -1,4 +1,4 @@
-//! Nothing is accepted and then ignored: what apply and delete refuse, and what they warn of.
+//! Nothing is accepted and then ignored: what apply and delete reject, and what they warn about.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod served;
@@ -15,7 +15,7 @@ fn object(kind: &str, name: &str, spec: Value) -> Value {
 }
 
 impl Cluster {
-    /// Applies an object; gives whether that succeeded, and what was said.
+    /// Applies an object; returns whether that succeeded, and the output.
     async fn applies(&self, object: &Value) -> (bool, String) {
         let file = self.file(&object.to_string());
         let output = self.tortie(&["apply", "-f", file.to_str().unwrap()]).output().await.unwrap();
@@ -56,7 +56,7 @@ async fn fields_without_effect_are_refused_or_named() {
         );
         assert_eq!(cluster.store.get(&key).await.unwrap().is_some(), good, "{said}");
     }
-    // A value that asks for what Tortie does anyway gets no finding.
+    // A value that requests what Tortie does anyway gets no finding.
     let (_, said) = cluster
         .applies(&felix("default", json!({"vxlanVNI": 4096, "defaultEndpointToHostAction": "Drop"})))
         .await;
@@ -151,7 +151,7 @@ async fn into(cluster: &Cluster, output: Stdio) -> Output {
     command.stdout(output).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().await.unwrap()
 }
 
-/// What cannot be written is an error; a reader that has gone knows that it has.
+/// A failed write is an error, unless the reader has closed the pipe.
 #[tokio::test(flavor = "multi_thread")]
 async fn output_that_nobody_takes_is_no_success() {
     let cluster = Cluster::new().await;

@@ -1,4 +1,4 @@
-//! What manifests leave out and a cluster adds: backends of Services, addresses, nodes, service accounts.
+//! What manifests omit and a cluster adds: backends of Services, addresses, nodes, service accounts.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod offline;
@@ -23,7 +23,7 @@ const SERVICE: &str = "\
 {apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: front-egress, namespace: shop}, spec: {selector: app == 'front', types: [Egress], egress: [{action: Allow, destination: {services: {name: back, namespace: shop}}}]}}
 ";
 
-/// Exit code and what was printed, of a command on one file.
+/// Exit code and output of a command on one file.
 fn run(text: &str, arguments: &[&str]) -> (i32, String, String) {
     tortie(&[("c.yml", text)], &[arguments, &["-f", "c.yml"]].concat())
 }
@@ -45,14 +45,14 @@ fn services_have_the_backends_that_kubernetes_would_give_them() {
         let (got, out, err) = run(&text, arguments);
         assert!(got == code && out.contains(said), "{arguments:?}: {got}\n{out}{err}");
     }
-    // Slices that are there count, and no others are made.
+    // Existing slices count, and no others are created.
     let slice = "---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: x, namespace: shop, labels: {kubernetes.io/service-name: back}}, addressType: IPv4, endpoints: [{addresses: [10.9.9.9]}], ports: [{port: 8080}]}\n";
     let (code, out, err) =
         run(&[SHOP, SERVICE, slice].concat(), &["explain", "shop/front", "shop/back", "--port", "tcp/8080"]);
     assert_eq!(code, 1, "{out}{err}");
 }
 
-/// A change of labels gives a Service other backends, and so changes what rules that name it mean.
+/// A change of labels gives a Service other backends, and so changes the meaning of rules that name it.
 #[test]
 fn a_change_of_labels_moves_backends() {
     let text = [SHOP, SERVICE].concat();
@@ -91,7 +91,7 @@ fn pods_that_use_their_nodes_network_are_their_node() {
         let cost: Value = serde_json::from_str(&out).unwrap();
         assert!(code == 0 && !cost["pods"].to_string().contains("shop/agent"), "{out}{err}");
     }
-    // A workload without a node is one, too.
+    // The same holds for a workload without a node.
     let daemons = "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: agents, namespace: shop}, spec: {template: {spec: {hostNetwork: true, containers: [{name: c}]}}}}\n";
     let (code, out, err) = run(&[SHOP, daemons].concat(), &["explain", "shop/front", "shop/agents"]);
     assert_eq!(code, 0, "{out}{err}");
@@ -123,7 +123,7 @@ fn service_accounts_are_implied_where_policies_ask_for_them() {
     assert!(!err.contains("service accounts"), "{err}");
 }
 
-/// Endpoints count where Kubernetes mirrors them: for a Service without a selector, and without slices.
+/// Endpoints count if Kubernetes mirrors them: for a Service without a selector and without slices.
 #[test]
 fn endpoints_of_services_without_a_selector_are_their_backends() {
     let endpoints = "---\n{apiVersion: v1, kind: Endpoints, metadata: {name: back, namespace: shop}, subsets: [{addresses: [{ip: 203.0.113.7}], notReadyAddresses: [{ip: 'fd00::7'}], ports: [{port: 5432}]}]}\n";
@@ -144,7 +144,7 @@ fn endpoints_of_services_without_a_selector_are_their_backends() {
     );
 }
 
-/// Two workloads of one name are two; one workload twice is a mistake.
+/// Two workloads of one name count as two; one workload given twice is a mistake.
 #[test]
 fn no_workload_hides_another() {
     let workload = |kind: &str, label: &str| {

@@ -1,4 +1,5 @@
-//! `tortie policy cost` on manifests: of everything, of a policy, of a pod, and what it says when there is nothing to say.
+//! `tortie policy cost` on manifests: for everything, for a policy, for a pod, and the message if there is nothing to
+//! report.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod offline;
@@ -73,10 +74,10 @@ fn a_pod_by_policy_and_rule() {
             json!([rule["policy"], rule["rule"], rule["place"], rule["saves"]["withoutSets"]["addresses"]])
         })
         .collect();
-    // Kubernetes' rules are told as they were written, though the first is four for calc.
+    // Kubernetes' rules are reported as written, although the first is four for calc.
     assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 1, "p.yml:39", 4])), "{rules:?}");
     assert!(rules.contains(&json!(["KubernetesNetworkPolicy shop/peers", 2, "p.yml:41", 2])), "{rules:?}");
-    // Of no rule about other pods is anything rendered here.
+    // A rule about other pods only is not rendered here.
     assert!(rules.contains(&json!(["NetworkPolicy shop/all", 1, "p.yml:24", 0])), "{rules:?}");
     let because = |number: u64| {
         let is = |rule: &&Value| rule["policy"] == "NetworkPolicy shop/all" && rule["rule"] == number;

@@ -1,4 +1,4 @@
-//! Policies in forms that clusters export and people mistype: read, or refused; never dropped.
+//! Policies in forms that clusters export and users mistype: they are read or rejected, never dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod offline;
@@ -29,7 +29,7 @@ metadata: {name: n1, annotations: {projectcalico.org/IPv4Address: 192.0.2.1/24}}
 ---
 ";
 
-/// Policies that deny everything into shop/b, in every form that a cluster exports.
+/// Policies that deny everything into shop/b, in every form in which a cluster exports them.
 const DENYING: [(&str, &str); 9] = [
     (
         "a list of one kind",
@@ -182,7 +182,7 @@ fn what_no_verdict_depends_on_is_skipped_and_named() {
     }
 }
 
-/// As `kubectl get all` exports it: a Deployment, its ReplicaSets, and the pods that one of them made.
+/// As `kubectl get all` exports it: a Deployment, its ReplicaSets, and the pods of one of them.
 #[test]
 fn a_workload_whose_pods_are_given_adds_none() {
     let workload = |kind: &str, name: &str, owner: &str| {
@@ -219,7 +219,7 @@ fn a_workload_whose_pods_are_given_adds_none() {
     assert_eq!(members, ["shop/a", "shop/b", "shop/idle", "shop/lone", "shop/web-1-x"], "{out}");
 }
 
-/// Pools that Tortie cannot give addresses from stop `apply`, and nothing that only asks for verdicts.
+/// Pools from which Tortie cannot assign addresses stop `apply`, but no command that only computes verdicts.
 #[test]
 fn a_pool_that_is_not_supported_stops_only_apply() {
     for (spec, said) in [
@@ -262,7 +262,7 @@ fn a_pool_that_is_not_supported_stops_only_apply() {
     assert!(code == 2 && out.is_empty() && err.contains("c.yml:21: IPPool p: spec.cidr"), "{err}");
 }
 
-/// Calico stores a policy `x` of tier default as `default.x`: a change of `x` is a change of what was exported.
+/// Calico stores a policy `x` of tier default as `default.x`: a change of `x` changes the exported policy.
 #[test]
 fn a_policy_has_one_name_in_what_is_exported_and_in_what_people_keep() {
     let policy = |version: &str, name: &str, action: &str| {

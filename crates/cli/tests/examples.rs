@@ -1,5 +1,5 @@
-//! The manifests of `examples/`: each one does what the file beside it expects, and a mistake in it is refused with its
-//! place.
+//! The manifests of `examples/`: each one has the expected verdicts, and a mistake in it is rejected with its
+//! position.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod examples_support;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use examples_support::{Example, examples};
 
-/// How many examples there are at least.
+/// The minimum number of examples.
 const AT_LEAST: usize = 60;
 
 fn tortie(arguments: &[&str]) -> (i32, String, String) {
@@ -19,7 +19,7 @@ fn tortie(arguments: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// Runs a check of every example, by as many threads as there are processors; panics with all that is wrong.
+/// Runs a check of every example, with one thread for each processor; panics with all problems.
 fn check_each(check: impl Fn(&Example) -> Vec<String> + Sync) {
     let all = examples();
     assert!(all.len() >= AT_LEAST, "there are only {} examples", all.len());
@@ -53,7 +53,7 @@ fn every_example_does_offline_what_it_expects() {
     });
 }
 
-/// Every other tool takes the examples, too.
+/// Every other command accepts the examples, too.
 #[test]
 fn every_example_is_read_by_every_tool() {
     check_each(|example| {
@@ -70,19 +70,19 @@ fn every_example_is_read_by_every_tool() {
     });
 }
 
-/// A mistake, and the finding that it must give.
+/// A mistake, and its expected message.
 struct Mutation {
     text: String,
     /// The line of the mistake; the first is 1.
     line: usize,
-    /// What the message names.
+    /// The field in the message.
     field: &'static str,
 }
 
-/// Kinds that no verdict depends on: nobody reads their fields.
+/// Kinds that no verdict depends on, whose fields are not read.
 const UNRELATED: [&str; 2] = ["ConfigMap", "Ingress"];
 
-/// One mistake after the other: a field that is not known, a value of a wrong type, a version that is not known.
+/// The mistakes, one after another: an unknown field, a value of a wrong type, an unknown version.
 fn mutations(text: &str) -> Vec<Mutation> {
     let lines: Vec<&str> = text.lines().collect();
     let (mut all, mut kind) = (Vec::new(), "");
@@ -91,7 +91,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
         let indent = line.len() - plain.len();
         let next = lines.get(index + 1).copied().unwrap_or_default();
         let inner = next.len() - next.trim_start().len();
-        // The kind of an object stands after its version.
+        // The kind of an object follows its version.
         if indent <= 2
             && let Some(named) =
                 next.trim_start().strip_prefix("kind: ").filter(|_| plain.starts_with("apiVersion:"))
@@ -136,7 +136,7 @@ fn every_mistake_in_an_example_is_refused_with_its_place() {
         let mutations = mutations(&text);
         let kinds = [UNKNOWN, "metadata.name", "apiVersion"];
         for field in kinds {
-            // One of the first, one of the last and two between them: large examples repeat themselves.
+            // One of the first, one of the last and two in between, because large examples are repetitive.
             let of: Vec<&Mutation> = mutations.iter().filter(|mutation| mutation.field == field).collect();
             let step = of.len().div_ceil(4).max(1);
             if of.is_empty() {
@@ -150,7 +150,7 @@ fn every_mistake_in_an_example_is_refused_with_its_place() {
                     &["apply", "--store", "unix:/nowhere", "-f", file],
                 ] {
                     let (code, out, err) = tortie(arguments);
-                    // Workloads are refused by `apply` as they are, whatever is in them.
+                    // `apply` rejects workloads as such, whatever their content.
                     let is_said = |line: &&str| line.starts_with(&place) && line.contains(mutation.field);
                     let said = err.lines().any(|line| is_said(&line))
                         || (arguments[0] == "apply" && err.contains("is not known"));

@@ -1,4 +1,4 @@
-//! Some manifests of `examples/` in a lab: real connections meet what the files beside them expect.
+//! Some manifests of `examples/` in a lab: real connections have the expected verdicts.
 #![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -13,7 +13,7 @@ use examples_support::{Example, examples};
 use rustix::process::Signal;
 use support::{Lab, User, leftovers};
 
-/// A part of those that a lab can run, of every folder and of every kind of policy.
+/// Some of those that a lab can run, from every folder and with every kind of policy.
 const CHOSEN: [&str; 12] = [
     "administrators/01-admin-deny",
     "administrators/03-baseline",
@@ -28,10 +28,10 @@ const CHOSEN: [&str; 12] = [
     "kubernetes/14-named-ports",
     "kubernetes/18-both-ends",
 ];
-/// How long the Services' slices may take to be in force.
+/// How long to wait until the Services' slices are in force.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The expectations that connections do not meet; nothing is expected of ports that no pod serves.
+/// The expectations that connections do not meet; ports that no pod serves are not tested.
 fn unmet(lab: &Lab, example: &Example) -> Vec<String> {
     let step = lab.json(&["lab", "matrix", "-o", "json"]);
     let connections = step["connections"].as_array().unwrap();

@@ -1,4 +1,4 @@
-//! `tortie explain` on manifests: what it prints, and what it answers.
+//! `tortie explain` on manifests: its output and its exit code.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::Command;
@@ -167,7 +167,7 @@ fn manifests_with_problems_are_not_explained() {
     );
 }
 
-/// A folder of manifests as people keep them: workloads instead of pods, no namespaces, kinds that are nobody's business.
+/// A folder of manifests as users keep them: workloads instead of pods, no namespaces, unrelated kinds.
 #[test]
 fn manifests_are_completed_to_a_cluster() {
     let dir = tempfile::tempdir().unwrap();
@@ -199,7 +199,8 @@ fn manifests_are_completed_to_a_cluster() {
     }
 }
 
-/// A rule that means the Service's own address never matches: when policy is asked, the packet bears a backend's.
+/// A rule that matches the Service's own address never matches: when policy is evaluated, the packet has a backend's
+/// address.
 #[test]
 fn the_address_of_a_service_is_explained_after_translation() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A running lab, and what is exported of it: `explain`, `matrix` and `preview` answer alike on both.
+//! A running lab and its export: `explain`, `matrix` and `preview` give the same answers for both.
 #![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -72,7 +72,7 @@ const KINDS: [&str; 17] = [
     "nodereports",
 ];
 
-/// An object as `kubectl get -o yaml` writes it, where Calico keeps its objects in its old group.
+/// An object as `kubectl get -o yaml` writes it, if Calico stores its objects in its old group.
 fn as_kubectl(mut object: Value) -> Value {
     let metadata = object["metadata"].as_object_mut().unwrap();
     let managed = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {}}}]);
@@ -94,7 +94,7 @@ fn as_kubectl(mut object: Value) -> Value {
     object
 }
 
-/// What was printed, without the places in files.
+/// The output without positions in files.
 fn without_places(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -121,7 +121,7 @@ fn an_exported_cluster_answers_as_the_live_one() {
         slices["items"][0]["endpoints"].as_array().is_some_and(|endpoints| endpoints.len() == 1)
     });
 
-    // What the export answers is what packets meet, through the Service's slices, too.
+    // The answers for the export are the verdicts on packets, also with the Service's slices.
     let step = lab.json(&["lab", "matrix", "-o", "json"]);
     let verdict = |from: &str, to: &str| {
         let connections = step["connections"].as_array().unwrap();
@@ -191,7 +191,7 @@ fn an_exported_cluster_answers_as_the_live_one() {
         assert_eq!(live, run(&preview, Some(("--in", folder))), "{}", folder.display());
     }
 
-    // Slices go with what they follow from.
+    // Slices are deleted with the objects that they are derived from.
     lab.ok(&["delete", "namespace", "shop"]);
     lab.wait_until("the slices are gone", || {
         lab.json(&["get", "endpointslices", "-o", "json"])["items"].as_array().unwrap().is_empty()

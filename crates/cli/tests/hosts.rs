@@ -6,7 +6,7 @@ mod offline;
 use offline::{CLUSTER, tortie};
 use serde_json::Value;
 
-/// A host endpoint of each node, which lets DNS in.
+/// A host endpoint for each node, which admits DNS.
 const HOSTS: &str = "\
 apiVersion: projectcalico.org/v3
 kind: HostEndpoint
@@ -55,7 +55,7 @@ fn preview(change: &str) -> String {
     out
 }
 
-/// Nodes are ends of flows: what is open to everybody else, and what pods meet that are on the same node, or on another.
+/// Nodes are ends of flows: for everybody else, and for pods on the same node or on another one.
 #[test]
 fn nodes_in_the_matrix() {
     let (_, out) =
@@ -82,7 +82,7 @@ fn nodes_in_the_matrix() {
     assert!(because.contains("\"hostIngress\":\"a failsafe port\""), "{because}");
 }
 
-/// Policies of each table, host endpoints and failsafe ports: the change, and by which rule.
+/// Policies of each table, host endpoints and failsafe ports: the change, and the rule.
 #[test]
 fn what_changes_at_hosts_shows_in_previews() {
     let cases = [
@@ -130,7 +130,7 @@ fn what_changes_at_hosts_shows_in_previews() {
     }
 }
 
-/// Where there is no host endpoint, no word is lost about any.
+/// Without host endpoints, the output does not mention them.
 #[test]
 fn nothing_of_hosts_where_there_are_none() {
     let policy = global("  selector: has(role)\n  applyOnForward: true\n  ingress:\n  - {action: Deny}\n");
@@ -228,7 +228,7 @@ fn lint_of_staged_policies_and_profiles() {
     let once = "  - {action: Allow, protocol: TCP}\n";
     let all = "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: all, namespace: shop}\nspec: {selector: app == 'front', order: 3, ingress: [{action: Allow, protocol: TCP}]}\n";
     let profile = "apiVersion: projectcalico.org/v3\nkind: Profile\nmetadata: {name: kns.shop}\nspec:\n  ingress:\n  - {action: Allow, protocol: TCP}\n  - {action: Deny, protocol: TCP, destination: {ports: [443]}}\n  egress:\n  - {action: Allow}\n";
-    // The enforced policy of the staged one's name would be gone, however much it matches.
+    // The enforced policy with the staged one's name would be replaced, however much it matches.
     let enforced = "---\napiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {name: new, namespace: shop}\nspec: {selector: app == 'front', order: 3, ingress: [{action: Allow}]}\n";
     for (what, change, expected) in [
         (
@@ -259,7 +259,7 @@ fn lint_of_staged_policies_and_profiles() {
     }
 }
 
-/// Pods with addresses of both families are asked about by both; the family is named only where it matters.
+/// Pods with addresses of both families are asked with both; the family is named only if it makes a difference.
 #[test]
 fn both_families() {
     let mut pod = 0;
@@ -299,7 +299,7 @@ fn both_families() {
     assert!(out.ends_with("1 of 1 flow meet another verdict\n"), "{out}");
 }
 
-/// Host endpoints are enforced on Linux nodes only; whoever asks about one of a Windows node is told.
+/// Host endpoints are enforced on Linux nodes only, and commands say so for Windows nodes.
 #[test]
 fn host_endpoints_of_windows_nodes_are_not_enforced() {
     let windows = "\

@@ -1,4 +1,4 @@
-//! `tortie policy lint` on manifests: each kind of finding, with its place and its witness, and what is clean.
+//! `tortie policy lint` on manifests: each kind of finding, with its position and its witness, and clean manifests.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod offline;
@@ -43,9 +43,9 @@ p.yml:12: warning[shadowed]: NetworkPolicy shop/p: spec.ingress[2]: it never dec
 ";
     let (code, out, err) = lint(&policy(rules), &[]);
     assert!(out.starts_with("c.yml:59: note[elsewhere]") && out.contains(expected), "{out}{err}");
-    // The policy that was there before comes too late for TCP now.
+    // The existing policy now comes too late for TCP.
     assert!(out.contains("c.yml:67: warning[shadowed]: NetworkPolicy shop/front: spec.ingress[0]"), "{out}");
-    // And before the one that is staged in its place.
+    // And before the one that is staged with its name.
     let staged =
         "c.yml:78: warning[shadowed]: StagedNetworkPolicy shop/front: spec.ingress[0]: it would never decide";
     assert!(out.contains(staged), "{out}");
@@ -62,7 +62,7 @@ c.yml:59: note[elsewhere]: KubernetesNetworkPolicy shop/back: spec.ingress[0].po
     to do:   nothing here: it works on Linux and Windows nodes alike
 0 errors, 0 warnings, 1 note
 ";
-    // Notes are no faults.
+    // Notes are not mistakes.
     assert_eq!((code, out.as_str()), (0, expected));
 }
 

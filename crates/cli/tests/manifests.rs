@@ -1,4 +1,4 @@
-//! `tortie apply`, `get` and `delete` against a datastore of their own.
+//! `tortie apply`, `get` and `delete` with a separate datastore.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::io::Write;
@@ -13,14 +13,14 @@ use tortie_api::{Key, Kind};
 use tortie_store::rpc::serve_unix;
 use tortie_store::{Embedded, Store};
 
-/// A datastore on a socket, and the command that talks to it.
+/// A datastore on a socket, and the command that uses it.
 struct Datastore {
     runtime: Runtime,
     store: Arc<Embedded>,
     dir: TempDir,
 }
 
-/// What the command said.
+/// The output of the command.
 struct Said {
     ok: bool,
     code: i32,
@@ -125,7 +125,7 @@ fn a_list_is_applied_and_what_is_missing_is_named() {
     }
 }
 
-/// The policies of a namespace go when its endpoints are gone, not before.
+/// The policies of a namespace are deleted after its endpoints, not before.
 #[test]
 fn a_namespace_is_not_opened_on_its_way_out() {
     let datastore = Datastore::new();
@@ -145,7 +145,7 @@ fn a_namespace_is_not_opened_on_its_way_out() {
             assert!(Instant::now() < deadline, "the pod is not deleted");
             std::thread::yield_now();
         }
-        // What the node does when the pod is gone.
+        // What the node does after the pod is deleted.
         assert_eq!(datastore.names(Kind::NetworkPolicy), ["p"]);
         datastore.runtime.block_on(datastore.store.delete(&endpoint, None)).unwrap();
         let said = deletion.join().unwrap();
@@ -154,7 +154,7 @@ fn a_namespace_is_not_opened_on_its_way_out() {
     assert!(datastore.names(Kind::NetworkPolicy).is_empty() && datastore.names(Kind::Namespace).is_empty());
 }
 
-/// What a node reports of a pod or policy stands beside the verdict (policy decision 29).
+/// The verdict includes what a node reports about a pod or policy (policy decision 29).
 #[test]
 fn explain_says_what_nodes_report() {
     let datastore = Datastore::new();
@@ -180,7 +180,7 @@ fn explain_says_what_nodes_report() {
     assert!(!said.out.contains("d/other"), "{}", said.out);
 }
 
-/// Whatever the order of the manifests: what others name comes first, and policies come before pods.
+/// Whatever the order of the manifests, objects are applied after those that they name, and policies before pods.
 #[test]
 fn objects_are_applied_in_the_order_of_what_they_need() {
     let datastore = Datastore::new();
@@ -234,7 +234,7 @@ fn objects_are_applied_in_the_order_of_what_they_need() {
     order.remove(0);
     let mut found = kinds(&deleted.out);
     found.reverse();
-    // Two of one rank go in the order in which they were given.
+    // Two objects of one rank are applied in the given order.
     order.swap(5, 6);
     assert_eq!(found, order, "{}", deleted.out);
 }

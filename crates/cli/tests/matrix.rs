@@ -1,4 +1,4 @@
-//! `tortie matrix` on manifests: what it prints, and that the page for browsers is whole.
+//! `tortie matrix` on manifests: its output, and that the page for browsers is complete.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod offline;
@@ -120,7 +120,7 @@ fn the_page_is_whole_and_names_every_class() {
         assert!(page.contains(&format!("<li><b>{class}</b>")), "{class} is missing in\n{page}");
     }
     assert!(page.contains("in: KubernetesNetworkPolicy shop/back, rule 1 (c.yml:58)"), "{page}");
-    // Nothing comes from elsewhere.
+    // Nothing is loaded from elsewhere.
     for foreign in ["<script", "http:", "https:", "src=", "href=", "url(", "@import"] {
         assert!(!page.contains(foreign), "{foreign}");
     }
@@ -133,7 +133,7 @@ fn what_is_written_into_the_page_cannot_break_it() {
     assert!(page.contains("&lt;i&gt;&amp;.yml:58") && !page.contains("<i>"), "{page}");
 }
 
-/// Every element is closed by its own end, in order; no stray marks stand in the text.
+/// Every element is closed by its own end tag, in order; the text contains no stray markup.
 fn well_formed(page: &str) {
     let mut open: Vec<&str> = Vec::new();
     let mut seen = BTreeSet::new();
@@ -175,7 +175,7 @@ fn well_formed(page: &str) {
     assert!(["html", "head", "body", "table", "td", "th"].iter().all(|name| seen.contains(name)), "{seen:?}");
 }
 
-/// Thousands of pods of many workloads: the text keeps to namespaces.
+/// Thousands of pods of many workloads: the text lists namespaces only.
 #[test]
 fn many_workloads_stay_readable() {
     let mut cluster = String::new();

@@ -1,4 +1,4 @@
-//! `tortie preview` on manifests: what changes, by which rule, and what is no change.
+//! `tortie preview` on manifests: what changes, by which rule, and what does not change.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod offline;
@@ -6,7 +6,7 @@ mod offline;
 use offline::{CLUSTER, tortie};
 use serde_json::Value;
 
-/// Opens the back end for the jobs, on one more port.
+/// Admits the jobs to the back end, on one more port.
 const CHANGE: &str = "\
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -121,7 +121,7 @@ fn the_change_is_read_as_apply_reads_it() {
 
 #[test]
 fn a_pod_keeps_what_the_cluster_knows_of_it() {
-    // Without status and node, as people write it; with the label of a front end.
+    // Without status and node, as users write it; with the label of a front end.
     let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: nightly-x9s2b, namespace: shop, labels: {app: front}}\nspec: {containers: [{name: c}]}\n";
     let pod = pod.replace("nightly-x9s2b", "front-5d8f6c7b9-q7w2z").replace("app: front", "app: other");
     let (code, out, _) = preview(&[("change.yml", &pod)], &["-f", "change.yml"]);

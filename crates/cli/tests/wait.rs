@@ -1,4 +1,4 @@
-//! `tortie apply --wait` and what nodes report, with a test in the place of the nodes.
+//! `tortie apply --wait` and node reports, with a test in the role of the nodes.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 mod served;
@@ -67,7 +67,7 @@ async fn what_nodes_say_of_the_applied_decides() {
     assert!(said(&got).contains("and 7 more"), "{}", said(&got));
 }
 
-/// A pod's labels count when its endpoint has them, which is a later write.
+/// A pod's labels count once its endpoint has them, which is a later write.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
     let cluster = Cluster::new().await;

@@ -1,5 +1,5 @@
-//! What a node must be ([`NodeState`]), how it changes ([`Delta`]), and the two traits that an operating system
-//! implements: [`Dataplane`] makes the state true, [`PodWiring`] connects one pod.
+//! The desired state of a node ([`NodeState`]), its changes ([`Delta`]), and the two traits that an operating system
+//! implements: [`Dataplane`] applies the state, [`PodWiring`] connects one pod.
 
 mod members;
 mod reason;
@@ -33,20 +33,20 @@ pub type Clock = Box<dyn Fn() -> Instant + Send>;
 /// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others
 /// put there.
 ///
-/// The caller owns the state, so that there is one copy of it. Every call gets the state as it is by then.
+/// The caller owns the state, so that there is one copy of it. Every call gets the current state.
 pub trait Dataplane: Send {
-    /// Makes the state true. `deltas` are the changes since the previous call, which `state` already contains. A delta is
+    /// Applies the state. `deltas` are the changes since the previous call, which `state` already contains. A delta is
     /// in force when this returns and the report has no failure for its object. The next call retries what failed.
     fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report;
 
-    /// Reads everything back and repairs what differs from the state.
+    /// Reads everything back and repairs differences from the state.
     fn resync(&mut self, state: &NodeState) -> Report;
 
-    /// Has `told` called, on any thread, when somebody else has changed what the dataplane made, and a resync is in place.
-    /// Where the system does not tell, or nobody else can change anything, it is never called.
+    /// Calls `told`, on any thread, when somebody else has changed what the dataplane created, so that a resync is
+    /// necessary. It is never called if the system reports no changes, or if nobody else can change anything.
     fn watch(&mut self, _told: Box<dyn Fn() + Send>) {}
 
-    /// Whether the state has to have the cluster's Services, which is a lot to keep where nobody asks for it.
+    /// Whether the state must include the cluster's Services, which need much memory.
     fn asks_for_services(&self) -> bool {
         false
     }
@@ -54,32 +54,32 @@ pub trait Dataplane: Send {
     /// Reads what the system has for an endpoint, and changes nothing.
     ///
     /// # Errors
-    /// The endpoint is not known, or the system did not answer.
+    /// The endpoint is unknown, or the system did not answer.
     fn show(&mut self, state: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError>;
 }
 
-/// What a dataplane has to say after it worked.
+/// The result of a dataplane's work.
 ///
-/// A condition either tells of a failure, and then what it is about is not in force, or informs only of how it is in
-/// force: by its [`Reason`]. What failed for one endpoint is nothing to the others.
+/// By its [`Reason`], a condition either reports a failure, so that its object is not in force, or informs how the
+/// object is in force. A failure of one endpoint does not affect the others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// What is to be said of single endpoints; each of these endpoints is closed or narrower than its policy, never
-    /// wider, but for one that failed, where what was in force before may still be.
+    /// The conditions of single endpoints. Each of these endpoints is closed or narrower than its policy, never
+    /// wider. A failed endpoint may keep its previous policy.
     pub endpoints: BTreeMap<EndpointId, Vec<Condition>>,
-    /// What is to be said of the node as a whole.
+    /// The conditions of the node as a whole.
     pub node: Vec<Condition>,
-    /// Whether something failed that a later call may mend; the caller then calls again soon.
+    /// Whether a later call may repair a failure; the caller then calls again soon.
     pub retry: bool,
 }
 
 impl Report {
-    /// What of the node as a whole is not in force.
+    /// The failures of the node as a whole.
     pub fn node_failures(&self) -> impl Iterator<Item = &Condition> {
         self.node.iter().filter(|condition| condition.reason.is_failure())
     }
 
-    /// Why the endpoint may not be as it was last asked for: what failed for it, or for the whole node.
+    /// Why the endpoint may differ from what was requested: its own failures, and those of the whole node.
     pub fn failures_of(&self, endpoint: &EndpointId) -> impl Iterator<Item = &Condition> {
         let own = self.endpoints.get(endpoint).into_iter().flatten();
         self.node_failures().chain(own.filter(|condition| condition.reason.is_failure()))
@@ -91,15 +91,15 @@ impl Report {
     }
 }
 
-/// Something that the operator should know about an endpoint or about the node.
+/// Information for the operator about an endpoint or the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Condition {
-    /// Why it is reported.
+    /// The reason.
     pub reason: Reason,
     /// The objects that cause it, such as a policy and its rule.
     pub about: Vec<ObjectRef>,
-    /// One sentence for the operator: what is wrong, and what Tortie does about it. It repeats neither the objects nor the
-    /// endpoint.
+    /// One sentence for the operator: the problem, and what Tortie does about it. It repeats neither the objects nor
+    /// the endpoint.
     pub message: String,
 }
 
@@ -123,7 +123,7 @@ impl fmt::Display for Condition {
     }
 }
 
-/// What an operating system says of host endpoints where it cannot put them into force yet (semantics 27).
+/// The conditions of host endpoints on an operating system that does not enforce them yet (policy decision 27).
 pub fn not_enforced(state: &NodeState) -> impl Iterator<Item = Condition> {
     state.host_endpoints.keys().map(|name| {
         let message =

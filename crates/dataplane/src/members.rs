@@ -11,7 +11,7 @@ use tortie_policy::program::Member;
 pub struct Members(Arc<BTreeSet<Member>>);
 
 impl Members {
-    /// The members, to change them. Copies them first where they are shared.
+    /// The members, to change them. Copies them first if they are shared.
     pub fn make_mut(&mut self) -> &mut BTreeSet<Member> {
         Arc::make_mut(&mut self.0)
     }

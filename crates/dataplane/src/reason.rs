@@ -1,4 +1,4 @@
-//! Why a condition is reported, and how severe that is.
+//! Reasons of conditions and their severity.
 
 use std::fmt;
 
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 /// How severe a condition is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Severity {
-    /// Policy is in force, if narrower than it was asked for; or there is something of somebody else's, or about a
-    /// single destination, that the operator should look at. It holds up no revision, no ADD and no `apply --wait`.
+    /// Policy is in force, possibly narrower than requested; or something of somebody else, or about a single
+    /// destination, needs attention. It delays no revision, no ADD and no `apply --wait`.
     Information,
-    /// What was stored has no effect, or not the one that it says. It holds nothing up either, but nobody may call the
+    /// A stored object has no effect, or another one than it says. It delays nothing either, but nobody may call the
     /// object in force.
     WithoutEffect,
-    /// What the condition is about is not in force; it is tried again.
+    /// The object of the condition is not in force; the dataplane retries.
     Failure,
 }
 
 impl Severity {
-    /// The severity of a reason by its name, as a node report has it. A name that is not known is a failure: the report
-    /// may be that of a newer agent.
+    /// The severity of a reason by its name in a node report. An unknown name is a failure, because the report may
+    /// come from a newer agent.
     #[must_use]
     pub fn of(reason: &str) -> Self {
         let known: Result<Reason, Error> = Reason::deserialize(reason.into_deserializer());
@@ -38,7 +38,7 @@ pub enum Reason {
     CalicoLeftover,
     /// A load balancer hides the client's address from policy.
     ClientAddressHidden,
-    /// An object of HNS is not as it should be.
+    /// An object of HNS is not as required.
     Differs,
     /// HNS has no endpoint for a pod.
     EndpointMissing,
@@ -77,11 +77,11 @@ pub enum Reason {
     NetworkDiffers,
     /// The network does not exist.
     NetworkMissing,
-    /// Routes, links or addresses are not as they should be.
+    /// Routes, links or addresses are not as required.
     NetworkNotInForce,
     /// HNS has not finished the network.
     NetworkNotReady,
-    /// An object of the datastore cannot be read whole; what it means instead is narrower.
+    /// An object of the datastore cannot be read completely; its effect is narrower.
     NotUnderstood,
     /// The overlay's MAC address has changed.
     OverlayRemade,
@@ -99,7 +99,7 @@ pub enum Reason {
     ProviderAddressDiffers,
     /// A route to other nodes' pods was refused.
     RouteRefused,
-    /// A route of somebody else is in the place of ours.
+    /// A foreign route is in the place of Tortie's.
     RouteTaken,
     /// The operating system cannot express a policy, which then denies everything.
     RuleNotExpressible,
@@ -117,7 +117,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// How severe it is. There is no default, so that a new reason needs a decision.
+    /// The severity. There is no default, so that a new reason needs a decision.
     #[must_use]
     pub fn severity(self) -> Severity {
         use Reason::*;
@@ -154,7 +154,7 @@ impl Reason {
         }
     }
 
-    /// Whether what it is about is not in force.
+    /// Whether the object is not in force.
     #[must_use]
     pub fn is_failure(self) -> bool {
         self.severity() == Severity::Failure

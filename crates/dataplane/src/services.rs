@@ -1,4 +1,4 @@
-//! The cluster's Services, as far as a dataplane has to know whose their addresses are.
+//! The cluster's Services, as far as a dataplane needs them.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tortie_api::net::Protocol;
 
-/// Which Service. Copies share the names.
+/// The identity of a Service. Clones share the names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ServiceId {
     /// Its namespace.
@@ -22,12 +22,12 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// A Service that has an address of its own: what a pod may connect to, and where that leads.
+/// A Service with addresses of its own, and its backends.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Service {
     /// Its own addresses, sorted.
     pub cluster_ips: Vec<Ipv4Addr>,
-    /// The addresses from outside that nodes take for it, too, sorted.
+    /// The external addresses that nodes also accept for it, sorted.
     pub external_ips: Vec<Ipv4Addr>,
     /// Its ports, in their order.
     pub ports: Vec<ServicePort>,
@@ -38,14 +38,14 @@ pub struct Service {
 pub struct ServicePort {
     /// Its protocol.
     pub protocol: Protocol,
-    /// Its number at the Service's addresses.
+    /// The port at the Service's addresses.
     pub port: u16,
-    /// Address and port of the backends that connections are for, sorted.
+    /// Address and port of the backends for connections, sorted.
     pub backends: Vec<(Ipv4Addr, u16)>,
 }
 
 impl Service {
-    /// All its addresses; the same may come twice.
+    /// All its addresses; may contain duplicates.
     pub fn addresses(&self) -> impl Iterator<Item = Ipv4Addr> {
         self.cluster_ips.iter().chain(&self.external_ips).copied()
     }

@@ -1,4 +1,4 @@
-//! What the operator has set for a node (FelixConfiguration, IPPools).
+//! The operator's settings for a node (FelixConfiguration, IPPools).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,31 +9,31 @@ use tortie_api::calico::{
 };
 use tortie_api::net::Protocol;
 
-/// What the operator has set for a node.
+/// The operator's settings for a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// What no policy of host endpoints closes for packets into the node (policy decision 16).
+    /// Ports that policies of host endpoints never close for packets into the node (policy decision 16).
     pub failsafe_inbound: Vec<Failsafe>,
-    /// What no policy of host endpoints closes for packets out of the node.
+    /// Ports that policies of host endpoints never close for packets out of the node.
     pub failsafe_outbound: Vec<Failsafe>,
-    /// What becomes of packets from pods to their own node, after the pod's policy (policy decision 3). Return is
-    /// Accept where other tables are asked in any case.
+    /// What happens to packets from pods to their own node, after the pod's policy (policy decision 3). Return equals
+    /// Accept if other tables are evaluated in any case.
     pub endpoint_to_host: EndpointToHostAction,
-    /// Whether pods may send VXLAN packets, which are dropped before policy otherwise (policy decision 38).
+    /// Whether pods may send VXLAN packets, which are otherwise dropped before policy (policy decision 38).
     pub vxlan_from_workloads: bool,
-    /// Whether pods may send IPIP packets, which are dropped before policy otherwise.
+    /// Whether pods may send IPIP packets, which are otherwise dropped before policy.
     pub ipip_from_workloads: bool,
-    /// What becomes of packets that policy denies.
+    /// What happens to denied packets.
     pub deny: FilterDenyAction,
-    /// What becomes of established flows that a changed policy denies (policy decision 20).
+    /// What happens to established flows that a changed policy denies (policy decision 20).
     pub established_flows: EstablishedFlows,
-    /// Whether the rules of policies count what they match.
+    /// Whether policy rules count packets.
     pub policy_counters: PolicyCounters,
     /// Whether ACLs of Windows nodes name sets of addresses (policy decision 25).
     pub windows_policy_sets: WindowsPolicySets,
-    /// The versions of HNS, major and minor, on which `Auto` has them do so.
+    /// The versions of HNS, major and minor, on which `Auto` uses sets.
     pub proven_policy_sets: BTreeSet<(u32, u32)>,
-    /// The networks of pods, and whether packets from there to outside of all of them get their node's address.
+    /// The pools, and whether packets from each to addresses outside all pools get their node's address.
     pub pools: BTreeMap<IpNet, bool>,
 }
 
@@ -44,12 +44,12 @@ pub struct Failsafe {
     pub protocol: Protocol,
     /// The destination port.
     pub port: u16,
-    /// The other side's addresses; absent is all.
+    /// The addresses of the other side; absent means all.
     pub net: Option<IpNet>,
 }
 
 impl Settings {
-    /// The settings as FelixConfiguration and IPPools have them.
+    /// The settings from FelixConfiguration and IPPools.
     #[must_use]
     pub fn new(felix: &FelixConfigurationSpec, pools: BTreeMap<IpNet, bool>) -> Self {
         let failsafe = |port: &tortie_api::calico::FailsafePort| Failsafe {
@@ -74,7 +74,7 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// What holds where nothing is set.
+    /// The defaults.
     fn default() -> Self {
         Self::new(&FelixConfigurationSpec::default(), BTreeMap::new())
     }

@@ -1,4 +1,4 @@
-//! What is in force for an endpoint, for people: what it is asked for, and what the system has of it.
+//! What is in force for an endpoint, for users: what is desired, and what the system has.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{Endpoint, EndpointId, NodeState};
 /// Why it cannot be shown.
 #[derive(Debug, Clone, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum ShowError {
-    /// The node knows no such endpoint.
+    /// The node has no such endpoint.
     #[error("{0} is no endpoint of this node")]
     NoEndpoint(String),
     /// The system did not answer, or does not have it.
@@ -20,25 +20,25 @@ pub enum ShowError {
     System {
         /// The endpoint.
         object: String,
-        /// What is wrong, and what to do.
+        /// The problem and the remedy.
         problem: String,
     },
 }
 
-/// What an endpoint's packets are asked, as the node state has it.
+/// The desired policy of an endpoint, from the node state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AskedFor {
     /// The endpoint, with its program.
     pub endpoint: Endpoint,
-    /// The rules of the policies and profiles that the program names; one that is not there denies.
+    /// The rules of the policies and profiles that the program names; a missing one denies.
     pub policies: Vec<(PolicyId, PolicyRules)>,
-    /// How many members the sets have that the rules name.
+    /// The number of members of the sets that the rules name.
     pub sets: BTreeMap<SetId, usize>,
 }
 
 impl AskedFor {
-    /// What the endpoint is asked for; `None` where the node has none of that name.
+    /// The desired policy of the endpoint; `None` if the node has no such endpoint.
     #[must_use]
     pub fn of(state: &NodeState, id: &EndpointId) -> Option<Self> {
         let endpoint = state.endpoints.get(id)?;
@@ -57,19 +57,19 @@ impl AskedFor {
     }
 }
 
-/// What the system has for an endpoint, as it was just read from there.
+/// What the system has for an endpoint, as just read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Shown {
-    /// Where it was read, such as `nftables table tortie, interface cali12345678901`.
+    /// The source, such as `nftables table tortie, interface cali12345678901`.
     pub read_from: String,
-    /// Whether rules count what they match; absent where the system cannot.
+    /// Whether rules count packets; absent if the system cannot.
     pub counting: Option<bool>,
-    /// Lists of rules, each of which is asked from its beginning, in the order in which packets come to them.
+    /// Lists of rules, in the order in which packets reach them.
     pub lists: Vec<ShownList>,
-    /// What the sets mean by whose names rules of the system ask for members.
+    /// The sets behind the names in the system's rules.
     pub sets: BTreeMap<String, SetId>,
-    /// What is not as it should be, and other things that the reader has to know.
+    /// Differences, and other remarks for the user.
     pub remarks: Vec<String>,
 }
 
@@ -77,23 +77,23 @@ pub struct Shown {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShownList {
-    /// What the system knows it by.
+    /// Its name in the system.
     pub name: String,
-    /// Of which packets it is asked.
+    /// The direction of its packets.
     pub direction: Direction,
-    /// What it is there for.
+    /// Its purpose.
     pub part: ShownPart,
-    /// What it does, in words, where that follows from no policy.
+    /// A description, if its purpose is not a policy.
     pub words: String,
     /// The rules, in order.
     pub rules: Vec<ShownRule>,
 }
 
-/// What a list of rules is there for.
+/// The purpose of a list of rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ShownPart {
-    /// What all endpoints' packets meet before policy.
+    /// For all endpoints, before policy.
     BeforePolicy,
     /// The endpoint's program, or a part of it.
     Program,
@@ -105,35 +105,35 @@ pub enum ShownPart {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShownRule {
-    /// The rule in the system's own language, more or less.
+    /// The rule approximately in the system's own language.
     pub text: String,
-    /// What the system has beside it, for people.
+    /// The system's comment, for users.
     pub comment: String,
-    /// The policy that it comes from, if it is one.
+    /// The policy that it comes from, if any.
     pub policy: Option<PolicyId>,
-    /// The numbers of that policy's rules that it stands for, counted from one; empty where that is not known.
+    /// The numbers of that policy's rules, counted from one; empty if unknown.
     pub numbers: Vec<usize>,
-    /// What it has counted, if it counts.
+    /// Its count, if it counts.
     pub count: Option<Count>,
-    /// The values of rules that were folded into this one.
+    /// The values of rules that were merged into this one.
     pub values: Vec<ShownValue>,
-    /// Whether it is not what Tortie put there.
+    /// Whether it differs from what Tortie wrote.
     pub differs: bool,
 }
 
-/// One value of a rule that stands for several.
+/// One value of a merged rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShownValue {
     /// The value.
     pub text: String,
-    /// What was counted for it, if it counts.
+    /// Its count, if it counts.
     pub count: Option<Count>,
-    /// The rules that it comes from, such as `NetworkPolicy shop/web Ingress rule 2`, as far as that is known.
+    /// The rules that it comes from, such as `NetworkPolicy shop/web Ingress rule 2`, as far as known.
     pub from: Vec<String>,
 }
 
-/// What was counted.
+/// A count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Count {

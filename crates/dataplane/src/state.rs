@@ -16,7 +16,7 @@ use tortie_policy::program::{
 
 use crate::{Members, Service, ServiceId, Settings};
 
-/// Which workload endpoint of this node. Copies share the names.
+/// The identity of a workload endpoint of this node. Clones share the names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointId {
     /// The pod's namespace.
@@ -39,34 +39,34 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// A pod's interface on this node, and the policy that it is under.
+/// A pod's interface on this node, with its policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// The sandbox that the runtime made (`CNI_CONTAINERID`); the HNS endpoint is found by it.
+    /// The sandbox of the runtime (`CNI_CONTAINERID`), which identifies the HNS endpoint.
     pub container_id: Arc<str>,
-    /// The host's end of the pod's link on Linux (`cali…`); on Windows the name of the HNS endpoint.
+    /// The host end of the pod's link on Linux (`cali…`); on Windows, the name of the HNS endpoint.
     pub host_interface: Arc<str>,
-    /// The pod's addresses; anything else that it sends is dropped.
+    /// The pod's addresses; packets from other addresses are dropped.
     pub addresses: Vec<IpAddr>,
-    /// The pod's MAC address, where it is known.
+    /// The pod's MAC address, if known.
     pub mac: Option<MacAddress>,
-    /// What is asked about its packets. Pods under the same policies and profiles share it.
+    /// The program for its packets. Pods with the same policies and profiles share it.
     pub program: Arc<EndpointProgram>,
 }
 
-/// Interfaces of this node that are under policy themselves (policy decision 16).
+/// Interfaces of this node with policy of their own (policy decision 16).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostEndpoint {
-    /// The interface's name; `*` is every interface that is not a pod's and has no host endpoint of its own. Absent where
-    /// the interface is the one that has one of the addresses.
+    /// The interface's name; `*` means every interface that does not belong to a pod and has no host endpoint of its
+    /// own. Absent if the addresses identify the interface.
     pub interface: Option<String>,
     /// Addresses that the interface is expected to have.
     pub addresses: Vec<IpAddr>,
-    /// What is asked about packets there.
+    /// The programs for its packets.
     pub program: HostEndpointProgram,
 }
 
-/// A node's end of the VXLAN overlay.
+/// A node's tunnel end in the VXLAN overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vtep {
     /// The node's name.
@@ -75,14 +75,14 @@ pub struct Vtep {
     pub address: Ipv4Addr,
     /// The MAC address of the VXLAN device; on Windows the network's DrMacAddress.
     pub mac: MacAddress,
-    /// The node's own address, to which the VXLAN packets go.
+    /// The node's own address, the destination of its VXLAN packets.
     pub parent: Ipv4Addr,
 }
 
-/// Where a destination is.
+/// The location of a destination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RouteTarget {
-    /// Pods of this node: a block of its own. What no pod of it has is dropped, not sent elsewhere.
+    /// Pods of this node: one of its own blocks. Packets to unused addresses are dropped, not sent elsewhere.
     Local,
     /// Pods of another node, by VXLAN to its [`Vtep`].
     Vxlan {
@@ -96,16 +96,16 @@ pub enum RouteTarget {
 pub struct Route {
     /// The addresses.
     pub destination: Ipv4Net,
-    /// Where they are.
+    /// Their location.
     pub target: RouteTarget,
 }
 
-/// What the whole cluster agrees on about the overlay.
+/// The properties of the overlay that are common to the whole cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterNetwork {
-    /// The VXLAN network identifier; at least 4096, as Windows demands.
+    /// The VXLAN network identifier; at least 4096, as Windows requires.
     pub vni: u32,
-    /// The UDP port of VXLAN; 4789, as Windows demands.
+    /// The UDP port of VXLAN; 4789, as Windows requires.
     pub port: u16,
     /// The MTU of pods and of the VXLAN device, in bytes.
     pub mtu: u32,
@@ -125,18 +125,18 @@ pub struct LocalNode {
     pub name: String,
     /// Its own address on the underlay.
     pub address: Ipv4Addr,
-    /// Its end of the overlay, once it is known.
+    /// Its tunnel end, once known.
     pub vtep: Option<Vtep>,
-    /// What the cluster agrees on.
+    /// The common properties of the overlay.
     pub network: ClusterNetwork,
 }
 
-/// What a node must be.
+/// The desired state of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeState {
-    /// This node; `None` until it is known, and then there is no overlay.
+    /// This node; `None` until it is known, so that there is no overlay.
     pub node: Option<LocalNode>,
-    /// What the operator has set.
+    /// The operator's settings.
     pub settings: Arc<Settings>,
     /// The sets that policies name.
     pub sets: BTreeMap<SetId, (SetKind, Members)>,
@@ -146,31 +146,31 @@ pub struct NodeState {
     pub endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
     /// The host endpoints of this node, by name.
     pub host_endpoints: BTreeMap<String, Arc<HostEndpoint>>,
-    /// The other nodes' ends of the overlay, by node name.
+    /// The other nodes' tunnel ends, by node name.
     pub vteps: BTreeMap<String, Vtep>,
     /// The destinations of the overlay.
     pub routes: BTreeMap<Ipv4Net, RouteTarget>,
-    /// The cluster's Services, where the dataplane asks for them.
+    /// The cluster's Services, if the dataplane needs them.
     pub services: BTreeMap<ServiceId, Arc<Service>>,
 }
 
-/// One change of a [`NodeState`]. `calc` gives them in an order in which everything that is named exists: sets before
-/// the policies that name them, policies before endpoints; removals the other way round (policy decision 23).
+/// One change of a [`NodeState`]. `calc` returns changes in an order in which every named object exists: sets before
+/// the policies that name them, policies before endpoints; removals in the opposite order (policy decision 23).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
     /// The node itself became known or changed.
     Node(LocalNode),
-    /// What the operator has set has changed.
+    /// The operator's settings have changed.
     Settings(Arc<Settings>),
-    /// A set that did not exist, with all its members. The state shares them until the set changes.
+    /// A new set with all its members. The state shares them until the set changes.
     SetCreated(SetId, SetKind, Members),
-    /// Members of a set that exists.
+    /// Changed members of an existing set.
     SetChanged {
-        /// Which set.
+        /// The set.
         id: SetId,
-        /// Members that come.
+        /// Added members.
         added: Vec<Member>,
-        /// Members that go.
+        /// Removed members.
         removed: Vec<Member>,
     },
     /// A set that nothing names any more.
@@ -181,29 +181,29 @@ pub enum Delta {
     PolicyRemoved(PolicyId),
     /// A pod that is new or has changed.
     Endpoint(EndpointId, Arc<Endpoint>),
-    /// A pod that is gone.
+    /// A deleted pod.
     EndpointRemoved(EndpointId),
     /// A host endpoint that is new or has changed.
     HostEndpoint(String, Arc<HostEndpoint>),
-    /// A host endpoint that is gone, by name.
+    /// A deleted host endpoint, by name.
     HostEndpointRemoved(String),
-    /// Another node's end of the overlay, new or changed.
+    /// Another node's tunnel end, new or changed.
     Vtep(Vtep),
-    /// A node that has no end of the overlay any more, by name.
+    /// A node without a tunnel end, by name.
     VtepRemoved(String),
     /// A destination that is new or has changed.
     Route(Route),
-    /// A destination that is gone.
+    /// A removed destination.
     RouteRemoved(Ipv4Net),
     /// A Service that is new or has changed, or whose backends have.
     Service(ServiceId, Arc<Service>),
-    /// A Service that is gone, or has no address any more.
+    /// A Service that was deleted, or has no address any more.
     ServiceRemoved(ServiceId),
 }
 
 impl NodeState {
-    /// What changes make of nothing, each of which only adds something. A map that is made in one go takes half the room
-    /// of one that grows at its end.
+    /// The state from deltas that only add objects. A map that is built in one step needs half the memory of one that
+    /// grows.
     #[must_use]
     pub fn from_nothing(deltas: &[Delta]) -> Self {
         let sets = deltas.iter().filter_map(|delta| match delta {
@@ -230,7 +230,7 @@ impl NodeState {
         state
     }
 
-    /// Takes one change in.
+    /// Applies one change.
     pub fn apply(&mut self, delta: &Delta) {
         match delta.clone() {
             Delta::Node(node) => self.node = Some(node),

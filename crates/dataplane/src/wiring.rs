@@ -1,4 +1,4 @@
-//! Connecting one pod: the part of a CNI ADD that touches the operating system before policy does.
+//! Connects one pod: the part of a CNI ADD that uses the operating system, before policy.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -10,37 +10,37 @@ use crate::{EndpointId, MacAddress};
 
 /// Connects and disconnects pods. Calls may come from several threads at once, for different pods.
 pub trait PodWiring: Send + Sync {
-    /// Gives the pod its interface, closed until [`Dataplane`](crate::Dataplane) has put its policy in force. Doing it
-    /// again for the same container changes nothing.
+    /// Gives the pod its interface, which is closed until [`Dataplane`](crate::Dataplane) has its policy in force.
+    /// Repeating the call for the same container changes nothing.
     ///
     /// # Errors
-    /// What failed, on which object; nothing of a failed attempt is left behind.
+    /// The failed operation and its object; a failed attempt leaves nothing behind.
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError>;
 
-    /// Takes the pod's interface away, if it is there. May answer before the operating system is done, but then under
-    /// a name that a pod that is made again does not need.
+    /// Removes the pod's interface, if it exists. May return before the operating system is done, but then the
+    /// interface has a name that a recreated pod does not need.
     ///
     /// # Errors
-    /// What failed, on which object. That nothing was there is no error.
+    /// The failed operation and its object. A missing interface is no error.
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError>;
 
-    /// The name that the host's end of this pod's link has or will have.
+    /// The name that the host end of this pod's link has or will have.
     fn host_interface(&self, endpoint: &EndpointId, container_id: &str) -> String;
 
-    /// Waits until the interface passes packets, at most so long, and says whether it does.
+    /// Waits until the interface forwards packets, at most this long, and returns whether it does.
     fn wait_until_live(&self, interface: &PodInterface, patience: Duration) -> bool;
 
-    /// Whether the pod's interface is there as [`connect`](Self::connect) made it (CNI CHECK).
+    /// Checks that the pod's interface is as [`connect`](Self::connect) created it (CNI CHECK).
     ///
     /// # Errors
-    /// What is missing or different.
+    /// The difference.
     fn check(&self, pod: &PodAttachment) -> Result<(), WiringError>;
 }
 
-/// What is needed to connect a pod.
+/// The properties of a pod to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodAttachment {
-    /// Which endpoint.
+    /// The endpoint.
     pub endpoint: EndpointId,
     /// The sandbox (`CNI_CONTAINERID`).
     pub container_id: String,
@@ -54,10 +54,10 @@ pub struct PodAttachment {
     pub mtu: u32,
 }
 
-/// The interface that a pod got.
+/// The interface of a connected pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInterface {
-    /// The host's end on Linux, the HNS endpoint's name on Windows.
+    /// The host end on Linux, the HNS endpoint's name on Windows.
     pub host_interface: String,
     /// The pod's MAC address.
     pub mac: MacAddress,
@@ -69,20 +69,20 @@ pub enum WiringError {
     /// A call to the operating system failed.
     #[error("{object}: {operation}: {source}")]
     System {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// The link, namespace, endpoint … that it was done to.
+        /// The link, namespace, endpoint or other object.
         object: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Something is there that is not as it should be.
+    /// An existing object is not as required.
     #[error("{object}: {problem}")]
     Differs {
-        /// The link, endpoint …
+        /// The link, endpoint or other object.
         object: String,
-        /// What is missing or different.
+        /// The difference.
         problem: String,
     },
 }

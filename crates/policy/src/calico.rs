@@ -1,4 +1,4 @@
-//! Calico's policies (`updateprocessors` and `felix/calc/rule_scanner.go` of Calico).
+//! Compiles Calico's policies (upstream: `updateprocessors` and `felix/calc/rule_scanner.go` of Calico).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::program::{EntityMatch, IcmpMatch, PolicyId, PolicyRules, Rule, SetId}
 
 pub(crate) type Sets = BTreeMap<SetId, SetSource>;
 
-/// Compiles a policy that has been validated.
+/// Compiles a validated policy.
 pub(crate) fn compile(id: PolicyId, spec: &PolicySpec) -> Compiled {
     let types = spec.effective_types();
     let mut sets = Sets::new();
@@ -57,7 +57,7 @@ fn hook(spec: &PolicySpec) -> Hook {
     }
 }
 
-/// The endpoints that a policy is about.
+/// The endpoints to which a policy applies.
 pub(crate) fn selected(
     id: &PolicyId,
     selector: Option<&Selector>,
@@ -77,8 +77,8 @@ pub(crate) fn selected(
         terms.extend(selector.cloned());
         terms.push(of_namespace(&id.namespace));
     }
-    // Calico rewrites every `all()` of the combined selector, so that what has no service account is not selected
-    // (`globalnetworkpolicyprocessor.go`).
+    // Calico rewrites every `all()` of the combined selector, so that it does not select endpoints without a service
+    // account (`globalnetworkpolicyprocessor.go`).
     if let Some(service_accounts) = service_accounts {
         terms.push(service_accounts.prefixed(SERVICE_ACCOUNT_PREFIX));
         return Selector::all_of(terms).all_means_has(SERVICE_ACCOUNT_LABEL);
@@ -86,7 +86,7 @@ pub(crate) fn selected(
     Selector::all_of(terms)
 }
 
-/// A selector of namespaces as one of endpoints; `global()` is endpoints that have none.
+/// Converts a selector of namespaces to a selector of endpoints; `global()` selects endpoints without a namespace.
 pub(crate) fn of_namespaces(namespaces: &Selector) -> Selector {
     if namespaces.is_global() {
         return Selector::has(NAMESPACE_LABEL).negated();
@@ -94,14 +94,13 @@ pub(crate) fn of_namespaces(namespaces: &Selector) -> Selector {
     namespaces.over_prefixed(NAMESPACE_PREFIX, NAMESPACE_LABEL)
 }
 
-/// Compiles rules that have been validated. An Allow by HTTP request matches nothing (policy decision 15) and is left
-/// out.
+/// Compiles validated rules. An Allow with an `http` criterion matches nothing (policy decision 15) and is left out.
 pub(crate) fn compile_rules(namespace: &Arc<str>, rules: &[CalicoRule], sets: &mut Sets) -> Vec<Rule> {
     let enforced = rules.iter().filter(|rule| rule.http.is_none());
     enforced.filter_map(|rule| compile_rule(namespace, rule, sets)).collect()
 }
 
-/// `None` where no packet can match.
+/// Compiles one rule; `None` if no packet can match it.
 fn compile_rule(namespace: &Arc<str>, rule: &CalicoRule, sets: &mut Sets) -> Option<Rule> {
     let families = families(rule);
     let ip_version = match families.as_slice() {
@@ -123,8 +122,9 @@ fn compile_rule(namespace: &Arc<str>, rule: &CalicoRule, sets: &mut Sets) -> Opt
     })
 }
 
-/// The families of packets that a rule concerns: that of its `ipVersion`, and those of which every list of networks has
-/// one (`felix/rules/policy.go`, `FilterRuleToIPVersion`). So `notNets: [fd00::/8]` says nothing about IPv4 packets.
+/// The address families that a rule concerns: that of its `ipVersion`, and those for which every list of networks has
+/// an entry (`felix/rules/policy.go`, `FilterRuleToIPVersion`). So a rule with `notNets: [fd00::/8]` does not match
+/// IPv4 packets.
 fn families(rule: &CalicoRule) -> Vec<IpVersion> {
     let sides = [&rule.source, &rule.destination];
     let lists = sides.map(|side| [&side.nets, &side.not_nets]);
@@ -145,7 +145,7 @@ fn compile_entity(
     sets: &mut Sets,
 ) -> EntityMatch {
     if let Some(service) = &entity.services {
-        // Ports beside it are of the source: numbers, or names of whatever endpoint declares them.
+        // Ports beside a Service belong to the source: numbers, or names that any endpoint declares.
         let mut ports_of = |ports: &[Port]| {
             names(ports).map(|name| port_set(&Selector::all(), protocol, name, sets)).collect()
         };
@@ -161,7 +161,8 @@ fn compile_entity(
         };
     }
     let (meant, not_meant) = endpoints_of(namespace, entity);
-    // A named port means the ports of that name of the endpoints that are meant, or of all where nothing says which.
+    // A named port means the ports of that name on the endpoints that this side selects, or on all endpoints if it
+    // selects none.
     let declaring = meant.clone().unwrap_or_else(Selector::all);
     let mut named_ports =
         |ports: &[Port]| names(ports).map(|name| port_set(&declaring, protocol, name, sets)).collect();
@@ -179,7 +180,7 @@ fn compile_entity(
     }
 }
 
-/// The backends of a Service: at the destination with their ports, at the source by address alone
+/// The backends of a Service: as a destination with their ports, as a source by address alone
 /// (`felix/calc/rule_scanner.go`).
 fn backends(namespace: &Arc<str>, service: &ServiceMatch, with_ports: bool, sets: &mut Sets) -> EntityMatch {
     let namespace = service.namespace.as_deref().unwrap_or(&**namespace);
@@ -193,8 +194,8 @@ fn backends(namespace: &Arc<str>, service: &ServiceMatch, with_ports: bool, sets
     }
 }
 
-/// The endpoints that one side of a rule means, and those that it does not mean. Both become one selector where there
-/// is anything positive, so that only a `notSelector` alone stays a negation.
+/// The endpoints that one side of a rule selects, and those that it excludes. If there is any positive criterion,
+/// both become one selector. So only a `notSelector` alone stays a negation.
 fn endpoints_of(namespace: &Arc<str>, entity: &EntityRule) -> (Option<Selector>, Option<Selector>) {
     let accounts = entity.service_accounts.as_ref();
     let selects = entity.selector.is_some()
@@ -214,7 +215,7 @@ fn endpoints_of(namespace: &Arc<str>, entity: &EntityRule) -> (Option<Selector>,
         if !accounts.names.is_empty() {
             terms.push(Selector::one_of(SERVICE_ACCOUNT_LABEL, accounts.names.iter().cloned()));
         }
-        // Here `all()` stays what it is: it matches network sets, too (`rules.go`, `parseServiceAccounts`).
+        // Here `all()` keeps its meaning: it matches network sets, too (`rules.go`, `parseServiceAccounts`).
         terms.extend(accounts.selector.as_ref().map(|selector| selector.prefixed(SERVICE_ACCOUNT_PREFIX)));
     }
     terms.extend(entity.selector.clone());
@@ -227,14 +228,15 @@ fn endpoints_of(namespace: &Arc<str>, entity: &EntityRule) -> (Option<Selector>,
     }
 }
 
-/// The set of a selector, noted in `sets`.
+/// Adds the set of a selector to `sets` and returns its id.
 pub(crate) fn named(selector: Selector, sets: &mut Sets) -> SetId {
     let id = SetId::new(selector.id());
     sets.insert(id.clone(), SetSource::Selector(selector));
     id
 }
 
-/// The set of the ports of a name, noted in `sets`. Its id is Calico's but for the hash (`libcalico-go/lib/selector`).
+/// Adds the set of all ports with this name to `sets` and returns its id. The id is Calico's except for the hash
+/// (`libcalico-go/lib/selector`).
 pub(crate) fn port_set(
     selector: &Selector,
     protocol: Option<Protocol>,

@@ -1,4 +1,4 @@
-//! Policies of cluster administrators (policy decision 9): tiers `kube-admin` and `kube-baseline`.
+//! Compiles policies of cluster administrators (policy decision 9) into the tiers `kube-admin` and `kube-baseline`.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::kubernetes::{of_kubernetes, requirements};
 use crate::labels::all_pods;
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
-/// Compiles a policy that has been validated.
+/// Compiles a validated policy.
 pub(crate) fn compile(id: PolicyId, policy: &ClusterPolicy) -> Compiled {
     let mut sets = Sets::new();
     let mut left_out = Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn compile(id: PolicyId, policy: &ClusterPolicy) -> Compiled {
     Compiled {
         tier: policy.tier.name().to_owned(),
         order: Order::new(policy.priority.map(f64::from), &id),
-        // Without rules a policy has no say about a direction.
+        // A policy without rules for a direction does not affect that direction.
         ingress: !policy.ingress.is_empty(),
         egress: !policy.egress.is_empty(),
         selector,
@@ -53,8 +53,8 @@ pub(crate) fn compile(id: PolicyId, policy: &ClusterPolicy) -> Compiled {
     }
 }
 
-/// The tier, order, and subject of a policy that is not understood, as far as they can be read; and the directions that
-/// it has rules for, both where that cannot be told.
+/// The readable parts of a policy that was not understood: its tier, order and subject, and the directions of its
+/// rules (both directions if these are unreadable).
 pub(crate) fn readable(
     spec: &Value,
     tier: Option<&'static str>,
@@ -69,7 +69,7 @@ pub(crate) fn readable(
         (priority, _) => Some(priority.and_then(Value::as_f64).unwrap_or(f64::NEG_INFINITY)),
     };
     let subject = spec.get("subject").and_then(ClusterPeer::readable);
-    // One that cannot be read closes pods, never hosts: such a policy cannot select a host.
+    // An unreadable policy denies for pods, never for hosts, because such a policy cannot select a host.
     let selector = subject.as_ref().and_then(pods).unwrap_or_else(all_pods);
     let has = |direction: &str| {
         spec.get(direction)
@@ -82,8 +82,8 @@ pub(crate) fn readable(
     (tier.or(given).unwrap_or("").to_owned(), priority, selector, directions)
 }
 
-/// One rule for each peer and protocol. One that is not understood closes: an Accept matches nothing; a Deny, and a Pass,
-/// which might have kept what follows from allowing, deny everything.
+/// Compiles to one rule for each peer and protocol. A rule that was not understood denies: an Accept matches nothing;
+/// a Deny denies everything, and so does a Pass, because the intended Pass could have skipped a later Allow.
 fn compile_rule(own: &Selector, direction: Direction, rule: &ClusterRule, sets: &mut Sets) -> Vec<Rule> {
     if rule.not_understood().is_some() {
         return if rule.action == Action::Allow { Vec::new() } else { vec![Rule::all(Action::Deny)] };
@@ -112,7 +112,7 @@ fn compile_rule(own: &Selector, direction: Direction, rule: &ClusterRule, sets: 
     rules
 }
 
-/// What each port of a rule asks for; without any, everything.
+/// The criteria of each port of a rule; no ports match everything.
 fn ports(ports: &[ClusterPort]) -> Vec<(Option<Protocol>, Option<PortRange>, Option<&str>)> {
     if ports.is_empty() {
         return vec![(None, None, None)];
@@ -125,7 +125,7 @@ fn ports(ports: &[ClusterPort]) -> Vec<(Option<Protocol>, Option<PortRange>, Opt
     ports.iter().filter_map(one).collect()
 }
 
-/// A peer, and the pods among it, whose named ports may be meant.
+/// A peer, and its pods, whose named ports a rule may name.
 fn compile_peer(peer: &ClusterPeer, sets: &mut Sets) -> (EntityMatch, Selector) {
     if let ClusterPeer::Networks(nets) = peer {
         let nets = nets.iter().map(|Cidr(net)| *net).collect();
@@ -135,7 +135,7 @@ fn compile_peer(peer: &ClusterPeer, sets: &mut Sets) -> (EntityMatch, Selector) 
     (EntityMatch { sets: vec![named(pods.clone(), sets)], ..EntityMatch::default() }, pods)
 }
 
-/// The pods that a subject or peer means, if it means pods.
+/// The pods that a subject or peer selects, if it selects pods.
 fn pods(peer: &ClusterPeer) -> Option<Selector> {
     let (namespaces, pods) = match peer {
         ClusterPeer::Namespaces(namespaces) => (namespaces, LabelSelector::default()),

@@ -1,4 +1,4 @@
-//! From a policy object to rules over sets.
+//! Compiles policy objects to rules over sets.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -14,76 +14,76 @@ use crate::labels::of_namespace;
 use crate::program::{PolicyId, PolicyKind, PolicyRules, Rule, SetId, SetKind};
 use crate::{calico, cluster, kubernetes};
 
-/// A policy, compiled.
+/// A compiled policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compiled {
-    /// Which policy.
+    /// The id of the policy.
     pub id: PolicyId,
-    /// The tier that it belongs to.
+    /// The name of its tier.
     pub tier: String,
-    /// Its place among the policies of its tier.
+    /// Its position in its tier.
     pub order: Order,
-    /// Which packets it is asked about.
+    /// The hooks at which it is evaluated.
     pub hook: Hook,
-    /// The endpoints that it is about, by their [`SubjectLabels`](crate::SubjectLabels).
+    /// Selects its endpoints, by their [`SubjectLabels`](crate::SubjectLabels).
     pub selector: Selector,
-    /// Whether it speaks about packets into them.
+    /// Whether it applies to packets into them.
     pub ingress: bool,
-    /// Whether it speaks about packets out of them.
+    /// Whether it applies to packets out of them.
     pub egress: bool,
     /// Its rules.
     pub rules: Arc<PolicyRules>,
-    /// What the sets are that the rules name.
+    /// The sources of the sets that the rules name.
     pub sets: BTreeMap<SetId, SetSource>,
-    /// What of it is understood but cannot be enforced, and is therefore left out (policy decision 15).
+    /// Criteria that were understood but cannot be enforced, and are therefore left out (policy decision 15).
     pub left_out: Vec<String>,
-    /// Why it could not be understood; it then denies.
+    /// The problem, if the policy was not understood; it then denies.
     pub not_understood: Option<String>,
 }
 
-/// Where on a packet's way a policy is asked (policy decision 16).
+/// The hooks on a packet's way at which a policy is evaluated (policy decision 16).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hook {
     /// At pods, and at host endpoints for packets from and to the host itself.
     #[default]
     Normal,
-    /// There, and at host endpoints for packets that the host forwards.
+    /// As `Normal`, and at host endpoints for packets that the host forwards.
     AlsoForwarded,
-    /// At host endpoints only, before connections are tracked.
+    /// At host endpoints only, before connection tracking.
     Untracked,
-    /// At host endpoints only, before Services' addresses are translated.
+    /// At host endpoints only, before the translation of Services' addresses.
     PreDnat,
-    /// Everywhere: a policy that is not understood, and does not say where.
+    /// At every hook: the policy was not understood, and its hook is unreadable.
     Everywhere,
 }
 
 impl Hook {
-    /// Whether policies of this hook are asked about packets from and to pods.
+    /// Whether policies of this hook are evaluated for packets from and to pods.
     #[must_use]
     pub fn is_for_pods(self) -> bool {
         matches!(self, Self::Normal | Self::AlsoForwarded | Self::Everywhere)
     }
 }
 
-/// What makes the members of a set.
+/// The source of the members of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SetSource {
-    /// The addresses of what the selector matches.
+    /// The addresses of everything that the selector matches.
     Selector(Selector),
-    /// The ports of this name, with this protocol if one is given, of the endpoints that the selector matches.
+    /// The ports of this name, with this protocol if one is given, on the endpoints that the selector matches.
     NamedPort {
         /// The endpoints.
         selector: Selector,
-        /// The protocol with which they must declare the name.
+        /// The protocol of the declaration.
         protocol: Option<Protocol>,
         /// The name.
         name: String,
     },
     /// The backends of a Service.
     Service {
-        /// Its namespace.
+        /// The Service's namespace.
         namespace: String,
-        /// Its name.
+        /// The Service's name.
         name: String,
         /// Whether the backends' protocols and ports count, or only their addresses.
         with_ports: bool,
@@ -91,7 +91,7 @@ pub enum SetSource {
 }
 
 impl SetSource {
-    /// What the members are.
+    /// The kind of the members.
     #[must_use]
     pub fn kind(&self) -> SetKind {
         match self {
@@ -101,8 +101,8 @@ impl SetSource {
     }
 }
 
-/// The place of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (policy decision
-/// 7).
+/// The position of a policy in its tier: `order` ascending, absent last, then by "name/namespace/kind" (policy
+/// decision 7).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Order {
     order: Option<f64>,
@@ -115,7 +115,8 @@ impl Order {
         Self { order: order.map(|order| order + 0.0), id: id.clone() }
     }
 
-    /// "name/namespace/kind", as bytes. Not written out for each: a cluster has many policies, of which few meet.
+    /// "name/namespace/kind", as bytes. The string is not built, because a cluster has many policies, of which few
+    /// are compared.
     fn tie(&self) -> impl Iterator<Item = u8> {
         // As Calico spells them in its model (`libcalico-go/lib/backend/model/policy.go`).
         let kind = match self.id.kind {
@@ -147,7 +148,7 @@ impl Ord for Order {
     }
 }
 
-/// The id of the policy under this key, if its kind is a policy's.
+/// The id of the policy with this key, if its kind is a policy kind.
 #[must_use]
 pub fn policy_id(key: &Key) -> Option<PolicyId> {
     let kind = match key.kind {
@@ -162,7 +163,7 @@ pub fn policy_id(key: &Key) -> Option<PolicyId> {
     Some(PolicyId { kind, namespace: key.namespace.as_str().into(), name: key.name.as_str().into() })
 }
 
-/// Compiles the policy that is stored under this key; `None` where the kind is no policy's.
+/// Compiles the stored policy with this key; `None` if the kind is not a policy kind.
 #[must_use]
 pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
     let id = policy_id(key)?;
@@ -175,7 +176,7 @@ pub fn compile(key: &Key, value: &Value) -> Option<Compiled> {
     })
 }
 
-/// Compiles the policy that has been read from under this key; `None` where it is no policy.
+/// Compiles the policy that was read for this key; `None` if it is not a policy.
 #[must_use]
 pub fn compile_read(key: &Key, policy: &Resource) -> Option<Compiled> {
     let id = policy_id(key)?;
@@ -188,7 +189,7 @@ pub fn compile_read(key: &Key, policy: &Resource) -> Option<Compiled> {
     }
 }
 
-/// Compiles a profile: its rules, and what the sets are that they name.
+/// Compiles a profile: its rules, and the sources of the sets that they name.
 #[must_use]
 pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSource>) {
     let mut sets = BTreeMap::new();
@@ -197,9 +198,8 @@ pub fn compile_profile(profile: &Profile) -> (PolicyRules, BTreeMap<SetId, SetSo
     (PolicyRules { ingress, egress }, sets)
 }
 
-/// What a policy that is not understood comes to (policy decision 18): Deny in the directions that it names (both, if
-/// that is unreadable), at its place in the order, for the endpoints that it selects (all of its namespace, if that
-/// is).
+/// Compiles a policy that was not understood (policy decision 18): Deny in the directions that it names (both if
+/// unreadable), at its position in the order, for the endpoints that it selects (all of its namespace if unreadable).
 fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
     let spec = value.get("spec").unwrap_or(&Value::Null);
     let (tier, order, selector, (ingress, egress)) = match id.kind {
@@ -234,7 +234,7 @@ fn closed(id: PolicyId, value: &Value, problem: String) -> Compiled {
     }
 }
 
-/// Where a policy that is not understood is asked: everywhere, if that cannot be read.
+/// The hook of a policy that was not understood: every hook if it is unreadable.
 fn readable_hook(kind: PolicyKind, spec: &Value) -> Hook {
     if kind != PolicyKind::GlobalNetworkPolicy {
         return Hook::Normal;
@@ -252,7 +252,8 @@ fn readable_hook(kind: PolicyKind, spec: &Value) -> Hook {
     }
 }
 
-/// The tier of a policy that is not understood; one that cannot be read is the tier without a name, before all others.
+/// The tier of a policy that was not understood. An unreadable tier becomes the tier without a name, which comes
+/// before all others.
 fn readable_tier(spec: &Value) -> String {
     let tier = match spec.get("tier") {
         None | Some(Value::Null) => "default",
@@ -265,8 +266,8 @@ fn readable_tier(spec: &Value) -> String {
     tier.to_owned()
 }
 
-/// The `order` of a policy or tier that is not understood. One that cannot be read comes first: whatever it was meant to
-/// come before, nothing opens.
+/// The `order` of a policy or tier that was not understood. An unreadable order comes first, so that nothing opens
+/// that the object was meant to precede.
 #[must_use]
 pub fn readable_order(spec: &Value) -> Option<f64> {
     match spec.get("order") {
@@ -295,7 +296,8 @@ fn named_directions(types: Option<&Value>) -> (bool, bool) {
     }
 }
 
-/// The endpoints that the policy selects, if all that narrows them can be read; otherwise all that it could select.
+/// The endpoints that the policy selects, if every criterion of its subject is readable; otherwise all that it could
+/// select.
 fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
     let everything = || match &*id.namespace {
         "" => Selector::all(),
@@ -325,7 +327,8 @@ fn readable_selector(id: &PolicyId, spec: &Value) -> Selector {
 mod tests {
     use super::*;
 
-    /// As texts, in which a name that begins another may come after it: `/` is after `-` and `.`.
+    /// The comparison is of texts, in which a name that begins another may come after it, because `/` is after `-`
+    /// and `.`.
     #[test]
     fn policies_of_one_order_come_by_name_namespace_and_kind() {
         let kinds = [PolicyKind::KubernetesNetworkPolicy, PolicyKind::NetworkPolicy];

@@ -1,4 +1,4 @@
-//! Kubernetes NetworkPolicy (policy decisions 10–12): rules that allow, in tier `default` at order 1000. The end
+//! Compiles Kubernetes NetworkPolicy (policy decisions 10–12) to Allow rules in tier `default` at order 1000. The end
 //! of the tier denies what none of them allows.
 
 use std::collections::BTreeMap;
@@ -18,10 +18,10 @@ use crate::compile::{Compiled, Hook, Order};
 use crate::labels::{POD_PREFIX, all_pods, of_namespace};
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 
-/// Where Kubernetes policies stand among Calico's.
+/// The order of Kubernetes policies among Calico's.
 pub(crate) const ORDER: f64 = 1000.0;
 
-/// Compiles a policy that has been validated.
+/// Compiles a validated policy.
 pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
     let types = policy.effective_types();
     let mut sets = Sets::new();
@@ -50,12 +50,12 @@ pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
     }
 }
 
-/// The pods that a policy selects which could not be read whole: as far as its selector can be read.
+/// The pods that a policy selects if it was not read completely: all that the readable part of its selector allows.
 pub(crate) fn readable_selector(namespace: &Arc<str>, pods: &Value) -> Selector {
     pods_of(namespace, &LabelSelector::readable(pods).unwrap_or_default())
 }
 
-/// One rule for each peer and protocol. `own` are the pods that the policy selects.
+/// Compiles to one rule for each peer and protocol. `own` selects the policy's own pods.
 fn compile_rule(
     namespace: &Arc<str>,
     own: &Selector,
@@ -70,7 +70,8 @@ fn compile_rule(
         peers => peers.iter().map(|peer| compile_peer(namespace, peer, sets)).collect(),
     };
     let by_protocol = by_protocol(&rule.ports);
-    // Rules are large and most policies have few: room for more would take more than the policy.
+    // Reserved exactly: rules are large and most policies have few, so spare capacity would need more memory than the
+    // policy.
     rules.reserve_exact(peers.len() * by_protocol.len());
     for (protocol, ports) in by_protocol {
         for (peer, peers_pods) in &peers {
@@ -102,7 +103,8 @@ struct WantedPort<'a> {
     name: Option<&'a str>,
 }
 
-/// The ports of each protocol; no ports at all is every protocol. An entry without a port is all ports of its protocol.
+/// The ports of each protocol. An empty list means every protocol. An entry without a port means all ports of its
+/// protocol.
 fn by_protocol(ports: &[NetworkPolicyPort]) -> Vec<(Option<Protocol>, Vec<WantedPort<'_>>)> {
     if ports.is_empty() {
         return vec![(None, Vec::new())];
@@ -126,7 +128,7 @@ fn by_protocol(ports: &[NetworkPolicyPort]) -> Vec<(Option<Protocol>, Vec<Wanted
     protocols.into_iter().map(|(protocol, wanted)| (Some(protocol), wanted.unwrap_or_default())).collect()
 }
 
-/// A peer, and the pods among it, whose named ports may be meant.
+/// A peer, and its pods, whose named ports a rule may name.
 fn compile_peer(namespace: &Arc<str>, peer: &NetworkPolicyPeer, sets: &mut Sets) -> (EntityMatch, Selector) {
     if let Some(block) = &peer.ip_block {
         let addresses = EntityMatch {
@@ -168,7 +170,7 @@ pub(crate) fn requirements(labels: &LabelSelector) -> Vec<Selector> {
             "In" => Selector::one_of(&requirement.key, values),
             "NotIn" => Selector::none_of(&requirement.key, values),
             "DoesNotExist" => Selector::has(&requirement.key).negated(),
-            // Exists: validation has refused everything else.
+            // Only `Exists` is left: validation has rejected everything else.
             _ => Selector::has(&requirement.key),
         }
     });

@@ -1,5 +1,5 @@
-//! The labels that selectors see on a pod or a network set: its own, and those of its namespace and service account under
-//! prefixes. Nothing is copied: each lookup asks the one that has the label.
+//! The labels of a pod or network set that selectors see: its own, and those of its namespace and service account
+//! with prefixes. Nothing is copied: each lookup goes to the object that has the label.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -12,31 +12,31 @@ use crate::program::{PolicyId, PolicyRules, Rule};
 pub(crate) const NAMESPACE_PREFIX: &str = "pcns.";
 /// The prefix of a service account's labels.
 pub(crate) const SERVICE_ACCOUNT_PREFIX: &str = "pcsa.";
-/// The prefix of the labels that a pod itself bears, which is all that Kubernetes' selectors see (policy decision 10).
-/// No label name can begin like this.
+/// The prefix of a pod's own labels, which are the only labels that Kubernetes' selectors see (policy decision 10).
+/// No label name can begin with it.
 pub(crate) const POD_PREFIX: &str = "pod:";
 /// The label with the name of the pod's service account.
 pub(crate) const SERVICE_ACCOUNT_LABEL: &str = "projectcalico.org/serviceaccount";
-/// The label that tells a Kubernetes pod from other endpoints.
+/// The label that distinguishes a Kubernetes pod from other endpoints.
 pub(crate) const ORCHESTRATOR_LABEL: &str = "projectcalico.org/orchestrator";
-/// The label of every namespace and service account with its name.
+/// The label with the name of every namespace and service account.
 const NAME_LABEL: &str = "projectcalico.org/name";
 /// The label that the API server gives every namespace.
 const METADATA_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// Whatever is of the namespace. Nearly every selector says so, and shares the label's name.
+/// Everything in the namespace. Nearly every selector contains this criterion, and shares the label's name.
 pub(crate) fn of_namespace(namespace: &Arc<str>) -> Selector {
     static LABEL: LazyLock<Arc<str>> = LazyLock::new(|| NAMESPACE_LABEL.into());
     Selector::equal(LABEL.clone(), namespace.clone())
 }
 
-/// All pods: only they declare ports that Kubernetes' policies may mean.
+/// All pods: Kubernetes' policies can only name ports that pods declare.
 pub(crate) fn all_pods() -> Selector {
     static ALL: LazyLock<Selector> = LazyLock::new(|| Selector::equal(ORCHESTRATOR_LABEL, "k8s"));
     ALL.clone()
 }
 
-/// Labels as an object bears them. Copies share them.
+/// The labels of one object. Clones share them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct OwnLabels(Arc<[(Box<str>, Box<str>)]>);
 
@@ -47,14 +47,14 @@ impl From<BTreeMap<String, String>> for OwnLabels {
 }
 
 impl OwnLabels {
-    /// The value of a label, if it is there.
+    /// The value of a label, if the object has it.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         let place = self.0.binary_search_by(|(known, _)| (**known).cmp(name)).ok()?;
         Some(&*self.0[place].1)
     }
 
-    /// Whether there are copies.
+    /// Whether there are other clones.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -69,16 +69,16 @@ impl OwnLabels {
     }
 }
 
-/// What selectors see on a pod or a network set (`libcalico-go/lib/backend/syncersv1/updateprocessors`). Its own labels
-/// win over a profile's, but neither can claim another namespace or service account: labels that only the cluster gives
-/// ([`tortie_api::is_reserved_label`]) are not looked for there.
+/// The labels of a pod or a network set that selectors see (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
+/// Its own labels have precedence over a profile's. Neither can claim another namespace or service account: labels
+/// that only the cluster sets ([`tortie_api::is_reserved_label`]) are not looked up in them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SubjectLabels {
     /// Whether it is a pod.
     pub is_pod: bool,
     /// Its own labels.
     pub own: OwnLabels,
-    /// Its namespace; empty where it has none.
+    /// Its namespace; empty if it has none.
     pub namespace: Arc<str>,
     /// The namespace's labels, if that namespace is known.
     pub namespace_labels: Option<OwnLabels>,
@@ -86,7 +86,7 @@ pub struct SubjectLabels {
     pub service_account: Arc<str>,
     /// The service account's labels, if it is known.
     pub service_account_labels: Option<OwnLabels>,
-    /// The labels that the pod's profiles give it; the first profile's win.
+    /// The labels that the pod's profiles give it. The first profile has precedence.
     pub profiles: Vec<OwnLabels>,
 }
 
@@ -123,7 +123,7 @@ impl Labels for SubjectLabels {
 }
 
 impl SubjectLabels {
-    /// Shows every label that [`Labels::label`] finds; one that is borne twice may be shown twice.
+    /// Calls `show` for every label that [`Labels::label`] finds. A label that two sources have may occur twice.
     pub fn each(&self, mut show: impl FnMut(&str, &str)) {
         let of_cluster = [NAMESPACE_LABEL, SERVICE_ACCOUNT_LABEL, ORCHESTRATOR_LABEL].into_iter();
         let borne = self.own.names().chain(self.profiles.iter().flat_map(OwnLabels::names));
@@ -160,7 +160,7 @@ impl SubjectLabels {
     }
 }
 
-/// The profile that a namespace brings along: it allows everything, for pods that no policy selects.
+/// The profile of a namespace: it allows everything, for pods that no policy selects.
 #[must_use]
 pub fn namespace_profile(namespace: &str) -> (PolicyId, PolicyRules) {
     let id = PolicyId::profile(format!("kns.{namespace}"));
@@ -177,7 +177,7 @@ mod tests {
         pairs.collect::<BTreeMap<_, _>>().into()
     }
 
-    /// Whatever a selector may find is shown, and nothing else: an index lives by it.
+    /// An index relies on this: `each` shows exactly the labels that a selector can find.
     #[test]
     fn every_label_that_is_found_is_shown() {
         let names = ["a", "b", "c", METADATA_NAME_LABEL, NAME_LABEL, "pcns.a", "pod:a", NAMESPACE_LABEL];

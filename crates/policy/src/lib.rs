@@ -1,9 +1,11 @@
-//! What policy *means*: in which order policies are asked ([`Order`]), which endpoints they are about, and what their
-//! rules come to as a [`program`].
+//! The meaning of policy: the order in which policies are evaluated ([`Order`]), the endpoints to which they apply,
+//! and the rules as a [`program`].
 //!
-//! [`compile`] turns one policy, of whatever kind, into a [`Compiled`] one: selectors become sets with ids. A policy
-//! that cannot be understood whole becomes one that denies, where it stands in the order (policy decision 18).
-//! [`oracle`] says the same without compiling anything, and why; [`reach`] asks it about whole clusters.
+//! [`compile`] turns one policy of any kind into a [`Compiled`] one, whose selectors are sets with ids. A policy that
+//! was not understood completely becomes one that denies at its position in the order (policy decision 18).
+//!
+//! The crate `tortie-oracle` judges packets without compilation and explains its verdicts; `tortie-reach` applies it
+//! to whole clusters.
 
 mod calico;
 mod cluster;

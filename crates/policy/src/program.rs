@@ -1,7 +1,7 @@
-//! Programs: policies compiled to what a packet can be held against: addresses, ports, protocols, sets.
+//! Programs: policies compiled to criteria that a packet can be compared with: addresses, ports, protocols, sets.
 //!
-//! A program knows nothing of labels or names, and nothing of nftables or HNS. Both dataplanes render the same
-//! programs, and [`evaluate`] says what they must come to.
+//! A program contains no labels and no names, and nothing that is specific to nftables or HNS. Both dataplanes render
+//! the same programs, and [`evaluate`] defines their meaning.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,7 +15,7 @@ use tortie_api::net::{Action, Direction, IpVersion, PortRange, Protocol};
 use tortie_api::report::ObjectRef;
 use tortie_api::{Key, Kind};
 
-/// The kinds of object that carry rules.
+/// The kinds of objects that contain rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PolicyKind {
     /// `policy.networking.k8s.io/v1alpha1` AdminNetworkPolicy.
@@ -30,7 +30,7 @@ pub enum PolicyKind {
     KubernetesNetworkPolicy,
     /// `projectcalico.org/v3` NetworkPolicy.
     NetworkPolicy,
-    /// `projectcalico.org/v3` Profile, and the profiles that namespaces and service accounts bring along.
+    /// `projectcalico.org/v3` Profile, and the implicit profiles of namespaces and service accounts.
     Profile,
 }
 
@@ -50,12 +50,12 @@ impl PolicyKind {
     }
 }
 
-/// Which policy: never a bare name, as two namespaces may use the same one.
+/// The id of a policy. It is never a name alone, because two namespaces may use the same name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PolicyId {
     /// Its kind.
     pub kind: PolicyKind,
-    /// Its namespace; empty for cluster-wide kinds. Shared, as programs name policies over and over.
+    /// Its namespace; empty for cluster-wide kinds. Shared, because programs repeat the names of policies often.
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
@@ -85,14 +85,15 @@ impl fmt::Display for PolicyId {
     }
 }
 
-/// Which set: for a selector its unique id (as in `libcalico-go/lib/selector`, 38 characters), so equal selectors share
-/// one set. Copies share it, as rules, calc and both dataplanes name sets over and over.
+/// The id of a set. For a selector it is the selector's unique id (as in `libcalico-go/lib/selector`, 38 characters),
+/// so equal selectors share one set. Clones share it, because rules, calc and both dataplanes repeat the names of
+/// sets often.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SetId(pub Arc<str>);
 
 impl SetId {
-    /// The set of this name.
+    /// The set with this name.
     #[must_use]
     pub fn new(id: impl Into<Arc<str>>) -> Self {
         Self(id.into())
@@ -105,7 +106,7 @@ impl fmt::Display for SetId {
     }
 }
 
-/// What the members of a set are.
+/// The kind of members of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SetKind {
     /// Addresses (as networks of full length) and networks.
@@ -130,7 +131,7 @@ pub enum Member {
     },
 }
 
-/// Which ICMP messages.
+/// A criterion for ICMP messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct IcmpMatch {
     /// The ICMP type; `None` matches every type.
@@ -139,24 +140,24 @@ pub struct IcmpMatch {
     pub icmp_code: Option<u8>,
 }
 
-/// What must hold of one side of a packet. Each non-empty criterion must hold.
+/// The criteria for one side of a packet. Every non-empty criterion must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EntityMatch {
-    /// The address lies in one of these networks, if there are any.
+    /// The address is in one of these networks, if there are any.
     pub nets: Vec<IpNet>,
-    /// The address lies in none of these networks.
+    /// The address is in none of these networks.
     pub not_nets: Vec<IpNet>,
-    /// The address lies in every one of these sets (kind [`SetKind::Nets`]).
+    /// The address is in every one of these sets (kind [`SetKind::Nets`]).
     pub sets: Vec<SetId>,
-    /// The address lies in none of these sets (kind [`SetKind::Nets`]).
+    /// The address is in none of these sets (kind [`SetKind::Nets`]).
     pub not_sets: Vec<SetId>,
-    /// The port lies in one of these ranges, or (address, protocol, port) in one of `port_sets`, if either has any.
+    /// The port is in one of these ranges, or (address, protocol, port) is in one of `port_sets`, if either has any.
     pub ports: Vec<PortRange>,
     /// Alternatives to `ports` (kind [`SetKind::AddressPorts`]).
     pub port_sets: Vec<SetId>,
-    /// The port lies in none of these ranges.
+    /// The port is in none of these ranges.
     pub not_ports: Vec<PortRange>,
-    /// (address, protocol, port) lies in none of these sets (kind [`SetKind::AddressPorts`]).
+    /// (address, protocol, port) is in none of these sets (kind [`SetKind::AddressPorts`]).
     pub not_port_sets: Vec<SetId>,
 }
 
@@ -167,29 +168,29 @@ impl EntityMatch {
     }
 }
 
-/// One rule: where every criterion holds, `action` is taken.
+/// One rule: if every criterion matches, `action` is taken.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rule {
-    /// What happens to a packet that matches.
+    /// The action for a packet that matches.
     pub action: Action,
-    /// The family that the packet must have.
+    /// The required address family of the packet.
     pub ip_version: Option<IpVersion>,
-    /// The protocol that the packet must have.
+    /// The required protocol of the packet.
     pub protocol: Option<Protocol>,
-    /// The protocol that the packet must not have.
+    /// A protocol that the packet must not have.
     pub not_protocol: Option<Protocol>,
     /// The ICMP message that the packet must be.
     pub icmp: Option<IcmpMatch>,
     /// The ICMP message that the packet must not be.
     pub not_icmp: Option<IcmpMatch>,
-    /// What must hold of the source.
+    /// The criteria for the source.
     pub source: EntityMatch,
-    /// What must hold of the destination.
+    /// The criteria for the destination.
     pub destination: EntityMatch,
 }
 
 impl Rule {
-    /// The rule that takes `action` with every packet.
+    /// The rule that takes `action` for every packet.
     #[must_use]
     pub fn all(action: Action) -> Self {
         Self {
@@ -210,7 +211,7 @@ impl Rule {
     }
 }
 
-/// The rules of one policy or profile, in order. The first that matches and is not Log decides.
+/// The rules of one policy or profile, in order. The first rule that matches and is not Log decides.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PolicyRules {
     /// For packets into the endpoint.
@@ -235,12 +236,12 @@ impl PolicyRules {
     }
 }
 
-/// What happens at the end of a tier, when no rule of it decided (`Tier.spec.defaultAction`).
+/// The action at the end of a tier, if no rule of it decided (`Tier.spec.defaultAction`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum EndOfTier {
     /// The packet is dropped.
     Deny,
-    /// The next tier is asked.
+    /// The next tier is evaluated.
     Pass,
 }
 
@@ -251,12 +252,12 @@ pub struct TierProgram {
     pub name: Arc<str>,
     /// Its policies for this endpoint and direction, in order of evaluation.
     pub policies: Vec<PolicyId>,
-    /// What happens when none of their rules decides.
+    /// The action if none of their rules decides.
     pub end: EndOfTier,
 }
 
-/// What is asked, in which order, about a packet into or out of an endpoint: tiers, then profiles, then the packet
-/// is dropped. A profile that passes, or has no rule that matches, leaves the decision to the next profile
+/// The evaluation order for a packet into or out of an endpoint: tiers, then profiles, then the packet is dropped. A
+/// profile that passes, or has no matching rule, leaves the decision to the next profile
 /// (`felix/rules/endpoints.go`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EndpointProgram {
@@ -264,8 +265,8 @@ pub struct EndpointProgram {
     pub ingress: Vec<TierProgram>,
     /// The tiers that apply to packets out of the endpoint.
     pub egress: Vec<TierProgram>,
-    /// The profiles, asked in both directions after the last tier, in order. The list ends before the first profile that
-    /// does not exist: such a profile denies.
+    /// The profiles, evaluated in both directions after the last tier, in order. The list ends before the first
+    /// profile that does not exist, because such a profile denies.
     pub profiles: Vec<PolicyId>,
 }
 
@@ -285,17 +286,17 @@ impl EndpointProgram {
     }
 }
 
-/// What is asked at a host endpoint: a table for each place on a packet's way (policy decision 16).
+/// The programs of a host endpoint: a table for each hook on a packet's way (policy decision 16).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostEndpointProgram {
-    /// Before connections are tracked: what the host sends, receives and, on the way in, forwards. No profiles; where no
-    /// rule decides, the packet goes on.
+    /// Before connection tracking: packets that the host sends, receives and, on the way in, forwards. No profiles;
+    /// if no rule decides, the packet continues.
     pub untracked: EndpointProgram,
-    /// On the way in, before Services' addresses are translated. As `untracked`.
+    /// On the way in, before the translation of Services' addresses. Otherwise as `untracked`.
     pub pre_dnat: EndpointProgram,
-    /// What the host forwards. No profiles; where no rule decides, the packet goes on.
+    /// Packets that the host forwards. No profiles; if no rule decides, the packet continues.
     pub forward: EndpointProgram,
-    /// What the host itself sends and receives; asked like a pod's.
+    /// Packets that the host itself sends and receives; evaluated like a pod's.
     pub normal: EndpointProgram,
 }
 
@@ -311,15 +312,16 @@ impl HostEndpointProgram {
     }
 }
 
-/// Where [`evaluate`] finds what an [`EndpointProgram`] names.
+/// Provides the objects that an [`EndpointProgram`] names to [`evaluate`].
 pub trait Lookup {
-    /// The rules of a policy; `None` where it is not known, and then everything is dropped.
+    /// The rules of a policy. If it is `None`, the policy is unknown and everything is dropped.
     fn policy(&self, id: &PolicyId) -> Option<&PolicyRules>;
-    /// The members of a set; `None` where it is not known, which is an empty set.
+    /// The members of a set. If it is `None`, the set is unknown and counts as empty.
     fn set(&self, id: &SetId) -> Option<&BTreeSet<Member>>;
 }
 
-/// Whether the program lets the packet pass: the meaning that every rendering is tested against.
+/// Whether the program allows the packet. This function defines the meaning of a program; every rendering is tested
+/// against it.
 #[must_use]
 pub fn evaluate(program: &EndpointProgram, direction: Direction, flow: &Flow, lookup: &impl Lookup) -> bool {
     let profiles = || {
@@ -332,7 +334,7 @@ pub fn evaluate(program: &EndpointProgram, direction: Direction, flow: &Flow, lo
     evaluate_tiers(program, direction, flow, lookup).unwrap_or_else(profiles)
 }
 
-/// Whether the program's tiers let the packet pass; `None` where none of them decides. For the tables of host endpoints,
+/// Whether the program's tiers allow the packet; `None` if none of them decides. For the tables of host endpoints,
 /// which end with their tiers.
 #[must_use]
 pub fn evaluate_tiers(
@@ -353,7 +355,7 @@ pub fn evaluate_tiers(
     None
 }
 
-/// The action of the first rule that decides; a policy that is not known denies.
+/// The action of the first rule that decides; an unknown policy denies.
 fn first_match(ids: &[PolicyId], direction: Direction, flow: &Flow, lookup: &impl Lookup) -> Option<Action> {
     for id in ids {
         let Some(policy) = lookup.policy(id) else { return Some(Action::Deny) };
@@ -369,7 +371,7 @@ fn first_match(ids: &[PolicyId], direction: Direction, flow: &Flow, lookup: &imp
     None
 }
 
-/// Whether every criterion of the rule holds for the packet.
+/// Whether every criterion of the rule matches the packet.
 #[must_use]
 pub fn rule_matches(rule: &Rule, flow: &Flow, lookup: &impl Lookup) -> bool {
     let version = if flow.destination.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };

@@ -1,8 +1,8 @@
-//! What it takes to make ACLs of policies: 1,000 policies for 100 endpoints from nothing, and one change, beside a naive
-//! expansion (the model of Calico that `tortie_windows::Way::Naive` is) of the same state in the same process.
+//! The cost of rendering policies as ACLs: 1,000 policies for 100 endpoints from nothing, and one change, beside a
+//! naive expansion (the model of Calico in `tortie_windows::Way::Naive`) of the same state in the same process.
 //!
-//! Only the making of lists is measured, no HNS. Each pod is under 20 of the policies, in two tiers; some rules of the first
-//! pass on, and so does its end; the members of the sets are scattered.
+//! Only the rendering is measured, without HNS. Each pod has 20 of the policies, in two tiers. Some rules of the
+//! first tier are Pass, and so is its end. The members of the sets are scattered.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)] // a bench
 
 use std::collections::BTreeSet;
@@ -21,10 +21,10 @@ use tortie_windows::{Costing, Tally, Way};
 
 const POLICIES: usize = 1_000;
 const ENDPOINTS: usize = 100;
-/// How many policies a pod is under.
+/// The number of policies of a pod.
 const OF_A_POD: usize = 20;
 const SETS: usize = 200;
-/// How many pods a selector matches.
+/// The number of pods that a selector matches.
 const MEMBERS: usize = 100;
 const TURNS: usize = 5;
 const WAYS: [(Way, &str); 3] =
@@ -49,7 +49,8 @@ fn main() {
             tally.pairs
         );
     }
-    // One change, and then the lists of all endpoints that it concerns, as a dataplane makes them that has kept nothing.
+    // One change, and then the lists of all endpoints that it concerns, rendered by a dataplane without cached
+    // results.
     for (what, changed, concerned) in [
         ("a member comes", with_member(&state), naming_set(&state, 0)),
         ("a rule changes", with_rule(&state), under(&state, &policy_id(0))),
@@ -94,7 +95,7 @@ fn set_id(number: usize) -> SetId {
     SetId::new(format!("s:{}", number % SETS))
 }
 
-/// Some address of the overlay, each time another.
+/// An address of the overlay, different for each number.
 fn address(number: usize) -> Ipv4Addr {
     Ipv4Addr::from(0x0af4_0000 + u32::try_from(number * 7_919 % 65_536).unwrap())
 }
@@ -103,7 +104,7 @@ fn members(set: usize) -> BTreeSet<Member> {
     (0..MEMBERS).map(|member| Member::Net(IpAddr::V4(address(set * MEMBERS + member)).into())).collect()
 }
 
-/// From two selectors and a network, each to ports of its own; what is denied last is about all.
+/// From two selectors and a network, each to separate ports; the last rule denies everything.
 fn rules(number: usize) -> PolicyRules {
     let rule = |action, source, port: usize| {
         let port = u16::try_from(1_000 + port % 5_000).unwrap();

@@ -1,5 +1,5 @@
-//! What policy costs in HNS: ACLs, and what is in them, by either way to render it, and beside what a naive expansion
-//! takes. Nothing is sent anywhere: it is computed from a node's state.
+//! The cost of policy in HNS: ACLs and their contents, by either rendering, and compared with a naive expansion.
+//! Everything is computed from a node's state; nothing is sent.
 
 mod naive;
 mod rules;
@@ -21,57 +21,58 @@ pub use rules::{Because, RuleCost, Saving, Written};
 /// A way to render policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// Peers' addresses are spelled out: HNS before 13, which has no sets (Windows Server 2019 has 9.3).
+    /// Peers' addresses are listed: HNS before 13, which has no sets (Windows Server 2019 has 9.3).
     Lists,
-    /// ACLs name sets of addresses: HNS 13 and later (Windows Server 2022 has 13.2), once that is proven or asked for.
+    /// ACLs name sets of addresses: HNS 13 and later (Windows Server 2022 has 13.2), if sets are proven or requested.
     Sets,
-    /// The model of Calico for Windows that [`Naive::acls`] describes.
+    /// The model of Calico for Windows in [`Naive::acls`].
     Naive,
 }
 
-/// How much there is of what HNS has to keep.
+/// The amount of data that HNS must keep.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tally {
     /// ACLs.
     pub acls: usize,
-    /// Addresses and networks that are written in them, each as often as it is.
+    /// Addresses and networks in them, counted at each occurrence.
     pub addresses: usize,
-    /// Ports and ranges of ports that are written in them.
+    /// Ports and port ranges in them.
     pub ports: usize,
-    /// Sets that are named in them, each as often as it is.
+    /// Sets named in them, counted at each occurrence.
     pub names: usize,
-    /// What it is where every pair of a local and a remote address, and of ports, is a rule of its own; a set counts as one
-    /// address. This is what the lists of an ACL mean, however the switch keeps them.
+    /// The number of pairs of a local and a remote address, and of ports, if each were a rule of its own; a set
+    /// counts as one address. This is what the lists of an ACL mean, however the switch stores them.
     pub pairs: u64,
 }
 
-/// What the policy of one endpoint costs.
+/// The cost of an endpoint's policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Without sets.
     pub lists: Tally,
-    /// With sets, but for these themselves.
+    /// With sets, without the sets themselves.
     pub sets: Tally,
     /// The naive expansion.
     pub naive: Tally,
-    /// The sets that ACLs name, by identifier, and how many addresses and networks each has. They are the network's:
-    /// endpoints of one node share them.
+    /// The sets that ACLs name, by identifier, with the number of addresses and networks in each. They belong to the
+    /// network: endpoints of one node share them.
     pub members: BTreeMap<String, usize>,
-    /// The same by policy, in the order in which they are asked; without what every endpoint has, and ends of tiers.
+    /// The same by policy, in order of evaluation; without the ACLs that every endpoint has, and without ends of
+    /// tiers.
     pub policies: Vec<PolicyCost>,
-    /// How many rules Calico would leave out, as they say what it cannot: a negation, a type of ICMP, ports without a
-    /// protocol. Its cost is without them.
+    /// The number of rules that Calico would leave out, because it cannot express a negation, an ICMP type, or ports
+    /// without a protocol. The naive cost does not include them.
     pub left_out: usize,
-    /// Whether the naive expansion was given up as too long: it is at least what is said here.
+    /// Whether the naive expansion was aborted as too long, so that its cost is a lower bound.
     pub cut: bool,
-    /// What is rendered narrower than it is said.
+    /// The conditions of narrowed rules.
     pub conditions: Vec<Condition>,
 }
 
-/// What a policy costs at an endpoint: the ACLs that decide in its name.
+/// The cost of a policy at an endpoint: the ACLs with this policy as their origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyCost {
-    /// Which.
+    /// The policy.
     pub policy: PolicyId,
     /// Without sets.
     pub lists: Tally,
@@ -81,18 +82,18 @@ pub struct PolicyCost {
     pub naive: Tally,
 }
 
-/// Says what policy costs at endpoints of one node.
+/// Computes the cost of policy at endpoints of one node.
 pub struct Costing<'a, L> {
     lookup: &'a L,
     node: BTreeSet<Ipv4Addr>,
     sets: Sets<'a, L>,
     naive: Naive<'a, L>,
-    /// None: what they add to lists is nobody's policy.
+    /// None: what Services add to lists belongs to no policy.
     services: Frontends,
 }
 
 impl<'a, L: Lookup> Costing<'a, L> {
-    /// For a node with these addresses, where policies and sets are as `lookup` knows them.
+    /// For a node with these addresses, with policies and sets from `lookup`.
     pub fn new(lookup: &'a L, node: BTreeSet<Ipv4Addr>) -> Self {
         Self {
             lookup,
@@ -103,7 +104,7 @@ impl<'a, L: Lookup> Costing<'a, L> {
         }
     }
 
-    /// What the endpoint's policy costs.
+    /// The cost of the endpoint's policy.
     pub fn cost(&self, endpoint: &Endpoint) -> Cost {
         let (lists, conditions) = self.ours(endpoint, self.lookup, false);
         let (sets, _) = self.ours(endpoint, self.lookup, true);
@@ -128,7 +129,7 @@ impl<'a, L: Lookup> Costing<'a, L> {
         }
     }
 
-    /// The endpoint's ACLs, each way; those of [`Way::Lists`] and [`Way::Sets`] as an endpoint without ACLs gets them.
+    /// The endpoint's ACLs by a rendering; those of [`Way::Lists`] and [`Way::Sets`] as for an endpoint without ACLs.
     pub fn acls(&self, endpoint: &Endpoint, way: Way) -> Vec<Acl> {
         match way {
             Way::Lists => self.ours(endpoint, self.lookup, false).0,
@@ -137,7 +138,7 @@ impl<'a, L: Lookup> Costing<'a, L> {
         }
     }
 
-    /// The ACLs, where policies are as `policies` knows them.
+    /// The ACLs, with policies from `policies`.
     fn ours(&self, endpoint: &Endpoint, policies: &impl Lookup, by_name: bool) -> (Vec<Acl>, Vec<Condition>) {
         let services = Services::new(&self.services, policies);
         let (rows, conditions) =
@@ -158,7 +159,7 @@ impl Tally {
         let addresses = [items(&acl.local_addresses), items(&acl.remote_addresses)];
         let ports = [items(&acl.local_ports), items(&acl.remote_ports)];
         let names = named_sets(acl).count();
-        // An empty list is one, which means all.
+        // An empty list counts as one, because it means everything.
         let each =
             addresses.iter().chain(&ports).map(|count| u64::try_from(*count).unwrap_or(u64::MAX).max(1));
         Self {

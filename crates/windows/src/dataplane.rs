@@ -1,4 +1,4 @@
-//! The node state, made true.
+//! Applies the node state.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -23,52 +23,53 @@ use crate::static_rules::StaticRules;
 use crate::waits::Waits;
 use crate::{Error, NETWORK, routes, show};
 
-/// The VXLAN port that Windows has.
+/// The VXLAN port of Windows.
 const VXLAN_PORT: u16 = 4789;
 
-/// How often everything is looked at while something is in trouble.
+/// The interval of full checks while something has failed.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Makes a Windows node what its state says: the overlay network, routes to other nodes, and the ACLs of its pods.
+/// Makes a Windows node match its state: the overlay network, routes to other nodes, and the ACLs of its pods.
 ///
-/// It keeps the desired state, and what of it is not made true yet. HNS is read before anything is sent, and what is
-/// there already is not sent again: HNS may reset the connections of an endpoint whose ACLs are written (docs/hns.md,
-/// ACLs).
+/// It tracks which parts of the state are not in force yet. It reads HNS before it sends anything, and
+/// does not send what exists already: HNS may reset the connections of an endpoint whose ACLs are written
+/// (docs/hns.md, ACLs).
 pub struct WindowsDataplane {
     hcn: Arc<dyn Hcn>,
-    /// The adapter that the overlay network is bound to, if HNS shall not choose.
+    /// The adapter of the overlay network, if HNS should not choose it.
     adapter: Option<String>,
     overlay: Option<Overlay>,
     current_overlay: CurrentOverlay,
-    /// Why there is no network as it was asked for, and when it is asked for again.
+    /// Why the requested network does not exist, and when it is retried.
     network_refused: Option<(OverlaySpec, Error)>,
     network_wait: Waits<()>,
     routes_due: bool,
-    /// What HNS refused of the routes, and when they are tried again.
+    /// The routes that HNS refused, and when they are retried.
     routes_refused: Vec<Condition>,
     routes_wait: Waits<()>,
     policing: Policing,
     static_rules: StaticRules,
     load_balancers: LoadBalancers,
-    /// The overlay network's identifier, when it was last seen.
+    /// The overlay network's identifier when last seen.
     network: Option<Guid>,
-    /// The version of HNS, when it was last asked for.
+    /// The version of HNS when last read.
     version: Option<Version>,
     version_due: bool,
     clock: Clock,
-    /// Whether the last pass asked to be called again soon.
+    /// Whether the last call asked to be called again soon.
     in_trouble: bool,
-    /// When everything was looked at last.
+    /// The time of the last full check.
     looked: Option<Instant>,
 }
 
 impl WindowsDataplane {
-    /// A dataplane without desired state. `adapter` names the network adapter for the overlay, where HNS shall not choose.
+    /// A dataplane without desired state. `adapter` names the network adapter for the overlay, if HNS should not
+    /// choose it.
     pub fn new(hcn: Arc<dyn Hcn>, adapter: Option<String>) -> WindowsDataplane {
         WindowsDataplane::with_clock(hcn, adapter, Box::new(Instant::now))
     }
 
-    /// As [`new`](Self::new), with another clock: by it is decided when something that failed is tried again.
+    /// As [`new`](Self::new), with another clock, which determines retries.
     pub fn with_clock(hcn: Arc<dyn Hcn>, adapter: Option<String>, clock: Clock) -> WindowsDataplane {
         WindowsDataplane {
             hcn,
@@ -92,18 +93,18 @@ impl WindowsDataplane {
         }
     }
 
-    /// The same, with rules that every pod has before policy (policy decision 26).
+    /// Adds rules that every pod has before policy (policy decision 26).
     #[must_use]
     pub fn with_static_rules(self, static_rules: StaticRules) -> Self {
         Self { static_rules, ..self }
     }
 
-    /// The overlay network as it was when it was last looked at, also after the dataplane has been given away.
+    /// The overlay network when last seen; can be used after the dataplane has been moved.
     pub fn current_overlay(&self) -> CurrentOverlay {
         self.current_overlay.clone()
     }
 
-    /// Marks what a change touches, which `state` already contains.
+    /// Marks what a change concerns. `state` already contains the change.
     fn ingest(&mut self, state: &NodeState, delta: &Delta) {
         match delta {
             Delta::Node(_) => {
@@ -113,7 +114,7 @@ impl WindowsDataplane {
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {
                 (self.overlay, self.routes_due) = (None, true);
-                // A Service's address may be a pod's now.
+                // A Service's address may belong to a pod now.
                 self.policing.services_changed();
             }
             Delta::Service(..) | Delta::ServiceRemoved(_) => self.policing.services_changed(),
@@ -124,10 +125,10 @@ impl WindowsDataplane {
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
                 self.touch_users_of_policies(state, &BTreeSet::from([id]))
             }
-            // Of all that can be set, whether ACLs name sets.
+            // The only relevant setting is whether ACLs name sets.
             Delta::Settings(_) => state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
             Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
-            // The HNS endpoint may be another one than it was.
+            // The HNS endpoint may be another one than before.
             Delta::Endpoint(id, _) => self.policing.look_at_now(id.clone()),
             Delta::EndpointRemoved(id) => self.policing.forget(id),
         }
@@ -170,7 +171,7 @@ impl WindowsDataplane {
         };
         let away = away.or_else(|| self.policing.reconcile(&node).err());
         if let Some(error) = away {
-            // The network is asked for first when HNS is asked again.
+            // After HNS was unavailable, the network is read first.
             self.overlay = None;
             report.retry = true;
             self.policing.put_off(&error);
@@ -179,7 +180,7 @@ impl WindowsDataplane {
         }
         let node = node_addresses(state);
         report.node.extend(self.load_balancers.condition(state, &node, self.version));
-        // An older and wider list may be on an endpoint that failed: it does not count as in force.
+        // An endpoint that failed may have an older and wider list, so it does not count as in force.
         report.retry |= self.policing.is_in_trouble();
         report.node.extend(self.policing.conditions_of_sets());
         report.endpoints = self.policing.conditions();
@@ -187,7 +188,7 @@ impl WindowsDataplane {
         report
     }
 
-    /// The overlay network and its routes.
+    /// Applies the overlay network and its routes.
     fn sync_network(&mut self, state: &NodeState, report: &mut Report) -> Result<(), Error> {
         let Some(node) = state.node.clone() else { return Ok(()) };
         if node.network.port != VXLAN_PORT {
@@ -239,8 +240,8 @@ impl WindowsDataplane {
         Ok(())
     }
 
-    /// The overlay network. What HNS has refused, or has not ready, is asked for less and less often; that HNS does not
-    /// answer is found out each time.
+    /// The overlay network. If HNS refused it or is not ready, requests become less and less frequent. Whether HNS
+    /// answers at all is checked each time.
     fn ensure_network(&mut self, spec: OverlaySpec) -> Result<Overlay, Error> {
         let now = (self.clock)();
         match &self.network_refused {
@@ -265,7 +266,7 @@ impl WindowsDataplane {
         ensured
     }
 
-    /// The network whose sets ACLs may name, where HNS has sets, and whether they shall.
+    /// The network whose sets ACLs may name, if HNS supports sets, and whether they should.
     fn policy_sets(&mut self, state: &NodeState) -> Result<Option<(Guid, bool)>, Error> {
         if self.network.is_none() {
             // Whatever is wrong with it, its endpoints may have ACLs that name sets.
@@ -314,7 +315,7 @@ impl Dataplane for WindowsDataplane {
 
     fn resync(&mut self, state: &NodeState) -> Report {
         let now = (self.clock)();
-        // In trouble this is called every second, for what failed. The rest is looked at as often as without trouble.
+        // After a failure this is called every second, for what failed. The rest is checked at the usual interval.
         let just_looked = self.looked.is_some_and(|looked| now < looked + LOOK_EVERY);
         if !(self.in_trouble && just_looked) {
             self.looked = Some(now);
@@ -333,14 +334,14 @@ fn own_blocks(state: &NodeState) -> impl Iterator<Item = Ipv4Net> {
     state.routes.iter().filter(|(_, target)| **target == RouteTarget::Local).map(|(block, _)| *block)
 }
 
-/// The addresses that the node itself has towards its pods.
+/// The node's own addresses towards its pods.
 fn node_addresses(state: &NodeState) -> BTreeSet<Ipv4Addr> {
     let Some(node) = &state.node else { return BTreeSet::new() };
     std::iter::once(node.address).chain(node.vtep.as_ref().map(|vtep| vtep.address)).collect()
 }
 
-/// The other nodes address this one by the MAC address that it has told them; HNS makes up another one each time that it
-/// makes the network. Until the node tells that, nothing gets here through the tunnel.
+/// Other nodes address this node by the MAC address that it has published. HNS assigns a new one whenever it creates
+/// the network. Until the node publishes that, no tunnel packets arrive.
 fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
     let (told, now) = (node.vtep.as_ref()?.mac, overlay.router_mac);
     (told != now).then(|| Condition::new(Reason::OverlayRemade, format!(
@@ -349,7 +350,7 @@ fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
         )))
 }
 
-/// A failure as a condition. What it is about is tried again.
+/// Converts an error to a condition. The object is retried.
 fn note(conditions: &mut Vec<Condition>, error: &Error) {
     warn!(%error, "not as it should be yet");
     conditions.push(Condition::new(error.reason(), error.to_string()));

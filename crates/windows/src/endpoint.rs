@@ -1,4 +1,4 @@
-//! HNS endpoints of pods: which one, and which ACLs.
+//! HNS endpoints of pods and their ACLs.
 
 use std::cell::LazyCell;
 use std::collections::HashSet;
@@ -12,24 +12,25 @@ use tracing::{info, warn};
 use crate::Error;
 use crate::acl::{LAST_PRIORITY, List, Transition, anonymous, closed, has_our_mark, is_ours, transition};
 
-/// The space of our endpoints' identifiers. It must never change: endpoints are found again by it.
+/// The GUID namespace of Tortie's endpoint identifiers. It must never change, because endpoints are found by it.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-endpoint\0");
 
-/// How long a list that HNS made another one of is not sent again, if nothing has changed.
+/// How long a list that HNS changed is not sent again, if nothing else has changed.
 const SEND_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// The identifier of the endpoint of a container's sandbox. It is derived, so that a later process finds the endpoint
-/// although nothing was stored, also when the call that made it was cut off (docs/hns.md, Changes).
+/// The identifier of the endpoint of a container's sandbox. It is derived from the container's id, so that a later
+/// process finds the endpoint without stored state, even if the call that created it was cut off (docs/hns.md,
+/// Changes).
 pub fn endpoint_id(container_id: &str) -> Guid {
     Guid::derived(SPACE, container_id)
 }
 
-/// The name of the endpoint, as the CNI plugins of Windows write it.
+/// The name of the endpoint, as in the Windows CNI plugins.
 pub(crate) fn endpoint_name(container_id: &str, network: &str) -> String {
     format!("{container_id}_{network}")
 }
 
-/// The endpoint of a container: by its identifier, or by its name on that network, if another CNI plugin made it.
+/// The endpoint of a container: by its identifier, or by its name on that network if another CNI plugin created it.
 pub(crate) fn find(
     hcn: &(impl Hcn + ?Sized),
     container_id: &str,
@@ -43,7 +44,8 @@ pub(crate) fn find(
     let name = endpoint_name(container_id, network);
     for id in hcn.enumerate(Kind::Endpoint, &Query::filter("Name", &name))? {
         match hcn.endpoint(id) {
-            // The answer to a filter is not taken on trust: what is found here gets policy, and goes with the pod.
+            // The answer to a filter is not trusted: the endpoint found here gets policy, and is deleted with the
+            // pod.
             Ok(endpoint) if !endpoint.name.eq_ignore_ascii_case(&name) => {}
             Ok(endpoint) => {
                 let ours = hcn.network_by_name(network)?;
@@ -59,8 +61,8 @@ pub(crate) fn find(
     Ok(None)
 }
 
-/// Makes our ACLs on the endpoint those that are desired. Sends nothing if they are; ACLs of others stay, and what they
-/// may do to ours is told.
+/// Makes Tortie's ACLs on the endpoint match the desired ones. Sends nothing if they do. ACLs of others stay, and
+/// their possible effect is reported.
 pub(crate) fn sync_acls(
     hcn: &(impl Hcn + ?Sized),
     endpoint: &Endpoint,
@@ -68,7 +70,7 @@ pub(crate) fn sync_acls(
     vain: &mut Option<Vain>,
     now: Instant,
 ) -> Result<Vec<Condition>, Error> {
-    // Where a build drops the ids of ACLs, ours are known by what was sent, now and the last time.
+    // If a build drops the ids of ACLs, Tortie's are identified by what was sent, now and the last time.
     let mut sent = list.numbered(&[]);
     sent.extend(vain.iter().flat_map(|vain| vain.desired.clone()));
     let mut found = Found::on(endpoint, &sent);
@@ -80,12 +82,12 @@ pub(crate) fn sync_acls(
         return Err(not_taken());
     }
     *vain = None;
-    // Where ours cannot be read, the difference is not known: then only the whole list helps.
+    // If Tortie's ACLs cannot be read, the difference is unknown, and only the whole list helps.
     if found.unclear == 0 && !found.is(desired) {
         match change(hcn, endpoint, &transition(&found.ours, desired)) {
             Ok(()) => {}
             Err(error) if error.is_unavailable() => return Err(error),
-            // Nothing is lost: what was not taken is seen when it is read back.
+            // Nothing is lost: reading back shows what was not applied.
             Err(error) => warn!(endpoint = endpoint.name, %error, "HNS refused the change of the ACLs"),
         }
         found = Found::on(&hcn.endpoint(endpoint.id)?, &sent);
@@ -93,8 +95,7 @@ pub(crate) fn sync_acls(
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
     }
-    // Removing single ACLs does not work on every build (docs/hns.md, Changes): put the whole list in the place of the
-    // old one.
+    // Removing single ACLs does not work on every build (docs/hns.md, Changes), so replace the whole list.
     warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
     let policies = [found.others.clone(), documents(desired)].concat();
     hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
@@ -106,11 +107,11 @@ pub(crate) fn sync_acls(
     Err(not_taken())
 }
 
-/// An attempt in vain: HNS accepted a list and made another one of it. Sending it again would get the same answer, and
-/// each time HNS may reset the endpoint's connections (policy decision 20).
+/// A rejected attempt: HNS accepted a list and changed it. Sending it again would have the same result, and each time
+/// HNS may reset the endpoint's connections (policy decision 20).
 pub(crate) struct Vain {
     desired: Vec<Acl>,
-    /// Our ACLs as they were read back.
+    /// Tortie's ACLs as they were read back.
     made: Vec<Policy>,
     at: Instant,
 }
@@ -131,17 +132,17 @@ fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> 
     Ok(())
 }
 
-/// The policies of an endpoint, sorted out.
+/// The policies of an endpoint by owner.
 #[derive(Default)]
 struct Found {
-    /// Our ACLs as HNS shows them.
+    /// Tortie's ACLs as HNS shows them.
     as_read: Vec<Policy>,
-    /// Our ACLs.
+    /// Tortie's ACLs.
     ours: Vec<Acl>,
-    /// How many ACLs bear our mark and cannot be read, so that nobody knows what they allow, or are what we sent without
-    /// the id, so that nobody would find them again.
+    /// The number of ACLs that have Tortie's mark and cannot be parsed, so that their effect is unknown, or that
+    /// equal sent ones without their id, so that they could not be found again.
     unclear: usize,
-    /// Everything else, as it may be sent back.
+    /// Everything else, in a form that can be sent back.
     others: Vec<Policy>,
 }
 
@@ -160,7 +161,7 @@ impl Found {
                     found.as_read.push(policy.clone());
                     found.unclear += 1;
                 }
-                // Written out: HNS leaves zero values, such as Allow, out of what it answers.
+                // Serialised in full, because HNS omits zero values, such as Allow, in its answers.
                 Ok(Some(theirs)) => found.others.push(Policy::of(&theirs)),
                 Ok(None) => found.others.push(policy.clone()),
                 Err(error) if has_our_mark(policy) => {
@@ -177,7 +178,7 @@ impl Found {
         found
     }
 
-    /// ACLs of others that have a say before the end of ours: what they decide, policy does not (policy decision 28).
+    /// The ACLs of others that are evaluated before the end of Tortie's: they override policy (policy decision 28).
     fn conditions(&self, endpoint: &Endpoint) -> Vec<Condition> {
         let foreign = |policy: &Policy| {
             let what = match policy.settings::<Acl>() {
@@ -202,24 +203,24 @@ impl Found {
     }
 }
 
-/// Whether an ACL of somebody else may decide what our ACLs are to decide.
+/// Whether a foreign ACL may decide what Tortie's ACLs should decide.
 fn overrides_policy(acl: &Acl) -> bool {
     match acl.rule_type {
-        // A packet has to pass the node's firewall, too (docs/hns.md, ACLs). Rules there have no order; ours allow
-        // everything, so that one that allows adds nothing.
+        // A packet must pass the node's firewall, too (docs/hns.md, ACLs). Rules there have no order, and Tortie's
+        // allow everything, so a rule that allows has no effect.
         AclRuleType::Host => acl.action != AclAction::Allow,
         AclRuleType::Switch => acl.priority <= LAST_PRIORITY,
         AclRuleType::Unknown(_) => true,
     }
 }
 
-/// Our ACLs on the endpoint, as far as they can be told.
+/// Tortie's ACLs on the endpoint, as far as they can be identified.
 pub(crate) fn ours(endpoint: &Endpoint) -> Vec<Acl> {
     let acls = endpoint.policies.iter().filter_map(|policy| policy.settings::<Acl>().ok().flatten());
     acls.filter(is_ours).collect()
 }
 
-/// Adds what closes an endpoint behind its policy, if that is missing.
+/// Adds the closing ACLs of an endpoint, if they are missing.
 pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(), Error> {
     let missing = transition(&Found::on(endpoint, &[]).ours, &closed()).add;
     if !missing.is_empty() {

@@ -1,4 +1,4 @@
-//! What can go wrong between Tortie and HNS.
+//! Errors between Tortie and HNS.
 
 use tortie_dataplane::Reason;
 use tortie_hcn::Class;
@@ -9,7 +9,7 @@ pub enum Error {
     /// A call failed.
     #[error(transparent)]
     Hns(#[from] tortie_hcn::Error),
-    /// The overlay network is another one than is needed, and cannot be made anew while it is in use.
+    /// The overlay network differs from the required one, and cannot be recreated while it is in use.
     #[error(
         "network {name} has {found} where {wanted} is needed, and {endpoints} endpoints: drain the node, delete the \
          network, and it is made anew"
@@ -17,19 +17,19 @@ pub enum Error {
     NetworkDiffers {
         /// Its name.
         name: String,
-        /// What it has.
+        /// Its actual property.
         found: String,
-        /// What it should have.
+        /// The required property.
         wanted: String,
-        /// How many endpoints would lose their network.
+        /// The number of endpoints that would lose their network.
         endpoints: usize,
     },
-    /// HNS has made the network, but does not say yet where its end of the tunnel is.
+    /// HNS has created the network, but does not report its tunnel end yet.
     #[error("network {name} has no {missing} yet; HNS adds it when its switch is ready")]
     NetworkNotReady {
         /// Its name.
         name: String,
-        /// The policy that is missing.
+        /// The missing policy.
         missing: &'static str,
     },
     /// There is no network for the node's pods.
@@ -49,28 +49,28 @@ pub enum Error {
         /// What was sent.
         what: &'static str,
     },
-    /// Something is there that is not as it should be.
+    /// An existing object is not as it should be.
     #[error("{object}: {problem}")]
     Differs {
         /// The network or endpoint.
         object: String,
-        /// What is missing or different.
+        /// The problem.
         problem: String,
     },
 }
 
 impl Error {
-    /// Whether trying again without any change may help.
+    /// Whether a retry without any change may help.
     pub fn is_passing(&self) -> bool {
         match self {
-            // Whatever HNS said: it may say something else next time, and only reading again tells.
+            // The next answer may differ, and only reading again shows the state.
             Error::Hns(_) | Error::NotTaken { .. } => true,
             Error::NetworkNotReady { .. } | Error::NoNetwork(_) | Error::NoEndpoint { .. } => true,
             Error::NetworkDiffers { .. } | Error::Differs { .. } => false,
         }
     }
 
-    /// Whether HNS, or the way to it, does not answer at all.
+    /// Whether HNS, or the connection to it, does not answer at all.
     pub(crate) fn is_unavailable(&self) -> bool {
         matches!(self, Error::Hns(error) if error.class() == Class::Unavailable)
     }

@@ -1,11 +1,11 @@
-//! The Windows dataplane: makes a node what its state says, through the Host Compute Network API.
+//! The Windows dataplane: makes a node match its state through the Host Compute Network API.
 //!
-//! [`ensure_overlay`] makes the node's overlay network and gives what other nodes need to know of it. [`WindowsWiring`]
-//! connects pods, closed from the first moment. [`WindowsDataplane`] puts their policy in force and keeps the routes to
-//! other nodes.
+//! [`ensure_overlay`] creates the node's overlay network and returns what other nodes need to know. [`WindowsWiring`]
+//! connects pods, which are closed from the first moment. [`WindowsDataplane`] enforces their policy and keeps the
+//! routes to other nodes.
 //!
-//! It is written against [`tortie_hcn::Hcn`] and compiled and tested on every system. Only `NotFound` codes mean that
-//! an object is absent; after any other failure nothing is known, nothing is concluded, and the caller is asked to come
+//! It uses [`tortie_hcn::Hcn`], and is compiled and tested on every system. Only `NotFound` codes mean that an object
+//! is absent. After any other failure nothing is known and nothing is concluded, and the caller is asked to call
 //! again (docs/hns.md, Changes).
 
 mod acl;
@@ -31,5 +31,5 @@ pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 pub use static_rules::{StaticRules, StaticRulesError};
 pub use wiring::WindowsWiring;
 
-/// The name of the overlay network, as Calico has it.
+/// The name of the overlay network, as in Calico.
 pub const NETWORK: &str = "Calico";

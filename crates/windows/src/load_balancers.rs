@@ -1,6 +1,5 @@
-//! The load balancers that kube-proxy makes, as far as policy depends on them: without direct server return (DSR) a
-//! pod's connection to a Service reaches the server with another address than the client's (docs/hns.md, Load
-//! balancers).
+//! The load balancers of kube-proxy, as far as they affect policy: without direct server return (DSR), a server sees
+//! another address than its client's (docs/hns.md, Load balancers).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::Ipv4Addr;
@@ -11,12 +10,13 @@ use tortie_hcn::{Class, Error, Feature, Guid, Hcn, HcnExt, Kind, Version};
 use tortie_policy::program::{EntityMatch, PolicyId, PolicyRules};
 use tracing::debug;
 
-/// How many that are new are read at one look: the first look of a node with thousands would else take long.
+/// The maximum number of new ones to read at once: otherwise the first check of a node with thousands would take
+/// long.
 const READ_AT_ONCE: usize = 256;
-/// How many policies are named.
+/// The maximum number of named policies.
 const NAMED: usize = 10;
 
-/// The load balancers of the node, as they were when they were looked at.
+/// The load balancers of the node when last read.
 #[derive(Debug, Default)]
 pub(crate) struct LoadBalancers {
     due: bool,
@@ -24,13 +24,13 @@ pub(crate) struct LoadBalancers {
 }
 
 impl LoadBalancers {
-    /// Has them be looked at.
+    /// Schedules a re-read.
     pub(crate) fn look_at(&mut self) {
         self.due = true;
     }
 
-    /// Looks at them, if that is due. kube-proxy makes them anew to change their flags, so each is read once. Where they
-    /// cannot be read, nothing is known of them, and nothing else depends on it.
+    /// Reads them if that is due. kube-proxy recreates them to change their flags, so each is read once. If they
+    /// cannot be read, nothing is known about them, and nothing else depends on it.
     pub(crate) fn look(&mut self, hcn: &(impl Hcn + ?Sized)) {
         if !std::mem::take(&mut self.due) {
             return;
@@ -55,9 +55,9 @@ impl LoadBalancers {
         Ok(())
     }
 
-    /// What is to be said where they hide clients' addresses. `node` are the node's own.
+    /// The condition if they hide clients' addresses. `node` are the node's own addresses.
     ///
-    /// Only those of ClusterIPs count: others are without DSR by kube-proxy's design, whatever its setting.
+    /// Only those of ClusterIPs count: others never have DSR, by kube-proxy's design.
     pub(crate) fn condition(
         &self,
         state: &NodeState,
@@ -97,7 +97,7 @@ impl LoadBalancers {
     }
 }
 
-/// The policies in force here that the pods' addresses matter to.
+/// The enforced policies for which the pods' addresses matter.
 fn concerned(state: &NodeState) -> String {
     let asked = state.endpoints.values().flat_map(|endpoint| {
         let tiers = endpoint.program.ingress.iter().flat_map(|tier| &tier.policies);
@@ -130,7 +130,7 @@ fn tells_clients_apart(rules: &PolicyRules) -> bool {
     rules.ingress.iter().any(|rule| by_address(&rule.source))
 }
 
-/// What to do about it (hcsshim `hcn/hcnglobals.go`; docs/windows-policy.md, Services).
+/// The remedy (hcsshim `hcn/hcnglobals.go`; docs/windows-policy.md, Services).
 fn fix(version: Option<Version>) -> String {
     let fix = "run kube-proxy with the feature gate WinDSR=true (the default from Kubernetes 1.33) and --enable-dsr=true";
     match version {

@@ -15,21 +15,21 @@ use tracing::{info, warn};
 
 use crate::Error;
 
-/// What the overlay network is to be.
+/// The required overlay network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverlaySpec {
     /// Its name.
     pub name: String,
-    /// The node's IPAM block, which becomes its one subnet.
+    /// The node's IPAM block, which becomes its only subnet.
     pub block: Ipv4Net,
     /// The VXLAN network identifier.
     pub vni: u32,
-    /// The adapter that it is bound to; `None` leaves the choice to HNS, which is right with one adapter.
+    /// Its adapter; `None` lets HNS choose, which is right with one adapter.
     pub adapter: Option<String>,
 }
 
 impl OverlaySpec {
-    /// The second address of the block: the pods' gateway and the node's end of the tunnel.
+    /// The second address of the block: the pods' gateway and the node's tunnel end.
     pub fn gateway(&self) -> Ipv4Addr {
         gateway(self.block)
     }
@@ -40,25 +40,25 @@ pub(crate) fn gateway(block: Ipv4Net) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(block.network()).saturating_add(1))
 }
 
-/// The overlay network as it is.
+/// The actual overlay network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overlay {
     /// Its identifier.
     pub id: Guid,
-    /// The gateway: the address of the node's end of the tunnel.
+    /// The gateway, which is also the address of the node's tunnel end.
     pub gateway: Ipv4Addr,
-    /// The MAC address of the node's end of the tunnel, for the other nodes. Another one each time that the network is made.
+    /// The MAC address of the node's tunnel end, for the other nodes. It differs each time the network is created.
     pub router_mac: MacAddress,
-    /// The node's address on the underlay, as HNS found it.
+    /// The node's address on the underlay, as found by HNS.
     pub provider_address: Ipv4Addr,
 }
 
-/// The overlay network as a dataplane last found it. All copies show the same.
+/// The overlay network as a dataplane last found it. All clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct CurrentOverlay(Arc<Mutex<Option<Overlay>>>);
 
 impl CurrentOverlay {
-    /// The network; `None` if the dataplane has not seen one yet.
+    /// The network; `None` if the dataplane has not found one yet.
     pub fn get(&self) -> Option<Overlay> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -68,10 +68,10 @@ impl CurrentOverlay {
     }
 }
 
-/// Makes sure that the network is there and as it should be. One that differs is made anew, unless it has endpoints.
+/// Ensures that the network exists and is as required. A differing one is recreated, unless it has endpoints.
 ///
 /// # Errors
-/// A call failed; the network differs and is in use; or it is not ready yet, and the caller should ask again.
+/// A call failed; the network differs and is in use; or it is not ready yet, and the caller should retry.
 pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Overlay, Error> {
     let found = match hcn.network_by_name(&spec.name)? {
         Some(network) => match difference(&network, spec) {
@@ -94,7 +94,7 @@ pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<O
     if !found.policies.iter().any(Policy::is::<HostRoute>) {
         let host_route = vec![Policy::of(&HostRoute::default())];
         match hcn.modify_network(found.id, &Modify::policies(RequestType::Add, host_route)) {
-            // Not every build shows it.
+            // Not every build lists it.
             Err(error) if error.class() == Class::AlreadyExists => {}
             result => result?,
         }
@@ -128,7 +128,7 @@ fn document(spec: &OverlaySpec) -> Network {
         r#type: NetworkMode::Overlay,
         policies,
         ipams: vec![Ipam { r#type: "Static".into(), subnets: vec![subnet], ..Default::default() }],
-        // What comes back after a restart of the node may be bound to an adapter that is no longer there (docs/hns.md,
+        // After a restart of the node, the network may be bound to an adapter that no longer exists (docs/hns.md,
         // Networks).
         flags: NetworkFlags::ENABLE_NON_PERSISTENT,
         ..Default::default()
@@ -137,7 +137,7 @@ fn document(spec: &OverlaySpec) -> Network {
     network
 }
 
-/// What the network has that cannot be changed, and what it should have.
+/// The actual and the required value of a property that cannot be changed.
 fn difference(network: &Network, spec: &OverlaySpec) -> Option<(String, String)> {
     let subnets: Vec<&Subnet> = network.subnets().collect();
     let [subnet] = subnets[..] else {

@@ -1,17 +1,17 @@
 //! The policy of a node's pods: ACLs on their endpoints, and the sets that ACLs name.
 //!
-//! Where both change, packets must at no moment meet what neither the old state nor the new one has: an ACL of before with
-//! the members of after, or the other way round. So what changes goes in this order:
+//! If both change, packets must never meet what neither the old state nor the new one has: an old ACL with new
+//! members, or the other way round. So changes happen in this order:
 //!
-//! 1. Sets that are new are made. Nothing names them yet.
-//! 2. Each endpoint whose list changes gets the new one; but where it names a set whose members change, the new members
-//!    are spelled out. It names no such set then.
+//! 1. New sets are created. Nothing names them yet.
+//! 2. Each endpoint with a changed list gets its new list. If it names a set whose members change, the new list
+//!    contains the new members instead of the set's name.
 //! 3. The sets get their new members.
-//! 4. What was spelled out becomes the set's name again, which means the same now.
+//! 4. The listed members are replaced by the set's name, which means the same now.
 //! 5. Sets that nothing names any more are removed.
 //!
-//! The sets that an endpoint may name which could not be changed stay as they are; for all others they are spelled out,
-//! before step 3.
+//! If an endpoint's list could not be changed, the sets that it may name stay unchanged; all other lists contain
+//! addresses instead of those sets, before step 3.
 
 mod pass;
 
@@ -31,20 +31,20 @@ use crate::policy_sets::PolicySets;
 use crate::waits::Waits;
 use pass::Pass;
 
-/// The node, at the time of a pass.
+/// The node, during a reconciliation.
 pub(crate) struct Node<'a> {
     pub(crate) hcn: &'a dyn Hcn,
     pub(crate) state: &'a NodeState,
-    /// The network of the pods, where HNS has sets, and whether ACLs shall name them.
+    /// The network of the pods, if HNS supports sets, and whether ACLs should name them.
     pub(crate) sets: Option<(Guid, bool)>,
-    /// The addresses that the node itself has towards its pods.
+    /// The node's own addresses towards its pods.
     pub(crate) addresses: BTreeSet<Ipv4Addr>,
-    /// What the operator has before policy.
+    /// The operator's ACLs before policy.
     pub(crate) static_rules: &'a [Acl],
     pub(crate) now: Instant,
 }
 
-/// What is in force on endpoints, and which of them are to be brought up to date.
+/// The state of endpoints and sets, and the endpoints to reconcile.
 #[derive(Default)]
 pub(crate) struct Policing {
     /// The endpoints whose lists may have to change.
@@ -54,36 +54,36 @@ pub(crate) struct Policing {
     known: BTreeMap<EndpointId, Known>,
     /// The sets that lists name.
     wanted: BTreeMap<String, Set>,
-    /// The sets of a network as HNS has them, if that is known.
+    /// The sets of a network in HNS, if known.
     actual: Option<(Guid, PolicySets)>,
-    /// Whether sets that nothing names are looked for.
+    /// Whether to look for unused sets.
     sweep: bool,
     /// Sets that cannot be named for now, why, and until when.
     unusable: BTreeMap<String, (Condition, Instant)>,
-    /// The cluster's Services; `None` where they may have changed.
+    /// The cluster's Services; `None` if they may have changed.
     frontends: Option<Frontends>,
 }
 
-/// What is known of an endpoint.
+/// The state of an endpoint.
 #[derive(Default)]
 struct Known {
-    /// Whether it is to be read from HNS, also where its list stays as it is.
+    /// Whether it must be read from HNS, even if its list does not change.
     look: bool,
     conditions: Vec<Condition>,
-    /// What is to be told of the endpoint as it was when it was looked at last: ACLs of others.
+    /// The conditions about the endpoint when last read: ACLs of others.
     found: Vec<Condition>,
-    /// What HNS did not take.
+    /// The last rejected attempt.
     vain: Option<Vain>,
-    /// The list that it has.
+    /// Its list.
     in_force: Option<List>,
-    /// The sets that its ACLs may name, whatever has failed; `None` where that could be any.
+    /// The sets that its ACLs may name, even after a failure; `None` if that could be any set.
     named: Option<BTreeSet<String>>,
-    /// What Services have added to its list.
+    /// The rows that Services added to its list.
     judged: Option<Arc<Judged>>,
 }
 
 impl Policing {
-    /// Brings everything that is due up to date. Gives the error that says that HNS does not answer.
+    /// Reconciles everything that is due. Returns the error if HNS does not answer.
     pub(crate) fn reconcile(&mut self, node: &Node<'_>) -> Result<(), Error> {
         let known = self.frontends.take();
         let changed = known.is_none();
@@ -97,14 +97,14 @@ impl Policing {
         let result = Pass::new(self, node, &services).run();
         match result {
             Ok(()) => self.due.retain(|id| !at_work.contains(id)),
-            // All stays due: of what has been done, nothing is lost by doing it again.
+            // Everything stays due: repeating what was done does no harm.
             Err(_) => self.actual = None,
         }
         self.frontends = Some(frontends);
         result
     }
 
-    /// Finds the endpoints to whose lists the Services now add something else than before.
+    /// Finds the endpoints for whose lists the Services give other rows than before.
     fn judge_again(&mut self, services: &Services<'_, NodeState>) {
         for (id, known) in &mut self.known {
             let Some(judged) = &mut known.judged else { continue };
@@ -116,36 +116,37 @@ impl Policing {
         }
     }
 
-    /// Has an endpoint be brought up to date.
+    /// Marks an endpoint as due.
     pub(crate) fn touch(&mut self, id: EndpointId) {
         self.due.insert(id);
     }
 
-    /// Has the cluster's Services be taken in anew.
+    /// Marks the cluster's Services as changed.
     pub(crate) fn services_changed(&mut self) {
         self.frontends = None;
     }
 
-    /// Has an endpoint be read from HNS, as it may be another one than before.
+    /// Marks an endpoint for reading from HNS, because it may be another one than before.
     pub(crate) fn look_at_now(&mut self, id: EndpointId) {
         self.known(&id).look = true;
         self.due.insert(id);
     }
 
-    /// Has an endpoint be read from HNS, and mended, unless it has to wait.
+    /// Marks an endpoint for reading from HNS and for repair, unless it has to wait.
     pub(crate) fn look_at(&mut self, id: EndpointId, now: Instant) {
         if !self.waits.has_to_wait(&id, now) {
             self.look_at_now(id);
         }
     }
 
-    /// Has the sets be read from HNS, and tried again.
+    /// Marks the sets for reading from HNS, and for a retry.
     pub(crate) fn look_at_sets(&mut self, now: Instant) {
         (self.actual, self.sweep) = (None, true);
         self.unusable.retain(|_, (_, until)| now < *until);
     }
 
-    /// HNS does not answer, and each further call could take as long as its deadline: what is due stays so.
+    /// Postpones everything that is due: HNS does not answer, and each further call could take as long as its
+    /// deadline.
     pub(crate) fn put_off(&mut self, error: &Error) {
         for id in self.due.clone() {
             let condition = Condition::new(error.reason(), format!("not brought up to date yet: {error}"));
@@ -153,25 +154,25 @@ impl Policing {
         }
     }
 
-    /// The endpoint is gone: HNS deletes it with the CNI DEL.
+    /// Removes a deleted endpoint: HNS deletes it with the CNI DEL.
     pub(crate) fn forget(&mut self, id: &EndpointId) {
         self.due.remove(id);
         self.waits.forget(id);
         self.known.remove(id);
     }
 
-    /// What is to be said of endpoints.
+    /// The conditions about endpoints.
     pub(crate) fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let told = self.known.iter().filter(|(_, known)| !known.conditions.is_empty());
         told.map(|(id, known)| (id.clone(), known.conditions.clone())).collect()
     }
 
-    /// What is to be said of sets.
+    /// The conditions about sets.
     pub(crate) fn conditions_of_sets(&self) -> impl Iterator<Item = Condition> {
         self.unusable.values().map(|(condition, _)| condition.clone())
     }
 
-    /// The list that an endpoint was given last, if there is one, and what the sets are that it names, for people.
+    /// The last list of an endpoint, if there is one, and descriptions of the sets that it names.
     pub(crate) fn list_of(&self, id: &EndpointId) -> Option<(&List, BTreeMap<String, String>)> {
         let list = self.known.get(id)?.in_force.as_ref()?;
         let named = list.set_ids().into_iter().filter_map(|id| self.wanted.get(&id));
@@ -183,7 +184,7 @@ impl Policing {
         !self.waits.is_empty() || !self.due.is_empty() || self.differing().next().is_some()
     }
 
-    /// The sets that are there with other members than they shall have.
+    /// The existing sets whose members differ from the desired ones.
     fn differing(&self) -> impl Iterator<Item = &Set> {
         let actual = self.actual.iter();
         actual.flat_map(|(_, actual)| self.wanted.values().filter(|set| actual.differs(set)))

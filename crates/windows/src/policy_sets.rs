@@ -12,7 +12,7 @@ use crate::acl::{OUR_SETS, Set};
 
 const NOT_TAKEN: &str = "HNS accepted it, but it is not as it should be when read back";
 
-/// Our sets of a network, as HNS has them.
+/// Tortie's sets of a network in HNS.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PolicySets(BTreeMap<String, BTreeSet<String>>);
 
@@ -25,7 +25,7 @@ impl PolicySets {
         Ok(Self(ours.map(|set| (set.id, values(&set.values))).collect()))
     }
 
-    /// Whether there is a set with this identifier.
+    /// Whether a set with this identifier exists.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.0.contains_key(id)
     }
@@ -35,12 +35,12 @@ impl PolicySets {
         self.0.keys()
     }
 
-    /// Whether the set is there, with other members than these.
+    /// Whether the set exists with other members.
     pub(crate) fn differs(&self, set: &Set) -> bool {
         self.0.get(&set.id).is_some_and(|values| *values != set.values)
     }
 
-    /// Makes sets that are not there: all at once, or one by one if HNS refuses that. Gives those that it refuses.
+    /// Creates missing sets: all at once, or one by one if HNS refuses that. Returns those that HNS refuses.
     pub(crate) fn add(
         &mut self,
         hcn: &(impl Hcn + ?Sized),
@@ -67,10 +67,10 @@ impl PolicySets {
         Ok(problems)
     }
 
-    /// Gives sets that are there their members. What comes, comes to all of them before anything goes: a packet whose
-    /// peer moves from one set to another is then in the set that it has been in or in the one that it will be in, or in
-    /// both; so the first ACL that matches it is its first one before or after. All sets go into one request: where HNS
-    /// refuses that, none is changed by itself, as ACLs name them together. All of them are given back then.
+    /// Changes the members of existing sets. New members are added to all sets before old ones are removed. So a
+    /// packet whose peer moves from one set to another finds it in its old set, in its new set, or in both, and its
+    /// first matching ACL is its first one before or after. All sets are in one request: if HNS refuses that, no set
+    /// is changed separately, because ACLs name them together, and all of them are returned.
     pub(crate) fn change(
         &mut self,
         hcn: &(impl Hcn + ?Sized),
@@ -92,7 +92,7 @@ impl PolicySets {
             let problem = match send(hcn, network, &request, &changes)? {
                 Some(error) => error.to_string(),
                 None => {
-                    // Nothing goes before what comes is there.
+                    // Old members are removed only after the new ones are confirmed.
                     *self = Self::read(hcn, network)?;
                     if changes.iter().all(|(set, values)| self.0.get(&set.id) == Some(values)) {
                         continue;
@@ -105,7 +105,7 @@ impl PolicySets {
         Ok(BTreeMap::new())
     }
 
-    /// Removes sets that nothing names. HNS keeps those that something does name; they are left for the next time.
+    /// Removes unused sets. HNS keeps those that are in use; they are left for the next time.
     pub(crate) fn remove(
         &mut self,
         hcn: &(impl Hcn + ?Sized),
@@ -130,7 +130,7 @@ impl PolicySets {
     }
 }
 
-/// Sends sets in one request. Gives what HNS says against it.
+/// Sends sets in one request. Returns the error of HNS.
 fn send(
     hcn: &(impl Hcn + ?Sized),
     network: Guid,

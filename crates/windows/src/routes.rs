@@ -1,4 +1,4 @@
-//! The ways to other nodes: RemoteSubnetRoute policies of the overlay network (as
+//! Routes to other nodes: RemoteSubnetRoute policies of the overlay network (as in
 //! `felix/dataplane/windows/vxlan_mgr.go`).
 
 use std::collections::BTreeMap;
@@ -11,17 +11,17 @@ use tracing::{debug, info};
 
 use crate::Error;
 
-/// A way to another node, in the form in which two of them can be compared.
+/// A route to another node, in a form that can be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Way {
     vni: u32,
     provider: String,
-    /// `None` if HNS has something that is no MAC address.
+    /// `None` if HNS has an invalid MAC address.
     mac: Option<MacAddress>,
 }
 
-/// Makes the network's routes those of the state. What goes, goes first: HNS has one route for a prefix. Gives what HNS
-/// refuses of single routes; the others are in force.
+/// Makes the network's routes match the state. Removals come first, because HNS has one route for a prefix. Returns
+/// the conditions of refused routes; the others are in force.
 pub(crate) fn sync(
     hcn: &(impl Hcn + ?Sized),
     network: Guid,
@@ -54,7 +54,7 @@ pub(crate) fn sync(
     Err(Error::NotTaken { object: format!("network {network}"), what: "RemoteSubnetRoute policies" })
 }
 
-/// Sends routes all at once, or one by one if HNS refuses that: one bad route shall not keep the others out.
+/// Sends routes all at once, or one by one if HNS refuses that, so that one bad route does not prevent the others.
 fn send(
     hcn: &(impl Hcn + ?Sized),
     network: Guid,

@@ -1,4 +1,4 @@
-//! The ACLs that HNS has for a pod, in the order in which it asks them.
+//! The ACLs that HNS has for a pod, in their order of evaluation.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::acl::{
 };
 use crate::endpoint::ours;
 
-/// What HNS has, where `given` is the list that it was given, with what the sets are that this names.
+/// What HNS has; `given` is the last list, with descriptions of the sets that it names.
 pub fn shown(
     endpoint: &Endpoint,
     found: &HcnEndpoint,

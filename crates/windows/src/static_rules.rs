@@ -1,5 +1,6 @@
-//! Rules of the operator's own that every pod of a node has before policy: `static-rules.json`, as Calico reads it
-//! (`felix/dataplane/windows/policysets/static_rules.go`). Clouds have it to keep pods from their metadata services.
+//! The operator's own rules that every pod of a node has before policy: `static-rules.json` in Calico's format
+//! (`felix/dataplane/windows/policysets/static_rules.go`). Clouds use it to keep pods away from their metadata
+//! services.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,13 +15,13 @@ use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType};
 
 use crate::acl::{ANY_PROTOCOL, FIRST_PRIORITY, NODE_PRIORITY, of_static_rule};
 
-/// Why a file of static rules is refused as a whole.
+/// Why a file of static rules is rejected as a whole.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{at}: {problem}")]
 pub struct StaticRulesError {
     /// The rule and the member.
     pub at: String,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
 }
 
@@ -68,10 +69,11 @@ struct Rule {
 }
 
 impl StaticRules {
-    /// Reads a file. As in Calico's reader, the case of members' names is of no account.
+    /// Parses a file. As in Calico's parser, the case of member names does not matter.
     ///
     /// # Errors
-    /// Anything that is not understood: nothing of the file counts then, as a rule that is left out may be one that denies.
+    /// Anything that is not understood. Then the whole file is rejected, because an ignored rule may be one that
+    /// denies.
     pub fn parse(text: &str) -> Result<Self, StaticRulesError> {
         let wrong = |at: &str, problem: String| StaticRulesError { at: at.to_owned(), problem };
         let value = serde_json::from_str(text).map_err(|error| wrong("the file", error.to_string()))?;
@@ -91,7 +93,7 @@ impl StaticRules {
                 .acl(&file.provider)
                 .map_err(|(member, problem)| wrong(&format!("{at}: {member}"), problem))?;
             if acl.rule_type == AclRuleType::Switch {
-                // Of two ACLs of one priority HNS may take either (docs/hns.md, ACLs).
+                // Of two ACLs with one priority, HNS may take either (docs/hns.md, ACLs).
                 let place = (acl.direction.to_string(), acl.priority);
                 let (action, other) =
                     actions.entry(place).or_insert_with(|| (acl.action.clone(), at.clone()));
@@ -107,7 +109,7 @@ impl StaticRules {
 }
 
 impl StaticRules {
-    /// The rules as the node's report has them, the first one first. Those of RuleType Host have no order.
+    /// The rules for the node's report, in order. Those of RuleType Host have no order.
     #[must_use]
     pub fn told(&self) -> Vec<StaticRule> {
         let mut acls: Vec<&Acl> = self.0.iter().collect();
@@ -141,7 +143,7 @@ impl StaticRules {
     }
 }
 
-/// The value with all members' names in lower case, or the name that two members of an object have then.
+/// The value with all member names in lower case, or a name that two members of an object then share.
 fn without_case(value: Value) -> Result<Value, String> {
     match value {
         Value::Object(members) => {
@@ -159,7 +161,7 @@ fn without_case(value: Value) -> Result<Value, String> {
 }
 
 impl Rule {
-    /// The ACL, or the member that is wrong, and why.
+    /// The ACL, or the wrong member and the problem.
     fn acl(self, provider: &str) -> Result<Acl, (&'static str, String)> {
         let one_of = |member, text: &str, words: &str| (member, format!("{text:?} is none of {words}"));
         if !self.r#type.eq_ignore_ascii_case("ACL") {
@@ -194,7 +196,7 @@ impl Rule {
                 format!("{NODE_PRIORITY} is that of the node's own traffic to its pods"),
             ));
         }
-        // Absent is 0 for Calico's reader, which its writer leaves out, and HNS takes what is absent for any.
+        // Calico's parser takes absent as 0, which its writer omits, and HNS takes absent as any.
         let protocol = self.protocol.filter(|number| *number != 0).unwrap_or(ANY_PROTOCOL);
         if protocol > ANY_PROTOCOL {
             return Err(("Protocol", format!("{protocol} is not 0 to {ANY_PROTOCOL}")));
@@ -219,7 +221,7 @@ impl Rule {
             remote_addresses: self.remoteaddresses,
             local_ports: self.localports,
             remote_ports: self.remoteports,
-            // Of this type they have no order (AclNoHostRulePriority).
+            // Rules of this type have no order (AclNoHostRulePriority).
             priority: if rule_type == AclRuleType::Switch { self.priority } else { 0 },
             rule_type,
             ..of_static_rule(action, direction, &format!("{provider}-{}", self.id))
@@ -240,7 +242,7 @@ fn is_ports(part: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// As clouds have it: members' names are in whatever case.
+    /// As in clouds: member names in varying case.
     const WIRESERVER: &str = r#"{"Provider": "azure", "version": "0.1", "Rules": [{"Name": "EndpointPolicy", "Rule": {
         "Id": "wireserver", "Type": "ACL", "Protocol": 6, "Action": "Block", "Direction": "Out",
         "RemoteAddresses": "168.63.129.16/32", "RemotePorts": "80", "Priority": 200, "RuleType": "Switch"}}]}"#;

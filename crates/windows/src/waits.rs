@@ -1,12 +1,13 @@
-//! When something that failed is tried again.
+//! The backoff of failed operations.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// The longest time between two attempts.
+/// The maximum delay.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What failed, how often in a row, and when it is tried again: at once, then after 1, 2, 4 … seconds.
+/// Failed operations, the number of consecutive failures, and the time of the next attempt: at once, then after 1, 2,
+/// 4 … seconds.
 #[derive(Debug)]
 pub(crate) struct Waits<K>(BTreeMap<K, Wait>);
 
@@ -23,7 +24,7 @@ struct Wait {
 }
 
 impl<K: Ord + Clone> Waits<K> {
-    /// What failed.
+    /// The failed operations.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.0.keys()
     }
@@ -36,24 +37,24 @@ impl<K: Ord + Clone> Waits<K> {
         self.0.is_empty()
     }
 
-    /// It failed, once more.
+    /// Records a failure.
     pub(crate) fn failed(&mut self, key: K, now: Instant) {
         let wait = self.0.entry(key).or_insert(Wait { failures: 0, until: now });
         let delay = 1_u64.checked_shl(wait.failures).map_or(LONGEST, |twice| Duration::from_secs(twice / 2));
         *wait = Wait { failures: wait.failures.saturating_add(1), until: now + delay.min(LONGEST) };
     }
 
-    /// It went well, or is not wanted any more.
+    /// Records a success, or removes the operation.
     pub(crate) fn forget(&mut self, key: &K) {
         self.0.remove(key);
     }
 
-    /// What is to be tried again by now.
+    /// The operations that are due.
     pub(crate) fn due(&self, now: Instant) -> impl Iterator<Item = K> {
         self.0.iter().filter(move |(_, wait)| wait.until <= now).map(|(key, _)| key.clone())
     }
 
-    /// Whether it failed and its time has not come.
+    /// Whether it failed and is not due yet.
     pub(crate) fn has_to_wait(&self, key: &K, now: Instant) -> bool {
         self.0.get(key).is_some_and(|wait| now < wait.until)
     }

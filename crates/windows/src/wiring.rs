@@ -1,4 +1,4 @@
-//! Connecting pods (as `cni-plugin/pkg/dataplane/windows` of Calico).
+//! Connects pods (as `cni-plugin/pkg/dataplane/windows` of Calico).
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -17,14 +17,15 @@ use crate::endpoint::{documents, endpoint_id, endpoint_name, ensure_closed, find
 use crate::overlay::gateway;
 use crate::{Error, NETWORK};
 
-/// The first two bytes of every pod's MAC address; the other four are its address. The same on all nodes: the switch
-/// answers ARP for other nodes' pods by this rule (win-overlay of the CNI plugins, `plugins/main/windows/win-overlay`).
+/// The first two bytes of every pod's MAC address; the other four are its IP address. It is the same on all nodes,
+/// because the switch answers ARP for other nodes' pods by this rule (win-overlay of the CNI plugins,
+/// `plugins/main/windows/win-overlay`).
 const MAC_PREFIX: [u8; 2] = [0x0e, 0x2a];
 
-/// The MTU that HNS gives a container without being told (docs/hns.md, Networks).
+/// The default MTU of a container in HNS (docs/hns.md, Networks).
 const USUAL_MTU: u32 = 1450;
 
-/// How long to wait, in milliseconds, before a call is repeated for which HNS is not ready; then it is up to whoever asked for the pod.
+/// The delays, in milliseconds, before a call is repeated for which HNS is not ready; then the caller must retry.
 const NOT_READY_PAUSES_MS: [u64; 4] = [100, 200, 400, 800];
 
 /// Connects pods to the node's overlay network.
@@ -55,7 +56,7 @@ impl WindowsWiring {
         let created = existing.is_none();
         let endpoint = match existing {
             Some(endpoint) => {
-                // One that another CNI plugin made may be open.
+                // An endpoint that another CNI plugin created may be open.
                 ensure_closed(&*self.hcn, &endpoint)?;
                 endpoint
             }
@@ -63,7 +64,8 @@ impl WindowsWiring {
         };
         self.attach(&endpoint, compartment).inspect_err(|_| {
             if created {
-                // Nothing of a failed attempt is left behind; if this fails, too, the next attempt finds it by its id.
+                // A failed attempt leaves nothing behind. If this fails, too, the next attempt finds the endpoint by
+                // its id.
                 if let Err(error) = self.hcn.delete_endpoint(endpoint.id) {
                     warn!(endpoint = endpoint.name, %error, "an endpoint without pod stays behind");
                 }
@@ -73,8 +75,8 @@ impl WindowsWiring {
         Ok(PodInterface { host_interface: endpoint.name, mac })
     }
 
-    /// Creates the endpoint. A remote endpoint, as kube-proxy makes them, may hold the address from an earlier pod on
-    /// another node; it is stale by now, as IPAM gave the address to this one (docs/hns.md, Load balancers).
+    /// Creates the endpoint. A remote endpoint, as created by kube-proxy, may still have the address, from an earlier
+    /// pod on another node. It is stale, because IPAM gave the address to this pod (docs/hns.md, Load balancers).
     fn create(&self, document: &Endpoint) -> Result<Endpoint, Error> {
         let id = match when_ready(|| self.hcn.create_endpoint(document)) {
             Err(error) if error.class() != Class::Unavailable && self.remove_stale(document)? => {
@@ -164,7 +166,7 @@ impl PodWiring for WindowsWiring {
         endpoint_name(container_id, NETWORK)
     }
 
-    /// HNS answers an attachment when the port is there.
+    /// HNS answers an attachment once the port exists.
     fn wait_until_live(&self, _interface: &PodInterface, _patience: Duration) -> bool {
         true
     }
@@ -200,7 +202,7 @@ fn mac(address: Ipv4Addr) -> MacAddress {
     MacAddress([a, b, c, d, e, f])
 }
 
-/// The document that creates the pod's endpoint. Its ACLs close it from the moment that it exists.
+/// The document that creates the pod's endpoint. Its ACLs close it from its creation.
 fn document(pod: &PodAttachment, network: Guid, policies: &[Policy]) -> Result<Endpoint, Error> {
     let provider = policies.iter().find_map(|policy| policy.settings::<ProviderAddress>().ok().flatten());
     let missing = Error::NetworkNotReady { name: NETWORK.into(), missing: "ProviderAddress" };
@@ -227,7 +229,7 @@ fn document(pod: &PodAttachment, network: Guid, policies: &[Policy]) -> Result<E
     Ok(endpoint)
 }
 
-/// What an endpoint has that does not fit the pod.
+/// The difference between an endpoint and the pod.
 fn difference(endpoint: &Endpoint, pod: &PodAttachment, network: Guid) -> Option<String> {
     let addresses: Vec<&str> = endpoint.ip_configurations.iter().map(|ip| ip.ip_address.as_str()).collect();
     if endpoint.host_compute_network != network {
@@ -242,7 +244,7 @@ fn difference(endpoint: &Endpoint, pod: &PodAttachment, network: Guid) -> Option
     None
 }
 
-/// Repeats a call as long as HNS says that what it stands on is not there yet.
+/// Repeats a call while HNS reports that a prerequisite does not exist yet.
 fn when_ready<T>(mut call: impl FnMut() -> Result<T, tortie_hcn::Error>) -> Result<T, tortie_hcn::Error> {
     for pause in NOT_READY_PAUSES_MS.map(Duration::from_millis) {
         match call() {

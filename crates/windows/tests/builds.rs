@@ -1,4 +1,4 @@
-//! What single builds of HNS do: they drop ids of ACLs, or say for a while that they are not ready.
+//! The behaviour of certain builds of HNS: they drop ids of ACLs, or are not ready for a while.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -14,7 +14,7 @@ use tortie_hcn::{Call, Failure, HResult, Hcn, HcnExt, Kind};
 use tortie_policy::program::EndpointProgram;
 use tortie_windows::endpoint_id;
 
-/// The policies of the pod's endpoint, with each ACL as `change` leaves it.
+/// The policies of the pod's endpoint, with each ACL replaced by the result of `change`.
 fn policies(node: &Node, change: impl Fn(Acl) -> Option<Acl>) -> Vec<Policy> {
     let policies = node.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap().policies;
     let changed = |policy: Policy| match policy.settings::<Acl>().unwrap() {
@@ -47,7 +47,7 @@ fn acls_that_lost_their_ids_or_went_are_put_back() {
     }
 }
 
-/// A build that keeps no ids at all: nothing piles up, what was allowed goes with its policy, and it is told.
+/// A build that keeps no ids: nothing accumulates, permissions disappear with their policy, and it is reported.
 #[test]
 fn a_build_that_drops_all_ids_keeps_no_old_acl() {
     let mut node = Node::usual();
@@ -86,7 +86,7 @@ fn a_build_that_drops_all_ids_keeps_no_old_acl() {
     assert_eq!(allows, fresh, "{:#?}", node.acls());
 }
 
-/// The first calls of this kind fail.
+/// Makes the first calls of this kind fail.
 fn fail_first(node: &Node, times: usize, code: HResult, which: fn(&Call) -> bool) -> Arc<AtomicUsize> {
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
@@ -138,7 +138,8 @@ fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
     assert!(node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().is_some());
 }
 
-/// Host endpoints are about the node's own adapter, which HNS does not police: the node says so (policy decision 27).
+/// Host endpoints concern the node's own adapter, which HNS does not police: the node reports it (policy decision
+/// 27).
 #[test]
 fn a_host_endpoint_that_is_not_enforced_is_told_of() {
     let mut node = Node::usual();

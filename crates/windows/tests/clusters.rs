@@ -1,10 +1,10 @@
-//! Whole random clusters of Windows nodes: what HNS does with a packet is what the oracle says, whatever HNS is, in every
-//! position of the knobs and by every way to render policy; and what does not concern an endpoint breaks no connection
+//! Whole random clusters of Windows nodes: the verdict of HNS on a packet is the oracle's, for every value of the
+//! emulator's options and every rendering of policy. A change that does not concern an endpoint resets no connection
 //! of it.
 //!
-//! Each combination of what verdicts depend on is asked in turn; `PROPTEST_CASES` says how many clusters it gets, each of
-//! which follows from another one. A disagreement shrinks to a manifest and an `explain` command; the tests print what
-//! has been asked, and what is known to be narrower.
+//! Each combination of what verdicts may depend on is tested in turn. `PROPTEST_CASES` sets the number of clusters
+//! for each; each cluster follows from the previous one. A disagreement shrinks to a manifest and an `explain`
+//! command. The tests print what was covered, and what is known to be narrower.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
 mod to_services;
@@ -36,21 +36,21 @@ use tortie_windows::endpoint_id;
 
 use to_services::{Callers, PARTLY, SEES, TAKEN};
 
-/// What is asked about each cluster; half of it is of IPv6, of nobody's, or an answer to another one.
+/// The number of packets for each cluster; half of them are IPv6, belong to no pod, or are answers to another one.
 const PACKETS: usize = 170;
-/// How many connections to Services.
+/// The number of connections to Services.
 const CALLS: usize = 12;
 
-/// What pods have their addresses from, and Services mostly not.
+/// The addresses of pods; Services mostly have others.
 const PODS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 1);
 
-/// How many of them are asked of a cluster on average: more than 10⁵ of those that the three versions get.
+/// The average number of those that can be tested in a cluster: more than 10⁵ for the three versions together.
 const FLOWS: usize = 64;
 
-/// What an endpoint is told that has an address of IPv6: Windows has none on VXLAN.
+/// The condition of an endpoint with an IPv6 address: Windows has no IPv6 on VXLAN.
 const NOT_SERVED: Reason = Reason::AddressNotServed;
 
-/// What endpoints may be told.
+/// The conditions that endpoints may have.
 const KNOWN: [Reason; 5] =
     [Reason::IcmpTypeNotExpressible, Reason::SctpPortNotExpressible, PARTLY, TAKEN, NOT_SERVED];
 
@@ -67,7 +67,7 @@ const REWRITES: [OnRewrite; 3] =
 const REPLACES: [UpdateReplaces; 2] = [UpdateReplaces::All, UpdateReplaces::SameType];
 const REMOVALS: [AclRemoval; 3] = [AclRemoval::Works, AclRemoval::RefusedAlways, AclRemoval::IgnoredSilently];
 
-/// All positions of one knob, for each of what there is already.
+/// All values of one option, for each of the existing configurations.
 fn each<T: Copy>(all: Vec<Config>, positions: &[T], turn: fn(&mut Config, T)) -> Vec<Config> {
     let turned = |config: &Config, position: T| {
         let mut config = config.clone();
@@ -77,9 +77,10 @@ fn each<T: Copy>(all: Vec<Config>, positions: &[T], turn: fn(&mut Config, T)) ->
     all.iter().flat_map(|config| positions.iter().map(move |position| turned(config, *position))).collect()
 }
 
-/// Every HNS of that version that verdicts may depend on. What becomes of ICMP errors is not asked of packets that begin
-/// flows. What a write does to flows changes no verdict, and what an update takes the place of matters as far as ACLs
-/// cannot be removed: these take turns, so that each meets each position of every other knob.
+/// Every configuration of HNS of that version that verdicts may depend on. Packets that begin flows do not depend on
+/// the handling of ICMP errors. The effect of writes on flows changes no verdict, and the scope of an update matters
+/// only if ACLs cannot be removed. The values of these two alternate, so that each meets each value of every other
+/// option.
 fn every_hns(version: Version) -> Vec<Config> {
     let all = vec![Config::new(version, Ipv4Addr::UNSPECIFIED)];
     let all = each(all, &DEFAULTS, |config, position| config.switch_default = position);
@@ -92,7 +93,7 @@ fn every_hns(version: Version) -> Vec<Config> {
     let all = each(all, &SEES, |config, position| config.egress_sees = position);
     let mut all = each(all, &REMOVALS, |config, position| config.acl_removal = position);
     for (index, config) in all.iter_mut().enumerate() {
-        // The last knob has three positions, and so has this one.
+        // The last option has three values, and so has this one.
         config.on_rewrite = REWRITES[(index + index / REMOVALS.len()) % REWRITES.len()];
         config.update_replaces = REPLACES[index / 9 % REPLACES.len()];
     }
@@ -104,17 +105,17 @@ fn random() -> Random {
     Random::cases(1).shrinking(2_000)
 }
 
-/// A cluster, what it changes into, and what is asked of that.
+/// A cluster, the cluster that it changes to, and the questions about that.
 type Change = (Objects, Objects, Asked);
 
-/// What is sent.
+/// The packets to send.
 #[derive(Debug, Clone)]
 struct Asked {
     packets: Vec<Sent>,
     calls: Vec<Call>,
 }
 
-/// Half of the time the pods stay, and some of the rest comes or goes.
+/// Half of the time the pods stay, and some other objects are added or removed.
 fn changes() -> impl Strategy<Value = Change> {
     let cluster = || {
         let parts = (clusters_of_distinct_pods().boxed(), services().boxed(), 0_u8..4);
@@ -137,7 +138,7 @@ fn changes() -> impl Strategy<Value = Change> {
     })
 }
 
-/// The first pod that has IPv6 has nothing else.
+/// Removes all addresses but IPv6 from the first pod that has IPv6.
 fn leave_ipv6_alone(objects: &mut Objects) {
     let is_ipv6 = |net: &Value| net.as_str().is_some_and(|net| net.contains(':'));
     let nets = objects.iter_mut().filter_map(|(_, value)| value["spec"]["ipNetworks"].as_array_mut());
@@ -201,7 +202,7 @@ fn agree(version: Version) {
     }
 }
 
-/// Every HNS, and how policy may be rendered for it. What it makes of sets matters where ACLs name them only.
+/// Every configuration of HNS with every rendering. The options for sets matter only if ACLs name sets.
 fn combinations(version: Version) -> Vec<(Config, Rendering)> {
     let renderings = |config: Config| {
         let sets_as_ever = config.set_reading == READINGS[0] && config.several_sets == SEVERAL[0];
@@ -214,8 +215,8 @@ fn combinations(version: Version) -> Vec<(Config, Rendering)> {
     every_hns(version).into_iter().flat_map(renderings).collect()
 }
 
-/// A policy, tier, profile, set or service comes or goes: connections of endpoints whose ACLs stay as they were go on,
-/// and those of the others as the knob says. The same once more is no write at all.
+/// A policy, tier, profile, set or service is added or removed: connections of endpoints with unchanged ACLs
+/// continue, and those of the others behave as configured. Applying the same state again writes nothing.
 #[test]
 fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
     let (kept, broken) = (Cell::new(0), Cell::new(0));
@@ -244,7 +245,7 @@ fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
     }
 }
 
-/// A cluster with and without one of the objects that policy is made of.
+/// A cluster with and without one of the objects that policy consists of.
 fn one_changes() -> impl Strategy<Value = Change> {
     let chosen = (changes(), any::<prop::sample::Index>(), any::<bool>());
     chosen.prop_filter_map("nothing to choose from", |((_, all, packets), index, comes)| {
@@ -255,7 +256,7 @@ fn one_changes() -> impl Strategy<Value = Change> {
     })
 }
 
-/// How many ends of connections went on, and how many were reset.
+/// How many ends of connections continued, and how many were reset.
 fn connections(
     cluster: &mut Cluster,
     before: &Objects,
@@ -298,7 +299,7 @@ fn connections(
     Ok((kept, broken))
 }
 
-/// Makes the change, and asks about every packet of pods.
+/// Makes the change, and compares the verdicts on every packet of pods.
 fn compare(
     cluster: &mut Cluster,
     objects: &Objects,
@@ -356,7 +357,7 @@ fn compare(
     callers.compare(&sent.calls, asked).map_err(|error| format!("{error}\n{}", shown()))
 }
 
-/// How HNS and the oracle compare at one end.
+/// The comparison of HNS and the oracle at one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Same,
@@ -379,7 +380,7 @@ fn flows_of_pods(cluster: &Cluster, packets: &[Sent]) -> Vec<Flow> {
     flows.filter(|flow| flow.source.is_ipv4() && cluster.is_of_pods(flow)).collect()
 }
 
-/// Nodes say nothing, and endpoints at most what is known.
+/// Nodes have no conditions, and endpoints only known ones.
 fn in_force(reports: &[Report]) -> Result<(), String> {
     for report in reports {
         let mut told = report.conditions();
@@ -391,8 +392,8 @@ fn in_force(reports: &[Report]) -> Result<(), String> {
     Ok(())
 }
 
-/// Addresses of IPv6 are not served: exactly the endpoints that have one are told so, and nothing comes to or from an
-/// endpoint that has no other.
+/// IPv6 addresses are not served: exactly the endpoints that have one report it, and an endpoint without another
+/// address is closed.
 fn ipv6_is_told_and_closed(
     cluster: &Cluster,
     reports: &[Report],
@@ -426,7 +427,7 @@ fn ipv6_is_told_and_closed(
     Ok(())
 }
 
-/// The flow's first packet at either end.
+/// The flow's first packet at each end.
 fn both_ways(flow: &Flow) -> Vec<Packet> {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (flow.source, flow.destination) else {
         return vec![];
@@ -444,7 +445,7 @@ fn has_ipv6(cluster: &Cluster, address: IpAddr) -> bool {
     cluster.addresses().any(|other| other.is_ipv6() && place.is_some() && cluster.place(other) == place)
 }
 
-/// The exception that flows of the protocol fall under at this end, if the endpoint bears the condition that tells of it.
+/// The exception for flows of the protocol at this end, if the endpoint has the condition that reports it.
 fn exception(
     cluster: &Cluster,
     reports: &[Report],
@@ -456,7 +457,7 @@ fn exception(
     Exception::of(protocol).filter(is_told)
 }
 
-/// What a flow counts as.
+/// The kinds under which a flow is counted.
 fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
     let node = |address| cluster.place(address).map(|place| place.node);
     let own_node = |address, node| testkit::emulator::node_address(node as u8) == address;
@@ -470,8 +471,8 @@ fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
     ["all".to_owned(), flow.protocol.to_string(), way.to_owned()]
 }
 
-/// Of every kind some must have passed and some not; from its own node a pod is reached always; the exceptions must be
-/// some, and few.
+/// Of every kind, some flows must have passed and some not; a pod is always reachable from its own node; exceptions
+/// must occur, and be rare.
 fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
     let ways = [
         "TCP",

@@ -1,5 +1,5 @@
-//! What changes of policy do to connections, by real frames, on an HNS that resets the connections of an endpoint whose
-//! ACLs are written, as users report it (docs/hns.md, ACLs), and on one that does not.
+//! The effect of policy changes on connections, by real frames, on an HNS that resets the connections of an endpoint
+//! whose ACLs are written, as users report (docs/hns.md, ACLs), and on one that does not.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
@@ -27,7 +27,7 @@ use tortie_windows::endpoint_id;
 const CHANGES: u8 = 100;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Two nodes: a client on the first, a server on the second, and beside each of them a pod that policies change for.
+/// Two nodes: a client on the first, a server on the second, and on each node another pod whose policies change.
 fn nodes(on_rewrite: OnRewrite, sets: WindowsPolicySets) -> [Node; 2] {
     let [first, second] = underlay();
     let node = |number, namespace| Node::with(number, namespace, |config| Config { on_rewrite, ..config });
@@ -67,7 +67,7 @@ fn one_policy(name: &str) -> EndpointProgram {
     EndpointProgram { ingress: vec![tier], egress: vec![], profiles: vec![policy_id("open")] }
 }
 
-/// A connection that nobody speaks on, and a download, between the first pods of the nodes.
+/// An idle connection and a download between the first pods of the nodes.
 struct Connections {
     idle: [TcpStream; 2],
     heard: Arc<AtomicUsize>,
@@ -112,7 +112,7 @@ impl Connections {
         Connections { idle, heard, enough, download: [send, receive] }
     }
 
-    /// Waits until more of the download has come, or it has ended.
+    /// Waits until more of the download has arrived, or it has ended.
     fn wait_for_more(&self) {
         let (before, deadline) = (self.heard.load(Ordering::Relaxed), Instant::now() + PATIENCE);
         while self.heard.load(Ordering::Relaxed) <= before && !self.download[1].is_finished() {
@@ -121,7 +121,7 @@ impl Connections {
         }
     }
 
-    /// Ends both; whether they have gone on to the end.
+    /// Ends both; returns whether they continued to the end.
     fn end(self) -> [Result<(), ErrorKind>; 2] {
         self.enough.store(true, Ordering::Relaxed);
         let [mut client, mut server] = self.idle;
@@ -153,7 +153,7 @@ fn what_does_not_concern_an_endpoint_leaves_its_connections_alone() {
         let came = member(3, number);
         for node in [&mut client, &mut server] {
             node.apply(&match number % 3 {
-                // A client of the server comes and another one goes: members of a set.
+                // One client of the server is added and another one removed: members of a set.
                 0 => vec![Delta::SetChanged {
                     id: set.clone(),
                     added: vec![came],
@@ -172,7 +172,7 @@ fn what_does_not_concern_an_endpoint_leaves_its_connections_alone() {
     assert_eq!(connections.end(), [Ok(()), Ok(())]);
 }
 
-/// Where its own list changes, it is as HNS has it: an ACL more is an Add, an ACL less a Remove.
+/// If its own list changes, the result depends on HNS: an additional ACL is an Add, a removed ACL a Remove.
 #[test]
 fn what_concerns_an_endpoint_does_to_its_connections_what_hns_does() {
     let more = |number: u16| {

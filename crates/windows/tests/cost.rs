@@ -1,5 +1,5 @@
-//! What policy costs: never more than the naive expansion, the same however it came about, and little to change. All is
-//! read from what HNS has and is sent.
+//! The cost of policy: never more than the naive expansion, independent of history, and small for small changes. All
+//! figures are read from what HNS has and from what is sent.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -45,8 +45,8 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
     Costing::new(state, node_addresses().into_iter().map(v4).collect())
 }
 
-/// What Calico for Windows can express of it, and its API allows; without ports of SCTP, which it writes as if HNS knew
-/// them.
+/// The part that Calico for Windows can express and its API allows; without SCTP ports, which it writes as if HNS
+/// supported them.
 fn expressible(mut said: Said) -> Said {
     said.address_ports.retain(|(_, protocol, _)| *protocol != Protocol::SCTP);
     for rule in said.policies.iter_mut().flat_map(|rules| rules.ingress.iter_mut().chain(&mut rules.egress)) {
@@ -65,11 +65,11 @@ fn expressible(mut said: Said) -> Said {
     said
 }
 
-/// The same where every selector finds everybody, and every named port is everybody's.
+/// The same with selectors that select pods, and named ports that exist.
 fn where_rules_find_somebody(said: &Said) -> Vec<Delta> {
     const ALL: &str = "0.0.0.0/0";
     let everybody: BTreeSet<IpNet> = [ALL.parse().unwrap()].into();
-    // Somebody of each network that rules name, and of each two that have something in common.
+    // A pod in each network that rules name, and in the intersection of each two that overlap.
     let some = (0..8).map(|last| [10, 0, 0, last]);
     let others = [[10, 244, 3, 5], [10, 244, 3, 6], [192, 168, 0, 1], [0; 4], [255; 4]];
     let some: Vec<IpAddr> = some.chain(others).map(IpAddr::from).collect();
@@ -91,8 +91,8 @@ fn state(deltas: &[Delta]) -> NodeState {
     state
 }
 
-/// The ACLs of a direction in the order in which they are asked, without priorities. ACLs of one action that follow one
-/// another are in one group, as their order is of no account.
+/// The ACLs of a direction in the order of evaluation, without priorities. Consecutive ACLs with the same action form
+/// a group, because their order does not matter.
 fn in_order(node: &Node, direction: &AclDirection) -> Vec<(AclAction, BTreeSet<String>)> {
     let mut acls: Vec<Acl> = node.acls().into_iter().filter(|acl| acl.direction == *direction).collect();
     acls.sort_by_key(|acl| acl.priority);
@@ -101,10 +101,11 @@ fn in_order(node: &Node, direction: &AclDirection) -> Vec<(AclAction, BTreeSet<S
     groups.map(|group| (group[0].action.clone(), group.iter().map(text).collect())).collect()
 }
 
-/// The ACLs before policy that drop tunnels from pods. Calico for Windows has none, so the naive expansion has none either.
+/// The number of ACLs before policy that drop tunnels from pods. Calico for Windows has none, so neither has the
+/// naive expansion.
 const TUNNELS: usize = 2;
 
-/// How many ACLs the calls add to endpoints and remove from them.
+/// The number of ACLs that the calls add to endpoints and remove from them.
 fn written(calls: &[Call]) -> usize {
     let mut written = 0;
     for call in calls {
@@ -133,10 +134,10 @@ proptest! {
         prop_assert!(cost.lists.pairs <= cost.naive.pairs + TUNNELS as u64);
     }
 
-    /// With sets, what a rule costs does not depend on who is in them: it has its ACLs also while nobody is. So the
-    /// naive expansion is that of a cluster where every rule finds somebody. Packets from an endpoint take no more ACLs
-    /// than there; packets to it at most twice as many: it is not known what a set means in an ACL about these (policy
-    /// decision 25), so that there is one ACL for each of the two readings.
+    /// With sets, the cost of a rule does not depend on their members: it has its ACLs even without members. So the
+    /// naive expansion is that of a cluster where every rule finds somebody. Packets from an endpoint need no more
+    /// ACLs than there, packets to it at most twice as many: it is not known what a set means in these ACLs (policy
+    /// decision 25), so there is one ACL for each of the two interpretations.
     #[test]
     fn with_sets_there_are_at_most_twice_as_many_acls(said in said(false)) {
         let said = expressible(said);
@@ -154,7 +155,7 @@ proptest! {
         }
     }
 
-    /// What is said to be the cost is what HNS has.
+    /// The computed cost is what HNS has.
     #[test]
     fn the_cost_is_what_hns_has(sets in with_sets(), said in said(true)) {
         let mut node = ready(sets);
@@ -165,7 +166,7 @@ proptest! {
         prop_assert_eq!(tally, acls.iter().collect());
     }
 
-    /// The same state gives the same list, whatever came before, and in whatever order and portions it came.
+    /// The same state gives the same list, whatever came before, and in whatever order and batches it arrived.
     #[test]
     fn the_list_depends_on_the_state_alone(
         sets in with_sets(), before in said(false), (after, portions) in said(false).prop_flat_map(|said| {
@@ -190,7 +191,7 @@ proptest! {
     }
 }
 
-/// A rule as policies mostly have them: some peers, TCP or UDP, some ports.
+/// A typical rule: some peers, TCP or UDP, some ports.
 fn usual_rule() -> impl Strategy<Value = Rule> {
     let action = select(vec![Action::Allow, Action::Allow, Action::Deny]);
     let port = (1_u16..6).prop_map(|port| PortRange { first: port, last: port });
@@ -227,8 +228,9 @@ fn with_rules(rules: &[Rule]) -> Vec<Delta> {
     ]
 }
 
-/// A rule of one protocol about some peers is one ACL, or with sets two, one for each reading of them. Where it comes, the
-/// neighbours that were joined are two, with as many ACLs; where it goes, one; and what was the same as it comes or goes.
+/// A rule of one protocol about some peers is one ACL, or with sets two, one for each interpretation. When it is
+/// added, neighbours that were merged become two, with as many ACLs; when it is removed, one; and ACLs for equal
+/// packets are added or removed.
 const MOST_WRITTEN: usize = 16;
 
 proptest! {
@@ -294,7 +296,7 @@ fn a_rule_says_what_makes_it_dear() {
     );
     assert!(costs.iter().all(|cost| cost.direction == Direction::Ingress));
     assert_eq!(costs.iter().map(|cost| cost.number).collect::<Vec<_>>(), [1, 2, 3, 4]);
-    // Two protocols' lists name them: that of UDP, and that of all others.
+    // The lists of two protocols contain them: that of UDP, and that of all others.
     assert!(costs[0].lists.acls >= 3 && costs[0].lists.addresses >= 9000, "{costs:?}");
     assert!(costs[2].lists.acls > 0 && costs[3].lists.acls == 0, "{costs:?}");
     let cost = costing.cost(&state.endpoints[&pod_id()]);

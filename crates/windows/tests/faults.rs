@@ -1,4 +1,4 @@
-//! A policy changes while HNS fails: nothing opens in between, and what is desired is reached in the end.
+//! A policy changes while HNS fails: nothing opens in between, and the desired state is reached in the end.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test says what it expects by unwrap")]
 
 use std::net::Ipv4Addr;
@@ -19,20 +19,20 @@ use tortie_hcn::{Call, Failure, HResult, Hcn};
 use tortie_hns_emulator::{AclRemoval, Config, Survives, UpdateReplaces};
 use tortie_policy::program::Flow;
 
-/// What HNS does at one of the calls that change something.
+/// The fault of HNS at one of the calls that change something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// It refuses it, this time.
+    /// It rejects the call this time.
     Refuses,
-    /// It does not answer, and does nothing; nor does it answer any later call.
+    /// It does not answer and does nothing, for this call and all later ones.
     Hangs,
-    /// It does what it is asked, and the answer is lost.
+    /// It carries out the call, and the answer is lost.
     LosesTheReply,
-    /// It says that it has done it, and has not.
+    /// It reports success and does nothing.
     Lies,
-    /// It stops and starts again before it does it, and comes back with this.
+    /// It restarts before it carries out the call, with this remaining state.
     Restarts(Survives),
-    /// It does not answer in time, and does it later, but before anything else that it is asked to change.
+    /// It does not answer in time and carries out the call later, but before any other change.
     IsLate,
 }
 
@@ -46,23 +46,23 @@ const FAULTS: [Fault; 8] = [
     Fault::Restarts(Survives::AllButAclsAndSets),
     Fault::IsLate,
 ];
-/// More than any wait between two attempts, and than a list that HNS made another of is left alone.
+/// More than any delay between two attempts, and than the time for which a list that HNS changed is left alone.
 const LONG: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Clone)]
 struct Case {
-    /// The same pods, and some of the rest.
+    /// The same pods, and some of the other objects.
     before: Objects,
     after: Objects,
     flows: Vec<Flow>,
     config: Config,
     rendering: Rendering,
     fault: Fault,
-    /// At which call, of those of each node that change something.
+    /// The index of the failing call among each node's changing calls.
     at: usize,
-    /// How many calls come between one that is late and its being done.
+    /// How many calls come between a late call and its execution.
     later: usize,
-    /// Whether a restart is in the middle of the call, which fails then.
+    /// Whether a restart happens during the call, which then fails.
     in_call: bool,
 }
 
@@ -97,8 +97,8 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// What the ends of each flow say. Each endpoint is right by itself: one may have its new policy when another one still
-/// has its old.
+/// The verdicts of each flow's ends. Each endpoint is correct separately: one may have its new policy while another
+/// still has its old one.
 fn verdicts(cluster: &Cluster, flows: &[Flow]) -> Vec<Ends<bool>> {
     flows.iter().map(|flow| cluster.judge(flow).unwrap()).collect()
 }
@@ -109,7 +109,7 @@ fn fresh(objects: &Objects, case: &Case) -> Cluster {
     cluster
 }
 
-/// Has HNS of a node fail at the call; `hits` counts that.
+/// Makes a node's HNS fail at the call; `hits` counts it.
 fn fail(cluster: &Cluster, node: usize, case: &Case, hits: &Arc<AtomicUsize>) {
     let (hns, at, hits) = (cluster.hns(node), case.at, Arc::clone(hits));
     let mut changes = 0;
@@ -147,7 +147,7 @@ fn fail(cluster: &Cluster, node: usize, case: &Case, hits: &Arc<AtomicUsize>) {
                     return Some(Err(timeout()));
                 }
                 if let Some(waiting) = late.take_if(|_| calls_left == 0 || !call.is_read()) {
-                    // Whoever asked does not listen any more.
+                    // The caller no longer listens.
                     drop(inner.inner().call(&waiting));
                 } else if late.is_some() {
                     calls_left -= 1;
@@ -198,7 +198,7 @@ fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
     (0..NODES.len()).for_each(|node| fail(&cluster, node, case, hits));
     let reports = cluster.change(&case.after).unwrap();
     let between = stays_closed(&cluster)?;
-    // That it has restarted, HNS tells nobody.
+    // HNS does not report its restart.
     let is_told = matches!(case.fault, Fault::Restarts(_)) || reports.iter().any(|report| report.retry);
     if between != new && !is_told {
         return Err(format!("not in force, and nobody is told: {reports:?}"));
@@ -216,8 +216,8 @@ fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a flow passes an end that denied it before and denies it afterwards. An HNS that comes back without ACLs is as
-/// open as it likes, until the endpoint is looked at.
+/// Whether a flow passes an end that denied it before and denies it afterwards. An HNS that returns without ACLs may
+/// be open until the endpoint is checked.
 fn has_opened(cluster: &Cluster, fault: Fault, flow: &Flow, [old, new, now]: [Ends<bool>; 3]) -> bool {
     let loses = matches!(fault, Fault::Restarts(survives) if survives != Survives::Everything);
     let is_open = |old, new, now, endpoint: Option<&Endpoint>| {
@@ -229,13 +229,13 @@ fn has_opened(cluster: &Cluster, fault: Fault, flow: &Flow, [old, new, now]: [En
         || is_open(old.ingress, new.ingress, now.ingress, endpoints.ingress.as_ref())
 }
 
-/// Whether it has what is behind all policy, both ways: what HNS has lost is put back with that.
+/// Whether it has the closing ACLs in both directions, which are restored together with lost policy.
 fn has_policy(endpoint: &Endpoint) -> bool {
     let is_closure = |policy: &&Policy| policy.settings["Id"] == "tortie/closed";
     endpoint.policies.iter().filter(is_closure).count() == 2
 }
 
-/// A call that was late is done while everything is looked at. What is seen to be done then is not asked for again.
+/// A late call is executed during a full check. Once it is seen to be done, it is not requested again.
 fn lands(cluster: &mut Cluster, case: &Case) -> Result<(), String> {
     let last_change = |node| cluster.hns(node).take_changes().pop();
     let late: Vec<Option<Call>> = (0..NODES.len()).map(last_change).collect();
@@ -244,7 +244,7 @@ fn lands(cluster: &mut Cluster, case: &Case) -> Result<(), String> {
     for (node, late) in late.iter().enumerate() {
         let sent = cluster.hns(node).take_changes();
         let again = late.as_ref().is_some_and(|late| sent.contains(late));
-        // Where removals are ignored, they may as well not have been done.
+        // If removals are ignored, they may as well not have been executed.
         if again && case.later == 0 && case.config.acl_removal == AclRemoval::Works {
             return Err(format!("sent twice: {late:?}"));
         }
@@ -255,7 +255,7 @@ fn lands(cluster: &mut Cluster, case: &Case) -> Result<(), String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// HNS comes back without the ACLs. Until that is seen, endpoints are open: HNS tells nobody.
+    /// HNS returns without ACLs. Until that is noticed, endpoints are open, because HNS does not report it.
     #[test]
     fn what_hns_lost_is_there_again_after_one_look(case in cases(), sets_too in any::<bool>()) {
         let mut cluster = fresh(&case.after, &case);

@@ -1,4 +1,4 @@
-//! Two emulated Windows nodes with real interfaces: pods talk across VXLAN until policy says otherwise.
+//! Two emulated Windows nodes with real interfaces: pods communicate over VXLAN until policy denies it.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
@@ -54,7 +54,7 @@ fn pods_talk_until_policy_cuts_all_but_one() {
     let tier = TierProgram { name: "default".into(), policies: vec![policy_id("web")], end: EndOfTier::Deny };
     let profiles = vec![policy_id("open")];
     server.set_program(4, EndpointProgram { ingress: vec![tier], egress: vec![], profiles });
-    // The allowed client, and the node of the server itself; not the other pods, not the other node.
+    // The allowed client, and the server's own node; not the other pods, and not the other node.
     assert_eq!(who(&client, &server), [true, false, false, false, true]);
     let (added, removed) = (vec![member(1, 5)], vec![member(1, 4)]);
     server.apply(&[Delta::SetChanged { id: SetId::new("s:linux-client"), added, removed }]);
@@ -62,13 +62,14 @@ fn pods_talk_until_policy_cuts_all_but_one() {
 }
 
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
-/// Where a pod is, and its address.
+/// A pod's namespace and address.
 type Pod = (NetNs, Ipv4Addr);
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Two nodes whose HNS is so, each with two pods; and what the first node sends to [`VIP`], ports 81 to 84, goes to port 80
-/// of one backend: the first pod of the other node, or the second of its own; with its own address, or with another one.
+/// Two nodes with this HNS configuration, each with two pods. Packets of the first node to [`VIP`], ports 81 to 84,
+/// go to port 80 of one backend: the first pod of the other node, or the second of its own; with the client's own
+/// address, or with another one.
 fn balanced(change: impl Fn(Config) -> Config) -> ([Node; 2], Proxy) {
     let [first, second] = underlay();
     let (mut client, mut server) = (Node::with(1, first, &change), Node::with(2, second, &change));
@@ -107,7 +108,7 @@ fn backends<'a>(client: &'a Node, server: &'a Node) -> [&'a Pod; 2] {
     [&server.pods[0], &client.pods[1]]
 }
 
-/// What lets nothing out.
+/// A program that allows nothing out.
 fn closed() -> EndpointProgram {
     let tier = TierProgram { name: "default".into(), policies: vec![], end: EndOfTier::Deny };
     EndpointProgram { egress: vec![tier], profiles: vec![policy_id("open")], ..EndpointProgram::default() }
@@ -127,12 +128,12 @@ fn pods_talk_to_services() {
             |client: &Node, step| all(client, step, &|pod, at| talk_by(&client.pods[0].0, pod, at).is_some());
         assert_eq!(talks(&client, 1), [true; 4], "{egress_sees:?}");
         client.set_program(4, closed());
-        // That nothing comes only time tells: two ways stand for all.
+        // Only waiting shows that nothing arrives, so two cases represent all.
         assert_eq!(talks(&client, 3), [false; 2], "{egress_sees:?}");
     }
 }
 
-/// A datagram to there, and the answer: from there only, as the socket takes no other.
+/// A datagram to that address, and the answer, which the socket accepts only from there.
 fn ask(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<u8> {
     let socket = |namespace: &NetNs, at: (Ipv4Addr, u16)| {
         let socket = namespace.run(|| UdpSocket::bind(at).unwrap()).unwrap();
@@ -149,8 +150,8 @@ fn ask(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> Optio
     client.recv(&mut [0]).ok().map(|_| byte[0])
 }
 
-/// As with connections that need no Service: what is established goes on or is reset, as the knob says, and both ends are
-/// told by whom they talk to. With the load balancer it is over, without a word.
+/// As with connections without a Service: established connections continue or are reset, as configured, and both ends
+/// get resets from the address that they talk to. Without the load balancer they end silently.
 #[test]
 fn connections_to_services_last_as_others() {
     for egress_sees in [EgressSees::Backend, EgressSees::Vip] {

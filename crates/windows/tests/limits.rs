@@ -1,4 +1,4 @@
-//! Programs that ask for too much.
+//! Programs that exceed limits.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -10,7 +10,7 @@ use tortie_api::net::{Action, Direction, Protocol};
 use tortie_dataplane::{Reason, Report};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, IcmpMatch, Rule};
 
-/// Of each ICMP type from everywhere but one network.
+/// An ICMP type from everywhere except one network.
 fn pass_icmp_type(icmp_type: u8) -> Rule {
     let icmp = Some(IcmpMatch { icmp_type: Some(icmp_type), icmp_code: None });
     let mut rule = Rule { protocol: Some(Protocol::ICMP), icmp, ..Rule::all(Action::Pass) };
@@ -23,7 +23,7 @@ fn flow(protocol: Protocol, icmp: Option<(u8, u8)>) -> Flow {
     Flow { source, destination, protocol, source_port: 0, destination_port: 0, icmp }
 }
 
-/// A tier of Pass rules before a tier of `allowed` networks.
+/// A tier of Pass rules before a tier with `allowed` networks.
 fn apply(node: &mut Node, passes: Vec<Rule>, allowed: usize) -> Report {
     let allow = |index: usize| {
         let mut rule = Rule::all(Action::Allow);
@@ -64,7 +64,7 @@ fn forty_pass_rules_with_icmp_types_are_done_quickly() {
 fn a_program_that_would_be_too_long_is_closed_and_names_the_policy() {
     let mut node = Node::usual();
     node.connect();
-    // Each Pass leads to a thousand decisions of its own.
+    // Each Pass leads to a thousand decisions.
     let pass = |index: u8| {
         let mut rule = Rule { protocol: Some(Protocol::TCP), ..Rule::all(Action::Pass) };
         rule.destination.ports = vec![tortie_api::net::PortRange::single(index.into())];

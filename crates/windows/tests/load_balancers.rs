@@ -1,4 +1,4 @@
-//! Load balancers without direct server return hide clients' addresses, and the node says so.
+//! Load balancers without direct server return hide clients' addresses, and the node reports it.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -39,7 +39,7 @@ fn service() -> Delta {
     Delta::Service(ServiceId { namespace: "shop".into(), name: "web".into() }, Arc::new(service))
 }
 
-/// A pod under three policies: one asks for addresses of clients, one for their ports only, one is of egress.
+/// A pod with three policies: one depends on addresses of clients, one only on their ports, and one is egress.
 fn pod() -> [Delta; 5] {
     let clients = EntityMatch { nets: vec!["10.0.0.0/8".parse().unwrap()], ..EntityMatch::default() };
     let by_address = Rule { source: clients.clone(), ..Rule::all(Action::Allow) };
@@ -95,7 +95,7 @@ fn without_direct_server_return_the_policies_concerned_are_named() {
     assert!(message.contains("here: NetworkPolicy calico-demo/clients. "), "{message}");
     assert!(message.contains("WinDSR=true") && message.contains("--enable-dsr=true"), "{message}");
     assert!(!told.reason.is_failure() && !report.retry);
-    // It is known also between two looks, and as soon as it is over.
+    // It is reported also between two checks, and ends as soon as it is over.
     assert!(hidden(&node.apply(&[])).is_some());
     node.hns.delete_load_balancer(hiding).unwrap();
     assert_eq!(hidden(&looked(&mut node)), None);
@@ -110,7 +110,7 @@ fn where_no_policy_asks_here_others_may() {
     assert!(hidden(&report).unwrap().message.contains("No policy of pods here"), "{report:?}");
 }
 
-/// The node's own packets pass into its pods whatever their policy (policy decision 2): then it is more than a mistake.
+/// The node's own packets always pass into its pods (policy decision 2), so a hidden address can also admit clients.
 #[test]
 fn a_source_that_is_the_nodes_own_is_said_to_pass() {
     for source in ["", "172.16.0.3"] {
@@ -121,7 +121,7 @@ fn a_source_that_is_the_nodes_own_is_said_to_pass() {
     }
 }
 
-/// kube-proxy makes these without DSR whatever its setting: nothing is to be mended.
+/// kube-proxy creates these without DSR whatever its setting, so nothing needs a remedy.
 #[test]
 fn node_ports_and_external_addresses_are_no_sign() {
     let mut node = usual();
@@ -140,7 +140,7 @@ fn an_hns_without_it_is_to_be_updated() {
     assert!(hidden(&report).unwrap().message.contains("HNS 9.2 has no DSR: update Windows"), "{report:?}");
 }
 
-/// Nothing is claimed of what cannot be read, and nothing else is held up by it.
+/// Nothing is reported about what cannot be read, and it delays nothing else.
 #[test]
 fn what_cannot_be_read_is_not_spoken_of() {
     let mut node = usual();
@@ -160,7 +160,7 @@ fn what_cannot_be_read_is_not_spoken_of() {
     }
 }
 
-/// Each is read once, however often everything is looked at; and thousands are not read at one look.
+/// Each is read once, however many full checks there are; and one check does not read thousands.
 #[test]
 fn what_is_known_is_not_read_again() {
     let mut node = usual();

@@ -1,9 +1,9 @@
-//! Policy verdicts of mixed clusters by real frames: between Linux nodes on this kernel and Windows nodes with an emulated
-//! HNS and its switch, what arrives is what the oracle lets through, whichever systems a flow's ends are on.
+//! Policy verdicts of mixed clusters with real frames: between Linux nodes on this kernel and Windows nodes with an
+//! emulated HNS and its switch, what arrives is what the oracle lets through, whichever systems a flow's ends are on.
 //!
-//! `PROPTEST_CASES` says how many clusters; each is asked about some dozens of flows between its pods, with another HNS and
-//! another way to render policy by turns of chance. A disagreement shrinks to a manifest and an `explain` command; the test
-//! prints what has been asked, and what is known to be narrower.
+//! `PROPTEST_CASES` sets the number of clusters. Each gets some dozens of flows between its pods, with a random HNS
+//! configuration and rendering. A disagreement shrinks to a manifest and an `explain` command. The test prints what
+//! was covered, and what is known to be narrower.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)] // helpers of tests
 
@@ -42,12 +42,12 @@ const FROM_OTHER_NODES: [&str; 2] = ["other node to Linux", "other node to Windo
 const PROTOCOLS: [&str; 4] = ["TCP", "UDP", "SCTP", "ICMP"];
 const READINGS: [SetReading; 2] = [SetReading::Endpoint, SetReading::Flow];
 
-/// Flows in clusters where ACLs name sets, which HNS reads in that way.
+/// The kind of flows in clusters where ACLs name sets, by the emulator's interpretation.
 fn by_sets_as(reading: SetReading) -> String {
     format!("by sets, read as {reading:?}")
 }
 
-/// Every HNS that is asked, by a name.
+/// Every tested configuration of HNS, by name.
 fn every_hns() -> Vec<(String, Config)> {
     let mut all = Vec::new();
     for version in [Config::SERVER_2019, Config::SERVER_2022, Config::NEWEST] {
@@ -78,7 +78,7 @@ fn cases() -> impl Strategy<Value = Case> {
     let packets = prop::collection::vec(packets(), PACKETS).boxed();
     let policies = (prop::collection::vec(by_selectors(), 0..3).boxed(), any::<bool>());
     let cluster = (clusters_of_distinct_pods().boxed(), policies, addresses().boxed());
-    // Where there is a choice, sets more often: there is more to be read wrong.
+    // If there is a choice, sets are more frequent, because they can be misinterpreted.
     let rendering = prop_oneof![1 => Just(RENDERINGS[0]), 2 => Just(RENDERINGS[1])];
     (select(every_hns()), rendering, cluster, packets).prop_map(
         |((hns, config), rendering, (mut objects, (policies, open), addresses), packets)| {
@@ -93,7 +93,7 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// A policy whose peers are those whom selectors find: where ACLs name sets, they are sets.
+/// A policy with selectors for its peers, which become sets if ACLs name sets.
 fn by_selectors() -> impl Strategy<Value = Value> {
     let peers = || select(vec!["a == 'x'", "has(b)", "a != 'x'", "b in {'x', 'y'}", "!has(a)"]);
     let action = || select(vec!["Allow", "Deny", "Pass"]);
@@ -109,7 +109,7 @@ fn by_selectors() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Allows what no other policy has decided: else most would be denied for want of one.
+/// Allows what no other policy has decided; otherwise most flows would be denied because nothing allows them.
 fn open_at_last() -> (Key, Value) {
     let allow = json!([{"action": "Allow"}]);
     let spec = json!({"order": 1e6, "types": ["Ingress", "Egress"], "ingress": allow, "egress": allow});
@@ -129,7 +129,7 @@ fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
         let mut nodes = nodes.borrow_mut();
         let cluster = nodes.entry(case.hns.clone()).or_insert_with(|| Cluster::new(&case.config).unwrap());
         compare(cluster, &case, &mut asked.borrow_mut()).map_err(|error| {
-            // What went wrong may have been in the middle of a change.
+            // The failure may have happened in the middle of a change.
             nodes.remove(&case.hns);
             TestCaseError::fail(error)
         })
@@ -141,7 +141,7 @@ fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
     }
 }
 
-/// Makes the cluster, and sends every packet.
+/// Changes to the cluster, and sends every packet.
 fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Tally) -> Result<(), String> {
     let all: Objects = cluster.node_objects().chain(&case.objects).cloned().collect();
     let shown = || format!("{}, {}\ncluster.yml:\n{}", case.hns, case.rendering.name, manifest(&all));
@@ -178,7 +178,7 @@ fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Tally) -> Result<(), 
     Ok(())
 }
 
-/// Nodes say nothing, and pods on Windows at most what is known.
+/// Nodes have no conditions, and pods on Windows only known ones.
 fn in_force(reports: &[Report]) -> Result<(), String> {
     for (report, (node, system)) in reports.iter().zip(NODES) {
         let known = |told: &_| {
@@ -199,7 +199,7 @@ fn from_nodes(cluster: &Cluster) -> Vec<Flow> {
     (0..NODES.len()).flat_map(of_node).collect()
 }
 
-/// The exception that the flow falls under, if an end of it bears the condition that its ACLs allow less.
+/// The exception for the flow, if one of its ends has the condition that its ACLs allow less.
 fn exception(cluster: &Cluster, reports: &[Report], flow: &Flow) -> Option<Exception> {
     let told = |address| cluster.place(address).and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
     let mut told = [flow.source, flow.destination].into_iter().filter_map(told).flatten();
@@ -210,7 +210,7 @@ fn is_allowed(trace: &Option<Trace>) -> bool {
     trace.as_ref().is_none_or(|trace| trace.verdict == Verdict::Allow)
 }
 
-/// Which of [`CLASSES`] a flow is of, or where it comes from if that is a node.
+/// The entry of [`CLASSES`] for a flow, or its source if that is a node.
 fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
     let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
     let to = node(flow.destination).unwrap();
@@ -234,8 +234,8 @@ fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
     CLASSES[index]
 }
 
-/// Of every class and protocol, and by every reading of sets, some must have arrived and some not, in proportion to the
-/// number of clusters; from its own node a pod is reached always; the exceptions must be few.
+/// Of every class and protocol, and by every interpretation of sets, some flows must have arrived and some not, in
+/// proportion to the number of clusters; a pod is always reachable from its own node; exceptions must be rare.
 fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
     let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
     let others =

@@ -127,10 +127,10 @@ fn routes_follow_the_state_by_the_least_difference() {
     assert_eq!(sent.len(), 1, "only the new one: {sent:?}");
     assert_eq!(routes(&node), [one(1, 1), one(2, 2)]);
 
-    // A prefix that moves to another node: the old route goes first, or HNS refuses the new one.
+    // A prefix moves to another node: the old route must be removed first, or HNS refuses the new one.
     node.apply(&[route("10.244.2.0/26", "primary")]);
     assert_eq!(routes(&node), [one(1, 1), ("10.244.2.0/26".into(), one(1, 1).1, one(1, 1).2)]);
-    // A node that is made again has another MAC address.
+    // A recreated node has another MAC address.
     node.apply(&[vtep("primary", 3)]);
     assert_eq!(routes(&node), [one(1, 3), one(2, 3)]);
     node.apply(&[Delta::RouteRemoved("10.244.1.0/26".parse().unwrap())]);
@@ -150,7 +150,7 @@ fn routes_are_mended_and_adopted() {
     assert_eq!(restarted.apply(&deltas), Default::default());
     assert_eq!(node.hns.take_changes(), []);
 
-    // Somebody tampers.
+    // Somebody changes the network.
     let network = node.hns.network_by_name(NETWORK).unwrap().unwrap();
     let (route_policies, _): (Vec<Policy>, Vec<Policy>) =
         network.policies.into_iter().partition(Policy::is::<RemoteSubnetRoute>);
@@ -159,13 +159,13 @@ fn routes_are_mended_and_adopted() {
     assert_eq!(restarted.dataplane.resync(), Default::default());
     assert_eq!(routes(&node), before);
 
-    // HNS forgets everything.
+    // HNS loses everything.
     node.hns.delete_network(network.id).unwrap();
     let current = restarted.dataplane.current_overlay();
     let old = current.get().unwrap();
     let report = restarted.dataplane.resync();
     assert_eq!(routes(&node), before);
-    // The other nodes have to hear of the new MAC address.
+    // The other nodes must learn the new MAC address.
     let new = current.get().unwrap();
     assert!(new.id != old.id && new.router_mac != old.router_mac);
     let [told] = &report.node[..] else { panic!("{report:?}") };
@@ -198,7 +198,7 @@ fn a_failure_in_between_is_made_good_by_the_next_call() {
 #[test]
 fn a_host_route_that_is_there_already_is_fine() {
     let node = Node::usual();
-    // A build that does not show it.
+    // A build that does not list it.
     let inner = node.hns.clone();
     node.hns.set_fault(move |call| {
         let Call::Query { .. } = call else { return None };
@@ -235,7 +235,7 @@ fn one_bad_route_does_not_keep_the_others_out() {
     node.hns.clear_fault();
     assert_eq!(node.apply(&[]), Default::default());
     assert_eq!(routes(&node).len(), 3);
-    // One that cannot be taken away does not keep another in.
+    // A route that cannot be removed does not prevent another one.
     node.hns.set_fault(|call| {
         let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.66.0/26"));
         bad.then(|| Err(Failure::new(HResult::HCN_E_INVALID_POLICY, "not this one")))

@@ -1,4 +1,4 @@
-//! Pods come, go, and come again; HNS fails in between.
+//! Pods are added, deleted, and added again; HNS fails in between.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -59,7 +59,7 @@ fn the_document_that_creates_a_pod() {
         "SchemaVersion": {"Major": 2, "Minor": 0}
     });
     assert_eq!(document, expected);
-    // The identifier must never change: a later process finds the endpoint by it.
+    // The identifier must never change, because a later process finds the endpoint by it.
     assert_eq!(id.to_string(), "bb29c393-9872-5948-b6fe-55f88b207352");
 }
 
@@ -106,7 +106,7 @@ fn what_is_half_done_is_finished_or_made_anew() {
     node.hns.take();
     node.wiring.connect(&pod).unwrap();
     assert_eq!(changes(&node), ["modify"]);
-    // In another namespace: the sandbox was made again under the same id.
+    // In another namespace: the sandbox was recreated with the same id.
     let moved = PodAttachment { netns: node.namespace().to_string(), ..pod.clone() };
     node.wiring.connect(&moved).unwrap();
     node.wiring.check(&moved).unwrap();
@@ -167,7 +167,7 @@ fn unknown_is_not_absent() {
     node.wiring.check(&pod).unwrap();
 }
 
-/// Another CNI plugin's endpoint has a name like ours, an identifier of its own, and is open.
+/// Another CNI plugin's endpoint has a name like Tortie's, an identifier of its own, and is open.
 #[test]
 fn pods_of_another_plugin_are_adopted() {
     let mut node = Node::usual();
@@ -279,7 +279,7 @@ fn ten_thousand_addresses_are_three_acls() {
     let mut node = Node::usual();
     node.connect();
     let mut rule = only_web_from("0.0.0.0/0");
-    // Every second address: nothing to aggregate.
+    // Every second address, so that nothing can be merged.
     rule.source.nets = (0..10_000_u32)
         .map(|i| ipnet::IpNet::from(std::net::IpAddr::from((0x0b00_0000 + 2 * i).to_be_bytes())))
         .collect();
@@ -325,7 +325,7 @@ fn others_acls_stay_and_a_build_that_removes_nothing_gets_the_whole_list() {
     node.hns.modify_endpoint(id, &Modify::policies(RequestType::Add, vec![Policy::of(&theirs)])).unwrap();
     let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
     node.apply(&deltas);
-    // Taken without a word, and not done (docs/hns.md, Changes).
+    // Accepted silently, and not done (docs/hns.md, Changes).
     node.hns.set_fault(|call| {
         let removes =
             matches!(call, Call::Modify { settings, .. } if settings.contains(r#""RequestType":"Remove""#));

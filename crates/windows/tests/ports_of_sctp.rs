@@ -1,5 +1,5 @@
-//! Ports of SCTP, which an ACL cannot be about: what rules and Services say of them is closed where it cannot be said, and
-//! that is told.
+//! SCTP ports, which an ACL cannot match: rules and Services with such ports close where they cannot be expressed,
+//! and this is reported.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -10,7 +10,7 @@ use tortie_dataplane::{Condition, Reason, Service, ServicePort};
 use tortie_hcn::schema::AclAction;
 use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Flow, Rule};
 
-/// About port 80 of what the pod calls.
+/// A rule for port 80 of what the pod connects to.
 fn to_port_80(action: Action, protocol: Protocol) -> Rule {
     let destination = EntityMatch { ports: vec![PortRange::single(80)], ..EntityMatch::default() };
     Rule { protocol: Some(protocol), destination, ..Rule::all(action) }
@@ -21,7 +21,7 @@ fn call(protocol: Protocol, destination_port: u16) -> Flow {
     Flow { source, destination, protocol, source_port: 40_000, destination_port, icmp: None }
 }
 
-/// Rules of a tier that are asked first, those of the tier after it, and which of ports 80 and 81 then pass.
+/// The rules of a first tier, those of the next tier, and which of ports 80 and 81 then pass.
 #[test]
 fn rules_are_narrower_and_that_is_told() {
     let (allow, all) = (Rule::all(Action::Allow), Rule::all);
@@ -56,7 +56,7 @@ fn rules_are_narrower_and_that_is_told() {
     }
 }
 
-/// A Service with these ports of SCTP, and the backends of each.
+/// A Service with these SCTP ports, and the backends of each.
 fn of_sctp(ports: &[(u16, &[&str])]) -> Service {
     let port = |(port, backends): &(u16, &[&str])| ServicePort {
         protocol: Protocol::SCTP,
@@ -65,8 +65,8 @@ fn of_sctp(ports: &[(u16, &[&str])]) -> Service {
     Service { ports: ports.iter().map(port).collect(), ..service(&["10.96.0.1"], 80, &[]) }
 }
 
-/// No ACL of a VIP names a port of SCTP: what is to be denied denies all of them, and what is to be allowed is not. Either is
-/// told.
+/// No ACL of a VIP has an SCTP port: a denial of one denies all of them, and a permission is left out. Both are
+/// reported.
 #[test]
 fn ports_of_sctp_are_closed_and_told() {
     let (inside, outside) = (&["10.0.0.1"][..], &["10.0.9.9"][..]);

@@ -1,4 +1,4 @@
-//! HNS stops and starts at any call of a change, or takes its time for each.
+//! HNS restarts at any call of a change, or is slow for each call.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -25,7 +25,7 @@ use tortie_windows::{NETWORK, endpoint_id};
 const SETS: [WindowsPolicySets; 2] = [WindowsPolicySets::Disabled, WindowsPolicySets::Enabled];
 const SURVIVES: [Survives; 3] = [Survives::Everything, Survives::AllButAcls, Survives::AllButAclsAndSets];
 
-/// A policy about the members of two sets, both ways.
+/// A policy about the members of two sets, in both directions.
 fn state(first: &[u8], second: &[u8], rules: &[(Action, &str, Protocol)]) -> Vec<Delta> {
     let set = |name: &str, members: &[u8]| {
         let nets = members.iter().map(|last| Member::Net(format!("10.0.0.{last}/32").parse().unwrap()));
@@ -58,7 +58,7 @@ fn before() -> Vec<Delta> {
     state(&[1, 2, 3], &[3, 4], &[(Action::Deny, "s:b", Protocol::TCP), (Action::Allow, "s:a", Protocol::TCP)])
 }
 
-/// The list is another one, and so are the sets that it names.
+/// The list has changed, and so have the sets that it names.
 fn after() -> Vec<Delta> {
     let rules = [
         (Action::Allow, "s:b", Protocol::UDP),
@@ -68,7 +68,7 @@ fn after() -> Vec<Delta> {
     state(&[2, 3, 5], &[2, 6], &rules)
 }
 
-/// By TCP and UDP, both ways, between the pod and each address that sets may have.
+/// With TCP and UDP, in both directions, between the pod and each address that sets may have.
 fn flows() -> Vec<(Direction, Flow)> {
     let mut flows = Vec::new();
     for peer in (0..8).map(|last| [10, 0, 0, last].into()) {
@@ -87,12 +87,12 @@ fn flows() -> Vec<(Direction, Flow)> {
     flows
 }
 
-/// What there is at one moment.
+/// The state at one moment.
 struct Moment {
-    /// What HNS does with each flow.
+    /// The verdict of HNS on each flow.
     passes: Vec<bool>,
-    /// Whether the endpoint has what is behind all policy, both ways. What HNS has lost is put back with that; until then
-    /// the endpoint is as open as HNS came back with it.
+    /// Whether the endpoint has the closing ACLs in both directions. They are restored together with lost policy;
+    /// until then the endpoint is as open as HNS left it.
     is_policed: bool,
 }
 
@@ -115,7 +115,7 @@ fn node_with(sets: WindowsPolicySets, deltas: &[Delta]) -> Node {
     node
 }
 
-/// What there is before each call from now on. Before that `meets` is asked, with the number of the call.
+/// Records the state before each call from now on. Calls `meets` before that, with the number of the call.
 fn watch(
     node: &Node,
     flows: &[(Direction, Flow)],
@@ -133,14 +133,14 @@ fn watch(
     seen
 }
 
-/// Our sets, as HNS has them.
+/// Tortie's sets in HNS.
 fn sets_of(node: &Node) -> BTreeSet<(String, String)> {
     let network = node.hns.inner().network_by_name(NETWORK).unwrap().unwrap();
     let sets = network.policies.iter().filter_map(|policy| policy.settings::<SetPolicy>().unwrap());
     sets.map(|set| (set.id, set.values)).collect()
 }
 
-/// What was sent that changes something: to the network or to the endpoint.
+/// The changes that were sent, to the network or to the endpoint.
 fn changes(calls: Vec<Call>) -> Vec<(Kind, String)> {
     let change = |call| match call {
         Call::Modify { kind, settings, .. } => Some((kind, settings)),
@@ -161,7 +161,7 @@ fn wherever_hns_restarts_nothing_opens_and_the_desired_is_reached() {
         let calls = quiet.hns.take();
         let count = calls.len();
         if sets == WindowsPolicySets::Enabled {
-            // Spelled out, changed, and named again: HNS restarts between these, too.
+            // Addresses listed, sets changed, and sets named again: HNS restarts between these steps, too.
             let kinds: Vec<Kind> = changes(calls).into_iter().map(|(kind, _)| kind).collect();
             let spelled_out = kinds.iter().position(|kind| *kind == Kind::Endpoint).unwrap();
             let changed = kinds[spelled_out..].iter().position(|kind| *kind == Kind::Network).unwrap();
@@ -185,7 +185,7 @@ fn wherever_hns_restarts_nothing_opens_and_the_desired_is_reached() {
                 let wrong = (0..flows.len()).find(|index| *is_policed && !is_right(*index));
                 assert!(wrong.is_none(), "{case}: {:?}", wrong.map(|index| flows[index]));
             }
-            // All is looked at, and sets are tried again.
+            // A full check, with a retry of sets.
             node.wait(3600);
             assert_eq!(node.dataplane.resync(), Report::default(), "{case}");
             assert_eq!(moment(node.hns.inner(), &flows).passes, new, "{case}");
@@ -200,7 +200,7 @@ fn wherever_hns_restarts_nothing_opens_and_the_desired_is_reached() {
     }
 }
 
-/// A change is taken back that HNS has carried out up to a call whose reply is lost: nobody knows how far it has come.
+/// A change is reverted that HNS has carried out up to a call whose reply is lost, so its progress is unknown.
 #[test]
 fn what_is_taken_back_half_way_is_as_it_was() {
     let flows = flows();
@@ -220,7 +220,7 @@ fn what_is_taken_back_half_way_is_as_it_was() {
             assert!(node.apply(&after()).retry, "{case}: nobody is told");
             node.hns.clear_fault();
             let seen = watch(&node, &flows, |_, _| None);
-            // Of the endpoint itself nobody says anything.
+            // Nothing marks the endpoint itself as changed.
             let sets_and_policy = &before()[2..5];
             assert_eq!(node.apply(sets_and_policy), Report::default(), "{case}");
             assert_eq!(moment(node.hns.inner(), &flows).passes, old, "{case}");
@@ -232,7 +232,8 @@ fn what_is_taken_back_half_way_is_as_it_was() {
     }
 }
 
-/// All restarts of a sequence of so many calls: what HNS comes back with, whether a call fails of it, and at which.
+/// All restarts during a sequence of that many calls: the remaining state of HNS, whether a call fails because of it,
+/// and at which call.
 fn restarts(calls: usize) -> impl Iterator<Item = (Survives, bool, usize)> {
     let each = [false, true].into_iter().flat_map(|in_call| SURVIVES.map(|survives| (survives, in_call)));
     each.flat_map(move |(survives, in_call)| (0..calls).map(move |at| (survives, in_call, at)))
@@ -241,8 +242,8 @@ fn restarts(calls: usize) -> impl Iterator<Item = (Survives, bool, usize)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// An HNS that takes its time for each call gets the same calls as one that is quick, each once, and nothing opens
-    /// meanwhile; what has been done is not done again, however long it took.
+    /// A slow HNS gets the same calls as a fast one, each once, and nothing opens meanwhile; a completed call is not
+    /// repeated, however long it took.
     #[test]
     fn a_slow_hns_is_asked_no_more_than_a_quick_one(
         sets in select(SETS.to_vec()), before in said(false), after in said(false), seconds in vec(1_u64..120, 1..5),
@@ -266,7 +267,7 @@ proptest! {
                 prop_assert!(*passes == old[index] || *passes == new[index], "{:?}", flows[index]);
             }
         }
-        // Sets that nothing names any more go when all is looked at; then there is nothing to do.
+        // Unused sets are removed by a full check; then there is nothing to do.
         slow.dataplane.resync();
         slow.hns.take();
         slow.dataplane.resync();

@@ -1,8 +1,8 @@
-//! The two policies of the page that warns of selectors on both sides (goal F11): 500 workloads on 10 Windows nodes, 5 of
-//! them servers, 50 clients. Through calc and the dataplane of each node, to what HNS has and is sent.
+//! The two policies of the page that warns of selectors on both sides (goal F11): 500 workloads on 10 Windows nodes,
+//! 5 of them servers, 50 clients. They pass through calc and the dataplane of each node, to what HNS has and what is
+//! sent.
 //!
-//! `docs/windows-policy.md` has the numbers as a table, which must be what is measured here; with TORTIE_BLESS=1 it is
-//! written.
+//! `docs/windows-policy.md` has the numbers as a table, which must equal the measurement; TORTIE_BLESS=1 rewrites it.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,10 +30,10 @@ const WORKLOADS: usize = 500;
 const SERVERS: usize = 5;
 const CLIENTS: usize = 50;
 
-/// The policies as the page has them.
+/// The policies of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Policy {
-    /// It selects all, and its rule has selectors on both sides.
+    /// It selects everything, and its rule has selectors on both sides.
     Inefficient,
     /// It selects the servers.
     Efficient,
@@ -54,7 +54,7 @@ impl Policy {
     }
 }
 
-/// The role of the workload that came as this one: who came when has nothing to do with what it is.
+/// The role of the nth workload: the order of creation is independent of the role.
 fn role(number: usize) -> &'static str {
     match number * 7_919 % WORKLOADS {
         drawn if drawn < SERVERS => "webserver",
@@ -63,7 +63,7 @@ fn role(number: usize) -> &'static str {
     }
 }
 
-/// The objects of a workload; they go round the nodes, and each node gives its addresses in turn.
+/// The objects of a workload; workloads are distributed over the nodes, and each node assigns its addresses in order.
 fn workload(number: usize, role: &str) -> (Key, Value) {
     let (node, name) = (format!("win{}", number % NODES), format!("w{number}"));
     let object = WorkloadEndpoint::name_for(&node, &name, "eth0");
@@ -132,7 +132,7 @@ impl Cluster {
         cluster
     }
 
-    /// What comes out of the objects, put in force: pods that are new are connected before, as CNI does.
+    /// Applies the objects; new pods are connected before, as CNI does.
     fn update(&mut self, objects: &[(Key, Value)]) {
         for (number, node) in self.0.iter_mut().enumerate() {
             objects.iter().for_each(|(key, value)| node.calc.update(key, Some(value)));
@@ -162,7 +162,7 @@ impl Cluster {
         }
     }
 
-    /// The ACLs of each workload, by name, as HNS has them.
+    /// The ACLs of each workload in HNS, by name.
     fn acls(&self) -> BTreeMap<String, Vec<Acl>> {
         let of = |node: &Node, id: &EndpointId| -> Vec<Acl> {
             let endpoint = node.hns.inner().endpoint(endpoint_id(&id.pod)).unwrap();
@@ -175,7 +175,7 @@ impl Cluster {
         all.collect()
     }
 
-    /// What policy costs on each node, as calc has its state.
+    /// The cost of policy on each node, by calc's state.
     fn costings(&self) -> impl Iterator<Item = (&NodeState, Costing<'_, NodeState>)> {
         self.0.iter().zip(1..).map(|(node, number)| {
             let state = node.calc.state();
@@ -183,7 +183,7 @@ impl Cluster {
         })
     }
 
-    /// What each workload costs, as it is computed from calc's state.
+    /// The computed cost of each workload, by calc's state.
     fn costs(&self) -> BTreeMap<String, Cost> {
         let mut costs = BTreeMap::new();
         for (state, costing) in self.costings() {
@@ -194,7 +194,7 @@ impl Cluster {
         costs
     }
 
-    /// What Calico gives each workload.
+    /// The ACLs that Calico gives each workload.
     fn naive(&self) -> BTreeMap<String, Vec<Acl>> {
         let mut lists = BTreeMap::new();
         for (state, costing) in self.costings() {
@@ -206,7 +206,7 @@ impl Cluster {
         lists
     }
 
-    /// The endpoints that were modified since the last time.
+    /// The endpoints that were modified since the last call.
     fn modified(&self) -> BTreeSet<Guid> {
         let mut modified = BTreeSet::new();
         for call in self.0.iter().flat_map(|node| node.hns.take_changes()) {
@@ -218,18 +218,18 @@ impl Cluster {
     }
 }
 
-/// What one policy comes to, rendered in one way.
+/// The measurements of one policy with one rendering.
 #[derive(Debug, Default)]
 struct Measured {
-    /// Of all workloads together, without what each has that is under no policy.
+    /// For all workloads together, without the ACLs of a workload without policy.
     policy: Tally,
     on_server: usize,
     on_other: usize,
-    /// Workloads whose lists change when a client comes.
+    /// The number of workloads whose lists change when a client is added.
     touched: usize,
 }
 
-/// What the policy's ACLs of a list are.
+/// The policy's ACLs in a list.
 fn of_policy(acls: &[Acl]) -> Tally {
     acls.iter().filter(|acl| acl.id.contains("calico-dest-selector")).collect()
 }
@@ -252,11 +252,11 @@ fn measured(lists: &BTreeMap<String, Vec<Acl>>, touched: usize) -> Measured {
     }
 }
 
-/// Both ways of ours, measured in HNS; a client comes, and its endpoints' own calls do not count.
+/// Both renderings of Tortie, measured in HNS; a client is added, and the calls for its own endpoint do not count.
 fn ours(policy: Policy, sets: WindowsPolicySets) -> (Measured, BTreeMap<String, Vec<Acl>>) {
     let mut cluster = Cluster::new(policy, sets);
     let lists = cluster.acls();
-    // What is said to be the cost is what HNS has.
+    // The computed cost is what HNS has.
     for (name, cost) in cluster.costs() {
         let tally: Tally = lists[&name].iter().collect();
         let said = if sets == WindowsPolicySets::Enabled { cost.sets } else { cost.lists };
@@ -327,7 +327,7 @@ fn table(rows: &[(Policy, &str, Measured)]) -> String {
     table
 }
 
-/// The table between the marks is this one; or is made so.
+/// Compares the table between the marks, or rewrites it.
 fn in_docs(table: &str) {
     const BEGIN: &str = "<!-- measured by crates/windows/tests/seed.rs -->\n";
     const END: &str = "<!-- end -->";

@@ -1,6 +1,5 @@
 //! The addresses of Services in a pod's egress (policy decision 24): whichever address ACLs see, a connection to a
-//! Service is allowed only if the way to all of its backends is; and the way to a backend is as if there were no
-//! Service.
+//! Service is allowed only if all of its backends are allowed; and connections to a backend are as without a Service.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -26,7 +25,7 @@ use tortie_policy::program::{
 };
 use tortie_windows::endpoint_id;
 
-/// The pod's own ports that random rules tell apart, and one that they do not.
+/// The source ports that random rules distinguish, and one that they do not.
 const OWN_PORTS: [u16; 4] = [1, 2, 3, 40_000];
 
 fn vip() -> impl Strategy<Value = Ipv4Addr> {
@@ -103,10 +102,10 @@ fn rule() -> impl Strategy<Value = Rule> {
     )
 }
 
-/// Whose a VIP:port is, and where it leads.
+/// The owners of a VIP:port, and its targets.
 type Front<'a> = (BTreeSet<&'a ServiceId>, BTreeSet<(Ipv4Addr, u16)>);
 
-/// What a cluster says of one pod, and its Services.
+/// A cluster, as far as it concerns one pod, and its Services.
 #[derive(Debug, Clone)]
 struct Said {
     program: EndpointProgram,
@@ -165,7 +164,7 @@ impl Said {
         deltas
     }
 
-    /// Whose each VIP:port is, and where it leads.
+    /// The owners and targets of each VIP:port.
     fn fronts(&self) -> BTreeMap<(Ipv4Addr, Protocol, u16), Front<'_>> {
         let mut fronts = BTreeMap::<_, Front<'_>>::new();
         for (id, service) in &self.services {
@@ -204,12 +203,13 @@ proptest! {
         node.connect();
         let report = node.apply(&said.deltas());
         let program = |flow: &Flow| evaluate(&said.program, Direction::Egress, flow, &node.state);
-        // Where a rule tells the pod's own ports apart, several together may allow what none of them alone does.
+        // If rules distinguish the pod's source ports, several rules together may allow what none of them allows
+        // alone.
         let rules = || said.policies.iter().flatten();
         let own_ports_matter = rules().any(|rule| !rule.source.ports.is_empty());
         let (fronts, mut partly) = (said.fronts(), false);
         let told: Vec<Condition> = report.conditions().cloned().collect();
-        // What is told of SCTP may close it, in rules and for Services, and opens nothing.
+        // What is reported about SCTP may close it, in rules and for Services, and opens nothing.
         let agrees = |flow: &Flow, passes: bool, allowed: bool| {
             let of_sctp = |told: &Condition| told.to_string().contains("ports of SCTP");
             let narrower = allowed && !passes && flow.protocol == Protocol::SCTP;
@@ -249,7 +249,7 @@ proptest! {
                 prop_assert_eq!(node.passes(Direction::Ingress, &inwards), allowed, "{:?}", inwards);
             }
         }
-        // Whatever is not a Service's, is not touched.
+        // What does not belong to a Service is unaffected.
         for vip in said.services.values().flat_map(Service::addresses) {
             for (protocol, port) in [(6, 1), (6, 2), (6, 3), (6, 4), (17, 1), (132, 2)] {
                 let protocol = Protocol(protocol);
@@ -262,14 +262,14 @@ proptest! {
             }
         }
         prop_assert!(!partly || !told.is_empty());
-        // A rule that is narrower for SCTP, narrows Services of SCTP.
+        // A rule that is narrower for SCTP also narrows SCTP Services.
         let of_sctp = |told: &Condition| told.message.contains("SCTP");
         prop_assert!(partly || own_ports_matter || told.iter().all(of_sctp), "{told:?}");
         prop_assert!(!report.retry && report.node.is_empty());
         prop_assert!(no_acl_is_about_ports_of_sctp(&[node.endpoint()]).is_ok(), "{:#?}", node.acls());
     }
 
-    /// The list depends on what the cluster says, not on when it said it.
+    /// The list depends on the cluster's objects, not on the order of updates.
     #[test]
     fn services_that_come_and_go_leave_no_trace(before in services(), said in said()) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
@@ -285,7 +285,7 @@ proptest! {
         let in_order = |node: &Node| {
             let mut acls = node.acls();
             acls.sort_by_key(|acl| (acl.direction.clone() == AclDirection::Out, acl.priority));
-            // Where there was something before, numbers may have other gaps.
+            // With an earlier state, priorities may have other gaps.
             let text = |acl: Acl| format!("{:?}", Acl { priority: 0, ..acl });
             acls.into_iter().map(text).collect::<BTreeSet<_>>()
         };
@@ -308,11 +308,11 @@ fn what_each_pod_pays() {
         ]
     };
     let with = |more: Vec<Delta>| started(services().into_iter().chain(more));
-    // An open pod, and one without policy that allows anything.
+    // An open pod, and one whose policy allows nothing.
     assert_eq!(rows_of_services(&with(vec![endpoint(open_program())]).0), []);
     let (node, report) = with(vec![endpoint(EndpointProgram::default())]);
     assert_eq!((rows_of_services(&node), report.endpoints.len()), (vec![], 0));
-    // One that may reach the backends of some: one ACL for all of these.
+    // A pod that may reach the backends of some: one ACL for all of these.
     let (node, report) = with(isolated(to(&["10.0.0.0/24"])).into());
     let allowed = (AclAction::Allow, "10.96.0.1,10.96.0.2,10.96.0.9".to_owned(), "6:80".to_owned());
     assert_eq!(rows_of_services(&node), [allowed]);
@@ -320,7 +320,7 @@ fn what_each_pod_pays() {
     assert_eq!(told.reason, Reason::ServicePartlyAllowed);
     assert!(told.to_string().starts_with("Service shop/half: 10.96.0.3:80/TCP: "), "{told}");
     assert!(!told.reason.is_failure());
-    // One whose list would let it to the addresses of Services, and not to what is behind them.
+    // A pod whose list would admit it to the addresses of Services, but not to the backends.
     let (node, _) = with(isolated(to(&["10.96.0.0/16", "10.0.0.0/24"])).into());
     let denied = (AclAction::Block, "10.96.0.3,10.96.0.4".to_owned(), "6:80".to_owned());
     assert_eq!(rows_of_services(&node), [denied]);
@@ -350,7 +350,7 @@ fn two_services_with_one_address_are_denied() {
     assert_eq!((rows_of_services(&node), report.endpoints.len()), (vec![], 0));
 }
 
-/// Whoever may write a Service could else open the way to a pod whose address he gives it.
+/// Otherwise, everybody who may write a Service could open a pod by giving it the pod's address.
 #[test]
 fn a_pods_address_is_not_opened_by_a_service() {
     let block = Delta::Route(Route {
@@ -372,7 +372,7 @@ fn a_pods_address_is_not_opened_by_a_service() {
     let allowed = (AclAction::Allow, "10.96.0.1,192.0.2.1".to_owned(), "6:80".to_owned());
     assert_eq!(rows_of_services(&node), [allowed]);
     assert!(report.endpoints[&pod_id()][0].message.contains("10.0.7.7:80/TCP"), "{report:?}");
-    // The block is another's than pods'.
+    // The block no longer belongs to pods.
     node.apply(&[Delta::RouteRemoved("10.0.7.0/26".parse().unwrap())]);
     assert_eq!(rows_of_services(&node)[0].1, "10.0.7.7,10.96.0.1,192.0.2.1");
 }
@@ -394,7 +394,7 @@ fn thousands_of_services_are_a_few_acls() {
     assert_eq!(lengths, [of("6:443", 4000), of("6:80", 1), of("6:80", 4000)]);
 }
 
-/// A second pod, open, beside the first, which is isolated.
+/// A second, open pod beside the first, isolated one.
 fn beside(node: &Node) -> (EndpointId, Delta) {
     let id = EndpointId { pod: "open".into(), ..pod_id() };
     let attachment = tortie_dataplane::PodAttachment {
@@ -420,12 +420,12 @@ fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
     let (_, second) = beside(&node);
     node.apply(&[second]);
     node.hns.take();
-    // One more backend that is allowed, a Service without backends, one that goes: nobody reads or writes anything.
+    // One more backend that is allowed, a Service without backends, and a removed one cause no reads and no writes.
     node.apply(&[is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1", "10.0.0.2"]))]);
     node.apply(&[is_now("idle", service(&["10.96.0.2"], 80, &[]))]);
     node.apply(&[Delta::ServiceRemoved(service_id("idle"))]);
     assert_eq!(node.hns.take(), vec![]);
-    // One that is not allowed is the isolated pod's business alone.
+    // A backend that is not allowed concerns only the isolated pod.
     let report = node.apply(&[is_now("web", service(&["10.96.0.1"], 80, &["10.0.0.1", "10.0.9.9"]))]);
     assert_eq!(report.endpoints.keys().collect::<Vec<_>>(), [&pod_id()]);
     let changes = node.hns.take_changes();
@@ -434,7 +434,7 @@ fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
     assert_eq!(rows_of_services(&node), []);
 }
 
-/// By sets or spelled out: what is in the sets counts, also when only that changes.
+/// With sets or listed addresses: the members of the sets count, also if only they change.
 #[test]
 fn members_of_sets_count() {
     for sets in [WindowsPolicySets::Disabled, WindowsPolicySets::Enabled] {

@@ -1,5 +1,5 @@
-//! Pods of a Windows node connect to Services by frames: HNS and its switch send them to backends on Linux and on Windows,
-//! and what gets there is what the oracle lets through, whichever address the client's ACLs see.
+//! Pods of a Windows node connect to Services with real frames: HNS and its switch forward them to backends on Linux
+//! and on Windows, and what arrives is what the oracle lets through, whichever address the client's ACLs see.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
@@ -20,7 +20,7 @@ use tortie_oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
 
 const VIP: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
-/// What backends see of clients without direct server return; an address of the client's node that no pod has.
+/// The source that backends see without direct server return: an address of the client's node that no pod has.
 const SOURCE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 30);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 20);
 const CLIENTS_NODE: usize = 1;
@@ -32,7 +32,7 @@ const BACKENDS: [(&str, usize, Ipv4Addr); 3] = [
 ];
 const PORT: u16 = 80;
 const TARGET: u16 = 8080;
-/// The connections of each case.
+/// The source ports of the connections in each case.
 const OWN_PORTS: std::ops::Range<u16> = 40_000..40_012;
 
 /// A pod of the open namespace `demo`.
@@ -77,7 +77,7 @@ fn cluster() -> Objects {
     all
 }
 
-/// Policies, by what they are about.
+/// Policies by what they concern.
 fn policies() -> Vec<(&'static str, Value)> {
     let out = |rules: Value| json!({"selector": "role == 'client'", "types": ["Egress"], "egress": rules});
     let to = |selector: &str| out(json!([{"action": "Allow", "destination": {"selector": selector}}]));
@@ -140,7 +140,7 @@ fn is_allowed(trace: &Option<Trace>) -> bool {
     trace.as_ref().is_none_or(|trace| trace.verdict == Verdict::Allow)
 }
 
-/// What the oracle says of a connection to that backend.
+/// The oracle's verdict on a connection to that backend.
 fn allowed(
     oracle: &Oracle<'_>,
     first: &Flow,
@@ -164,7 +164,7 @@ fn what_gets_to_a_backend_is_what_the_oracle_lets_through() {
     for sees in [EgressSees::Backend, EgressSees::Vip] {
         let config = Config { egress_sees: sees, ..Config::new(Config::SERVER_2022, Ipv4Addr::UNSPECIFIED) };
         let mut nodes = Cluster::new(&config).unwrap();
-        // Where a connection goes does not depend on policy.
+        // The backend of a connection does not depend on policy.
         let mut chosen = BTreeMap::new();
         for (turn, (name, policy)) in policies().into_iter().enumerate() {
             for (source, turn) in [(None, turn), (Some(SOURCE), turn + 1)] {
@@ -208,7 +208,8 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Opens connections, answers those that arrive, and goes on with them. How many arrived, and how many did not.
+    /// Opens connections, answers those that arrive, and continues them. Returns how many arrived, and how many did
+    /// not.
     fn connect(
         &self,
         protocol: Protocol,
@@ -226,7 +227,7 @@ impl Case<'_> {
                 let wanted = flow(protocol, (source.unwrap_or(CLIENT), own), (at, TARGET));
                 assert_eq!(arrival.flow, wanted, "{name}");
             }
-            // The first case lets all through.
+            // The first case admits everything.
             let to = chosen.get(&key).copied().unwrap_or_else(|| panic!("{name}: {first:?} did not arrive"));
             let wanted = allowed(oracle, first, to, source, sees);
             assert_eq!(arrived.contains_key(&index), wanted, "{name}: {first:?} to {to}");

@@ -1,4 +1,4 @@
-//! Sets that ACLs name, on an HNS that does not do as it is told, and on one that was there before the agent.
+//! Sets that ACLs name, on an HNS that misbehaves, and on one with state from before the agent.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -17,7 +17,7 @@ use tortie_hns_emulator::{Config, Emulator, Recorder, Verdict};
 use tortie_policy::program::{EndOfTier, EndpointProgram, Flow, Member, Rule, SetId, SetKind};
 use tortie_windows::{NETWORK, endpoint_id};
 
-/// A pod that takes in what is in one set and not in another.
+/// A pod that admits members of one set that are not in another.
 fn node() -> Node {
     let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Enabled);
     node.connect();
@@ -81,8 +81,8 @@ fn is_update_of_sets(call: &Call) -> bool {
     request["RequestType"] == "Update"
 }
 
-/// Both sets get a peer that is denied before and after. HNS refuses, or pretends: the peer is never let in, and what is
-/// wanted is reached with its addresses, without the sets being written again and again.
+/// Both sets get a peer that is denied before and after. HNS refuses or pretends: the peer is never admitted, and the
+/// desired state is reached with addresses, without writing the sets repeatedly.
 #[test]
 fn sets_that_hns_does_not_change_are_spelled_out() {
     for pretends in [false, true] {
@@ -97,7 +97,7 @@ fn sets_that_hns_does_not_change_are_spelled_out() {
         assert_eq!(report.node_failures().next(), None, "policy holds with the addresses spelled out");
         assert_eq!([1, 2, 3].map(|last| lets_in(&node.hns, last)), [false, false, true]);
         assert!(!names_sets(&node));
-        // A change more is none of sets, and for ten minutes none is tried.
+        // A further change does not touch sets, and for ten minutes none is retried.
         assert!(!node.apply(&[change("s:allowed", &[4], &[3])]).retry);
         assert_eq!([3, 4].map(|last| lets_in(&node.hns, last)), [false, true]);
         node.hns.take();
@@ -115,7 +115,7 @@ fn sets_that_hns_does_not_change_are_spelled_out() {
     }
 }
 
-/// A pod that HNS does not have is no reason to leave sets as they are.
+/// A pod without an HNS endpoint does not keep sets unchanged.
 #[test]
 fn a_pod_without_an_endpoint_holds_up_no_set() {
     let mut node = node();
@@ -137,14 +137,14 @@ fn a_pod_without_an_endpoint_holds_up_no_set() {
     assert_eq!(node.acls(), acls, "by its set");
 }
 
-/// An agent that comes up while its network is in trouble leaves the lists as they are.
+/// An agent that starts while its network has problems leaves the lists unchanged.
 #[test]
 fn a_network_in_trouble_changes_no_list() {
     let node = node();
     let acls = node.acls();
     let mut restarted = Node::over(node.hns.clone());
     let mut deltas = vec![policy_sets(WindowsPolicySets::Enabled)];
-    // The same state, but for a block that the network does not have.
+    // The same state, except for a block that the network does not have.
     let block = tortie_dataplane::Route {
         destination: "10.244.9.0/26".parse().unwrap(),
         target: tortie_dataplane::RouteTarget::Local,
@@ -165,7 +165,7 @@ fn a_network_in_trouble_changes_no_list() {
     assert_eq!(node.acls(), acls);
 }
 
-/// What nothing names goes; what an endpoint names that nobody told of stays.
+/// Unused sets are removed; sets that an unknown endpoint names stay.
 #[test]
 fn sets_go_when_nothing_names_them() {
     let mut node = node();
@@ -182,7 +182,7 @@ fn sets_go_when_nothing_names_them() {
     assert_eq!(sets(&node), BTreeSet::new());
 }
 
-/// Gives the node another pod, which takes in what is not in the one set and has this protocol.
+/// Gives the node another pod, which admits everything outside one set with this protocol.
 fn connect_other(node: &mut Node, protocol: Protocol) -> EndpointId {
     let id = EndpointId { pod: "other".into(), ..pod_id() };
     let mut pod = attachment(node.namespace());
@@ -214,8 +214,8 @@ fn refusal() -> Failure {
     Failure::new(HResult::HCN_E_INVALID_POLICY, "no")
 }
 
-/// Both sets get a peer that is denied before and after. One of them stays as it is, as another pod names it whose ACLs HNS
-/// does not change: what names both is at no moment between the two.
+/// Both sets get a peer that is denied before and after. One of them stays unchanged, because another pod names it
+/// whose ACLs HNS does not change: a list with both is never in a mixed state.
 #[test]
 fn a_set_that_is_held_changes_no_meaning_of_the_others() {
     let mut node = node();
@@ -242,7 +242,7 @@ fn a_set_that_is_held_changes_no_meaning_of_the_others() {
     assert_eq!([1, 2, 3].map(|last| lets_in(&node.hns, last)), [false, false, true]);
 }
 
-/// What holds a set is tried as seldom as whatever else failed, and says why it failed.
+/// A held set is retried as rarely as whatever else failed, and its condition says why.
 #[test]
 fn a_pod_that_holds_a_set_has_its_turn_when_it_has_waited() {
     let mut node = node();

@@ -1,4 +1,4 @@
-//! What is shown of a pod is what HNS has: where each ACL comes from, and what somebody else changed.
+//! `show` reports what HNS has for a pod: the origin of each ACL, and changes by others.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -71,7 +71,7 @@ fn each_acl_is_shown_with_what_it_comes_from() {
     assert!(shown.lists.iter().flat_map(|list| &list.rules).all(|rule| !rule.differs));
 }
 
-/// It is HNS that is asked, not what we think that it has.
+/// HNS is read, not the known state.
 #[test]
 fn what_somebody_else_changed_is_seen() {
     let mut node = node_with_policy();

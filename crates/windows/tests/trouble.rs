@@ -1,4 +1,4 @@
-//! HNS hangs, refuses, or answers strangely.
+//! HNS hangs, refuses, or gives unusual answers.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -66,7 +66,7 @@ fn a_hanging_hns_is_asked_once_in_a_pass() {
     assert_eq!(node.apply(&[]), Default::default());
 }
 
-/// From now on HNS answers with other policies of endpoints than it has.
+/// From now on, HNS returns other policies of endpoints than it has.
 fn disguise(hns: &Arc<Recorder<Emulator>>, change: impl Fn(&mut Vec<Value>) + Send + 'static) {
     let inner = Arc::clone(hns);
     hns.set_fault(move |call| {
@@ -95,7 +95,7 @@ fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
     assert!(!report.retry, "{report:?}");
     assert_eq!(report.endpoints[&pod_id()][0].reason, Reason::ForeignAcl);
     assert!(node.acls().iter().any(|acl| acl.id.ends_with("allow-all")));
-    // A build that removes nothing gets the whole list, and what is not ours as it was read.
+    // A build without removals gets the whole list, with foreign policies as they were read.
     let inner = Arc::clone(&node.hns);
     node.hns.set_fault(move |call| match call {
         Call::Modify { .. } => Some(Ok(String::new())),
@@ -124,7 +124,7 @@ fn acls_of_others_that_come_first_are_told() {
         }
         Policy { r#type: "ACL".into(), settings, extra: Default::default() }
     };
-    // The firewall's rules have no order, and one that blocks wins.
+    // The firewall's rules have no order, and Block wins.
     let theirs = vec![
         foreign("API:cali-1", "Allow", "Switch", 100),
         foreign("firewall-allows", "Allow", "Host", 0),
@@ -134,7 +134,7 @@ fn acls_of_others_that_come_first_are_told() {
     let add = Modify::policies(RequestType::Add, theirs);
     node.hns.modify_endpoint(endpoint_id(CONTAINER), &add).unwrap();
     let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
-    // What touches the endpoint without a change of its list has nobody look at it.
+    // A change that concerns the endpoint but not its list does not read the endpoint.
     let untouched = [allow_all()];
     for (round, deltas) in
         [("made", &deltas[..]), ("there already", &deltas), ("not looked at", &untouched), ("nothing", &[])]
@@ -147,7 +147,7 @@ fn acls_of_others_that_come_first_are_told() {
             [r#""API:cali-1" (Allow, In, Switch, priority 100)"#, r#""firewall-blocks" (Block, In, Host"#];
         assert!(told.iter().zip(named).all(|(told, name)| told.message.contains(name)), "{told:?}");
     }
-    // They are gone, which is seen by the next look.
+    // They are gone, which the next check notices.
     node.hns.inner().restart(Survives::AllButAcls).unwrap();
     assert_eq!(node.dataplane.resync(), Default::default());
 }
@@ -224,7 +224,7 @@ fn what_hns_makes_of_a_list_is_remembered() {
     assert_eq!(node.apply(&deltas), Default::default());
 }
 
-/// Some builds ignore filters that they do not know, and list everything.
+/// Some builds ignore unknown filters, and list everything.
 #[test]
 fn what_a_filter_lets_through_is_looked_at() {
     let mut node = busy_node(2);
@@ -255,7 +255,7 @@ fn what_a_filter_lets_through_is_looked_at() {
         assert!(node.hns.network_by_name("nobody").unwrap().is_none());
         assert_eq!(node.hns.endpoints_of_network(other).unwrap().len(), 1);
         assert_eq!(node.hns.endpoints_of_network(network.id).unwrap().len(), 2);
-        // This pod has no endpoint: the first that comes along is not its own, nor is one of another network.
+        // This pod has no endpoint: neither the first one listed nor one of another network belongs to it.
         node.wiring.disconnect(&pod_id(), CONTAINER).unwrap();
         node.wiring.disconnect(&pod_id(), "unheard-of").unwrap();
         assert_eq!(node.hns.endpoints_of_network(network.id).unwrap().len(), 2);
@@ -291,9 +291,9 @@ fn an_endpoint_that_hns_refuses_for_good_costs_little_and_holds_up_no_other() {
         attempts += calls.iter().filter(|call| !call.is_read()).count();
     }
     assert!(quiet > 90, "{quiet} passes of 120 without a call");
-    // Each time what changes, and then the whole list.
+    // Each time the difference, and then the whole list.
     assert!((10..20).contains(&attempts), "{attempts}");
-    // What is wanted now is tried now.
+    // A new desired state is tried at once.
     node.apply(&[policy("allow-all", vec![Rule::all(Action::Deny)], vec![])]);
     assert!(
         node.hns.take_changes().iter().any(|call| matches!(call, Call::Modify { id, .. } if *id == refused))

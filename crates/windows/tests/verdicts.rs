@@ -1,4 +1,4 @@
-//! What HNS does with a packet is what the program says, for random programs and packets, at every moment.
+//! The verdict of HNS on a packet is the program's, for random programs and packets, at every moment.
 #![allow(clippy::unwrap_used, reason = "a test says what it expects by unwrap")]
 
 mod node;
@@ -30,7 +30,7 @@ use tortie_policy::program::{
 };
 use tortie_windows::{StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay};
 
-/// Somebody, or the node itself.
+/// A peer, or the node itself.
 fn peer() -> impl Strategy<Value = IpAddr> {
     prop_oneof![8 => address(), 1 => Just(NODE.into())]
 }
@@ -50,7 +50,7 @@ fn flow() -> impl Strategy<Value = (Direction, Flow)> {
     )
 }
 
-/// What the operator has before policy: about a peer, protocol and port.
+/// The operator's rules before policy: about a peer, protocol and port.
 #[derive(Debug, Clone)]
 struct StaticRule {
     /// Whether it is of RuleType Host.
@@ -98,8 +98,8 @@ fn file(rules: &[StaticRule]) -> StaticRules {
     StaticRules::parse(&json!({"Provider": "test", "Version": "1", "Rules": rules}).to_string()).unwrap()
 }
 
-/// What the operator's rules say: the first one of the switch that matches, unless one of the firewall blocks, where there
-/// is one.
+/// The verdict of the operator's rules: the first matching one of the switch, unless there is a firewall and one of
+/// its rules blocks.
 fn before_policy(rules: &[StaticRule], firewall: bool, direction: Direction, flow: &Flow) -> Option<bool> {
     let remote = if direction == Direction::Ingress { flow.source } else { flow.destination };
     let matches = |rule: &&StaticRule| {
@@ -122,7 +122,7 @@ fn is_probe(direction: Direction, flow: &Flow) -> bool {
     direction == Direction::Ingress && node_addresses().contains(&flow.source)
 }
 
-/// What the node tells of them, as `explain` reads it. It knows of no HNS without firewall.
+/// The verdict by the node's report, as `explain` reads it, which always assumes a firewall.
 fn told_before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
     let [source, destination] = [(flow.source, flow.source_port), (flow.destination, flow.destination_port)];
     let matches = |rule: &report::StaticRule| {
@@ -153,7 +153,7 @@ fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
     select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled])
 }
 
-/// Which of these exceptions the pod is told of; of nothing else it may be.
+/// Which of these exceptions the pod reports; it must report nothing else.
 fn told_of(report: &Report, exceptions: &[Exception]) -> Result<Vec<Exception>, TestCaseError> {
     let tells =
         |condition| exceptions.iter().copied().filter(move |exception| exception.is_told_by(condition));
@@ -165,7 +165,8 @@ fn told_of(report: &Report, exceptions: &[Exception]) -> Result<Vec<Exception>, 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
 
-    /// Programs without ICMP types are rendered exactly, whatever HNS does by default; but SCTP where rules name its ports.
+    /// Programs without ICMP types are rendered exactly, whatever the default of HNS is, except SCTP where rules name
+    /// its ports.
     #[test]
     fn the_verdict_is_that_of_the_program(
         config in config(), sets in with_sets(), rules in static_rules(), said in said(false), flows in vec(flow(), 40),
@@ -191,7 +192,7 @@ proptest! {
         prop_assert!(no_acl_is_about_ports_of_sctp(&[node.endpoint()]).is_ok(), "{:#?}", node.acls());
     }
 
-    /// What cannot be said allows less, never more, and is told.
+    /// What cannot be expressed allows less, never more, and is reported.
     #[test]
     fn with_icmp_types_never_more_is_allowed(sets in with_sets(), said in said(true), flows in vec(flow(), 40)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
@@ -202,22 +203,22 @@ proptest! {
             let allowed = expected(&node.state, &said.program, *direction, flow);
             let passes = node.passes(*direction, flow);
             prop_assert!(allowed || !passes, "{:?} {:?}\n{:#?}", direction, flow, node.acls());
-            // The protocols that no exception is about are exact all the same.
+            // Protocols without an exception are exact in any case.
             let is_told = Exception::of(flow.protocol).is_some_and(|exception| told.contains(&exception));
             prop_assert!(passes == allowed || is_told, "narrower, and not told: {:?} {:?}", direction, flow);
         }
     }
 
-    /// While one list takes the place of another, nothing passes that both deny, and nothing is cut that both allow.
+    /// While one list replaces another, nothing passes that both deny, and nothing is cut that both allow.
     #[test]
     fn no_moment_between_two_programs_is_wrong(sets in with_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
         between(sets, false, &before.deltas(), &after.deltas(), &flows)?;
     }
 
-    /// Nor while lists change that name sets, and these sets with them.
+    /// The same while lists with set names change together with these sets.
     #[test]
     fn no_moment_between_two_states_of_sets_is_wrong(before in of_sets(), after in of_sets(), same in 0_u8..4) {
-        // Now and then only the sets change, or only the rules do.
+        // Sometimes only the sets change, or only the rules.
         let after = OfSets {
             rules: if same == 0 { before.rules.clone() } else { after.rules },
             sets: if same == 1 { before.sets.clone() } else { after.sets },
@@ -225,14 +226,14 @@ proptest! {
         between(WindowsPolicySets::Enabled, false, &before.deltas(), &after.deltas(), &all_peers())?;
     }
 
-    /// The same state again sends nothing, also after a restart, however the state came about.
+    /// The same state again sends nothing, also after a restart, and whatever the history.
     #[test]
     fn what_is_there_is_not_sent_again(sets in with_sets(), before in said(true), said in said(true)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         node.apply(&before.deltas());
         node.apply(&said.deltas());
-        // Sets that nothing names any more go when all is looked at.
+        // Unused sets are removed by a full check.
         node.wait(60);
         node.dataplane.resync();
         node.hns.take();
@@ -246,7 +247,7 @@ proptest! {
     }
 }
 
-/// Makes one state another one, and judges the flows all the while.
+/// Changes one state to another, and judges the flows all the while.
 fn between(
     sets: WindowsPolicySets,
     sets_apart: bool,
@@ -265,7 +266,7 @@ fn between(
     dataplane.apply(&[policy_sets(sets)]);
     *watched.flows.lock().unwrap() = flows.to_vec();
 
-    // Connecting: closed, but for nobody.
+    // During the connection it is closed for everybody.
     wiring.connect(&pod).unwrap();
     for seen in watched.seen.lock().unwrap().drain(..) {
         prop_assert!(!seen.contains(&true), "open before policy");
@@ -285,7 +286,7 @@ fn between(
     Ok(())
 }
 
-/// Flows both ways between the pod and each address that sets may have.
+/// Flows in both directions between the pod and each address that sets may have.
 fn all_peers() -> Vec<(Direction, Flow)> {
     let peers = (0_u8..8).map(|last| IpAddr::from([10, 0, 0, last])).chain([POD.into()]);
     let flows = |peer| {
@@ -303,7 +304,7 @@ fn all_peers() -> Vec<(Direction, Flow)> {
     peers.flat_map(flows).collect()
 }
 
-/// A peer that moves from one set to another is let in all the while, also by an HNS that changes one set after the other.
+/// A peer that moves from one set to another is always admitted, also by an HNS that changes one set after the other.
 #[test]
 fn a_peer_that_moves_to_another_set_is_in_one_of_them() {
     let rule = |set: &str| (Action::Allow, [vec![SetId::new(set)], vec![]]);
@@ -371,7 +372,7 @@ impl OfSets {
 struct Watched {
     hns: Arc<Recorder<Emulator>>,
     flows: Mutex<Vec<(Direction, Flow)>>,
-    /// Whether sets that are changed together are changed one after another.
+    /// Whether sets in one request are changed one after another.
     sets_apart: AtomicBool,
     seen: Mutex<Vec<Vec<bool>>>,
 }

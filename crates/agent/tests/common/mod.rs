@@ -1,4 +1,4 @@
-//! An agent on an embedded store and an operating system that is a few maps.
+//! An agent on an embedded store, with a fake operating system made of a few maps.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::BTreeMap;
@@ -22,26 +22,26 @@ use tortie_dataplane::{
 use tortie_store::{Embedded, Store, Stored};
 
 pub const NODE: &str = "node-1";
-/// How long a test waits for something that has to happen.
+/// How long a test waits for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the operating system was told and what it says.
+/// The state of the fake operating system, and its answers.
 #[derive(Default)]
 pub struct Os {
     pub state: NodeState,
     pub batches: Vec<Vec<Delta>>,
     pub resyncs: usize,
-    /// What it calls when somebody else changes what it made.
+    /// The callback for changes by somebody else.
     pub disturbed: Option<Box<dyn Fn() + Send>>,
-    /// What it says from now on.
+    /// The report that it returns from now on.
     pub report: Report,
-    /// Whether it asks for Services.
+    /// Whether it needs Services.
     pub asks_for_services: bool,
-    /// Whether it panics when it is next asked.
+    /// Whether it panics on the next call.
     pub dies: bool,
-    /// Which container has each endpoint's interface.
+    /// The container of each endpoint's interface.
     pub connected: BTreeMap<EndpointId, String>,
-    /// Containers whose connecting waits.
+    /// Containers whose connection is blocked.
     gates: BTreeMap<String, mpsc::Receiver<()>>,
 }
 
@@ -53,7 +53,7 @@ impl FakeOs {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Connecting this container waits until the sender is used or dropped.
+    /// Blocks the connection of this container until the sender is used or dropped.
     pub fn hold(&self, container: &str) -> mpsc::Sender<()> {
         let (open, gate) = mpsc::channel();
         self.lock().gates.insert(container.to_owned(), gate);
@@ -164,7 +164,7 @@ pub async fn cluster() -> Arc<Embedded> {
 }
 
 impl Bed {
-    /// An agent that serves.
+    /// A serving agent.
     pub async fn new() -> Self {
         let bed = Self::starting(cluster().await);
         let socket = bed.dir.path().join("agent.sock");
@@ -172,7 +172,7 @@ impl Bed {
         bed
     }
 
-    /// An agent that was just started.
+    /// A newly started agent.
     pub fn starting(store: Arc<dyn Store>) -> Self {
         Self::on(store, FakeOs::default())
     }
@@ -224,14 +224,14 @@ impl Bed {
         self.store.get(&key).await.unwrap().map(|stored| stored.value)
     }
 
-    /// The node's report, once there is one.
+    /// The node's report, once it exists.
     pub async fn report(&self) -> Value {
         let stored = self.store.get(&Key::global(Kind::NodeReport, NODE)).await.unwrap();
         stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
     }
 }
 
-/// What the agent answers; the test fails where it does not.
+/// The agent's answer; the test fails without one.
 pub fn send(socket: &Path, call: &Invocation) -> Answer {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -254,7 +254,7 @@ pub fn condition(reason: Reason) -> Condition {
     Condition::new(reason, format!("the test says {reason}"))
 }
 
-/// Stores the object, whether or not it is there.
+/// Stores the object, whether or not it exists.
 pub async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
     match store.get(key).await.unwrap() {
         None => store.create(key, value).await.unwrap(),
@@ -262,7 +262,7 @@ pub async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
     }
 }
 
-/// Polls until it is so.
+/// Polls until the condition holds.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {

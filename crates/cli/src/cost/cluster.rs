@@ -1,4 +1,4 @@
-//! The pods whose policy is costed, as Windows nodes would have it.
+//! The pods whose policy cost is computed, in the state that Windows nodes would have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -14,18 +14,18 @@ use tortie_oracle::{Snapshot, Stored};
 use tortie_policy::compile;
 use tortie_policy::program::PolicyId;
 
-/// The node that all pods are on for calc: one computation is enough, as a pod's policy does not depend on its node.
+/// The node of all pods for calc: one computation is sufficient, because a pod's policy does not depend on its node.
 const EVERYWHERE: &str = "everywhere";
 
-/// Pods, and what their policies come to.
+/// The pods, and the state computed from their policies.
 pub(crate) struct Cluster {
-    /// Every pod, its program, and what that names.
+    /// Every pod, its program, and the objects that it names.
     pub(crate) state: NodeState,
     /// The nodes, with their own addresses.
     pub(crate) nodes: BTreeMap<String, BTreeSet<Ipv4Addr>>,
     /// Which of them are Windows nodes.
     windows: BTreeSet<String>,
-    /// Where pods are.
+    /// The nodes of pods.
     places: BTreeMap<(String, String), String>,
 }
 
@@ -81,12 +81,12 @@ impl Cluster {
         }
     }
 
-    /// How many Windows nodes there are.
+    /// The number of Windows nodes.
     pub(crate) fn windows(&self) -> usize {
         self.windows.len()
     }
 
-    /// The node that a pod is on; empty where it is on none yet.
+    /// The node of a pod; empty if it has none yet.
     pub(crate) fn node_of(&self, id: &EndpointId) -> &str {
         self.places.get(&(id.namespace.to_string(), id.pod.to_string())).map_or("", String::as_str)
     }
@@ -103,7 +103,7 @@ fn is_under_policy(pod: &Pod) -> bool {
     !ended && !pod.spec.host_network
 }
 
-/// The endpoint as the CNI plugin would note it.
+/// The endpoint as the CNI plugin would store it.
 fn endpoint_of(key: &Key, pod: &Pod) -> Value {
     let nets = pod.status.addresses().into_iter().map(ipnet::IpNet::from);
     json!({
@@ -119,8 +119,8 @@ fn endpoint_of(key: &Key, pod: &Pod) -> Value {
     })
 }
 
-/// Of how many compiled rules each rule of a policy is made, as it was written: Kubernetes' rules become one for each peer
-/// and protocol. `None` for profiles, whose rules are compiled one by one.
+/// The number of compiled rules for each written rule of a policy: Kubernetes' rules become one for each peer and
+/// protocol. `None` for profiles, whose rules are compiled one to one.
 pub(crate) fn written(snapshot: &Snapshot, id: &PolicyId, direction: Direction) -> Option<Vec<usize>> {
     let key = key_of(id);
     let value = &snapshot.get(&key)?.value;

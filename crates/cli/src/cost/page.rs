@@ -1,11 +1,11 @@
-//! Costs for a reader.
+//! Costs as text.
 
 use tortie_windows::Tally;
 
 use super::{DEAREST, Found, RuleTotal, Subject, entries, way};
 use crate::output;
 
-/// The most rules that are told to be worth a change.
+/// The maximum number of rules in the advice.
 const MOST_RULES: usize = 3;
 
 pub(super) fn print(found: &Found) {

@@ -1,4 +1,4 @@
-//! What is in force for a pod as text: each rule in words, and below it what the system has of it.
+//! What is in force for a pod as text: each rule in words, with the system's rules below it.
 
 use std::collections::BTreeSet;
 
@@ -60,10 +60,10 @@ fn say_of_counters(system: &Shown) {
     }
 }
 
-/// What stands behind a tier that denies whatever it does not decide.
+/// The note after a tier that decides everything.
 const NEVER: &str = ": never asked, as nothing gets past the tier before";
 
-/// More of one rule of the system is not printed.
+/// Longer rules of the system are truncated.
 const MOST_CHARACTERS: usize = 400;
 
 /// One direction of an endpoint.
@@ -73,7 +73,7 @@ struct Page<'a> {
     sets: &'a Meanings,
     counters: bool,
     direction: Direction,
-    /// The rules of the system that have been printed, by the places of their lists and their own.
+    /// The printed rules of the system, by the indices of their lists and their own.
     printed: BTreeSet<(usize, usize)>,
 }
 
@@ -105,7 +105,7 @@ impl<'a> Page<'a> {
         self.others();
     }
 
-    /// Whether a policy may pass on what its tier would deny at its end.
+    /// Whether a policy may pass what its tier would deny at its end.
     fn passes(&self, id: &PolicyId) -> bool {
         let rules = self.shown.asked.policies.iter().find(|(of, _)| of == id);
         rules.is_some_and(|(_, rules)| {
@@ -130,7 +130,7 @@ impl<'a> Page<'a> {
             output::line("      it is not known: it denies everything");
             return self.rules(|rule| rule.policy.as_ref() == Some(id), 8);
         };
-        // What leads to it; or where it is not known which of its rules a rule of the system stands for, that.
+        // The rules that lead to it; or a rule of the system if it is unknown which of its rules that represents.
         let of_all = |rule: &ShownRule| rule.policy.as_ref() == Some(id) && rule.numbers.is_empty();
         let of_single = |rule: &ShownRule| rule.policy.as_ref() == Some(id) && !rule.numbers.is_empty();
         if self.lists().flat_map(|(_, list)| &list.rules).any(of_single) {
@@ -150,7 +150,7 @@ impl<'a> Page<'a> {
         self.rules(of_all, 6);
     }
 
-    /// Tells of which rule before a rule of the system stands for this one, too.
+    /// Prints the earlier rule whose system rule also represents this one.
     fn folded(&self, wanted: impl Fn(&ShownRule) -> bool) {
         let mut with = BTreeSet::<usize>::new();
         for (place, list) in self.lists() {
@@ -167,7 +167,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Rules of the system that are no policy's, or of several.
+    /// Prints rules of the system that belong to no policy, or to several.
     fn others(&mut self) {
         let left = self
             .lists()
@@ -180,7 +180,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Prints those rules of the system that have not been printed.
+    /// Prints matching rules of the system that have not been printed yet.
     fn rules(&mut self, wanted: impl Fn(&ShownRule) -> bool, indent: usize) {
         for (place, list) in self.lists() {
             for (index, rule) in list.rules.iter().enumerate().filter(|(_, rule)| wanted(rule)) {
@@ -191,7 +191,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// The lists of this direction, with their places.
+    /// The lists of this direction, with their indices.
     fn lists(&self) -> impl Iterator<Item = (usize, &'a ShownList)> + use<'a> {
         let direction = self.direction;
         self.system.lists.iter().enumerate().filter(move |(_, list)| list.direction == direction)
@@ -213,7 +213,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// What was counted for single values.
+    /// Prints the counts of single values.
     fn values(&self, rule: &ShownRule, indent: usize) {
         let is_hit = |count: &Count| count.packets > 0;
         let mut without = 0u64;
@@ -234,7 +234,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// An ACL may have thousands of addresses, which only JSON has whole.
+/// Truncates: an ACL may have thousands of addresses, which only the JSON output lists completely.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(MOST_CHARACTERS) {
         Some((end, _)) => format!("{}… ({} characters more)", &text[..end], text[end..].chars().count()),
@@ -250,7 +250,7 @@ fn in_list(list: &ShownList) -> String {
     coloured(FAINT, &format!("   [{}]", list.name))
 }
 
-/// What the sets are that the system's rules name.
+/// Prints the meaning of the sets that the system's rules name.
 fn legend(system: &Shown, sets: &Meanings) {
     let texts = system.lists.iter().flat_map(|list| &list.rules).map(|rule| &rule.text);
     let texts: Vec<_> = texts.collect();

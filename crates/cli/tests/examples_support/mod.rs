@@ -1,10 +1,10 @@
-//! The manifests of `examples/`, with what is expected of each.
+//! The manifests of `examples/` with their expectations.
 #![allow(dead_code)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A manifest, and what it does.
+/// A manifest with its expectations.
 pub struct Example {
     /// Its folder and name.
     pub name: String,
@@ -22,7 +22,7 @@ pub struct Expected {
     pub port: String,
 }
 
-/// Every manifest that has a file of expectations beside it, by name.
+/// Every manifest that has a file of expectations, by name.
 pub fn examples() -> Vec<Example> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut all = Vec::new();

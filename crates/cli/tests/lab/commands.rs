@@ -1,4 +1,4 @@
-//! The commands around a lab: its folder, exit codes, and what is left.
+//! The commands of a lab: its folder, exit codes, and leftovers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ fn commands_end_with_the_codes_of_a_shell() {
     let script = lab.file("not-executable", "");
     for (command, code, error) in [
         (["sh", "-c", "exit 0"], 0, ""),
-        // Programs such as ps look for themselves in /proc.
+        // Programs such as ps look for their own process in /proc.
         (["sh", "-c", "test -e /proc/$$/stat"], 0, ""),
         (["sh", "-c", "exit 7"], 7, ""),
         (["sh", "-c", "kill -TERM $$"], 128 + 15, ""),
@@ -50,7 +50,7 @@ fn commands_end_with_the_codes_of_a_shell() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(errors, "error: pod default/nobody: is not running in this lab\n");
 
-    // Whatever ends the command that a person started, what it runs ends too.
+    // Whatever ends the user's command, the started program ends, too.
     for (signal, code) in [(Signal::INT, Some(130)), (Signal::TERM, Some(143)), (Signal::KILL, None)] {
         let mut capture =
             lab.start(&["lab", "capture", "primary", "--", "sh", "-c", "echo begun; exec sleep 4242"]);
@@ -67,7 +67,7 @@ fn commands_end_with_the_codes_of_a_shell() {
     end(&lab, &mut running);
 }
 
-/// The kubelet of a node that was deleted registers it again; the agent then publishes its VTEP.
+/// The kubelet of a deleted node registers it again; the agent then publishes its VTEP.
 #[test]
 fn a_node_that_is_deleted_comes_back() {
     let lab = Lab::new(User::Root);

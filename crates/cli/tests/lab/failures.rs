@@ -1,4 +1,4 @@
-//! Agents that die, an HNS that hangs: what goes on, and what comes back.
+//! Agents that die and an HNS that hangs: what continues, and what recovers.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -17,9 +17,9 @@ use tortie_kernel::route::RouteSocket;
 use crate::support::{self, Lab, Process, User, leftovers};
 use crate::{Cells, cells};
 
-/// How long a new connection may take; the first packet may be lost once.
+/// The timeout of a new connection, in which the first packet may be lost once.
 const PATIENCE: Duration = Duration::from_millis(2_500);
-/// How often something is sent.
+/// The interval of sending.
 const PACE: Duration = Duration::from_millis(20);
 
 fn matrix(lab: &Lab) -> Cells {
@@ -39,7 +39,7 @@ fn signal(process: &Process, signal: Signal) {
     kill_process(Pid::from_raw(process.pid as i32).unwrap(), signal).unwrap();
 }
 
-/// Connections from one pod to another, until told to end.
+/// Connections from one pod to another, until stopped.
 struct Traffic {
     what: String,
     end: Arc<AtomicBool>,
@@ -74,7 +74,7 @@ impl Traffic {
         Self { what: format!("{what}, {from} -> {to}"), end, thread }
     }
 
-    /// What came of each try; empty where it was as it should be.
+    /// The errors of all attempts; an empty entry is a success.
     fn check(self) {
         self.end.store(true, Ordering::Relaxed);
         let outcomes = self.thread.join().unwrap();
@@ -99,7 +99,7 @@ fn reaches(to: SocketAddr) -> Result<(), String> {
     }
 }
 
-/// A new connection that must not come about.
+/// A new connection that must fail.
 fn is_denied(to: SocketAddr) -> Result<(), String> {
     match TcpStream::connect_timeout(&to, Duration::from_millis(200)) {
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => Ok(()),
@@ -107,7 +107,7 @@ fn is_denied(to: SocketAddr) -> Result<(), String> {
     }
 }
 
-/// An established connection: one request, whose lines are sent one by one until told to end.
+/// An established connection: one request, whose lines are sent one by one until stopped.
 struct Request {
     end: Arc<AtomicBool>,
     thread: JoinHandle<std::io::Result<String>>,
@@ -144,7 +144,7 @@ impl Request {
     }
 }
 
-/// What the nodes' pods hang on: links by index, routes and rules; networks and endpoints by identifier, with ACLs.
+/// The objects of the nodes' pods: links by index, routes and rules; networks and endpoints by identifier, with ACLs.
 fn objects(lab: &Lab, linux: &NetNs) -> String {
     let linux = linux.run(|| {
         let mut socket = RouteSocket::open().unwrap();
@@ -158,7 +158,8 @@ fn objects(lab: &Lab, linux: &NetNs) -> String {
     format!("{linux:#?}\n{networks:#?}\n{endpoints:#?}")
 }
 
-/// Traffic goes on while the agents are gone; they are started again, find their objects, and do what came meanwhile.
+/// Traffic continues while the agents are down; they are restarted, find their objects, and apply what changed
+/// meanwhile.
 #[test]
 fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
     let lab = Lab::new(User::Root);
@@ -192,7 +193,7 @@ fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
     });
     assert_eq!(processes(&lab, "tortie-hns")[0].pid, hns[0].pid, "it is a service that outlives the agent");
 
-    // What is applied now has to come into force on both.
+    // New objects must come into force on both.
     let more = [
         support::pod("late-linux", "primary", "linux-client"),
         support::pod("late-windows", "minion", "other"),
@@ -230,7 +231,7 @@ fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
     assert_eq!(leftovers(&lab), Vec::<String>::new());
 }
 
-/// A pod's sandbox that could not be finished is taken down: the pod runs as soon as it can. Pods elsewhere do not wait.
+/// An incomplete sandbox is removed, and the pod runs as soon as possible. Other pods do not wait.
 #[test]
 fn an_hns_that_hangs_holds_up_its_own_pods_only() {
     let lab = Lab::new(User::Root);
@@ -252,7 +253,7 @@ fn an_hns_that_hangs_holds_up_its_own_pods_only() {
     lab.ok(&["apply", "-f", &lab.file("free.yml", &support::pod("free", "primary", "other"))]);
     lab.wait_until("a Linux pod runs", || status("free")["phase"] == "Running");
     assert!(!stuck.iter().any(is_told), "the Linux pod runs before any call of HNS has ended");
-    // The switch hangs, too: that is no policy, and the matrix does not call it one.
+    // The switch hangs, too: that is not policy, and the matrix does not call it policy.
     let output = lab.tortie(&["lab", "matrix", "-o", "json", "--port", "80"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let step: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -274,7 +275,7 @@ fn an_hns_that_hangs_holds_up_its_own_pods_only() {
     assert_eq!(leftovers(&lab), Vec::<String>::new());
 }
 
-/// What a kubelet hands to the plugin of a pod: its uid, too.
+/// What a kubelet passes to the plugin of a pod, including its uid.
 #[test]
 fn the_plugin_is_told_the_pods_uid() {
     use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,4 +1,4 @@
-//! The lab as its user runs it: the program is executed, and what it prints and leaves is looked at.
+//! Runs the lab as a user does: executes the program, and checks its output and leftovers.
 #![cfg(feature = "lab")]
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
@@ -118,7 +118,7 @@ fn a_lab_that_is_killed_leaves_no_process_and_the_next_start_cleans_up() {
     assert_eq!(leftovers(&lab), Vec::<String>::new());
 }
 
-/// Ctrl-C while the lab comes up, while pods start, while connections are tried.
+/// Ctrl-C while the lab starts, while pods start, and while connections are tried.
 #[test]
 fn an_interrupt_at_any_moment_cleans_up() {
     let before = machine();
@@ -158,7 +158,7 @@ fn a_cluster_is_worked_with_from_another_terminal() {
     };
     assert_eq!(names("nodes"), ["linux-2", "minion", "primary", "windows-2"]);
 
-    // A second lab in the same folder is refused, and harms nothing.
+    // A second lab in the same folder is rejected, and does no harm.
     let second = lab.tortie(&["lab", "up"]).output().unwrap();
     assert!(!second.status.success());
     assert!(String::from_utf8_lossy(&second.stderr).contains("a lab is running already"), "{second:?}");
@@ -174,7 +174,8 @@ fn a_cluster_is_worked_with_from_another_terminal() {
     assert_eq!(everything.len(), (6 + 4) * 6 - 6);
     assert!(everything.values().all(|verdict| verdict != "cut"), "{everything:?}");
 
-    // The policy by its author's file; then a label of a pod that runs changes, and with it what the policy says of it.
+    // Applies the policy of the original file; then a label of a running pod changes, and with it the policy's
+    // effect.
     let applied = lab.ok(&["apply", "--wait", "-f", &lab.example("policy-demo-policy.yml")]);
     assert!(applied.contains("NetworkPolicy calico-demo/allow-linux-client created"), "{applied}");
     assert!(applied.contains("in force on 4 nodes"), "{applied}");
@@ -188,7 +189,7 @@ fn a_cluster_is_worked_with_from_another_terminal() {
             == "reached"
     });
 
-    // A pod is deleted and made again: its address is another one, and the policy knows it.
+    // A pod is deleted and recreated: it has another address, and the policy knows it.
     let address = |pod: &str| lab.json(&["get", "pods", pod, "-o", "json"])["status"]["podIP"].clone();
     let old = address("extra-linux");
     lab.ok(&["delete", "pod", "-n", "calico-demo", "extra-linux"]);
@@ -202,7 +203,7 @@ fn a_cluster_is_worked_with_from_another_terminal() {
             == "reached"
     });
 
-    // The policy goes, and everything is as before.
+    // The policy is deleted, and everything is as before.
     lab.ok(&["delete", "networkpolicy", "-n", "calico-demo", "allow-linux-client"]);
     lab.wait_until("the policy is gone everywhere", || {
         cells(&lab.json(&["lab", "matrix", "-o", "json", "--port", "80"]))
@@ -232,7 +233,7 @@ fn exec_and_capture(lab: &Lab) {
         "{unknown:?}"
     );
 
-    // On the wire between the nodes: VXLAN of VNI 4096, both ways.
+    // On the wire between the nodes: VXLAN with VNI 4096, in both directions.
     let capture = lab.start(&[
         "lab",
         "capture",
@@ -314,7 +315,7 @@ fn commands_run_in_pods_and_nodes() {
     commands_run_as(User::Root);
 }
 
-/// There tcpdump cannot become another user, as it does by itself as root.
+/// There tcpdump cannot switch to another user, as it does by default as root.
 #[test]
 fn commands_run_in_pods_and_nodes_of_an_ordinary_users_lab() {
     commands_run_as(User::Ordinary);

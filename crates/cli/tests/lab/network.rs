@@ -1,9 +1,9 @@
-//! The network of a lab, as its pods and nodes see it.
+//! The network of a lab, as seen by its pods and nodes.
 
 use super::support::{Lab, User};
 
-/// Entries of the neighbour table that are not permanent are counted for the whole machine, and room is for 1,024 of
-/// them: pods that resolve each other would make labs fail each other.
+/// Neighbour entries that are not permanent are counted for the whole machine, with room for 1,024 of them: pods that
+/// resolve each other would make labs fail each other.
 #[test]
 fn nobody_depends_on_the_machines_neighbour_table() {
     let lab = Lab::new(User::Root);
@@ -32,7 +32,8 @@ fn nobody_depends_on_the_machines_neighbour_table() {
     running.wait();
 }
 
-/// A hostNetwork pod is its node: no network of its own, not cut by policies of pods, found at the node's address.
+/// A hostNetwork pod uses its node's network: it has no network of its own, no policy for pods applies to it, and it
+/// has the node's address.
 #[test]
 fn a_host_network_pod_is_its_node() {
     let lab = Lab::new(User::Root);
@@ -72,7 +73,7 @@ fn a_host_network_pod_is_its_node() {
     let errors = String::from_utf8_lossy(&shown.stderr);
     assert!(errors.contains("is a hostNetwork pod: it is its node (minion)"), "{errors}");
 
-    // It goes without taking its node's network along.
+    // Its deletion does not affect its node's network.
     lab.ok(&["delete", "pod", "-n", "n", "on-minion"]);
     lab.wait_until("nothing serves there any more", || {
         let step = lab.json(&["lab", "matrix", "-o", "json"]);
@@ -82,7 +83,7 @@ fn a_host_network_pod_is_its_node() {
     });
     assert!(lab.ok(&["lab", "capture", "minion", "--", "cat", "/proc/net/route"]).contains("eth0"));
 
-    // Settings without effect: they are stored, and nobody says that they are in force.
+    // Settings without effect are stored, and not reported as in force.
     let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {vxlanVNI: 5000}\n";
     let output = lab.tortie(&["apply", "--wait", "-f", &lab.file("felix.yml", felix)]).output().unwrap();
     let said =
@@ -96,7 +97,7 @@ fn a_host_network_pod_is_its_node() {
         assert!(said.contains(part), "{part} in {said}");
     }
 
-    // A pod whose namespace does not exist says so, and is connected when there is one.
+    // A pod whose namespace does not exist reports it, and is connected once the namespace exists.
     let lost = pod("lost", "primary", "hostNetwork: false").replace("namespace: n}", "namespace: nowhere}");
     lab.ok(&["apply", "-f", &lab.file("lost.yml", &lost)]);
     lab.wait_until("it is told", || lab.ok(&["get", "pods"]).contains("Namespace nowhere does not exist"));

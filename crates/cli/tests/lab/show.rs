@@ -1,4 +1,4 @@
-//! `tortie policy show`: the policies of a pod in words, and what its node's system has of them.
+//! `tortie policy show`: the policies of a pod in words, with the rules of its node's system.
 
 use std::process::Output;
 
@@ -32,7 +32,7 @@ fn with_policy(user: User) -> (Lab, Running) {
     let running = lab.up(&[]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
     lab.wait_for_pods();
-    // It fails, as Windows cannot say what the last rule asks for.
+    // It fails, because Windows cannot express the last rule.
     let applied = lab.tortie(&["apply", "--wait", "-f", &lab.file("policy.yml", POLICY)]).output().unwrap();
     let told = String::from_utf8_lossy(&applied.stdout);
     assert!(told.contains("in force on 2 nodes"), "{applied:?}");
@@ -43,7 +43,7 @@ fn show(lab: &Lab, pod: &str, more: &[&str]) -> String {
     lab.ok(&[&["policy", "show", pod, "-n", "calico-demo"], more].concat())
 }
 
-/// What stands beside a line that has this, up to the next one of the same depth.
+/// The lines below a line with this text, up to the next one of the same depth.
 fn below(text: &str, part: &str) -> String {
     let depth = |line: &str| line.len() - line.trim_start().len();
     let lines: Vec<_> = text.lines().collect();
@@ -94,7 +94,7 @@ fn hits_are_shown_where_rules_count() {
         before.contains("annotation tortie.io/policyCounters: Enabled of FelixConfiguration default"),
         "{before}"
     );
-    // Whoever looks for an answerer's hardware address first may send a packet twice.
+    // The first connection resolves hardware addresses, and may send a packet twice.
     lab.ok(&["lab", "matrix", "--port", "80"]);
     lab.ok(&["apply", "--wait", "-f", &lab.file("counters.yml", COUNTERS)]);
     lab.ok(&["lab", "matrix", "--port", "80"]);
@@ -142,7 +142,7 @@ fn what_cannot_be_shown_is_told_with_its_name() {
     refused("windows-server", &["--agent-socket", "/nowhere.sock"], "no agent answers at /nowhere.sock");
     refused("windows-server", &["--agent-socket", "/nowhere.sock"], elsewhere);
 
-    // Half of the answer is there, and the other half is said to be missing.
+    // Half of the answer exists, and the other half is reported as missing.
     let hns = lab.processes().into_iter().find(|process| process.command.contains("tortie-hns")).unwrap();
     let hns = Pid::from_raw(i32::try_from(hns.pid).unwrap()).unwrap();
     kill_process(hns, Signal::KILL).unwrap();

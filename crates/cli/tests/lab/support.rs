@@ -1,4 +1,4 @@
-//! Running the program, and looking at what it leaves.
+//! Runs the program, and checks its leftovers.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// `nobody`.
 const ORDINARY: u32 = 65_534;
 
-/// As whom the lab runs.
+/// The user of the lab.
 #[derive(Clone, Copy)]
 pub enum User {
     Root,
@@ -47,10 +47,10 @@ impl Lab {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let program = folder.path().join("tortie");
-        // A copy, as the folder of the build may be closed to others.
+        // A copy, because the build's folder may not be accessible to others.
         if fs::hard_link(env!("CARGO_BIN_EXE_tortie"), &program).is_err() {
             fs::copy(env!("CARGO_BIN_EXE_tortie"), &program).unwrap();
-            // A process that another test was starting meanwhile may have the copy open until it is another program.
+            // A process that another test is just starting may have the copy open until it executes another program.
             let busy = |error: std::io::Error| error.kind() == ErrorKind::ExecutableFileBusy;
             while Command::new(&program).output().is_err_and(busy) {
                 std::thread::yield_now();
@@ -73,7 +73,7 @@ impl Lab {
         command
     }
 
-    /// Runs a command that must succeed, and gives what it printed.
+    /// Runs a command that must succeed, and returns its output.
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = self.tortie(arguments).output().unwrap();
         let (out, errors) =
@@ -149,7 +149,7 @@ impl Lab {
     }
 }
 
-/// A command that runs.
+/// A running command.
 pub struct Running {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
@@ -166,7 +166,7 @@ fn collect(from: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) -> 
 
 impl Running {
     pub fn of(mut command: Command) -> Self {
-        // A group of its own, so that a signal to it is for it alone.
+        // A separate process group, so that a signal to it reaches only it.
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
         let lines = Arc::new(Mutex::new(Vec::new()));
@@ -205,7 +205,7 @@ impl Running {
         }
     }
 
-    /// Waits for the end, and gives every line.
+    /// Waits for the end, and returns every line.
     pub fn output(mut self) -> Vec<String> {
         self.wait();
         for reader in std::mem::take(&mut self.readers) {
@@ -217,20 +217,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Only where a test failed is it still running.
+        // It is still running only if a test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What a lab that has ended left, which must be nothing.
+/// The leftovers of an ended lab, which must be empty.
 pub fn leftovers(lab: &Lab) -> Vec<String> {
     let mut left: Vec<String> = Vec::new();
     if lab.dir().exists() {
         left.push(format!("the folder {}", lab.dir().display()));
     }
     let deadline = Instant::now() + PATIENCE;
-    // The kernel ends the lab's processes when the first one has ended; that takes a moment.
+    // The kernel ends the lab's processes after the first one has ended, which takes a moment.
     while !lab.processes().is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -238,7 +238,7 @@ pub fn leftovers(lab: &Lab) -> Vec<String> {
     left
 }
 
-/// What the machine has outside of labs: interfaces, mounts, bound network namespaces, nftables.
+/// The machine's objects outside of labs: interfaces, mounts, bound network namespaces, nftables.
 pub fn machine() -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let names = |path: &str| -> Vec<String> {
@@ -257,7 +257,7 @@ pub fn machine() -> Vec<String> {
     all
 }
 
-/// What the machine has now and had not before; what is there for a moment is somebody else's.
+/// New objects of the machine; temporary ones belong to somebody else.
 pub fn appeared_since(before: &[String]) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -270,7 +270,7 @@ pub fn appeared_since(before: &[String]) -> Vec<String> {
     }
 }
 
-/// One pod of the demo's namespace, on a node of the test's choice.
+/// One pod of the demo's namespace, on a given node.
 pub fn pod(name: &str, node: &str, app: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: calico-demo, labels: {{app: {app}}}}}\n\

@@ -1,9 +1,9 @@
-//! Runs the program on manifests in a folder of its own.
+//! Runs the program on manifests in a separate folder.
 #![allow(dead_code)]
 
 use std::process::Command;
 
-/// The exit code, standard output and standard error of `tortie` among these files.
+/// The exit code, standard output and standard error of `tortie` with these files.
 pub fn tortie(files: &[(&str, &str)], arguments: &[&str]) -> (i32, String, String) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -19,7 +19,7 @@ pub fn tortie(files: &[(&str, &str)], arguments: &[&str]) -> (i32, String, Strin
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// A shop: three front ends that reach the back end, a job next door, a partner's network, two nodes.
+/// A shop: three front ends that reach the back end, a job in another namespace, a partner's network, two nodes.
 pub const CLUSTER: &str = "\
 apiVersion: v1
 kind: Namespace

@@ -1,4 +1,4 @@
-//! A datastore that a test serves, with the test in the place of the nodes.
+//! A datastore that a test serves, with the test in the role of the nodes.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ impl Cluster {
         self.dir.path().display().to_string()
     }
 
-    /// Waits for so many seconds at most.
+    /// Waits for that many seconds at most.
     pub async fn apply(&self, file: &Path, timeout: &str) -> Output {
         self.tortie(&["apply", "--wait", "--timeout", timeout, "-f", file.to_str().unwrap()])
             .output()
@@ -76,7 +76,7 @@ impl Cluster {
     }
 }
 
-/// The seconds to wait for what does not come, and for what does.
+/// The seconds to wait for what does not happen, and for what does.
 pub const SHORT: &str = "2";
 pub const LONG: &str = "60";
 

@@ -38,10 +38,10 @@ pub struct Lines {
     pub problem: Option<Problem>,
 }
 
-/// Why something cannot be written down as nftables rules.
+/// Why something cannot be expressed as nftables rules.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The policy, and the rule where it is one; absent where it is the whole program.
+    /// The policy, and the rule if it is one; absent if it is the whole program.
     pub object: Option<ObjectRef>,
     pub message: String,
 }

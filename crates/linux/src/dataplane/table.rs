@@ -269,7 +269,7 @@ fn flags_unknown(error: &Error) -> bool {
         && matches!(error.errno(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// A policy that cannot be written down denies everything where it stands in the order.
+/// A policy that cannot be expressed denies everything at its position.
 fn not_expressible(problem: &Problem) -> Condition {
     let Problem { object, message } = problem;
     let message = format!("{message}; everything is denied in its place");

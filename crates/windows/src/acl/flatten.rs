@@ -1,4 +1,4 @@
-//! A program as one list of decisions, of which the first that matches holds.
+//! Flattens a program into one list of decisions, of which the first match counts.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tortie_policy::program::{EndOfTier, EndpointProgram, Lookup, PolicyId, Rule,
 
 use super::region::{Matched, Region, View, matched};
 
-/// What becomes of packets.
+/// The verdict on packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// They pass.
@@ -19,37 +19,37 @@ pub enum Verdict {
     Deny,
 }
 
-/// One entry of the list.
+/// One decision of the list.
 #[derive(Debug, Clone)]
 pub struct Decision {
-    /// What becomes of the packets.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Which packets.
+    /// The packets that it concerns.
     pub region: Region,
-    /// The policy that says so, or what else does.
+    /// The policy, or other source, of the decision.
     pub origin: Arc<str>,
 }
 
-/// The most decisions that a list may have.
+/// The maximum number of decisions in a list.
 const MOST_DECISIONS: usize = 20_000;
-/// The most decisions that may be looked at to make it: a bound on the time that a program can cost.
+/// The maximum number of decisions to process, which limits the time for one program.
 const MOST_STEPS: usize = 10_000_000;
-/// How many regions about all peers are remembered, to find what lies behind them.
+/// How many regions with all peers are remembered, to find decisions hidden by them.
 const MOST_WIDE: usize = 256;
 
-/// Where what nothing allows is denied.
+/// The origin of the final denial if no profile allows a packet.
 pub const NO_PROFILE: &str = "no profile allows it";
 
-/// Where a tier denies what none of its rules decides.
+/// The origin of a denial at the end of a tier.
 pub fn end_of_tier(name: &str) -> String {
     format!("end of tier {name}")
 }
 
-/// The policy at which the list got too long.
+/// The policy at which the list became too long.
 struct TooMany(PolicyId);
 
-/// What the program comes to for one direction. The last decision is about all packets. Where an ACL cannot say what a
-/// rule means, less is allowed, and a condition tells it (policy decision 19).
+/// The decisions of the program for one direction. The last decision covers all packets. Rules that an ACL cannot
+/// express are narrowed (Allow) or widened (Deny), and reported (policy decision 19).
 pub fn flatten(
     program: &EndpointProgram,
     direction: Direction,
@@ -67,15 +67,15 @@ struct Flattener<'a, L> {
     direction: Direction,
     view: View<'a, L>,
     conditions: Vec<Condition>,
-    /// How many decisions were looked at.
+    /// The number of processed decisions.
     steps: usize,
 }
 
 impl<L: Lookup> Flattener<'_, L> {
-    /// From the end to the beginning: what comes after a tier is known when its Pass rules are met.
+    /// Processes the program from its end to its beginning, because Pass rules need the decisions after their tier.
     fn program(&mut self, program: &EndpointProgram) -> Result<Vec<Decision>, TooMany> {
         let mut list = vec![everything(NO_PROFILE)];
-        // A profile that passes leaves the decision to the next one.
+        // A profile with Pass leaves the decision to the next one.
         for profile in program.profiles.iter().rev() {
             let next = list.clone();
             list = self.policies(std::slice::from_ref(profile), &next, list)?;
@@ -94,14 +94,14 @@ impl<L: Lookup> Flattener<'_, L> {
         self.policies(&tier.policies, &next, end)
     }
 
-    /// The policies' rules before `list`. `next` is what Pass leads to.
+    /// Prepends the policies' rules to `list`. `next` is the target of Pass.
     fn policies(
         &mut self,
         policies: &[PolicyId],
         next: &[Decision],
         mut list: Vec<Decision>,
     ) -> Result<Vec<Decision>, TooMany> {
-        // To prune after each of thousands of rules would take too long: it is done whenever the list has doubled.
+        // Pruning after each of thousands of rules would take too long, so it happens whenever the list has doubled.
         let mut enough = 2 * list.len();
         for id in policies.iter().rev() {
             let Some(policy) = self.view.lookup.policy(id) else {
@@ -122,7 +122,7 @@ impl<L: Lookup> Flattener<'_, L> {
         }
     }
 
-    /// The rule before `list`.
+    /// Prepends the rule to `list`.
     fn rule(
         &mut self,
         id: &PolicyId,
@@ -157,8 +157,8 @@ impl<L: Lookup> Flattener<'_, L> {
         Ok(decisions)
     }
 
-    /// Without decisions that are never reached: about the same packets as an earlier one, or within an earlier one about
-    /// all peers. To compare each with each would find more, and take too long for thousands.
+    /// Removes decisions that are never reached: those about the same packets as an earlier one, or within an earlier
+    /// one about all peers. Comparing each pair would find more, but would take too long for thousands.
     fn reachable(
         &mut self,
         id: &PolicyId,
@@ -185,7 +185,7 @@ impl<L: Lookup> Flattener<'_, L> {
         if reached.len() > MOST_DECISIONS { Err(TooMany(id.clone())) } else { Ok(reached) }
     }
 
-    /// A rule that matches ICMP types or ports of SCTP, which no ACL can.
+    /// Reports a rule that matches ICMP types or ports of SCTP, which no ACL can match.
     fn note_not_expressible(&mut self, id: &PolicyId, index: usize, action: Action, vague: &[Region]) {
         let is_sctp = |region: &Region| region.protocols.contains(Protocol::SCTP);
         let kinds = [
@@ -225,7 +225,7 @@ fn too_many_rules(direction: Direction, policy: &PolicyId) -> Condition {
     Condition::new(Reason::TooManyRules, message).about(policy)
 }
 
-/// The list for the packets of these regions only; `None` where nothing is left of a decision.
+/// The part of the list for the packets of these regions; `None` if nothing of a decision is left.
 fn within<'a>(list: &'a [Decision], regions: &'a [Region]) -> impl Iterator<Item = Option<Decision>> + 'a {
     let cut = |decision: &Decision, region| {
         Some(Decision { region: decision.region.and(region)?, ..decision.clone() })
@@ -233,8 +233,9 @@ fn within<'a>(list: &'a [Decision], regions: &'a [Region]) -> impl Iterator<Item
     regions.iter().flat_map(move |region| list.iter().map(move |decision| cut(decision, region)))
 }
 
-/// The list that allows what both lists allow, of the packets that the first decides about. The second decides about
-/// every packet: the first pair, in the order of the first list and then of the second, is its first decision in each.
+/// The list that allows what both lists allow, for the packets of the first list. The second list covers every
+/// packet. The first pair, in the order of the first list and then of the second, is the packet's first decision in
+/// each.
 fn both<'a>(one: &'a [Decision], other: &'a [Decision]) -> impl Iterator<Item = Option<Decision>> + 'a {
     let pair = |a: &Decision, b: &Decision| {
         let stricter = if a.verdict == Verdict::Deny { a } else { b };

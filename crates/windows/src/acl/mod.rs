@@ -1,12 +1,12 @@
-//! ACLs from an endpoint's program.
+//! Renders an endpoint's program as ACLs.
 //!
-//! The list of an endpoint is total in both directions: it says explicitly what becomes of every packet, because what
-//! HNS does with a packet that no ACL matches differs between builds (docs/hns.md, ACLs). Its order is made by
-//! priorities only, and what overlaps at one priority has one action. [`transition`] rests on both.
+//! The list of an endpoint is complete in both directions: it decides about every packet explicitly, because builds
+//! of HNS differ in what they do with a packet that no ACL matches (docs/hns.md, ACLs). Only priorities define the
+//! order, and overlapping ACLs with equal priority have the same action. [`transition`] relies on both.
 //!
-//! A program is [rendered](render) into rows, which name peers as rules do, by sets. For HNS the rows are
-//! [listed](Rows::list): with the identifiers of sets where HNS has such, and else with the addresses that are in the
-//! sets at the time.
+//! A program is [rendered](render) into rows, which name peers by sets, as rules do. The rows are
+//! [listed](Rows::list) for HNS: with the identifiers of sets if HNS supports sets, otherwise with the current
+//! addresses of the sets.
 
 mod flatten;
 mod numbers;
@@ -44,77 +44,77 @@ pub use shape::{Shape, shape};
 pub use spell::{CHUNK, Set, Sets, port_lists, text};
 pub use transition::{Transition, anonymous, transition};
 
-/// Traffic of the node itself to its own pods, before policy.
+/// The priority of traffic from the node itself to its own pods, before policy.
 pub const NODE_PRIORITY: u16 = 900;
-/// Tunnels from pods, before policy.
+/// The priority of the denial of tunnels from pods, before policy.
 const TUNNEL_PRIORITY: u16 = 950;
 /// The first priority of policy.
 pub const FIRST_PRIORITY: u16 = 1000;
-/// The lowest that works: the endpoint's closure, which holds whatever else is there.
+/// The last priority that works: the closing ACLs of the endpoint, which always exist.
 pub const LAST_PRIORITY: u16 = 65_500;
 
-/// Where the endpoint's closure comes from.
+/// The origin of the endpoint's closing ACLs.
 pub const CLOSED: &str = "closed";
 
-/// What all our ACLs' identifiers begin with. ACLs of others on the same endpoint are left alone.
+/// The prefix of the identifiers of Tortie's ACLs. Other ACLs on the same endpoint are left alone.
 const OURS: &str = "tortie/";
 
-/// Whether the ACL is one of ours.
+/// Whether the ACL is one of Tortie's.
 pub fn is_ours(acl: &Acl) -> bool {
     acl.id.starts_with(OURS)
 }
 
-/// Whether the ACL is about what packets meet before policy: the node's own firewall, and the node itself.
+/// Whether the ACL comes before policy: the node's own firewall, and the node itself.
 pub fn is_before_policy(acl: &Acl) -> bool {
     acl.rule_type != AclRuleType::Switch || (is_ours(acl) && acl.priority < FIRST_PRIORITY)
 }
 
-/// Whether the ACL is one of ours that comes from there.
+/// Whether the ACL is one of Tortie's with this origin.
 pub fn comes_from(acl: &Acl, origin: &str) -> bool {
     acl.id == id(origin)
 }
 
-/// The identifier of ACLs from there. A space in one is nowhere said to be allowed.
+/// The identifier of ACLs with this origin, without spaces, because no source says that they are allowed.
 fn id(origin: &str) -> String {
     format!("{OURS}{}", origin.replace(' ', "/"))
 }
 
-/// Whether an ACL that cannot be read is one of ours.
+/// Whether an ACL that cannot be parsed is one of Tortie's.
 pub fn has_our_mark(policy: &Policy) -> bool {
     let id = policy.settings.get("Id").and_then(serde_json::Value::as_str);
     id.is_some_and(|id| id.starts_with(OURS))
 }
 
-/// What closes an endpoint both ways. It is in the document that creates the endpoint, and stays for good behind policy.
+/// The ACLs that close an endpoint in both directions. They are in the document that creates the endpoint, and stay
+/// after policy permanently.
 pub fn closed() -> Vec<Acl> {
     [AclDirection::In, AclDirection::Out]
         .map(|direction| any(AclAction::Block, direction, LAST_PRIORITY, CLOSED))
         .to_vec()
 }
 
-/// What an endpoint is to have, before it is known which sets can be named.
+/// The desired ACLs of an endpoint, before it is known which sets can be named.
 #[derive(Debug, Clone)]
 pub struct Rows {
-    /// The ACLs whose priorities are given.
+    /// The ACLs with fixed priorities.
     fixed: Vec<Acl>,
     /// The endpoint's own addresses.
     own: Addresses,
-    /// What policy decides about packets to the endpoint, and from it.
+    /// The rows of policy for packets to the endpoint and from it.
     policy: [(AclDirection, Vec<Row>); 2],
-    /// What Services have added to it.
+    /// The rows that Services add.
     services: Option<Arc<Judged>>,
 }
 
-/// The ACLs of an endpoint, but for the priorities of those that policy is made of.
+/// The ACLs of an endpoint, where those of policy have no priorities yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct List {
     fixed: Vec<Acl>,
     policy: [Vec<Acl>; 2],
 }
 
-/// What the endpoint is to have, and what the operator should know. `node` are the node's own addresses. Where `by_name`,
-/// peers may be named by sets.
-/// Before what policy says of packets from the endpoint comes what Services add.
+/// The desired ACLs of an endpoint, and its conditions. `node` are the node's own addresses. With `by_name`, peers
+/// may be named by sets. The rows of Services come before policy for packets from the endpoint.
 pub fn render<L: Lookup>(
     endpoint: &Endpoint,
     node: &BTreeSet<Ipv4Addr>,
@@ -165,23 +165,23 @@ pub fn render<L: Lookup>(
 }
 
 impl Rows {
-    /// What Services have added to the endpoint's egress.
+    /// The rows that Services add to the endpoint's egress.
     pub fn services(&self) -> Option<&Arc<Judged>> {
         self.services.as_ref()
     }
 
-    /// The same with ACLs of the operator's before policy.
+    /// Adds the operator's ACLs before policy.
     pub fn with_static_rules(mut self, acls: &[Acl]) -> Self {
         self.fixed.extend_from_slice(acls);
         self
     }
 
-    /// The ACLs. Of those that would name sets, `spell_out` is asked whether they must not.
+    /// The list of ACLs. For ACLs that would name sets, `spell_out` returns whether they must list addresses instead.
     pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
         let policy = self.policy.each_ref().map(|(direction, rows)| {
             let speller = Speller { direction: direction.clone(), own: &self.own, sets };
             let acls: Vec<Acl> = rows.iter().flat_map(|row| speller.acls(row, spell_out)).collect();
-            // What comes a second time decides nothing.
+            // A duplicate decides nothing.
             let mut seen = HashSet::with_capacity(acls.len());
             let first: Vec<bool> = acls.iter().map(|acl| seen.insert(acl)).collect();
             acls.into_iter().zip(first).filter_map(|(acl, first)| first.then_some(acl)).collect()
@@ -191,10 +191,10 @@ impl Rows {
 }
 
 impl List {
-    /// The ACLs with their priorities, which those that are there already keep where that can be.
+    /// The ACLs with priorities; existing ACLs keep theirs if possible.
     pub fn numbered(&self, actual: &[Acl]) -> Vec<Acl> {
         let numbered = |policy: &Vec<Acl>| {
-            // There is room for all runs, or they would not have been rendered.
+            // There is room for all runs; otherwise they would not have been rendered.
             let priorities = priorities(policy, actual, FIRST_PRIORITY..LAST_PRIORITY).unwrap_or_default();
             let acls = policy.iter().zip(priorities);
             acls.map(|(acl, priority)| Acl { priority, ..acl.clone() }).collect::<Vec<_>>()
@@ -208,13 +208,13 @@ impl List {
     }
 }
 
-/// The identifiers of our sets that an ACL names.
+/// The identifiers of Tortie's sets that an ACL names.
 pub fn named_sets(acl: &Acl) -> impl Iterator<Item = &str> {
     let parts = [&acl.local_addresses, &acl.remote_addresses].into_iter().flat_map(|list| list.split(','));
     parts.filter(|part| part.starts_with(OUR_SETS))
 }
 
-/// How often the action changes, and one.
+/// The number of changes of the action, plus one.
 fn runs<'a>(actions: impl Iterator<Item = &'a AclAction>) -> usize {
     let mut last = None;
     actions.filter(|action| last.replace(*action) != Some(*action)).count()
@@ -234,15 +234,15 @@ fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
     six.map(|address| Condition::new(Reason::AddressNotServed, message(address))).collect()
 }
 
-/// What every endpoint has for what packets meet before policy.
+/// The ACLs of every endpoint before policy.
 pub fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
-    // The node's own firewall, which a packet has to pass as well, leaves the decision to the switch.
+    // A packet must also pass the node's own firewall, which leaves the decision to the switch.
     let host = [AclDirection::In, AclDirection::Out]
         .map(|direction| Acl { rule_type: AclRuleType::Host, ..any(AclAction::Allow, direction, 0, "host") });
     node_to_pod(node).into_iter().chain(host).collect()
 }
 
-/// Probes come from the node itself, and always get through (policy decision 2).
+/// Probes come from the node itself, and always pass (policy decision 2).
 fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     let addresses: Vec<String> = node.iter().map(Ipv4Addr::to_string).collect();
     // An empty list would mean everybody.
@@ -252,8 +252,8 @@ fn node_to_pod(node: &BTreeSet<Ipv4Addr>) -> Option<Acl> {
     })
 }
 
-/// What no pod sends, whatever its policy: tunnels, unless the operator allows them, as another node would take what is
-/// in them for packets of its own (policy decision 38).
+/// What no pod may send, whatever its policy: tunnels, unless the operator allows them, because another node would
+/// treat their content as packets of its own pods (policy decision 38).
 fn never_sent(settings: &Settings) -> Vec<Acl> {
     let block = |protocol: Protocol, remote_ports: &str, origin: &str| Acl {
         protocols: protocol.0.to_string(),
@@ -265,12 +265,12 @@ fn never_sent(settings: &Settings) -> Vec<Acl> {
     vxlan.into_iter().chain(ipip).collect()
 }
 
-/// The ACL about all packets of one direction that a static rule begins with.
+/// The ACL for all packets of one direction from which a static rule is built.
 pub fn of_static_rule(action: AclAction, direction: AclDirection, name: &str) -> Acl {
     any(action, direction, 0, &format!("static {name}"))
 }
 
-/// The ACL about all packets of one direction.
+/// The ACL for all packets of one direction.
 pub fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
         id: id(origin),

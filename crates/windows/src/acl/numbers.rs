@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ipnet::{Ipv4Net, Ipv4Subnets};
 use tortie_api::net::Protocol;
 
-/// A set of numbers from 0 to `MAX`, as ranges that are sorted and do not touch. Copies share their ranges.
+/// A set of numbers from 0 to `MAX`, as sorted ranges that do not touch. Clones share their ranges.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Numbers<const MAX: u32> {
     ranges: Arc<[(u32, u32)]>,
@@ -57,7 +57,7 @@ impl<const MAX: u32> Numbers<MAX> {
         *self.ranges == [(0, MAX)]
     }
 
-    /// What is in both.
+    /// The intersection of both.
     pub fn and(&self, other: &Self) -> Self {
         if self.is_all() {
             return other.clone();
@@ -81,7 +81,7 @@ impl<const MAX: u32> Numbers<MAX> {
         Self { ranges: both.into() }
     }
 
-    /// What is not in it.
+    /// The complement.
     pub fn not(&self) -> Self {
         let mut gaps = Vec::with_capacity(self.ranges.len() + 1);
         let mut next = Some(0);
@@ -95,7 +95,7 @@ impl<const MAX: u32> Numbers<MAX> {
         Self { ranges: gaps.into() }
     }
 
-    /// Whether the other has all of it.
+    /// Whether it is a subset of the other.
     pub fn is_within(&self, other: &Self) -> bool {
         other.is_all()
             || self.ranges.iter().all(|(first, last)| {
@@ -112,7 +112,7 @@ impl Addresses {
         Addresses::from_ranges(nets.into_iter().map(range).collect())
     }
 
-    /// The fewest networks that have exactly these addresses, sorted.
+    /// The smallest number of networks with exactly these addresses, sorted.
     pub fn to_nets(&self) -> Vec<Ipv4Net> {
         let nets =
             |(first, last): &(u32, u32)| Ipv4Subnets::new(Ipv4Addr::from(*first), Ipv4Addr::from(*last), 0);
@@ -145,17 +145,17 @@ impl Protocols {
         Protocols::of(&all)
     }
 
-    /// What is in both.
+    /// The intersection of both.
     pub fn and(self, other: Protocols) -> Protocols {
         Protocols(std::array::from_fn(|i| self.0[i] & other.0[i]))
     }
 
-    /// What is in one of them.
+    /// The union of both.
     pub fn or(self, other: Protocols) -> Protocols {
         Protocols(std::array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
-    /// What is not in it.
+    /// The complement.
     pub fn not(self) -> Protocols {
         Protocols(self.0.map(|bits| !bits))
     }
@@ -165,7 +165,7 @@ impl Protocols {
         self == Protocols::NONE
     }
 
-    /// Whether the other has all of it.
+    /// Whether it is a subset of the other.
     pub fn is_within(self, other: Protocols) -> bool {
         self.and(other) == self
     }
@@ -218,7 +218,7 @@ mod tests {
             let nets = set.to_nets();
             prop_assert_eq!(Addresses::of_nets(nets.iter().copied()), set.clone());
             prop_assert!(nets.is_sorted());
-            // Whatever is made of fewer has a network that takes the place of two halves.
+            // A smaller list would contain a network that replaces two halves.
             let joins = |pair: &[Ipv4Net]| {
                 let [one, other] = [pair[0], pair[1]].map(|net| net.supernet());
                 pair[0].prefix_len() == pair[1].prefix_len() && one == other
@@ -227,7 +227,7 @@ mod tests {
             prop_assert_eq!(nets.len(), fewest(&set, Ipv4Net::default()));
         }
 
-        /// Where few addresses are many sets.
+        /// A small address space with many different sets.
         #[test]
         fn nets_are_the_fewest(bits in any::<u32>(), first in any::<u32>()) {
             let net = Ipv4Net::new(first.into(), 27).unwrap().trunc();
@@ -237,8 +237,8 @@ mod tests {
         }
     }
 
-    /// How many networks it takes at least for what of the set is in this one: one if that is all of it, else those of
-    /// both halves.
+    /// The minimum number of networks for the part of the set in this network: one if it is all of it, otherwise
+    /// those of both halves.
     fn fewest(set: &Addresses, net: Ipv4Net) -> usize {
         let whole = Addresses::of_nets([net]);
         if set.and(&whole).is_empty() {

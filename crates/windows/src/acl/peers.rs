@@ -1,4 +1,4 @@
-//! Addresses of peers, part of them by the names of sets whose members come and go.
+//! Addresses of peers, partly by the names of sets with changing members.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,32 +12,32 @@ use tortie_policy::program::{Lookup, Member, SetId};
 
 use super::numbers::Addresses;
 
-/// What the identifiers of our sets begin with. Those of others on the same network are left alone.
+/// The prefix of the identifiers of Tortie's sets. Other sets on the same network are left alone.
 pub const OUR_SETS: &str = "tortie-";
 
-/// The space of our sets' identifiers.
+/// The GUID namespace of Tortie's set identifiers.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-sets\0\0\0\0\0");
 
-/// A set of addresses whose members come and go.
+/// A set of addresses with changing members.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Named {
     /// The addresses of a set of networks.
     Nets(SetId),
-    /// The addresses that a set has with this port (policy decision 25).
+    /// The addresses of a set with this port (policy decision 25).
     Port(SetId, Protocol, u16),
 }
 
-/// Addresses that a rule names: spelled out, or by the name of a set.
+/// Addresses in a rule: listed, or by the name of a set.
 #[derive(Debug, Clone)]
 pub enum Term {
-    /// These.
+    /// These addresses.
     Literal(Addresses),
-    /// Those that the set has at the time.
+    /// The current members of the set.
     Named(Named),
 }
 
-/// Addresses that lie in all of some networks and sets, and in none of others. What holds of them whatever the members of
-/// the sets are can be asked without knowing these.
+/// The intersection of some networks and sets, without others. Properties that hold for any members of the sets can
+/// be checked without knowing the members.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Peers {
     literal: Addresses,
@@ -62,7 +62,7 @@ impl Named {
 }
 
 impl Term {
-    /// A set by its name, or what it has now.
+    /// A set by its name, or its current members.
     pub fn of(named: Named, by_name: bool, lookup: &impl Lookup) -> Self {
         if by_name { Self::Named(named) } else { Self::Literal(named.addresses(lookup)) }
     }
@@ -74,27 +74,27 @@ impl Peers {
         Addresses::all().into()
     }
 
-    /// Whether every address is among them, whatever the members of the sets.
+    /// Whether it contains every address, whatever the members of the sets.
     pub fn is_all(&self) -> bool {
         self.literal.is_all() && self.is_literal()
     }
 
-    /// Whether none is, whatever the members of the sets.
+    /// Whether it is empty, whatever the members of the sets.
     pub fn is_empty(&self) -> bool {
         self.literal.is_empty() || !self.within.is_disjoint(&self.without)
     }
 
-    /// Whether no set is named.
+    /// Whether it names no set.
     pub fn is_literal(&self) -> bool {
         self.within.is_empty() && self.without.is_empty()
     }
 
-    /// What is spelled out of them: all of them, where no set is named.
+    /// The listed addresses: all of them, if no set is named.
     pub fn literal(&self) -> &Addresses {
         &self.literal
     }
 
-    /// What is in both.
+    /// The intersection of both.
     pub fn and(&self, other: &Self) -> Self {
         let joined = |mine: &Arc<BTreeSet<Named>>, theirs: &Arc<BTreeSet<Named>>| {
             if theirs.is_subset(mine) { mine.clone() } else { Arc::new(&**mine | &**theirs) }
@@ -106,7 +106,7 @@ impl Peers {
         }
     }
 
-    /// Those of them that the term has.
+    /// The part that is in the term.
     pub fn among(mut self, term: &Term) -> Self {
         match term {
             Term::Literal(addresses) => self.literal = self.literal.and(addresses),
@@ -115,7 +115,7 @@ impl Peers {
         self
     }
 
-    /// Those of them that the term does not have.
+    /// The part that is not in the term.
     pub fn except(mut self, term: &Term) -> Self {
         match term {
             Term::Literal(addresses) => self.literal = self.literal.and(&addresses.not()),
@@ -124,21 +124,21 @@ impl Peers {
         self
     }
 
-    /// Whether the others surely have all of them.
+    /// Whether it is certainly a subset of the other.
     pub fn is_within(&self, other: &Self) -> bool {
         self.literal.is_within(&other.literal)
             && other.within.is_subset(&self.within)
             && other.without.is_subset(&self.without)
     }
 
-    /// The addresses, as the sets are now.
+    /// The addresses with the current members of the sets.
     pub fn addresses(&self, lookup: &impl Lookup) -> Addresses {
         let within = self.within.iter().map(|named| named.addresses(lookup));
         let without = self.without.iter().map(|named| named.addresses(lookup).not());
         within.chain(without).fold(self.literal.clone(), |all, addresses| all.and(&addresses))
     }
 
-    /// The identifier of the SetPolicy that has them: the same for the same words, whatever the members.
+    /// The identifier of the SetPolicy for it, which depends on the formula and not on the members.
     pub fn set_id(&self) -> String {
         let id = Guid::derived(
             SPACE,

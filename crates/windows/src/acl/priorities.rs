@@ -1,4 +1,4 @@
-//! Which priority each ACL of a list has: such that what is there already keeps its own, and new ones find room between.
+//! Assigns priorities to the ACLs of a list, so that existing ACLs keep theirs and new ones find room in between.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,13 +7,13 @@ use tortie_hcn::schema::Acl;
 
 use super::transition::unnumbered;
 
-/// How far apart ACLs are put where there is room.
+/// The distance between ACLs, if there is room.
 const STEP: u32 = 64;
 
-/// The priorities of a list in which the first match decides; ACLs of one action that follow one another are a run, within
-/// which the order is of no account, and which may share a priority. As many as possible of those that `actual` has keep
-/// theirs; so one more, or one less, changes no other, as long as there is room. `None` if `room` is not enough for all
-/// runs.
+/// The priorities of a list in which the first match decides. Consecutive ACLs with the same action are a run, within
+/// which the order does not matter, and which may share a priority. As many ACLs as possible in `actual` keep their
+/// priorities, so that one ACL more or less changes no other, as long as there is room. `None` if `room` is not
+/// sufficient for all runs.
 pub fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<u16>> {
     let mut there: HashMap<Acl, u16> = HashMap::new();
     for acl in actual.iter().filter(|acl| room.contains(&acl.priority)) {
@@ -23,17 +23,17 @@ pub fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<
     let mut run = 0;
     for (index, acl) in list.iter().enumerate() {
         run += usize::from(index > 0 && list[index - 1].action != acl.action);
-        // To bring long lists into their normal form takes long.
+        // Normalising long lists takes long.
         let kept = if there.is_empty() { None } else { there.get(&unnumbered(acl)).copied() };
         places.push(Place { index, run, kept });
     }
-    // Within a run those that may keep their priorities come in the order of these.
+    // Within a run, the ACLs that may keep their priorities come in the order of those.
     places.sort_by_key(|place| (place.run, place.kept));
     keep_most(&mut places);
     let mut given = vec![0; places.len()];
     let mut moved = 1;
     while let Err(tight) = fill(&places, &room, &mut given) {
-        // There is no room where it is needed: the neighbours move, too.
+        // There is no room where it is needed, so the neighbours move, too.
         let around = tight.start.saturating_sub(moved)..(tight.end + moved).min(places.len());
         if around == tight {
             return None;
@@ -52,16 +52,16 @@ struct Place {
     index: usize,
     /// The number of its run.
     run: usize,
-    /// The priority that it has already.
+    /// Its existing priority.
     kept: Option<u16>,
 }
 
-/// Leaves as many as possible their priorities: the longest sequence that rises where runs change.
+/// Keeps as many priorities as possible: the longest sequence that increases where runs change.
 fn keep_most(places: &mut [Place]) {
-    // At each length the last place of a sequence, and before each place the one that it follows.
+    // For each length, the last place of a sequence; for each place, its predecessor.
     let mut ends: Vec<usize> = Vec::new();
     let mut before: Vec<Option<usize>> = vec![None; places.len()];
-    // Within a run a priority may come again; in a later run it must be a higher one.
+    // Within a run, a priority may occur repeatedly; in a later run it must be higher.
     let key = |place: &Place| place.kept.map(|kept| (kept, std::cmp::Reverse(place.run)));
     for (at, place) in places.iter().enumerate() {
         let Some(own) = key(place) else { continue };
@@ -80,7 +80,7 @@ fn keep_most(places: &mut [Place]) {
     }
 }
 
-/// Gives each place a priority between those that stay. Where there is no room, says for which places.
+/// Assigns each place a priority between those that stay. If there is no room, returns the places concerned.
 fn fill(places: &[Place], room: &Range<u16>, given: &mut [u16]) -> Result<(), Range<usize>> {
     let mut begin = 0;
     while begin < places.len() {
@@ -94,7 +94,7 @@ fn fill(places: &[Place], room: &Range<u16>, given: &mut [u16]) -> Result<(), Ra
         let (before, after) = (begin.checked_sub(1).map(|at| &places[at]), places.get(end));
         let low = before.and_then(|place| place.kept).map_or(u32::from(room.start) - 1, u32::from);
         let high: u32 = after.and_then(|place| place.kept).unwrap_or(room.end).into();
-        // Each has its own, so that others find room between, or each run has.
+        // Each place gets its own priority, so that others find room in between; otherwise each run does.
         let shared = |run: usize| {
             let has_it =
                 |place: Option<&Place>| place.filter(|place| place.run == run).and_then(|place| place.kept);
@@ -139,7 +139,7 @@ mod tests {
     use super::super::any as about_all;
     use super::*;
 
-    /// A list by its actions and what tells its ACLs apart.
+    /// A list by its actions and the properties that distinguish its ACLs.
     fn list(entries: &[(bool, u16)]) -> Vec<Acl> {
         let acl = |(allow, number): &(bool, u16)| Acl {
             local_ports: number.to_string(),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is there, and however little room: the first match is that of the list.
+        /// Whatever exists, and however little room there is, the first match is that of the list.
         #[test]
         fn the_order_is_that_of_the_list(
             old in entries(), new in entries(), end in 1005_u16..1100, mixed in prop::collection::vec(1000_u16..1110, 40),
@@ -189,11 +189,11 @@ mod tests {
                 let later = with[at + 1..].iter().filter(|later| later.action != acl.action);
                 prop_assert!(later.clone().all(|later| later.priority > acl.priority), "{given:?}");
             }
-            // What is as it should be stays.
+            // What is right already stays.
             prop_assert_eq!(priorities(&new, &with, 1000..end), Some(given));
         }
 
-        /// One more or one less moves no other, as long as there is room.
+        /// One ACL more or less moves no other, as long as there is room.
         #[test]
         fn one_change_is_one_change(old in entries(), at in 0_usize..40, allow in proptest::bool::ANY) {
             let room = 1000..LAST;

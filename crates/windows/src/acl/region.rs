@@ -1,4 +1,4 @@
-//! Regions: which packets a rule is about, as sets that can be cut with each other exactly.
+//! Regions: the packets that a rule concerns, as sets that can be intersected exactly.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use tortie_policy::program::{EntityMatch, IcmpMatch, Lookup, Member, Rule, SetId
 use super::numbers::{Addresses, Ports, Protocols};
 use super::peers::{Named, Peers, Term};
 
-/// All packets whose protocol, addresses and ports lie in these sets. Where a set of ports is not everything, no
-/// protocol without ports is in the region.
+/// All packets whose protocol, addresses and ports are in these sets. If a set of ports is not everything, the region
+/// contains no protocol without ports.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Region {
     /// The protocols.
@@ -55,7 +55,7 @@ impl Region {
         Region { protocols: Protocols::ALL, local: Side::all(), remote: Side::all() }
     }
 
-    /// What is in both; `None` if that is nothing.
+    /// The intersection; `None` if it is empty.
     pub fn and(&self, other: &Region) -> Option<Region> {
         let protocols = self.protocols.and(other.protocols);
         if protocols.is_empty() {
@@ -71,7 +71,7 @@ impl Region {
         self.protocols.is_empty() || self.local.is_empty() || self.remote.is_empty()
     }
 
-    /// Whether the other has all of it.
+    /// Whether it is a subset of the other.
     pub fn is_within(&self, other: &Region) -> bool {
         self.protocols.is_within(other.protocols)
             && self.local.is_within(&other.local)
@@ -82,24 +82,24 @@ impl Region {
 /// What a rule matches.
 #[derive(Debug, Default)]
 pub struct Matched {
-    /// It matches every packet of these.
+    /// It matches every packet of these regions.
     pub exact: Vec<Region>,
-    /// It matches some packets of these; which ones, an ACL cannot say.
+    /// It matches some packets of these regions, but an ACL cannot express which ones.
     pub vague: Vec<Region>,
 }
 
-/// Whom the list is for, and what it may name.
+/// The endpoint of the list, and whether sets may be named.
 #[derive(Debug)]
 pub struct View<'a, L> {
     /// The endpoint's own addresses.
     pub own: &'a Addresses,
-    /// Whether peers are named by sets, where rules do; or their addresses are spelled out.
+    /// Whether peers are named by sets, as in rules; otherwise their addresses are listed.
     pub by_name: bool,
-    /// What policies and sets are.
+    /// Finds policies and sets.
     pub lookup: &'a L,
 }
 
-// By hand: what `lookup` refers to need not be copied.
+// Implemented by hand, because the target of `lookup` need not be cloned.
 impl<L> Clone for View<'_, L> {
     fn clone(&self) -> Self {
         *self
@@ -108,14 +108,14 @@ impl<L> Clone for View<'_, L> {
 
 impl<L> Copy for View<'_, L> {}
 
-/// What the rule matches of the IPv4 packets in this direction of an endpoint.
+/// The IPv4 packets that the rule matches in this direction of an endpoint.
 pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>) -> Matched {
     let (exact, vague) = protocols(rule);
     let (local, remote) = match direction {
         Direction::Ingress => (&rule.destination, &rule.source),
         Direction::Egress => (&rule.source, &rule.destination),
     };
-    // Whether the endpoint is meant is decided here and now: it need not be asked for in an ACL.
+    // Whether the endpoint is meant is decided here, so that no ACL needs to test it.
     let local = pieces(local, &View { by_name: false, ..*view });
     let local: Vec<Piece> = local.into_iter().filter_map(|piece| piece.at(view.own)).collect();
     let remote = pieces(remote, view);
@@ -134,13 +134,13 @@ pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>)
     matched
 }
 
-/// Whether an ACL can be about ports of the protocol. Of SCTP the sources say different things (Calico for Windows writes
-/// such ACLs; azure-npm refuses them, as HNS does not support SCTP), so that nothing may depend on it.
+/// Whether an ACL can match ports of the protocol. The sources disagree on SCTP (Calico for Windows writes such ACLs;
+/// azure-npm refuses them, because HNS does not support SCTP), so nothing may depend on it.
 pub fn has_ports_in_acls(protocol: Protocol) -> bool {
     protocol.has_ports() && protocol != Protocol::SCTP
 }
 
-/// Takes SCTP out of a region that has only some of its ports. `Some`: all of SCTP between the same addresses.
+/// Removes SCTP from a region that has only some of its ports. `Some`: all of SCTP between the same addresses.
 fn without_inexpressible_ports(region: &mut Region) -> Option<Region> {
     let sctp = Protocols::of(&[Protocol::SCTP]);
     let has_all_ports = region.local.ports.is_all() && region.remote.ports.is_all();
@@ -152,7 +152,7 @@ fn without_inexpressible_ports(region: &mut Region) -> Option<Region> {
     Some(Region { protocols: sctp, local: all_ports(&region.local), remote: all_ports(&region.remote) })
 }
 
-/// The protocols that the rule names exactly, and those of which it means some messages only.
+/// The protocols that the rule matches exactly, and those of which it matches only some messages.
 fn protocols(rule: &Rule) -> (Protocols, Protocols) {
     if rule.ip_version == Some(IpVersion::V6) {
         return (Protocols::NONE, Protocols::NONE);
@@ -186,7 +186,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// The piece, with its addresses spelled out, as it is for an endpoint with these.
+    /// The piece with listed addresses, for an endpoint with these addresses.
     fn at(mut self, own: &Addresses) -> Option<Piece> {
         let here = self.side.addresses.literal().and(own);
         if here.is_empty() {
@@ -208,7 +208,7 @@ impl Piece {
     }
 }
 
-/// What one side of a rule matches, in pieces that together are exactly that.
+/// What one side of a rule matches, in pieces whose union is exact.
 fn pieces<L: Lookup>(entity: &EntityMatch, view: &View<'_, L>) -> Vec<Piece> {
     let whole = Piece {
         protocols: Protocols::ALL,
@@ -259,7 +259,7 @@ fn ports(ranges: &[tortie_api::net::PortRange]) -> Ports {
     Ports::from_ranges(ranges.map(|range| (range.first.into(), range.last.into())).collect())
 }
 
-/// Ports of addresses that a set of kind AddressPorts has, as products.
+/// Ports of addresses in a set of kind AddressPorts, as products.
 #[derive(Debug)]
 struct Group {
     protocol: Protocol,
@@ -267,7 +267,7 @@ struct Group {
     ports: Ports,
 }
 
-/// The set as few products: first the addresses of each port, then, where they are spelled out, the ports of equal
+/// The set as few products: first the addresses of each port, then, if addresses are listed, the ports of equal
 /// addresses.
 fn grouped<L: Lookup>(id: &SetId, view: &View<'_, L>) -> Vec<Group> {
     let mut by_port: BTreeMap<(Protocol, u16), Vec<(u32, u32)>> = BTreeMap::new();
@@ -276,7 +276,7 @@ fn grouped<L: Lookup>(id: &SetId, view: &View<'_, L>) -> Vec<Group> {
             by_port.entry((protocol, port)).or_default().push((address.into(), address.into()));
         }
     }
-    // A protocol without ports has packets of port 0 only, and no ports in an ACL.
+    // A protocol without ports has only packets with port 0, and no ports in an ACL.
     let range = |protocol: Protocol, port: u16| match (protocol.has_ports(), port) {
         (true, port) => Some((port.into(), port.into())),
         (false, 0) => Some((0, 65_535)),
@@ -336,7 +336,7 @@ impl Group {
     }
 }
 
-/// The piece with only the wanted ports where there are ports at all.
+/// The piece with only the wanted ports, for protocols with ports.
 fn without_ports(piece: &Piece, wanted: &Ports) -> [Piece; 2] {
     let portless = piece.protocols.and(Protocols::with_ports().not());
     [piece.ports(wanted), Piece { protocols: portless, side: piece.side.clone() }]

@@ -1,4 +1,4 @@
-//! Decisions as rows of a table: each about one protocol, or any.
+//! Decisions as rows, each about one protocol or all.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::flatten::{Decision, Verdict};
 use super::numbers::Protocols;
 use super::region::Side;
 
-/// How HNS writes "any protocol".
+/// "Any protocol" in HNS.
 pub const ANY_PROTOCOL: u16 = 256;
 
-/// A decision about one protocol, or any.
+/// A decision about one protocol or all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// Allow or Block.
@@ -23,14 +23,14 @@ pub struct Row {
     pub local: Side,
     /// The peer's side.
     pub remote: Side,
-    /// What decided so.
+    /// The origin of the decision.
     pub origin: Arc<str>,
 }
 
-/// The list as rows, of which the first that matches holds. What no row matches is denied.
+/// The list as rows, of which the first match counts. What no row matches is denied.
 pub fn rows(list: &[Decision]) -> Vec<Row> {
-    // An ACL names one protocol or any; it cannot say "any but TCP". Where the list does, the excepted protocols get
-    // lists of their own in front, that decide about all of their packets. What is left may then be called "any".
+    // An ACL matches one protocol or all; it cannot exclude one. If the list does, the excluded protocols get
+    // separate lists in front, which decide about all of their packets. The rest can then use "any".
     let excepted = excepted(list);
     let mut rows = Vec::new();
     for protocol in excepted.iter() {
@@ -55,7 +55,7 @@ pub fn rows(list: &[Decision]) -> Vec<Row> {
             break;
         }
     }
-    // The endpoint is closed behind these rows anyway.
+    // The endpoint is closed after these rows anyway.
     while common.last().is_some_and(|row| row.action == AclAction::Block) {
         common.pop();
     }
@@ -70,16 +70,16 @@ fn is_about_all(decision: &Decision, protocols: Protocols) -> bool {
         && sides.iter().all(|side| side.addresses.is_all() && side.ports.is_all())
 }
 
-/// The protocols that are missing where most are meant.
+/// The protocols that are excluded where most are meant.
 fn excepted(list: &[Decision]) -> Protocols {
     let named = |decision: &Decision| decision.region.protocols;
-    // A protocol that no decision tells from its like stands for all that nobody thought of.
+    // A protocol that no decision distinguishes represents all unmentioned ones.
     let few = |protocols: Protocols| protocols.iter().count() <= 128;
     let mentioned = list.iter().map(named).fold(Protocols::NONE, |all, protocols| {
         all.or(if few(protocols) { protocols } else { protocols.not() })
     });
     let Some(other) = mentioned.not().iter().last() else {
-        // Every single protocol is told apart: each gets its own list.
+        // Every single protocol is distinguished, so each gets its own list.
         return Protocols::ALL;
     };
     let broad = list.iter().map(named).filter(|protocols| protocols.contains(other));

@@ -1,12 +1,12 @@
 //! Addresses of Services in the egress list (policy decision 24).
 //!
-//! A pod's connection to a Service goes to a backend, but whether ACLs see the backend's address or still the Service's
-//! (its VIP) is not known. So the list is made right for both: what it says of backends it says already, and in front
-//! of it come rows about VIP:port, wherever its own verdict on that is not the Service's. The Service's is: allowed, if
-//! every backend is; else denied.
+//! A pod's connection to a Service goes to a backend, but it is not known whether ACLs see the backend's address or
+//! the Service's (its VIP). So the list is correct for both: its decisions about backends stay as they are, and rows
+//! about VIP:port come first wherever the list's own verdict on VIP:port differs from the Service's. The Service is
+//! allowed if every backend is, and denied otherwise.
 //!
-//! An ACL cannot be about ports of SCTP. What is to be denied of a VIP's SCTP, denies all of that; what is to be
-//! allowed and is not, stays denied.
+//! An ACL cannot match SCTP ports. If a VIP's SCTP port must be denied, all SCTP to the VIP is denied; if it should
+//! be allowed and is not, it stays denied.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -24,32 +24,32 @@ use super::peers::Peers;
 use super::region::{Region, Side, has_ports_in_acls};
 use super::rows::{Row, row};
 
-/// Where rows about the addresses of Services come from.
+/// The origin of rows about the addresses of Services.
 pub const SERVICE: &str = "Service";
 
-/// How many Services are named in one condition.
+/// The maximum number of Services named in one condition.
 const NAMED: usize = 10;
 
-/// What of a list Services are judged by.
+/// The part of a list that matters for Services.
 type Content = Vec<(Verdict, Region)>;
 /// A protocol and a port.
 type Port = (Protocol, u16);
 
-/// The Services of the cluster, put so that lists can be judged by them.
+/// The Services of the cluster, indexed for judging lists.
 #[derive(Debug)]
 pub struct Frontends {
-    /// What each VIP:port leads to.
+    /// The targets of each VIP:port.
     fronts: Vec<Frontend>,
-    /// The addresses that have to be looked up in a list to judge all that, sorted.
+    /// The addresses to look up in a list for this, sorted.
     asked: BTreeMap<Port, Vec<u32>>,
-    /// The blocks that pods have their addresses from.
+    /// The blocks of pod addresses.
     pods: Addresses,
 }
 
 /// A VIP:port.
 #[derive(Debug)]
 struct Frontend {
-    /// Whose it is; more than one have it if somebody has made a mistake.
+    /// Its owners; more than one is a mistake of somebody.
     services: Vec<ServiceId>,
     vip: u32,
     port: Port,
@@ -57,12 +57,12 @@ struct Frontend {
     backends: Vec<(u32, u16)>,
 }
 
-/// What Services add to a list.
+/// The rows and conditions that Services add to a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Judgement {
     /// The rows in front.
     pub rows: Vec<Row>,
-    /// What the operator should know.
+    /// The conditions.
     pub conditions: Vec<Condition>,
 }
 
@@ -70,18 +70,18 @@ pub struct Judgement {
 #[derive(Debug)]
 pub struct Judged {
     list: Vec<Decision>,
-    /// What they add.
+    /// The rows and conditions that they add.
     pub judgement: Judgement,
 }
 
 impl Judged {
-    /// The same list, judged anew.
+    /// The same list, judged again.
     pub fn again(&self, services: &Services<'_, impl Lookup>) -> Arc<Judged> {
         services.judge(self.list.clone())
     }
 }
 
-/// Services at the time of a pass: each list is judged once.
+/// The Services during a reconciliation: each list is judged once.
 pub struct Services<'a, L> {
     frontends: &'a Frontends,
     lookup: &'a L,
@@ -89,7 +89,7 @@ pub struct Services<'a, L> {
 }
 
 impl Frontends {
-    /// From the Services of the node's state.
+    /// The Services of the node's state.
     pub fn new(state: &NodeState) -> Self {
         let mut by_front: BTreeMap<(Port, u32), Frontend> = BTreeMap::new();
         for (id, service) in &state.services {
@@ -98,7 +98,7 @@ impl Frontends {
                     let front = ((port.protocol, port.port), vip);
                     let new = || Frontend { services: vec![], vip, port: front.0, backends: vec![] };
                     let entry = by_front.entry(front).or_insert_with(new);
-                    // One Service may name an address twice, and that is no collision with itself.
+                    // One Service may name an address twice, which is not a conflict.
                     if entry.services.last() != Some(id) {
                         entry.services.push(id.clone());
                     }
@@ -106,7 +106,7 @@ impl Frontends {
                 }
             }
         }
-        // What leads nowhere is not worth a row.
+        // An address without backends needs no row.
         let fronts: Vec<_> = by_front.into_values().filter(|front| !front.backends.is_empty()).collect();
         let mut asked: BTreeMap<Port, Vec<u32>> = BTreeMap::new();
         for front in &fronts {
@@ -123,22 +123,22 @@ impl Frontends {
     }
 }
 
-/// What a list says of one address and port, whatever the endpoint's own port.
+/// The verdict of a list on one address and port, for every source port of the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sure {
     Allowed,
     Denied,
-    /// That depends.
+    /// It depends on the source port.
     Neither,
 }
 
 impl<'a, L: Lookup> Services<'a, L> {
-    /// Services, and what sets have in them now.
+    /// The Services with the current members of sets.
     pub fn new(frontends: &'a Frontends, lookup: &'a L) -> Self {
         Self { frontends, lookup, judged: RefCell::default() }
     }
 
-    /// What Services add to an egress list.
+    /// The rows and conditions that Services add to an egress list.
     pub fn judge(&self, list: Vec<Decision>) -> Arc<Judged> {
         let key: Content = list.iter().map(|decision| (decision.verdict, decision.region.clone())).collect();
         if let Some(judged) = self.judged.borrow().get(&key) {
@@ -159,12 +159,12 @@ impl<'a, L: Lookup> Services<'a, L> {
     }
 }
 
-/// What has been found out about a list so far.
+/// The results about a list so far.
 #[derive(Default)]
 struct Found<'a> {
-    /// The VIPs that need a row, by what these are about.
+    /// The VIPs that need a row, by the content of that row.
     wanted: BTreeMap<Wanted, Vec<(u32, u32)>>,
-    /// What of SCTP has backends that are allowed.
+    /// SCTP ports with allowed backends.
     reachable: Vec<&'a Frontend>,
     partly: Told,
     taken: Told,
@@ -176,7 +176,7 @@ struct Found<'a> {
 type Wanted = (bool, Protocol, (u32, u32));
 
 impl<'a> Found<'a> {
-    /// What a list says of one VIP:port and its backends.
+    /// Judges one VIP:port by the list's verdicts on it and its backends.
     fn front(&mut self, front: &'a Frontend, said: &Said<'_>, pods: &Addresses) {
         let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
         let backends = || front.backends.iter().map(|backend| of(*backend));
@@ -200,8 +200,8 @@ impl<'a> Found<'a> {
         }
         let is_pods = pods.contains(front.vip);
         if is_pods && (none || !denies) {
-            // Whoever may write a Service can give it a pod's address: that does not open the way to the pod. And where the
-            // list lets packets to the pod, whether these are the Service's cannot be seen.
+            // Everybody who may write a Service can give it a pod's address, so this must not open the pod. If the
+            // list allows packets to the pod, it cannot be seen whether they are the Service's.
             self.of_pods.note(front);
         }
         if !has_ports {
@@ -219,7 +219,7 @@ impl<'a> Found<'a> {
             about(verdict, protocol, ports, Addresses::from_ranges(addresses))
         };
         let rows: Vec<Row> = self.wanted.into_iter().map(row).collect();
-        // What denies one port of SCTP of an address denies the others too.
+        // A denial of one SCTP port of an address denies the other ports, too.
         let closes = |row: &Row, front: &Frontend| {
             row.protocol == u16::from(front.port.0.0) && row.remote.addresses.literal().contains(front.vip)
         };
@@ -254,7 +254,7 @@ fn about(verdict: Verdict, protocol: Protocol, ports: (u32, u32), addresses: Add
     row(&Decision { verdict, region, origin: SERVICE.into() }, protocol.0.into())
 }
 
-/// What a list says of all addresses that are asked for.
+/// The verdicts of a list on all addresses to look up.
 struct Said<'a> {
     frontends: &'a Frontends,
     verdicts: BTreeMap<Port, Vec<Sure>>,
@@ -294,12 +294,12 @@ impl<'a> Said<'a> {
     }
 }
 
-/// The addresses of one port on their way through a list.
+/// The addresses with one port during the evaluation of a list.
 struct Walk<'a> {
     asked: &'a [u32],
-    /// Whether a decision so far allows, and whether one denies; and whether none after these counts.
+    /// Whether a decision so far allows, whether one denies, and whether none after these counts.
     seen: Vec<(bool, bool, bool)>,
-    /// How many are not decided.
+    /// The number of undecided addresses.
     left: usize,
 }
 
@@ -308,7 +308,7 @@ impl<'a> Walk<'a> {
         Self { asked, seen: vec![(false, false, false); asked.len()], left: asked.len() }
     }
 
-    /// A decision about these addresses, with all of the endpoint's ports, or not.
+    /// Applies a decision about these addresses, for all source ports or only for some.
     fn decide(&mut self, addresses: &Addresses, verdict: Verdict, whole: bool) {
         let mut note = |place: usize| {
             let (allows, denies, done) = &mut self.seen[place];
@@ -322,7 +322,7 @@ impl<'a> Walk<'a> {
             *done = whole;
             self.left -= usize::from(whole);
         };
-        // Whichever is shorter is gone through, and looked up in the other.
+        // The shorter one is iterated and looked up in the other.
         if addresses.ranges().len() > self.asked.len() {
             let meant = |(_, address): &(usize, &u32)| addresses.contains(**address);
             self.asked.iter().enumerate().filter(meant).for_each(|(place, _)| note(place));
@@ -345,7 +345,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The Services that something is to be told of, the first of them by name.
+/// The Services to report, the first of them by name.
 #[derive(Default)]
 struct Told(BTreeMap<ServiceId, Vec<String>>);
 
@@ -363,7 +363,7 @@ impl Told {
 
     /// One condition for each of the first Services, and one for all others.
     fn conditions(self, reason: Reason, why: &'static str) -> impl Iterator<Item = Condition> {
-        /// How many addresses of one Service a message names.
+        /// The maximum number of addresses of one Service in a message.
         const ADDRESSES: usize = 4;
         let others = self.0.len().saturating_sub(NAMED);
         let named = self.0.into_iter().take(NAMED).map(move |(ServiceId { namespace, name }, fronts)| {
@@ -406,7 +406,7 @@ mod tests {
         state
     }
 
-    /// Each decision about some networks, the last about everything.
+    /// Each decision concerns some networks, the last one everything.
     fn list(decisions: u32, ranges: u32) -> Vec<Decision> {
         let decision = |number: u32| {
             let begin = |range: u32| 0x0a00_0000 + (number * ranges + range) * 16;
@@ -419,7 +419,8 @@ mod tests {
         (0..decisions).map(decision).chain([end]).collect()
     }
 
-    /// A Service has a pod's address, and its backend is denied: then the pod is closed at that port, and not in silence.
+    /// A Service has a pod's address, and its backend is denied: the pod is then closed at that port, and a condition
+    /// reports it.
     #[test]
     fn what_closes_a_pods_port_is_told() {
         let mut state = cluster(0);
@@ -451,7 +452,7 @@ mod tests {
         assert!(Arc::ptr_eq(&one, &services.judge(list(2, 2))));
         assert!(Arc::ptr_eq(&one, &one.again(&services)));
         assert!(!Arc::ptr_eq(&one, &services.judge(list(2, 3))));
-        // What is in every second network is allowed: every second Service.
+        // Every second network is allowed, so every second Service is.
         let [row] = &one.judgement.rows[..] else { panic!("{one:?}") };
         assert_eq!(row.remote.addresses.literal().ranges().len(), 4);
     }

@@ -1,4 +1,4 @@
-//! What makes a rule as many ACLs as it is.
+//! Explains the number of ACLs of a rule.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,18 +12,18 @@ use super::region::{View, matched};
 use super::spell::CHUNK;
 use super::v4;
 
-/// A rule by itself, at one endpoint, without sets: products of addresses, ports and protocols that together are what it
+/// A single rule at one endpoint, without sets: the products of addresses, ports and protocols whose union it
 /// matches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// How many products: one, or one for each port that has addresses of its own, and for what is left around what is
-    /// excluded.
+    /// The number of products: one, or one for each port with separate addresses, and those for the rest around
+    /// exclusions.
     pub products: usize,
-    /// The most protocols that one of them names; 1 where it is about any.
+    /// The maximum number of protocols in one of them; 1 if it concerns all.
     pub protocols: usize,
-    /// The most lists of addresses that one of them takes.
+    /// The maximum number of address lists for one of them.
     pub lists: usize,
-    /// The addresses and networks of all of them.
+    /// The number of addresses and networks in all of them.
     pub addresses: usize,
 }
 

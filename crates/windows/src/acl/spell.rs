@@ -1,4 +1,4 @@
-//! Rows as ACLs: lists of addresses and ports as HNS reads them, or the identifiers of sets.
+//! Writes rows as ACLs: lists of addresses and ports in HNS's form, or the identifiers of sets.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,42 +14,43 @@ use super::numbers::{Addresses, Numbers, Ports};
 use super::peers::Peers;
 use super::rows::Row;
 
-/// The most addresses or ports in one ACL (docs/hns.md, ACLs).
+/// The maximum number of addresses or ports in one ACL (docs/hns.md, ACLs).
 pub const CHUNK: usize = 4000;
-/// The most addresses in one set: with as many that come, before others go, it has no more than an ACL.
+/// The maximum number of addresses in one set: together with as many new ones, before old ones are removed, it is no
+/// larger than the limit of an ACL.
 const CHUNK_OF_SET: usize = CHUNK / 2;
 
-/// What stands in a set without members (policy decision 25): an address that no packet has.
+/// The content of a set without members (policy decision 25): an address that no packet has.
 const NOBODY: &str = "240.0.0.0";
 
-/// A set of addresses as HNS has it.
+/// A set of addresses in HNS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Set {
     /// Its identifier.
     pub id: String,
-    /// What it is, for people.
+    /// A description for users.
     pub name: String,
     /// Its addresses.
     addresses: Addresses,
-    /// The same, as HNS reads them.
+    /// The addresses in HNS's form.
     pub values: BTreeSet<String>,
 }
 
-/// The sets that have been asked for.
+/// The sets requested so far.
 pub struct Sets<'a, L> {
     lookup: &'a L,
     made: RefCell<BTreeMap<String, Arc<[Set]>>>,
-    /// Addresses as lists for ACLs: endpoints under the same policies have the same.
+    /// Addresses as lists for ACLs, cached because endpoints with the same policies have the same lists.
     lists: RefCell<HashMap<Addresses, Arc<[String]>>>,
 }
 
 impl<'a, L: Lookup> Sets<'a, L> {
-    /// Sets with the members that `lookup` knows.
+    /// Sets with the members from `lookup`.
     pub fn new(lookup: &'a L) -> Self {
         Self { lookup, made: RefCell::default(), lists: RefCell::default() }
     }
 
-    /// The peers as sets: one, or as many as it takes.
+    /// The peers as sets: one, or as many as necessary.
     fn of(&self, peers: &Peers) -> Arc<[Set]> {
         let id = peers.set_id();
         let mut made = self.made.borrow_mut();
@@ -66,7 +67,7 @@ impl<'a, L: Lookup> Sets<'a, L> {
         lists
     }
 
-    /// Those that were asked for and have one of these identifiers.
+    /// The requested sets with these identifiers.
     pub fn named(&self, ids: &BTreeSet<String>) -> Vec<Set> {
         let made = self.made.borrow();
         made.values().flat_map(|sets| &**sets).filter(|set| ids.contains(&set.id)).cloned().collect()
@@ -74,12 +75,12 @@ impl<'a, L: Lookup> Sets<'a, L> {
 }
 
 fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
-    /// A name is for people; HNS need not keep more of it.
+    /// A name is for users; HNS need not store a longer one.
     const LONGEST_NAME: usize = 200;
     let nets = peers.addresses(lookup).to_nets();
     let mut name = peers.to_string();
     name.truncate(name.floor_char_boundary(LONGEST_NAME));
-    // One of them stays, whatever becomes of the members.
+    // One of them always exists, even without members.
     let chunks = if nets.is_empty() { vec![&[][..]] } else { nets.chunks(CHUNK_OF_SET).collect() };
     let set = |(number, nets): (usize, &[Ipv4Net])| {
         let values: BTreeSet<String> = nets.iter().map(text).collect();
@@ -93,9 +94,9 @@ fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
     chunks.into_iter().enumerate().map(set).collect()
 }
 
-/// How rows of one direction become the ACLs of an endpoint.
+/// Converts rows of one direction to the ACLs of an endpoint.
 pub struct Speller<'a, L> {
-    /// Which way packets go.
+    /// The direction of the packets.
     pub direction: AclDirection,
     /// The endpoint's own addresses.
     pub own: &'a Addresses,
@@ -104,8 +105,8 @@ pub struct Speller<'a, L> {
 }
 
 impl<L: Lookup> Speller<'_, L> {
-    /// The ACLs of a row, without priorities. Where the row's peers have names, `spell_out` is asked, with the ACLs that
-    /// name their sets, whether they must be spelled out.
+    /// The ACLs of a row, without priorities. If the row's peers can be named, `spell_out` gets the ACLs with set
+    /// names and returns whether addresses must be listed instead.
     pub fn acls(&self, row: &Row, spell_out: &dyn Fn(&[Acl]) -> bool) -> Vec<Acl> {
         let peers = &row.remote.addresses;
         if peers.is_literal() {
@@ -124,14 +125,14 @@ impl<L: Lookup> Speller<'_, L> {
         self.with_ports(row, pairs.collect())
     }
 
-    /// The ACLs that name the sets of the peers, such that they mean the same however HNS reads them. Two readings are
-    /// known of a set in an ACL about packets to the endpoint (docs/hns.md, ACLs): Local is the endpoint and Remote its
-    /// peer, as with addresses; or Local is the source and Remote the destination. Where the endpoint itself is not in
-    /// the set, one ACL for each reading is right in its own and matches nothing in the other; where it is, one that
-    /// names the set on both sides is right in both. Packets from the endpoint have their peer in Remote in both
-    /// readings.
+    /// The ACLs that name the sets of the peers, with the same meaning in each interpretation of HNS. Two
+    /// interpretations are known for a set in an ACL about packets to the endpoint (docs/hns.md, ACLs): Local is the
+    /// endpoint and Remote its peer, as with addresses; or Local is the source and Remote the destination. If the
+    /// endpoint is not in the set, there is one ACL for each interpretation, which matches nothing in the other one.
+    /// If it is, one ACL names the set on both sides and is right in both. For packets from the endpoint, the peer is
+    /// in Remote in both interpretations.
     ///
-    /// `None` where the endpoint is in a set with some of its addresses only.
+    /// `None` if only some of the endpoint's addresses are in a set.
     fn by_name(&self, row: &Row) -> Option<Vec<Acl>> {
         if !row.local.addresses.is_all() {
             return None;
@@ -173,7 +174,7 @@ impl<L: Lookup> Speller<'_, L> {
     }
 }
 
-/// The network as HNS reads it; of a single address the address.
+/// The network in HNS's form; for a single address, the address.
 pub fn text(net: &Ipv4Net) -> String {
     if net.prefix_len() == 32 { net.addr().to_string() } else { net.to_string() }
 }
@@ -197,7 +198,7 @@ pub fn port_lists(ports: &Ports) -> Vec<String> {
     })
 }
 
-/// Comma lists of at most [`CHUNK`] items. Everything is the one empty list; nothing has no list at all.
+/// Comma-separated lists of at most [`CHUNK`] items. Everything is one empty list; nothing is no list.
 fn lists<const MAX: u32>(
     numbers: &Numbers<MAX>,
     items: impl FnOnce(&Numbers<MAX>) -> Vec<String>,

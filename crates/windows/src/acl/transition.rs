@@ -1,4 +1,4 @@
-//! From the ACLs that an endpoint has to those that it is to have.
+//! The changes from an endpoint's current ACLs to the desired ones.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -8,15 +8,16 @@ use super::rows::ANY_PROTOCOL;
 
 /// Two steps: first all of `add`, then all of `remove`.
 ///
-/// In between the endpoint has both lists at once. **No packet is treated otherwise than by one of them**: in each list
-/// everything of a priority has one action, and a list is about every packet, so a packet's first match in the union is
-/// its first match in one of the lists. What both deny stays denied, what both allow stays allowed (policy decision
-/// 23). That holds for every beginning of `add` and of `remove`, too: rules come from the front and go from the back.
+/// In between, the endpoint has both lists at once. **Every packet is treated as by one of them**: in each list all
+/// ACLs of a priority have one action, and a list covers every packet, so a packet's first match in the union is its
+/// first match in one of the lists. What both deny stays denied, and what both allow stays allowed (policy decision
+/// 23). This also holds for every prefix of `add` and of `remove`: ACLs are added from the front and removed from the
+/// back.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Transition {
-    /// ACLs that are missing, the earliest first.
+    /// Missing ACLs, the earliest first.
     pub add: Vec<Acl>,
-    /// ACLs that are too much, the latest first.
+    /// Superfluous ACLs, the latest first.
     pub remove: Vec<Acl>,
 }
 
@@ -27,7 +28,7 @@ impl Transition {
     }
 }
 
-/// The least that makes `actual` equal to `desired`, in whatever order and [form](normal) each is written.
+/// The smallest change that makes `actual` equal to `desired`, in whatever order and [form](normal) each is written.
 pub fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
     let missing_in = |list: &[Acl], acls: &[Acl]| -> Vec<Acl> {
         let there: HashSet<Acl> = list.iter().map(normal).collect();
@@ -42,17 +43,17 @@ pub fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
     Transition { add, remove }
 }
 
-/// The ACL in the form by which it is known where HNS has dropped the id.
+/// The ACL in a form that identifies it even if HNS has dropped its id.
 pub fn anonymous(acl: &Acl) -> Acl {
     Acl { id: String::new(), ..normal(acl) }
 }
 
-/// The ACL in the form by which it is known whatever its priority.
+/// The ACL in a form that identifies it whatever its priority.
 pub fn unnumbered(acl: &Acl) -> Acl {
     Acl { priority: 0, ..normal(acl) }
 }
 
-/// The ACL in one form of the many that mean the same: HNS may give it back in another than it was sent in.
+/// The ACL in one of the many forms with the same meaning: HNS may return another form than it got.
 fn normal(acl: &Acl) -> Acl {
     let ports = |part: &str| match part.split_once('-') {
         Some((first, last)) if first == last => first.to_owned(),
@@ -66,13 +67,13 @@ fn normal(acl: &Acl) -> Acl {
         remote_addresses: sorted(&acl.remote_addresses, address),
         local_ports: sorted(&acl.local_ports, ports),
         remote_ports: sorted(&acl.remote_ports, ports),
-        // Members that nobody here knows say nothing that was asked for.
+        // Unknown members do not matter.
         extra: Extra::new(),
         ..acl.clone()
     }
 }
 
-/// A comma list without order and repetition.
+/// A comma-separated list without order and duplicates.
 fn sorted(list: &str, part: impl Fn(&str) -> String) -> String {
     let parts: BTreeSet<String> = list.split(',').map(|text| part(text.trim())).collect();
     parts.into_iter().collect::<Vec<_>>().join(",")
@@ -113,7 +114,7 @@ mod tests {
             let step = transition(std::slice::from_ref(&other), std::slice::from_ref(&ours));
             assert_eq!(step, Transition { add: vec![ours.clone()], remove: vec![other] });
         }
-        // What goes is named as it was read.
+        // ACLs to remove are named as they were read.
         assert_eq!(transition(std::slice::from_ref(&same), &[]).remove, [same]);
     }
 }

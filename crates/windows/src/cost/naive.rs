@@ -1,4 +1,4 @@
-//! Policy as Calico for Windows renders it, to compare with.
+//! Policy in the rendering of Calico for Windows, for comparison.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,10 +13,10 @@ use tortie_policy::program::{EndOfTier, EntityMatch, Lookup, Member, PolicyId, R
 
 use crate::acl::{ANY_PROTOCOL, CHUNK, Ports, any, before_policy, port_lists, text};
 
-/// The most ACLs of one direction that are made to be counted.
+/// The maximum number of ACLs of one direction.
 const MOST: usize = 50_000;
 
-/// Renders as Calico for Windows does. What has been rendered of a policy serves all endpoints, as it does there.
+/// Renders as Calico for Windows does. Each policy is expanded once for all endpoints, as there.
 pub struct Naive<'a, L> {
     lookup: &'a L,
     sets: RefCell<HashMap<SetId, Arc<Nets>>>,
@@ -28,29 +28,29 @@ pub struct Naive<'a, L> {
 pub struct Expanded {
     /// All of them.
     pub acls: Vec<Acl>,
-    /// How many rules are not among them, as they cannot be expressed.
+    /// The number of rules left out because they cannot be expressed.
     pub left_out: usize,
-    /// Whether there would be more, but it was given up.
+    /// Whether the expansion was aborted.
     pub cut: bool,
 }
 
-/// Networks, each as it was given: neighbours are not joined.
+/// Networks as given: neighbours are not merged.
 type Nets = BTreeSet<Ipv4Net>;
 
-/// What a policy comes to in one direction.
+/// The expansion of a policy in one direction.
 #[derive(Debug, Default)]
 struct Rendered {
     rules: Vec<Expansion>,
     left_out: usize,
 }
 
-/// A rule whose sets have been expanded.
+/// A rule with expanded sets.
 #[derive(Debug, Clone)]
 struct Expansion {
     /// Allow, Deny or Pass.
     action: Action,
     origin: Arc<str>,
-    /// `None` is any.
+    /// `None` means any.
     protocol: Option<Protocol>,
     local: Side,
     remote: Side,
@@ -58,7 +58,7 @@ struct Expansion {
 
 #[derive(Debug, Clone)]
 struct Side {
-    /// `None` is everybody.
+    /// `None` means everybody.
     nets: Option<Arc<Nets>>,
     ports: Ports,
 }
@@ -68,22 +68,23 @@ impl<'a, L: Lookup> Naive<'a, L> {
         Self { lookup, sets: RefCell::default(), policies: RefCell::default() }
     }
 
-    /// The ACLs that Calico for Windows would give the endpoint. **This is a model**, made after the source of Felix
-    /// 3.32 (`felix/dataplane/windows/policysets`), not a measurement:
+    /// The ACLs that Calico for Windows would give the endpoint. **This is a model** of the source of Felix 3.32
+    /// (`felix/dataplane/windows/policysets`), not a measurement:
     ///
     /// - Every rule of every policy that selects the endpoint becomes an ACL, with the members of its selectors as
-    ///   lists of local and remote addresses, whether or not the endpoint itself is among the local ones; neighbouring
-    ///   addresses are not joined. A Service's backends are an ACL for each port.
-    /// - A rule with Pass is replaced by its intersections with all rules of the next tier, and each tier ends with a
-    ///   rule about everything.
+    ///   lists of local and remote addresses, whether or not the endpoint itself is among the local ones.
+    ///   Neighbouring addresses are not merged. A Service's backends become an ACL for each port.
+    /// - A Pass rule is replaced by its intersections with all rules of the next tier, and each tier ends with a rule
+    ///   about everything.
     /// - Lists longer than 4,000 are cut, and all pieces of one are combined with all pieces of the other.
-    /// - Beside policy there is the node's ACL, and one for the host's firewall each way.
+    /// - In addition to policy there is the node's ACL, and one for the host's firewall in each direction.
     ///
-    /// Where Calico does less than the policy says, the model is kinder, or else it would be compared with nothing: a
-    /// named port is expanded like a Service's backends (Calico leaves the rule out), Pass in the last tier leads to
-    /// the profiles (there, to Deny), several sets on one side are intersected (there, united). It is cheaper than
-    /// Calico where lists are cut: here that is done after tiers were joined. Rules with negations, with types of ICMP,
-    /// or with ports but no protocol that has ports, are left out, and counted.
+    /// Where Calico does less than the policy says, the model does more, so that both sides of the comparison
+    /// implement the same policy: a named port is expanded like a Service's backends (Calico leaves the rule out),
+    /// Pass in the last tier leads to the profiles (in Calico, to Deny), and several sets on one side are intersected
+    /// (in Calico, united). The model is cheaper than Calico where lists are cut, because it cuts after tiers are
+    /// combined. Rules with negations, ICMP types, or ports without a protocol that has ports are left out and
+    /// counted.
     pub fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<Ipv4Addr>) -> Expanded {
         let mut expanded = Expanded { acls: before_policy(node), ..Expanded::default() };
         if !endpoint.addresses.iter().any(IpAddr::is_ipv4) {
@@ -154,7 +155,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
         Some(rendered)
     }
 
-    /// The rule, once for each pair of what its sides are.
+    /// The rule, once for each combination of its sides.
     fn expansions(&self, rule: &Rule, direction: Direction, origin: &Arc<str>) -> Vec<Expansion> {
         if rule.action == Action::Log || rule.ip_version == Some(IpVersion::V6) {
             return Vec::new();
@@ -179,7 +180,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
         pairs.filter_map(expansion).collect()
     }
 
-    /// What one side of a rule is: one list of addresses, or one for each port that has addresses of its own.
+    /// The expansions of one side of a rule: one list of addresses, or one for each port with separate addresses.
     fn sides(&self, entity: &EntityMatch) -> Vec<(Option<Protocol>, Side)> {
         let literal =
             (!entity.nets.is_empty()).then(|| Arc::new(entity.nets.iter().filter_map(v4).collect::<Nets>()));
@@ -228,7 +229,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
     }
 }
 
-/// Whether an ACL can say it, each field as a list (`policysets.go`).
+/// Whether an ACL can express it, with each field as a list (`policysets.go`).
 fn is_expressible(rule: &Rule) -> bool {
     let sides = [&rule.source, &rule.destination];
     let negates = |side: &&EntityMatch| {
@@ -245,7 +246,7 @@ fn is_expressible(rule: &Rule) -> bool {
         && (!has_ports || rule.protocol.is_some_and(Protocol::has_ports))
 }
 
-/// The tier, where each rule that passes on is replaced by what it lets through of the next one.
+/// The tier, with each Pass rule replaced by what it lets through of the next tier.
 fn flattened(tier: Vec<Expansion>, next: &[Expansion]) -> Vec<Expansion> {
     let mut list = Vec::new();
     for rule in tier {
@@ -284,7 +285,7 @@ impl Side {
     }
 }
 
-/// Of each pair the narrower, where one has the other.
+/// The narrower one of each pair in which one contains the other.
 fn intersection(one: &Nets, other: &Nets) -> Nets {
     let inside = |net: &Ipv4Net, nets: &Nets| {
         (0..=net.prefix_len())

@@ -1,4 +1,4 @@
-//! What each rule adds to the cost of an endpoint.
+//! The contribution of each rule to the cost of an endpoint.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,24 +11,24 @@ use tortie_policy::program::{Lookup, PolicyId, PolicyRules, Rule, SetId};
 use super::{Costing, Tally};
 use crate::acl::{Shape, shape};
 
-/// What a rule adds to the cost of an endpoint.
+/// The contribution of a rule to the cost of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleCost {
-    /// Whose rule.
+    /// The policy of the rule.
     pub policy: PolicyId,
-    /// Of which direction.
+    /// Its direction.
     pub direction: Direction,
-    /// Which, counted from one.
+    /// Its number, counted from one.
     pub number: usize,
-    /// What goes away without it, where peers' addresses are spelled out.
+    /// What disappears without the rule, if addresses are listed.
     pub lists: Saving,
-    /// What goes away without it, where ACLs name sets.
+    /// What disappears without the rule, if ACLs name sets.
     pub sets: Saving,
-    /// What makes it cost so.
+    /// The main reason for its cost.
     pub because: Because,
 }
 
-/// What goes away without a rule. Less than nothing where the rule hides what then would have to be said.
+/// What disappears without a rule. Negative if the rule hides what would then be written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Saving {
     /// ACLs.
@@ -37,39 +37,38 @@ pub struct Saving {
     pub addresses: i64,
 }
 
-/// What dominates the cost of a rule. Displayed, it is the end of "rule 2 costs 96 of 120 ACLs: …".
+/// The main reason for the cost of a rule. Its display is the end of "rule 2 costs 96 of 120 ACLs: …".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Because {
-    /// It matches nothing here.
+    /// It matches nothing on this node.
     Nothing,
-    /// It passes on: what comes after it is written once more, for what it matches.
+    /// It is a Pass: what follows is written once more, for the packets that it matches.
     Next,
-    /// It is about all protocols but one, which gets a list of its own.
+    /// It concerns all protocols but one, which gets a separate list.
     ButOneProtocol,
     /// Products of addresses, ports and protocols.
     Products {
-        /// How many of them; each has addresses of its own.
+        /// The number of products; each has separate addresses.
         products: usize,
-        /// In how many lists of at most 4,000 addresses each.
+        /// The number of lists of at most 4,000 addresses for each.
         lists: usize,
-        /// Of how many protocols each; an ACL is about one.
+        /// The number of protocols of each; an ACL has one.
         protocols: usize,
-        /// How many rules it was made of: one, or for each peer and protocol one.
+        /// The number of compiled rules: one, or one for each peer and protocol.
         rules: usize,
-        /// Whether it excludes addresses, so that it names what is left of all.
+        /// Whether it excludes addresses, so that it lists the remaining ones.
         excludes: bool,
-        /// How many addresses and networks it has.
+        /// The number of its addresses and networks.
         addresses: usize,
     },
 }
 
-/// Of how many compiled rules each rule of a policy is made, in order, as it was written.
+/// The number of compiled rules for each written rule of a policy, in order.
 pub type Written<'a> = &'a dyn Fn(&PolicyId, Direction) -> Option<Vec<usize>>;
 
 impl<L: Lookup> Costing<'_, L> {
-    /// What each rule of the endpoint's policies adds to its cost, of those policies that are `wanted`. Rules are told as
-    /// they were `written`, where that is known, and else as they are compiled. Each is rendered away, so it takes as many
-    /// renderings as there are rules.
+    /// The contribution of each rule of the endpoint's `wanted` policies. Rules are reported as `written`, if that is
+    /// known, otherwise as compiled. Each rule needs a separate rendering without it.
     pub fn rules(
         &self,
         endpoint: &Endpoint,
@@ -161,7 +160,7 @@ fn less(rules: &PolicyRules, direction: Direction, these: Range<usize>) -> Polic
     rules
 }
 
-/// Policies as they are, but for one.
+/// Policies as they are, except for one.
 struct Without<'a, L> {
     lookup: &'a L,
     id: &'a PolicyId,

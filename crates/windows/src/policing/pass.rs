@@ -1,4 +1,4 @@
-//! One pass over the endpoints that are due, in the five steps that [`super`] gives reasons for.
+//! One reconciliation of the endpoints that are due, in the five steps described in [`super`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,18 +14,18 @@ use crate::endpoint::{find, ours, sync_acls};
 use crate::policy_sets::PolicySets;
 use crate::{Error, NETWORK};
 
-/// How long a set that HNS refused is spelled out: each change from one to the other writes ACLs.
+/// How long addresses are listed instead of a set that HNS refused: each switch between the two writes ACLs.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// What a pass works with.
+/// The data of a reconciliation.
 pub(super) struct Pass<'a> {
     policing: &'a mut Policing,
     node: &'a Node<'a>,
-    /// The sets that lists of this pass name, or could name.
+    /// The sets that lists of this reconciliation name, or could name.
     sets: Sets<'a, NodeState>,
-    /// The endpoints at work: those that are due, but for those that have failed in this pass.
+    /// The endpoints in progress: those that are due, without those that have failed.
     jobs: Vec<Job<'a>>,
-    /// The sets that are about to get other members: no list that is given to an endpoint meanwhile names them.
+    /// The sets whose members are about to change: no list that is sent meanwhile names them.
     changing: BTreeSet<String>,
 }
 
@@ -34,13 +34,13 @@ struct Job<'a> {
     id: EndpointId,
     endpoint: &'a Endpoint,
     rows: Rows,
-    /// What it is to have in the end.
+    /// Its final list.
     list: List,
     conditions: Vec<Condition>,
 }
 
 impl<'a> Pass<'a> {
-    /// A pass over what is due, rendered.
+    /// Renders what is due.
     pub(super) fn new(
         policing: &'a mut Policing,
         node: &'a Node<'a>,
@@ -55,7 +55,7 @@ impl<'a> Pass<'a> {
         pass
     }
 
-    /// Goes through the steps. Gives the error that says that HNS does not answer.
+    /// Executes the steps. Returns the error if HNS does not answer.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.add_sets()?;
         self.changing = self.policing.differing().map(|set| set.id.clone()).collect();
@@ -82,13 +82,13 @@ impl<'a> Pass<'a> {
         Some(Job { id, endpoint, rows, list, conditions })
     }
 
-    /// The list that names sets, but for those to `avoid`, and those that cannot be named.
+    /// The list that names sets, except for those to `avoid`, and those that cannot be named.
     fn list(&self, rows: &Rows, avoid: &BTreeSet<String>) -> List {
         let avoided = |id: &str| avoid.contains(id) || self.policing.unusable.contains_key(id);
         rows.list(&self.sets, &|acls| acls.iter().flat_map(named_sets).any(avoided))
     }
 
-    /// Makes sets that are new.
+    /// Creates new sets.
     fn add_sets(&mut self) -> Result<(), Error> {
         let Node { hcn, sets: Some((network, _)), now, .. } = *self.node else { return Ok(()) };
         let mut actual = match self.policing.actual.take() {
@@ -103,7 +103,8 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Gives endpoints their lists, as far as that can be while sets are changing. What fails is not at work any more.
+    /// Sends endpoints their lists, as far as possible while sets are changing. Endpoints that fail are no longer in
+    /// progress.
     fn sync_endpoints(&mut self) -> Result<(), Error> {
         for job in std::mem::take(&mut self.jobs) {
             match self.sync(&job) {
@@ -121,12 +122,12 @@ impl<'a> Pass<'a> {
         if !failing && !known.look && known.in_force.as_ref() == Some(&job.list) {
             return Ok(());
         }
-        // Until it has succeeded, nobody knows what the endpoint has.
+        // Until it has succeeded, the endpoint's state is unknown.
         known.look = true;
         let (hcn, container_id) = (self.node.hcn, job.endpoint.container_id.to_string());
         let found = find(hcn, &container_id, NETWORK)?.ok_or(Error::NoEndpoint { container_id })?;
         let there = ours(&found);
-        // A list that stays as it is may go on naming sets: it is of before, and then of after, as they are.
+        // An unchanged list may continue to name sets: it changes meaning together with them.
         let stays = transition(&there, &job.list.numbered(&there)).is_empty();
         let list = if stays { job.list.clone() } else { self.list(&job.rows, &self.changing) };
         let known = self.policing.known(&job.id);
@@ -140,12 +141,12 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// An endpoint is not as it should be: it has its turn when it has waited.
+    /// Records the failure of an endpoint, which is retried after its delay.
     fn failed(&mut self, id: EndpointId, error: &Error) {
         warn!(%error, "not as it should be yet");
         let known = self.policing.known(&id);
         if matches!(error, Error::NoEndpoint { .. }) {
-            // What is not there names nothing.
+            // An endpoint that does not exist names nothing.
             (known.named, known.in_force) = (Some(BTreeSet::new()), None);
         }
         known.conditions = vec![Condition::new(error.reason(), error.to_string())];
@@ -153,8 +154,9 @@ impl<'a> Pass<'a> {
         self.policing.waits.failed(id, self.node.now);
     }
 
-    /// Has sets stay as they are that an endpoint may name which failed. The others get lists without them before anything
-    /// changes: naming one that stays and one that does not, a list would be of neither before nor after.
+    /// Keeps the sets that a failed endpoint may name unchanged. The other endpoints get lists without these sets
+    /// before anything changes: a list that names a changed set and an unchanged one would belong to neither the old
+    /// nor the new state.
     fn hold_sets(&mut self) -> Result<(), Error> {
         loop {
             let held = self.held_sets();
@@ -163,12 +165,12 @@ impl<'a> Pass<'a> {
             }
             self.changing.retain(|id| !held.contains_key(id));
             self.do_without(held, self.node.now);
-            // Some may fail at that, and hold more.
+            // Some may fail, and hold more sets.
             self.sync_endpoints()?;
         }
     }
 
-    /// Gives sets their new members.
+    /// Changes the members of sets.
     fn change_sets(&mut self) -> Result<(), Error> {
         let changing = std::mem::take(&mut self.changing);
         let Policing { actual: Some((network, actual)), wanted, .. } = &mut *self.policing else {
@@ -194,7 +196,7 @@ impl<'a> Pass<'a> {
         held
     }
 
-    /// Removes sets that nothing names any more: no endpoint of the network, whether it is known here or not.
+    /// Removes sets that no endpoint of the network names any more, whether or not the endpoint is known here.
     fn remove_sets(&mut self) -> Result<(), Error> {
         let Policing { known, wanted, actual, sweep, .. } = &mut *self.policing;
         let used: BTreeSet<&String> =
@@ -216,13 +218,13 @@ impl<'a> Pass<'a> {
         actual.remove(self.node.hcn, *network, &surplus)
     }
 
-    /// Sets have turned out not to be usable: no list is to name them.
+    /// Records unusable sets: no list may name them.
     fn do_without(&mut self, sets: BTreeMap<String, Condition>, until: Instant) {
         if sets.is_empty() {
             return;
         }
         let Policing { due, waits, known, unusable, .. } = &mut *self.policing;
-        // Those that name them and are not at work now have their turn soon; what failed, when it has waited.
+        // Endpoints that name them and are not in progress become due; failed ones after their delay.
         for (id, known) in known {
             let names_one = known.named.iter().flatten().any(|id| sets.contains_key(id));
             if names_one && !waits.contains(id) && due.insert(id.clone()) {
@@ -238,7 +240,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// The identifiers of our sets that a policy of an endpoint names, whosever it is: it may be one of ours that lost its id.
+/// The identifiers of Tortie's sets in any policy of an endpoint: it may be one of Tortie's that lost its id.
 fn sets_in(policy: &Policy) -> impl Iterator<Item = &str> {
     let members = ["LocalAddresses", "RemoteAddresses"].into_iter();
     let lists = members.filter_map(|member| policy.settings.get(member)?.as_str());

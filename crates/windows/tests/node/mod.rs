@@ -1,4 +1,4 @@
-//! A Windows node with an emulated HNS that notes the calls.
+//! A Windows node with an emulated HNS that records the calls.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::BTreeSet;
@@ -30,11 +30,11 @@ pub struct Node {
     pub hns: Arc<Recorder<Emulator>>,
     pub wiring: WindowsWiring,
     pub dataplane: Stateful<WindowsDataplane>,
-    /// What the dataplane should hold, kept beside it.
+    /// The expected state of the dataplane.
     pub state: NodeState,
-    /// How long the dataplane's clock is ahead.
+    /// How far the dataplane's clock is ahead.
     pub ahead: Arc<Mutex<Duration>>,
-    /// The MAC address that the Node's annotation has.
+    /// The MAC address in the Node's annotation.
     pub announced: MacAddress,
 }
 
@@ -46,7 +46,7 @@ impl Node {
         Node::over(hns)
     }
 
-    /// A node whose overlay network exists, with ACLs that name sets, or do not.
+    /// A node whose overlay network exists, with or without set names in ACLs.
     pub fn with(config: Config, sets: WindowsPolicySets) -> Node {
         let mut node = Node::new(config);
         node.apply(&[policy_sets(sets)]);
@@ -67,7 +67,7 @@ impl Node {
         Node { hns, wiring, dataplane, state: NodeState::default(), ahead, announced }
     }
 
-    /// Lets time pass for the dataplane.
+    /// Advances the clock of the dataplane.
     pub fn wait(&self, seconds: u64) {
         *self.ahead.lock().unwrap() += Duration::from_secs(seconds);
     }
@@ -93,7 +93,7 @@ impl Node {
         self.hns.create_namespace(&Namespace::default()).unwrap()
     }
 
-    /// A pod that is connected.
+    /// Connects a pod.
     pub fn connect(&self) -> PodAttachment {
         let pod = attachment(self.namespace());
         self.wiring.connect(&pod).unwrap();
@@ -105,7 +105,7 @@ impl Node {
         self.hns.inner().judge(endpoint_id(CONTAINER), &packet(direction, flow)).unwrap() == Verdict::Allow
     }
 
-    /// The pod as HNS has it.
+    /// The pod's endpoint in HNS.
     pub fn endpoint(&self) -> schema::Endpoint {
         self.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap()
     }
@@ -180,7 +180,7 @@ pub fn local_node() -> Delta {
     Delta::Node(LocalNode { name: "minion".into(), address: NODE, vtep: Some(vtep), network })
 }
 
-/// Has ACLs name sets, or not.
+/// Sets whether ACLs name sets.
 pub fn policy_sets(windows_policy_sets: WindowsPolicySets) -> Delta {
     Delta::Settings(Arc::new(Settings { windows_policy_sets, ..Settings::default() }))
 }
@@ -197,7 +197,7 @@ pub fn policy(name: &str, ingress: Vec<Rule>, egress: Vec<Rule>) -> Delta {
     Delta::Policy(policy_id(name), Arc::new(PolicyRules { ingress, egress }))
 }
 
-/// Every packet, as the profile of a namespace has it.
+/// Allows every packet, like the profile of a namespace.
 pub fn allow_all() -> Delta {
     policy("allow-all", vec![Rule::all(Action::Allow)], vec![Rule::all(Action::Allow)])
 }
@@ -214,7 +214,7 @@ pub fn node_addresses() -> BTreeSet<IpAddr> {
     [NODE.into(), TUNNEL.into()].into()
 }
 
-/// A flow the other way round.
+/// The flow in the opposite direction.
 pub fn back(flow: Flow) -> Flow {
     Flow {
         source: flow.destination,
@@ -229,7 +229,7 @@ pub fn service_id(name: &str) -> ServiceId {
     ServiceId { namespace: "shop".into(), name: name.into() }
 }
 
-/// A Service with this port of TCP.
+/// A Service with this TCP port.
 pub fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
     let parse = |text: &&str| text.parse().unwrap();
     Service {
@@ -243,7 +243,7 @@ pub fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
     }
 }
 
-/// The Service comes, or becomes this.
+/// Adds or changes the Service.
 pub fn is_now(name: &str, service: Service) -> Delta {
     Delta::Service(service_id(name), Arc::new(service))
 }
@@ -264,7 +264,7 @@ pub fn isolated(rule: Rule) -> [Delta; 2] {
     [policy("out", vec![], vec![rule]), endpoint(program)]
 }
 
-/// A node that has been told this.
+/// A node with these deltas.
 pub fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
     let mut node = Node::usual();
     node.connect();
@@ -274,7 +274,7 @@ pub fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
     (node, report)
 }
 
-/// What Services have added.
+/// The ACLs of Services.
 pub fn rows_of_services(node: &Node) -> Vec<(AclAction, String, String)> {
     let acls = node.acls().into_iter().filter(|acl| acl.id == "tortie/Service");
     let mut rows: Vec<_> = acls

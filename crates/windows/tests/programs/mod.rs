@@ -1,4 +1,4 @@
-//! Random programs, and what they name.
+//! Random programs and the objects that they name.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::BTreeSet;
@@ -51,7 +51,7 @@ pub fn ports() -> impl Strategy<Value = PortRange> {
     (port(), port()).prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) })
 }
 
-/// Mostly empty, as in life, so that rules match something.
+/// Mostly empty, as in practice, so that rules match something.
 pub fn seldom<T: Clone + std::fmt::Debug + 'static>(
     some: impl Strategy<Value = T> + 'static,
 ) -> BoxedStrategy<Vec<T>> {
@@ -118,7 +118,7 @@ pub fn tier_of(policies: &[&str], end: EndOfTier) -> TierProgram {
     tier("tier", policies, end)
 }
 
-/// What a cluster says of one pod.
+/// A cluster, as far as it concerns one pod.
 #[derive(Debug, Clone)]
 pub struct Said {
     pub program: EndpointProgram,

@@ -69,7 +69,7 @@ impl Node {
         Node::with(number, namespace, |config| config)
     }
 
-    /// The same, on an HNS of which something else is known.
+    /// The same with another HNS configuration.
     pub fn with(number: u8, namespace: NetNs, config: impl FnOnce(Config) -> Config) -> Node {
         let parent = Ipv4Addr::new(172, 16, 0, number);
         let own = NetNs::open(&path_of(&namespace)).unwrap();
@@ -147,15 +147,15 @@ pub fn policy_id(name: &str) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: name.into() }
 }
 
-/// What is dropped is told by nobody: only time tells. TCP has sent its first packet twice by then.
+/// Nobody reports a drop, so this waits. TCP has sent its first packet twice by then.
 const UNREACHED: Duration = Duration::from_millis(1_800);
 
-/// Sends a megabyte there and back. `None` if no connection comes about.
+/// Sends a megabyte there and back. `None` if no connection succeeds.
 pub fn talk(from: &NetNs, to: &(NetNs, Ipv4Addr)) -> Option<usize> {
     talk_by(from, to, (to.1, 80).into())
 }
 
-/// The same by another address, which leads there.
+/// The same by another address that leads there.
 pub fn talk_by(from: &NetNs, to: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<usize> {
     let listener = to.0.run(|| TcpListener::bind((to.1, 80)).unwrap()).unwrap();
     let mut client = from.run(|| TcpStream::connect_timeout(&address, UNREACHED)).unwrap().ok()?;

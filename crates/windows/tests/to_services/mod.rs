@@ -1,10 +1,10 @@
-//! Connections of pods to Services: what HNS does with them is what the oracle says of the way to the backend,
-//! whichever address ACLs see.
+//! Connections of pods to Services: the verdict of HNS is the oracle's on the connection to the backend, whichever
+//! address ACLs see.
 //!
-//! One exception is known (policy decision 24). Where the address seen is the Service's, and some of its backends are
-//! denied, or that cannot be told, all of it is closed: then the endpoint bears a condition that names the Service.
-//! Another one is that of flows to pods, ports of SCTP: rules with such, and Services with such, may be closed, and
-//! that is told.
+//! One exception is known (policy decision 24). If ACLs see the Service's address, and some of its backends are
+//! denied, or this cannot be decided, the whole Service is closed; then the endpoint has a condition that names the
+//! Service. Another exception is that of flows to pods, SCTP ports: rules and Services with such ports may be closed,
+//! which is reported.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -24,28 +24,28 @@ use tortie_policy::program::Flow;
 
 use crate::{PODS, is_allowed};
 
-/// What an endpoint is told of Services whose addresses may be closed though the way to a backend is open.
+/// The condition about Services whose addresses may be closed although a backend is allowed.
 pub const PARTLY: Reason = Reason::ServicePartlyAllowed;
 pub const TAKEN: Reason = Reason::ServiceAddressTaken;
 
 pub const NARROWER: &str = "narrower: Services";
 const NARROWER_SCTP: &str = "narrower: ports of SCTP, of Services";
 pub const SEES: [EgressSees; 2] = [EgressSees::Backend, EgressSees::Vip];
-/// Own ports of clients between which rules tell apart.
+/// The clients' source ports, which rules distinguish.
 const OWN_PORTS: [u16; 7] = [0, 53, 80, 81, 443, 40_000, 65_535];
 
-/// What connections to Services count as.
+/// The kind under which connections to Services are counted.
 pub fn kind(sees: EgressSees, rendering: &str) -> String {
     format!("{sees:?} seen, {rendering}")
 }
 
-/// All of that, where policy may be rendered in these ways.
+/// All of these kinds for the given renderings.
 pub fn kinds<'a>(renderings: impl Iterator<Item = &'a Rendering>) -> Vec<String> {
     renderings.flat_map(|rendering| SEES.map(|sees| kind(sees, rendering.name))).collect()
 }
 
-/// Whichever address is seen, and by every way to render policy, some must have come through and some not; and the
-/// exceptions must have come up, and be such.
+/// Whichever address is seen, and by every rendering, some connections must have succeeded and some not; and the
+/// exceptions must have occurred, and be rare.
 pub fn lacking(asked: &Tally, kinds: &[String], fewest: usize) -> Option<String> {
     let all: usize = kinds.iter().map(|kind| asked.of(kind).0).sum();
     let is_exception = |name: &&str| {
@@ -70,14 +70,14 @@ pub struct Callers<'a> {
 }
 
 impl Callers<'_> {
-    /// Has pods connect.
+    /// Connects pods to Services.
     ///
     /// # Errors
-    /// What HNS does otherwise than the oracle says, or what it tells without a reason.
+    /// A difference between HNS and the oracle, or a condition without a reason.
     pub fn compare(&self, calls: &[Call], asked: &mut Tally) -> Result<(), String> {
         let clients: Vec<_> = self.cluster.addresses().filter_map(v4).collect();
         let placed = calls.iter().filter_map(|call| call.place(&clients, self.fronts));
-        // Of whoever comes to itself no policy is asked.
+        // No policy applies to connections of a pod to itself.
         for (front, flow) in placed.filter(|(_, flow)| flow.source != flow.destination) {
             self.call(front, &flow, asked)?;
         }
@@ -145,7 +145,7 @@ impl Callers<'_> {
         Ok(())
     }
 
-    /// Whether a client gets to a pod, though policy does not let it, where a Service has taken the pod's address and nobody
+    /// Whether a client reaches a pod against policy, because a Service has taken the pod's address and nobody
     /// translates it.
     fn opens_the_way_to_a_pod(&self, front: &Front, flow: &Flow) -> Result<bool, String> {
         let IpAddr::V4(client) = flow.source else { return Ok(false) };
@@ -154,11 +154,11 @@ impl Callers<'_> {
         Ok(ours.egress == Some(true) && !is_allowed(&judged(self.oracle, &direct).egress))
     }
 
-    /// Whether a Service has taken the address and port that a flow is to, though it is a pod's, or the address, if both are
-    /// of SCTP. What ACLs see there may be for the Service: that may close it, and never opens it. The client's endpoint bears
-    /// a condition.
+    /// Whether a Service has taken the address and port of a flow although it is a pod's, or the address if both are
+    /// SCTP. What ACLs see there may belong to the Service: this may close it, and never opens it. The client's
+    /// endpoint has a condition.
     pub fn is_taken_by_a_service(&self, flow: &Flow) -> bool {
-        // What is denied of one port of SCTP is denied of all.
+        // A denial of one SCTP port denies all of them.
         let of_sctp = |front: &&Front| {
             flow.destination == front.address && [flow.protocol, front.protocol] == [Protocol::SCTP; 2]
         };
@@ -168,7 +168,7 @@ impl Callers<'_> {
         })
     }
 
-    /// Whether the client may reach each backend. Itself it does.
+    /// Whether the client may reach each backend. It always reaches itself.
     fn all_allowed(&self, front: &Front, flow: &Flow) -> bool {
         let IpAddr::V4(client) = flow.source else { return false };
         front.backends.iter().all(|to| {
@@ -182,13 +182,14 @@ impl Callers<'_> {
         let is_own = |(address, _): &(Ipv4Addr, u16)| IpAddr::from(*address) == flow.source;
         front.services.len() > 1
             || PODS.contains(&front.address)
-            // What a list says of the client's own address is what it says of others like it.
+            // The list treats the client's own address like other addresses.
             || front.backends.iter().any(is_own)
             || self.tells_own_ports_apart()
             || !self.all_allowed(front, flow)
     }
 
-    /// Where rules do, a list that allows only by several rows is taken for one that does not.
+    /// If rules distinguish source ports, a list that allows everything only by several rows together counts as one
+    /// that does not.
     fn tells_own_ports_apart(&self) -> bool {
         let some = |value: &Value| value.as_array().is_some_and(|ports| !ports.is_empty());
         let rules = self.objects.iter().filter_map(|(_, value)| value["spec"]["egress"].as_array()).flatten();
@@ -206,7 +207,7 @@ impl Callers<'_> {
         })
     }
 
-    /// Whether the front is of SCTP, and the pod is told that a rule with ports of it is narrower.
+    /// Whether the front is SCTP, and the pod reports that a rule with SCTP ports is narrower.
     fn is_told_of_sctp(&self, pod: IpAddr, front: &Front) -> bool {
         let is_told = |told: &Condition| Exception::SctpPorts.is_told_by(told);
         front.protocol == Protocol::SCTP && self.conditions(pod).any(is_told)
@@ -222,7 +223,7 @@ impl Callers<'_> {
         self.conditions(client).filter(|told| [PARTLY, TAKEN].contains(&told.reason))
     }
 
-    /// Nobody is told of a Service where all of it is as the backends are.
+    /// No condition names a Service whose verdict equals that of all its backends.
     fn told_for_a_reason(&self) -> Result<(), String> {
         for address in self.cluster.addresses().filter_map(v4) {
             let client = address.into();
