@@ -144,12 +144,56 @@ fn the_oracle_and_the_compiler_share_no_code_and_agents_have_only_the_compiler()
 
 #[test]
 fn only_the_shells_wait() {
-    for (room, dependencies) in dependencies() {
-        let waits = dependencies
-            .iter()
-            .any(|name| ["tokio", "futures", "async-trait", "tonic"].contains(&name.as_str()));
-        assert!(!waits || ASYNC.contains(&room.as_str()), "{room} depends on an asynchronous library");
+    for room in ROOMS.into_iter().filter(|room| !ASYNC.contains(room)) {
+        let reached = libraries(room);
+        for library in ["tokio", "futures", "async-trait", "tonic"] {
+            assert!(!reached.contains(library), "{room} reaches {library}, an asynchronous library");
+        }
     }
+}
+
+#[test]
+fn the_core_reaches_no_library_with_clocks_files_or_sockets() {
+    for room in PURE {
+        let reached = libraries(room);
+        for library in
+            ["jiff", "mio", "prost", "rand", "redb", "rustix", "socket2", "tempfile", "tracing", "uuid"]
+        {
+            assert!(!reached.contains(library), "{room} reaches {library}, directly or by way of others");
+        }
+    }
+    assert!(libraries("ipam").contains("redb"), "what is reached by way of others is not seen");
+}
+
+/// The libraries that a room reaches, directly or by way of others: its own dependencies by its manifest, which tells
+/// those of tests apart, and theirs by Cargo.lock.
+fn libraries(room: &str) -> BTreeSet<String> {
+    let dependencies = dependencies();
+    let rooms = reachable(room).into_iter().chain([room.to_owned()]);
+    let direct = rooms.flat_map(|room| dependencies[&room].iter().cloned().collect::<Vec<_>>());
+    let mut next: Vec<String> = direct.filter(|name| !name.starts_with("tortie-")).collect();
+    let locked = locked();
+    let mut reached = BTreeSet::new();
+    while let Some(library) = next.pop() {
+        next.extend(locked.get(&library).into_iter().flatten().cloned());
+        reached.insert(library);
+        next.retain(|library| !reached.contains(library));
+    }
+    reached
+}
+
+/// What each package of Cargo.lock depends on, all of its versions together.
+fn locked() -> BTreeMap<String, BTreeSet<String>> {
+    let mut packages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in read("Cargo.lock").split("[[package]]").skip(1) {
+        let quoted = |text: &str| text.split('"').nth(1).unwrap_or_default().to_owned();
+        let name = package.lines().find(|line| line.starts_with("name = ")).map(quoted).unwrap();
+        let dependencies = package.lines().filter(|line| line.starts_with(" \""));
+        // A version follows the name where there are several.
+        let names = dependencies.map(|line| quoted(line).split(' ').next().unwrap_or_default().to_owned());
+        packages.entry(name).or_default().extend(names);
+    }
+    packages
 }
 
 #[test]

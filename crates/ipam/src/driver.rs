@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use thiserror::Error;
 use tokio::sync::Mutex;
+use tortie_api::ipam::{Block, BlockError};
 use tortie_api::{Key, Kind};
 use tortie_store::{Revision, Stopped, Store, StoreError, Stored, Write};
 
-use crate::block::{Block, BlockError};
 use crate::records::Handle;
 use crate::waiting::{Waiter, Waiting};
 

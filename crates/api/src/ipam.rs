@@ -1,4 +1,4 @@
-//! One block: which of its addresses are whose. Pure; times come in.
+//! IPAM's blocks as they are stored: which address of a block is whose. Pure; times are arguments.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
