@@ -24,6 +24,7 @@ mod service;
 mod show;
 mod snapshot;
 mod store;
+mod table;
 mod wait;
 mod words;
 

@@ -7,11 +7,12 @@ use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tortie_api::{Key, Resource};
-use tortie_oracle::{Snapshot, Stored, Verdict};
-use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Stop, Why};
+use tortie_oracle::{Snapshot, Stored};
+use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Why};
 
 use crate::port::Asked;
 use crate::snapshot::{Read, Source};
+use crate::table::{Because, Reasons, Table, scoped, shown};
 use crate::{decided, explain, html, output};
 
 /// Tables wider than this are printed as lists.
@@ -43,12 +44,6 @@ enum Format {
     Text,
     Json,
     Html,
-}
-
-/// One table, and what it is of.
-pub(crate) struct Table {
-    pub(crate) title: String,
-    pub(crate) matrix: tortie_reach::Matrix,
 }
 
 impl Matrix {
@@ -111,28 +106,6 @@ impl Matrix {
             of(format!("into namespace {namespace}"), &all, &inside),
         ])
     }
-}
-
-/// What a cell says: `all`, `none`, ports; `-` where there are no such flows.
-pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
-    if content.is_nothing() {
-        return "-".to_owned();
-    }
-    let partly = if content.partly { "partly " } else { "" };
-    let among = &table.matrix.ports;
-    let one = |(scope, ports): (Scope, &[usize])| {
-        let ports = match !content.partly && ports.len() == among.len() && !ports.is_empty() {
-            true => "all".to_owned(),
-            false => classes.ports().named(ports, among),
-        };
-        scoped(scope, &format!("{partly}{ports}"))
-    };
-    content.passing().into_iter().map(one).collect::<Vec<_>>().join("; ")
-}
-
-/// `IPv6: tcp/80`; just the ports where they are those of every way.
-fn scoped(scope: Scope, ports: &str) -> String {
-    if scope == Scope::default() { ports.to_owned() } else { format!("{scope}: {ports}") }
 }
 
 /// What a reader has to know of the tables.
@@ -307,16 +280,6 @@ fn list(classes: &Classes, table: &Table) {
             (Some(content), false) => output::line(&format!("    {content} → everyone else")),
         }
     }
-}
-
-/// For each cell of a table why it is so: ports, verdict, and what decided.
-pub(crate) type Reasons = Vec<Vec<Vec<Because>>>;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Because {
-    pub(crate) ports: String,
-    pub(crate) verdict: Verdict,
-    pub(crate) by: Vec<(Stop, String)>,
 }
 
 fn reasons(table: &Table, classes: &Classes, judge: &mut Judge<'_>, snapshot: &Snapshot) -> Reasons {

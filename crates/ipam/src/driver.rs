@@ -10,102 +10,18 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use thiserror::Error;
 use tokio::sync::Mutex;
-use tortie_api::ipam::{Block, BlockError};
+use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{Revision, Stopped, Store, StoreError, Stored, Write};
 
+use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
+use crate::request::{Assignment, Request, Use};
 use crate::waiting::{Waiter, Waiting};
 
-/// How often a write is tried again because somebody else was faster (Calico's number).
-pub(crate) const RETRIES: usize = 100;
 /// How long what the pools say is believed: a pool that is disabled gives addresses no longer than this.
 const POOLS_FRESH: Duration = Duration::from_secs(5);
-
-/// What the address is for (`IPPool.spec.allowedUses`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    /// A pod.
-    Workload,
-    /// A node's VXLAN device.
-    Tunnel,
-}
-
-/// A wish for one address.
-#[derive(Debug, Clone)]
-pub struct Request {
-    /// By which the address is found and released again. The same handle gets the same address.
-    pub handle: String,
-    /// What stands beside the address in the block.
-    pub owner: BTreeMap<String, String>,
-    /// What it is for.
-    pub intended_use: Use,
-    /// The labels of the pod's namespace; empty where there is none.
-    pub namespace_labels: BTreeMap<String, String>,
-}
-
-/// An address, and the block that it is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Assignment {
-    /// The address.
-    pub address: Ipv4Addr,
-    /// The block.
-    pub block: Ipv4Net,
-}
-
-/// Why there is no address.
-#[derive(Debug, Clone, Error)]
-pub enum IpamError {
-    /// The store failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// No pool may be used here.
-    #[error(
-        "no IPPool gives addresses to {0}: look at disabled, nodeSelector, namespaceSelector, allowedUses, blockSize"
-    )]
-    NoPool(String),
-    /// Every address that this node may use is taken.
-    #[error(
-        "node {node} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
-         {hint}{damaged}"
-    )]
-    Exhausted {
-        /// The node.
-        node: String,
-        /// How many blocks it has.
-        blocks: usize,
-        /// How many it may have.
-        limit: u32,
-        /// What to do.
-        hint: &'static str,
-        /// What of the node's blocks cannot be used, as what is stored makes no sense: empty, or a list.
-        damaged: String,
-    },
-    /// A Windows node may not share blocks.
-    #[error(
-        "a Windows node needs strict affinity: set strict_affinity to true in the cluster's IPAM settings"
-    )]
-    StrictAffinityNeeded,
-    /// What is stored makes no sense.
-    #[error("{key}: {problem}")]
-    Damaged {
-        /// Which object.
-        key: Key,
-        /// What is wrong.
-        problem: String,
-    },
-    /// Somebody else was faster, again and again.
-    #[error("{0} was changed by others {RETRIES} times in a row; try again later")]
-    Contended(Key),
-}
-
-impl From<(Key, BlockError)> for IpamError {
-    fn from((key, error): (Key, BlockError)) -> Self {
-        Self::Damaged { key, problem: error.problem }
-    }
-}
 
 /// The block that gave the last address, and for which requests the pools allow it.
 #[derive(Default)]

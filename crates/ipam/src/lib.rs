@@ -7,9 +7,13 @@
 
 mod claim;
 mod driver;
+mod error;
 mod pools;
 mod records;
+mod request;
 mod waiting;
 
-pub use driver::{Assignment, Ipam, IpamError, Request, Use};
+pub use driver::Ipam;
+pub use error::IpamError;
 pub use records::{Affinity, AffinityState, Config, Handle};
+pub use request::{Assignment, Request, Use};
