@@ -18,6 +18,7 @@ mod manifests;
 mod matrix;
 mod output;
 mod planned;
+mod policy;
 mod port;
 mod preview;
 mod service;
@@ -63,7 +64,7 @@ enum Command {
     Preview(Box<preview::Preview>),
     /// Look at policies
     #[command(subcommand)]
-    Policy(lint::PolicyCommand),
+    Policy(policy::PolicyCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
 }

@@ -1,11 +1,11 @@
-//! F9: what policy computation costs in a cluster of 25,000 namespaces, 100,000 pods and 75,000 policies.
+//! What policy computation costs (goal F9) in a cluster of 25,000 namespaces, 100,000 pods and 75,000 policies.
 //!
 //! The cluster has the shape of Antrea's published benchmark (`TestInitXLargeScaleWithSmallNamespaces`): each namespace
 //! has a label of its own, four pods of two apps, one policy that selects all of them and allows nothing, and one policy
 //! for each app that lets pods of the same app of the namespace in. Here the second of these lets every pod of the
 //! neighbouring namespace in, too. The pods are spread over 1,000 nodes.
 //!
-//! Each scenario is a process of its own, so that its peak of memory is its own. `F9_NAMESPACES` makes it smaller.
+//! Each scenario is a process of its own, so that its peak of memory is its own. `BENCH_NAMESPACES` makes it smaller.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)] // a bench
 
 use std::process::Command;
@@ -50,7 +50,7 @@ fn main() {
 }
 
 fn namespaces() -> usize {
-    std::env::var("F9_NAMESPACES").map_or(25_000, |count| count.parse().unwrap())
+    std::env::var("BENCH_NAMESPACES").map_or(25_000, |count| count.parse().unwrap())
 }
 
 /// Everything taken in, and the first flush. The objects are there beforehand; each is given away.
