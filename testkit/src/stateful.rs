@@ -5,7 +5,6 @@ use std::ops::{Deref, DerefMut};
 use tortie_dataplane::{Dataplane, Delta, EndpointId, NodeState, Report, ShowError, Shown};
 
 /// A dataplane with the state that its deltas have led to.
-#[derive(Debug)]
 pub struct Stateful<D> {
     /// The state as of the last delta.
     pub state: NodeState,

@@ -11,6 +11,7 @@ mod wiring;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Instant;
 
 use tortie_api::report::{ObjectRef, with_objects};
 use tortie_api::{Key, Kind};
@@ -26,8 +27,11 @@ pub use state::{
 pub use tortie_api::net::MacAddress;
 pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 
-/// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects
-/// of others alone.
+/// Returns the current time. Dataplanes get one, so that a test can decide when something is due.
+pub type Clock = Box<dyn Fn() -> Instant + Send>;
+
+/// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others
+/// put there.
 ///
 /// The caller owns the state, so that there is one copy of it. Every call gets the current state.
 pub trait Dataplane: Send {

@@ -18,6 +18,7 @@ const SUBSYSTEM: u16 = 10;
 const ELEMENTS_ROOM: usize = MAX_LENGTH - 512;
 
 /// The messages of a part of one change, with the index of the change.
+#[derive(Debug)]
 pub struct Piece {
     /// The index of the change in the transaction.
     pub op: usize,

@@ -46,6 +46,40 @@ pub struct Nft {
     commits: u32,
 }
 
+/// Changes together with their messages: to decide whether they fit in a transaction takes the same encoding as to send
+/// them.
+#[derive(Debug, Default)]
+pub struct Encoded {
+    transaction: Transaction,
+    pieces: Vec<Piece>,
+}
+
+impl Encoded {
+    /// The changes.
+    #[must_use]
+    pub fn ops(&self) -> &[Op] {
+        &self.transaction.ops
+    }
+
+    /// The size of the messages in bytes.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.pieces.iter().map(Piece::length).sum()
+    }
+
+    /// The changes before this index, and the others, as two transactions.
+    #[must_use]
+    pub fn split_at(self, index: usize) -> (Self, Self) {
+        let Transaction { table, mut ops } = self.transaction;
+        let later = ops.split_off(index.min(ops.len()));
+        let (first, mut second): (Vec<_>, Vec<_>) =
+            self.pieces.into_iter().partition(|piece| piece.op < index);
+        second.iter_mut().for_each(|piece| piece.op -= index);
+        let encoded = |ops, pieces| Self { transaction: Transaction { table: table.clone(), ops }, pieces };
+        (encoded(ops, first), encoded(later, second))
+    }
+}
+
 /// How often a table or a set is read again if it changes meanwhile.
 const LIST_ATTEMPTS: usize = 20;
 
@@ -82,10 +116,17 @@ impl Nft {
         self.limit.saturating_sub(BATCH_ENDS)
     }
 
+    /// Encodes changes, to be committed by [`commit_encoded`](Self::commit_encoded).
+    #[must_use]
+    pub fn encode(&self, transaction: Transaction) -> Encoded {
+        let pieces = encode::encode(&transaction, self.room());
+        Encoded { transaction, pieces }
+    }
+
     /// Whether the changes fit in one transaction.
     #[must_use]
-    pub fn fits(&self, transaction: &Transaction) -> bool {
-        encode::encode(transaction, self.room()).iter().map(Piece::length).sum::<usize>() <= self.room()
+    pub fn fits(&self, encoded: &Encoded) -> bool {
+        encoded.length() <= self.room()
     }
 
     /// The messages of a transaction, including its first and last message. The last change requests an answer.
@@ -103,6 +144,18 @@ impl Nft {
     /// The refused chain or set, and why; `EMSGSIZE` and the largest change if they do not fit in one transaction.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<()> {
         let pieces = encode::encode(transaction, self.room());
+        self.commit_pieces(transaction, pieces)
+    }
+
+    /// Makes all of the encoded changes or none.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit).
+    pub fn commit_encoded(&mut self, encoded: Encoded) -> Result<()> {
+        self.commit_pieces(&encoded.transaction, encoded.pieces)
+    }
+
+    fn commit_pieces(&mut self, transaction: &Transaction, pieces: Vec<Piece>) -> Result<()> {
         if pieces.iter().map(Piece::length).sum::<usize>() > self.room() {
             return Err(too_large(transaction, pieces.iter().max_by_key(|piece| piece.length())));
         }

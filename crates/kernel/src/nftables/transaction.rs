@@ -5,7 +5,7 @@ use std::fmt;
 use super::model::{BaseChain, Chain, DataKind, Element, Rule, Set, SetSpec, Table};
 
 /// Changes that the kernel makes all at once or not at all.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// The name of the table.
     pub table: String,

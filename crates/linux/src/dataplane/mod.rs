@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
-    Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
+    Clock, Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
 };
 
 pub(crate) use self::network::link_parameters;
@@ -89,7 +89,6 @@ impl Default for Config {
 }
 
 /// Makes the network namespace in which it was opened match the node state. Call it from threads in that namespace.
-#[derive(Debug)]
 pub struct Dataplane {
     /// The endpoints as of the last call: a change of one releases the addresses that it had.
     endpoints: BTreeMap<EndpointId, Arc<Endpoint>>,
@@ -99,6 +98,7 @@ pub struct Dataplane {
     beside: Beside,
     /// Time of the last full resync, while only individual pods are pending, for instance for their links.
     waiting: Option<Instant>,
+    clock: Clock,
     /// Whether routes and links are waiting for policy.
     network_behind: bool,
     /// Released addresses whose connections may still be tracked, with the pod and the container.
@@ -127,11 +127,19 @@ impl Dataplane {
             forgetter,
             beside,
             waiting: None,
+            clock: Box::new(Instant::now),
             network_behind,
             released,
             started,
             uncut,
         })
+    }
+
+    /// The same dataplane with another clock. It decides when everything is compared with the kernel again; waiting for
+    /// the kernel itself takes real time.
+    #[must_use]
+    pub fn with_clock(self, clock: Clock) -> Self {
+        Self { clock, ..self }
     }
 
     /// Host endpoints may be identified by the node's own addresses.
@@ -280,7 +288,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let changed = deltas.iter().any(touches_network);
         let network =
             self.network_if_policed(state, changed, |network, changed| network.apply(state, changed));
-        self.beside.look_once(&self.policy.config.table, self.policy.nft.commits());
+        self.beside.look_once(&self.policy.config.table, self.policy.nft.commits(), (self.clock)());
         let report = self.report(state, policy, settled.and(network));
         if !report.retry || report.node_failures().next().is_some() {
             self.waiting = None;
@@ -297,10 +305,10 @@ impl tortie_dataplane::Dataplane for Dataplane {
     }
 
     fn resync(&mut self, state: &NodeState) -> Report {
-        if self.waiting.is_some_and(|since| since.elapsed() < FULL_RESYNC) {
+        let now = (self.clock)();
+        if self.waiting.is_some_and(|since| now < since + FULL_RESYNC) {
             return self.apply(state, &[]);
         }
-        let started = Instant::now();
         let policy = match state.host_endpoints.is_empty() {
             true => Ok(()),
             false => self.find_own_addresses(),
@@ -308,9 +316,9 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let policy = policy.and_then(|()| self.policy.resync(state));
         let policy = self.cut_denied(state, Dirty::default(), policy);
         let network = self.network_if_policed(state, true, |network, _| network.resync(state));
-        self.beside.look(&self.policy.config.table, self.policy.nft.commits());
+        self.beside.look(&self.policy.config.table, self.policy.nft.commits(), now);
         let report = self.report(state, policy, network);
-        self.waiting = (report.retry && report.node_failures().next().is_none()).then_some(started);
+        self.waiting = (report.retry && report.node_failures().next().is_none()).then_some(now);
         report
     }
 }

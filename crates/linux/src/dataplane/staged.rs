@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::thread::{MembarrierCommand, membarrier};
 use tortie_kernel::Result;
 use tortie_kernel::nftables::{
-    Element, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes, created,
-    diff, removals,
+    Element, Encoded, Key, Op, SetSpec, Table, Transaction, additions, alterations, changeable, changes,
+    created, diff, removals,
 };
 
 use super::change::{Change, Steps};
@@ -40,13 +40,13 @@ impl PolicyTable {
             let adoption = (new.flags != actual.flags).then_some(Op::AddTable(new.flags));
             let prepare = adoption.into_iter().chain(additions(new, actual)).collect();
             let steps = Steps { prepare, switch: alterations(new, actual), clear: removals(new, actual) };
-            if self.fit(&steps) {
+            if let Some(steps) = self.encode_if_fitting(steps) {
                 return self.put_steps(&mut actual.clone(), steps);
             }
         } else {
-            let at_once = diff(&self.config.table, new, actual.as_ref());
+            let at_once = self.nft.encode(diff(&self.config.table, new, actual.as_ref()));
             if self.nft.fits(&at_once) {
-                return self.commit(at_once.ops);
+                return self.commit(at_once);
             }
         }
         let mut kernel = match actual {
@@ -63,7 +63,7 @@ impl PolicyTable {
                 let closed_hosts = if actual.is_some() { host_interfaces(new) } else { BTreeSet::new() };
                 let frame = without_endpoints(new, &closed_hosts);
                 let deletion = actual.map(|_| Op::DeleteTable);
-                self.commit(deletion.into_iter().chain(created(&frame)).collect())?;
+                self.commit(self.encode(deletion.into_iter().chain(created(&frame)).collect()))?;
                 frame
             }
         };
@@ -79,8 +79,7 @@ impl PolicyTable {
 
     /// Writes a part of the table, and applies it to `kernel`.
     pub fn put_part(&mut self, kernel: &mut Table, mut change: Change, dirty: &Dirty) -> Result<()> {
-        let steps = change.steps(kernel);
-        if self.fit(&steps) {
+        if let Some(steps) = self.encode_if_fitting(change.steps(kernel)) {
             return self.put_steps(kernel, steps);
         }
         let interfaces = self.wanted.concerned(dirty, &change);
@@ -101,24 +100,30 @@ impl PolicyTable {
         Ok(())
     }
 
-    /// Whether each step fits in one transaction.
-    fn fit(&self, steps: &Steps) -> bool {
-        let fits =
-            |ops: &[Op]| self.nft.fits(&Transaction { table: self.config.table.clone(), ops: ops.to_vec() });
-        fits(&steps.prepare) && fits(&steps.switch) && fits(&steps.clear)
+    /// Encodes the steps, if each of them fits in one transaction.
+    fn encode_if_fitting(&self, steps: Steps) -> Option<EncodedSteps> {
+        let Steps { prepare, switch, clear } = steps;
+        let has_new_chains = prepare.iter().any(|op| matches!(op, Op::AddChain(..)));
+        let boundary = prepare.len();
+        // Encoded as one, so that the ids of anonymous sets are unique in case that they are sent as one.
+        let both = self.encode([prepare, switch].concat());
+        let first = if has_new_chains || !self.nft.fits(&both) {
+            let (prepare, switch) = both.split_at(boundary);
+            vec![prepare, switch]
+        } else {
+            vec![both]
+        };
+        let clear = self.encode(clear);
+        let fit = first.iter().chain([&clear]).all(|part| self.nft.fits(part));
+        fit.then_some(EncodedSteps { first, clear })
     }
 
-    /// Commits the first two steps, together if packets cannot notice the difference, and keeps the third one for
-    /// later.
-    fn put_steps(&mut self, kernel: &mut Table, steps: Steps) -> Result<()> {
-        let Steps { mut prepare, switch, clear } = steps;
-        let has_new_chains = prepare.iter().any(|op| matches!(op, Op::AddChain(..)));
-        let both = [&prepare[..], &switch].concat();
-        if has_new_chains || !self.nft.fits(&Transaction { table: self.config.table.clone(), ops: both }) {
-            self.put(kernel, std::mem::take(&mut prepare))?;
+    /// Commits the first two steps, and keeps the third one for later.
+    fn put_steps(&mut self, kernel: &mut Table, steps: EncodedSteps) -> Result<()> {
+        for part in steps.first {
+            self.put(kernel, part)?;
         }
-        self.put(kernel, [prepare, switch].concat())?;
-        self.garbage = clear;
+        self.garbage = steps.clear;
         self.switched = Instant::now();
         Ok(())
     }
@@ -127,7 +132,7 @@ impl PolicyTable {
     pub fn clear_garbage(&mut self) -> Result<()> {
         let Some(mut kernel) = self.kernel.take() else { return Ok(()) };
         let garbage = std::mem::take(&mut self.garbage);
-        if garbage.iter().any(|op| matches!(op, Op::DeleteChain(_))) {
+        if garbage.ops().iter().any(|op| matches!(op, Op::DeleteChain(_))) {
             self.wait_for_packets();
         }
         self.put(&mut kernel, garbage)?;
@@ -151,9 +156,13 @@ impl PolicyTable {
         thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
     }
 
-    fn put(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<()> {
-        ops.iter().for_each(|op| kernel.apply(op));
-        self.commit(ops)
+    fn encode(&self, ops: Vec<Op>) -> Encoded {
+        self.nft.encode(Transaction { table: self.config.table.clone(), ops })
+    }
+
+    fn put(&mut self, kernel: &mut Table, changes: Encoded) -> Result<()> {
+        changes.ops().iter().for_each(|op| kernel.apply(op));
+        self.commit(changes)
     }
 
     fn put_in_order(&mut self, kernel: &mut Table, ops: Vec<Op>) -> Result<usize> {
@@ -166,16 +175,23 @@ impl PolicyTable {
         Ok(transactions)
     }
 
-    fn commit(&mut self, ops: Vec<Op>) -> Result<()> {
-        if ops.is_empty() {
+    fn commit(&mut self, changes: Encoded) -> Result<()> {
+        let count = changes.ops().len();
+        if count == 0 {
             return Ok(());
         }
         let started = Instant::now();
-        let transaction = Transaction { table: self.config.table.clone(), ops };
-        self.nft.commit(&transaction)?;
-        tracing::debug!(changes = transaction.ops.len(), took = ?started.elapsed(), "nftables changed");
+        self.nft.commit_encoded(changes)?;
+        tracing::debug!(changes = count, took = ?started.elapsed(), "nftables changed");
         Ok(())
     }
+}
+
+/// The steps of a change, ready to be sent.
+struct EncodedSteps {
+    /// What to prepare and to switch: in one transaction if packets cannot notice the difference, or else in two.
+    first: Vec<Encoded>,
+    clear: Encoded,
 }
 
 /// The changes that close interfaces: the selected ones of pods, and these of host endpoints, including those that

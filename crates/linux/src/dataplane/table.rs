@@ -7,7 +7,7 @@ use std::time::Instant;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
 use tortie_kernel::Error;
-use tortie_kernel::nftables::{Nft, Op, Table, Told, Watch};
+use tortie_kernel::nftables::{Encoded, Nft, Op, Table, Told, Watch};
 
 use super::Config;
 use super::dirty::Dirty;
@@ -26,7 +26,7 @@ pub struct PolicyTable {
     /// The known state of the kernel; `None` if it is unknown and must be read before it is changed.
     pub(super) kernel: Option<Table>,
     /// Changes that remove what nothing has led to since the last change.
-    pub(super) garbage: Vec<Op>,
+    pub(super) garbage: Encoded,
     /// When packets were last led elsewhere.
     pub(super) switched: Instant,
     pub(super) wanted: Wanted,
@@ -54,7 +54,7 @@ impl PolicyTable {
             config,
             flags,
             kernel: None,
-            garbage: Vec::new(),
+            garbage: Encoded::default(),
             switched: Instant::now(),
             wanted,
             refused,
@@ -194,7 +194,7 @@ impl PolicyTable {
     fn adopt_or_close(&mut self, state: &NodeState) -> tortie_kernel::Result<()> {
         let mut learned = false;
         self.kernel = None;
-        self.garbage.clear();
+        self.garbage = Encoded::default();
         loop {
             self.wanted = Wanted::default();
             let dirty = Dirty::everything(state);
