@@ -1,6 +1,9 @@
 //! Checks the invariants of ARCHITECTURE.md that are visible in the source.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "tidy/circles.rs"]
+mod circles;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -144,12 +147,56 @@ fn the_oracle_and_the_compiler_share_no_code_and_agents_have_only_the_compiler()
 
 #[test]
 fn only_the_shells_wait() {
-    for (room, dependencies) in dependencies() {
-        let waits = dependencies
-            .iter()
-            .any(|name| ["tokio", "futures", "async-trait", "tonic"].contains(&name.as_str()));
-        assert!(!waits || ASYNC.contains(&room.as_str()), "{room} depends on an asynchronous library");
+    for room in ROOMS.into_iter().filter(|room| !ASYNC.contains(room)) {
+        let reached = libraries(room);
+        for library in ["tokio", "futures", "async-trait", "tonic"] {
+            assert!(!reached.contains(library), "{room} reaches {library}, an asynchronous library");
+        }
     }
+}
+
+#[test]
+fn the_core_reaches_no_library_with_clocks_files_or_sockets() {
+    for room in PURE {
+        let reached = libraries(room);
+        for library in
+            ["jiff", "mio", "prost", "rand", "redb", "rustix", "socket2", "tempfile", "tracing", "uuid"]
+        {
+            assert!(!reached.contains(library), "{room} reaches {library}, directly or by way of others");
+        }
+    }
+    assert!(libraries("ipam").contains("redb"), "what is reached by way of others is not seen");
+}
+
+/// The libraries that a room reaches, directly or by way of others: its own dependencies by its manifest, which tells
+/// those of tests apart, and theirs by Cargo.lock.
+fn libraries(room: &str) -> BTreeSet<String> {
+    let dependencies = dependencies();
+    let rooms = reachable(room).into_iter().chain([room.to_owned()]);
+    let direct = rooms.flat_map(|room| dependencies[&room].iter().cloned().collect::<Vec<_>>());
+    let mut next: Vec<String> = direct.filter(|name| !name.starts_with("tortie-")).collect();
+    let locked = locked();
+    let mut reached = BTreeSet::new();
+    while let Some(library) = next.pop() {
+        next.extend(locked.get(&library).into_iter().flatten().cloned());
+        reached.insert(library);
+        next.retain(|library| !reached.contains(library));
+    }
+    reached
+}
+
+/// What each package of Cargo.lock depends on, all of its versions together.
+fn locked() -> BTreeMap<String, BTreeSet<String>> {
+    let mut packages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for package in read("Cargo.lock").split("[[package]]").skip(1) {
+        let quoted = |text: &str| text.split('"').nth(1).unwrap_or_default().to_owned();
+        let name = package.lines().find(|line| line.starts_with("name = ")).map(quoted).unwrap();
+        let dependencies = package.lines().filter(|line| line.starts_with(" \""));
+        // A version follows the name where there are several.
+        let names = dependencies.map(|line| quoted(line).split(' ').next().unwrap_or_default().to_owned());
+        packages.entry(name).or_default().extend(names);
+    }
+    packages
 }
 
 #[test]
@@ -270,5 +317,165 @@ fn every_dependency_has_its_line() {
         if !line.contains("path = ") {
             assert!(listed.contains(&format!("| `{name}` |")), "docs/dependencies.md has no line for {name}");
         }
+    }
+}
+
+/// The circles of files that there are: none is to be added, and one that has gone leaves the list.
+const CIRCLES: [(&str, &str); 16] = [
+    ("api", "known_fields strict"),
+    ("api", "manifest::endpoints manifest::offline"),
+    ("cli", "completed planned"),
+    ("kernel", "nftables::codec nftables::counts nftables::decode nftables::encode"),
+    ("kernel", "nftables::expr nftables::model"),
+    ("lab", "cluster node"),
+    ("lab", "runtime sandbox"),
+    ("linux", "dataplane::frame dataplane::host_frame dataplane::nat"),
+    ("linux", "dataplane::lookups dataplane::programs"),
+    ("linux", "dataplane::packet_test dataplane::sets"),
+    ("oracle", "ask calico cluster hosts judge kubernetes order packet peers"),
+    ("policy", "calico cluster compile kubernetes"),
+    ("reach", "asked hosts sight"),
+    ("reach", "change concern"),
+    ("reach", "classes members names placement"),
+    ("store", "embedded file"),
+];
+
+#[test]
+fn no_files_use_each_other_but_parent_and_child() {
+    for room in ROOMS {
+        let sources = sources(room);
+        let below = format!("crates/{room}/src/");
+        let files: Vec<_> = sources.iter().map(|(file, text)| (&file[below.len()..], code(text))).collect();
+        let known =
+            CIRCLES.iter().filter(|(known, _)| *known == room).map(|(_, circle)| (*circle).to_owned());
+        assert_eq!(
+            circles::circles(&files),
+            known.collect(),
+            "{room}: the files that use each other in a circle (left) are not those of CIRCLES (right)"
+        );
+    }
+}
+
+/// The types of one crate that share a name: none is to be added, and one that has gone leaves the list.
+const TWINS: [(&str, &str); 28] = [
+    ("api", "Container"),
+    ("api", "ContainerPort"),
+    ("api", "NetworkPolicy"),
+    ("api", "Object"),
+    ("api", "Pod"),
+    ("api", "PodSpec"),
+    ("api", "PodStatus"),
+    ("api", "Rule"),
+    ("api", "ServicePort"),
+    ("api", "ServiceSpec"),
+    ("api", "SlicePort"),
+    ("calc", "NamedPort"),
+    ("cli", "Format"),
+    ("cli", "Found"),
+    ("hns-emulator", "State"),
+    ("kernel", "Chain"),
+    ("kernel", "Table"),
+    ("kernel", "Value"),
+    ("linux", "Asked"),
+    ("linux", "Elements"),
+    ("oracle", "Subject"),
+    ("reach", "Asked"),
+    ("reach", "Said"),
+    ("reach", "Sample"),
+    ("windows", "Found"),
+    ("windows", "Named"),
+    ("windows", "Side"),
+    ("windows", "Way"),
+];
+
+#[test]
+fn no_crate_has_two_types_of_one_name() {
+    for room in ROOMS {
+        let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (file, text) in sources(room).into_iter().filter(|(file, _)| !file.contains("/tests")) {
+            for name in code(&text).lines().filter_map(declared) {
+                files.entry(name.to_owned()).or_default().insert(file.clone());
+            }
+        }
+        files.retain(|_, files| files.len() > 1);
+        let known = TWINS.iter().filter(|(known, _)| *known == room).map(|(_, name)| (*name).to_owned());
+        let found: BTreeSet<String> = files.keys().cloned().collect();
+        assert_eq!(
+            found,
+            known.collect(),
+            "{room}: the types that share a name (left) are not those of TWINS (right): {files:?}"
+        );
+    }
+}
+
+/// The type that a line declares; associated types are not meant.
+fn declared(line: &str) -> Option<&str> {
+    let is_indented = line.starts_with(' ');
+    let mut words = line.split_whitespace().skip_while(|word| word.starts_with("pub"));
+    let keyword = words.next()?;
+    let declares =
+        ["struct", "enum", "trait", "union"].contains(&keyword) || keyword == "type" && !is_indented;
+    let end = |c: char| !c.is_alphanumeric() && c != '_';
+    words.next().filter(|_| declares)?.split(end).next().filter(|name| !name.is_empty())
+}
+
+/// References to files that are not in the repository, and how many files have them at the most: to become none.
+const MISSING: [(&str, usize); 2] = [("calico.md", 52), ("hns.md", 75)];
+
+#[test]
+fn files_that_are_referred_to_exist() {
+    let listed = Command::new("git").args(["ls-files"]).current_dir(workspace()).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let mut missing: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+    for file in listed.lines().filter(|file| file.ends_with(".rs") || file.ends_with(".md")) {
+        // This one names files that are not there.
+        let Ok(text) = fs::read_to_string(workspace().join(file)) else { continue };
+        for reference in text.lines().flat_map(|line| references(line, file.ends_with(".md"))) {
+            let folder = Path::new(file).parent().unwrap();
+            let places = [Path::new(""), folder, Path::new("docs")];
+            if !places.iter().any(|place| workspace().join(place).join(&reference).exists()) {
+                missing.entry(reference).or_default().insert(file);
+            }
+        }
+    }
+    for (reference, files) in missing {
+        let known = MISSING.iter().find(|(known, _)| *known == reference).map_or(0, |(_, count)| *count);
+        assert!(files.len() <= known, "{reference} does not exist, and is referred to in {files:?}");
+    }
+}
+
+/// The files of the repository that a line of a document or a comment refers to: Markdown by its name, and whatever is
+/// named by its whole path.
+fn references(line: &str, is_document: bool) -> Vec<String> {
+    let Some(text) =
+        (if is_document { Some(line) } else { line.split_once("//").map(|(_, comment)| comment) })
+    else {
+        return Vec::new();
+    };
+    let parts = text.split(|c: char| !c.is_alphanumeric() && !"/._-".contains(c));
+    let parts = parts.map(|part| part.trim_matches('.').trim_start_matches("./"));
+    let names = parts.filter(|part| {
+        let is_path =
+            ["crates/", "testkit/", "xtask/", "docs/", "examples/"].iter().any(|root| part.starts_with(root));
+        let is_file =
+            [".rs", ".md", ".yml", ".yaml", ".toml", ".json", ".proto"].iter().any(|end| part.ends_with(end));
+        is_path && is_file || part.ends_with(".md") && !part.starts_with('/') && part.len() > 3
+    });
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn references_are_seen() {
+    for (line, is_document, expected) in [
+        (
+            "/// See `crates/calc/tests/classes.rs`, and docs/policy.md.",
+            false,
+            vec!["crates/calc/tests/classes.rs", "docs/policy.md"],
+        ),
+        ("let path = \"docs/policy.md\";", false, vec![]),
+        ("[policy](docs/policy.md#18) and hns.md 2.6", true, vec!["docs/policy.md", "hns.md"]),
+        ("/srv/notes.md, a.rs", true, vec![]),
+    ] {
+        assert_eq!(references(line, is_document), expected, "{line}");
     }
 }

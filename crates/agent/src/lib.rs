@@ -4,6 +4,7 @@
 //! for the first pod. Each part has a file of its own; this file connects them.
 
 pub mod control;
+mod control_server;
 
 mod feed;
 mod labels;
@@ -166,7 +167,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     }
     let control = server::listen(&control_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
-    parts.add("the control socket", control::run(node.clone(), asker, control));
+    parts.add("the control socket", control_server::run(node.clone(), asker, control));
     let (busy, mtu) = (Locks::default(), network.mtu);
     let pods = Arc::new(Pods { busy, store, ipam, wiring, node, os, mtu, in_force });
     let listener = server::listen(&cni_socket)

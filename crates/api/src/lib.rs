@@ -7,6 +7,7 @@
 pub mod calico;
 mod defaults;
 mod fields;
+pub mod ipam;
 mod key;
 mod known_fields;
 pub mod kubernetes;

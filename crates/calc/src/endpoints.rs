@@ -3,65 +3,18 @@
 use std::sync::Arc;
 
 use tortie_api::Kind;
-use tortie_api::calico::{HostEndpoint as HostEndpointObject, HostEndpointSpec, WorkloadEndpointSpec};
-use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, MacAddress, NodeState};
+use tortie_api::calico::HostEndpoint as HostEndpointObject;
+use tortie_dataplane::{Delta, Endpoint, EndpointId, HostEndpoint, NodeState};
 use tortie_policy::Hook;
 use tortie_policy::program::{EndOfTier, EndpointProgram, HostEndpointProgram, PolicyId};
 
-use crate::keys::{KeyRef, Map, SharedKey};
+use crate::keys::{KeyRef, Map};
+use crate::local::{HereKind, LocalId};
 use crate::policies::Policies;
-use crate::slab::{No, Numbers};
+use crate::slab::No;
 use crate::subjects::{Subject, Subjects};
 
-/// The id of an endpoint of this node.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum LocalId {
-    Pod(Arc<EndpointId>),
-    /// A host endpoint, by name.
-    Host(Arc<str>),
-}
-
-/// The properties of an endpoint of this node, besides those that selectors see.
-pub(crate) struct Here {
-    pub(crate) id: LocalId,
-    /// Whether no other endpoint has ever had the same id.
-    pub(crate) is_alone: bool,
-    kind: HereKind,
-    /// The policies that select it.
-    pub(crate) policies: Numbers,
-}
-
-enum HereKind {
-    Pod { container_id: Arc<str>, host_interface: Arc<str>, mac: Option<MacAddress> },
-    Host { interface: Option<String> },
-}
-
-impl Here {
-    pub(crate) fn pod(key: &SharedKey, spec: WorkloadEndpointSpec) -> Self {
-        let id = EndpointId {
-            namespace: key.namespace.clone(),
-            pod: spec.pod.into(),
-            interface: spec.endpoint.into(),
-        };
-        let kind = HereKind::Pod {
-            container_id: spec.container_id.into(),
-            host_interface: spec.interface_name.into(),
-            mac: spec.mac.parse().ok(),
-        };
-        Self::new(LocalId::Pod(Arc::new(id)), kind)
-    }
-
-    pub(crate) fn host(key: &SharedKey, spec: HostEndpointSpec) -> Self {
-        let kind = HereKind::Host { interface: spec.interface_name };
-        Self::new(LocalId::Host(key.name.clone()), kind)
-    }
-
-    fn new(id: LocalId, kind: HereKind) -> Self {
-        Self { id, is_alone: true, kind, policies: Numbers::default() }
-    }
-}
-
-/// The new value of an endpoint for the state; `None` if it is deleted.
+/// An endpoint as it will be given out; `None` where it is gone.
 pub(crate) enum Given {
     Pod(EndpointId, Option<Arc<Endpoint>>),
     Host(String, Option<Arc<HostEndpoint>>),

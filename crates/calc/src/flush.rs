@@ -7,8 +7,9 @@ use tortie_policy::SetSource;
 use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 use crate::Calc;
-use crate::endpoints::{Given, LocalId, Programs};
+use crate::endpoints::{Given, Programs};
 use crate::keys::Map;
+use crate::local::LocalId;
 use crate::slab::No;
 
 /// The policies and profiles in the published state.

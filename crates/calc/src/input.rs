@@ -9,10 +9,10 @@ use serde_json::Value;
 use tortie_api::calico::{
     EndpointToHostAction, FelixConfigurationSpec, HostEndpointSpec, IpPool, TierDefault, WorkloadEndpointSpec,
 };
+use tortie_api::ipam::Block;
 use tortie_api::kubernetes::{EndpointSlice, Node, Service};
 use tortie_api::net::Action;
 use tortie_api::{FieldError, Key, Kind, Network, Resource, in_words};
-use tortie_ipam::Block;
 use tortie_policy::program::{EndOfTier, PolicyRules, Rule};
 use tortie_policy::{Compiled, OwnLabels, compile, compile_profile, compile_read, policy_id, readable_order};
 

@@ -9,6 +9,7 @@ mod flush;
 mod index;
 mod input;
 mod keys;
+mod local;
 mod network;
 mod policies;
 mod selection;
@@ -29,9 +30,9 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::NodeState;
 use tortie_policy::program::PolicyId;
 
-use endpoints::LocalId;
 use flush::InUse;
 use input::Input;
+use local::LocalId;
 use network::Network;
 use policies::Policies;
 use services::Services;

@@ -13,9 +13,9 @@ use tortie_api::{Key, Kind};
 use tortie_policy::{OwnLabels, SubjectLabels};
 use tortie_selector::Restrictions;
 
-use crate::endpoints::{Here, LocalId};
 use crate::index::LabelIndex;
 use crate::keys::{ByKey, KeyRef, SharedKey};
+use crate::local::{Here, LocalId};
 use crate::slab::{No, Numbers, Slab};
 
 /// A pod's interface, a host endpoint or a network set.

@@ -6,7 +6,7 @@ use tortie_oracle::Verdict;
 use tortie_reach::Classes;
 
 use crate::decided;
-use crate::matrix::{Because, Reasons, Table, shown};
+use crate::table::{Because, Reasons, Table, shown};
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1c2530; --paper: #fbfbf9; --line: #d9dcd6; --faint: #68737f; --note: #ffffff;

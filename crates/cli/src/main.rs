@@ -25,6 +25,7 @@ mod service;
 mod show;
 mod snapshot;
 mod store;
+mod table;
 mod wait;
 mod words;
 

@@ -7,11 +7,12 @@ use anyhow::bail;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tortie_api::{Key, Resource};
-use tortie_oracle::{Snapshot, Stored, Verdict};
-use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Stop, Why};
+use tortie_oracle::{Snapshot, Stored};
+use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Why};
 
 use crate::port::Asked;
 use crate::snapshot::{Read, Source};
+use crate::table::{Because, Reasons, Table, scoped, shown};
 use crate::{decided, explain, html, output};
 
 /// Wider tables are printed as lists.
@@ -43,12 +44,6 @@ enum Format {
     Text,
     Json,
     Html,
-}
-
-/// One table and its content.
-pub(crate) struct Table {
-    pub(crate) title: String,
-    pub(crate) matrix: tortie_reach::Matrix,
 }
 
 impl Matrix {
@@ -113,29 +108,7 @@ impl Matrix {
     }
 }
 
-/// The text of a cell: `all`, `none`, ports; `-` if there are no such flows.
-pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
-    if content.is_nothing() {
-        return "-".to_owned();
-    }
-    let partly = if content.partly { "partly " } else { "" };
-    let among = &table.matrix.ports;
-    let one = |(scope, ports): (Scope, &[usize])| {
-        let ports = match !content.partly && ports.len() == among.len() && !ports.is_empty() {
-            true => "all".to_owned(),
-            false => classes.ports().named(ports, among),
-        };
-        scoped(scope, &format!("{partly}{ports}"))
-    };
-    content.passing().into_iter().map(one).collect::<Vec<_>>().join("; ")
-}
-
-/// `IPv6: tcp/80`; only the ports if they are the same for every scope.
-fn scoped(scope: Scope, ports: &str) -> String {
-    if scope == Scope::default() { ports.to_owned() } else { format!("{scope}: {ports}") }
-}
-
-/// Notes about the tables.
+/// What a reader has to know of the tables.
 fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
     let clients = classes.ports().of_clients();
@@ -307,16 +280,6 @@ fn list(classes: &Classes, table: &Table) {
             (Some(content), false) => output::line(&format!("    {content} → everyone else")),
         }
     }
-}
-
-/// The reasons for each cell of a table: ports, verdict, and what decided.
-pub(crate) type Reasons = Vec<Vec<Vec<Because>>>;
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Because {
-    pub(crate) ports: String,
-    pub(crate) verdict: Verdict,
-    pub(crate) by: Vec<(Stop, String)>,
 }
 
 fn reasons(table: &Table, classes: &Classes, judge: &mut Judge<'_>, snapshot: &Snapshot) -> Reasons {

@@ -169,7 +169,7 @@ impl Emulator {
 
     #[cfg(target_os = "linux")]
     fn emulator_call(&self, state: &mut State, name: &str, settings: &str) -> Result<String, Failure> {
-        use crate::service::{BIND_COMPARTMENT, BindCompartment};
+        use crate::compartments::{BIND_COMPARTMENT, BindCompartment};
         if name != BIND_COMPARTMENT || self.switch.is_none() {
             return fail(HResult::E_NOTIMPL, format!("no emulator call {name}"));
         }

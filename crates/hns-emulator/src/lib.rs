@@ -15,6 +15,8 @@
 mod acl;
 mod addresses;
 mod check;
+#[cfg(target_os = "linux")]
+mod compartments;
 mod config;
 mod emulator;
 mod endpoints;
@@ -26,6 +28,7 @@ mod flows;
 mod load_balancers;
 mod namespaces;
 mod networks;
+mod policies;
 mod recorder;
 mod reply;
 mod restart;
@@ -37,6 +40,8 @@ mod state;
 mod switch;
 
 pub use acl::{Packet, Verdict, Way};
+#[cfg(target_os = "linux")]
+pub use compartments::bind_compartment;
 pub use config::{
     AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, Limits, OnRewrite, SetReading, SeveralSets,
     UpdateReplaces,
@@ -47,4 +52,4 @@ pub use error::Error;
 pub use recorder::{Hold, Recorder};
 pub use restart::Survives;
 #[cfg(target_os = "linux")]
-pub use service::{ServiceConfig, bind_compartment, run_service};
+pub use service::{ServiceConfig, run_service};

@@ -9,6 +9,7 @@ use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::check::{self, address, document, fail, prefix, settings};
 use crate::config::Config;
+use crate::policies;
 use crate::reply::say_the_same;
 use crate::sets::{Sets, values};
 use crate::state::{Guard, State};
@@ -28,7 +29,7 @@ impl State {
         }
         network.id = self.new_id(id, network.id)?;
         for policy in &network.policies {
-            check::network_policy(policy, config)?;
+            policies::network_policy(policy, config)?;
         }
         for subnet in network.ipams.iter_mut().flat_map(|ipam| &mut ipam.subnets) {
             check_subnet(subnet, network.r#type == NetworkMode::Overlay)?;
@@ -55,7 +56,7 @@ impl State {
         let mut changed = network.clone();
         let before = self.sets.get(&id).cloned().unwrap_or_default();
         for policy in policies {
-            check::network_policy(&policy, config)?;
+            policies::network_policy(&policy, config)?;
             match request.request_type {
                 RequestType::Add => {
                     check_members(&before, &policy)?;

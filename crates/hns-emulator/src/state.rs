@@ -8,8 +8,9 @@ use tortie_hcn::schema::{Endpoint, LoadBalancer, Namespace, Network};
 use tortie_hcn::{Failure, Guid, HResult};
 
 use crate::acl::AccessControl;
-use crate::check::{self, fail};
+use crate::check::fail;
 use crate::config::Config;
+use crate::policies;
 use crate::sets::Sets;
 
 /// The states of an endpoint (hcsshim `internal/hns/hnsendpoint.go`).
@@ -54,7 +55,7 @@ impl State {
     pub(crate) fn control(&self, endpoint: &Endpoint, config: &Config) -> Result<AccessControl, Failure> {
         let none = Arc::default();
         let sets = self.sets.get(&endpoint.host_compute_network).unwrap_or(&none);
-        check::endpoint_policies(endpoint, sets, config)
+        policies::endpoint_policies(endpoint, sets, config)
     }
 
     pub(crate) fn network(&self, id: Guid) -> Result<&Network, Failure> {

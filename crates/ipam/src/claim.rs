@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 
 use ipnet::Ipv4Net;
+use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{Revision, StoreError, Stored};
 
-use crate::block::Block;
-use crate::driver::{Ipam, IpamError, RETRIES, from_value, now, to_value};
+use crate::driver::{Ipam, from_value, now, to_value};
+use crate::error::{IpamError, RETRIES};
 use crate::records::{Affinity, AffinityState};
 
 /// The blocks of a node.

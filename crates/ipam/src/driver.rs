@@ -10,104 +10,20 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use thiserror::Error;
 use tokio::sync::Mutex;
+use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
 use tortie_store::{Revision, Stopped, Store, StoreError, Stored, Write};
 
-use crate::block::{Block, BlockError};
+use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
+use crate::request::{Assignment, Request, Use};
 use crate::waiting::{Waiter, Waiting};
 
-/// How often a write is retried after a conflict (Calico's number).
-pub(crate) const RETRIES: usize = 100;
-/// How long pools are cached: a disabled pool gives addresses no longer than this.
+/// How long what the pools say is believed: a pool that is disabled gives addresses no longer than this.
 const POOLS_FRESH: Duration = Duration::from_secs(5);
 
-/// The purpose of an address (`IPPool.spec.allowedUses`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    /// A pod.
-    Workload,
-    /// A node's VXLAN device.
-    Tunnel,
-}
-
-/// A request for one address.
-#[derive(Debug, Clone)]
-pub struct Request {
-    /// Identifies the address for lookup and release. The same handle gets the same address.
-    pub handle: String,
-    /// The attributes that the block stores with the address.
-    pub owner: BTreeMap<String, String>,
-    /// The purpose.
-    pub intended_use: Use,
-    /// The labels of the pod's namespace; empty if there is none.
-    pub namespace_labels: BTreeMap<String, String>,
-}
-
-/// An address and its block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Assignment {
-    /// The address.
-    pub address: Ipv4Addr,
-    /// The block.
-    pub block: Ipv4Net,
-}
-
-/// Why there is no address.
-#[derive(Debug, Clone, Error)]
-pub enum IpamError {
-    /// The store failed.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// No pool can be used here.
-    #[error(
-        "no IPPool gives addresses to {0}: look at disabled, nodeSelector, namespaceSelector, allowedUses, blockSize"
-    )]
-    NoPool(String),
-    /// Every address that this node may use is allocated.
-    #[error(
-        "node {node} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
-         {hint}{damaged}"
-    )]
-    Exhausted {
-        /// The node.
-        node: String,
-        /// The number of its blocks.
-        blocks: usize,
-        /// The maximum number of its blocks.
-        limit: u32,
-        /// The remedy.
-        hint: &'static str,
-        /// Which of the node's blocks are damaged and unusable: empty, or a list.
-        damaged: String,
-    },
-    /// A Windows node may not share blocks.
-    #[error(
-        "a Windows node needs strict affinity: set strict_affinity to true in the cluster's IPAM settings"
-    )]
-    StrictAffinityNeeded,
-    /// A stored object is invalid.
-    #[error("{key}: {problem}")]
-    Damaged {
-        /// The object.
-        key: Key,
-        /// The problem.
-        problem: String,
-    },
-    /// Other writers were faster too many times in a row.
-    #[error("{0} was changed by others {RETRIES} times in a row; try again later")]
-    Contended(Key),
-}
-
-impl From<(Key, BlockError)> for IpamError {
-    fn from((key, error): (Key, BlockError)) -> Self {
-        Self::Damaged { key, problem: error.problem }
-    }
-}
-
-/// The block that gave the last address, and the requests that pools allow it for.
+/// The block that gave the last address, and for which requests the pools allow it.
 #[derive(Default)]
 struct AtHand {
     block: Option<(Revision, Block)>,

@@ -5,13 +5,15 @@
 //! with compare-and-swap. Its order of writes makes every crash recoverable: a block is claimed `pending` before it
 //! exists, and a handle is counted before the address is allocated.
 
-mod block;
 mod claim;
 mod driver;
+mod error;
 mod pools;
 mod records;
+mod request;
 mod waiting;
 
-pub use block::{Attribute, Block, BlockError};
-pub use driver::{Assignment, Ipam, IpamError, Request, Use};
+pub use driver::Ipam;
+pub use error::IpamError;
 pub use records::{Affinity, AffinityState, Config, Handle};
+pub use request::{Assignment, Request, Use};

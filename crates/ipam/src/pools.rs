@@ -6,8 +6,10 @@ use ipnet::{IpNet, Ipv4Net};
 use tortie_api::calico::IpPool;
 use tortie_api::{Key, Kind, Resource};
 
-use crate::driver::{Ipam, IpamError, Use};
+use crate::driver::Ipam;
+use crate::error::IpamError;
 use crate::records::Config;
+use crate::request::Use;
 
 /// The default maximum number of blocks of a node.
 const DEFAULT_MAX_BLOCKS: u32 = 20;

@@ -4,7 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::oneshot;
 
-use crate::driver::{Assignment, IpamError, Request};
+use crate::error::IpamError;
+use crate::request::{Assignment, Request};
 
 type Outcome = Result<Assignment, IpamError>;
 

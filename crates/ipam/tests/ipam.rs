@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_ipam::{Block, Ipam, IpamError, Request, Use};
+use tortie_ipam::{Ipam, IpamError, Request, Use};
 use tortie_store::{Embedded, Listing, Revision, Store, StoreError, Stored, Watch};
 
 async fn cluster(cidr: &str, block_size: u8) -> Arc<Embedded> {

@@ -1,4 +1,4 @@
-//! One block and the owners of its addresses. Pure: time is an argument.
+//! IPAM blocks as they are stored: the addresses of a block and their owners. Pure: time is an argument.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;

@@ -1,0 +1,95 @@
+//! The agent's end of the socket by which operators ask it ([`control`](crate::control)).
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
+
+use crate::control::{Answer, Ask, Outcome, Request, VERSION};
+use crate::plane::Asker;
+
+/// The most bytes of a request.
+const MOST_REQUEST_BYTES: u64 = 64 << 10;
+/// How long a request may take to come.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the dataplane may be busy with something else. A call of HNS may take as long.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(40);
+/// How long to wait before a call is accepted again after that failed; mostly for want of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Serves until the future is dropped.
+pub(crate) async fn run(node: String, asker: Asker, listener: UnixListener) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::error!(%error, "a question of an operator cannot be accepted; it waits");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        let (node, asker) = (node.clone(), asker.clone());
+        tokio::spawn(async move {
+            if let Err(error) = serve(node, &asker, stream).await {
+                tracing::warn!(%error, "a question of an operator broke off");
+            }
+        });
+    }
+}
+
+async fn serve(node: String, asker: &Asker, mut stream: UnixStream) -> io::Result<()> {
+    let mut request = Vec::new();
+    let mut reader = (&mut stream).take(MOST_REQUEST_BYTES);
+    timeout(REQUEST_PATIENCE, reader.read_to_end(&mut request)).await??;
+    let outcome = match read(&request) {
+        Ok(Ask::Show { namespace, pod }) => {
+            match timeout(ANSWER_PATIENCE, asker.show(namespace, pod)).await {
+                Ok(Some(shown)) => Outcome::Shown(shown),
+                Ok(None) => {
+                    Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned())
+                }
+                Err(_) => Outcome::Failed(format!(
+                    "the dataplane has been busy for {} seconds; the agent's log says with what",
+                    ANSWER_PATIENCE.as_secs()
+                )),
+            }
+        }
+        Err(problem) => Outcome::Failed(problem),
+    };
+    let answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;
+    stream.write_all(&answer).await?;
+    stream.shutdown().await
+}
+
+fn read(request: &[u8]) -> Result<Ask, String> {
+    let unreadable = |error: serde_json::Error| format!("the question cannot be read: {error}");
+    let value: serde_json::Value = serde_json::from_slice(request).map_err(unreadable)?;
+    match value["version"].as_u64() {
+        Some(version) if version == u64::from(VERSION) => {
+            serde_json::from_value::<Request>(value).map(|request| request.ask).map_err(unreadable)
+        }
+        version => Err(format!(
+            "the question is of version {}, the agent speaks version {VERSION}: use the `tortie` of the agent's version",
+            version.map_or_else(|| "(none)".to_owned(), |version| version.to_string())
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_of_other_versions_are_told_so() {
+        let show = |version: u32| {
+            format!(r#"{{"version":{version},"ask":{{"show":{{"namespace":"n","pod":"p"}}}}}}"#)
+        };
+        let asked = Ask::Show { namespace: "n".to_owned(), pod: "p".to_owned() };
+        assert_eq!(read(show(1).as_bytes()), Ok(asked));
+        assert!(read(show(2).as_bytes()).unwrap_err().contains("version 2"));
+        assert!(read(b"{}").unwrap_err().contains("version (none)"));
+        assert!(read(b"meow").is_err());
+    }
+}

@@ -1,0 +1,57 @@
+//! The endpoints of this node: their ids, and what is known of them beside what selectors see.
+
+use std::sync::Arc;
+
+use tortie_api::calico::{HostEndpointSpec, WorkloadEndpointSpec};
+use tortie_dataplane::{EndpointId, MacAddress};
+
+use crate::keys::SharedKey;
+use crate::slab::Numbers;
+
+/// Which endpoint of this node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum LocalId {
+    Pod(Arc<EndpointId>),
+    /// A host endpoint, by name.
+    Host(Arc<str>),
+}
+
+/// What is known of an endpoint of this node, beside what selectors see.
+pub(crate) struct Here {
+    pub(crate) id: LocalId,
+    /// Whether no other has ever had its id as well.
+    pub(crate) is_alone: bool,
+    pub(crate) kind: HereKind,
+    /// The policies that select it.
+    pub(crate) policies: Numbers,
+}
+
+pub(crate) enum HereKind {
+    Pod { container_id: Arc<str>, host_interface: Arc<str>, mac: Option<MacAddress> },
+    Host { interface: Option<String> },
+}
+
+impl Here {
+    pub(crate) fn pod(key: &SharedKey, spec: WorkloadEndpointSpec) -> Self {
+        let id = EndpointId {
+            namespace: key.namespace.clone(),
+            pod: spec.pod.into(),
+            interface: spec.endpoint.into(),
+        };
+        let kind = HereKind::Pod {
+            container_id: spec.container_id.into(),
+            host_interface: spec.interface_name.into(),
+            mac: spec.mac.parse().ok(),
+        };
+        Self::new(LocalId::Pod(Arc::new(id)), kind)
+    }
+
+    pub(crate) fn host(key: &SharedKey, spec: HostEndpointSpec) -> Self {
+        let kind = HereKind::Host { interface: spec.interface_name };
+        Self::new(LocalId::Host(key.name.clone()), kind)
+    }
+
+    fn new(id: LocalId, kind: HereKind) -> Self {
+        Self { id, is_alone: true, kind, policies: Numbers::default() }
+    }
+}

@@ -1,0 +1,30 @@
+//! In which Linux network namespaces the containers of HCN namespaces live.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tortie_hcn::{Call, Failure, Guid, Hcn};
+
+/// The name of the call that [`bind_compartment`] makes.
+pub(crate) const BIND_COMPARTMENT: &str = "bind-compartment";
+
+/// Its document.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", deny_unknown_fields)]
+pub(crate) struct BindCompartment {
+    pub(crate) namespace: Guid,
+    pub(crate) path: Option<PathBuf>,
+}
+
+/// Tells an emulated HNS in which Linux network namespace a container of an HCN namespace lives, as a container runtime
+/// tells Windows by creating the compartment. Endpoints that are attached there, now or later, get their interface in
+/// it. `None` takes the tie, and the interfaces, away.
+///
+/// # Errors
+/// The namespace does not exist, the path is no network namespace, or this is no emulator with a switch.
+pub fn bind_compartment(hcn: &dyn Hcn, namespace: Guid, path: Option<&Path>) -> Result<(), Failure> {
+    let document = BindCompartment { namespace, path: path.map(Path::to_owned) };
+    // Paths of network namespaces are text; another one gives an empty document, which is refused.
+    let settings = serde_json::to_string(&document).unwrap_or_default();
+    hcn.call(&Call::Emulator { name: BIND_COMPARTMENT.to_owned(), settings }).map(drop)
+}

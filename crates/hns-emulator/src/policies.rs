@@ -1,0 +1,149 @@
+//! Checks the policies of networks and endpoints.
+
+use tortie_hcn::schema::{
+    Acl, AclRuleType, DrMacAddress, Endpoint, HostRoute, InterfaceParameters, NetAdapterName, OutBoundNat,
+    Policy, ProviderAddress, RemoteSubnetRoute, SdnRoute, SetPolicy, SetPolicyType, VxlanPort,
+};
+use tortie_hcn::{Failure, Feature, HResult};
+
+use crate::acl::AccessControl;
+use crate::addresses::{cidr, mac};
+use crate::check::{address, fail, prefix, settings, vni};
+use crate::config::Config;
+use crate::sets::Sets;
+
+fn invalid<T>(error: String) -> Result<T, Failure> {
+    fail(HResult::HCN_E_INVALID_POLICY, error)
+}
+
+fn needs(config: &Config, feature: Feature, policy: &Policy) -> Result<(), Failure> {
+    if config.version.supports(feature) {
+        return Ok(());
+    }
+    let error = format!("HNS {} does not have {}", config.version, policy.r#type);
+    fail(HResult::HCN_E_INVALID_POLICY_TYPE, error)
+}
+
+/// Checks a policy that is to be put on a network. What an overlay needs is read; of the rest only the form.
+pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Failure> {
+    if let Some(route) = settings::<RemoteSubnetRoute>(policy)? {
+        needs(config, Feature::RemoteSubnet, policy)?;
+        prefix(&route.destination_prefix, "DestinationPrefix")?;
+        address(&route.provider_address, "ProviderAddress")?;
+        vni(route.isolation_id)?;
+        if mac(&route.distributed_router_mac_address).is_none() {
+            return invalid(format!(
+                "DistributedRouterMacAddress {:?}",
+                route.distributed_router_mac_address
+            ));
+        }
+        return Ok(());
+    }
+    if let Some(set) = settings::<SetPolicy>(policy)? {
+        let nested = set.policy_type == SetPolicyType::NestedIpSet;
+        // What it holds is looked at together with the network's other sets.
+        return needs(config, if nested { Feature::NestedIpSet } else { Feature::SetPolicy }, policy);
+    }
+    if policy.is::<HostRoute>() {
+        needs(config, Feature::HostRoute, policy)?;
+        // HNS insists on the empty object.
+        return if policy.settings.is_object() {
+            Ok(())
+        } else {
+            invalid("HostRoute without Settings".into())
+        };
+    }
+    if let Some(port) = settings::<VxlanPort>(policy)? {
+        needs(config, Feature::VxlanPort, policy)?;
+        return if port.port == 0 { invalid("VxlanPort 0".into()) } else { Ok(()) };
+    }
+    if let Some(provider) = settings::<ProviderAddress>(policy)? {
+        return address(&provider.provider_address, "ProviderAddress").map(drop);
+    }
+    if policy.is::<NetAdapterName>() || policy.is::<DrMacAddress>() {
+        return Ok(());
+    }
+    fail(HResult::HCN_E_INVALID_POLICY_TYPE, format!("{} is not a policy of a network here", policy.r#type))
+}
+
+/// Checks the policies that an endpoint is to have, and gives its ACLs, ready to be asked. `sets` are its network's.
+pub(crate) fn endpoint_policies(
+    endpoint: &Endpoint,
+    sets: &Sets,
+    config: &Config,
+) -> Result<AccessControl, Failure> {
+    let policies = &endpoint.policies;
+    if policies.iter().filter(|policy| policy.is::<InterfaceParameters>()).count() > 1 {
+        return fail(HResult::HCN_INTERFACEPARAMETERS_ALREADY_APPLIED, "InterfaceParameters twice");
+    }
+    let mut acls = Vec::new();
+    for policy in policies {
+        match settings::<Acl>(policy)? {
+            Some(acl) => {
+                acl_document(policy, &acl, config)?;
+                acls.push(acl);
+            }
+            None => endpoint_policy(policy)?,
+        }
+    }
+    if let Some(most) = config.limits.endpoint_acls.filter(|most| acls.len() > *most) {
+        return invalid(format!("{} ACLs, and {most} are possible", acls.len()));
+    }
+    AccessControl::new(acls, sets, config).or_else(|problem| invalid(format!("ACL: {}", problem.0)))
+}
+
+fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
+    if let Some(nat) = settings::<OutBoundNat>(policy)? {
+        let strange = nat.exceptions.iter().find(|exception| cidr(exception).is_none());
+        return strange.map_or(Ok(()), |text| invalid(format!("OutBoundNAT exception {text:?}")));
+    }
+    if let Some(route) = settings::<SdnRoute>(policy)? {
+        return prefix(&route.destination_prefix, "DestinationPrefix").map(drop);
+    }
+    if let Some(provider) = settings::<ProviderAddress>(policy)? {
+        return address(&provider.provider_address, "ProviderAddress").map(drop);
+    }
+    match policy.r#type.to_ascii_lowercase().as_str() {
+        "portmapping" | "interfaceparameters" | "encapoverhead" | "qos" => Ok(()),
+        _ => fail(
+            HResult::HCN_E_INVALID_POLICY_TYPE,
+            format!("{} is not a policy of an endpoint here", policy.r#type),
+        ),
+    }
+}
+
+/// A client that leaves out what an ACL is about most likely does not mean the zero value.
+fn acl_document(policy: &Policy, acl: &Acl, config: &Config) -> Result<(), Failure> {
+    for member in ["Action", "Direction", "RuleType"] {
+        if policy.settings.get(member).is_none() {
+            return invalid(format!("ACL {:?} without {member}", acl.id));
+        }
+    }
+    let fields = [
+        ("LocalAddresses", &acl.local_addresses, Feature::AclAddressLists),
+        ("RemoteAddresses", &acl.remote_addresses, Feature::AclAddressLists),
+        ("LocalPorts", &acl.local_ports, Feature::AclPortRanges),
+        ("RemotePorts", &acl.remote_ports, Feature::AclPortRanges),
+    ];
+    for (name, list, feature) in fields {
+        let ports = feature == Feature::AclPortRanges;
+        let plain = !(list.contains(',') || ports && list.contains('-'));
+        if !plain && !config.version.supports(feature) {
+            return invalid(format!("ACL {:?}: HNS {} takes no list in {name}", acl.id, config.version));
+        }
+        let (count, most) = (list.split(',').count(), config.limits.field_entries);
+        if let Some(most) = most.filter(|most| config.strict && count > *most) {
+            return invalid(format!("ACL {:?}: {name} has {count} entries, {most} are advised", acl.id));
+        }
+    }
+    let priorities = &config.limits.priorities;
+    match acl.rule_type {
+        AclRuleType::Switch if !priorities.contains(&acl.priority) => {
+            invalid(format!("ACL {:?}: Priority {} is not in {priorities:?}", acl.id, acl.priority))
+        }
+        AclRuleType::Host if acl.priority != 0 => {
+            invalid(format!("ACL {:?}: RuleType Host takes no Priority", acl.id))
+        }
+        _ => Ok(()),
+    }
+}
