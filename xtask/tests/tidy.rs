@@ -419,9 +419,6 @@ fn declared(line: &str) -> Option<&str> {
     words.next().filter(|_| declares)?.split(end).next().filter(|name| !name.is_empty())
 }
 
-/// References to files that are not in the repository, and how many files have them at the most: to become none.
-const MISSING: [(&str, usize); 2] = [("calico.md", 52), ("hns.md", 75)];
-
 #[test]
 fn files_that_are_referred_to_exist() {
     let listed = Command::new("git").args(["ls-files"]).current_dir(workspace()).output().unwrap();
@@ -438,10 +435,7 @@ fn files_that_are_referred_to_exist() {
             }
         }
     }
-    for (reference, files) in missing {
-        let known = MISSING.iter().find(|(known, _)| *known == reference).map_or(0, |(_, count)| *count);
-        assert!(files.len() <= known, "{reference} does not exist, and is referred to in {files:?}");
-    }
+    assert!(missing.is_empty(), "files that do not exist, with the files that refer to them: {missing:?}");
 }
 
 /// The files of the repository that a line of a document or a comment refers to: Markdown files by name, other files
