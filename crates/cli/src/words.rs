@@ -20,20 +20,31 @@ pub(crate) type Meanings = BTreeMap<SetId, Meaning>;
 
 /// The rule in one line: `Allow TCP from app == "front" (2 members) to port 80`.
 pub(crate) fn rule(rule: &Rule, sets: &Meanings) -> String {
-    let mut words = vec![format!("{:?}", rule.action)];
-    words.extend(rule.ip_version.map(|version| match version {
+    // Exhaustive, here and below, so that no criterion is left out of the sentence.
+    let Rule {
+        action,
+        ip_version,
+        protocol: wanted,
+        not_protocol,
+        icmp: message,
+        not_icmp,
+        source,
+        destination,
+    } = rule;
+    let mut words = vec![format!("{action:?}")];
+    words.extend(ip_version.map(|version| match version {
         IpVersion::V4 => "IPv4".to_owned(),
         IpVersion::V6 => "IPv6".to_owned(),
     }));
-    words.extend(rule.protocol.map(protocol));
-    words.extend(rule.not_protocol.map(|unwanted| format!("anything but {}", protocol(unwanted))));
-    if rule.protocol.is_none() && (rule.icmp.is_some() || rule.not_icmp.is_some()) {
+    words.extend(wanted.map(protocol));
+    words.extend(not_protocol.map(|unwanted| format!("anything but {}", protocol(unwanted))));
+    if wanted.is_none() && (message.is_some() || not_icmp.is_some()) {
         words.push("ICMP".to_owned());
     }
-    words.extend(rule.icmp.map(|wanted| icmp(&wanted)));
-    words.extend(rule.not_icmp.map(|unwanted| format!("but not {}", icmp(&unwanted))));
-    words.extend(entity("from", &rule.source, sets));
-    words.extend(entity("to", &rule.destination, sets));
+    words.extend(message.map(|wanted| icmp(&wanted)));
+    words.extend(not_icmp.map(|unwanted| format!("but not {}", icmp(&unwanted))));
+    words.extend(entity("from", source, sets));
+    words.extend(entity("to", destination, sets));
     if words.len() == 1 {
         words.push("everything".to_owned());
     }
@@ -73,20 +84,20 @@ fn icmp(icmp: &IcmpMatch) -> String {
 }
 
 fn entity(way: &str, entity: &EntityMatch, sets: &Meanings) -> Option<String> {
+    let EntityMatch { nets, not_nets, sets: within, not_sets, ports, port_sets, not_ports, not_port_sets } =
+        entity;
     let mut parts = Vec::new();
-    let listed = |all: Vec<String>| all.join(", ");
-    let nets = |nets: &[ipnet::IpNet]| listed(nets.iter().map(net).collect());
-    parts.extend((!entity.nets.is_empty()).then(|| nets(&entity.nets)));
-    parts.extend(entity.sets.iter().map(|id| set(id, sets)));
-    parts.extend((!entity.not_nets.is_empty()).then(|| format!("none of {}", nets(&entity.not_nets))));
-    parts.extend(entity.not_sets.iter().map(|id| format!("none of {}", set(id, sets))));
-    let mut ports: Vec<String> = Vec::new();
-    ports.extend((!entity.ports.is_empty()).then(|| numbers(&entity.ports)));
-    ports.extend(entity.port_sets.iter().map(|id| set(id, sets)));
-    parts.extend((!ports.is_empty()).then(|| ports.join(" or ")));
-    let unwanted = &entity.not_ports;
-    parts.extend((!unwanted.is_empty()).then(|| format!("not {}", numbers(unwanted))));
-    parts.extend(entity.not_port_sets.iter().map(|id| format!("not {}", set(id, sets))));
+    let networks = |nets: &[ipnet::IpNet]| nets.iter().map(net).collect::<Vec<_>>().join(", ");
+    parts.extend((!nets.is_empty()).then(|| networks(nets)));
+    parts.extend(within.iter().map(|id| set(id, sets)));
+    parts.extend((!not_nets.is_empty()).then(|| format!("none of {}", networks(not_nets))));
+    parts.extend(not_sets.iter().map(|id| format!("none of {}", set(id, sets))));
+    let mut wanted: Vec<String> = Vec::new();
+    wanted.extend((!ports.is_empty()).then(|| numbers(ports)));
+    wanted.extend(port_sets.iter().map(|id| set(id, sets)));
+    parts.extend((!wanted.is_empty()).then(|| wanted.join(" or ")));
+    parts.extend((!not_ports.is_empty()).then(|| format!("not {}", numbers(not_ports))));
+    parts.extend(not_port_sets.iter().map(|id| format!("not {}", set(id, sets))));
     (!parts.is_empty()).then(|| format!("{way} {}", parts.join(" and ")))
 }
 

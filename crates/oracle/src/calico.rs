@@ -21,33 +21,46 @@ pub(super) fn rules(spec: &PolicySpec, direction: Direction) -> &[Rule] {
 
 /// Whether every criterion of the rule matches; `namespace` is the policy's.
 pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outcome {
+    // Exhaustive, here and below, because a forgotten criterion would open something.
+    let Rule {
+        action: _,
+        ip_version,
+        protocol: wanted_protocol,
+        not_protocol,
+        icmp,
+        not_icmp,
+        source,
+        destination,
+        http,
+        metadata: _,
+    } = rule;
     let version = if packet.destination.address.is_ipv4() { 4 } else { 6 };
     let protocol = packet.protocol;
-    if let Some(wanted) = rule.ip_version.filter(|wanted| *wanted != version) {
+    if let Some(wanted) = ip_version.filter(|wanted| *wanted != version) {
         return Err(Mismatch::new("ipVersion", wanted, format!("the packet is IPv{version}")));
     }
-    if let Some(ProtocolName(wanted)) = rule.protocol.filter(|wanted| wanted.0 != protocol) {
+    if let Some(ProtocolName(wanted)) = wanted_protocol.filter(|wanted| wanted.0 != protocol) {
         return Err(Mismatch::new("protocol", wanted, format!("the packet is {protocol}")));
     }
-    if rule.not_protocol.is_some_and(|unwanted| unwanted.0 == protocol) {
+    if not_protocol.is_some_and(|unwanted| unwanted.0 == protocol) {
         let wanted = format!("anything but {protocol}");
         return Err(Mismatch::new("notProtocol", wanted, format!("the packet is {protocol}")));
     }
-    if let Some(wanted) = rule.icmp.as_ref().filter(|wanted| !is_icmp(wanted, packet)) {
+    if let Some(wanted) = icmp.as_ref().filter(|wanted| !is_icmp(wanted, packet)) {
         return Err(Mismatch::new("icmp", shown_icmp(wanted), found_icmp(packet)));
     }
-    if let Some(unwanted) = rule.not_icmp.as_ref().filter(|unwanted| is_icmp(unwanted, packet)) {
+    if let Some(unwanted) = not_icmp.as_ref().filter(|unwanted| is_icmp(unwanted, packet)) {
         let wanted = format!("anything but {}", shown_icmp(unwanted));
         return Err(Mismatch::new("notICMP", wanted, found_icmp(packet)));
     }
-    for (name, side) in [("source", &rule.source), ("destination", &rule.destination)] {
+    for (name, side) in [("source", source), ("destination", destination)] {
         if let Some(mismatch) = of_other_family(name, side, version) {
             return Err(mismatch);
         }
     }
-    entity(namespace, "source", &rule.source, &packet.source, packet)?;
-    entity(namespace, "destination", &rule.destination, &packet.destination, packet)?;
-    match &rule.http {
+    entity(namespace, "source", source, &packet.source, packet)?;
+    entity(namespace, "destination", destination, &packet.destination, packet)?;
+    match http {
         // HTTP requests are not inspected yet, so none is allowed (policy decision 15).
         Some(_) => Err(Mismatch::new("http", "a request that is looked into", "which is not done yet")),
         None => Ok(()),
@@ -115,15 +128,27 @@ fn found_icmp(packet: &Packet<'_>) -> String {
 fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packet: &Packet<'_>) -> Outcome {
     let field = |field: &str| format!("{name}.{field}");
     let address = side.address;
+    // `meant` reads the selectors, and `ports` the ports.
+    let EntityRule {
+        nets,
+        not_nets,
+        selector: _,
+        not_selector: _,
+        namespace_selector: _,
+        services,
+        ports: _,
+        not_ports: _,
+        service_accounts: _,
+    } = rule;
     let holds = |nets: &[Cidr]| nets.iter().find(|Cidr(net)| net.contains(&address)).copied();
-    if !rule.nets.is_empty() && holds(&rule.nets).is_none() {
-        let nets: Vec<String> = rule.nets.iter().map(|Cidr(net)| net.to_string()).collect();
+    if !nets.is_empty() && holds(nets).is_none() {
+        let nets: Vec<String> = nets.iter().map(|Cidr(net)| net.to_string()).collect();
         return Err(Mismatch::new(field("nets"), nets.join(", "), address));
     }
-    if let Some(Cidr(net)) = holds(&rule.not_nets) {
+    if let Some(Cidr(net)) = holds(not_nets) {
         return Err(Mismatch::new(field("notNets"), format!("an address outside {net}"), address));
     }
-    if let Some(service) = &rule.services {
+    if let Some(service) = services {
         let namespace = service.namespace.as_deref().unwrap_or(namespace);
         // For the destination, the backend's port counts, too.
         if !packet.is_backend(side, namespace, &service.name, name == "destination") {

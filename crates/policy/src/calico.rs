@@ -108,17 +108,31 @@ fn compile_rule(namespace: &Arc<str>, rule: &CalicoRule, sets: &mut Sets) -> Opt
         [version] => Some(*version),
         _ => None,
     };
-    let icmp = |icmp: &Icmp| IcmpMatch { icmp_type: icmp.icmp_type, icmp_code: icmp.code };
-    let protocol = rule.protocol.map(|ProtocolName(protocol)| protocol);
+    // Exhaustive, so that a new field does not compile until it is compiled. `families` reads `ipVersion`, and rules
+    // with `http` do not get here.
+    let CalicoRule {
+        action,
+        ip_version: _,
+        protocol,
+        not_protocol,
+        icmp,
+        not_icmp,
+        source,
+        destination,
+        http: _,
+        metadata: _,
+    } = rule;
+    let message = |icmp: &Icmp| IcmpMatch { icmp_type: icmp.icmp_type, icmp_code: icmp.code };
+    let protocol = protocol.map(|ProtocolName(protocol)| protocol);
     Some(Rule {
-        action: rule.action,
+        action: *action,
         ip_version,
         protocol,
-        not_protocol: rule.not_protocol.map(|ProtocolName(protocol)| protocol),
-        icmp: rule.icmp.as_ref().map(icmp),
-        not_icmp: rule.not_icmp.as_ref().map(icmp),
-        source: compile_entity(namespace, &rule.source, protocol, false, sets),
-        destination: compile_entity(namespace, &rule.destination, protocol, true, sets),
+        not_protocol: not_protocol.map(|ProtocolName(protocol)| protocol),
+        icmp: icmp.as_ref().map(message),
+        not_icmp: not_icmp.as_ref().map(message),
+        source: compile_entity(namespace, source, protocol, false, sets),
+        destination: compile_entity(namespace, destination, protocol, true, sets),
     })
 }
 
@@ -144,18 +158,29 @@ fn compile_entity(
     is_destination: bool,
     sets: &mut Sets,
 ) -> EntityMatch {
-    if let Some(service) = &entity.services {
+    // Exhaustive, so that a new field does not compile until it is compiled. `endpoints_of` reads the selectors.
+    let EntityRule {
+        nets,
+        not_nets,
+        selector: _,
+        not_selector: _,
+        namespace_selector: _,
+        services,
+        ports,
+        not_ports,
+        service_accounts: _,
+    } = entity;
+    if let Some(service) = services {
         // Ports beside a Service belong to the source: numbers, or names that any endpoint declares.
         let mut ports_of = |ports: &[Port]| {
             names(ports).map(|name| port_set(&Selector::all(), protocol, name, sets)).collect()
         };
-        let (port_sets, not_port_sets): (Vec<SetId>, _) =
-            (ports_of(&entity.ports), ports_of(&entity.not_ports));
+        let (port_sets, not_port_sets): (Vec<SetId>, _) = (ports_of(ports), ports_of(not_ports));
         let backends = backends(namespace, service, is_destination, sets);
         return EntityMatch {
-            ports: numbers(&entity.ports),
+            ports: numbers(ports),
             port_sets: [backends.port_sets, port_sets].concat(),
-            not_ports: numbers(&entity.not_ports),
+            not_ports: numbers(not_ports),
             not_port_sets,
             ..backends
         };
@@ -166,16 +191,16 @@ fn compile_entity(
     let declaring = meant.clone().unwrap_or_else(Selector::all);
     let mut named_ports =
         |ports: &[Port]| names(ports).map(|name| port_set(&declaring, protocol, name, sets)).collect();
-    let (port_sets, not_port_sets) = (named_ports(&entity.ports), named_ports(&entity.not_ports));
-    let nets = |nets: &[Cidr]| nets.iter().map(|Cidr(net)| *net).collect();
+    let (port_sets, not_port_sets) = (named_ports(ports), named_ports(not_ports));
+    let networks = |nets: &[Cidr]| nets.iter().map(|Cidr(net)| *net).collect();
     EntityMatch {
-        nets: nets(&entity.nets),
-        not_nets: nets(&entity.not_nets),
+        nets: networks(nets),
+        not_nets: networks(not_nets),
         sets: meant.into_iter().map(|selector| named(selector, sets)).collect(),
         not_sets: not_meant.into_iter().map(|selector| named(selector, sets)).collect(),
-        ports: numbers(&entity.ports),
+        ports: numbers(ports),
         port_sets,
-        not_ports: numbers(&entity.not_ports),
+        not_ports: numbers(not_ports),
         not_port_sets,
     }
 }

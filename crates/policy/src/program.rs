@@ -164,7 +164,9 @@ pub struct EntityMatch {
 impl EntityMatch {
     /// Every set that the match names.
     pub fn set_ids(&self) -> impl Iterator<Item = &SetId> {
-        self.sets.iter().chain(&self.not_sets).chain(&self.port_sets).chain(&self.not_port_sets)
+        let Self { nets: _, not_nets: _, sets, not_sets, ports: _, port_sets, not_ports: _, not_port_sets } =
+            self;
+        sets.iter().chain(not_sets).chain(port_sets).chain(not_port_sets)
     }
 }
 
@@ -380,13 +382,15 @@ pub fn rule_matches(rule: &Rule, flow: &Flow, lookup: &impl Lookup) -> bool {
             wanted.icmp_type.is_none_or(|t| t == icmp_type) && wanted.icmp_code.is_none_or(|c| c == icmp_code)
         })
     };
-    rule.ip_version.is_none_or(|wanted| wanted == version)
-        && rule.protocol.is_none_or(|wanted| wanted == flow.protocol)
-        && rule.not_protocol.is_none_or(|unwanted| unwanted != flow.protocol)
-        && rule.icmp.as_ref().is_none_or(icmp_matches)
-        && !rule.not_icmp.as_ref().is_some_and(icmp_matches)
-        && entity_matches(&rule.source, flow.source, flow.protocol, flow.source_port, lookup)
-        && entity_matches(&rule.destination, flow.destination, flow.protocol, flow.destination_port, lookup)
+    // Exhaustive, here and below, because a forgotten criterion would open something.
+    let Rule { action: _, ip_version, protocol, not_protocol, icmp, not_icmp, source, destination } = rule;
+    ip_version.is_none_or(|wanted| wanted == version)
+        && protocol.is_none_or(|wanted| wanted == flow.protocol)
+        && not_protocol.is_none_or(|unwanted| unwanted != flow.protocol)
+        && icmp.as_ref().is_none_or(icmp_matches)
+        && !not_icmp.as_ref().is_some_and(icmp_matches)
+        && entity_matches(source, flow.source, flow.protocol, flow.source_port, lookup)
+        && entity_matches(destination, flow.destination, flow.protocol, flow.destination_port, lookup)
 }
 
 fn entity_matches(
@@ -408,13 +412,14 @@ fn entity_matches(
     };
     let has_port = protocol.has_ports();
     let in_ports = |ranges: &[PortRange]| has_port && ranges.iter().any(|range| range.contains(port));
-    let wants_port = !entity.ports.is_empty() || !entity.port_sets.is_empty();
+    let EntityMatch { nets, not_nets, sets, not_sets, ports, port_sets, not_ports, not_port_sets } = entity;
+    let wants_port = !ports.is_empty() || !port_sets.is_empty();
 
-    (entity.nets.is_empty() || entity.nets.iter().any(|net| net.contains(&address)))
-        && !entity.not_nets.iter().any(|net| net.contains(&address))
-        && entity.sets.iter().all(in_set)
-        && !entity.not_sets.iter().any(in_set)
-        && (!wants_port || in_ports(&entity.ports) || entity.port_sets.iter().any(in_port_set))
-        && !in_ports(&entity.not_ports)
-        && !entity.not_port_sets.iter().any(in_port_set)
+    (nets.is_empty() || nets.iter().any(|net| net.contains(&address)))
+        && !not_nets.iter().any(|net| net.contains(&address))
+        && sets.iter().all(in_set)
+        && !not_sets.iter().any(in_set)
+        && (!wants_port || in_ports(ports) || port_sets.iter().any(in_port_set))
+        && !in_ports(not_ports)
+        && !not_port_sets.iter().any(in_port_set)
 }

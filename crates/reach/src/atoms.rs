@@ -140,15 +140,29 @@ impl Vocabulary {
 
     fn calico(&mut self, oracles: &[Oracle<'_>], namespace: &str, rules: &[Rule], uses: &mut Uses) {
         for rule in rules {
-            for ProtocolName(protocol) in [rule.protocol, rule.not_protocol].into_iter().flatten() {
-                self.matcher(Matcher::Protocol(protocol), uses);
+            // Exhaustive, here and below: packets that differ in a forgotten criterion would count as
+            // equal. Families are always distinguished, and no packet matches `http`.
+            let Rule {
+                action: _,
+                ip_version: _,
+                protocol,
+                not_protocol,
+                icmp,
+                not_icmp,
+                source,
+                destination,
+                http: _,
+                metadata: _,
+            } = rule;
+            for ProtocolName(protocol) in [protocol, not_protocol].into_iter().flatten() {
+                self.matcher(Matcher::Protocol(*protocol), uses);
             }
-            for icmp in [rule.icmp, rule.not_icmp].into_iter().flatten() {
+            for icmp in [icmp, not_icmp].into_iter().flatten() {
                 self.matcher(Matcher::Icmp(icmp.icmp_type, icmp.code), uses);
             }
-            let protocol = rule.protocol.map(|ProtocolName(protocol)| protocol);
-            self.entity(oracles, namespace, &rule.source, protocol, true, uses);
-            self.entity(oracles, namespace, &rule.destination, protocol, false, uses);
+            let protocol = protocol.map(|ProtocolName(protocol)| protocol);
+            self.entity(oracles, namespace, source, protocol, true, uses);
+            self.entity(oracles, namespace, destination, protocol, false, uses);
         }
     }
 
@@ -161,17 +175,28 @@ impl Vocabulary {
         source: bool,
         uses: &mut Uses,
     ) {
-        for Cidr(net) in rule.nets.iter().chain(&rule.not_nets) {
+        let EntityRule {
+            nets,
+            not_nets,
+            selector,
+            not_selector,
+            namespace_selector,
+            services,
+            ports,
+            not_ports,
+            service_accounts,
+        } = rule;
+        for Cidr(net) in nets.iter().chain(not_nets) {
             self.net(*net, uses);
         }
-        if let Some(service) = &rule.services {
+        if let Some(service) = services {
             let of = service.namespace.as_deref().unwrap_or(namespace);
             self.service(oracles, of, &service.name, uses);
         }
-        for selector in [&rule.selector, &rule.not_selector].into_iter().flatten() {
+        for selector in [selector, not_selector].into_iter().flatten() {
             self.use_atom(format!("labels {selector}"), || Atom::Labels(selector.clone()), uses);
         }
-        match &rule.namespace_selector {
+        match namespace_selector {
             Some(selector) => {
                 let atom = || Atom::Namespaces(selector.clone());
                 self.use_atom(format!("namespaces {selector}"), atom, uses);
@@ -179,7 +204,7 @@ impl Vocabulary {
             None if !namespace.is_empty() => self.namespace(namespace, uses),
             None => {}
         }
-        if let Some(accounts) = &rule.service_accounts {
+        if let Some(accounts) = service_accounts {
             for name in &accounts.names {
                 self.use_atom(format!("account {name}"), || Atom::Account(name.clone()), uses);
             }
@@ -188,7 +213,7 @@ impl Vocabulary {
                 self.use_atom(format!("accounts {selector}"), atom, uses);
             }
         }
-        for port in rule.ports.iter().chain(&rule.not_ports) {
+        for port in ports.iter().chain(not_ports) {
             match port {
                 Port::Range(range) => {
                     self.matcher(Matcher::Port { source, protocol, range: *range }, uses);

@@ -122,10 +122,11 @@ fn concerned(state: &NodeState) -> String {
 
 fn tells_clients_apart(rules: &PolicyRules) -> bool {
     let by_address = |client: &EntityMatch| {
-        let nets = client.nets.is_empty() && client.not_nets.is_empty();
-        let sets = client.sets.is_empty() && client.not_sets.is_empty();
-        let port_sets = client.port_sets.is_empty() && client.not_port_sets.is_empty();
-        !(nets && sets && port_sets)
+        let EntityMatch { nets, not_nets, sets, not_sets, ports: _, port_sets, not_ports: _, not_port_sets } =
+            client;
+        let no_nets = nets.is_empty() && not_nets.is_empty();
+        let no_sets = [sets, not_sets, port_sets, not_port_sets].iter().all(|sets| sets.is_empty());
+        !(no_nets && no_sets)
     };
     rules.ingress.iter().any(|rule| by_address(&rule.source))
 }

@@ -5,6 +5,7 @@
 //! several nftables rules, one for each combination of a family, a class of protocols, and alternatives. Together
 //! they match the same packets.
 
+use ipnet::IpNet;
 use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
 
@@ -135,9 +136,12 @@ fn groups(
     }
     asked.protocols(&class.one_of, false);
     asked.protocols(&class.none_of, true);
-    asked.icmp(rule, class)?;
-    asked.entity(&rule.source, Side::Source)?;
-    asked.entity(&rule.destination, Side::Destination)?;
+    // Exhaustive, here and below, because a forgotten criterion would open something. `families` and `classes` read the rest.
+    let Rule { action: _, ip_version: _, protocol: _, not_protocol: _, icmp, not_icmp, source, destination } =
+        rule;
+    asked.icmp(*icmp, *not_icmp, class)?;
+    asked.entity(source, Side::Source)?;
+    asked.entity(destination, Side::Destination)?;
     Some(asked.groups)
 }
 
@@ -183,15 +187,15 @@ impl Asked<'_> {
         }
     }
 
-    fn icmp(&mut self, rule: &Rule, class: &Class) -> Option<()> {
+    fn icmp(&mut self, wanted: Option<IcmpMatch>, unwanted: Option<IcmpMatch>, class: &Class) -> Option<()> {
         let asks_nothing = |icmp: &IcmpMatch| icmp.icmp_type.is_none() && icmp.icmp_code.is_none();
-        if let Some(wanted) = rule.icmp {
+        if let Some(wanted) = wanted {
             class.is_icmp.then_some(())?;
             if !asks_nothing(&wanted) {
                 self.all(Test::Icmp { icmp: wanted, invert: false });
             }
         }
-        if let Some(unwanted) = rule.not_icmp.filter(|_| class.is_icmp) {
+        if let Some(unwanted) = unwanted.filter(|_| class.is_icmp) {
             // Without type and code, every ICMP packet is excluded.
             (!asks_nothing(&unwanted)).then_some(())?;
             self.all(Test::Icmp { icmp: unwanted, invert: true });
@@ -200,21 +204,20 @@ impl Asked<'_> {
     }
 
     fn entity(&mut self, entity: &EntityMatch, side: Side) -> Option<()> {
+        let EntityMatch { nets, not_nets, sets, not_sets, ports, port_sets, not_ports, not_port_sets } =
+            entity;
         if let Some(family) = self.family {
-            self.addresses(entity, side, family)?;
+            self.nets(nets, not_nets, side, family)?;
+            self.sets(sets, not_sets, side, family)?;
         }
-        if !entity.ports.is_empty() || !entity.port_sets.is_empty() {
+        if !ports.is_empty() || !port_sets.is_empty() {
             self.has_ports.then_some(())?;
-            self.ports(entity, side)?;
+            self.ports(ports, port_sets, side)?;
         }
         if self.has_ports {
-            self.ranges(numbers(&entity.not_ports), true, |ranges| Test::Port {
-                side,
-                ranges,
-                invert: true,
-            })?;
+            self.ranges(numbers(not_ports), true, |ranges| Test::Port { side, ranges, invert: true })?;
             let Some(family) = self.family else { return Some(()) };
-            for set in self.existing(&entity.not_port_sets, Part::AddressPorts(family)) {
+            for set in self.existing(not_port_sets, Part::AddressPorts(family)) {
                 self.all(Test::Member { key: Keyed::address_port(side, family), set, invert: true });
             }
         }
@@ -222,8 +225,8 @@ impl Asked<'_> {
     }
 
     /// The port must be one of some numbers, or its combination with the address must be in one of some sets.
-    fn ports(&mut self, entity: &EntityMatch, side: Side) -> Option<()> {
-        let ranges = numbers(&entity.ports);
+    fn ports(&mut self, ports: &[PortRange], port_sets: &[SetId], side: Side) -> Option<()> {
+        let ranges = numbers(ports);
         let mut alternatives = Vec::new();
         match ranges.always() {
             Some(true) => return Some(()),
@@ -231,7 +234,7 @@ impl Asked<'_> {
             None => alternatives.push(Test::Port { side, ranges, invert: false }),
         }
         if let Some(family) = self.family {
-            let sets = self.existing(&entity.port_sets, Part::AddressPorts(family));
+            let sets = self.existing(port_sets, Part::AddressPorts(family));
             let key = Keyed::address_port(side, family);
             let member = |set| Test::Member { key, set, invert: false };
             alternatives.extend(sets.into_iter().map(member));
@@ -239,21 +242,23 @@ impl Asked<'_> {
         self.any(alternatives)
     }
 
-    fn addresses(&mut self, entity: &EntityMatch, side: Side, family: Family) -> Option<()> {
-        let of_family = |nets: &[ipnet::IpNet]| {
-            ranges(nets.iter().copied().filter(|net| Family::of(net.addr()) == family))
-        };
+    fn nets(&mut self, nets: &[IpNet], not_nets: &[IpNet], side: Side, family: Family) -> Option<()> {
+        let of_family =
+            |nets: &[IpNet]| ranges(nets.iter().copied().filter(|net| Family::of(net.addr()) == family));
         let lies_in = |invert| move |ranges| Test::Address { side, family, ranges, invert };
-        if !entity.nets.is_empty() {
-            self.ranges(of_family(&entity.nets), false, lies_in(false))?;
+        if !nets.is_empty() {
+            self.ranges(of_family(nets), false, lies_in(false))?;
         }
-        self.ranges(of_family(&entity.not_nets), true, lies_in(true))?;
+        self.ranges(of_family(not_nets), true, lies_in(true))
+    }
+
+    fn sets(&mut self, sets: &[SetId], not_sets: &[SetId], side: Side, family: Family) -> Option<()> {
         let key = Keyed::address(side, family);
         let member = |invert| move |set| Test::Member { key, set, invert };
-        for id in &entity.sets {
+        for id in sets {
             self.any(self.parts(id, family).into_iter().map(member(false)).collect())?;
         }
-        for id in &entity.not_sets {
+        for id in not_sets {
             self.parts(id, family).into_iter().map(member(true)).for_each(|test| self.all(test));
         }
         Some(())

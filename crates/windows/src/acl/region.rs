@@ -111,9 +111,20 @@ impl<L> Copy for View<'_, L> {}
 /// The IPv4 packets that the rule matches in this direction of an endpoint.
 pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>) -> Matched {
     let (exact, vague) = protocols(rule);
+    // Exhaustive, here and below, because a forgotten criterion would open something. `protocols` reads the rest.
+    let Rule {
+        action: _,
+        ip_version: _,
+        protocol: _,
+        not_protocol: _,
+        icmp: _,
+        not_icmp: _,
+        source,
+        destination,
+    } = rule;
     let (local, remote) = match direction {
-        Direction::Ingress => (&rule.destination, &rule.source),
-        Direction::Egress => (&rule.source, &rule.destination),
+        Direction::Ingress => (destination, source),
+        Direction::Egress => (source, destination),
     };
     // Whether the endpoint is meant is decided here, so that no ACL needs to test it.
     let local = pieces(local, &View { by_name: false, ..*view });
@@ -154,23 +165,33 @@ fn without_inexpressible_ports(region: &mut Region) -> Option<Region> {
 
 /// The protocols that the rule matches exactly, and those of which it matches only some messages.
 fn protocols(rule: &Rule) -> (Protocols, Protocols) {
-    if rule.ip_version == Some(IpVersion::V6) {
+    let Rule {
+        action: _,
+        ip_version,
+        protocol,
+        not_protocol,
+        icmp: wanted,
+        not_icmp,
+        source: _,
+        destination: _,
+    } = rule;
+    if *ip_version == Some(IpVersion::V6) {
         return (Protocols::NONE, Protocols::NONE);
     }
     let icmp = Protocols::of(&[Protocol::ICMP, Protocol::ICMPV6]);
-    let mut exact = rule.protocol.map_or(Protocols::ALL, |protocol| Protocols::of(&[protocol]));
-    if let Some(unwanted) = rule.not_protocol {
+    let mut exact = protocol.map_or(Protocols::ALL, |protocol| Protocols::of(&[protocol]));
+    if let Some(unwanted) = *not_protocol {
         exact = exact.and(Protocols::of(&[unwanted]).not());
     }
     let mut vague = Protocols::NONE;
     let every_message = |wanted: &IcmpMatch| wanted.icmp_type.is_none() && wanted.icmp_code.is_none();
-    if let Some(wanted) = &rule.icmp {
+    if let Some(wanted) = wanted {
         exact = exact.and(icmp);
         if !every_message(wanted) {
             (exact, vague) = (Protocols::NONE, exact);
         }
     }
-    if let Some(unwanted) = &rule.not_icmp {
+    if let Some(unwanted) = not_icmp {
         let partly = if every_message(unwanted) { Protocols::NONE } else { exact.and(icmp) };
         vague = if every_message(unwanted) { vague.and(icmp.not()) } else { vague.or(partly) };
         exact = exact.and(icmp.not());
@@ -210,41 +231,45 @@ impl Piece {
 
 /// What one side of a rule matches, in pieces whose union is exact.
 fn pieces<L: Lookup>(entity: &EntityMatch, view: &View<'_, L>) -> Vec<Piece> {
-    let whole = Piece {
-        protocols: Protocols::ALL,
-        side: Side { addresses: addresses(entity, view), ports: Ports::all() },
-    };
+    let EntityMatch { nets, not_nets, sets, not_sets, ports: numbers, port_sets, not_ports, not_port_sets } =
+        entity;
+    let addresses = within_sets(within_nets(nets, not_nets), sets, not_sets, view);
+    let whole = Piece { protocols: Protocols::ALL, side: Side { addresses, ports: Ports::all() } };
     let port_set = |id| grouped(id, view);
-    let mut pieces = if entity.ports.is_empty() && entity.port_sets.is_empty() {
+    let mut pieces = if numbers.is_empty() && port_sets.is_empty() {
         vec![whole]
     } else {
-        let by_number = (!entity.ports.is_empty()).then(|| whole.ports(&ports(&entity.ports)));
-        let by_set = entity.port_sets.iter().flat_map(port_set).map(|group| group.within(&whole));
+        let by_number = (!numbers.is_empty()).then(|| whole.ports(&ports(numbers)));
+        let by_set = port_sets.iter().flat_map(port_set).map(|group| group.within(&whole));
         by_number.into_iter().chain(by_set).collect()
     };
-    if !entity.not_ports.is_empty() {
-        let wanted = ports(&entity.not_ports).not();
+    if !not_ports.is_empty() {
+        let wanted = ports(not_ports).not();
         pieces = pieces.iter().flat_map(|piece| without_ports(piece, &wanted)).collect();
     }
-    for group in entity.not_port_sets.iter().flat_map(port_set) {
+    for group in not_port_sets.iter().flat_map(port_set) {
         pieces = pieces.iter().flat_map(|piece| group.cut_out_of(piece)).collect();
     }
     pieces.retain(|piece| !piece.is_empty());
     pieces
 }
 
-fn addresses<L: Lookup>(entity: &EntityMatch, view: &View<'_, L>) -> Peers {
+fn within_nets(nets: &[IpNet], not_nets: &[IpNet]) -> Peers {
     let of_nets = |nets: &[IpNet]| Term::Literal(Addresses::of_nets(nets.iter().filter_map(v4)));
-    let of_set = |id: &SetId| Term::of(Named::Nets(id.clone()), view.by_name, view.lookup);
     let mut addresses = Peers::all();
-    if !entity.nets.is_empty() {
-        addresses = addresses.among(&of_nets(&entity.nets));
+    if !nets.is_empty() {
+        addresses = addresses.among(&of_nets(nets));
     }
-    if !entity.not_nets.is_empty() {
-        addresses = addresses.except(&of_nets(&entity.not_nets));
+    if !not_nets.is_empty() {
+        addresses = addresses.except(&of_nets(not_nets));
     }
-    let addresses = entity.sets.iter().fold(addresses, |all, id| all.among(&of_set(id)));
-    entity.not_sets.iter().fold(addresses, |all, id| all.except(&of_set(id)))
+    addresses
+}
+
+fn within_sets<L: Lookup>(addresses: Peers, sets: &[SetId], not_sets: &[SetId], view: &View<'_, L>) -> Peers {
+    let of_set = |id: &SetId| Term::of(Named::Nets(id.clone()), view.by_name, view.lookup);
+    let addresses = sets.iter().fold(addresses, |all, id| all.among(&of_set(id)));
+    not_sets.iter().fold(addresses, |all, id| all.except(&of_set(id)))
 }
 
 fn v4(net: &IpNet) -> Option<ipnet::Ipv4Net> {

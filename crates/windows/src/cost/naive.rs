@@ -231,19 +231,27 @@ impl<'a, L: Lookup> Naive<'a, L> {
 
 /// Whether an ACL can express it, with each field as a list (`policysets.go`).
 fn is_expressible(rule: &Rule) -> bool {
-    let sides = [&rule.source, &rule.destination];
+    let Rule { action: _, ip_version: _, protocol, not_protocol, icmp, not_icmp, source, destination } = rule;
+    let sides = [source, destination];
     let negates = |side: &&EntityMatch| {
-        !side.not_nets.is_empty()
-            || !side.not_sets.is_empty()
-            || !side.not_ports.is_empty()
-            || !side.not_port_sets.is_empty()
+        let EntityMatch {
+            nets: _,
+            not_nets,
+            sets: _,
+            not_sets,
+            ports: _,
+            port_sets: _,
+            not_ports,
+            not_port_sets,
+        } = side;
+        !(not_nets.is_empty() && not_sets.is_empty() && not_ports.is_empty() && not_port_sets.is_empty())
     };
     let has_ports = sides.iter().any(|side| !side.ports.is_empty());
-    rule.not_protocol.is_none()
-        && rule.icmp.is_none()
-        && rule.not_icmp.is_none()
+    not_protocol.is_none()
+        && icmp.is_none()
+        && not_icmp.is_none()
         && !sides.iter().any(negates)
-        && (!has_ports || rule.protocol.is_some_and(Protocol::has_ports))
+        && (!has_ports || protocol.is_some_and(Protocol::has_ports))
 }
 
 /// The tier, with each Pass rule replaced by what it lets through of the next tier.
