@@ -1,4 +1,4 @@
-//! The agent's end of the socket by which operators ask it ([`control`](crate::control)).
+//! Serves the socket on which operators send requests to the agent ([`control`](crate::control)).
 
 use std::io;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use tokio::time::timeout;
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
 use crate::plane::Asker;
 
-/// The most bytes of a request.
+/// The maximum size of a request in bytes.
 const MOST_REQUEST_BYTES: u64 = 64 << 10;
-/// How long a request may take to come.
+/// How long to wait for a request.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the dataplane may be busy with something else. A call of HNS may take as long.
+/// How long to wait for the dataplane, which may be busy. A call of HNS may take this long.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(40);
-/// How long to wait before a call is accepted again after that failed; mostly for want of file descriptors.
+/// How long to wait after a failed accept, which is mostly caused by a lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves until the future is dropped.

@@ -108,7 +108,7 @@ impl Matrix {
     }
 }
 
-/// What a reader has to know of the tables.
+/// Notes about the tables.
 fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
     let clients = classes.ports().of_clients();

@@ -30,8 +30,8 @@ pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 /// Returns the current time. Dataplanes get one, so that a test can decide when something is due.
 pub type Clock = Box<dyn Fn() -> Instant + Send>;
 
-/// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others
-/// put there.
+/// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects
+/// of others alone.
 ///
 /// The caller owns the state, so that there is one copy of it. Every call gets the current state.
 pub trait Dataplane: Send {

@@ -135,8 +135,8 @@ impl Dataplane {
         })
     }
 
-    /// The same dataplane with another clock. It decides when everything is compared with the kernel again; waiting for
-    /// the kernel itself takes real time.
+    /// The same dataplane with another clock, which determines the time of full comparisons with the kernel. Waiting
+    /// for the kernel itself takes real time.
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
@@ -148,7 +148,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Applies deltas to the desired state, and returns the objects concerned.
+    /// Collects the objects that the deltas concern, and the addresses that endpoints had before them.
     fn ingest(&mut self, deltas: &[Delta]) -> Dirty {
         let mut dirty = Dirty::default();
         for delta in deltas {
