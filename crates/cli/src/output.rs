@@ -37,6 +37,17 @@ pub(crate) fn end(code: ExitCode, failed: ExitCode) -> ExitCode {
     }
 }
 
+/// Prints help, the version, or what is wrong with the arguments; the exit code that goes with it.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+    match (error.print(), error.use_stderr()) {
+        (written, false) => note(written),
+        // Nobody is there to be told.
+        (_, true) => {}
+    }
+    end(code, ExitCode::FAILURE)
+}
+
 /// Prints text as it is.
 #[cfg(feature = "lab")]
 pub(crate) fn text(text: &str) {

@@ -22,14 +22,19 @@ pub(crate) fn after(
     let tiers = before.iter().filter(|(key, _)| key.kind == Kind::Tier).map(|(key, _)| key.name.clone());
     manifests::refuse_unknown_tiers(tiers, &objects)?;
     let mut after = before.clone();
-    for object in objects {
-        if let (true, Some(other)) = (within_manifests, same_policy(&object.key, &object.value)) {
-            after.remove(&other);
+    for mut object in objects {
+        let of_default = manifests::is_of_default_tier(&object.value);
+        if let Some(name) = known_name(&after, &object.key).filter(|_| of_default) {
+            manifests::rename(&mut object, name);
         }
         apply(&mut after, object);
     }
     for text in deleted {
-        delete(&mut after, &key(text)?)?;
+        let mut key = key(text)?;
+        if let Some(name) = known_name(&after, &key) {
+            key.name = name;
+        }
+        delete(&mut after, &key)?;
     }
     if staged {
         enforce_staged(&mut after);
@@ -41,24 +46,11 @@ pub(crate) fn after(
     Ok(after)
 }
 
-/// The other name of a policy of tier default. Calico's datastore has one policy under `default.x`, whether it was made as
-/// `x` or as `default.x`; what kubectl exports has that name, where people's manifests have the other.
-pub(crate) fn same_policy(key: &Key, value: &Value) -> Option<Key> {
-    let of_calico = [
-        Kind::NetworkPolicy,
-        Kind::GlobalNetworkPolicy,
-        Kind::StagedNetworkPolicy,
-        Kind::StagedGlobalNetworkPolicy,
-    ];
-    if !of_calico.contains(&key.kind) || manifests::tier_of(key.kind, value).unwrap_or("default") != "default"
-    {
-        return None;
-    }
-    let name = match key.name.strip_prefix("default.") {
-        Some(name) => name.to_owned(),
-        None => format!("default.{}", key.name),
-    };
-    Some(Key { name, ..key.clone() })
+/// The name that a policy has in the cluster, if that is its other one.
+fn known_name(after: &Snapshot, key: &Key) -> Option<String> {
+    let other = manifests::other_name(key).filter(|_| after.get(key).is_none())?;
+    let known = after.get(&other).filter(|stored| manifests::is_of_default_tier(&stored.value));
+    known.map(|_| other.name)
 }
 
 /// As `apply` stores it: what the cluster added stays, and a pod's endpoints take its labels over.
