@@ -8,13 +8,14 @@ use anstyle::{AnsiColor, Style};
 use anyhow::bail;
 use serde_json::json;
 use tortie_api::Kind;
-use tortie_api::net::{Action, Direction};
+use tortie_api::net::{Action, Direction, Protocol};
 use tortie_api::report::ReportedCondition;
 use tortie_policy::enforced::not_enforced;
 use tortie_policy::oracle::{
     Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
     Verdict,
 };
+use tortie_policy::reach::{CLIENT_PORT, Ports, Sample};
 
 use crate::output::{self, Format};
 use crate::port::Asked;
@@ -187,6 +188,24 @@ fn not_enforced_in<'a>(
 ) -> impl Iterator<Item = (&'a String, &'a String)> {
     let asked: BTreeSet<String> = answer.hosts.iter().map(|trace| trace.endpoint.clone()).collect();
     not_enforced.iter().filter(move |(name, _)| asked.contains(&format!("host endpoint {name}")))
+}
+
+/// What a reader of many verdicts has to know of tunnels from pods, where these classes of ports hold such packets.
+pub(crate) fn tunnels_note(ports: &Ports, classes: &[usize]) -> Option<String> {
+    let of = |protocol, destination_port| Sample {
+        protocol,
+        source_port: CLIENT_PORT,
+        destination_port,
+        icmp: None,
+    };
+    let vxlan = of(Protocol::UDP, 4789);
+    let ipip = Sample { source_port: 0, ..of(Protocol::IPIP, 0) };
+    let is_asked = |sample: &Sample| !ports.is_empty() && classes.contains(&ports.class_of(sample));
+    [vxlan, ipip].iter().any(is_asked).then(|| {
+        "VXLAN (udp/4789) and IPIP (proto/4) from pods are dropped before policy, unless FelixConfiguration allows them; \
+         that is not shown here."
+            .to_owned()
+    })
 }
 
 /// What a reader of many verdicts has to know of host endpoints that are not enforced.
