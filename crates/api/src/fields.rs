@@ -10,7 +10,7 @@ use tortie_selector::Selector;
 
 use crate::net::{PortRange, Protocol};
 
-/// A network such as `10.0.0.0/8`. Calico accepts host bits and masks them; so do we.
+/// A network such as `10.0.0.0/8`. Host bits are masked where [`masked`] does not reject them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Cidr(pub IpNet);
@@ -22,6 +22,26 @@ impl<'de> Deserialize<'de> for Cidr {
             || D::Error::custom(format!("{text:?} is no network; write it as 10.0.0.0/8 or fd00::/8"));
         let net: IpNet = text.parse().map_err(|_| wrong())?;
         Ok(Self(net.trunc()))
+    }
+}
+
+/// The networks of a rule: as in Calico, none has host bits.
+pub(crate) fn masked<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cidr>, D::Error> {
+    Ok(list::<D, Masked>(deserializer)?.into_iter().map(|Masked(cidr)| cidr).collect())
+}
+
+struct Masked(Cidr);
+
+impl<'de> Deserialize<'de> for Masked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let cidr = Cidr::deserialize(serde::de::value::StrDeserializer::<D::Error>::new(&text))?;
+        match text.parse::<IpNet>() {
+            Ok(net) if net == cidr.0 => Ok(Self(cidr)),
+            _ => {
+                Err(D::Error::custom(format!("{text:?} has bits behind its prefix; write it as {}", cidr.0)))
+            }
+        }
     }
 }
 

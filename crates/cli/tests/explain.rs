@@ -252,6 +252,9 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
     for (arguments, code, expected, noted) in [
         (&["x/a", "node/n", "--port", "icmpv6/135"][..], 0, "x/a (fd01::1) → node/n (fd00::1) ICMPv6", false),
         (&["x/a", "node/n", "--port", "icmpv6/134"], 1, "pods do not advertise routers", false),
+        (&["x/a", "192.0.2.9", "--port", "udp/4789"], 1, "pods do not send VXLAN packets", false),
+        (&["x/a", "192.0.2.9", "--port", "proto/4"], 1, "pods do not send IPIP packets", false),
+        (&["x/a", "fd00::9", "--port", "icmpv6/135"], 1, "end of tier default", false),
         (&["x/a", "node/n", "--port", "icmp/8"], 1, "x/a (10.0.0.1) → node/n (192.0.2.1) ICMP", false),
         (&["fd01::1", "fd00::1", "--port", "icmp/8"], 2, "ask with --port icmpv6/128", false),
         (&["10.0.0.1", "192.0.2.1", "--port", "icmpv6/128"], 2, "ask with --port icmp/8", false),
@@ -269,5 +272,19 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         assert!(said.contains(expected), "{arguments:?}: {said}");
         assert_eq!(said.contains(note), noted, "{arguments:?}: {said}");
+    }
+
+    // Tunnels from pods where FelixConfiguration allows them: policy decides.
+    let felix = folder.path().join("felix.yml");
+    let allowed = "{apiVersion: projectcalico.org/v3, kind: FelixConfiguration, metadata: {name: default}, \
+                   spec: {allowVXLANPacketsFromWorkloads: true, allowIPIPPacketsFromWorkloads: true}}\n";
+    std::fs::write(&felix, allowed).unwrap();
+    for port in ["udp/4789", "proto/4"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let files = ["-f", file.to_str().unwrap(), "-f", felix.to_str().unwrap()];
+        let output =
+            command.arg("explain").args(files).args(["x/a", "192.0.2.9", "--port", port]).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("denied at the end of tier default"), "{port}: {said}");
     }
 }
