@@ -140,6 +140,7 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
             "Host endpoints have their say here; whether a node enforces them, its report says.".to_owned(),
         );
     }
+    notes.extend(explain::tunnels_note(classes.ports(), ports));
     notes.extend(explain::not_enforced_note(snapshot));
     let scoped = |content: &Content| content.passing().len() > 1;
     if tables.iter().any(|table| table.matrix.cells.iter().flatten().any(scoped)) {

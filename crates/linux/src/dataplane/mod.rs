@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
-    Clock, Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
+    Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
 };
 
 pub(crate) use self::network::link_parameters;
@@ -108,6 +108,9 @@ pub struct Dataplane {
     /// Whether policy has changed in a state that may not have been in force since.
     uncut: bool,
 }
+
+/// Returns the current time, so that a test can decide when something is due.
+pub type Clock = Box<dyn Fn() -> Instant + Send>;
 
 impl Dataplane {
     /// Opens netlink connections in the calling thread's network namespace. Nothing is changed before the first
