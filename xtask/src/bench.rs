@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -59,7 +59,7 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
 /// The cost of policy computation in a large cluster. The peer's published figures for the same shape of cluster are
 /// printed; it is not run here.
 fn calc() -> Result<()> {
-    cargo(&["bench", "--quiet", "--package", "tortie-calc", "--bench", "f9"])?;
+    cargo(&["bench", "--quiet", "--package", "tortie-calc", "--bench", "large_cluster"])?;
     println!("peer: Antrea's controller, published for the same number of objects: 6.1 s, 1.6 GB");
     println!("goal (F9): at most 2 s and 400 MB with the objects; at most 1 ms for one label");
     Ok(())
@@ -376,9 +376,42 @@ impl Drop for Lab {
 }
 
 fn release(name: &str) -> Result<PathBuf> {
-    let path = workspace()?.join(Path::new("target/release")).join(name);
+    let path = target_folder(metadata()?)?.join("release").join(name);
     if !path.exists() {
         bail!("{} was not built", path.display());
     }
     Ok(path)
+}
+
+/// Asks cargo for the workspace as it is built.
+fn metadata() -> Result<Command> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["metadata", "--no-deps", "--format-version", "1"]).current_dir(workspace()?);
+    Ok(command)
+}
+
+/// The folder that cargo builds in, which CARGO_TARGET_DIR and cargo's configuration may set.
+fn target_folder(mut metadata: Command) -> Result<PathBuf> {
+    let output = metadata.output()?;
+    if !output.status.success() {
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout)?;
+    let folder = metadata["target_directory"].as_str();
+    Ok(PathBuf::from(folder.context("cargo metadata names no target_directory")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn binaries_are_where_cargo_target_dir_says() {
+        let mut command = metadata().unwrap();
+        command.env("CARGO_TARGET_DIR", "/elsewhere");
+        assert_eq!(target_folder(command).unwrap(), PathBuf::from("/elsewhere"));
+        let mut command = metadata().unwrap();
+        command.env_remove("CARGO_TARGET_DIR");
+        assert_eq!(target_folder(command).unwrap(), workspace().unwrap().join("target"));
+    }
 }

@@ -10,7 +10,7 @@ use tortie_api::kubernetes::{Node, Pod, implied_slices, is_implied};
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Snapshot, Stored};
 
-use crate::planned;
+use crate::manifests;
 
 /// The annotations in which Calico's CNI plugin records a pod's addresses, before the kubelet does.
 const NOTED_ADDRESSES: [&str; 2] = ["cni.projectcalico.org/podIPs", "cni.projectcalico.org/podIP"];
@@ -33,7 +33,7 @@ pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
 /// Notes policies that are given under both names that Calico's datastore has for one.
 fn two_names(snapshot: &Snapshot, notes: &mut Vec<String>) {
     for (key, stored) in snapshot.iter().filter(|(key, _)| !key.name.starts_with("default.")) {
-        let other = planned::same_policy(key, &stored.value);
+        let other = manifests::same_policy(key, &stored.value);
         if let Some(other) = other.filter(|other| snapshot.get(other).is_some()) {
             notes.push(format!(
                 "{key} and {} are one policy in Calico's datastore, and two here: one of them is probably old",

@@ -3,29 +3,16 @@
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Style};
-use clap::Subcommand;
 use serde_json::json;
 use tortie_api::Kind;
 use tortie_oracle::Snapshot;
 use tortie_reach::lint::{Finding, Level, lint};
 
-use crate::cost::CostOf;
 use crate::explain::{DENIED, FAINT, coloured};
 use crate::output::{self, Format};
-use crate::show::Show;
 use crate::snapshot::Source;
 
 const WARNING: Style = AnsiColor::Yellow.on_default();
-
-#[derive(Subcommand)]
-pub(crate) enum PolicyCommand {
-    /// Find probable mistakes: rules that never match or never decide, policies that select nothing, and more
-    Lint(Box<Lint>),
-    /// Show what is in force for a pod on its node: the policies in words, with the rules of the system below them
-    Show(Box<Show>),
-    /// Show what policies cost on Windows nodes, and which rule to change to save most, in a cluster or in manifests
-    Cost(Box<CostOf>),
-}
 
 #[derive(clap::Args)]
 pub(crate) struct Lint {
@@ -36,18 +23,8 @@ pub(crate) struct Lint {
     source: Source,
 }
 
-impl PolicyCommand {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        match self {
-            Self::Lint(lint) => lint.run(),
-            Self::Show(show) => show.run(),
-            Self::Cost(cost) => cost.run(),
-        }
-    }
-}
-
 impl Lint {
-    fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
         let snapshot = &read.snapshot;

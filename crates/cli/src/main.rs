@@ -19,6 +19,7 @@ mod manifests;
 mod matrix;
 mod output;
 mod planned;
+mod policy;
 mod port;
 mod preview;
 mod service;
@@ -64,7 +65,7 @@ enum Command {
     Preview(Box<preview::Preview>),
     /// Check and show policies
     #[command(subcommand)]
-    Policy(lint::PolicyCommand),
+    Policy(policy::PolicyCommand),
     /// Run the node daemon
     Agent(Box<agent::Agent>),
 }

@@ -239,6 +239,25 @@ pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
     tier.filter(|tier| !tier.is_empty())
 }
 
+/// The other name of a policy in tier default. Calico's datastore stores one policy as `default.x`, whether it was
+/// created as `x` or as `default.x`; kubectl exports that name, and users' manifests have the other.
+pub(crate) fn same_policy(key: &Key, value: &Value) -> Option<Key> {
+    let of_calico = [
+        Kind::NetworkPolicy,
+        Kind::GlobalNetworkPolicy,
+        Kind::StagedNetworkPolicy,
+        Kind::StagedGlobalNetworkPolicy,
+    ];
+    if !of_calico.contains(&key.kind) || tier_of(key.kind, value).unwrap_or("default") != "default" {
+        return None;
+    }
+    let name = match key.name.strip_prefix("default.") {
+        Some(name) => name.to_owned(),
+        None => format!("default.{}", key.name),
+    };
+    Some(Key { name, ..key.clone() })
+}
+
 /// The object, after its content if it is a namespace.
 async fn with_contents(store: &dyn Store, key: Key) -> anyhow::Result<Vec<Key>> {
     let mut keys = Vec::new();

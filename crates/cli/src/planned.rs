@@ -23,7 +23,7 @@ pub(crate) fn after(
     manifests::refuse_unknown_tiers(tiers, &objects)?;
     let mut after = before.clone();
     for object in objects {
-        if let (true, Some(other)) = (within_manifests, same_policy(&object.key, &object.value)) {
+        if let (true, Some(other)) = (within_manifests, manifests::same_policy(&object.key, &object.value)) {
             after.remove(&other);
         }
         apply(&mut after, object);
@@ -39,26 +39,6 @@ pub(crate) fn after(
         completed::imply_slices(&mut after);
     }
     Ok(after)
-}
-
-/// The other name of a policy in tier default. Calico's datastore stores one policy as `default.x`, whether it was
-/// created as `x` or as `default.x`; kubectl exports that name, and users' manifests have the other.
-pub(crate) fn same_policy(key: &Key, value: &Value) -> Option<Key> {
-    let of_calico = [
-        Kind::NetworkPolicy,
-        Kind::GlobalNetworkPolicy,
-        Kind::StagedNetworkPolicy,
-        Kind::StagedGlobalNetworkPolicy,
-    ];
-    if !of_calico.contains(&key.kind) || manifests::tier_of(key.kind, value).unwrap_or("default") != "default"
-    {
-        return None;
-    }
-    let name = match key.name.strip_prefix("default.") {
-        Some(name) => name.to_owned(),
-        None => format!("default.{}", key.name),
-    };
-    Some(Key { name, ..key.clone() })
 }
 
 /// Applies an object as `apply` stores it: keeps what the cluster added, and copies a pod's labels to its endpoints.

@@ -13,7 +13,7 @@ fn main() {
 }
 
 #[cfg(target_os = "linux")]
-mod f1;
+mod large_table;
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -39,7 +39,7 @@ mod linux {
         SetKind, TierProgram,
     };
 
-    use crate::f1::*;
+    use crate::large_table::*;
 
     const SHAPE: Shape = Shape { name: "1,000 pods, 2 policies each", pods: 1_000, one_selector: true };
     /// The sizes of the sets in which one member changes.

@@ -12,8 +12,8 @@ fn main() {
 }
 
 #[cfg(target_os = "linux")]
-#[path = "f1/mod.rs"]
-mod f1;
+#[path = "large_table/mod.rs"]
+mod large_table;
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -31,7 +31,7 @@ mod linux {
     use tortie_linux::dataplane::Config;
     use tortie_policy::program::Member;
 
-    use crate::f1::*;
+    use crate::large_table::*;
 
     const SHAPES: [Shape; 3] = [
         Shape { name: "100 pods, 20 policies each, 10 ports of one selector", pods: 100, one_selector: true },

@@ -1,11 +1,11 @@
-//! F9: the cost of policy computation in a cluster of 25,000 namespaces, 100,000 pods and 75,000 policies.
+//! The cost (goal F9) of policy computation in a cluster of 25,000 namespaces, 100,000 pods and 75,000 policies.
 //!
 //! The cluster has the shape of Antrea's published benchmark (`TestInitXLargeScaleWithSmallNamespaces`): each
 //! namespace has a label of its own, four pods of two apps, one policy that selects all of them and allows nothing,
 //! and one policy for each app that admits pods of the same app in the namespace. Here the second of these also
 //! admits every pod of the neighbouring namespace. The pods are distributed over 1,000 nodes.
 //!
-//! Each scenario is a separate process, so that its peak memory is separate. `F9_NAMESPACES` sets a smaller cluster.
+//! Each scenario is a separate process, so that its peak memory is separate. `BENCH_NAMESPACES` sets a smaller cluster.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)] // a bench
 
 use std::process::Command;
@@ -50,7 +50,7 @@ fn main() {
 }
 
 fn namespaces() -> usize {
-    std::env::var("F9_NAMESPACES").map_or(25_000, |count| count.parse().unwrap())
+    std::env::var("BENCH_NAMESPACES").map_or(25_000, |count| count.parse().unwrap())
 }
 
 /// Ingests everything, and flushes for the first time. The objects exist beforehand, and each is moved in.
