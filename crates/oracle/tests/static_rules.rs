@@ -6,8 +6,7 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_oracle::{Answer, DecidedBy, Oracle, Peer, Question, Snapshot, Verdict};
 
-/// A pod on each of two nodes, of which the first has static rules; a policy denies both pods everything except TCP
-/// 80.
+/// One pod on each of two nodes. The first node has static rules. A policy allows both pods only TCP 80.
 fn cluster() -> Snapshot {
     let pod = |name: &str, node: &str, address: &str| {
         let value = json!({"apiVersion": "v1", "kind": "Pod",
