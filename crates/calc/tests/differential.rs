@@ -170,7 +170,7 @@ impl Coverage {
                 if let Some((_, stored)) = object_of(snapshot, policy) {
                     of_policy(stored).into_iter().for_each(&mut decided);
                     let rule = rule(stored, trace.direction, *number);
-                    if is_port_of_sidecar(snapshot, trace, flow, rule) {
+                    if is_port_of_sidecar(snapshot, flow, rule) {
                         decided("a sidecar's named port".into());
                     }
                 }
@@ -331,22 +331,23 @@ fn of_policy(stored: &Stored) -> Vec<String> {
     seen
 }
 
-/// Whether the packet comes to a port of an init container that the rule names.
-fn is_port_of_sidecar(snapshot: &Snapshot, trace: &Trace, flow: &Flow, rule: &Value) -> bool {
-    let Some((namespace, pod)) = trace.endpoint.split_once('/') else { return false };
-    let Some(stored) = snapshot.get(&Key::namespaced(Kind::Pod, namespace, pod)) else { return false };
-    let list = |value: &'_ Value| value.as_array().cloned().unwrap_or_default();
+/// Whether the packet goes to a port of an init container that the rule names.
+fn is_port_of_sidecar(snapshot: &Snapshot, flow: &Flow, rule: &Value) -> bool {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let of_kubernetes = list(&rule["ports"]).into_iter().chain(list(&rule["protocols"]));
     let named = of_kubernetes
         .flat_map(|port| ["port", "namedPort", "destinationNamedPort"].map(|field| port[field].clone()));
     let names: Vec<Value> = list(&rule["destination"]["ports"]).into_iter().chain(named).collect();
-    let ports = stored.value["spec"]["initContainers"][0]["ports"].as_array().map_or(&[][..], Vec::as_slice);
-    trace.direction == Direction::Ingress
-        && ports.iter().any(|port| {
-            names.contains(&port["name"])
-                && port["containerPort"] == flow.destination_port
-                && port["protocol"] == flow.protocol.to_string()
-        })
+    let is_named = |port: &Value| {
+        names.contains(&port["name"])
+            && port["containerPort"] == flow.destination_port
+            && port["protocol"] == flow.protocol.to_string()
+    };
+    let address = flow.destination.to_string();
+    let pods = snapshot.iter().filter(|(key, _)| key.kind == Kind::Pod).map(|(_, stored)| &stored.value);
+    let mut there =
+        pods.filter(|pod| list(&pod["status"]["podIPs"]).iter().any(|it| it["ip"] == address.as_str()));
+    there.any(|pod| list(&pod["spec"]["initContainers"][0]["ports"]).iter().any(is_named))
 }
 
 /// The fields of the rule that decided.

@@ -6,8 +6,8 @@ use tortie_api::{Key, Kind, Resource};
 
 use super::Objects;
 
-/// The cluster with every other endpoint written as its pod. The first of a pod's ports is a sidecar's, the others are an
-/// ordinary container's.
+/// The cluster with two of three endpoints written as their pods. All ports of one of these are a sidecar's; of the other,
+/// the first is, and the others are an ordinary container's.
 #[must_use]
 pub fn as_pods(objects: &Objects) -> Objects {
     let mut endpoints = 0;
@@ -17,17 +17,22 @@ pub fn as_pods(objects: &Objects) -> Objects {
             return (key.clone(), value.clone());
         }
         endpoints += 1;
-        if endpoints % 2 == 0 { (key.clone(), value.clone()) } else { pod(key, value) }
+        match endpoints % 3 {
+            0 => (key.clone(), value.clone()),
+            1 => pod(key, value, 1),
+            _ => pod(key, value, usize::MAX),
+        }
     };
     objects.iter().map(one).collect()
 }
 
-fn pod(endpoint: &Key, value: &Value) -> (Key, Value) {
+/// The endpoint's pod, with so many of its ports at a sidecar.
+fn pod(endpoint: &Key, value: &Value, at_sidecar: usize) -> (Key, Value) {
     let spec = &value["spec"];
     let list = |field: &str| spec[field].as_array().cloned().unwrap_or_default();
     let port = |port: &Value| json!({"name": port["name"], "protocol": port["protocol"], "containerPort": port["port"]});
     let ports: Vec<Value> = list("ports").iter().map(port).collect();
-    let (sidecars, others) = ports.split_at(ports.len().min(1));
+    let (sidecars, others) = ports.split_at(ports.len().min(at_sidecar));
     let address = |net: &Value| json!({"ip": net.as_str().and_then(|net| net.split('/').next())});
     let name = spec["pod"].as_str().unwrap_or_default();
     let value = json!({
