@@ -21,7 +21,7 @@ use tortie_dataplane::{
 };
 use tortie_hcn::schema::{Endpoint, Namespace};
 use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
-use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
+use tortie_hns_emulator::{Config, Emulator, Packet, PacketDirection, Recorder, Verdict};
 use tortie_policy::program::Flow;
 use tortie_windows::{
     Clock, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
@@ -99,14 +99,14 @@ pub struct Cluster {
     nodes: Vec<Node>,
     rendering: Rendering,
     objects: BTreeMap<Key, Value>,
-    places: BTreeMap<IpAddr, Place>,
+    places: BTreeMap<IpAddr, Location>,
     /// How far the dataplanes' clocks are ahead.
     ahead: Arc<Mutex<Duration>>,
 }
 
 /// The location of an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Location {
     /// The index of the node.
     pub node: usize,
     /// The pod.
@@ -187,7 +187,7 @@ impl Cluster {
 
     /// The location of an address, if it belongs to a pod.
     #[must_use]
-    pub fn place(&self, address: IpAddr) -> Option<&Place> {
+    pub fn place(&self, address: IpAddr) -> Option<&Location> {
         self.places.get(&address)
     }
 
@@ -228,7 +228,7 @@ impl Cluster {
         for (index, node) in self.nodes.iter().enumerate() {
             for (id, endpoint) in &node.calc.state().endpoints {
                 let container_id = endpoint.container_id.to_string();
-                let place = Place { node: index, endpoint: id.clone(), container_id };
+                let place = Location { node: index, endpoint: id.clone(), container_id };
                 places.extend(endpoint.addresses.iter().map(|address| (*address, place.clone())));
             }
         }
@@ -300,7 +300,7 @@ impl Cluster {
     fn at_ends<T>(
         &self,
         flow: &Flow,
-        ask: impl Fn(&Emulator, &Place, &Packet) -> Result<T>,
+        ask: impl Fn(&Emulator, &Location, &Packet) -> Result<T>,
     ) -> Result<Ends<T>> {
         let end = |address: IpAddr, direction| {
             let Some(place) = self.place(address) else { return Ok(None) };
@@ -327,7 +327,7 @@ impl Node {
         Ok(Self { hns, calc, dataplane, wiring, network, block })
     }
 
-    fn connect(&self, place: &Place, address: Ipv4Addr) -> Result<()> {
+    fn connect(&self, place: &Location, address: Ipv4Addr) -> Result<()> {
         let compartment = self.hns.create_namespace(&Namespace::default())?;
         let pod = PodAttachment {
             endpoint: place.endpoint.clone(),
@@ -344,7 +344,7 @@ impl Node {
 
 /// The address of each sandbox. The network is IPv4 only: a pod without an IPv4 address gets one in HNS that the
 /// cluster does not know.
-fn sandboxes(places: &BTreeMap<IpAddr, Place>) -> BTreeMap<&Place, Ipv4Addr> {
+fn sandboxes(places: &BTreeMap<IpAddr, Location>) -> BTreeMap<&Location, Ipv4Addr> {
     let mut all = BTreeMap::new();
     // IPv4 addresses come first.
     for (address, place) in places {
@@ -366,7 +366,7 @@ fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
     let protocol = flow.protocol.0;
     Some(match direction {
         Direction::Ingress => Packet {
-            way: Way::In,
+            way: PacketDirection::In,
             protocol,
             local: destination,
             remote: source,
@@ -374,7 +374,7 @@ fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
             remote_port: source_port,
         },
         Direction::Egress => Packet {
-            way: Way::Out,
+            way: PacketDirection::Out,
             protocol,
             local: source,
             remote: destination,

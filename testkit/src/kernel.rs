@@ -57,7 +57,7 @@ pub struct Cluster {
     nodes: [Node; 2],
     objects: BTreeMap<Key, Value>,
     /// The node and the link of each pod.
-    places: BTreeMap<IpAddr, Place>,
+    places: BTreeMap<IpAddr, Location>,
 }
 
 /// A node with the core of an agent: calc, and the dataplane that it feeds.
@@ -81,7 +81,7 @@ pub struct Node {
 
 /// The location of an address.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct Location {
     /// The index of the node.
     pub node: usize,
     /// The pod's link, or the world's.
@@ -118,7 +118,7 @@ impl Cluster {
 
     /// The location of an address, if it belongs to a pod.
     #[must_use]
-    pub fn place(&self, address: IpAddr) -> Option<&Place> {
+    pub fn place(&self, address: IpAddr) -> Option<&Location> {
         self.places.get(&address)
     }
 
@@ -149,7 +149,7 @@ impl Cluster {
         for (index, node) in self.nodes.iter_mut().enumerate() {
             for endpoint in node.calc.state().endpoints.values() {
                 let link = endpoint.host_interface.to_string();
-                let place = Place { node: index, link };
+                let place = Location { node: index, link };
                 places.extend(endpoint.addresses.iter().map(|address| (*address, place.clone())));
             }
         }
@@ -157,7 +157,7 @@ impl Cluster {
             self.nodes[place.node].connect(&place.link, *address)?;
         }
         let node_of =
-            |places: &BTreeMap<IpAddr, Place>, address: &IpAddr| places.get(address).map(|at| at.node);
+            |places: &BTreeMap<IpAddr, Location>, address: &IpAddr| places.get(address).map(|at| at.node);
         let all: BTreeSet<IpAddr> = self.places.keys().chain(places.keys()).copied().collect();
         for address in all {
             let (old, new) = (node_of(&self.places, &address), node_of(&places, &address));
@@ -253,7 +253,7 @@ impl Cluster {
     /// # Errors
     /// A flow has no pod at either end.
     pub fn traffic(&self, flows: &[Flow]) -> Result<Traffic> {
-        let world = |node| Place { node, link: WORLD.to_owned() };
+        let world = |node| Location { node, link: WORLD.to_owned() };
         let mut ways = Vec::new();
         for (tag, flow) in (0..).zip(flows) {
             let (source, destination) = (self.place(flow.source), self.place(flow.destination));
@@ -266,7 +266,7 @@ impl Cluster {
             ways.push((self.socket(&from)?, frames::frame(flow, self.nodes[from.node].mac.0, tag), to));
         }
         let ends = self.nodes.iter().enumerate().flat_map(|(index, node)| {
-            let place = move |link: &String| Place { node: index, link: link.clone() };
+            let place = move |link: &String| Location { node: index, link: link.clone() };
             let pods = node.pods.iter().map(move |(link, socket)| (place(link), socket.clone()));
             pods.chain([(world(index), node.world.clone())])
         });
@@ -275,15 +275,15 @@ impl Cluster {
         Ok(Traffic { ways, ends: ends.collect(), first, router, last })
     }
 
-    fn socket(&self, place: &Place) -> Result<Arc<PacketSocket>> {
+    fn socket(&self, place: &Location) -> Result<Arc<PacketSocket>> {
         self.nodes[place.node].socket(&place.link)
     }
 }
 
 /// Packets that can be sent repeatedly.
 pub struct Traffic {
-    ways: Vec<(Arc<PacketSocket>, Vec<u8>, Place)>,
-    ends: Vec<(Place, Arc<PacketSocket>)>,
+    ways: Vec<(Arc<PacketSocket>, Vec<u8>, Location)>,
+    ends: Vec<(Location, Arc<PacketSocket>)>,
     /// Where the last packet is sent, its router, and where it arrives.
     first: Arc<PacketSocket>,
     router: [u8; 6],

@@ -112,7 +112,7 @@ impl Resource {
         }
         drop_what_cannot_be_read(key.kind, left.to_mut(), &mut wrong);
         // Only single fields remain, and an object has few.
-        for _ in 0..MOST_FIELDS {
+        for _ in 0..MAX_FIELDS {
             match Self::read(key, &left) {
                 Ok(resource) => return (Some(resource), wrong),
                 Err(problems) => {
@@ -228,7 +228,7 @@ impl Resource {
 }
 
 /// How many unreadable fields of an object are removed, one after another.
-const MOST_FIELDS: usize = 32;
+const MAX_FIELDS: usize = 32;
 
 /// Removes, in one pass, labels that are not text and networks that are invalid.
 fn drop_what_cannot_be_read(kind: Kind, value: &mut Value, wrong: &mut Vec<FieldError>) {

@@ -9,7 +9,7 @@ use tortie_policy::Hook;
 use tortie_policy::program::{EndOfTier, EndpointProgram, HostEndpointProgram, PolicyId};
 
 use crate::keys::{KeyRef, Map};
-use crate::local::{HereKind, LocalId};
+use crate::local::{LocalEndpointKind, LocalId};
 use crate::policies::Policies;
 use crate::slab::No;
 use crate::subjects::{Subject, Subjects};
@@ -24,7 +24,7 @@ impl Given {
     /// The endpoint of this id with its program, if this node has it; `known` is its number, if known.
     pub(crate) fn new(id: &LocalId, known: Option<No>, programs: &mut Programs<'_>) -> Self {
         let subjects = programs.subjects;
-        let found = known.or_else(|| subjects.endpoint_here(id)).and_then(|no| subjects.get(no));
+        let found = known.or_else(|| subjects.local_endpoint(id)).and_then(|no| subjects.get(no));
         match id {
             LocalId::Pod(id) => {
                 Self::Pod(EndpointId::clone(id), found.and_then(|subject| programs.endpoint(subject)))
@@ -94,12 +94,12 @@ impl<'a> Programs<'a> {
     }
 
     fn endpoint(&mut self, subject: &'a Subject) -> Option<Arc<Endpoint>> {
-        let (here, addresses) = subject.endpoint_here()?;
-        let HereKind::Pod { container_id, host_interface, mac } = &here.kind else { return None };
+        let (local, addresses) = subject.local_endpoint()?;
+        let LocalEndpointKind::Pod { container_id, host_interface, mac } = &local.kind else { return None };
         let Self { subjects, policies, made } = self;
-        let kind = (here.policies.as_slice(), subject.groups());
+        let kind = (local.policies.as_slice(), subject.groups());
         let program = made.entry(kind).or_insert_with(|| {
-            let (ingress, egress) = policies.tiers_of(&here.policies, Hook::is_for_pods);
+            let (ingress, egress) = policies.tiers_of(&local.policies, Hook::is_for_pods);
             Arc::new(EndpointProgram { ingress, egress, profiles: profiles(subject, subjects, policies) })
         });
         Some(Arc::new(Endpoint {
@@ -113,10 +113,10 @@ impl<'a> Programs<'a> {
 
     /// A host endpoint's tables (policy decision 16).
     fn host_endpoint(&self, subject: &Subject) -> Option<Arc<HostEndpoint>> {
-        let (here, addresses) = subject.endpoint_here()?;
-        let HereKind::Host { interface } = &here.kind else { return None };
+        let (local, addresses) = subject.local_endpoint()?;
+        let LocalEndpointKind::Host { interface } = &local.kind else { return None };
         let table = |asked: fn(Hook) -> bool| {
-            let (ingress, egress) = self.policies.tiers_of(&here.policies, asked);
+            let (ingress, egress) = self.policies.tiers_of(&local.policies, asked);
             EndpointProgram { ingress, egress, profiles: Vec::new() }
         };
         // Before connection tracking and address translation, nothing is denied because no rule matches.

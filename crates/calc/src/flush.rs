@@ -68,8 +68,8 @@ impl Calc {
         let mut numbers: Vec<No> = self.touched_endpoints.drain().collect();
         numbers.sort_unstable();
         let touched = numbers.into_iter().filter_map(|no| {
-            let here = self.subjects.get(no)?.here.as_ref()?;
-            Some((here.id.clone(), here.is_alone.then_some(no)))
+            let local = self.subjects.get(no)?.local.as_ref()?;
+            Some((local.id.clone(), local.is_alone.then_some(no)))
         });
         let mut touched: Vec<(LocalId, Option<No>)> = touched.collect();
         touched.extend(self.gone_endpoints.drain(..).map(|id| (id, None)));

@@ -21,7 +21,7 @@ pub(crate) struct SelectorIndex {
 }
 
 /// The restriction under which a selector is filed.
-enum Place<'a> {
+enum Slot<'a> {
     Values(&'a str, &'a BTreeSet<&'a str>),
     Presence(&'a str),
     Others,
@@ -33,13 +33,13 @@ impl SelectorIndex {
     /// Files a selector with these restrictions.
     pub(crate) fn insert(&mut self, no: No, demands: &Restrictions<'_>) {
         match self.place(demands) {
-            Place::Values(label, values) => {
+            Slot::Values(label, values) => {
                 let by_value = self.by_value.entry_ref(label).or_default();
                 values.iter().for_each(|value| by_value.entry_ref(*value).or_default().push(no));
             }
-            Place::Presence(label) => self.by_presence.entry_ref(label).or_default().push(no),
-            Place::Others => drop(self.others.insert(no)),
-            Place::Nowhere => {}
+            Slot::Presence(label) => self.by_presence.entry_ref(label).or_default().push(no),
+            Slot::Others => drop(self.others.insert(no)),
+            Slot::Nowhere => {}
         }
     }
 
@@ -91,22 +91,22 @@ impl SelectorIndex {
 
     /// The restriction with the fewest selectors: every namespace has its own policies, but all pods share some
     /// labels.
-    fn place<'a>(&self, demands: &'a Restrictions<'a>) -> Place<'a> {
+    fn place<'a>(&self, demands: &'a Restrictions<'a>) -> Slot<'a> {
         let contradicts = |demand: &Restriction<'_>| {
             let none = demand.values.as_ref().is_some_and(BTreeSet::is_empty);
             none || (demand.absent && demand.present)
         };
         if demands.values().any(contradicts) {
-            return Place::Nowhere;
+            return Slot::Nowhere;
         }
         let valued = demands.iter().filter_map(|(label, demand)| Some((*label, demand.values.as_ref()?)));
         if let Some((label, values)) = valued.min_by_key(|(label, values)| self.filed_under(label, values)) {
-            return Place::Values(label, values);
+            return Slot::Values(label, values);
         }
         let present = demands.iter().filter(|(_, demand)| demand.present).map(|(label, _)| *label);
         match present.min_by_key(|label| self.by_presence.get(*label).map_or(0, Vec::len)) {
-            Some(label) => Place::Presence(label),
-            None => Place::Others,
+            Some(label) => Slot::Presence(label),
+            None => Slot::Others,
         }
     }
 

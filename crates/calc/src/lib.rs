@@ -143,14 +143,14 @@ impl Calc {
     pub fn update(&mut self, key: &Key, value: Option<&Value>) {
         if self.reads(key.kind) {
             let (input, problem) = input::read(key, value);
-            self.take_in(key, input, problem);
+            self.ingest(key, input, problem);
         }
     }
 
     /// The same for a parsed object, which has no problems. IPAM blocks have no typed form.
     pub fn update_typed(&mut self, key: &Key, object: Option<Resource>) {
         if self.reads(key.kind) {
-            self.take_in(key, object.and_then(|object| input::typed(key, object)), None);
+            self.ingest(key, object.and_then(|object| input::typed(key, object)), None);
         }
     }
 
@@ -168,7 +168,7 @@ impl Calc {
         all
     }
 
-    fn take_in(&mut self, key: &Key, input: Option<Input>, problem: Option<String>) {
+    fn ingest(&mut self, key: &Key, input: Option<Input>, problem: Option<String>) {
         match problem {
             Some(problem) => drop(self.problems.insert(key.clone(), problem)),
             None => drop(self.problems.remove(key)),

@@ -17,28 +17,28 @@ pub(crate) enum LocalId {
 }
 
 /// The properties of an endpoint of this node, besides those that selectors see.
-pub(crate) struct Here {
+pub(crate) struct LocalEndpoint {
     pub(crate) id: LocalId,
     /// Whether no other endpoint has ever had the same id.
     pub(crate) is_alone: bool,
-    pub(crate) kind: HereKind,
+    pub(crate) kind: LocalEndpointKind,
     /// The policies that select it.
     pub(crate) policies: Numbers,
 }
 
-pub(crate) enum HereKind {
+pub(crate) enum LocalEndpointKind {
     Pod { container_id: Arc<str>, host_interface: Arc<str>, mac: Option<MacAddress> },
     Host { interface: Option<String> },
 }
 
-impl Here {
+impl LocalEndpoint {
     pub(crate) fn pod(key: &SharedKey, spec: WorkloadEndpointSpec) -> Self {
         let id = EndpointId {
             namespace: key.namespace.clone(),
             pod: spec.pod.into(),
             interface: spec.endpoint.into(),
         };
-        let kind = HereKind::Pod {
+        let kind = LocalEndpointKind::Pod {
             container_id: spec.container_id.into(),
             host_interface: spec.interface_name.into(),
             mac: spec.mac.parse().ok(),
@@ -47,11 +47,11 @@ impl Here {
     }
 
     pub(crate) fn host(key: &SharedKey, spec: HostEndpointSpec) -> Self {
-        let kind = HereKind::Host { interface: spec.interface_name };
+        let kind = LocalEndpointKind::Host { interface: spec.interface_name };
         Self::new(LocalId::Host(key.name.clone()), kind)
     }
 
-    fn new(id: LocalId, kind: HereKind) -> Self {
+    fn new(id: LocalId, kind: LocalEndpointKind) -> Self {
         Self { id, is_alone: true, kind, policies: Numbers::default() }
     }
 }

@@ -34,8 +34,8 @@ impl Calc {
         let Some((no, endpoints)) = self.policies.remove(id) else { return };
         for endpoint in endpoints {
             let subject = self.subjects.get_mut(endpoint);
-            if let Some(here) = subject.and_then(|subject| subject.here.as_mut()) {
-                here.policies.remove(no);
+            if let Some(local) = subject.and_then(|subject| subject.local.as_mut()) {
+                local.policies.remove(no);
                 self.touched_endpoints.insert(endpoint);
             }
         }
@@ -46,12 +46,12 @@ impl Calc {
         let head = policy.head.clone();
         let demands = head.selector.restrictions();
         let no = self.policies.insert(policy, &demands);
-        for endpoint in self.subjects.candidates_here(&demands) {
+        for endpoint in self.subjects.local_candidates(&demands) {
             let Some(subject) = self.subjects.get_mut(endpoint) else { continue };
-            let Some(here) = subject.here.as_mut().filter(|_| head.is_about(&subject.labels)) else {
+            let Some(local) = subject.local.as_mut().filter(|_| head.is_about(&subject.labels)) else {
                 continue;
             };
-            here.policies.insert(no);
+            local.policies.insert(no);
             self.policies.link(no, endpoint);
             self.touched_endpoints.insert(endpoint);
         }
@@ -130,9 +130,9 @@ impl Calc {
     fn enter(&mut self, no: No) {
         let Some(subject) = self.subjects.get_mut(no) else { return };
         self.sets.enter(subject, &self.state);
-        let Some(here) = &mut subject.here else { return };
-        here.policies = self.policies.selecting(&subject.labels);
-        here.policies.iter().for_each(|policy| self.policies.link(policy, no));
+        let Some(local) = &mut subject.local else { return };
+        local.policies = self.policies.selecting(&subject.labels);
+        local.policies.iter().for_each(|policy| self.policies.link(policy, no));
         self.touched_endpoints.insert(no);
     }
 
@@ -140,8 +140,8 @@ impl Calc {
     fn leave(&mut self, no: No) {
         let Some(subject) = self.subjects.get_mut(no) else { return };
         self.sets.leave(subject);
-        let Some(here) = &mut subject.here else { return };
-        std::mem::take(&mut here.policies).iter().for_each(|policy| self.policies.unlink(policy, no));
+        let Some(local) = &mut subject.local else { return };
+        std::mem::take(&mut local.policies).iter().for_each(|policy| self.policies.unlink(policy, no));
     }
 
     /// Marks the rules of a policy or profile as possibly changed, if it is in use.
@@ -157,7 +157,7 @@ impl Calc {
 
     /// Marks the program of an endpoint as possibly changed, if it is on this node.
     fn touch(&mut self, no: No) {
-        if self.subjects.get(no).is_some_and(|subject| subject.here.is_some()) {
+        if self.subjects.get(no).is_some_and(|subject| subject.local.is_some()) {
             self.touched_endpoints.insert(no);
         }
     }

@@ -48,7 +48,7 @@ impl Sets {
             let Some(set) = self.table.get_mut(no).filter(|set| set.selects(&subject.labels)) else {
                 continue;
             };
-            set.take_in(subject, no, state.set(&set.id));
+            set.ingest(subject, no, state.set(&set.id));
             self.touched.insert(no);
         }
     }
@@ -167,7 +167,7 @@ impl Sets {
                 for number in subjects.candidates(&demands) {
                     if let Some(subject) = subjects.get_mut(number).filter(|it| selector.matches(&it.labels))
                     {
-                        set.take_in(subject, no, None);
+                        set.ingest(subject, no, None);
                     }
                 }
             }
@@ -225,7 +225,7 @@ impl ActiveSet {
     }
 
     /// Adds the contribution of a subject that the set selects.
-    fn take_in(&mut self, subject: &mut Subject, no: No, given: GivenOut<'_>) {
+    fn ingest(&mut self, subject: &mut Subject, no: No, given: GivenOut<'_>) {
         contributed(&self.source.clone(), &subject.what, |member| self.count(member, given));
         subject.in_sets.insert(no);
     }

@@ -15,7 +15,7 @@ use tortie_selector::Restrictions;
 
 use crate::index::LabelIndex;
 use crate::keys::{ByKey, KeyRef, SharedKey};
-use crate::local::{Here, LocalId};
+use crate::local::{LocalEndpoint, LocalId};
 use crate::slab::{No, Numbers, Slab};
 
 /// A pod's interface, a host endpoint or a network set.
@@ -28,7 +28,7 @@ pub(crate) struct Subject {
     /// The active sets that it contributes to.
     pub(crate) in_sets: Numbers,
     /// The properties that only the endpoint's own node needs.
-    pub(crate) here: Option<Box<Here>>,
+    pub(crate) local: Option<Box<LocalEndpoint>>,
 }
 
 /// The contribution of a subject to sets.
@@ -44,9 +44,9 @@ impl Subject {
     }
 
     /// Its properties as an endpoint of this node, and its addresses.
-    pub(crate) fn endpoint_here(&self) -> Option<(&Here, &[IpAddr])> {
-        match (&self.here, &self.what) {
-            (Some(here), What::Endpoint { addresses, .. }) => Some((here, addresses)),
+    pub(crate) fn local_endpoint(&self) -> Option<(&LocalEndpoint, &[IpAddr])> {
+        match (&self.local, &self.what) {
+            (Some(local), What::Endpoint { addresses, .. }) => Some((local, addresses)),
             _ => None,
         }
     }
@@ -113,7 +113,7 @@ pub(crate) struct Subjects {
     /// The subjects' own labels.
     labels: SharedLabels,
     /// The subjects that are endpoints of this node. Two can have one id only if an object has another's name.
-    here: ByKey,
+    local: ByKey,
 }
 
 impl Subjects {
@@ -151,8 +151,8 @@ impl Subjects {
             ..SubjectLabels::default()
         };
         let what = What::endpoint(spec.ip_networks.iter().map(IpNet::addr), &spec.ports);
-        let here = (spec.node == node).then(|| Box::new(Here::pod(&key, spec)));
-        self.insert(key, labels, what, groups, here)
+        let local = (spec.node == node).then(|| Box::new(LocalEndpoint::pod(&key, spec)));
+        self.insert(key, labels, what, groups, local)
     }
 
     pub(crate) fn insert_host(
@@ -168,8 +168,8 @@ impl Subjects {
         let groups = profiles.map(|profile| self.group(KeyRef::global(Kind::Profile, profile))).collect();
         let labels = SubjectLabels { own, ..SubjectLabels::default() };
         let what = What::endpoint(spec.expected_ips.iter().copied(), &spec.ports);
-        let here = (spec.node == node).then(|| Box::new(Here::host(&key, spec)));
-        self.insert(key, labels, what, groups, here)
+        let local = (spec.node == node).then(|| Box::new(LocalEndpoint::host(&key, spec)));
+        self.insert(key, labels, what, groups, local)
     }
 
     pub(crate) fn insert_network_set(&mut self, key: &Key, own: OwnLabels, nets: Box<[IpNet]>) -> No {
@@ -185,13 +185,13 @@ impl Subjects {
         labels: SubjectLabels,
         what: What,
         groups: Vec<No>,
-        here: Option<Box<Here>>,
+        local: Option<Box<LocalEndpoint>>,
     ) -> No {
         let labels = SubjectLabels { own: self.labels.share(labels.own), ..labels };
         let own = own_labels(&labels);
-        let id = here.as_ref().map(|here| here.id.clone());
+        let id = local.as_ref().map(|local| local.id.clone());
         let (hashed, groups) = (key.clone(), groups.into());
-        let no = self.table.insert(Subject { key, labels, what, groups, in_sets: Numbers::default(), here });
+        let no = self.table.insert(Subject { key, labels, what, groups, in_sets: Numbers::default(), local });
         for group in self.table.get(no).into_iter().flat_map(Subject::groups) {
             if let Some(group) = self.groups.get_mut(*group) {
                 group.members.insert(no);
@@ -200,11 +200,11 @@ impl Subjects {
         self.numbers.insert(hashed.borrowed(), no);
         self.by_own.insert(no, &own);
         if let Some(id) = id {
-            let others: Vec<No> = self.bearers_here(&id).collect();
-            self.here.insert(&id, no);
+            let others: Vec<No> = self.local_bearers(&id).collect();
+            self.local.insert(&id, no);
             for bearer in others.iter().chain(others.first().map(|_| &no)) {
-                if let Some(here) = self.table.get_mut(*bearer).and_then(|subject| subject.here.as_mut()) {
-                    here.is_alone = false;
+                if let Some(local) = self.table.get_mut(*bearer).and_then(|subject| subject.local.as_mut()) {
+                    local.is_alone = false;
                 }
             }
         }
@@ -224,20 +224,20 @@ impl Subjects {
             }
             self.forget_if_empty(number);
         }
-        let here = subject.here?;
-        self.here.remove(&here.id, no);
-        Some(here.id)
+        let local = subject.local?;
+        self.local.remove(&local.id, no);
+        Some(local.id)
     }
 
     /// The endpoint of this node with this id; of two objects, the one with the last name.
-    pub(crate) fn endpoint_here(&self, id: &LocalId) -> Option<No> {
-        self.bearers_here(id).max_by_key(|no| self.get(*no).map(|subject| &subject.key.name))
+    pub(crate) fn local_endpoint(&self, id: &LocalId) -> Option<No> {
+        self.local_bearers(id).max_by_key(|no| self.get(*no).map(|subject| &subject.key.name))
     }
 
     /// All endpoints of this node with this id.
-    fn bearers_here(&self, id: &LocalId) -> impl Iterator<Item = No> {
-        let here = |no: No| self.get(no).and_then(|subject| subject.here.as_ref());
-        self.here.candidates(id).filter(move |no| here(*no).is_some_and(|here| here.id == *id))
+    fn local_bearers(&self, id: &LocalId) -> impl Iterator<Item = No> {
+        let local = |no: No| self.get(no).and_then(|subject| subject.local.as_ref());
+        self.local.candidates(id).filter(move |no| local(*no).is_some_and(|local| local.id == *id))
     }
 
     /// Ingests the labels of a namespace, service account or profile. Returns whether they have changed.
@@ -291,7 +291,7 @@ impl Subjects {
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        let subjects = self.numbers.is_empty() && self.table.is_empty() && self.here.is_empty();
+        let subjects = self.numbers.is_empty() && self.table.is_empty() && self.local.is_empty();
         let groups = self.group_numbers.is_empty() && self.groups.is_empty();
         subjects && groups && self.by_own.is_empty() && self.by_group.is_empty()
     }
@@ -318,13 +318,13 @@ impl Subjects {
     }
 
     /// Every endpoint of this node that a selector with these restrictions may match.
-    pub(crate) fn candidates_here(&self, demands: &Restrictions<'_>) -> Vec<No> {
-        if self.here.is_empty() {
+    pub(crate) fn local_candidates(&self, demands: &Restrictions<'_>) -> Vec<No> {
+        if self.local.is_empty() {
             return Vec::new();
         }
         match self.narrowest(demands) {
-            Some(bearers) if size(&bearers) < self.here.len() => united(&bearers),
-            _ => self.here.numbers().collect(),
+            Some(bearers) if size(&bearers) < self.local.len() => united(&bearers),
+            _ => self.local.numbers().collect(),
         }
     }
 

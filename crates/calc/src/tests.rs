@@ -120,8 +120,8 @@ fn who_is_asked_does_not_grow_with_the_cluster() {
             let selector: Selector = selector.parse().unwrap();
             let demands = selector.restrictions();
             assert_eq!(calc.subjects.candidates(&demands).len(), most, "{selector}");
-            let here = calc.subjects.candidates_here(&demands).len();
-            assert!(here <= most.min(namespaces), "{here} endpoints for {selector}");
+            let local = calc.subjects.local_candidates(&demands).len();
+            assert!(local <= most.min(namespaces), "{local} endpoints for {selector}");
         }
     }
 }

@@ -13,7 +13,7 @@ use serde_json::json;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind};
 use tortie_oracle::{Oracle, Peer, Snapshot, Verdict};
-use tortie_reach::{Cell, ClassKind, Classes, Judge, Placement, Stop, Way};
+use tortie_reach::{Cell, ClassKind, Classes, Judge, Path, Placement, Stop};
 
 use asked::{End, ends, is_asked, question, sample, way, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};
@@ -149,7 +149,7 @@ fn overlays_and_tunnels_tell_classes_apart() {
 
 /// The verdict between nodes for IPv4.
 fn apart(judge: &mut Judge<'_>, from: usize, to: usize) -> Option<Cell> {
-    judge.verdict(from, to, Way { family: IpVersion::V4, placement: Placement::Apart }, 0)
+    judge.verdict(from, to, Path { family: IpVersion::V4, placement: Placement::Apart }, 0)
 }
 
 fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), String> {

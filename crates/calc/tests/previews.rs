@@ -12,7 +12,7 @@ use tortie_api::staged::{Staged, enforced, staged};
 use tortie_api::{Key, Kind};
 use tortie_oracle::{Oracle, Question, Snapshot, Verdict};
 use tortie_reach::lint::{Code, lint};
-use tortie_reach::{Change, Classes, Difference, Way};
+use tortie_reach::{Change, Classes, Difference, Path};
 
 use asked::{End, ends, ends_of, question, sample, way, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};
@@ -117,7 +117,7 @@ fn agrees(told: &[&Difference], one: Verdict, other: Verdict) -> bool {
 }
 
 /// Every pair of ends, and the paths of packets between them.
-fn ways(ends: &[End]) -> impl Iterator<Item = (&End, &End, Way)> {
+fn ways(ends: &[End]) -> impl Iterator<Item = (&End, &End, Path)> {
     let pairs = ends.iter().flat_map(move |from| ends.iter().map(move |to| (from, to)));
     let of =
         |(from, to)| FAMILIES.into_iter().filter_map(move |family| Some((from, to, way(from, to, family)?)));

@@ -15,7 +15,7 @@ use crate::manifests;
 /// The annotations in which Calico's CNI plugin records a pod's addresses, before the kubelet does.
 const NOTED_ADDRESSES: [&str; 2] = ["cni.projectcalico.org/podIPs", "cni.projectcalico.org/podIP"];
 /// The maximum number of names in a note.
-const MOST_NAMES: usize = 5;
+const MAX_NAMES: usize = 5;
 
 /// Completes the objects of manifests; returns notes for the user.
 pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
@@ -250,9 +250,9 @@ fn change(snapshot: &mut Snapshot, key: &Key, change: impl FnOnce(&mut Value)) {
 
 /// Some names, and the number of the others.
 fn listed(names: &[String]) -> String {
-    let mut shown = names.iter().take(MOST_NAMES).cloned().collect::<Vec<_>>().join(", ");
-    if names.len() > MOST_NAMES {
-        shown += &format!(" and {} more", names.len() - MOST_NAMES);
+    let mut shown = names.iter().take(MAX_NAMES).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_NAMES {
+        shown += &format!(" and {} more", names.len() - MAX_NAMES);
     }
     shown
 }

@@ -18,7 +18,7 @@ use tortie_oracle::{
 use tortie_reach::{CLIENT_PORT, Ports, Sample};
 
 use crate::output::{self, Format};
-use crate::port::Asked;
+use crate::port::PortSpec;
 use crate::service::{self, Translated};
 use crate::snapshot::{self, Source};
 
@@ -50,7 +50,7 @@ impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
         let Some(mut read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
-        let asked = Asked::read(&self.port)?;
+        let asked = PortSpec::read(&self.port)?;
         let to = self.to.as_ref().map(|to| snapshot::peer(&read.snapshot, to)).transpose()?;
         let node_port = to.as_ref().and_then(|to| service::node_port_note(&read.snapshot, to, asked));
         node_port.into_iter().for_each(|note| read.note(note));
@@ -144,15 +144,15 @@ fn evaluate(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Answer> 
     }
 }
 
-pub(crate) fn question(from: Peer, to: Peer, asked: Asked, source_port: u16) -> Question {
-    let Asked { protocol, port, icmp } = asked;
+pub(crate) fn question(from: Peer, to: Peer, asked: PortSpec, source_port: u16) -> Question {
+    let PortSpec { protocol, port, icmp } = asked;
     let source_port = if protocol.has_ports() { source_port } else { 0 };
     Question { from, to, protocol, source_port, destination_port: port, via: None, icmp }
 }
 
 /// The questions about a packet to a Service: one for each of its backends.
-pub(crate) fn questions(from: &Peer, to: &Translated, asked: Asked, source_port: u16) -> Vec<Question> {
-    let question = |(backend, port): &(Peer, Asked)| Question {
+pub(crate) fn questions(from: &Peer, to: &Translated, asked: PortSpec, source_port: u16) -> Vec<Question> {
+    let question = |(backend, port): &(Peer, PortSpec)| Question {
         via: to.address.map(|address| (address, asked.port)),
         ..question(from.clone(), backend.clone(), *port, source_port)
     };

@@ -96,10 +96,10 @@ fn add_table(page: &mut String, classes: &Classes, table: &Table, reasons: &Reas
 }
 
 /// The maximum number of reasons in a cell of many classes.
-const MOST_REASONS: usize = 6;
+const MAX_REASONS: usize = 6;
 
 fn add_reasons(page: &mut String, reasons: &[Because]) {
-    for reason in reasons.iter().take(MOST_REASONS) {
+    for reason in reasons.iter().take(MAX_REASONS) {
         let word = if reason.verdict == Verdict::Allow { "passes" } else { "dropped" };
         let by: Vec<String> = reason
             .by
@@ -108,20 +108,20 @@ fn add_reasons(page: &mut String, reasons: &[Because]) {
             .collect();
         let _ = write!(page, "<div>{} <b>{word}</b> – {}</div>", escaped(&reason.ports), by.join("; "));
     }
-    if reasons.len() > MOST_REASONS {
-        let _ = write!(page, "<div>… and {} more</div>", reasons.len() - MOST_REASONS);
+    if reasons.len() > MAX_REASONS {
+        let _ = write!(page, "<div>… and {} more</div>", reasons.len() - MAX_REASONS);
     }
 }
 
 /// The maximum number of listed members of a class.
-const MOST_MEMBERS: usize = 20;
+const MAX_MEMBERS: usize = 20;
 
 fn add_classes(page: &mut String, classes: &Classes) {
     let count = classes.all().len();
     let _ = writeln!(page, "<details>\n<summary>The {count} classes, and who is in them</summary>\n<ul>");
     for class in classes.all() {
-        let members: Vec<String> = class.members.iter().take(MOST_MEMBERS).map(ToString::to_string).collect();
-        let more = class.count().saturating_sub(MOST_MEMBERS);
+        let members: Vec<String> = class.members.iter().take(MAX_MEMBERS).map(ToString::to_string).collect();
+        let more = class.count().saturating_sub(MAX_MEMBERS);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let members = escaped(&members.join(", "));
         let _ = writeln!(page, "<li><b>{}</b>: {members}{more}</li>", escaped(&class.name));

@@ -10,7 +10,7 @@ use tortie_api::{Key, Resource};
 use tortie_oracle::{Snapshot, Stored};
 use tortie_reach::{CLIENT_PORT, Cell, Classes, Content, Judge, Scope, Why};
 
-use crate::port::Asked;
+use crate::port::PortSpec;
 use crate::snapshot::{Read, Source};
 use crate::table::{Because, Reasons, Table, scoped, shown};
 use crate::{decided, explain, html, output};
@@ -18,11 +18,11 @@ use crate::{decided, explain, html, output};
 /// Wider tables are printed as lists.
 const WIDEST: usize = 110;
 /// With more senders or receivers, only namespaces are printed.
-const MOST_GROUPS: usize = 60;
+const MAX_GROUPS: usize = 60;
 /// Longer cells get names.
-const LONGEST_CELL: usize = 24;
+const MAX_CELL_LENGTH: usize = 24;
 /// With more pods that use their node's network, only their number is printed.
-const MOST_ON_HOSTS: usize = 5;
+const MAX_ON_HOSTS: usize = 5;
 
 #[derive(clap::Args)]
 pub(crate) struct Matrix {
@@ -77,7 +77,7 @@ impl Matrix {
         }
         let mut ports = BTreeSet::new();
         for text in &self.port {
-            ports.insert(classes.ports().class_of(&Asked::read(text)?.sample()));
+            ports.insert(classes.ports().class_of(&PortSpec::read(text)?.sample()));
         }
         Ok(ports.into_iter().collect())
     }
@@ -157,11 +157,11 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
     }
     let on_hosts = on_hosts(snapshot);
     if !on_hosts.is_empty() {
-        let more = match on_hosts.len().saturating_sub(MOST_ON_HOSTS) {
+        let more = match on_hosts.len().saturating_sub(MAX_ON_HOSTS) {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let shown = on_hosts.iter().take(MOST_ON_HOSTS).cloned().collect::<Vec<_>>().join(", ");
+        let shown = on_hosts.iter().take(MAX_ON_HOSTS).cloned().collect::<Vec<_>>().join(", ");
         notes.push(format!("Pods that use their node's network are that node: {shown}{more}."));
     }
     notes
@@ -183,7 +183,7 @@ fn text(classes: &Classes, tables: &[Table], snapshot: &Snapshot) {
     let mut coarse = false;
     for table in tables {
         output::line(&format!("{}:", table.title));
-        let many = table.matrix.rows.len().min(table.matrix.columns.len()) > MOST_GROUPS;
+        let many = table.matrix.rows.len().min(table.matrix.columns.len()) > MAX_GROUPS;
         coarse |= many;
         let by_namespace = Table { title: String::new(), matrix: table.matrix.by_namespace(classes) };
         let table = if many { &by_namespace } else { table };
@@ -238,7 +238,7 @@ fn grid(table: &Table, cells: &[Vec<String>]) -> Vec<Vec<String>> {
 
 /// Long lists of ports get a letter, which is explained below the table.
 fn short(cell: String, long: &mut BTreeMap<String, usize>) -> String {
-    if cell.chars().count() <= LONGEST_CELL {
+    if cell.chars().count() <= MAX_CELL_LENGTH {
         return cell;
     }
     let next = long.len();

@@ -10,14 +10,14 @@ pub(crate) const FORMS: &str =
 
 /// A protocol with its port, or with its ICMP type and code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct PortSpec {
     pub(crate) protocol: Protocol,
     /// 0 if the protocol has no ports.
     pub(crate) port: u16,
     pub(crate) icmp: Option<(u8, u8)>,
 }
 
-impl Asked {
+impl PortSpec {
     /// Parses the forms in [`FORMS`].
     pub(crate) fn read(text: &str) -> anyhow::Result<Self> {
         Self::read_parts(text).with_context(|| format!("--port {text:?}"))
@@ -95,9 +95,9 @@ fn is_icmp(protocol: Protocol) -> bool {
 /// Parses a port for connection attempts.
 #[cfg(feature = "lab")]
 pub(crate) fn tcp(text: &str) -> anyhow::Result<u16> {
-    match Asked::read(text)? {
-        Asked { protocol: Protocol::TCP, port, .. } => Ok(port),
-        Asked { protocol, .. } => bail!("the lab tries TCP connections, and cannot try {protocol}"),
+    match PortSpec::read(text)? {
+        PortSpec { protocol: Protocol::TCP, port, .. } => Ok(port),
+        PortSpec { protocol, .. } => bail!("the lab tries TCP connections, and cannot try {protocol}"),
     }
 }
 
@@ -107,8 +107,8 @@ mod tests {
 
     #[test]
     fn forms() {
-        let ported = |protocol, port| Some(Asked { protocol, port, icmp: None });
-        let icmp = |protocol, icmp| Some(Asked { protocol, port: 0, icmp: Some(icmp) });
+        let ported = |protocol, port| Some(PortSpec { protocol, port, icmp: None });
+        let icmp = |protocol, icmp| Some(PortSpec { protocol, port: 0, icmp: Some(icmp) });
         for (text, expected) in [
             ("80", ported(Protocol::TCP, 80)),
             ("tcp/80", ported(Protocol::TCP, 80)),
@@ -137,7 +137,7 @@ mod tests {
             ("47/80", None),
             ("tcq/80", None),
         ] {
-            assert_eq!(Asked::read(text).ok(), expected, "{text}");
+            assert_eq!(PortSpec::read(text).ok(), expected, "{text}");
         }
     }
 }

@@ -13,7 +13,7 @@ use tortie_reach::{CLIENT_PORT, Change, Difference, Reason, Scope, Why, group_na
 
 use crate::explain::{self, ALLOWED, DENIED, FAINT, coloured};
 use crate::output::Format;
-use crate::port::Asked;
+use crate::port::PortSpec;
 use crate::snapshot::Read;
 use crate::store::StoreArguments;
 use crate::{decided, manifests, output, planned, service, snapshot};
@@ -171,7 +171,7 @@ fn read_flows(file: &Path, before: &Snapshot, after: &Snapshot) -> anyhow::Resul
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
         let place = || format!("{}:{number}", file.display());
         let flow: Flow = serde_json::from_str(line).with_context(|| format!("{}: {line}", place()))?;
-        let port = Asked::read(&flow.port).with_context(place)?;
+        let port = PortSpec::read(&flow.port).with_context(place)?;
         let peer = |text: &str| {
             let found = snapshot::peer(before, text);
             found.or_else(|_| snapshot::peer(after, text)).with_context(place)
@@ -248,13 +248,13 @@ fn word(verdict: Verdict) -> String {
 }
 
 /// More changes are printed by rule only.
-const MOST_CHANGES: usize = 40;
+const MAX_CHANGES: usize = 40;
 /// The maximum number of printed reasons.
-const MOST_REASONS: usize = 3;
+const MAX_REASONS: usize = 3;
 
 fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, after: &Snapshot) {
     let every: Vec<usize> = (0..change.classes.ports().len()).collect();
-    let short = if differences.len() > MOST_CHANGES { summary(differences) } else { differences.to_vec() };
+    let short = if differences.len() > MAX_CHANGES { summary(differences) } else { differences.to_vec() };
     for difference in &short {
         let one = difference.before.first().map_or(Verdict::Deny, |why| why.verdict);
         output::line(&format!(
@@ -325,11 +325,11 @@ fn show_why(one: &[Why], other: &Why, before: &Snapshot, after: &Snapshot) {
             reasons.push(reason);
         }
     }
-    for reason in reasons.iter().take(MOST_REASONS) {
+    for reason in reasons.iter().take(MAX_REASONS) {
         output::line(&format!("    {} {reason}", coloured(FAINT, "before:")));
     }
-    if reasons.len() > MOST_REASONS {
-        let more = output::count((reasons.len() - MOST_REASONS) as u64, "other reason");
+    if reasons.len() > MAX_REASONS {
+        let more = output::count((reasons.len() - MAX_REASONS) as u64, "other reason");
         output::line(&format!("    {} and {more}", coloured(FAINT, "before:")));
     }
 }

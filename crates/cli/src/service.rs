@@ -9,7 +9,7 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Peer, Snapshot};
 
-use crate::port::Asked;
+use crate::port::PortSpec;
 
 /// The targets of packets to a Service.
 pub(crate) struct Translated {
@@ -18,11 +18,11 @@ pub(crate) struct Translated {
     /// The address that the sender used, if the Service has one.
     pub(crate) address: Option<IpAddr>,
     /// The backends, each with its port.
-    pub(crate) backends: Vec<(Peer, Asked)>,
+    pub(crate) backends: Vec<(Peer, PortSpec)>,
 }
 
 /// The targets of packets to this Service (`NAMESPACE/NAME`).
-pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: Asked) -> anyhow::Result<Translated> {
+pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: PortSpec) -> anyhow::Result<Translated> {
     let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
     let key = Key::namespaced(Kind::Service, namespace, name);
     let Some(Ok(Resource::Service(found))) = snapshot.get(&key).map(|stored| &stored.resource) else {
@@ -34,7 +34,11 @@ pub(crate) fn named(snapshot: &Snapshot, service: &str, asked: Asked) -> anyhow:
 }
 
 /// The targets of packets to this address, if it belongs to a Service.
-pub(crate) fn at(snapshot: &Snapshot, address: IpAddr, asked: Asked) -> anyhow::Result<Option<Translated>> {
+pub(crate) fn at(
+    snapshot: &Snapshot,
+    address: IpAddr,
+    asked: PortSpec,
+) -> anyhow::Result<Option<Translated>> {
     for (key, stored) in snapshot.iter() {
         let Ok(Resource::Service(service)) = &stored.resource else { continue };
         if service.cluster_ips().contains(&address) || service.external_ips().contains(&address) {
@@ -50,7 +54,7 @@ pub(crate) fn at(snapshot: &Snapshot, address: IpAddr, asked: Asked) -> anyhow::
 }
 
 /// What a reader has to know of packets to a node, if they are to the node port of a Service: they go to its backends.
-pub(crate) fn node_port_note(snapshot: &Snapshot, to: &Peer, asked: Asked) -> Option<String> {
+pub(crate) fn node_port_note(snapshot: &Snapshot, to: &Peer, asked: PortSpec) -> Option<String> {
     let is_node = |address: &IpAddr| {
         snapshot.iter().any(|(_, stored)| match (&stored.resource, address) {
             (Ok(Resource::Node(node)), IpAddr::V4(address)) => node.address() == Some(*address),
@@ -84,8 +88,8 @@ fn backends(
     snapshot: &Snapshot,
     key: &Key,
     service: &Service,
-    Asked { protocol, port: number, .. }: Asked,
-) -> anyhow::Result<Vec<(Peer, Asked)>> {
+    PortSpec { protocol, port: number, .. }: PortSpec,
+) -> anyhow::Result<Vec<(Peer, PortSpec)>> {
     let is = |of: &Option<String>| Protocol::from_name(of.as_deref().unwrap_or("TCP")) == Some(protocol);
     let port = service.spec.ports.iter().find(|port| is(&port.protocol) && port.port == number);
     let shown = format!("{}/{number}", protocol.to_string().to_lowercase());
@@ -104,11 +108,11 @@ fn backends(
     Ok(backends)
 }
 
-fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(Peer, Asked)> {
+fn of_port(slice: &EndpointSlice, name: &str, protocol: Protocol) -> Vec<(Peer, PortSpec)> {
     let mut slice = slice.clone();
     slice.ports.retain(|port| port.name.as_deref().unwrap_or_default() == name);
     let backends = slice.backends().filter(|(_, of, _)| *of == protocol);
     backends
-        .map(|(address, protocol, port)| (Peer::Address(address), Asked { protocol, port, icmp: None }))
+        .map(|(address, protocol, port)| (Peer::Address(address), PortSpec { protocol, port, icmp: None }))
         .collect()
 }

@@ -29,7 +29,7 @@ const CHOSEN: [&str; 12] = [
     "kubernetes/18-both-ends",
 ];
 /// How long to wait until the Services' slices are in force.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The expectations that connections do not meet; ports that no pod serves are not tested.
 fn unmet(lab: &Lab, example: &Example) -> Vec<String> {
@@ -67,7 +67,7 @@ fn examples_do_in_a_lab_what_they_expect() {
         let file = lab.file("example.yml", &manifest);
         lab.ok(&["apply", "--wait", "-f", &file]);
         lab.wait_for_pods();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let unmet = unmet(&lab, example);
             if unmet.is_empty() {

@@ -21,7 +21,7 @@ struct Datastore {
 }
 
 /// The output of the command.
-struct Said {
+struct Output {
     ok: bool,
     code: i32,
     out: String,
@@ -45,7 +45,7 @@ impl Datastore {
         Self { runtime, store, dir }
     }
 
-    fn run(&self, arguments: &[&str], input: &str) -> Said {
+    fn run(&self, arguments: &[&str], input: &str) -> Output {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tortie"))
             .args(arguments)
             .env("TORTIE_STORE", format!("unix:{}", self.dir.path().join("socket").display()))
@@ -57,7 +57,7 @@ impl Datastore {
         child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
         let output = child.wait_with_output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        Said {
+        Output {
             ok: output.status.success(),
             code: output.status.code().unwrap(),
             out: text(output.stdout),
@@ -65,7 +65,7 @@ impl Datastore {
         }
     }
 
-    fn apply(&self, manifest: &str) -> Said {
+    fn apply(&self, manifest: &str) -> Output {
         self.run(&["apply", "-f", "-"], manifest)
     }
 

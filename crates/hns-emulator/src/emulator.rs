@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tortie_hcn::{Call, Failure, Guid, HResult, Hcn, Kind};
 
-use crate::acl::{Packet, Verdict, Way};
+use crate::acl::{Packet, PacketDirection, Verdict};
 use crate::check::fail;
 use crate::config::{Config, EgressSees};
 use crate::flows::{Flows, Key};
@@ -122,7 +122,7 @@ impl Emulator {
     /// The packet as the ACLs of the endpoint see it.
     fn seen(&self, packet: &Packet, vip: Option<(Ipv4Addr, u16)>) -> Packet {
         match (vip, self.config.egress_sees) {
-            (Some((remote, remote_port)), EgressSees::Vip) if packet.way == Way::Out => {
+            (Some((remote, remote_port)), EgressSees::Vip) if packet.way == PacketDirection::Out => {
                 Packet { remote, remote_port, ..*packet }
             }
             _ => *packet,

@@ -128,18 +128,18 @@ impl State {
 
 /// What a request changed in the ACLs of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum AclChange {
     Nothing,
     Added,
     Replaced,
 }
 
-impl Written {
+impl AclChange {
     pub(crate) fn resets(self, knob: OnRewrite) -> bool {
         match knob {
             OnRewrite::Keep => false,
-            OnRewrite::ResetOnAnyChange => self != Written::Nothing,
-            OnRewrite::ResetOnRemoveOrUpdate => self == Written::Replaced,
+            OnRewrite::ResetOnAnyChange => self != AclChange::Nothing,
+            OnRewrite::ResetOnRemoveOrUpdate => self == AclChange::Replaced,
         }
     }
 }
@@ -149,20 +149,20 @@ fn has_acl(policies: &[Policy]) -> bool {
 }
 
 /// The request's policies replace all policies, or those of their types.
-fn update(policies: &mut Vec<Policy>, new: Vec<Policy>, replaces: UpdateReplaces) -> Written {
+fn update(policies: &mut Vec<Policy>, new: Vec<Policy>, replaces: UpdateReplaces) -> AclChange {
     let goes = |old: &Policy| match replaces {
         UpdateReplaces::All => true,
         UpdateReplaces::SameType => new.iter().any(|new| new.r#type.eq_ignore_ascii_case(&old.r#type)),
     };
     let lost = policies.iter().any(|old| old.is::<Acl>() && goes(old));
-    let written = if lost || has_acl(&new) { Written::Replaced } else { Written::Nothing };
+    let written = if lost || has_acl(&new) { AclChange::Replaced } else { AclChange::Nothing };
     policies.retain(|old| !goes(old));
     policies.extend(new);
     written
 }
 
-fn add(policies: &mut Vec<Policy>, new: Vec<Policy>) -> Result<Written, Failure> {
-    let written = if has_acl(&new) { Written::Added } else { Written::Nothing };
+fn add(policies: &mut Vec<Policy>, new: Vec<Policy>) -> Result<AclChange, Failure> {
+    let written = if has_acl(&new) { AclChange::Added } else { AclChange::Nothing };
     for policy in new {
         if policies.iter().any(|other| is_same(other, &policy)) {
             let error = format!("{} {}", policy.r#type, policy.settings);
@@ -173,8 +173,8 @@ fn add(policies: &mut Vec<Policy>, new: Vec<Policy>) -> Result<Written, Failure>
     Ok(written)
 }
 
-fn remove(policies: &mut Vec<Policy>, old: &[Policy], removal: AclRemoval) -> Result<Written, Failure> {
-    let mut written = Written::Nothing;
+fn remove(policies: &mut Vec<Policy>, old: &[Policy], removal: AclRemoval) -> Result<AclChange, Failure> {
+    let mut written = AclChange::Nothing;
     for policy in old {
         match removal {
             AclRemoval::RefusedAlways if policy.is::<Acl>() => {
@@ -184,7 +184,7 @@ fn remove(policies: &mut Vec<Policy>, old: &[Policy], removal: AclRemoval) -> Re
             _ => remove_policy(policies, policy)?,
         }
         if policy.is::<Acl>() {
-            written = Written::Replaced;
+            written = AclChange::Replaced;
         }
     }
     Ok(written)

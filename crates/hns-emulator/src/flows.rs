@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use crate::acl::{AccessControl, Packet, Verdict, Way};
+use crate::acl::{AccessControl, Packet, PacketDirection, Verdict};
 
 pub(crate) const ICMP: u8 = 1;
 pub(crate) const TCP: u8 = 6;
@@ -37,7 +37,7 @@ impl Key {
     }
 
     /// The packet as an ACL sees it: an ICMP identifier is not a port.
-    pub(crate) fn seen(&self, way: Way) -> Packet {
+    pub(crate) fn seen(&self, way: PacketDirection) -> Packet {
         let Key { protocol, local, remote, .. } = *self;
         let (local_port, remote_port) =
             if protocol == ICMP { (0, 0) } else { (self.local_port, self.remote_port) };

@@ -39,7 +39,7 @@ mod state;
 #[cfg(target_os = "linux")]
 mod switch;
 
-pub use acl::{Packet, Verdict, Way};
+pub use acl::{Packet, PacketDirection, Verdict};
 #[cfg(target_os = "linux")]
 pub use compartments::bind_compartment;
 pub use config::{

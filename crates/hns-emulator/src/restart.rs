@@ -6,7 +6,7 @@ use tortie_hcn::Failure;
 use tortie_hcn::schema::{Acl, Policy, SetPolicy};
 
 use crate::config::Config;
-use crate::endpoints::Written;
+use crate::endpoints::AclChange;
 use crate::sets::Sets;
 use crate::state::{Guard, State};
 
@@ -50,7 +50,7 @@ impl State {
             }
             endpoint.policies.retain(|policy| !policy.is::<Acl>());
             let control = self.control(self.endpoint(id)?, config)?.into();
-            let resets = self.guard(id)?.resets + u64::from(Written::Replaced.resets(config.on_rewrite));
+            let resets = self.guard(id)?.resets + u64::from(AclChange::Replaced.resets(config.on_rewrite));
             self.guards.insert(id, Guard { control, resets });
         }
         Ok(())

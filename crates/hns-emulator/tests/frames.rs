@@ -6,7 +6,7 @@ mod cluster;
 
 use std::time::Duration;
 
-use cluster::{Cluster, Connection, Place, acl_block_in, connects, is_cut_off, transfer};
+use cluster::{Cluster, Connection, Location, acl_block_in, connects, is_cut_off, transfer};
 use serde_json::json;
 use tortie_hcn::HcnExt;
 use tortie_hcn::schema::{Modify, Policy, RequestType};
@@ -128,7 +128,7 @@ fn interfaces_come_and_go_with_what_they_belong_to() {
     let node = &cluster.windows[0];
     let pod = node.pod(0);
     let has_interface =
-        |place: &Place, name: &str| place.run(|| tortie_kernel::interface_index(name).is_ok());
+        |place: &Location, name: &str| place.run(|| tortie_kernel::interface_index(name).is_ok());
     assert!(has_interface(&pod, "eth0"));
     let namespace = node.hns.endpoint(pod.endpoint).unwrap().host_compute_namespace;
     let detach = Modify::namespace_endpoint(RequestType::Remove, pod.endpoint);

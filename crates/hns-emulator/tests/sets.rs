@@ -11,7 +11,7 @@ use serde_json::json;
 use tortie_hcn::schema::{Policy, SetPolicy};
 use tortie_hcn::{Guid, HResult, HcnExt, Kind};
 use tortie_hns_emulator::{
-    Config, Emulator, Limits, OnRewrite, Packet, SetReading, SeveralSets, Verdict, Way,
+    Config, Emulator, Limits, OnRewrite, Packet, PacketDirection, SetReading, SeveralSets, Verdict,
 };
 
 #[test]
@@ -112,9 +112,9 @@ fn acls_name_sets_that_are_there_and_nothing_else_beside_them() {
 }
 
 /// A packet from 10.0.0.1 or another address to port 80 of the endpoint, or back.
-fn packet(way: Way, remote: &str) -> Packet {
+fn packet(way: PacketDirection, remote: &str) -> Packet {
     let (local, remote) = ([10, 244, 3, 7].into(), remote.parse().unwrap());
-    let (local_port, remote_port) = if way == Way::In { (80, 4000) } else { (4000, 80) };
+    let (local_port, remote_port) = if way == PacketDirection::In { (80, 4000) } else { (4000, 80) };
     Packet { way, protocol: 6, local, remote, local_port, remote_port }
 }
 
@@ -143,7 +143,7 @@ fn what_a_set_means() {
             node.sets("Add", sets).unwrap();
             let allow = json!({"Action": "Allow", "Direction": direction, "Protocols": "6", field: name});
             node.acls("Add", json!([acl_with(1, allow)])).unwrap();
-            let way = if direction == "In" { Way::In } else { Way::Out };
+            let way = if direction == "In" { PacketDirection::In } else { PacketDirection::Out };
             let verdict = judge(&node, &packet(way, "10.0.0.1"));
             assert_eq!(verdict, allowed, "{direction} {field} {name} {set_reading:?}");
         }
@@ -164,11 +164,11 @@ fn beside_a_set_addresses_and_ports_mean_the_endpoint_and_its_peer() {
         let allow =
             json!({"Action": "Allow", "Protocols": "6", peers: "peers", own: other_end, "LocalPorts": "80"});
         node.acls("Add", json!([acl_with(1, allow)])).unwrap();
-        let good = packet(Way::In, "10.0.0.1");
+        let good = packet(PacketDirection::In, "10.0.0.1");
         assert!(judge(&node, &good), "{set_reading:?}");
         assert!(!judge(&node, &Packet { local_port: 81, ..good }), "{set_reading:?}");
         assert!(!judge(&node, &Packet { local_port: 81, remote_port: 80, ..good }), "{set_reading:?}");
-        assert!(!judge(&node, &packet(Way::In, "10.0.0.2")), "{set_reading:?}");
+        assert!(!judge(&node, &packet(PacketDirection::In, "10.0.0.2")), "{set_reading:?}");
     }
 }
 
@@ -189,7 +189,8 @@ fn several_sets_in_a_field() {
         let verdicts = |list: &str| {
             let allow = json!({"Action": "Allow", "Protocols": "6", "RemoteAddresses": list});
             node.acls("Update", json!([acl_with(1, allow)])).unwrap();
-            ["10.0.0.1", "10.0.0.2", "10.9.0.1"].map(|remote| judge(&node, &packet(Way::In, remote)))
+            ["10.0.0.1", "10.0.0.2", "10.9.0.1"]
+                .map(|remote| judge(&node, &packet(PacketDirection::In, remote)))
         };
         assert_eq!(verdicts("a,b"), allowed, "{several_sets:?}");
         assert_eq!(verdicts("a-or-b"), [true, true, false], "a set of sets holds who is in any");
@@ -215,13 +216,13 @@ fn a_set_changes_under_its_acls() {
     for (id, list) in [(node.endpoint, "s1"), (second, "all")] {
         policies(&node.hns, Kind::Endpoint, id, "Add", allow(list)).unwrap();
     }
-    let old = packet(Way::In, "10.0.0.1");
+    let old = packet(PacketDirection::In, "10.0.0.1");
     for id in [node.endpoint, second] {
         assert_eq!(node.hns.open(id, &old, None), Ok(Verdict::Allow));
     }
     node.sets("Update", json!([set("s1", "IPSET", "10.0.0.2")])).unwrap();
     for id in [node.endpoint, second] {
-        assert_eq!(node.hns.judge(id, &packet(Way::In, "10.0.0.2")), Ok(Verdict::Allow));
+        assert_eq!(node.hns.judge(id, &packet(PacketDirection::In, "10.0.0.2")), Ok(Verdict::Allow));
         assert_eq!(node.hns.judge(id, &old), Ok(Verdict::Block));
         assert_eq!(node.hns.is_open(id, &old), Ok(true), "a set that changes is no write of ACLs");
     }

@@ -79,11 +79,11 @@ fn change_and_list(nft: &mut Nft, desired: &Table, actual: Option<&Table>) -> Re
 fn texts_may_be_as_long_as_the_kernel_takes() {
     let listed = |nft: &mut Nft, beyond: Option<usize>| {
         let longest = ["table", "chain", "set"].map(random_tables::longest);
-        let mut texts = [longest.to_vec(), vec!["p".repeat(random_tables::LONGEST_LOG_PREFIX)]].concat();
+        let mut texts = [longest.to_vec(), vec!["p".repeat(random_tables::MAX_LOG_PREFIX_LENGTH)]].concat();
         beyond.into_iter().for_each(|text| texts[text].push('+'));
         let [name, chain, set, prefix] = texts.try_into().unwrap();
         let exprs = vec![Expr::Log { group: 1, prefix }, Expr::Verdict(Verdict::Goto(chain.clone()))];
-        let rule = Rule { exprs, comment: "c".repeat(Rule::LONGEST_COMMENT) };
+        let rule = Rule { exprs, comment: "c".repeat(Rule::MAX_COMMENT_LENGTH) };
         let interface = Element::key(Key::interface("fifteen-letters"));
         let desired = Table {
             chains: [

@@ -17,7 +17,7 @@ const MARKER: &str = "tortie-lab";
 const MARK: &str = "This folder belongs to `tortie lab`, which removes all that is in it.\n";
 /// The maximum length of the folder's path. The kernel allows 107 bytes for the path of a socket, and the rest of the
 /// path (`/nodes/windows-200/control.sock`) needs some of them.
-const LONGEST: usize = 70;
+const MAX_PATH_LENGTH: usize = 70;
 
 /// The folder of a lab.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl LabDir {
     /// folder's name, because inside the lab an ordinary user has another uid.
     fn alias(&self) -> Option<PathBuf> {
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
-        if path.as_os_str().len() <= LONGEST {
+        if path.as_os_str().len() <= MAX_PATH_LENGTH {
             return None;
         }
         let mut hasher = DefaultHasher::new();

@@ -10,7 +10,7 @@ use crate::LabError;
 /// The delay before the first restart; each further delay is twice as long.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 /// The maximum delay.
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 /// A program that ran this long counts as stable, and the delays start again.
 const SETTLED: Duration = Duration::from_secs(10);
 
@@ -55,7 +55,7 @@ impl Process {
             );
             loop {
                 tokio::time::sleep(delay).await;
-                delay = (delay * 2).min(LONGEST_DELAY);
+                delay = (delay * 2).min(MAX_DELAY);
                 match spawn(&self.name, &mut self.command) {
                     Ok(child) => break self.child = child,
                     Err(error) => {

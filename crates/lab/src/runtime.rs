@@ -15,7 +15,7 @@ use tortie_hcn::RemoteHcn;
 use tortie_kernel::namespace::NetNs;
 use tortie_store::{Event, Store, StoreError, Stored};
 
-use crate::sandbox::{PodTask, Wanted, Wish};
+use crate::sandbox::{DesiredPod, PodTask, Wish};
 use crate::{LabDir, LabError};
 
 /// The runtime's data about a node.
@@ -82,7 +82,7 @@ impl Runtime {
             return;
         }
         let uid = stored.value["metadata"]["uid"].as_str().map(str::to_owned);
-        let wish = Wish::Run(Box::new(Wanted { pod, uid, node: node.clone() }));
+        let wish = Wish::Run(Box::new(DesiredPod { pod, uid, node: node.clone() }));
         // A task ends only with the runtime.
         let _ = self.task_of(&stored.key).send(wish);
     }

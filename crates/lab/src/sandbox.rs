@@ -26,12 +26,12 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// A command for a pod's task.
 pub(crate) enum Wish {
-    Run(Box<Wanted>),
+    Run(Box<DesiredPod>),
     Stop,
 }
 
 /// A pod that should run on a node.
-pub(crate) struct Wanted {
+pub(crate) struct DesiredPod {
     pub(crate) pod: Pod,
     pub(crate) uid: Option<String>,
     pub(crate) node: Arc<RuntimeNode>,
@@ -109,7 +109,7 @@ impl PodTask {
         }
     }
 
-    async fn bring_up(&self, wanted: &Wanted) -> Result<Sandbox, LabError> {
+    async fn bring_up(&self, wanted: &DesiredPod) -> Result<Sandbox, LabError> {
         let mut sandbox = self.new_sandbox(wanted)?;
         match self.start(&wanted.pod, &mut sandbox).await {
             Ok(()) => Ok(sandbox),
@@ -120,7 +120,7 @@ impl PodTask {
         }
     }
 
-    fn new_sandbox(&self, wanted: &Wanted) -> Result<Sandbox, LabError> {
+    fn new_sandbox(&self, wanted: &DesiredPod) -> Result<Sandbox, LabError> {
         let netns = match wanted.pod.spec.host_network {
             true => wanted.node.netns.clone(),
             false => Arc::new(NetNs::create()?),

@@ -335,7 +335,7 @@ fn failed<E: Into<Error>>(operation: &'static str, object: &str) -> impl FnOnce(
 /// The time without a disconnect before links are deleted.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The maximum delay of the deletion.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// A thread that deletes all disconnected cables at once.
 #[derive(Debug)]
@@ -352,7 +352,7 @@ impl Deleter {
                 // The kernel holds a lock during deletion that the next disconnect needs, so wait until a burst has
                 // ended.
                 let begun = Instant::now();
-                while begun.elapsed() < LONGEST_WAIT && asked.recv_timeout(PAUSE).is_ok() {}
+                while begun.elapsed() < MAX_WAIT && asked.recv_timeout(PAUSE).is_ok() {}
                 match socket.change(&Change::DeleteGroup(DISCONNECTED)) {
                     Err(error) if error.errno() != Some(libc::ENODEV) => {
                         tracing::warn!(%error, "disconnected links stay until a pod is disconnected again");

@@ -128,7 +128,7 @@ fn established_flows_are_kept_or_cut() {
         };
         // It is cut within a while: many requests, of which the last counts.
         let goes_on_from = |stream: &std::net::TcpStream| {
-            let (patience, long) = if goes_on { (2, PATIENCE) } else { (15, Duration::from_secs(2)) };
+            let (patience, long) = if goes_on { (2, TIMEOUT) } else { (15, Duration::from_secs(2)) };
             stream.set_read_timeout(Some(long)).unwrap();
             let deadline = Instant::now() + Duration::from_secs(patience);
             while answers(stream) {

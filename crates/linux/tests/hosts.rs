@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use common::filtering::{AfterEachTransaction, UPLINK, configure};
 use proptest::prelude::*;
-use random_hosts::{By, Way, judge};
+use random_hosts::{By, PacketPath, judge};
 use random_states::{POD, POD_LINK, SENTINEL, SENTINEL_LINK};
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use testkit::Stateful;
@@ -90,7 +90,7 @@ impl Node {
     }
 
     /// The flows that pass.
-    fn passed(&self, flows: &[Flow], way: Way) -> BTreeSet<usize> {
+    fn passed(&self, flows: &[Flow], way: PacketPath) -> BTreeSet<usize> {
         // A flow of an earlier case, or its answer, must not count as established.
         self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
         let first = self.next_tag.fetch_add(flows.len() as u32 + 1, Ordering::Relaxed);
@@ -98,11 +98,13 @@ impl Node {
         let [uplink, pod_link] = self.namespace.run(|| [UPLINK, POD_LINK].map(mac_of)).unwrap();
         for (tag, flow) in (first..).zip(flows) {
             match way {
-                Way::OutsideToNode | Way::OutsideToPod => {
+                PacketPath::OutsideToNode | PacketPath::OutsideToPod => {
                     assert!(self.outside.send(&common::frame(flow, uplink, tag)).unwrap());
                 }
-                Way::PodToOutside => assert!(self.pod.send(&common::frame(flow, pod_link, tag)).unwrap()),
-                Way::NodeToOutside => self.send(flow, &common::frame(flow, uplink, tag)[ETHERNET..]),
+                PacketPath::PodToOutside => {
+                    assert!(self.pod.send(&common::frame(flow, pod_link, tag)).unwrap())
+                }
+                PacketPath::NodeToOutside => self.send(flow, &common::frame(flow, uplink, tag)[ETHERNET..]),
             }
         }
         // The packets keep their order: when the last one has gone as far as they, they have arrived.
@@ -117,11 +119,13 @@ impl Node {
             std::thread::yield_now();
         }
         let tags = match way {
-            Way::OutsideToNode => {
+            PacketPath::OutsideToNode => {
                 self.own.iter().flat_map(|socket| tags(|buffer| receive(socket, buffer))).collect()
             }
-            Way::OutsideToPod => tags(|buffer| self.pod.receive(buffer).unwrap()),
-            Way::NodeToOutside | Way::PodToOutside => tags(|buffer| self.outside.receive(buffer).unwrap()),
+            PacketPath::OutsideToPod => tags(|buffer| self.pod.receive(buffer).unwrap()),
+            PacketPath::NodeToOutside | PacketPath::PodToOutside => {
+                tags(|buffer| self.outside.receive(buffer).unwrap())
+            }
         };
         tags.into_iter().filter(|tag| (first..last).contains(tag)).map(|tag| (tag - first) as usize).collect()
     }
@@ -164,25 +168,25 @@ fn table() -> Table {
 }
 
 /// Whether a flow may pass, and what in the host endpoint decides. A pod's own policy must allow it, too.
-fn allowed(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
+fn allowed(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
     let (allowed, by) = judge(state, way, flow);
     let by_its_pod = |direction| {
         let pod = state.endpoints.get(&random_states::id("pod"));
         pod.is_some_and(|pod| evaluate(&pod.program, direction, flow, state))
     };
     let by_pod = match way {
-        Way::OutsideToPod => by_its_pod(Direction::Ingress),
-        Way::PodToOutside => by_its_pod(Direction::Egress),
-        Way::OutsideToNode | Way::NodeToOutside => true,
+        PacketPath::OutsideToPod => by_its_pod(Direction::Ingress),
+        PacketPath::PodToOutside => by_its_pod(Direction::Egress),
+        PacketPath::OutsideToNode | PacketPath::NodeToOutside => true,
     };
     (allowed && by_pod, by)
 }
 
-type Flows = Vec<(Way, Vec<Flow>)>;
+type Flows = Vec<(PacketPath, Vec<Flow>)>;
 
 fn flows(each: usize) -> impl Strategy<Value = Flows> {
     let of = |way| prop::collection::vec(random_hosts::flow(way), each).prop_map(move |flows| (way, flows));
-    Way::ALL.map(of).prop_map(Vec::from)
+    PacketPath::ALL.map(of).prop_map(Vec::from)
 }
 
 /// Random programs name some missing policies, and some host endpoints have no interface.
@@ -216,7 +220,7 @@ fn decides_as_the_programs(config: Config) {
     let current = RefCell::new((dataplane, NodeState::default()));
     let counts = RefCell::new(BTreeMap::<_, [usize; 2]>::new());
     let case = AtomicU32::new(0);
-    let test = |(mut state, flows): (NodeState, Vec<(Way, Vec<Flow>)>)| {
+    let test = |(mut state, flows): (NodeState, Vec<(PacketPath, Vec<Flow>)>)| {
         let (dataplane, old) = &mut *current.borrow_mut();
         if !case.fetch_add(1, Ordering::Relaxed).is_multiple_of(4) {
             state.settings = old.settings.clone(); // others have the whole table compared
@@ -257,9 +261,9 @@ fn decides_as_the_programs(config: Config) {
 }
 
 /// Every table on every path must have let some packets pass and others not.
-fn lacking(counts: &BTreeMap<(Way, By), [usize; 2]>) -> Option<String> {
+fn lacking(counts: &BTreeMap<(PacketPath, By), [usize; 2]>) -> Option<String> {
     let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 10);
-    for way in Way::ALL {
+    for way in PacketPath::ALL {
         let incoming = way.direction() == Direction::Ingress;
         let last = if way.forwarded() { By::Forward } else { By::Normal };
         let untracked = (incoming || !way.forwarded()).then_some(By::Untracked);
@@ -277,7 +281,7 @@ fn lacking(counts: &BTreeMap<(Way, By), [usize; 2]>) -> Option<String> {
 }
 
 /// What a state lets through.
-fn all_allowed(state: &NodeState, way: Way, flows: &[Flow]) -> BTreeSet<usize> {
+fn all_allowed(state: &NodeState, way: PacketPath, flows: &[Flow]) -> BTreeSet<usize> {
     (0..).zip(flows).filter(|(_, flow)| allowed(state, way, flow).0).map(|(index, _)| index).collect()
 }
 
@@ -289,7 +293,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
     let current = RefCell::new((open(true), NodeState::default(), 0u32));
     let counts = Arc::new(Mutex::new((0, 0)));
-    let test = |(mut state, flows): (NodeState, Vec<(Way, Vec<Flow>)>)| {
+    let test = |(mut state, flows): (NodeState, Vec<(PacketPath, Vec<Flow>)>)| {
         // Members that no packet of this test has make each set too large for one transaction.
         for (number, (kind, members)) in (0u32..).zip(state.sets.values_mut()) {
             let strangers =
@@ -311,7 +315,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
             }
             _ => old.clone(),
         };
-        let either = |(way, flows): (Way, Vec<Flow>)| {
+        let either = |(way, flows): (PacketPath, Vec<Flow>)| {
             let either = &all_allowed(old, way, &flows) | &all_allowed(&state, way, &flows);
             (way, flows, either)
         };
@@ -371,13 +375,13 @@ fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
     };
     let opened = Arc::new(Mutex::new((0, 0)));
     let go = |state: NodeState| {
-        assert!(!judge(&state, Way::OutsideToNode, &flow).0, "{}", shown(&state));
+        assert!(!judge(&state, PacketPath::OutsideToNode, &flow).0, "{}", shown(&state));
         let (dataplane, old) = &mut *current.borrow_mut();
         let deltas = common::deltas(old, &state);
         let first = old.host_endpoints.is_empty();
         let (watched, told) = (node.clone(), opened.clone());
         let look = move || {
-            let passed = watched.passed(&[flow], Way::OutsideToNode).len();
+            let passed = watched.passed(&[flow], PacketPath::OutsideToNode).len();
             let mut told = told.lock().unwrap();
             told.0 += 1;
             told.1 += if first { 0 } else { passed };

@@ -45,9 +45,9 @@ mod linux {
     const ALLOWED: u16 = 7000;
     const DENIED: u16 = 7001;
     /// The time after which an answer counts as lost.
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
     /// The maximum lifetime of a victim in microseconds: from before it has read the table to after many changes.
-    const LONGEST_LIFE: u64 = 60_000;
+    const MAX_LIFE: u64 = 60_000;
 
     /// The results of the traffic.
     #[derive(Default)]
@@ -86,7 +86,7 @@ mod linux {
         let mut in_force = 0;
         for _ in 0..kills {
             let victim = spawn(&node, &pods);
-            thread::sleep(Duration::from_micros(next(&mut random) % LONGEST_LIFE));
+            thread::sleep(Duration::from_micros(next(&mut random) % MAX_LIFE));
             in_force += usize::from(kill(victim) == IN_FORCE);
         }
         let mut last = spawn(&node, &pods);
@@ -212,7 +212,7 @@ mod linux {
 
     /// Sends a packet and waits for its answer.
     fn ask(socket: &UdpSocket, to: SocketAddr, what: &str) {
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket.send_to(b"meow", to).unwrap_or_else(|error| panic!("{what}: {error}"));
         if let Err(error) = socket.recv(&mut [0; 8]) {
             panic!("{what} has no answer: {error}");

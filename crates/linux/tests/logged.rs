@@ -58,7 +58,7 @@ fn logged(reply: &Reply) -> Logged {
 
 /// The next packets, of this number.
 fn next(socket: &mut Socket, count: usize) -> Vec<Logged> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut packets = Vec::new();
     while packets.len() < count && Instant::now() < deadline {
         let replies = socket.next_notifications(Duration::from_millis(100)).unwrap();

@@ -81,7 +81,7 @@ fn vxlan_is_taken_from_nodes_only() {
     };
     let senders = nodes[0].namespace.run(open_senders).unwrap();
     let receiver = pods[1].namespace.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 7000)).unwrap()).unwrap();
-    receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+    receiver.set_read_timeout(Some(TIMEOUT)).unwrap();
 
     // Whose packets arrive in the pod: when the node's has arrived, the foreign one before it has been received or
     // dropped.

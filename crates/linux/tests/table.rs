@@ -181,7 +181,7 @@ fn what_others_change_is_noticed_at_once() {
         let done = nft(&node, vandal);
         assert!(done.status.success(), "{vandal:?}: {}", String::from_utf8_lossy(&done.stderr));
         let begun = Instant::now();
-        disturbed.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{vandal:?} went unnoticed"));
+        disturbed.recv_timeout(TIMEOUT).unwrap_or_else(|_| panic!("{vandal:?} went unnoticed"));
         assert_eq!(node.resync(), Report::default(), "{vandal:?}");
         assert_eq!(table(&node).as_ref(), Some(&ours), "{vandal:?}");
         assert!(begun.elapsed() < Duration::from_secs(1), "{vandal:?}: {:?}", begun.elapsed());

@@ -20,7 +20,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets};
 use testkit::flows::beginnings;
-use testkit::kernel::{Cluster, Place};
+use testkit::kernel::{Cluster, Location};
 use testkit::random::Random;
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
@@ -238,7 +238,7 @@ impl Watched<'_> {
 
 /// The ends of a flow, and the verdicts of their policies.
 struct Seat {
-    places: [Option<Place>; 2],
+    places: [Option<Location>; 2],
     allowed: [bool; 2],
 }
 

@@ -11,7 +11,7 @@ use tortie_api::net::{Direction, IpVersion, Protocol};
 use tortie_api::{Key, Kind};
 use tortie_selector::Selector;
 
-use super::judge::Asked;
+use super::judge::JudgedEndpoint;
 use super::packet::Packet;
 use super::peers::Hop;
 use super::world::{HostInterface, Identity, Workload};
@@ -125,16 +125,16 @@ impl Oracle<'_> {
 
     /// The indices of those of [`Self::policies`] that apply to packets of this direction at this pod.
     pub fn applying(&self, pod: &SeenPod<'_>, direction: Direction) -> Vec<usize> {
-        self.applying_to(&Asked::pod(pod.0), direction)
+        self.applying_to(&JudgedEndpoint::pod(pod.0), direction)
     }
 
     /// As [`Self::applying`], for one table of a host endpoint.
     pub fn applying_at(&self, host: &SeenHost<'_>, table: Table, direction: Direction) -> Vec<usize> {
         let SeenHost(HostInterface { identity, profiles, .. }) = host;
-        self.applying_to(&Asked { identity, profiles, table }, direction)
+        self.applying_to(&JudgedEndpoint { identity, profiles, table }, direction)
     }
 
-    fn applying_to(&self, asked: &Asked<'_>, direction: Direction) -> Vec<usize> {
+    fn applying_to(&self, asked: &JudgedEndpoint<'_>, direction: Direction) -> Vec<usize> {
         let policies = self.tiers.iter().flat_map(|tier| &tier.policies).enumerate();
         let applying = policies.filter(|(_, policy)| policy.applies(asked, direction));
         applying.map(|(index, _)| index).collect()
@@ -171,7 +171,9 @@ impl Oracle<'_> {
         let way = peers::resolve(&self.world, question, Some(family))?;
         let packet = Packet::new(&self.world, way.source, way.destination, question);
         let judged = way.hops.iter().filter_map(|hop| match hop {
-            Hop::Pod(pod, of) if *of == direction => Some(self.judge(&Asked::pod(pod), direction, &packet)),
+            Hop::Pod(pod, of) if *of == direction => {
+                Some(self.judge(&JudgedEndpoint::pod(pod), direction, &packet))
+            }
             _ => None,
         });
         Ok(judged.collect())

@@ -5,7 +5,7 @@ use tortie_api::net::Direction;
 use tortie_api::{Cidr, Port, ProtocolName};
 use tortie_selector::Selector;
 
-use super::packet::{Packet, Side, shown};
+use super::packet::{Packet, PacketEnd, shown};
 use super::trace::Mismatch;
 use super::world::Identity;
 
@@ -125,7 +125,13 @@ fn found_icmp(packet: &Packet<'_>) -> String {
 }
 
 /// Whether every criterion of one side matches (policy decision 14).
-fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packet: &Packet<'_>) -> Outcome {
+fn entity(
+    namespace: &str,
+    name: &str,
+    rule: &EntityRule,
+    side: &PacketEnd<'_>,
+    packet: &Packet<'_>,
+) -> Outcome {
     let field = |field: &str| format!("{name}.{field}");
     let address = side.address;
     // `meant` reads the selectors, and `ports` the ports.
@@ -165,7 +171,7 @@ fn meant<'a>(
     namespace: &str,
     name: &str,
     rule: &EntityRule,
-    side: &Side<'a>,
+    side: &PacketEnd<'a>,
 ) -> Result<Vec<&'a Identity>, Mismatch> {
     let positive =
         rule.selector.is_some() || rule.namespace_selector.is_some() || rule.service_accounts.is_some();
@@ -247,7 +253,7 @@ fn ports(
     name: &str,
     rule: &EntityRule,
     meant: &[&Identity],
-    side: &Side<'_>,
+    side: &PacketEnd<'_>,
     packet: &Packet<'_>,
 ) -> Outcome {
     let is = |port: &&Port| match port {

@@ -7,7 +7,7 @@ use tortie_api::calico::{EndpointToHostAction, FailsafePort, FelixConfigurationS
 use tortie_api::net::{Direction, Protocol};
 
 use super::Oracle;
-use super::judge::Asked;
+use super::judge::JudgedEndpoint;
 use super::packet::Packet;
 use super::trace::{DecidedBy, Table, TierOutcome, Trace, Verdict};
 use super::world::HostInterface;
@@ -57,7 +57,8 @@ impl Oracle<'_> {
         let HostHop { interface, at, direction, forwarded, before, .. } = hop;
         let early = before.map_or_else(|| packet.clone(), |(address, port)| packet.towards(address, port));
         let ask_of = |interface: &HostInterface, table, packet: &Packet<'_>, direction| {
-            let asked = Asked { identity: &interface.identity, profiles: &interface.profiles, table };
+            let asked =
+                JudgedEndpoint { identity: &interface.identity, profiles: &interface.profiles, table };
             self.judge(&asked, direction, packet)
         };
         let ask = |table, packet: &Packet<'_>, direction| ask_of(interface, table, packet, direction);
@@ -117,8 +118,11 @@ impl Oracle<'_> {
             Direction::Ingress => (Direction::Egress, packet.reply()),
             Direction::Egress => (Direction::Ingress, packet.reply()),
         };
-        let asked =
-            Asked { identity: &interface.identity, profiles: &interface.profiles, table: Table::Untracked };
+        let asked = JudgedEndpoint {
+            identity: &interface.identity,
+            profiles: &interface.profiles,
+            table: Table::Untracked,
+        };
         let mut trace = self.judge(&asked, back, &packet);
         trace.reply = true;
         if trace.decided_by == DecidedBy::Nobody {

@@ -16,13 +16,13 @@ use super::{Oracle, Stored, calico, cluster, kubernetes};
 const VXLAN_PORT: u16 = 4789;
 
 /// The endpoint whose policies are evaluated, and the table.
-pub(super) struct Asked<'a> {
+pub(super) struct JudgedEndpoint<'a> {
     pub(super) identity: &'a Identity,
     pub(super) profiles: &'a [String],
     pub(super) table: Table,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> JudgedEndpoint<'a> {
     pub(super) fn pod(pod: &'a Workload) -> Self {
         Self { identity: &pod.identity, profiles: &pod.profiles, table: Table::Normal }
     }
@@ -42,7 +42,12 @@ impl Table {
 impl Oracle<'_> {
     /// Evaluates the policies of one endpoint: tiers, then profiles, then deny (policy decisions 7, 8). The other
     /// tables of a host endpoint consist of tiers only (policy decision 16).
-    pub(super) fn judge(&self, asked: &Asked<'_>, direction: Direction, packet: &Packet<'_>) -> Trace {
+    pub(super) fn judge(
+        &self,
+        asked: &JudgedEndpoint<'_>,
+        direction: Direction,
+        packet: &Packet<'_>,
+    ) -> Trace {
         let mut trace = Trace::begin(asked.identity.to_string(), direction, asked.table);
         for tier in &self.tiers {
             let mut said = TierTrace::begin(&tier.name);

@@ -6,7 +6,7 @@ use tortie_api::kubernetes::{
 };
 use tortie_api::net::{Direction, Protocol};
 
-use super::packet::{Packet, Side};
+use super::packet::{Packet, PacketEnd};
 use super::trace::Mismatch;
 use super::world::{Identity, Labels};
 
@@ -66,7 +66,7 @@ pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     equal && fulfilled
 }
 
-fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {
+fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &PacketEnd<'_>) -> bool {
     if let Some(block) = &peer.ip_block {
         let inside = |Cidr(net): &Cidr| net.contains(&side.address);
         return inside(&block.cidr) && !block.except.iter().any(inside);

@@ -25,11 +25,11 @@ use serde::{Deserialize, Serialize};
 use tortie_api::net::{Direction, IpVersion, Protocol};
 
 pub use ask::{SeenHost, SeenPod, SeenPolicy, SeenProfile, Subject, shown_labels};
-use judge::Asked;
+use judge::JudgedEndpoint;
 use order::Tier;
 use packet::Packet;
 pub use peers::family_of;
-use peers::{Hop, Way};
+use peers::{Hop, PacketPath};
 pub use peers::{Peer, QuestionError};
 pub use snapshot::{Snapshot, Stored};
 pub use trace::{
@@ -98,7 +98,7 @@ impl<'a> Oracle<'a> {
         Ok(self.judge_way(question, peers::resolve(&self.world, question, Some(family))?))
     }
 
-    fn judge_way(&self, question: &Question, way: Way<'_>) -> Answer {
+    fn judge_way(&self, question: &Question, way: PacketPath<'_>) -> Answer {
         let packet = Packet::new(&self.world, way.source, way.destination, question);
         let mut answer = Answer {
             verdict: Verdict::Allow,
@@ -124,7 +124,8 @@ impl<'a> Oracle<'a> {
                     }
                     let before = built_in
                         .or_else(|| self.before_policy(pod, *direction, &packet, false, &mut answer.notes));
-                    let trace = before.unwrap_or_else(|| self.judge(&Asked::pod(pod), *direction, &packet));
+                    let trace =
+                        before.unwrap_or_else(|| self.judge(&JudgedEndpoint::pod(pod), *direction, &packet));
                     answer.verdict = answer.verdict.and(trace.verdict);
                     match direction {
                         Direction::Egress => answer.egress = Some(trace),

@@ -9,7 +9,7 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use super::judge::Asked;
+use super::judge::JudgedEndpoint;
 use super::snapshot::{Snapshot, Stored};
 use super::trace::{PolicyName, Table};
 use super::world::Identity;
@@ -334,7 +334,7 @@ fn readable_subject(spec: &Value) -> Option<Subject<'static>> {
 
 impl Policy<'_> {
     /// Whether the policy applies to packets of this direction at this endpoint, in this table.
-    pub(super) fn applies(&self, asked: &Asked<'_>, direction: Direction) -> bool {
+    pub(super) fn applies(&self, asked: &JudgedEndpoint<'_>, direction: Direction) -> bool {
         let speaks = self.types.contains(&match direction {
             Direction::Ingress => PolicyType::Ingress,
             Direction::Egress => PolicyType::Egress,

@@ -13,15 +13,15 @@ use super::world::{Identity, NamedPort, World};
 #[derive(Clone)]
 pub(super) struct Packet<'a> {
     world: &'a World,
-    pub(super) source: Side<'a>,
-    pub(super) destination: Side<'a>,
+    pub(super) source: PacketEnd<'a>,
+    pub(super) destination: PacketEnd<'a>,
     pub(super) protocol: Protocol,
     pub(super) icmp: Option<(u8, u8)>,
 }
 
 /// One end of a packet.
 #[derive(Clone)]
-pub(super) struct Side<'a> {
+pub(super) struct PacketEnd<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
     /// The pods and host endpoints that have the address (none or one pod, or two for a moment), and the network sets
@@ -33,8 +33,8 @@ impl<'a> Packet<'a> {
     pub(super) fn new(world: &'a World, source: IpAddr, destination: IpAddr, question: &Question) -> Self {
         Self {
             world,
-            source: Side::new(world, source, question.source_port),
-            destination: Side::new(world, destination, question.destination_port),
+            source: PacketEnd::new(world, source, question.source_port),
+            destination: PacketEnd::new(world, destination, question.destination_port),
             protocol: question.protocol,
             icmp: question.icmp,
         }
@@ -42,15 +42,16 @@ impl<'a> Packet<'a> {
 
     /// The packet as it is at a node's interface.
     pub(super) fn at(&self, hop: &HostHop<'_>) -> Self {
-        let source = hop
-            .source
-            .map_or_else(|| self.source.clone(), |address| Side::new(self.world, address, self.source.port));
+        let source = hop.source.map_or_else(
+            || self.source.clone(),
+            |address| PacketEnd::new(self.world, address, self.source.port),
+        );
         Self { source, ..self.clone() }
     }
 
     /// The packet with another destination.
     pub(super) fn towards(&self, address: IpAddr, port: u16) -> Self {
-        Self { destination: Side::new(self.world, address, port), ..self.clone() }
+        Self { destination: PacketEnd::new(self.world, address, port), ..self.clone() }
     }
 
     /// The packet that answers this one.
@@ -69,7 +70,7 @@ impl<'a> Packet<'a> {
     }
 
     /// The packet's protocol and destination port for readers.
-    pub(super) fn shown_port(&self, side: &Side<'_>) -> String {
+    pub(super) fn shown_port(&self, side: &PacketEnd<'_>) -> String {
         match self.protocol.has_ports() {
             true => format!("the packet has {} {}", self.protocol, side.port),
             false => format!("the packet is {}", self.protocol),
@@ -78,7 +79,13 @@ impl<'a> Packet<'a> {
 
     /// Whether the Service has a backend with this side's address, and with `with_port` also with the packet's
     /// protocol and this side's port.
-    pub(super) fn is_backend(&self, side: &Side<'_>, namespace: &str, name: &str, with_port: bool) -> bool {
+    pub(super) fn is_backend(
+        &self,
+        side: &PacketEnd<'_>,
+        namespace: &str,
+        name: &str,
+        with_port: bool,
+    ) -> bool {
         let Some(backends) = self.world.backends.get(&(namespace.to_owned(), name.to_owned())) else {
             return false;
         };
@@ -89,14 +96,14 @@ impl<'a> Packet<'a> {
     }
 
     /// Whether the pod declares this name for the packet's protocol and port (policy decision 12).
-    pub(super) fn is_named(&self, side: &Side<'_>, pod: &Identity, name: &str) -> bool {
+    pub(super) fn is_named(&self, side: &PacketEnd<'_>, pod: &Identity, name: &str) -> bool {
         let is =
             |port: &NamedPort| port.name == name && port.protocol == self.protocol && port.port == side.port;
         pod.ports.iter().any(is)
     }
 }
 
-impl<'a> Side<'a> {
+impl<'a> PacketEnd<'a> {
     fn new(world: &'a World, address: IpAddr, port: u16) -> Self {
         let pods = world.at(address);
         let sets = world.network_sets.iter().filter(|set| set.nets.iter().any(|net| net.contains(&address)));

@@ -66,7 +66,7 @@ pub enum QuestionError {
 }
 
 /// The way of a packet: its addresses, and the hops that judge it.
-pub(super) struct Way<'a> {
+pub(super) struct PacketPath<'a> {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
     /// The hops that judge it, in order.
@@ -100,7 +100,7 @@ pub(super) fn resolve<'a>(
     world: &'a World,
     question: &Question,
     family: Option<IpVersion>,
-) -> Result<Way<'a>, QuestionError> {
+) -> Result<PacketPath<'a>, QuestionError> {
     let mut notes = Vec::new();
     let from = end(world, &question.from, &mut notes)?;
     let to = end(world, &question.to, &mut notes)?;
@@ -123,7 +123,7 @@ pub(super) fn resolve<'a>(
         ));
     }
     let hops = hops(world, &from, &to, destination, (translated, question.via));
-    Ok(Way { source, destination, hops, notes })
+    Ok(PacketPath { source, destination, hops, notes })
 }
 
 /// The family of an address.

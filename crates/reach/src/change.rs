@@ -9,8 +9,8 @@ use tortie_api::net::IpVersion;
 use super::classes::Classes;
 use super::concern::Concern;
 use super::judge::{Flow, Judge, Row, flow_of};
+use super::path::{ByWay, FAMILIES, Path, Scope, Stop, scopes};
 use super::rectangles::{Pairs, Plain, Shapes, rectangles};
-use super::way::{ByWay, FAMILIES, Scope, Stop, Way, scopes};
 use super::why::Why;
 use tortie_oracle::{Oracle, PolicyName, Snapshot};
 
@@ -181,10 +181,10 @@ impl Comparison<'_> {
     }
 
     fn of_flows(&mut self, one: &ByWay<Flow>, other: &ByWay<Flow>) -> Changes {
-        let there_is = |flows: &ByWay<Flow>, way: &Way| flows.get(way.number()).is_some_and(Option::is_some);
-        let ways: Vec<Way> =
-            Way::ALL.into_iter().filter(|way| there_is(one, way) || there_is(other, way)).collect();
-        let mut changes: BTreeMap<(Plain, usize), (Vec<Way>, Vec<usize>)> = BTreeMap::new();
+        let there_is = |flows: &ByWay<Flow>, way: &Path| flows.get(way.number()).is_some_and(Option::is_some);
+        let ways: Vec<Path> =
+            Path::ALL.into_iter().filter(|way| there_is(one, way) || there_is(other, way)).collect();
+        let mut changes: BTreeMap<(Plain, usize), (Vec<Path>, Vec<usize>)> = BTreeMap::new();
         for way in &ways {
             let (Some(one), Some(other)) = (flow_of(one, *way), flow_of(other, *way)) else { continue };
             let ports = 0..self.classes.ports().len();

@@ -7,15 +7,15 @@ use serde::Serialize;
 use tortie_api::net::Direction;
 use tortie_api::{Kind, Resource};
 
-use super::asked::{Asked, Policies, is_policy};
 use super::atoms::{Uses, Vocabulary};
+use super::criteria::{Criteria, Policies, is_policy};
 use super::hosts::{ALL_INTERFACES, HostSight};
 use super::members::{of_nodes, of_outsiders, of_pods, taken};
 use super::names::{self, PodName};
+use super::path::{Placement, Scope, Stop};
 use super::placement::{Ends, Places};
 use super::ports::Ports;
-use super::sight::{EndSight, Profile, Sight};
-use super::way::{Placement, Scope, Stop};
+use super::signature::{EndSignature, Profile, SignatureIndex};
 use tortie_oracle::{Oracle, Peer, Snapshot};
 
 /// Ends of flows that no policy of the clusters can distinguish.
@@ -34,7 +34,7 @@ pub struct Class {
     /// The representatives of the class: two if it has two members, on different nodes if possible.
     pub(super) samples: Vec<Sample>,
     /// The signature of the members in each cluster; `None` if they are not in it.
-    pub(super) sights: Vec<Option<EndSight>>,
+    pub(super) signatures: Vec<Option<EndSignature>>,
 }
 
 /// The kind of members of a class.
@@ -60,7 +60,7 @@ pub(super) struct Sample {
 pub struct Classes {
     classes: Vec<Class>,
     ports: Ports,
-    pub(super) asked: Vec<Asked>,
+    pub(super) asked: Vec<Criteria>,
     /// The host endpoints of each cluster, without duplicates.
     hosts: Vec<Vec<HostSight>>,
     places: Places,
@@ -112,20 +112,20 @@ impl Classes {
         let oracles = oracles.as_slice();
         let mut vocabulary = Vocabulary::new(oracles);
         let asked =
-            oracles.iter().map(|oracle| Asked::new(oracle, oracles, policies, &mut vocabulary)).collect();
+            oracles.iter().map(|oracle| Criteria::new(oracle, oracles, policies, &mut vocabulary)).collect();
         let (mut classes, left_out, hosts) = {
-            let sight = |oracle| Sight::new(oracle, &vocabulary, policies);
-            let mut sights: Vec<Sight<'_>> = oracles.iter().map(sight).collect();
-            let (mut classes, left_out) = of_pods(oracles, &mut sights);
-            classes.extend(of_nodes(oracles, &sights));
-            classes.extend(of_outsiders(oracles, &vocabulary, &sights));
-            let hosts: Vec<Vec<HostSight>> = sights.into_iter().map(Sight::into_hosts).collect();
+            let signature = |oracle| SignatureIndex::new(oracle, &vocabulary, policies);
+            let mut signatures: Vec<SignatureIndex<'_>> = oracles.iter().map(signature).collect();
+            let (mut classes, left_out) = of_pods(oracles, &mut signatures);
+            classes.extend(of_nodes(oracles, &signatures));
+            classes.extend(of_outsiders(oracles, &vocabulary, &signatures));
+            let hosts: Vec<Vec<HostSight>> = signatures.into_iter().map(SignatureIndex::into_hosts).collect();
             (classes, left_out, hosts)
         };
         names::give(&mut classes);
         classes.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
         let ports = Ports::new(vocabulary.matchers.clone());
-        let closed = |class: &Class| class.sights.iter().flatten().any(|sight| sight.closed);
+        let closed = |class: &Class| class.signatures.iter().flatten().any(|signature| signature.closed);
         let matter = hosts.iter().any(|hosts| !hosts.is_empty()) || classes.iter().any(closed);
         let places = Places::new(&classes, matter);
         Self { classes, ports, asked, hosts, places, vocabulary, policies, left_out }
@@ -139,9 +139,10 @@ impl Classes {
         if taken(&oracles).contains(&address) {
             return None;
         }
-        let sight = |oracle| Some(Sight::new(oracle, &self.vocabulary, self.policies).outside(address));
-        let seen: Vec<Option<EndSight>> = oracles.iter().map(sight).collect();
-        self.classes.iter().position(|class| class.kind == ClassKind::Outside && class.sights == seen)
+        let signature =
+            |oracle| Some(SignatureIndex::new(oracle, &self.vocabulary, self.policies).outside(address));
+        let seen: Vec<Option<EndSignature>> = oracles.iter().map(signature).collect();
+        self.classes.iter().position(|class| class.kind == ClassKind::Outside && class.signatures == seen)
     }
 
     /// The classes: pods by name, then nodes, then outsiders.
@@ -188,16 +189,21 @@ impl Classes {
 
     /// The criteria that the host endpoints of an end's node have for packets out of it or into it; `None` if its
     /// node has none.
-    pub(super) fn uses_of_hosts(&self, sight: &EndSight, world: usize, direction: Direction) -> Option<Uses> {
+    pub(super) fn uses_of_hosts(
+        &self,
+        signature: &EndSignature,
+        world: usize,
+        direction: Direction,
+    ) -> Option<Uses> {
         let (asked, hosts) = (self.asked.get(world)?, self.hosts.get(world)?);
         let mut interfaces =
-            sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number)).peekable();
+            signature.interfaces.iter().flatten().filter_map(|number| hosts.get(*number)).peekable();
         interfaces.peek()?;
         let mut uses = Uses::default();
         for host in interfaces {
-            uses.add(&asked.of_host(host, direction, sight.judged.is_some()));
+            uses.add(&asked.of_host(host, direction, signature.judged.is_some()));
         }
-        let all = sight.interfaces.get(ALL_INTERFACES).copied().flatten();
+        let all = signature.interfaces.get(ALL_INTERFACES).copied().flatten();
         if let Some(all) = all.and_then(|number| hosts.get(number)) {
             uses.add(&asked.of_all_interfaces(all));
         }
@@ -219,15 +225,16 @@ impl Classes {
     /// Whether different policies apply to the class at that stop before and after, if the policies themselves are
     /// unchanged.
     pub(super) fn asks_others(&self, class: usize, stop: Stop) -> bool {
-        let Some([Some(was), Some(is)]) = self.classes.get(class).map(|class| class.sights.as_slice()) else {
+        let Some([Some(was), Some(is)]) = self.classes.get(class).map(|class| class.signatures.as_slice())
+        else {
             return false;
         };
         if !stop.is_host() {
             return was.judged != is.judged;
         }
-        let hosts = |sight: &EndSight, world: usize| {
+        let hosts = |signature: &EndSignature, world: usize| {
             let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
-            sight.interfaces.map(|number| hosts.get(number?).cloned())
+            signature.interfaces.map(|number| hosts.get(number?).cloned())
         };
         was.closed != is.closed || hosts(was, 0) != hosts(is, 1)
     }
@@ -235,12 +242,14 @@ impl Classes {
     /// Whether one of these policies applies to the class at that stop, in the world with that number.
     pub(crate) fn has_say(&self, class: usize, stop: Stop, world: usize, policies: &BTreeSet<usize>) -> bool {
         let class = self.classes.get(class);
-        let Some(sight) = class.and_then(|class| class.sights.get(world)?.as_ref()) else { return false };
+        let Some(signature) = class.and_then(|class| class.signatures.get(world)?.as_ref()) else {
+            return false;
+        };
         if stop.is_host() {
             let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
-            let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
+            let interfaces = signature.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
             // The host endpoint of all interfaces also applies to packets from pods and to pods.
-            let all = sight.interfaces.get(ALL_INTERFACES).copied().flatten();
+            let all = signature.interfaces.get(ALL_INTERFACES).copied().flatten();
             let all = all.and_then(|number| hosts.get(number)).into_iter();
             let inside =
                 all.flat_map(|host| [Direction::Ingress, Direction::Egress].map(|of| host.all_policies(of)));
@@ -248,20 +257,21 @@ impl Classes {
                 interfaces.flat_map(|host| host.all_policies(stop.direction())).chain(inside.flatten());
             return asked.any(|index| policies.contains(&index));
         }
-        let Some(judged) = &sight.judged else { return false };
+        let Some(judged) = &signature.judged else { return false };
         judged.of(stop.direction()).iter().any(|index| policies.contains(index))
     }
 
     /// Whether the class has this profile at that stop.
     pub(crate) fn has_profile(&self, class: usize, stop: Stop, profile: &str) -> bool {
-        let sight = self.classes.get(class).and_then(|class| class.sights.first()?.as_ref());
+        let signature = self.classes.get(class).and_then(|class| class.signatures.first()?.as_ref());
         let is_it = |known: &Profile| matches!(known, Profile::Stored(name) if name == profile);
         let hosts = self.hosts.first().map_or(&[][..], Vec::as_slice);
-        sight.is_some_and(|sight| match (stop.is_host(), &sight.judged) {
+        signature.is_some_and(|signature| match (stop.is_host(), &signature.judged) {
             (false, Some(judged)) => judged.profiles.iter().any(is_it),
             // No profile applies to packets that a node forwards.
             (true, None) => {
-                let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
+                let interfaces =
+                    signature.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
                 interfaces.flat_map(|host| &host.profiles).any(is_it)
             }
             _ => false,

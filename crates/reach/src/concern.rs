@@ -2,11 +2,11 @@
 
 use tortie_api::Kind;
 
-use super::asked::is_policy;
 use super::change::{changed, numbers};
 use super::classes::Classes;
-use super::sight::{AddressSight, EndSight};
-use super::way::{FAMILIES, Stop};
+use super::criteria::is_policy;
+use super::path::{FAMILIES, Stop};
+use super::signature::{AddressSight, EndSignature};
 use tortie_oracle::Snapshot;
 
 /// The possible effects of a change, by class.
@@ -47,8 +47,8 @@ impl Concern {
                 routes: vec![true; count],
             };
         }
-        let differs = |of: &dyn Fn(&EndSight, &EndSight) -> bool| -> Vec<bool> {
-            let class = |class: &super::Class| match class.sights.as_slice() {
+        let differs = |of: &dyn Fn(&EndSignature, &EndSignature) -> bool| -> Vec<bool> {
+            let class = |class: &super::Class| match class.signatures.as_slice() {
                 [Some(was), Some(is)] => of(was, is),
                 _ => false,
             };
@@ -76,12 +76,12 @@ impl Concern {
 type Looks<'a> = ([Option<&'a AddressSight>; 2], Option<&'a AddressSight>, bool);
 
 /// The parts of the signature that policies see.
-fn looks(sight: &EndSight) -> Looks<'_> {
-    let addresses = FAMILIES.map(|family| sight.by(family).map(|routed| &routed.address));
-    (addresses, sight.tunnel.as_ref(), sight.overlaid)
+fn looks(signature: &EndSignature) -> Looks<'_> {
+    let addresses = FAMILIES.map(|family| signature.by(family).map(|routed| &routed.address));
+    (addresses, signature.tunnel.as_ref(), signature.overlaid)
 }
 
 /// The whole signature, except the policies that apply.
-fn routes(sight: &EndSight) -> EndSight {
-    EndSight { judged: None, interfaces: Default::default(), ..sight.clone() }
+fn routes(signature: &EndSignature) -> EndSignature {
+    EndSignature { judged: None, interfaces: Default::default(), ..signature.clone() }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tortie_api::calico::FailsafePort;
 use tortie_api::net::Direction;
 
-use super::sight::{Profile, profiles};
+use super::signature::{Profile, profiles};
 use tortie_oracle::{Oracle, SeenHost, Table};
 
 /// A host endpoint: all properties that may affect packets.
@@ -21,7 +21,7 @@ pub(super) struct HostSight {
 /// The host endpoints of one cluster, without duplicates.
 #[derive(Default)]
 pub(super) struct Hosts {
-    pub(super) sights: Vec<HostSight>,
+    pub(super) signatures: Vec<HostSight>,
     of_node: BTreeMap<String, Interfaces>,
 }
 
@@ -59,11 +59,11 @@ impl Hosts {
         self.of_node.get(node).copied().unwrap_or_default()
     }
 
-    fn number(&mut self, sight: HostSight) -> usize {
-        let known = self.sights.iter().position(|known| *known == sight);
+    fn number(&mut self, signature: HostSight) -> usize {
+        let known = self.signatures.iter().position(|known| *known == signature);
         known.unwrap_or_else(|| {
-            self.sights.push(sight);
-            self.sights.len() - 1
+            self.signatures.push(signature);
+            self.signatures.len() - 1
         })
     }
 }

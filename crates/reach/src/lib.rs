@@ -8,7 +8,7 @@
 //!
 //! # What is evaluated
 //!
-//! Every pair of classes on each [`Way`]: by IPv4 and by IPv6; and if there are host endpoints, also between nodes
+//! Every pair of classes on each [`Path`]: by IPv4 and by IPv6; and if there are host endpoints, also between nodes
 //! and on one node, because packets inside a node pass no interface that could have a host endpoint. A packet meets
 //! policy at up to four [`Stop`]s, and passes if all of them allow it: the sending pod; the host endpoint of its
 //! node, or of a node that sends itself; the host endpoint of the receiving node; the receiving pod. Not evaluated: a
@@ -32,11 +32,11 @@
 //! requires. A stop is evaluated once for all classes that its own policies do not distinguish: hundreds of nodes
 //! with equal host endpoints need as much time as one.
 
-mod asked;
 mod atoms;
 mod change;
 mod classes;
 mod concern;
+mod criteria;
 mod hosts;
 mod judge;
 pub mod lint;
@@ -44,18 +44,18 @@ mod matrix;
 mod members;
 mod names;
 mod nets;
+mod path;
 mod placement;
 mod ports;
 mod rectangles;
-mod sight;
-mod way;
+mod signature;
 mod why;
 
-pub(crate) use asked::is_policy;
 pub use change::{Change, Difference, changed, summary};
 pub use classes::{Class, ClassKind, Classes};
-pub use judge::{Cell, Judge, Said};
+pub(crate) use criteria::is_policy;
+pub use judge::{Cell, Decision, Judge};
 pub use matrix::{Content, Group, Matrix, group_name};
+pub use path::{Path, Placement, Scope, Stop};
 pub use ports::{CLIENT_PORT, Ports, Sample};
-pub use way::{Placement, Scope, Stop, Way};
 pub use why::{Decider, Reason, Why};

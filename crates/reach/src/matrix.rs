@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::classes::{Class, ClassKind, Classes};
 use super::judge::{Flow, Judge};
 use super::names;
-use super::way::{ByWay, Scope, Way, scopes};
+use super::path::{ByWay, Path, Scope, scopes};
 use tortie_oracle::Verdict;
 
 /// The reachability matrix. Rows are senders, columns are receivers.
@@ -52,10 +52,10 @@ impl Content {
     #[must_use]
     pub fn passing(&self) -> Vec<(Scope, &[usize])> {
         let there_are = || {
-            Way::ALL.into_iter().zip(&self.by_way).filter_map(|(way, ports)| Some((way, ports.as_deref()?)))
+            Path::ALL.into_iter().zip(&self.by_way).filter_map(|(way, ports)| Some((way, ports.as_deref()?)))
         };
-        let all: Vec<Way> = there_are().map(|(way, _)| way).collect();
-        let mut by_ports: Vec<(&[usize], Vec<Way>)> = Vec::new();
+        let all: Vec<Path> = there_are().map(|(way, _)| way).collect();
+        let mut by_ports: Vec<(&[usize], Vec<Path>)> = Vec::new();
         for (way, ports) in there_are() {
             match by_ports.iter_mut().find(|(known, _)| *known == ports) {
                 Some((_, ways)) => ways.push(way),
@@ -63,7 +63,7 @@ impl Content {
             }
         }
         let of_ports =
-            |(ports, ways): (_, Vec<Way>)| scopes(&ways, &all).into_iter().map(move |scope| (scope, ports));
+            |(ports, ways): (_, Vec<Path>)| scopes(&ways, &all).into_iter().map(move |scope| (scope, ports));
         by_ports.into_iter().flat_map(of_ports).collect()
     }
 

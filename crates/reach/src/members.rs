@@ -10,18 +10,18 @@ use super::atoms::{Atom, Vocabulary};
 use super::classes::{Class, ClassKind, Sample};
 use super::names;
 use super::nets::{self, regions};
-use super::sight::{EndSight, Sight};
+use super::signature::{EndSignature, SignatureIndex};
 use tortie_oracle::{Oracle, Peer};
 
 /// A pod's namespace and name, and its node.
 type Found = ((String, String), String);
 
 /// The classes of pods, and the number of pods without an address.
-pub(super) fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<Class>, usize) {
-    type Place = (Vec<Option<EndSight>>, String);
+pub(super) fn of_pods(oracles: &[Oracle<'_>], signatures: &mut [SignatureIndex<'_>]) -> (Vec<Class>, usize) {
+    type Place = (Vec<Option<EndSignature>>, String);
     let mut pods: BTreeMap<(String, String), Place> = BTreeMap::new();
     let mut labels = HashMap::new();
-    for (world, (oracle, sight)) in oracles.iter().zip(sights).enumerate() {
+    for (world, (oracle, signature)) in oracles.iter().zip(signatures).enumerate() {
         let mut seen = BTreeSet::new();
         for pod in oracle.pods() {
             let subject = pod.subject();
@@ -34,29 +34,29 @@ pub(super) fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<
             let place = pods.entry(name).or_insert_with(|| (vec![None; oracles.len()], String::new()));
             place.1 = pod.node().to_owned();
             if let Some(slot) = place.0.get_mut(world).filter(|_| !pod.addresses().is_empty()) {
-                *slot = Some(sight.pod(&pod));
+                *slot = Some(signature.pod(&pod));
             }
         }
     }
-    let mut by_sight: HashMap<Vec<Option<EndSight>>, Vec<Found>> = HashMap::new();
+    let mut by_sight: HashMap<Vec<Option<EndSignature>>, Vec<Found>> = HashMap::new();
     let mut left_out = 0;
-    for (pod, (sights, node)) in pods {
-        match sights.iter().all(Option::is_none) {
+    for (pod, (signatures, node)) in pods {
+        match signatures.iter().all(Option::is_none) {
             true => left_out += 1,
-            false => by_sight.entry(sights).or_default().push((pod, node)),
+            false => by_sight.entry(signatures).or_default().push((pod, node)),
         }
     }
     let mut classes: Vec<Class> = Vec::new();
     #[expect(clippy::iter_over_hash_type, reason = "they are put in order right after")]
-    for (sights, pods) in by_sight {
-        classes.push(class_of_pods(sights, pods, &labels));
+    for (signatures, pods) in by_sight {
+        classes.push(class_of_pods(signatures, pods, &labels));
     }
     classes.sort_by(|a, b| a.pods.cmp(&b.pods));
     (classes, left_out)
 }
 
 fn class_of_pods(
-    sights: Vec<Option<EndSight>>,
+    signatures: Vec<Option<EndSignature>>,
     pods: Vec<Found>,
     labels: &HashMap<(String, String), BTreeMap<String, String>>,
 ) -> Class {
@@ -74,26 +74,26 @@ fn class_of_pods(
         nodes: pods.iter().map(|(_, node)| node.clone()).collect(),
         members: pods.iter().map(|(pod, _)| peer(pod)).collect(),
         samples,
-        sights,
+        signatures,
     }
 }
 
-pub(super) fn of_nodes(oracles: &[Oracle<'_>], sights: &[Sight<'_>]) -> Vec<Class> {
-    let mut nodes: BTreeMap<&str, Vec<Option<EndSight>>> = BTreeMap::new();
-    for (world, (oracle, sight)) in oracles.iter().zip(sights).enumerate() {
+pub(super) fn of_nodes(oracles: &[Oracle<'_>], signatures: &[SignatureIndex<'_>]) -> Vec<Class> {
+    let mut nodes: BTreeMap<&str, Vec<Option<EndSignature>>> = BTreeMap::new();
+    for (world, (oracle, signature)) in oracles.iter().zip(signatures).enumerate() {
         for (name, own, tunnel) in oracle.nodes().filter(|(_, own, _)| !own.is_empty()) {
             let slots = nodes.entry(name).or_insert_with(|| vec![None; oracles.len()]);
             if let Some(slot) = slots.get_mut(world) {
-                *slot = Some(sight.node(name, own, tunnel));
+                *slot = Some(signature.node(name, own, tunnel));
             }
         }
     }
-    let mut by_sight: BTreeMap<Vec<Option<EndSight>>, Vec<&str>> = BTreeMap::new();
-    for (name, sights) in nodes {
-        by_sight.entry(sights).or_default().push(name);
+    let mut by_sight: BTreeMap<Vec<Option<EndSignature>>, Vec<&str>> = BTreeMap::new();
+    for (name, signatures) in nodes {
+        by_sight.entry(signatures).or_default().push(name);
     }
     let labels = labels_of_hosts(oracles);
-    let class = |(sights, names): (_, Vec<&str>)| {
+    let class = |(signatures, names): (_, Vec<&str>)| {
         let peer = |name: &&str| Peer::Node((*name).to_owned());
         let sample = |name: &&str| Sample { peer: peer(name), node: (*name).to_owned() };
         Class {
@@ -103,7 +103,7 @@ pub(super) fn of_nodes(oracles: &[Oracle<'_>], sights: &[Sight<'_>]) -> Vec<Clas
             nodes: names.iter().map(|name| (*name).to_owned()).collect(),
             members: names.iter().map(peer).collect(),
             samples: names.iter().take(2).map(sample).collect(),
-            sights,
+            signatures,
         }
     };
     by_sight.into_iter().map(class).collect()
@@ -119,21 +119,21 @@ fn labels_of_hosts<'a>(oracles: &'a [Oracle<'_>]) -> HashMap<&'a str, &'a BTreeM
 pub(super) fn of_outsiders(
     oracles: &[Oracle<'_>],
     vocabulary: &Vocabulary,
-    sights: &[Sight<'_>],
+    signatures: &[SignatureIndex<'_>],
 ) -> Vec<Class> {
-    let mut found: BTreeMap<Vec<Option<EndSight>>, (IpAddr, Vec<IpNet>)> = BTreeMap::new();
+    let mut found: BTreeMap<Vec<Option<EndSignature>>, (IpAddr, Vec<IpNet>)> = BTreeMap::new();
     for (address, net) in regions(&cuts(oracles, vocabulary), &taken(oracles)) {
-        let seen = sights.iter().map(|sight| Some(sight.outside(address))).collect();
+        let seen = signatures.iter().map(|signature| Some(signature.outside(address))).collect();
         found.entry(seen).or_insert_with(|| (address, Vec::new())).1.push(net);
     }
-    let class = |(sights, (address, nets)): (_, (IpAddr, Vec<IpNet>))| Class {
+    let class = |(signatures, (address, nets)): (_, (IpAddr, Vec<IpNet>))| Class {
         name: names::of_nets(&nets),
         kind: ClassKind::Outside,
         pods: Vec::new(),
         nodes: Vec::new(),
         members: vec![Peer::Address(address)],
         samples: vec![Sample { peer: Peer::Address(address), node: String::new() }],
-        sights,
+        signatures,
     };
     found.into_iter().map(class).collect()
 }

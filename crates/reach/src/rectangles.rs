@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::judge::{Cell, Said};
-use super::way::{ByStop, Stop};
+use super::judge::{Cell, Decision};
+use super::path::{ByStop, Stop};
 use tortie_oracle::Verdict;
 
 /// A cell without irrelevant parts: the verdict, and the decider at each stop.
@@ -81,7 +81,7 @@ impl Shapes {
 /// If packets are dropped, the deciders that drop them. If packets pass, the pods' policies, and those host endpoints
 /// that drop the packets in the other snapshot.
 fn plain(cell: &Cell, other: &Cell) -> Plain {
-    let denies = |said: Option<Said>| said.is_some_and(|said| said.verdict == Verdict::Deny);
+    let denies = |said: Option<Decision>| said.is_some_and(|said| said.verdict == Verdict::Deny);
     let counts = |stop: Stop| {
         let said = cell.at(stop).filter(|said| said.verdict == cell.verdict);
         said.filter(|_| cell.verdict == Verdict::Deny || !stop.is_host() || denies(other.at(stop)))

@@ -1,6 +1,6 @@
 //! Explains a verdict.
 
-use super::way::Stop;
+use super::path::Stop;
 use tortie_oracle::{Answer, DecidedBy, Table, Trace, Verdict};
 
 /// A verdict with its deciders.

@@ -1,5 +1,5 @@
 //! The cost of rendering policies as ACLs: 1,000 policies for 100 endpoints from nothing, and one change, beside a
-//! naive expansion (the model of Calico in `tortie_windows::Way::Naive`) of the same state in the same process.
+//! naive expansion (the model of Calico in `tortie_windows::CostModel::Naive`) of the same state in the same process.
 //!
 //! Only the rendering is measured, without HNS. Each pod has 20 of the policies, in two tiers. Some rules of the
 //! first tier are Pass, and so is its end. The members of the sets are scattered.
@@ -17,7 +17,7 @@ use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Member, PolicyId, PolicyKind, PolicyRules, Rule, SetId, SetKind,
     TierProgram,
 };
-use tortie_windows::{Costing, Tally, Way};
+use tortie_windows::{CostModel, Costing, Tally};
 
 const POLICIES: usize = 1_000;
 const ENDPOINTS: usize = 100;
@@ -27,8 +27,11 @@ const SETS: usize = 200;
 /// The number of pods that a selector matches.
 const MEMBERS: usize = 100;
 const TURNS: usize = 5;
-const WAYS: [(Way, &str); 3] =
-    [(Way::Lists, "without sets"), (Way::Sets, "with sets"), (Way::Naive, "naive expansion")];
+const WAYS: [(CostModel, &str); 3] = [
+    (CostModel::Lists, "without sets"),
+    (CostModel::Sets, "with sets"),
+    (CostModel::Naive, "naive expansion"),
+];
 
 fn main() {
     let state = state();
@@ -69,7 +72,7 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
     Costing::new(state, [Ipv4Addr::new(172, 16, 0, 1)].into())
 }
 
-fn all(state: &NodeState, way: Way) {
+fn all(state: &NodeState, way: CostModel) {
     let costing = costing(state);
     state.endpoints.values().for_each(|endpoint| drop(black_box(costing.acls(endpoint, way))));
 }

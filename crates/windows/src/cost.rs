@@ -16,11 +16,11 @@ use tortie_policy::program::{Lookup, PolicyId};
 use crate::acl::{Frontends, Services, Sets, comes_from, named_sets, render};
 use naive::Naive;
 
-pub use rules::{Because, RuleCost, Saving, Written};
+pub use rules::{Because, RuleCost, RuleCounts, Saving};
 
 /// A way to render policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum CostModel {
     /// Peers' addresses are listed: HNS before 13, which has no sets (Windows Server 2019 has 9.3).
     Lists,
     /// ACLs name sets of addresses: HNS 13 and later (Windows Server 2022 has 13.2), if sets are proven or requested.
@@ -129,12 +129,12 @@ impl<'a, L: Lookup> Costing<'a, L> {
         }
     }
 
-    /// The endpoint's ACLs by a rendering; those of [`Way::Lists`] and [`Way::Sets`] as for an endpoint without ACLs.
-    pub fn acls(&self, endpoint: &Endpoint, way: Way) -> Vec<Acl> {
+    /// The endpoint's ACLs by a rendering; those of [`CostModel::Lists`] and [`CostModel::Sets`] as for an endpoint without ACLs.
+    pub fn acls(&self, endpoint: &Endpoint, way: CostModel) -> Vec<Acl> {
         match way {
-            Way::Lists => self.ours(endpoint, self.lookup, false).0,
-            Way::Sets => self.ours(endpoint, self.lookup, true).0,
-            Way::Naive => self.naive.acls(endpoint, &self.node).acls,
+            CostModel::Lists => self.ours(endpoint, self.lookup, false).0,
+            CostModel::Sets => self.ours(endpoint, self.lookup, true).0,
+            CostModel::Naive => self.naive.acls(endpoint, &self.node).acls,
         }
     }
 

@@ -15,10 +15,10 @@ use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
+use crate::acl_reconciler::{AclReconciler, Node};
 use crate::endpoint::find;
 use crate::load_balancers::LoadBalancers;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
-use crate::policing::{Node, Policing};
 use crate::static_rules::StaticRules;
 use crate::waits::Waits;
 use crate::{Error, NETWORK, routes, show};
@@ -47,7 +47,7 @@ pub struct WindowsDataplane {
     /// The routes that HNS refused, and when they are retried.
     routes_refused: Vec<Condition>,
     routes_wait: Waits<()>,
-    policing: Policing,
+    acl_reconciler: AclReconciler,
     static_rules: StaticRules,
     load_balancers: LoadBalancers,
     /// The overlay network's identifier when last seen.
@@ -84,7 +84,7 @@ impl WindowsDataplane {
             routes_due: false,
             routes_refused: Vec::new(),
             routes_wait: Waits::default(),
-            policing: Policing::default(),
+            acl_reconciler: AclReconciler::default(),
             static_rules: StaticRules::default(),
             load_balancers: LoadBalancers::default(),
             network: None,
@@ -113,14 +113,14 @@ impl WindowsDataplane {
             Delta::Node(_) => {
                 // Its addresses are in every endpoint's list, its VNI in every route.
                 (self.overlay, self.routes_due) = (None, true);
-                state.endpoints.keys().for_each(|id| self.policing.touch(id.clone()));
+                state.endpoints.keys().for_each(|id| self.acl_reconciler.mark_due(id.clone()));
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {
                 (self.overlay, self.routes_due) = (None, true);
                 // A Service's address may belong to a pod now.
-                self.policing.services_changed();
+                self.acl_reconciler.services_changed();
             }
-            Delta::Service(..) | Delta::ServiceRemoved(_) => self.policing.services_changed(),
+            Delta::Service(..) | Delta::ServiceRemoved(_) => self.acl_reconciler.services_changed(),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
                 self.touch_users_of_set(state, id);
@@ -129,11 +129,13 @@ impl WindowsDataplane {
                 self.touch_users_of_policies(state, &BTreeSet::from([id]))
             }
             // The only relevant setting is whether ACLs name sets.
-            Delta::Settings(_) => state.endpoints.keys().for_each(|id| self.policing.touch(id.clone())),
+            Delta::Settings(_) => {
+                state.endpoints.keys().for_each(|id| self.acl_reconciler.mark_due(id.clone()))
+            }
             Delta::HostEndpoint(..) | Delta::HostEndpointRemoved(_) => {}
             // The HNS endpoint may be another one than before.
-            Delta::Endpoint(id, _) => self.policing.look_at_now(id.clone()),
-            Delta::EndpointRemoved(id) => self.policing.forget(id),
+            Delta::Endpoint(id, _) => self.acl_reconciler.look_at_now(id.clone()),
+            Delta::EndpointRemoved(id) => self.acl_reconciler.forget(id),
         }
     }
 
@@ -145,7 +147,7 @@ impl WindowsDataplane {
     fn touch_users_of_policies(&mut self, state: &NodeState, policies: &BTreeSet<&PolicyId>) {
         let uses = |endpoint: &Endpoint| endpoint.program.policy_ids().any(|id| policies.contains(id));
         let users = state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
-        users.for_each(|(id, _)| self.policing.touch(id.clone()));
+        users.for_each(|(id, _)| self.acl_reconciler.mark_due(id.clone()));
     }
 
     fn reconcile(&mut self, state: &NodeState) -> Report {
@@ -172,21 +174,21 @@ impl WindowsDataplane {
             static_rules: &self.static_rules.0,
             now,
         };
-        let away = away.or_else(|| self.policing.reconcile(&node).err());
+        let away = away.or_else(|| self.acl_reconciler.reconcile(&node).err());
         if let Some(error) = away {
             // After HNS was unavailable, the network is read first.
             self.overlay = None;
             report.retry = true;
-            self.policing.put_off(&error);
+            self.acl_reconciler.put_off(&error);
         } else {
             self.load_balancers.look(&*self.hcn);
         }
         let node = node_addresses(state);
         report.node.extend(self.load_balancers.condition(state, &node, self.version));
         // An endpoint that failed may have an older and wider list, so it does not count as in force.
-        report.retry |= self.policing.is_in_trouble();
-        report.node.extend(self.policing.conditions_of_sets());
-        report.endpoints = self.policing.conditions();
+        report.retry |= self.acl_reconciler.is_in_trouble();
+        report.node.extend(self.acl_reconciler.conditions_of_sets());
+        report.endpoints = self.acl_reconciler.conditions();
         self.in_trouble = report.retry;
         report
     }
@@ -306,7 +308,7 @@ impl Dataplane for WindowsDataplane {
         let found = find(&*self.hcn, &endpoint.container_id, NETWORK).map_err(failed)?;
         let container_id = endpoint.container_id.to_string();
         let found = found.ok_or_else(|| failed(Error::NoEndpoint { container_id }))?;
-        Ok(show::shown(endpoint, &found, self.policing.list_of(id)))
+        Ok(show::shown(endpoint, &found, self.acl_reconciler.list_of(id)))
     }
 
     fn apply(&mut self, state: &NodeState, deltas: &[Delta]) -> Report {
@@ -325,9 +327,9 @@ impl Dataplane for WindowsDataplane {
             // HNS may have been updated since.
             (self.overlay, self.version_due) = (None, true);
             self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
-            self.policing.look_at_sets(now);
+            self.acl_reconciler.look_at_sets(now);
             self.load_balancers.look_at();
-            state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));
+            state.endpoints.keys().for_each(|id| self.acl_reconciler.look_at(id.clone(), now));
         }
         self.reconcile(state)
     }

@@ -9,13 +9,13 @@
 //! again (docs/hns.md, Changes).
 
 mod acl;
+mod acl_reconciler;
 mod cost;
 mod dataplane;
 mod endpoint;
 mod error;
 mod load_balancers;
 mod overlay;
-mod policing;
 mod policy_sets;
 mod routes;
 mod show;
@@ -23,7 +23,7 @@ mod static_rules;
 mod waits;
 mod wiring;
 
-pub use cost::{Because, Cost, Costing, PolicyCost, RuleCost, Saving, Tally, Way, Written};
+pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCounts, Saving, Tally};
 pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;

@@ -13,7 +13,7 @@ use crate::Error;
 
 /// A route to another node, in a form that can be compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Way {
+struct NextHop {
     vni: u32,
     provider: String,
     /// `None` if HNS has an invalid MAC address.
@@ -43,7 +43,7 @@ pub(crate) fn sync(
     let mut refused = send(hcn, network, &RequestType::Remove, surplus)?;
     refused.extend(send(hcn, network, &RequestType::Add, additions)?);
     let read_back = actual(&hcn.network(network)?);
-    let there: BTreeMap<Ipv4Net, Way> =
+    let there: BTreeMap<Ipv4Net, NextHop> =
         read_back.iter().filter_map(|policy| policy.settings().ok().flatten().and_then(way)).collect();
     if there == desired(state) && there.len() == read_back.len() {
         return Ok(vec![]);
@@ -84,7 +84,7 @@ fn actual(network: &Network) -> Vec<Policy> {
     network.policies.iter().filter(|policy| policy.is::<RemoteSubnetRoute>()).cloned().collect()
 }
 
-fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, Way> {
+fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, NextHop> {
     let Some(node) = &state.node else { return BTreeMap::new() };
     let routes = state.routes.iter().filter_map(|(prefix, target)| {
         let RouteTarget::Vxlan { node: other } = target else { return None };
@@ -92,19 +92,19 @@ fn desired(state: &NodeState) -> BTreeMap<Ipv4Net, Way> {
             debug!(%prefix, node = other, "no route yet: the node's end of the tunnel is not known");
             return None;
         };
-        let way = Way { vni: node.network.vni, provider: vtep.parent.to_string(), mac: Some(vtep.mac) };
+        let way = NextHop { vni: node.network.vni, provider: vtep.parent.to_string(), mac: Some(vtep.mac) };
         Some((*prefix, way))
     });
     routes.collect()
 }
 
-fn way(route: RemoteSubnetRoute) -> Option<(Ipv4Net, Way)> {
+fn way(route: RemoteSubnetRoute) -> Option<(Ipv4Net, NextHop)> {
     let mac = route.distributed_router_mac_address.parse().ok();
-    let way = Way { vni: route.isolation_id, provider: route.provider_address, mac };
+    let way = NextHop { vni: route.isolation_id, provider: route.provider_address, mac };
     Some((route.destination_prefix.parse().ok()?, way))
 }
 
-fn document(prefix: Ipv4Net, way: &Way) -> RemoteSubnetRoute {
+fn document(prefix: Ipv4Net, way: &NextHop) -> RemoteSubnetRoute {
     RemoteSubnetRoute {
         destination_prefix: prefix.to_string(),
         isolation_id: way.vni,

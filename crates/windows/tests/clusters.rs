@@ -27,8 +27,8 @@ use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, Reason, Report};
 use tortie_hcn::Version;
 use tortie_hns_emulator::{
-    AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, Packet, SetReading, SeveralSets,
-    UpdateReplaces, Verdict as HnsVerdict, Way,
+    AclRemoval, Config, DefaultAction, EgressSees, EqualPriority, OnRewrite, Packet, PacketDirection,
+    SetReading, SeveralSets, UpdateReplaces, Verdict as HnsVerdict,
 };
 use tortie_oracle::{Oracle, Trace, Verdict};
 use tortie_policy::program::Flow;
@@ -106,11 +106,11 @@ fn random() -> Random {
 }
 
 /// A cluster, the cluster that it changes to, and the questions about that.
-type Change = (Objects, Objects, Asked);
+type Change = (Objects, Objects, Questions);
 
 /// The packets to send.
 #[derive(Debug, Clone)]
-struct Asked {
+struct Questions {
     packets: Vec<Sent>,
     calls: Vec<Call>,
 }
@@ -129,7 +129,7 @@ fn changes() -> impl Strategy<Value = Change> {
     };
     let packets = prop::collection::vec(packets(), PACKETS);
     let packets = (packets, prop::collection::vec(calls(), CALLS))
-        .prop_map(|(packets, calls)| Asked { packets, calls })
+        .prop_map(|(packets, calls)| Questions { packets, calls })
         .boxed();
     let some = prop::option::of(any::<u64>());
     (cluster(), cluster(), some, any::<bool>(), packets).prop_map(|(all, others, some, comes, packets)| {
@@ -303,7 +303,7 @@ fn connections(
 fn compare(
     cluster: &mut Cluster,
     objects: &Objects,
-    sent: &Asked,
+    sent: &Questions,
     (sees, kind): (EgressSees, &str),
     asked: &mut Tally,
 ) -> Result<(), String> {
@@ -434,10 +434,17 @@ fn both_ways(flow: &Flow) -> Vec<Packet> {
     };
     let (local_port, remote_port) = (flow.source_port, flow.destination_port);
     let protocol = flow.protocol.0;
-    let out = Packet { way: Way::Out, protocol, local: source, remote: destination, local_port, remote_port };
+    let out = Packet {
+        way: PacketDirection::Out,
+        protocol,
+        local: source,
+        remote: destination,
+        local_port,
+        remote_port,
+    };
     let (local, remote) = (destination, source);
     let (local_port, remote_port) = (remote_port, local_port);
-    vec![out, Packet { way: Way::In, protocol, local, remote, local_port, remote_port }]
+    vec![out, Packet { way: PacketDirection::In, protocol, local, remote, local_port, remote_port }]
 }
 
 fn has_ipv6(cluster: &Cluster, address: IpAddr) -> bool {

@@ -25,7 +25,7 @@ use tortie_policy::program::{
 use tortie_windows::endpoint_id;
 
 const CHANGES: u8 = 100;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Two nodes: a client on the first, a server on the second, and on each node another pod whose policies change.
 fn nodes(on_rewrite: OnRewrite, sets: WindowsPolicySets) -> [Node; 2] {
@@ -81,10 +81,10 @@ impl Connections {
         let listener = to.run(|| TcpListener::bind((*address, 80)).unwrap()).unwrap();
         let connect = || {
             let address = SocketAddr::from((*address, 80));
-            let client = from.run(|| TcpStream::connect_timeout(&address, PATIENCE)).unwrap().unwrap();
+            let client = from.run(|| TcpStream::connect_timeout(&address, TIMEOUT)).unwrap().unwrap();
             let (server, _) = listener.accept().unwrap();
             [client, server].map(|end| {
-                end.set_read_timeout(Some(PATIENCE)).unwrap();
+                end.set_read_timeout(Some(TIMEOUT)).unwrap();
                 end
             })
         };
@@ -114,7 +114,7 @@ impl Connections {
 
     /// Waits until more of the download has arrived, or it has ended.
     fn wait_for_more(&self) {
-        let (before, deadline) = (self.heard.load(Ordering::Relaxed), Instant::now() + PATIENCE);
+        let (before, deadline) = (self.heard.load(Ordering::Relaxed), Instant::now() + TIMEOUT);
         while self.heard.load(Ordering::Relaxed) <= before && !self.download[1].is_finished() {
             assert!(Instant::now() < deadline, "the download stands still");
             std::thread::yield_now();

@@ -21,7 +21,7 @@ use tortie_hcn::schema::{Acl, AclAction, AclDirection, Modify, RequestType, leni
 use tortie_hcn::{Call, Kind};
 use tortie_hns_emulator::Config;
 use tortie_policy::program::{EndOfTier, EndpointProgram, EntityMatch, Member, Rule, SetId, SetKind};
-use tortie_windows::{Because, Cost, Costing, Way};
+use tortie_windows::{Because, Cost, CostModel, Costing};
 
 fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
     select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled])
@@ -47,7 +47,7 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
 
 /// The part that Calico for Windows can express and its API allows; without SCTP ports, which it writes as if HNS
 /// supported them.
-fn expressible(mut said: Said) -> Said {
+fn expressible(mut said: Scenario) -> Scenario {
     said.address_ports.retain(|(_, protocol, _)| *protocol != Protocol::SCTP);
     for rule in said.policies.iter_mut().flat_map(|rules| rules.ingress.iter_mut().chain(&mut rules.egress)) {
         (rule.not_protocol, rule.icmp, rule.not_icmp) = (None, None, None);
@@ -66,7 +66,7 @@ fn expressible(mut said: Said) -> Said {
 }
 
 /// The same with selectors that select pods, and named ports that exist.
-fn where_rules_find_somebody(said: &Said) -> Vec<Delta> {
+fn where_rules_find_somebody(said: &Scenario) -> Vec<Delta> {
     const ALL: &str = "0.0.0.0/0";
     let everybody: BTreeSet<IpNet> = [ALL.parse().unwrap()].into();
     // A pod in each network that rules name, and in the intersection of each two that overlap.
@@ -78,7 +78,7 @@ fn where_rules_find_somebody(said: &Said) -> Vec<Delta> {
         .iter()
         .flat_map(|(_, protocol, port)| some.iter().map(move |address| (*address, *protocol, *port)));
     let (nets, others) = (everybody.clone(), everybody);
-    let said = Said { nets, others, address_ports: ports.collect(), ..said.clone() };
+    let said = Scenario { nets, others, address_ports: ports.collect(), ..said.clone() };
     let mut deltas = said.deltas();
     let everybody = vec![Member::Net(ALL.parse().unwrap())].into_iter().collect();
     deltas.push(Delta::SetCreated(SetId::new("s:unknown"), SetKind::Nets, everybody));
@@ -129,7 +129,7 @@ proptest! {
         prop_assert!(!cost.cut);
         prop_assert!(
             cost.lists.acls <= cost.naive.acls + TUNNELS, "{} > {}\n{:#?}", cost.lists.acls, cost.naive.acls,
-            [Way::Lists, Way::Naive].map(|way| costing(&state).acls(&state.endpoints[&pod_id()], way))
+            [CostModel::Lists, CostModel::Naive].map(|way| costing(&state).acls(&state.endpoints[&pod_id()], way))
         );
         prop_assert!(cost.lists.pairs <= cost.naive.pairs + TUNNELS as u64);
     }
@@ -148,8 +148,8 @@ proptest! {
             acls.into_iter().filter(|acl| acl.direction == direction).collect()
         };
         for (direction, times, more) in [(AclDirection::In, 2, 0), (AclDirection::Out, 1, TUNNELS)] {
-            let sets = acls(&state, Way::Sets, direction.clone());
-            let naive = acls(&everybody, Way::Naive, direction);
+            let sets = acls(&state, CostModel::Sets, direction.clone());
+            let naive = acls(&everybody, CostModel::Naive, direction);
             let (most, count) = (times * naive.len() + more, sets.len());
             prop_assert!(count <= most, "{count} > {most}\n{sets:#?}\n{naive:#?}");
         }
@@ -231,7 +231,7 @@ fn with_rules(rules: &[Rule]) -> Vec<Delta> {
 /// A rule of one protocol about some peers is one ACL, or with sets two, one for each interpretation. When it is
 /// added, neighbours that were merged become two, with as many ACLs; when it is removed, one; and ACLs for equal
 /// packets are added or removed.
-const MOST_WRITTEN: usize = 16;
+const MAX_WRITTEN: usize = 16;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
@@ -253,7 +253,7 @@ proptest! {
         }
         node.apply(&[policy("long", changed, vec![])]);
         let written = written(&node.hns.take_changes());
-        prop_assert!(written <= MOST_WRITTEN, "{} ACLs written", written);
+        prop_assert!(written <= MAX_WRITTEN, "{} ACLs written", written);
     }
 }
 

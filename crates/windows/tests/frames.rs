@@ -65,7 +65,7 @@ const VIP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// A pod's namespace and address.
 type Pod = (NetNs, Ipv4Addr);
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Two nodes with this HNS configuration, each with two pods. Packets of the first node to [`VIP`], ports 81 to 84,
 /// go to port 80 of one backend: the first pod of the other node, or the second of its own; with the client's own
@@ -137,7 +137,7 @@ fn pods_talk_to_services() {
 fn ask(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<u8> {
     let socket = |namespace: &NetNs, at: (Ipv4Addr, u16)| {
         let socket = namespace.run(|| UdpSocket::bind(at).unwrap()).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         socket
     };
     let (client, server) =
@@ -186,10 +186,10 @@ fn connections_to_services_last_as_others() {
 
 fn connect(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> (TcpStream, TcpStream) {
     let listener = backend.0.run(|| TcpListener::bind((backend.1, 80)).unwrap()).unwrap();
-    let near = client.pods[0].0.run(|| TcpStream::connect_timeout(&address, PATIENCE).unwrap()).unwrap();
+    let near = client.pods[0].0.run(|| TcpStream::connect_timeout(&address, TIMEOUT).unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
-    near.set_read_timeout(Some(PATIENCE)).unwrap();
-    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    near.set_read_timeout(Some(TIMEOUT)).unwrap();
+    far.set_read_timeout(Some(TIMEOUT)).unwrap();
     (near, far)
 }
 

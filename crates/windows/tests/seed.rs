@@ -21,7 +21,7 @@ use tortie_hcn::schema::{Acl, Namespace};
 use tortie_hcn::{Call, Guid, Hcn, HcnExt, Kind as HcnKind};
 use tortie_hns_emulator::{Config, Emulator, Recorder};
 use tortie_windows::{
-    Cost, Costing, NETWORK, OverlaySpec, Tally, Way, WindowsDataplane, WindowsWiring, endpoint_id,
+    Cost, CostModel, Costing, NETWORK, OverlaySpec, Tally, WindowsDataplane, WindowsWiring, endpoint_id,
     ensure_overlay,
 };
 
@@ -199,7 +199,7 @@ impl Cluster {
         let mut lists = BTreeMap::new();
         for (state, costing) in self.costings() {
             let list = |(id, endpoint): (&EndpointId, &Arc<_>)| {
-                (id.pod.to_string(), costing.acls(endpoint, Way::Naive))
+                (id.pod.to_string(), costing.acls(endpoint, CostModel::Naive))
             };
             lists.extend(state.endpoints.iter().map(list));
         }

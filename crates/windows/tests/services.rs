@@ -107,7 +107,7 @@ type Front<'a> = (BTreeSet<&'a ServiceId>, BTreeSet<(Ipv4Addr, u16)>);
 
 /// A cluster, as far as it concerns one pod, and its Services.
 #[derive(Debug, Clone)]
-struct Said {
+struct Scenario {
     program: EndpointProgram,
     policies: Vec<Vec<Rule>>,
     sets: [BTreeSet<Ipv4Addr>; 2],
@@ -117,13 +117,13 @@ struct Said {
 
 const POLICIES: [&str; 3] = ["one", "two", "three"];
 
-fn said() -> impl Strategy<Value = Said> {
+fn said() -> impl Strategy<Value = Scenario> {
     let parts = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
     let tiers = vec(parts.prop_map(|(policies, end)| tier("tier", &policies, end)), 0..3);
     let set = || btree_set(backend(), 0..4);
     let ports = btree_set((backend(), protocol(), port()), 0..4);
     (tiers, any::<bool>(), vec(vec(rule(), 0..4), 3), [set(), set()], ports, services()).prop_map(
-        |(egress, open, policies, sets, ports, services)| Said {
+        |(egress, open, policies, sets, ports, services)| Scenario {
             program: EndpointProgram {
                 egress,
                 profiles: if open { vec![policy_id("allow-all")] } else { vec![] },
@@ -137,7 +137,7 @@ fn said() -> impl Strategy<Value = Said> {
     )
 }
 
-impl Said {
+impl Scenario {
     fn deltas(&self) -> Vec<Delta> {
         let set = |name, members: &BTreeSet<Ipv4Addr>| {
             let net = |address: &Ipv4Addr| Member::Net(IpAddr::from(*address).into());
@@ -274,7 +274,7 @@ proptest! {
     fn services_that_come_and_go_leave_no_trace(before in services(), said in said()) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
         node.connect();
-        node.apply(&Said { services: before.clone(), ..said.clone() }.deltas());
+        node.apply(&Scenario { services: before.clone(), ..said.clone() }.deltas());
         let gone = before.keys().filter(|id| !said.services.contains_key(*id));
         let mut deltas: Vec<Delta> = gone.cloned().map(Delta::ServiceRemoved).collect();
         deltas.extend(said.services.iter().map(|(id, of)| Delta::Service(id.clone(), Arc::new(of.clone()))));

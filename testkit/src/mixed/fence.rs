@@ -10,7 +10,7 @@ use tortie_dataplane::MacAddress;
 use tortie_kernel::namespace::NetNs;
 use tortie_policy::program::Flow;
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::frames;
 
 const PORT: u16 = 7;
@@ -70,7 +70,7 @@ impl Marker {
 /// Sends from each node to each other node, and waits until everything has arrived.
 pub(super) fn through_tunnels<'a>(markers: impl Iterator<Item = &'a Marker> + Clone) -> Result<()> {
     ensure!(
-        all_arrive(markers, PATIENCE)?,
+        all_arrive(markers, TIMEOUT)?,
         "a packet between nodes, which no policy is asked of, did not arrive"
     );
     Ok(())
@@ -78,7 +78,7 @@ pub(super) fn through_tunnels<'a>(markers: impl Iterator<Item = &'a Marker> + Cl
 
 /// The same with new packets until all of them arrive, because links come up one after another.
 pub(super) fn wait_for_tunnels<'a>(markers: impl Iterator<Item = &'a Marker> + Clone) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !all_arrive(markers.clone(), Duration::from_millis(200))? {
         ensure!(Instant::now() < deadline, "the nodes do not reach each other");
     }

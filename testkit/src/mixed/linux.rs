@@ -14,7 +14,7 @@ use tortie_linux::Dataplane;
 use tortie_linux::dataplane::Config;
 
 use super::services::{Balanced, unbalanced};
-use super::{End, Host, Place};
+use super::{End, Host, Location};
 use crate::links::{OTHERS, cable};
 
 /// The hardware address of the node's ends of its pods' cables.
@@ -37,7 +37,7 @@ impl Node {
 }
 
 impl Host for Node {
-    fn connect(&mut self, at: &Place, address: Ipv4Addr) -> Result<End> {
+    fn connect(&mut self, at: &Location, address: Ipv4Addr) -> Result<End> {
         let outside = NetNs::create()?;
         outside.run(|| sysctl::ensure("net/ipv6/conf/default/disable_ipv6", "1"))??;
         let near = (at.host_interface.as_str(), ROUTER);
@@ -50,7 +50,7 @@ impl Host for Node {
         Ok(End { socket, mac: OTHERS, router: ROUTER, _namespace: outside })
     }
 
-    fn disconnect(&mut self, at: &Place) -> Result<()> {
+    fn disconnect(&mut self, at: &Location) -> Result<()> {
         let link = self.namespace.run(|| interface_index(&at.host_interface))??;
         Ok(self.routes.change(&Change::DeleteLink(link))?)
     }

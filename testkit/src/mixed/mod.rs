@@ -51,7 +51,7 @@ pub use self::services::{Arrival, Balanced, Proxy, Step};
 /// The VNI of Calico's VXLAN.
 const VNI: u32 = 4096;
 /// How long to wait for an expected packet.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of packets in flight: fewer than fit into the queues on their way.
 const BATCH: usize = 100;
 /// The bits of a tag.
@@ -79,9 +79,9 @@ struct Node {
 /// The operations of a node's system.
 trait Host {
     /// Connects a pod as CNI would.
-    fn connect(&mut self, at: &Place, address: Ipv4Addr) -> Result<End>;
+    fn connect(&mut self, at: &Location, address: Ipv4Addr) -> Result<End>;
     /// Disconnects it.
-    fn disconnect(&mut self, at: &Place) -> Result<()>;
+    fn disconnect(&mut self, at: &Location) -> Result<()>;
     /// Applies deltas on the dataplane.
     fn apply(&mut self, deltas: &[Delta]) -> Result<Report>;
     /// Balances connections to exactly these Services. `providers` has the underlay address of each backend's node.
@@ -92,7 +92,7 @@ trait Host {
 
 /// The location of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Location {
     /// The index of the node in [`NODES`].
     pub node: usize,
     /// The pod.
@@ -102,7 +102,7 @@ pub struct Place {
 }
 
 struct Pod {
-    at: Place,
+    at: Location,
     end: End,
 }
 
@@ -169,7 +169,7 @@ impl Cluster {
 
     /// The location of an address, if it belongs to a pod.
     #[must_use]
-    pub fn place(&self, address: IpAddr) -> Option<&Place> {
+    pub fn place(&self, address: IpAddr) -> Option<&Location> {
         self.pods.get(&address).map(|pod| &pod.at)
     }
 
@@ -215,7 +215,7 @@ impl Cluster {
         }
         for (index, node) in self.nodes.iter_mut().enumerate() {
             for (id, endpoint) in &node.calc.state().endpoints {
-                let at = Place {
+                let at = Location {
                     node: index,
                     endpoint: id.clone(),
                     container_id: endpoint.container_id.to_string(),
@@ -275,7 +275,7 @@ impl Cluster {
         let windows = self.pods.iter().filter(|(_, pod)| NODES[pod.at.node].1 == System::Windows);
         for (address, pod) in windows {
             let IpAddr::V4(v4) = *address else { continue };
-            let frames = pod.end.answered(v4, PATIENCE)?;
+            let frames = pod.end.answered(v4, TIMEOUT)?;
             let frames = frames.with_context(|| format!("the switch does not answer {address}"))?;
             arrived.extend(frames.iter().filter_map(|frame| arrival(*address, frame)));
         }
@@ -329,7 +329,7 @@ impl End {
 
     /// Waits until frames pass: the cable's queues become active some time after its ends are up.
     fn wait_until_live(&self, own: Ipv4Addr) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.answered(own, Duration::from_millis(10))?.is_none() {
             ensure!(Instant::now() < deadline, "the switch does not answer {own}");
         }

@@ -18,7 +18,7 @@ use tortie_kernel::route::{Address, Change, RouteSocket};
 use tortie_windows::{NETWORK, Overlay, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
 use super::services::{Balanced, Proxy};
-use super::{End, Host, Place, VNI, path_of};
+use super::{End, Host, Location, VNI, path_of};
 use crate::exceptions::no_acl_is_about_ports_of_sctp;
 
 const INTERFACE: &str = "eth0";
@@ -50,7 +50,7 @@ impl Node {
 }
 
 impl Host for Node {
-    fn connect(&mut self, at: &Place, address: Ipv4Addr) -> Result<End> {
+    fn connect(&mut self, at: &Location, address: Ipv4Addr) -> Result<End> {
         let namespace = NetNs::create()?;
         let compartment = self.hns.create_namespace(&Namespace::default())?;
         bind_compartment(&*self.hns, compartment, Some(&path_of(&namespace)))?;
@@ -76,7 +76,7 @@ impl Host for Node {
         Ok(end)
     }
 
-    fn disconnect(&mut self, at: &Place) -> Result<()> {
+    fn disconnect(&mut self, at: &Location) -> Result<()> {
         self.wiring.disconnect(&at.endpoint, &at.container_id)?;
         let compartment = self.compartments.remove(&at.container_id).context("it was never connected")?;
         Ok(self.hns.delete_namespace(compartment)?)

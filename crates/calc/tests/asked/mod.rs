@@ -9,7 +9,7 @@ use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::IpVersion;
 use tortie_api::{Key, Kind, Resource};
 use tortie_oracle::{Answer, DecidedBy, Peer, Question, Snapshot, Trace, Verdict};
-use tortie_reach::{Classes, Placement, Sample, Way};
+use tortie_reach::{Classes, Path, Placement, Sample};
 
 use testkit::clusters::hosts::{NODES, hosts};
 use testkit::clusters::{Objects, Sent, clusters, packets};
@@ -142,12 +142,12 @@ pub fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
 
 /// The path of a packet of this family from one end to the other; `None` if none leaves: from an end to itself, and
 /// from a node to its own pods.
-pub fn way(from: &End, to: &End, family: IpVersion) -> Option<Way> {
+pub fn way(from: &End, to: &End, family: IpVersion) -> Option<Path> {
     let together = !from.node.is_empty() && from.node == to.node;
     if from.peer == to.peer || (together && matches!(from.peer, Peer::Node(_))) {
         return None;
     }
-    Some(Way { family, placement: if together { Placement::Together } else { Placement::Apart } })
+    Some(Path { family, placement: if together { Placement::Together } else { Placement::Apart } })
 }
 
 /// Whether any policy was evaluated.

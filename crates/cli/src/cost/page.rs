@@ -6,7 +6,7 @@ use super::{DEAREST, Found, RuleTotal, Subject, entries, way};
 use crate::output;
 
 /// The maximum number of rules in the advice.
-const MOST_RULES: usize = 3;
+const MAX_RULES: usize = 3;
 
 pub(super) fn print(found: &Found) {
     output::line(&format!("{}:", title(found)));
@@ -127,7 +127,7 @@ fn named(rule: &RuleTotal) -> String {
 /// Which rules to change to save most.
 fn advice(found: &Found) {
     let (pods, all) = &found.looked_at;
-    let worth = found.rules.iter().filter(|rule| entries(rule.lists) > 0).take(MOST_RULES);
+    let worth = found.rules.iter().filter(|rule| entries(rule.lists) > 0).take(MAX_RULES);
     let mut worth = worth.peekable();
     if worth.peek().is_none() {
         output::line("There is no rule to change: none costs anything by itself.");

@@ -64,7 +64,7 @@ fn say_of_counters(system: &Shown) {
 const NEVER: &str = ": never asked, as nothing gets past the tier before";
 
 /// Longer rules of the system are truncated.
-const MOST_CHARACTERS: usize = 400;
+const MAX_CHARACTERS: usize = 400;
 
 /// One direction of an endpoint.
 struct Page<'a> {
@@ -236,7 +236,7 @@ impl<'a> Page<'a> {
 
 /// Truncates: an ACL may have thousands of addresses, which only the JSON output lists completely.
 fn shortened(text: &str) -> String {
-    match text.char_indices().nth(MOST_CHARACTERS) {
+    match text.char_indices().nth(MAX_CHARACTERS) {
         Some((end, _)) => format!("{}… ({} characters more)", &text[..end], text[end..].chars().count()),
         None => text.to_owned(),
     }
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn long_rules_are_cut_between_characters() {
         assert_eq!(shortened("drop"), "drop");
-        let long = shortened(&"ä".repeat(MOST_CHARACTERS + 7));
-        assert_eq!(long, format!("{}… (7 characters more)", "ä".repeat(MOST_CHARACTERS)));
+        let long = shortened(&"ä".repeat(MAX_CHARACTERS + 7));
+        assert_eq!(long, format!("{}… (7 characters more)", "ä".repeat(MAX_CHARACTERS)));
     }
 }

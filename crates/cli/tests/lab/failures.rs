@@ -18,7 +18,7 @@ use crate::support::{self, Lab, Process, User, leftovers};
 use crate::{Cells, cells};
 
 /// The timeout of a new connection, in which the first packet may be lost once.
-const PATIENCE: Duration = Duration::from_millis(2_500);
+const TIMEOUT: Duration = Duration::from_millis(2_500);
 /// The interval of sending.
 const PACE: Duration = Duration::from_millis(20);
 
@@ -86,8 +86,8 @@ impl Traffic {
 /// A new connection that must succeed.
 fn reaches(to: SocketAddr) -> Result<(), String> {
     let fetch = || -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
         let mut page = String::new();
         stream.read_to_string(&mut page)?;
@@ -119,11 +119,11 @@ impl Request {
         let address: IpAddr = pod["status"]["podIP"].as_str().unwrap().parse().unwrap();
         let netns = netns_of(lab, &format!("tortie-pod calico-demo/{from} "));
         let mut stream =
-            netns.run(|| TcpStream::connect_timeout(&(address, 80).into(), PATIENCE)).unwrap().unwrap();
+            netns.run(|| TcpStream::connect_timeout(&(address, 80).into(), TIMEOUT)).unwrap().unwrap();
         let end = Arc::new(AtomicBool::new(false));
         let ended = end.clone();
         let thread = std::thread::spawn(move || {
-            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
             stream.write_all(b"GET / HTTP/1.0\r\n")?;
             while !ended.load(Ordering::Relaxed) {
                 stream.write_all(b"Still: there\r\n")?;

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// `nobody`.
 const ORDINARY: u32 = 65_534;
 
@@ -101,7 +101,7 @@ impl Lab {
     }
 
     pub fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !holds() {
             assert!(Instant::now() < deadline, "not in time: {what}");
             std::thread::sleep(Duration::from_millis(20));
@@ -178,7 +178,7 @@ impl Running {
     }
 
     pub fn wait_for_line(&self, part: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let lines = self.lines.lock().unwrap().clone();
             if lines.iter().any(|line| line.contains(part)) {
@@ -195,7 +195,7 @@ impl Running {
     }
 
     pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -229,7 +229,7 @@ pub fn leftovers(lab: &Lab) -> Vec<String> {
     if lab.dir().exists() {
         left.push(format!("the folder {}", lab.dir().display()));
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     // The kernel ends the lab's processes after the first one has ended, which takes a moment.
     while !lab.processes().is_empty() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));

@@ -16,7 +16,7 @@ use rule::Rule;
 
 /// The direction of a packet, seen from the endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum PacketDirection {
     /// To the endpoint.
     In,
     /// From the endpoint.
@@ -27,7 +27,7 @@ pub enum Way {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Packet {
     /// To or from the endpoint.
-    pub way: Way,
+    pub way: PacketDirection,
     /// The IP protocol number.
     pub protocol: u8,
     /// The endpoint's address.
@@ -138,7 +138,7 @@ fn by_default(rules: &[Rule], default: DefaultAction, packet: &Packet) -> Verdic
         DefaultAction::Allow => false,
     };
     // Without ACLs, all outgoing packets pass, and incoming ICMP, IGMP, TCP and UDP.
-    if !closed && (packet.way == Way::Out || matches!(packet.protocol, 1 | 2 | 6 | 17)) {
+    if !closed && (packet.way == PacketDirection::Out || matches!(packet.protocol, 1 | 2 | 6 | 17)) {
         Verdict::Allow
     } else {
         Verdict::Block

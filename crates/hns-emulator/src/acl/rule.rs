@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use tortie_hcn::schema::{Acl, AclAction, AclDirection};
 
-use super::{Packet, Verdict, Way};
+use super::{Packet, PacketDirection, Verdict};
 use crate::addresses::{Ranges, cidr, ports};
 use crate::config::{Config, SetReading, SeveralSets};
 use crate::sets::Sets;
@@ -19,12 +19,12 @@ const ANY_PROTOCOL: u16 = 256;
 #[derive(Debug, Clone)]
 pub(super) struct Rule {
     pub(super) id: String,
-    pub(super) way: Way,
+    pub(super) way: PacketDirection,
     pub(super) verdict: Verdict,
     pub(super) priority: u16,
     protocols: Vec<u16>,
-    local: Side,
-    remote: Side,
+    local: AddressField,
+    remote: AddressField,
     local_ports: Ranges,
     remote_ports: Ranges,
     reading: SetReading,
@@ -32,7 +32,7 @@ pub(super) struct Rule {
 
 /// An address field of an ACL.
 #[derive(Debug, Clone)]
-enum Side {
+enum AddressField {
     /// The field is empty.
     Any,
     /// Members by address and members by set, separately, because the two may refer to different ends of a packet.
@@ -52,8 +52,8 @@ impl Rule {
         Ok(Rule {
             id: acl.id.clone(),
             way: match acl.direction {
-                AclDirection::In => Way::In,
-                AclDirection::Out => Way::Out,
+                AclDirection::In => PacketDirection::In,
+                AclDirection::Out => PacketDirection::Out,
                 AclDirection::Unknown(ref text) => return Err(NotUnderstood(format!("Direction {text:?}"))),
             },
             verdict: match acl.action {
@@ -64,8 +64,8 @@ impl Rule {
             },
             priority: acl.priority,
             protocols: protocols.collect::<Result<_, _>>()?,
-            local: Side::new(&acl.local_addresses, sets, config)?,
-            remote: Side::new(&acl.remote_addresses, sets, config)?,
+            local: AddressField::new(&acl.local_addresses, sets, config)?,
+            remote: AddressField::new(&acl.remote_addresses, sets, config)?,
             local_ports: list(&acl.local_ports)?,
             remote_ports: list(&acl.remote_ports)?,
             reading: config.set_reading,
@@ -83,7 +83,7 @@ impl Rule {
         let (local, remote) = (packet.local, packet.remote);
         let (set_local, set_remote) = match (self.reading, packet.way) {
             // The source of an incoming packet is the peer.
-            (SetReading::Flow, Way::In) => (remote, local),
+            (SetReading::Flow, PacketDirection::In) => (remote, local),
             _ => (local, remote),
         };
         self.way == packet.way
@@ -96,12 +96,12 @@ impl Rule {
     }
 }
 
-impl Side {
+impl AddressField {
     /// Parses a comma-separated list of addresses and CIDRs, or of set identifiers. Strict mode rejects a mixture,
     /// because no source describes it. Otherwise the field matches members of any of the addresses or of the sets.
-    fn new(list: &str, sets: &Sets, config: &Config) -> Result<Side, NotUnderstood> {
+    fn new(list: &str, sets: &Sets, config: &Config) -> Result<AddressField, NotUnderstood> {
         if list.is_empty() {
-            return Ok(Side::Any);
+            return Ok(AddressField::Any);
         }
         let (mut nets, mut named): (Vec<_>, Vec<&Ranges>) = (vec![], vec![]);
         for part in list.split(',') {
@@ -121,13 +121,13 @@ impl Side {
             SeveralSets::Intersection => Ranges::and,
         };
         let sets = named.into_iter().cloned().reduce(|all, one| join(&all, &one));
-        Ok(Side::Of { addresses: Ranges::of_nets(nets), sets: sets.unwrap_or_else(Ranges::none) })
+        Ok(AddressField::Of { addresses: Ranges::of_nets(nets), sets: sets.unwrap_or_else(Ranges::none) })
     }
 
     fn holds(&self, as_address: Ipv4Addr, as_set: Ipv4Addr) -> bool {
         match self {
-            Side::Any => true,
-            Side::Of { addresses, sets } => {
+            AddressField::Any => true,
+            AddressField::Of { addresses, sets } => {
                 addresses.contains(as_address.into()) || sets.contains(as_set.into())
             }
         }

@@ -13,7 +13,7 @@ use super::frame::{ArpRequest, Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxla
 use super::judge::{self, Decision};
 use super::plan::{MTU, Plan, PodPort, Remote};
 use super::segment::complete;
-use crate::acl::Way;
+use crate::acl::PacketDirection;
 use crate::config::EgressSees;
 use crate::flows::Flows;
 
@@ -126,7 +126,7 @@ impl Fabric {
         let to_backend = connection.map(|connection| connection.for_backend(packet.bytes()));
         let to_backend = to_backend.as_deref().and_then(Ipv4Packet::parse);
         let seen = to_backend.as_ref().filter(|_| plan.egress_sees == EgressSees::Backend).unwrap_or(packet);
-        match (self.judge(pod, seen, Way::Out, now), connection) {
+        match (self.judge(pod, seen, PacketDirection::Out, now), connection) {
             (Decision::Drop, _) => vec![],
             (Decision::Pass, None) => self.forward(network, plan, pod.mac, packet, now),
             (Decision::Pass, Some(connection)) => {
@@ -221,7 +221,7 @@ impl Fabric {
         }
         let to = packet.destination();
         if let Some(pod) = plan.pods.get(&to) {
-            return match self.judge(pod, packet, Way::In, now) {
+            return match self.judge(pod, packet, PacketDirection::In, now) {
                 Decision::Pass => vec![to_pod(pod, source, packet.bytes())],
                 Decision::Drop => vec![],
                 Decision::Answer(packet) => self.send_for(network, plan, pod, &packet, now),
@@ -251,7 +251,7 @@ impl Fabric {
         };
         let Some(seen) = Ipv4Packet::parse(&seen) else { return vec![] };
         let Some(pod) = plan.pods.get(&seen.destination()) else { return vec![] };
-        match self.judge(pod, &seen, Way::In, now) {
+        match self.judge(pod, &seen, PacketDirection::In, now) {
             Decision::Pass => vec![to_pod(pod, source, &from_service)],
             Decision::Drop => vec![],
             Decision::Answer(packet) => {
@@ -260,7 +260,13 @@ impl Fabric {
         }
     }
 
-    fn judge(&mut self, pod: &PodPort, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> Decision {
+    fn judge(
+        &mut self,
+        pod: &PodPort,
+        packet: &Ipv4Packet<'_>,
+        way: PacketDirection,
+        now: Instant,
+    ) -> Decision {
         let flows = self.flows.entry(pod.endpoint).or_insert_with(|| Flows::new(pod.resets));
         let decision = judge::judge(flows, packet, way, &pod.acl, now);
         if decision != Decision::Pass {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::checksum::{UDP, finish};
 use super::frame::{Ipv4Packet, u16_at};
-use crate::acl::{AccessControl, Verdict, Way};
+use crate::acl::{AccessControl, PacketDirection, Verdict};
 use crate::flows::{Expected, Flows, ICMP, Key, TCP};
 
 const SCTP: u8 = 132;
@@ -29,7 +29,7 @@ pub(super) enum Decision {
 pub(super) fn judge(
     flows: &mut Flows,
     packet: &Ipv4Packet<'_>,
-    way: Way,
+    way: PacketDirection,
     acl: &AccessControl,
     now: Instant,
 ) -> Decision {
@@ -100,12 +100,12 @@ impl Segment {
     }
 
     /// The sender expects the number that it acknowledges; the receiver expects the number after the segment.
-    fn expected(&self, way: Way) -> Expected {
+    fn expected(&self, way: PacketDirection) -> Expected {
         let sender = (self.flags & ACK != 0).then_some(self.acknowledges);
         let receiver = Some(self.sequence.wrapping_add(self.length));
         match way {
-            Way::In => Expected { local: receiver, remote: sender },
-            Way::Out => Expected { local: sender, remote: receiver },
+            PacketDirection::In => Expected { local: receiver, remote: sender },
+            PacketDirection::Out => Expected { local: sender, remote: receiver },
         }
     }
 
@@ -119,29 +119,29 @@ impl Segment {
 }
 
 /// Whether the packet is an ICMP error about a packet of a known flow.
-fn is_related_to_known(flows: &Flows, packet: &Ipv4Packet<'_>, way: Way, now: Instant) -> bool {
+fn is_related_to_known(flows: &Flows, packet: &Ipv4Packet<'_>, way: PacketDirection, now: Instant) -> bool {
     let payload = packet.payload();
     // Destination unreachable, time exceeded, parameter problem: the packet in question follows (RFC 792).
     let is_error = packet.protocol() == ICMP && matches!(payload.first(), Some(3 | 11 | 12));
     let Some(about) = payload.get(8..).filter(|_| is_error) else { return false };
-    let back = if way == Way::In { Way::Out } else { Way::In };
+    let back = if way == PacketDirection::In { PacketDirection::Out } else { PacketDirection::In };
     quoted_key(about, back).is_some_and(|key| flows.is_known(&key, now))
 }
 
-fn ends(source: Ipv4Addr, destination: Ipv4Addr, way: Way) -> (Ipv4Addr, Ipv4Addr) {
+fn ends(source: Ipv4Addr, destination: Ipv4Addr, way: PacketDirection) -> (Ipv4Addr, Ipv4Addr) {
     match way {
-        Way::In => (destination, source),
-        Way::Out => (source, destination),
+        PacketDirection::In => (destination, source),
+        PacketDirection::Out => (source, destination),
     }
 }
 
-fn key(packet: &Ipv4Packet<'_>, way: Way) -> Option<Key> {
+fn key(packet: &Ipv4Packet<'_>, way: PacketDirection) -> Option<Key> {
     let (local, remote) = ends(packet.source(), packet.destination(), way);
     key_of(packet.protocol(), packet.payload(), local, remote, way)
 }
 
 /// The flow of the packet that an ICMP error quotes: its header is complete, the rest may be truncated.
-fn quoted_key(quoted: &[u8], way: Way) -> Option<Key> {
+fn quoted_key(quoted: &[u8], way: PacketDirection) -> Option<Key> {
     let header = usize::from(quoted.first()? & 0x0f) * 4;
     let address = |at: usize| -> Option<Ipv4Addr> {
         let octets: [u8; 4] = quoted.get(at..at + 4)?.try_into().ok()?;
@@ -151,11 +151,17 @@ fn quoted_key(quoted: &[u8], way: Way) -> Option<Key> {
     key_of(*quoted.get(9)?, quoted.get(header..)?, local, remote, way)
 }
 
-fn key_of(protocol: u8, payload: &[u8], local: Ipv4Addr, remote: Ipv4Addr, way: Way) -> Option<Key> {
+fn key_of(
+    protocol: u8,
+    payload: &[u8],
+    local: Ipv4Addr,
+    remote: Ipv4Addr,
+    way: PacketDirection,
+) -> Option<Key> {
     let (local_port, remote_port) = match protocol {
         TCP | UDP | SCTP => {
             let (source, destination) = (u16_at(payload, 0)?, u16_at(payload, 2)?);
-            if way == Way::In { (destination, source) } else { (source, destination) }
+            if way == PacketDirection::In { (destination, source) } else { (source, destination) }
         }
         // Echo and timestamp, request and reply.
         ICMP if matches!(payload.first(), Some(0 | 8 | 13 | 14)) => {

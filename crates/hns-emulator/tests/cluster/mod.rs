@@ -28,13 +28,13 @@ const LINUX_MAC: MacAddress = MacAddress([0x66, 0, 0, 0, 0, 1]);
 const LINUX_TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
 
 /// A network namespace where a socket can be opened.
-pub struct Place {
+pub struct Location {
     pub namespace: Arc<NetNs>,
     pub address: Ipv4Addr,
     pub endpoint: Guid,
 }
 
-impl Place {
+impl Location {
     pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.namespace.run(work).unwrap()
     }
@@ -49,13 +49,13 @@ pub struct WindowsNode {
 }
 
 impl WindowsNode {
-    pub fn pod(&self, index: usize) -> Place {
+    pub fn pod(&self, index: usize) -> Location {
         let (namespace, address, endpoint) = &self.pods[index];
-        Place { namespace: namespace.clone(), address: *address, endpoint: *endpoint }
+        Location { namespace: namespace.clone(), address: *address, endpoint: *endpoint }
     }
 
-    pub fn node(&self) -> Place {
-        Place { namespace: self.namespace.clone(), address: self.gateway, endpoint: Guid::ZERO }
+    pub fn node(&self) -> Location {
+        Location { namespace: self.namespace.clone(), address: self.gateway, endpoint: Guid::ZERO }
     }
 }
 
@@ -91,8 +91,8 @@ impl Cluster {
         Cluster { windows, linux, _underlay: underlay }
     }
 
-    pub fn linux(&self) -> Place {
-        Place { namespace: self.linux.clone(), address: LINUX_TUNNEL, endpoint: Guid::ZERO }
+    pub fn linux(&self) -> Location {
+        Location { namespace: self.linux.clone(), address: LINUX_TUNNEL, endpoint: Guid::ZERO }
     }
 }
 
@@ -229,7 +229,7 @@ pub fn acl_block_in(priority: u16, remote: &str) -> Acl {
 }
 
 /// The name of the node's interface on the overlay.
-pub fn node_leg(node: &Place) -> Option<String> {
+pub fn node_leg(node: &Location) -> Option<String> {
     let links = node.run(|| RouteSocket::open().unwrap().links().unwrap());
     links.into_iter().map(|link| link.name).find(|name| name.starts_with("hns-"))
 }
@@ -240,16 +240,16 @@ pub fn make_dummy_pair(name: &str) {
 }
 
 /// Whether a TCP connection succeeds. A refusal counts as reached.
-pub fn connects(from: &Place, to: &Place) -> bool {
+pub fn connects(from: &Location, to: &Location) -> bool {
     reaches(from, to, DEADLINE)
 }
 
 /// Whether no connection succeeds. Nobody reports a drop, so this waits.
-pub fn is_cut_off(from: &Place, to: &Place) -> bool {
+pub fn is_cut_off(from: &Location, to: &Location) -> bool {
     !reaches(from, to, Duration::from_millis(700))
 }
 
-fn reaches(from: &Place, to: &Place, patience: Duration) -> bool {
+fn reaches(from: &Location, to: &Location, patience: Duration) -> bool {
     let address = SocketAddr::from((to.address, 81));
     match from.run(|| TcpStream::connect_timeout(&address, patience)) {
         Ok(_) => true,
@@ -264,7 +264,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub fn open(from: &Place, to: &Place) -> Connection {
+    pub fn open(from: &Location, to: &Location) -> Connection {
         let listener = to.run(|| TcpListener::bind((to.address, 0)).unwrap());
         let address = listener.local_addr().unwrap();
         let client = from.run(|| TcpStream::connect_timeout(&address, DEADLINE)).unwrap_or_else(|error| {
@@ -300,7 +300,7 @@ impl Connection {
 }
 
 /// Sends that many bytes in each direction over one connection, and compares them.
-pub fn transfer(from: &Place, to: &Place, bytes: usize) {
+pub fn transfer(from: &Location, to: &Location, bytes: usize) {
     let Connection { client, server } = Connection::open(from, to);
     let data: Arc<Vec<u8>> =
         Arc::new((0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect());

@@ -266,7 +266,7 @@ fn put_base(to: &mut Vec<u8>, base: &BaseChain) {
 
 /// A comment in `nft`'s form: type, length, text with its NUL (`NFTNL_UDATA_RULE_COMMENT` of libnftnl).
 fn comment(text: &str) -> Vec<u8> {
-    let text = &text[..text.floor_char_boundary(Rule::LONGEST_COMMENT)];
+    let text = &text[..text.floor_char_boundary(Rule::MAX_COMMENT_LENGTH)];
     [&[0, text.len() as u8 + 1], text.as_bytes(), &[0]].concat()
 }
 

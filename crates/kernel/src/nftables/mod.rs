@@ -26,7 +26,7 @@ pub use model::{
 pub use text::{element_text, rule_text};
 pub use transaction::{Op, Transaction, diff, diff_elements};
 pub use transaction::{additions, alterations, changeable, changes, created, removals};
-pub use watch::{Told, Watch};
+pub use watch::{ChangeCallback, Watch};
 
 #[cfg(any(test, feature = "missing-modules"))]
 pub use self::codec::unheard;

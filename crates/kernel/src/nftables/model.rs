@@ -81,18 +81,18 @@ pub enum Hook {
 pub struct Rule {
     /// The expressions.
     pub exprs: Vec<Expr>,
-    /// The comment in `nft list`: at most [`Rule::LONGEST_COMMENT`] bytes, empty for none.
+    /// The comment in `nft list`: at most [`Rule::MAX_COMMENT_LENGTH`] bytes, empty for none.
     pub comment: String,
 }
 
 impl Rule {
     /// The maximum length of a comment in `nft`, in bytes.
-    pub const LONGEST_COMMENT: usize = 128;
+    pub const MAX_COMMENT_LENGTH: usize = 128;
 
     /// A rule with a comment, which is truncated if it is too long.
     #[must_use]
     pub fn new(exprs: Vec<Expr>, comment: &str) -> Self {
-        Self { exprs, comment: comment[..comment.floor_char_boundary(Self::LONGEST_COMMENT)].to_owned() }
+        Self { exprs, comment: comment[..comment.floor_char_boundary(Self::MAX_COMMENT_LENGTH)].to_owned() }
     }
 }
 

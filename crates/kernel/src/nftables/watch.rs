@@ -14,14 +14,14 @@ use crate::netlink::{Family, Reply, Socket};
 const GROUP: u32 = 7;
 
 /// How soon the thread notices that nobody listens any more.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The callback for changes of the table by others.
-pub struct Told(pub Box<dyn Fn() + Send>);
+pub struct ChangeCallback(pub Box<dyn Fn() + Send>);
 
-impl fmt::Debug for Told {
+impl fmt::Debug for ChangeCallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Told")
+        f.write_str("ChangeCallback")
     }
 }
 
@@ -38,12 +38,12 @@ impl Watch {
     ///
     /// # Errors
     /// The connection or thread that could not be created.
-    pub fn start(table: &str, own: u32, told: Told) -> Result<Self> {
+    pub fn start(table: &str, own: u32, told: ChangeCallback) -> Result<Self> {
         Self::on(subscribed()?, table, own, told)
     }
 
     /// The same with an existing connection.
-    fn on(mut socket: Socket, table: &str, own: u32, told: Told) -> Result<Self> {
+    fn on(mut socket: Socket, table: &str, own: u32, told: ChangeCallback) -> Result<Self> {
         let alive = Arc::new(());
         let (weak, table) = (Arc::downgrade(&alive), table.to_owned());
         let watch = move || watch(&mut socket, &table, own, &told, &weak);
@@ -60,9 +60,9 @@ fn subscribed() -> Result<Socket> {
     Ok(socket)
 }
 
-fn watch(socket: &mut Socket, table: &str, own: u32, told: &Told, alive: &Weak<()>) {
+fn watch(socket: &mut Socket, table: &str, own: u32, told: &ChangeCallback, alive: &Weak<()>) {
     while alive.strong_count() > 0 {
-        match socket.next_notifications(PATIENCE) {
+        match socket.next_notifications(TIMEOUT) {
             Ok(changes) if changes.iter().any(|change| is_foreign(change, table, own)) => {
                 tracing::warn!(table, "somebody else has changed the table; it is read and mended");
                 (told.0)();
@@ -112,9 +112,9 @@ mod tests {
         };
         let socket = NetNs::create().unwrap().run(overrun).unwrap();
         let (disturb, disturbed) = mpsc::channel();
-        let told = Told(Box::new(move || disturb.send(()).unwrap_or_default()));
+        let told = ChangeCallback(Box::new(move || disturb.send(()).unwrap_or_default()));
         let _watch = Watch::on(socket, "ours", 0, told).unwrap();
         disturbed.recv_timeout(Duration::from_secs(10)).unwrap();
-        assert!(disturbed.recv_timeout(2 * PATIENCE).is_err(), "once");
+        assert!(disturbed.recv_timeout(2 * TIMEOUT).is_err(), "once");
     }
 }

@@ -18,7 +18,7 @@ fn interface(link: u8) -> Key {
 }
 
 /// `NF_LOG_PREFIXLEN` (`linux/netfilter/nf_log.h`), without its NUL.
-pub const LONGEST_LOG_PREFIX: usize = 127;
+pub const MAX_LOG_PREFIX_LENGTH: usize = 127;
 
 /// Text of some length, often the maximum.
 fn text(most: usize) -> impl Strategy<Value = String> {
@@ -175,7 +175,7 @@ fn chains(sets: Vec<(String, SetSpec)>) -> impl Strategy<Value = BTreeMap<String
 
 fn rule(sets: Vec<(String, SetSpec)>, targets: Vec<String>) -> impl Strategy<Value = Rule> {
     let conditions = prop::collection::vec(condition(sets), 0..4);
-    (conditions, verdict(targets), prop_oneof![Just(String::new()), text(Rule::LONGEST_COMMENT)]).prop_map(
+    (conditions, verdict(targets), prop_oneof![Just(String::new()), text(Rule::MAX_COMMENT_LENGTH)]).prop_map(
         |(conditions, verdict, comment)| {
             let mut exprs: Vec<_> = conditions.into_iter().flatten().collect();
             exprs.extend(verdict.map(Expr::Verdict));
@@ -244,7 +244,7 @@ fn condition(sets: Vec<(String, SetSpec)>) -> BoxedStrategy<Vec<Expr>> {
             Expr::Range { register: 2, invert, first, last },
         ]
     });
-    let logged = (any::<u16>(), text(LONGEST_LOG_PREFIX))
+    let logged = (any::<u16>(), text(MAX_LOG_PREFIX_LENGTH))
         .prop_map(|(group, prefix)| vec![Expr::Log { group, prefix }]);
     let inline =
         (prop::collection::btree_set(any::<u16>(), 1..5), any::<bool>()).prop_map(|(ports, invert)| {

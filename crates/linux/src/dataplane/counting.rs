@@ -9,8 +9,8 @@ use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::{Chain, Expr, Rule, Set, SetRef};
 
 use super::change::Change;
-use super::frame::is_of_frame;
 use super::sets::digest;
+use super::skeleton::is_of_skeleton;
 
 /// Whether the operator wants counters.
 pub fn is_asked_for(state: &NodeState) -> bool {
@@ -32,7 +32,7 @@ pub fn most_keys(state: &NodeState, most: usize) -> usize {
 /// Adds counters to the rules of programs and policies, if requested.
 pub fn take(state: &NodeState, change: &mut Change) {
     if is_asked_for(state) {
-        for (_, chain) in change.new_chains_by_name().filter(|(name, _)| !is_of_frame(name)) {
+        for (_, chain) in change.new_chains_by_name().filter(|(name, _)| !is_of_skeleton(name)) {
             count(chain);
         }
     }
@@ -94,14 +94,14 @@ mod tests {
     use tortie_kernel::nftables::Verdict;
 
     use super::*;
-    use crate::dataplane::packet_test::{Side, Test, exprs, port_ranges};
+    use crate::dataplane::packet_test::{PacketEnd, Test, exprs, port_ranges};
 
     #[test]
     fn values_count_only_what_all_tests_hold_for() {
         let ports = || port_ranges([(80, 80), (443, 443)].into_iter());
         let port = |side| Test::Port { side, ranges: ports(), invert: false };
         let protocols = Test::Protocol { numbers: vec![6, 17], invert: false };
-        let tests = exprs(&[protocols, port(Side::Source), port(Side::Destination)]);
+        let tests = exprs(&[protocols, port(PacketEnd::Source), port(PacketEnd::Destination)]);
         let counted = counted([tests.clone(), vec![Expr::Verdict(Verdict::Accept)]].concat());
         let first = counted.iter().position(is_counting).unwrap();
         assert_eq!(first, tests.len() - 1, "the last test counts where it stands: {counted:?}");

@@ -64,7 +64,7 @@ impl Cut {
     }
 
     /// Merges a newer value into this one.
-    pub fn take_in(&mut self, newer: Self) {
+    pub fn ingest(&mut self, newer: Self) {
         let is_newer = |id: &EndpointId| newer.gone.contains(id) || newer.judged.endpoints.contains_key(id);
         self.by_address.retain(|_, id| !is_newer(id));
         self.judged.endpoints.retain(|id, _| !is_newer(id));

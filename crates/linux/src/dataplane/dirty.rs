@@ -14,7 +14,7 @@ pub struct Dirty {
     /// Host endpoints, by name.
     pub hosts: BTreeSet<String>,
     /// Whether the node itself or its peers have changed.
-    pub frame: bool,
+    pub skeleton: bool,
     /// Whether the operator's settings have changed, which every part may depend on.
     pub settings: bool,
 }
@@ -30,7 +30,7 @@ impl Dirty {
     /// Records the objects of a delta.
     pub fn note(&mut self, delta: &Delta) {
         match delta {
-            Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.frame = true,
+            Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.skeleton = true,
             Delta::Settings(_) => self.settings = true,
             Delta::SetCreated(id, ..) | Delta::SetRemoved(id) => {
                 drop(self.sets.insert(id.clone(), Touched::Whole))
@@ -46,7 +46,7 @@ impl Dirty {
             Delta::Endpoint(id, _) | Delta::EndpointRemoved(id) => drop(self.endpoints.insert(id.clone())),
             Delta::HostEndpoint(name, _) | Delta::HostEndpointRemoved(name) => {
                 self.hosts.insert(name.clone());
-                self.frame = true;
+                self.skeleton = true;
             }
             Delta::Route(_) | Delta::RouteRemoved(_) => {}
             // On Linux, policy sees a Service's backends, never its address.
@@ -61,7 +61,7 @@ impl Dirty {
             policies: BTreeSet::new(),
             endpoints: state.endpoints.keys().cloned().collect(),
             hosts: state.host_endpoints.keys().cloned().collect(),
-            frame: true,
+            skeleton: true,
             settings: true,
         }
     }
@@ -71,7 +71,7 @@ impl Dirty {
             && self.policies.is_empty()
             && self.endpoints.is_empty()
             && self.hosts.is_empty()
-            && !self.frame
+            && !self.skeleton
             && !self.settings
     }
 }

@@ -7,22 +7,22 @@
 use std::collections::HashMap;
 use std::mem;
 
-use super::packet_test::{Conjunction, Side, Test};
+use super::packet_test::{Conjunction, PacketEnd, Test};
 
 /// A field whose values can be merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Joint {
-    Port(Side),
-    Address(Side),
+    Port(PacketEnd),
+    Address(PacketEnd),
     Protocol,
 }
 
 const JOINTS: [Joint; 5] = [
-    Joint::Port(Side::Destination),
-    Joint::Port(Side::Source),
+    Joint::Port(PacketEnd::Destination),
+    Joint::Port(PacketEnd::Source),
     Joint::Protocol,
-    Joint::Address(Side::Source),
-    Joint::Address(Side::Destination),
+    Joint::Address(PacketEnd::Source),
+    Joint::Address(PacketEnd::Destination),
 ];
 
 impl Joint {
@@ -62,7 +62,7 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
         match alike.get(&tests) {
             Some((index, place)) => {
                 let (other, its_origins) = &mut joined[*index];
-                other[*place].take_in(test);
+                other[*place].absorb(test);
                 its_origins.extend(origins);
             }
             None => {
@@ -87,7 +87,7 @@ fn join<T>(all: Vec<(Conjunction, Vec<T>)>, joint: Joint) -> Vec<(Conjunction, V
 
 impl Test {
     /// Adds the values of another test of the same field.
-    fn take_in(&mut self, other: Test) {
+    fn absorb(&mut self, other: Test) {
         match (self, other) {
             (Self::Protocol { numbers, .. }, Self::Protocol { numbers: others, .. }) => {
                 numbers.extend(others);

@@ -20,7 +20,7 @@ use super::cut::Cut;
 /// How long addresses are collected before the table is read.
 const COLLECT: Duration = Duration::from_millis(200);
 /// The maximum delay while more and more addresses are released.
-const LONGEST: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 /// The delay before a retry.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -74,7 +74,7 @@ impl Forgetter {
 
     /// Schedules the removal of the connections that policy denies now.
     pub fn ask_to_cut(&self, cut: Cut) {
-        lock(&self.work.queue).cut.take_in(cut);
+        lock(&self.work.queue).cut.ingest(cut);
         if let Some(wake) = &self.wake {
             let _ = wake.send(()); // the thread ends only with us
         }
@@ -108,7 +108,7 @@ impl Work {
     fn run(&self, woken: &Receiver<()>) {
         while woken.recv().is_ok() {
             let begun = Instant::now();
-            while begun.elapsed() < LONGEST && woken.recv_timeout(COLLECT).is_ok() {}
+            while begun.elapsed() < MAX_WAIT && woken.recv_timeout(COLLECT).is_ok() {}
             while let Err(error) = self.forget().and_then(|()| self.cut()) {
                 tracing::warn!(%error, "connections that are over are not forgotten; it is tried again");
                 if woken.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
@@ -149,7 +149,7 @@ impl Work {
             Err(error) => {
                 let mut queue = lock(&self.queue);
                 let newer = std::mem::replace(&mut queue.cut, cut);
-                queue.cut.take_in(newer);
+                queue.cut.ingest(newer);
                 return Err(error);
             }
         }
@@ -193,12 +193,12 @@ mod tests {
         let begun = Instant::now();
         loop {
             forgetter.ask(BTreeSet::from([address(2)]));
-            if begun.elapsed() < LONGEST / 10 {
+            if begun.elapsed() < MAX_WAIT / 10 {
                 forgetter.ask(BTreeSet::from([address(1)]));
             } else if !lock(&forgetter.work.queue).asked.contains(&address(1)) {
                 return;
             }
-            assert!(begun.elapsed() < LONGEST * 5);
+            assert!(begun.elapsed() < MAX_WAIT * 5);
             std::thread::sleep(COLLECT / 10);
         }
     }

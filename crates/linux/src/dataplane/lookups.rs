@@ -12,13 +12,13 @@ use tortie_kernel::nftables::{Key, Set, SetSpec, Value};
 use tortie_policy::program::{Member, SetId};
 
 use super::fold::fold;
-use super::packet_test::{Conjunction, Keyed, Side, Test, Then};
+use super::packet_test::{Conjunction, Keyed, PacketEnd, Test, Then};
 use super::policies::Line;
 use super::programs::Sources;
 use super::sets::{Family, Part};
 
 /// The maximum number of addresses, and of ports, of one rule that become keys.
-const MOST_VALUES: usize = 64;
+const MAX_VALUES: usize = 64;
 
 /// A set whose keys are derived from other sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,11 +201,11 @@ fn keys(tests: &[Test], sets: &BTreeMap<String, &SetId>) -> Option<(Keyed, Sourc
         match test {
             Test::Family(asked) => family = Some(*asked),
             Test::Protocol { numbers, invert: false } => protocols = Some(numbers.clone()),
-            Test::Port { side: Side::Destination, ranges, invert: false } => {
-                ports = Some(ranges.keys(MOST_VALUES)?);
+            Test::Port { side: PacketEnd::Destination, ranges, invert: false } => {
+                ports = Some(ranges.keys(MAX_VALUES)?);
             }
             Test::Address { side, ranges, invert: false, .. } if peer.is_none() => {
-                peer = Some((*side, Addresses::These(ranges.keys(MOST_VALUES)?)));
+                peer = Some((*side, Addresses::These(ranges.keys(MAX_VALUES)?)));
             }
             Test::Member { key: Keyed { side, then: Then::Nothing, .. }, set, invert: false }
                 if peer.is_none() =>
@@ -217,7 +217,7 @@ fn keys(tests: &[Test], sets: &BTreeMap<String, &SetId>) -> Option<(Keyed, Sourc
     }
     let (side, addresses) = peer?;
     let then = match (&protocols, &ports) {
-        (_, Some(_)) => Then::Port(Side::Destination),
+        (_, Some(_)) => Then::Port(PacketEnd::Destination),
         (Some(_), None) => Then::Protocol,
         (None, None) => Then::Nothing,
     };

@@ -9,11 +9,11 @@ use ipnet::IpNet;
 use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
 
-use super::packet_test::{Conjunction, Keyed, Ranges, Side, Test, port_ranges};
+use super::packet_test::{Conjunction, Keyed, PacketEnd, Ranges, Test, port_ranges};
 use super::sets::{Family, Part, ranges};
 
 /// The maximum number of nftables rules for one policy rule; beyond that the policy denies.
-const MOST_ALTERNATIVES: usize = 256;
+const MAX_ALTERNATIVES: usize = 256;
 
 /// A rule with too many alternatives.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub fn conjunctions(
             all.extend(product(&groups)?);
         }
     }
-    if all.len() > MOST_ALTERNATIVES { Err(TooManyAlternatives) } else { Ok(all) }
+    if all.len() > MAX_ALTERNATIVES { Err(TooManyAlternatives) } else { Ok(all) }
 }
 
 /// Alternatives; at least one of them must hold.
@@ -41,7 +41,7 @@ type Group = Vec<Test>;
 fn product(groups: &[Group]) -> Result<Vec<Conjunction>, TooManyAlternatives> {
     let mut all = vec![Vec::new()];
     for group in groups {
-        if all.len() * group.len() > MOST_ALTERNATIVES {
+        if all.len() * group.len() > MAX_ALTERNATIVES {
             return Err(TooManyAlternatives);
         }
         let longer = |start: &Conjunction| {
@@ -130,7 +130,7 @@ fn groups(
     class: &Class,
     exists: &dyn Fn(&str) -> bool,
 ) -> Option<Vec<Group>> {
-    let mut asked = Asked { groups: Vec::new(), family, has_ports: class.has_ports, exists };
+    let mut asked = TestGroups { groups: Vec::new(), family, has_ports: class.has_ports, exists };
     if let Some(family) = family {
         asked.all(Test::Family(family));
     }
@@ -141,20 +141,20 @@ fn groups(
     let Rule { action: _, ip_version: _, protocol: _, not_protocol: _, icmp, not_icmp, source, destination } =
         rule;
     asked.icmp(*icmp, *not_icmp, class)?;
-    asked.entity(source, Side::Source)?;
-    asked.entity(destination, Side::Destination)?;
+    asked.entity(source, PacketEnd::Source)?;
+    asked.entity(destination, PacketEnd::Destination)?;
     Some(asked.groups)
 }
 
 /// The tests so far.
-struct Asked<'a> {
+struct TestGroups<'a> {
     groups: Vec<Group>,
     family: Option<Family>,
     has_ports: bool,
     exists: &'a dyn Fn(&str) -> bool,
 }
 
-impl Asked<'_> {
+impl TestGroups<'_> {
     /// Adds a test that must hold.
     fn all(&mut self, test: Test) {
         self.groups.push(vec![test]);
@@ -204,7 +204,7 @@ impl Asked<'_> {
         Some(())
     }
 
-    fn entity(&mut self, entity: &EntityMatch, side: Side) -> Option<()> {
+    fn entity(&mut self, entity: &EntityMatch, side: PacketEnd) -> Option<()> {
         let EntityMatch { nets, not_nets, sets, not_sets, ports, port_sets, not_ports, not_port_sets } =
             entity;
         if let Some(family) = self.family {
@@ -226,7 +226,7 @@ impl Asked<'_> {
     }
 
     /// The port must be one of some numbers, or its combination with the address must be in one of some sets.
-    fn ports(&mut self, ports: &[PortRange], port_sets: &[SetId], side: Side) -> Option<()> {
+    fn ports(&mut self, ports: &[PortRange], port_sets: &[SetId], side: PacketEnd) -> Option<()> {
         let ranges = numbers(ports);
         let mut alternatives = Vec::new();
         match ranges.always() {
@@ -243,7 +243,7 @@ impl Asked<'_> {
         self.any(alternatives)
     }
 
-    fn nets(&mut self, nets: &[IpNet], not_nets: &[IpNet], side: Side, family: Family) -> Option<()> {
+    fn nets(&mut self, nets: &[IpNet], not_nets: &[IpNet], side: PacketEnd, family: Family) -> Option<()> {
         let of_family =
             |nets: &[IpNet]| ranges(nets.iter().copied().filter(|net| Family::of(net.addr()) == family));
         let lies_in = |invert| move |ranges| Test::Address { side, family, ranges, invert };
@@ -253,7 +253,7 @@ impl Asked<'_> {
         self.ranges(of_family(not_nets), true, lies_in(true))
     }
 
-    fn sets(&mut self, sets: &[SetId], not_sets: &[SetId], side: Side, family: Family) -> Option<()> {
+    fn sets(&mut self, sets: &[SetId], not_sets: &[SetId], side: PacketEnd, family: Family) -> Option<()> {
         let key = Keyed::address(side, family);
         let member = |invert| move |set| Test::Member { key, set, invert };
         for id in sets {

@@ -1,18 +1,18 @@
 //! The Linux dataplane: node state as nftables rules, routes, VXLAN and kernel parameters.
 
-mod beside;
 mod change;
 mod counting;
 mod cut;
+mod desired_table;
 mod dirty;
 mod fold;
+mod foreign_tables;
 mod forget;
-mod frame;
-mod host_frame;
-mod lacking;
+mod host_skeleton;
 mod literals;
 mod lookups;
 mod matches;
+mod missing_modules;
 mod nat;
 mod network;
 mod packet_test;
@@ -20,10 +20,10 @@ mod policies;
 mod programs;
 mod sets;
 mod show;
+mod skeleton;
 mod slots;
 mod staged;
 mod table;
-mod wanted;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -37,9 +37,9 @@ use tortie_dataplane::{
 
 pub(crate) use self::network::link_parameters;
 
-use self::beside::Beside;
 use self::cut::Cut;
 use self::dirty::Dirty;
+use self::foreign_tables::ForeignTables;
 use self::forget::Forgetter;
 use self::network::Network;
 use self::table::PolicyTable;
@@ -95,7 +95,7 @@ pub struct Dataplane {
     policy: PolicyTable,
     network: Network,
     forgetter: Forgetter,
-    beside: Beside,
+    foreign_tables: ForeignTables,
     /// Time of the last full resync, while only individual pods are pending, for instance for their links.
     waiting: Option<Instant>,
     clock: Clock,
@@ -121,14 +121,14 @@ impl Dataplane {
     pub fn open(config: Config) -> Result<Self> {
         let policy = PolicyTable::open(config.clone())?;
         let (network, forgetter) = (Network::open(config)?, Forgetter::open()?);
-        let (endpoints, released, beside) = Default::default();
+        let (endpoints, released, foreign_tables) = Default::default();
         let (started, network_behind, uncut) = (false, false, false);
         Ok(Self {
             endpoints,
             policy,
             network,
             forgetter,
-            beside,
+            foreign_tables,
             waiting: None,
             clock: Box::new(Instant::now),
             network_behind,
@@ -241,9 +241,9 @@ impl Dataplane {
         self.network.report(&mut report);
         report.node.extend(self.policy.host_conditions());
         if self.policy.is_in_kernel() {
-            report.node.extend(self.policy.lacking.conditions());
+            report.node.extend(self.policy.missing_modules.conditions());
         }
-        report.node.extend(self.beside.conditions());
+        report.node.extend(self.foreign_tables.conditions());
         if let Err(error) = policy {
             let reason = Reason::PolicyNotInForce;
             report.retry = true;
@@ -291,7 +291,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let changed = deltas.iter().any(touches_network);
         let network =
             self.network_if_policed(state, changed, |network, changed| network.apply(state, changed));
-        self.beside.look_once(&self.policy.config.table, self.policy.nft.commits(), (self.clock)());
+        self.foreign_tables.look_once(&self.policy.config.table, self.policy.nft.commits(), (self.clock)());
         let report = self.report(state, policy, settled.and(network));
         if !report.retry || report.node_failures().next().is_some() {
             self.waiting = None;
@@ -319,7 +319,7 @@ impl tortie_dataplane::Dataplane for Dataplane {
         let policy = policy.and_then(|()| self.policy.resync(state));
         let policy = self.cut_denied(state, Dirty::default(), policy);
         let network = self.network_if_policed(state, true, |network, _| network.resync(state));
-        self.beside.look(&self.policy.config.table, self.policy.nft.commits(), now);
+        self.foreign_tables.look(&self.policy.config.table, self.policy.nft.commits(), now);
         let report = self.report(state, policy, network);
         self.waiting = (report.retry && report.node_failures().next().is_none()).then_some(now);
         report

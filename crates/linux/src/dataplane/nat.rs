@@ -8,9 +8,9 @@ use tortie_kernel::nftables::{
 };
 
 use super::Config;
-use super::frame::are_pods;
-use super::packet_test::{Side, Test, in_set, load_address};
+use super::packet_test::{PacketEnd, Test, in_set, load_address};
 use super::sets::{Family, ranges, set};
+use super::skeleton::are_pods;
 
 const CHAIN: &str = "nat-outgoing";
 /// For each family: the set of all pools, and the set of pools whose packets are translated.
@@ -59,8 +59,8 @@ fn nets(family: Family, nets: impl Iterator<Item = IpNet>) -> Set {
 /// Matches packets from such a pool to no pool, whose source is not an address of the node itself.
 fn masquerade(family: Family, all: &str, nat: &str) -> Rule {
     let mut exprs = Test::Family(family).exprs();
-    exprs.extend([load_address(Side::Source, family), in_set(nat, false)]);
-    exprs.extend([load_address(Side::Destination, family), in_set(all, true)]);
+    exprs.extend([load_address(PacketEnd::Source, family), in_set(nat, false)]);
+    exprs.extend([load_address(PacketEnd::Destination, family), in_set(all, true)]);
     exprs.extend([
         Expr::Fib { register: 0, result: ADDRESS_TYPE, flags: OF_SOURCE },
         Expr::Cmp {

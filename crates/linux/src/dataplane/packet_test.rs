@@ -18,17 +18,17 @@ pub enum Test {
     /// The packet is an ICMP message of this type, code, or both (it is not, if `invert`).
     Icmp { icmp: IcmpMatch, invert: bool },
     /// The address is in one of the ranges (in none, if `invert`).
-    Address { side: Side, family: Family, ranges: Ranges, invert: bool },
+    Address { side: PacketEnd, family: Family, ranges: Ranges, invert: bool },
     /// The nftables set of this name contains the key (does not, if `invert`).
     Member { key: Keyed, set: String, invert: bool },
     /// The port is in one of the ranges (in none, if `invert`).
-    Port { side: Side, ranges: Ranges, invert: bool },
+    Port { side: PacketEnd, ranges: Ranges, invert: bool },
 }
 
 /// The packet fields in the keys of a set: the address of one side, and what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Keyed {
-    pub side: Side,
+    pub side: PacketEnd,
     pub family: Family,
     pub then: Then,
 }
@@ -39,12 +39,12 @@ pub enum Then {
     Nothing,
     Protocol,
     /// The protocol, and the port of this side.
-    Port(Side),
+    Port(PacketEnd),
 }
 
 /// The end of the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Side {
+pub enum PacketEnd {
     Source,
     Destination,
 }
@@ -146,12 +146,12 @@ impl Test {
 
 impl Keyed {
     /// The address of one side.
-    pub fn address(side: Side, family: Family) -> Self {
+    pub fn address(side: PacketEnd, family: Family) -> Self {
         Self { side, family, then: Then::Nothing }
     }
 
     /// Address, protocol and port of one side.
-    pub fn address_port(side: Side, family: Family) -> Self {
+    pub fn address_port(side: PacketEnd, family: Family) -> Self {
         Self { side, family, then: Then::Port(side) }
     }
 
@@ -192,25 +192,25 @@ fn icmp_is(icmp: &IcmpMatch, invert: bool) -> Vec<Expr> {
 }
 
 /// Loads the address of one side into the first registers.
-pub fn load_address(side: Side, family: Family) -> Expr {
+pub fn load_address(side: PacketEnd, family: Family) -> Expr {
     load_address_to(side, family, 0)
 }
 
 /// Loads the address of one side into this register and the following ones.
-pub fn load_address_to(side: Side, family: Family, register: Register) -> Expr {
+pub fn load_address_to(side: PacketEnd, family: Family, register: Register) -> Expr {
     let offset = match (family, side) {
-        (Family::V4, Side::Source) => 12,
-        (Family::V4, Side::Destination) => 16,
-        (Family::V6, Side::Source) => 8,
-        (Family::V6, Side::Destination) => 24,
+        (Family::V4, PacketEnd::Source) => 12,
+        (Family::V4, PacketEnd::Destination) => 16,
+        (Family::V6, PacketEnd::Source) => 8,
+        (Family::V6, PacketEnd::Destination) => 24,
     };
     Expr::Payload { register, header: Header::Network, offset, length: family.field().length() as u32 }
 }
 
-fn load_port(side: Side, register: Register) -> Expr {
+fn load_port(side: PacketEnd, register: Register) -> Expr {
     let offset = match side {
-        Side::Source => 0,
-        Side::Destination => 2,
+        PacketEnd::Source => 0,
+        PacketEnd::Destination => 2,
     };
     Expr::Payload { register, header: Header::Transport, offset, length: 2 }
 }

@@ -19,13 +19,13 @@ const LOG_GROUP_INGRESS: u16 = 1;
 const LOG_GROUP_EGRESS: u16 = 2;
 
 /// `NF_LOG_PREFIXLEN` without its NUL.
-const LONGEST_PREFIX: usize = 127;
+const MAX_PREFIX_LENGTH: usize = 127;
 
 /// The maximum number of nftables rules of one direction of a policy. Evaluating that many takes milliseconds for
 /// each new flow.
-const MOST_RULES: usize = 20_000;
+const MAX_RULES: usize = 20_000;
 /// The maximum size of the messages of one direction of a policy, in bytes.
-const MOST_BYTES: usize = 8 << 20;
+const MAX_BYTES: usize = 8 << 20;
 
 /// The rendered rules of one direction of a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -170,7 +170,7 @@ fn log_expr(id: &PolicyId, direction: Direction) -> Expr {
         Direction::Egress => LOG_GROUP_EGRESS,
     };
     let text = id.to_string();
-    Expr::Log { group, prefix: text[..text.floor_char_boundary(LONGEST_PREFIX)].to_owned() }
+    Expr::Log { group, prefix: text[..text.floor_char_boundary(MAX_PREFIX_LENGTH)].to_owned() }
 }
 
 /// Numbers in the form `1, 3-5`.
@@ -188,17 +188,17 @@ fn listed(mut numbers: Vec<usize>) -> String {
 
 /// The lines, if they are neither too many nor too large; otherwise the problem.
 fn fitting(id: &PolicyId, lines: Vec<Line>, room: usize) -> Result<Vec<Line>, Problem> {
-    let most = MOST_BYTES.min(room);
+    let most = MAX_BYTES.min(room);
     // An estimate: the transaction rejects a chain that turns out slightly too large.
     let length = |line: &Line| -> usize {
         let rules = line.rules(Stage::Normal, FilterDenyAction::Drop, None);
         rules.iter().map(|rule| rule_length("tortie", "pi-0123456789abcdef", rule)).sum()
     };
-    if lines.len() <= MOST_RULES && lines.iter().map(length).sum::<usize>() <= most {
+    if lines.len() <= MAX_RULES && lines.iter().map(length).sum::<usize>() <= most {
         return Ok(lines);
     }
     let message = format!(
-        "it needs more than {MOST_RULES} nftables rules or {} kB: put its addresses into a network set, or join rules",
+        "it needs more than {MAX_RULES} nftables rules or {} kB: put its addresses into a network set, or join rules",
         most / 1000
     );
     Err(problem(id, message))

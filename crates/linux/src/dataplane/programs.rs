@@ -23,18 +23,18 @@ use super::slots::{Slot, Stage};
 
 /// The maximum depth of jumps from the base chain (`NFT_JUMP_STACK_SIZE`). Two levels are before a program, and one
 /// after it for a policy's chain.
-const MOST_CHAINS: usize = 12;
+const MAX_CHAINS: usize = 12;
 
 /// The content of a program in one direction. Pods with equal content share their program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct ProgramSpec {
     pub direction: Direction,
     pub stage: Stage,
     pub tiers: Vec<TierProgram>,
     pub profiles: Vec<PolicyId>,
 }
 
-impl Asked {
+impl ProgramSpec {
     pub fn new(program: &EndpointProgram, slot: Slot) -> Self {
         let direction = slot.direction();
         let (tiers, profiles) = (program.tiers(direction).to_vec(), program.profiles.clone());
@@ -66,7 +66,7 @@ pub fn first_chain(program: &str) -> String {
 
 /// A rendered program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct RenderedProgram {
     /// The chains by name, the first chain first.
     pub chains: Vec<(String, Chain)>,
     /// Its own sets, by name.
@@ -77,7 +77,7 @@ pub struct Written {
     pub problem: Option<Problem>,
 }
 
-impl Written {
+impl RenderedProgram {
     /// The number of keys when its sets were created.
     pub fn keys(&self) -> usize {
         self.lookups.values().map(|lookup| lookup.keys).sum()
@@ -117,34 +117,34 @@ pub struct Sources<'a> {
 }
 
 /// A program that drops everything because of a problem.
-pub fn closed(name: &str, message: String) -> Written {
+pub fn closed(name: &str, message: String) -> RenderedProgram {
     let rules = vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "closed: the policy cannot be enforced")];
     let chains = vec![(first_chain(name), Chain { base: None, rules })];
     let problem = Some(Problem { object: None, message });
-    Written { chains, problem, ..Written::default() }
+    RenderedProgram { chains, problem, ..RenderedProgram::default() }
 }
 
 /// Renders a program.
-pub fn write(name: &str, asked: &Asked, sources: &Sources<'_>) -> Written {
+pub fn write(name: &str, asked: &ProgramSpec, sources: &Sources<'_>) -> RenderedProgram {
     let chains = vec![Vec::new()];
-    let mut writer = Writer { name, asked, sources, chains, written: Written::default() };
+    let mut writer = Writer { name, asked, sources, chains, written: RenderedProgram::default() };
     writer.program();
-    if writer.chains.len() > MOST_CHAINS {
+    if writer.chains.len() > MAX_CHAINS {
         let problem =
             format!("{} tiers with Pass rules are more than the kernel's limit", writer.chains.len());
         return closed(name, problem);
     }
     let named = |(index, rules)| (format!("{name}-{index}"), Chain { base: None, rules });
     let chains = writer.chains.into_iter().enumerate().map(named).collect();
-    Written { chains, ..writer.written }
+    RenderedProgram { chains, ..writer.written }
 }
 
 struct Writer<'a, 's> {
     name: &'a str,
-    asked: &'a Asked,
+    asked: &'a ProgramSpec,
     sources: &'a Sources<'s>,
     chains: Vec<Vec<Rule>>,
-    written: Written,
+    written: RenderedProgram,
 }
 
 impl Writer<'_, '_> {

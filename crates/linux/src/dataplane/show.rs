@@ -14,20 +14,20 @@ use tortie_kernel::nftables::{
 };
 use tortie_policy::program::{PolicyId, SetId};
 
-use super::frame::{self, FROM_WORKLOAD, TO_WORKLOAD};
+use super::desired_table::DesiredTable;
 use super::literals;
 use super::sets::Part;
+use super::skeleton::{self, FROM_WORKLOAD, TO_WORKLOAD};
 use super::slots::Slot;
 use super::table::PolicyTable;
-use super::wanted::Wanted;
 
 /// The maximum number of set values in a rule's text.
-const MOST_SPELLED_OUT: usize = 16;
+const MAX_SPELLED_OUT: usize = 16;
 /// The maximum number of reported values of one rule. If there are more, those with a count of zero are left out.
-const MOST_VALUES: usize = 4096;
+const MAX_VALUES: usize = 4096;
 
 /// More rules than any policy can have.
-const MOST_NUMBERS: usize = 100_000;
+const MAX_NUMBERS: usize = 100_000;
 
 impl PolicyTable {
     /// Reads what the kernel has for a pod.
@@ -45,7 +45,7 @@ impl PolicyTable {
             table: &self.config.table,
             specs,
             ours: self.kernel.as_ref(),
-            wanted: &self.wanted,
+            desired_table: &self.desired_table,
             state,
             policies: endpoint.program.policy_ids().collect(),
             shown: Shown {
@@ -83,7 +83,7 @@ struct Reader<'a> {
     specs: BTreeMap<String, SetSpec>,
     /// The table as last written, if known.
     ours: Option<&'a Table>,
-    wanted: &'a Wanted,
+    desired_table: &'a DesiredTable,
     state: &'a NodeState,
     policies: BTreeSet<&'a PolicyId>,
     shown: Shown,
@@ -102,7 +102,7 @@ impl Reader<'_> {
         let Some(Data::Number(number)) = number else {
             return self.closed(slot, format!("{interface} has no program in map {programs}"));
         };
-        match self.find(chains, &frame::program_key(number))? {
+        match self.find(chains, &skeleton::program_key(number))? {
             Some(Data::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain))) => {
                 self.chains(chain, slot.direction())
             }
@@ -216,7 +216,7 @@ impl Reader<'_> {
             };
             let elements = self.elements(name)?;
             if spec.counts {
-                let from = self.wanted.origins(name, actions(rule), self.state);
+                let from = self.desired_table.origins(name, actions(rule), self.state);
                 let from = |key: &Key| from.as_ref().map_or_else(Vec::new, |from| from(key));
                 values.extend(counted_values(&spec, &elements, from));
             }
@@ -229,7 +229,7 @@ impl Reader<'_> {
                 continue;
             }
             asked.extend(exprs.last().map(|load| (load.clone(), set.clone())));
-            let set = match is_literal && set.elements.len() <= MOST_SPELLED_OUT {
+            let set = match is_literal && set.elements.len() <= MAX_SPELLED_OUT {
                 true => SetRef::Inline(Box::new(set)),
                 false => SetRef::Named(name.clone()),
             };
@@ -253,7 +253,7 @@ impl Reader<'_> {
     fn policy(&self, comment: &str) -> Option<&PolicyId> {
         let is = |id: &&&PolicyId| {
             let name = id.to_string();
-            name == comment || (comment.len() + 4 > Rule::LONGEST_COMMENT && name.starts_with(comment))
+            name == comment || (comment.len() + 4 > Rule::MAX_COMMENT_LENGTH && name.starts_with(comment))
         };
         self.policies.iter().find(is).copied()
     }
@@ -295,7 +295,7 @@ fn counted_values(
     elements: &CountedElements,
     from: impl Fn(&Key) -> Vec<String>,
 ) -> Vec<ShownValue> {
-    let all = elements.elements.len() <= MOST_VALUES;
+    let all = elements.elements.len() <= MAX_VALUES;
     let count = |key: &Key| elements.counts.get(key).copied();
     let told = elements.elements.iter();
     let told = told.filter(|(key, _)| all || count(key).is_some_and(|count| count.packets > 0));
@@ -304,7 +304,7 @@ fn counted_values(
         count: count(key).map(shown),
         from: from(key),
     };
-    told.take(MOST_VALUES).map(value).collect()
+    told.take(MAX_VALUES).map(value).collect()
 }
 
 /// The possible policy actions of a rule.
@@ -327,7 +327,7 @@ fn numbers(text: &str) -> Option<Vec<usize>> {
     for part in text.split(", ") {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if last.saturating_sub(first) >= MOST_NUMBERS {
+        if last.saturating_sub(first) >= MAX_NUMBERS {
             return None; // nobody has so many rules: somebody else has written it
         }
         numbers.extend(first..=last);

@@ -21,8 +21,8 @@ use tortie_kernel::nftables::{
 
 use super::change::{Change, Steps};
 use super::dirty::Dirty;
-use super::frame::{CLOSED, is_of_frame, program_key};
 use super::literals;
+use super::skeleton::{CLOSED, is_of_skeleton, program_key};
 use super::slots::Slot;
 use super::table::PolicyTable;
 
@@ -61,10 +61,10 @@ impl PolicyTable {
             // may have had policy for them, they are closed, too.
             actual => {
                 let closed_hosts = if actual.is_some() { host_interfaces(new) } else { BTreeSet::new() };
-                let frame = without_endpoints(new, &closed_hosts);
+                let skeleton = without_endpoints(new, &closed_hosts);
                 let deletion = actual.map(|_| Op::DeleteTable);
-                self.commit(self.encode(deletion.into_iter().chain(created(&frame)).collect()))?;
-                frame
+                self.commit(self.encode(deletion.into_iter().chain(created(&skeleton)).collect()))?;
+                skeleton
             }
         };
         let ops = by_slot(changes(new, &kernel), |map| new.sets.contains_key(map));
@@ -82,12 +82,12 @@ impl PolicyTable {
         if let Some(steps) = self.encode_if_fitting(change.steps(kernel)) {
             return self.put_steps(kernel, steps);
         }
-        let interfaces = self.wanted.concerned(dirty, &change);
+        let interfaces = self.desired_table.concerned(dirty, &change);
         let keys =
             |of: &BTreeSet<String>| of.iter().map(|name| Key::interface(name)).collect::<BTreeSet<_>>();
         let (pods, hosts) = (keys(&interfaces.of_pods), keys(&interfaces.of_hosts));
         self.put_in_order(kernel, closing(kernel, |key| pods.contains(key), &hosts))?;
-        self.wanted.open(&interfaces, &self.config, &mut change);
+        self.desired_table.open(&interfaces, &self.config, &mut change);
         let Steps { prepare, switch, clear } = change.steps(kernel);
         let ops = by_slot([prepare, switch, clear].concat(), |map| change.has_set(kernel, map));
         let transactions = self.put_in_order(kernel, ops)?;
@@ -249,17 +249,17 @@ fn by_slot(ops: Vec<Op>, stays: impl Fn(&str) -> bool) -> Vec<Op> {
 /// The base chains and the chains that they jump to directly, without endpoints, with these interfaces of hosts
 /// closed.
 fn without_endpoints(table: &Table, closed_hosts: &BTreeSet<Key>) -> Table {
-    let mut frame = table.clone();
-    frame.chains.retain(|name, _| is_of_frame(name));
-    let spelled_out: Vec<_> = frame.chains.values().flat_map(literals::names).collect();
-    frame.sets.retain(|name, _| is_of_frame(name) || spelled_out.contains(name));
-    for (_, set) in frame.sets.iter_mut().filter(|(name, _)| is_of_frame(name)) {
+    let mut skeleton = table.clone();
+    skeleton.chains.retain(|name, _| is_of_skeleton(name));
+    let spelled_out: Vec<_> = skeleton.chains.values().flat_map(literals::names).collect();
+    skeleton.sets.retain(|name, _| is_of_skeleton(name) || spelled_out.contains(name));
+    for (_, set) in skeleton.sets.iter_mut().filter(|(name, _)| is_of_skeleton(name)) {
         set.elements.retain(|key, _| *key == program_key(CLOSED));
     }
     for slot in Slot::OF_HOSTS {
-        let Some(map) = frame.sets.get_mut(slot.maps().0) else { continue };
+        let Some(map) = skeleton.sets.get_mut(slot.maps().0) else { continue };
         let closed = closed_hosts.iter().map(|key| Element::number(*key, CLOSED));
         map.elements.extend(closed.map(|element| (element.key, element.value)));
     }
-    frame
+    skeleton
 }

@@ -7,13 +7,13 @@ use std::time::Instant;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, EndpointId, NodeState, Reason};
 use tortie_kernel::Error;
-use tortie_kernel::nftables::{Encoded, Nft, Op, Table, Told, Watch};
+use tortie_kernel::nftables::{ChangeCallback, Encoded, Nft, Op, Table, Watch};
 
 use super::Config;
+use super::desired_table::{DesiredTable, RenderContext};
 use super::dirty::Dirty;
-use super::lacking::{Lacking, may_be_missing};
+use super::missing_modules::{MissingModules, may_be_missing};
 use super::policies::Problem;
-use super::wanted::{Around, Wanted};
 use crate::Result;
 
 /// The table of policy, with the known state of the kernel.
@@ -29,16 +29,16 @@ pub struct PolicyTable {
     pub(super) garbage: Encoded,
     /// When packets were last led elsewhere.
     pub(super) switched: Instant,
-    pub(super) wanted: Wanted,
+    pub(super) desired_table: DesiredTable,
     /// Chains of policies, and programs, that the kernel has refused, with its error. They stay closed until a policy
     /// changes, or until the next resync.
     refused: BTreeMap<String, String>,
     /// The features that the kernel lacks, as found after a refusal.
-    pub(super) lacking: Lacking,
+    pub(super) missing_modules: MissingModules,
     /// The node's own addresses with their interfaces.
     own_addresses: BTreeMap<IpAddr, String>,
     /// The callback for changes by others, until the watch begins.
-    told: Option<Told>,
+    told: Option<ChangeCallback>,
     watch: Option<Watch>,
 }
 
@@ -48,7 +48,7 @@ impl PolicyTable {
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
-        let (wanted, refused, lacking, own_addresses, told, watch) = Default::default();
+        let (desired_table, refused, missing_modules, own_addresses, told, watch) = Default::default();
         Ok(Self {
             nft,
             config,
@@ -56,9 +56,9 @@ impl PolicyTable {
             kernel: None,
             garbage: Encoded::default(),
             switched: Instant::now(),
-            wanted,
+            desired_table,
             refused,
-            lacking,
+            missing_modules,
             own_addresses,
             told,
             watch,
@@ -72,7 +72,7 @@ impl PolicyTable {
 
     /// Calls `told` when somebody else has changed the table.
     pub fn watch(&mut self, told: Box<dyn Fn() + Send>) {
-        self.told = Some(Told(told));
+        self.told = Some(ChangeCallback(told));
     }
 
     /// Begins to watch the table if the kernel does not prevent changes by others. Policy is in force without the
@@ -118,10 +118,10 @@ impl PolicyTable {
     pub fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.refused.clear();
         // A missing module may have become available.
-        if self.lacking != Lacking::default()
-            && let Ok(lacking) = self.nft.lacking()
+        if self.missing_modules != MissingModules::default()
+            && let Ok(missing_modules) = self.nft.lacking()
         {
-            self.lacking = Lacking(lacking);
+            self.missing_modules = MissingModules(missing_modules);
         }
         self.adopt(state)?;
         // A foreign base chain in Tortie's table may drop packets even without rules, as long as it exists.
@@ -136,7 +136,7 @@ impl PolicyTable {
     /// The problems of each endpoint's policy.
     pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
-        for (id, said) in self.wanted.said() {
+        for (id, said) in self.desired_table.said() {
             let mut all: Vec<_> = said.problems.into_iter().map(not_expressible).collect();
             all.extend(said.contested.then(|| {
                 let message =
@@ -150,11 +150,11 @@ impl PolicyTable {
 
     /// The conditions about host endpoints.
     pub fn host_conditions(&self) -> Vec<Condition> {
-        let problems = self.wanted.said_of_hosts().into_iter().flat_map(|(name, problems)| {
+        let problems = self.desired_table.host_problems().into_iter().flat_map(|(name, problems)| {
             let host = Key::global(Kind::HostEndpoint, name);
             problems.into_iter().map(move |problem| not_expressible(problem).about(&host))
         });
-        let idle = self.wanted.hosts_without_interface().map(|name| {
+        let idle = self.desired_table.hosts_without_interface().map(|name| {
             let message = "it is in force nowhere: no interface of the node has an address of its expectedIPs, or another \
                            host endpoint applies to its interface";
             Condition::new(Reason::HostEndpointWithoutInterface, message).about(Key::global(Kind::HostEndpoint, name))
@@ -168,7 +168,7 @@ impl PolicyTable {
         let adopted = self.adopt_or_close(state);
         adopted.map_err(|error| {
             self.learn_what_is_missing(&error);
-            self.lacking.explain(error)
+            self.missing_modules.explain(error)
         })
     }
 
@@ -179,8 +179,8 @@ impl PolicyTable {
             return false;
         }
         match self.nft.lacking() {
-            Ok(lacking) if self.lacking.0 != lacking => {
-                self.lacking = Lacking(lacking);
+            Ok(missing_modules) if self.missing_modules.0 != missing_modules => {
+                self.missing_modules = MissingModules(missing_modules);
                 true
             }
             Ok(_) => false,
@@ -196,16 +196,16 @@ impl PolicyTable {
         self.kernel = None;
         self.garbage = Encoded::default();
         loop {
-            self.wanted = Wanted::default();
+            self.desired_table = DesiredTable::default();
             let dirty = Dirty::everything(state);
-            let around = Around {
+            let around = RenderContext {
                 config: &self.config,
                 room: self.nft.room(),
                 refused: &self.refused,
                 own_addresses: &self.own_addresses,
             };
-            let mut change = self.wanted.update(state, &dirty, &Table::default(), &around);
-            self.lacking.adapt(&mut change);
+            let mut change = self.desired_table.update(state, &dirty, &Table::default(), &around);
+            self.missing_modules.adapt(&mut change);
             let new = change.into_table(self.flags);
             self.nft.check_owner(&self.config.table)?;
             let actual = self.nft.list(&self.config.table)?;
@@ -228,11 +228,12 @@ impl PolicyTable {
             }
             if let Err(Error::Transaction { op, refusal, .. }) = &committed
                 && let Op::SetRules(chain, _) = op.as_ref()
-                && let Some(name) = self.wanted.owner(chain)
+                && let Some(name) = self.desired_table.owner(chain)
                 && !self.refused.contains_key(&name)
             {
                 tracing::error!(chain, %refusal, "the kernel refused a chain; what it stands for is denied");
-                let missing = self.lacking.needed().map(|modules| format!("; this kernel lacks {modules}"));
+                let missing =
+                    self.missing_modules.needed().map(|modules| format!("; this kernel lacks {modules}"));
                 let missing = missing.unwrap_or_default();
                 self.refused
                     .insert(name, format!("the kernel refused its chain {chain}: {refusal}{missing}"));
@@ -248,14 +249,14 @@ impl PolicyTable {
     /// Changes only what has changed.
     fn change(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
         let Some(mut kernel) = self.kernel.take() else { return self.adopt(state) };
-        let around = Around {
+        let around = RenderContext {
             config: &self.config,
             room: self.nft.room(),
             refused: &self.refused,
             own_addresses: &self.own_addresses,
         };
-        let mut change = self.wanted.update(state, dirty, &kernel, &around);
-        self.lacking.adapt(&mut change);
+        let mut change = self.desired_table.update(state, dirty, &kernel, &around);
+        self.missing_modules.adapt(&mut change);
         self.put_part(&mut kernel, change, dirty)?;
         self.kernel = Some(kernel);
         Ok(())

@@ -107,7 +107,7 @@ impl Node {
     pub fn add(&mut self, pod: &Pod, program: EndpointProgram) {
         let connect = || {
             let interface = self.wiring.connect(&pod.attachment()).unwrap();
-            assert!(self.wiring.wait_until_live(&interface, PATIENCE));
+            assert!(self.wiring.wait_until_live(&interface, TIMEOUT));
             interface
         };
         let interface = self.namespace.run(connect).unwrap();
@@ -250,15 +250,15 @@ impl Pod {
 }
 
 /// How long to wait for what must happen.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Nobody reports a drop, so this waits. TCP has sent its first packet twice by then.
 pub const UNREACHED: Duration = Duration::from_millis(1_800);
 
 /// A connection, if one succeeds.
 pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
-    let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), PATIENCE).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     Some(stream)
 }
 

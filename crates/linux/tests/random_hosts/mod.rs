@@ -16,14 +16,14 @@ use crate::random_states::{self, NETS, OUTSIDE, POD, PORTS, parse, policy_id, ti
 
 /// The path of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum PacketPath {
     OutsideToNode,
     NodeToOutside,
     OutsideToPod,
     PodToOutside,
 }
 
-impl Way {
+impl PacketPath {
     pub const ALL: [Self; 4] =
         [Self::OutsideToNode, Self::NodeToOutside, Self::OutsideToPod, Self::PodToOutside];
 
@@ -111,7 +111,7 @@ fn failsafe() -> impl Strategy<Value = Failsafe> {
 }
 
 /// Flows on a path.
-pub fn flow(way: Way) -> impl Strategy<Value = Flow> {
+pub fn flow(way: PacketPath) -> impl Strategy<Value = Flow> {
     let protocol = select(vec![1u8, 6, 6, 6, 17, 17, 132, 89]);
     let ports = (select(PORTS.to_vec()), select(PORTS.to_vec()));
     let icmp = (any::<bool>(), select(vec![0u8, 5]));
@@ -150,7 +150,7 @@ pub enum By {
 
 /// Whether host endpoints let a flow pass according to policy decisions 16, 17 and 43, and what decides: at the
 /// uplink, and between the pod and its node.
-pub fn judge(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
+pub fn judge(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
     let uplink = at_uplink(state, way, flow);
     let pod = at_pod(state, way, flow);
     match pod {
@@ -164,7 +164,7 @@ fn every_interface(state: &NodeState) -> Option<&HostEndpoint> {
 }
 
 /// The verdict of a host endpoint for all interfaces on what a pod sends to others, or receives from them.
-fn at_pod(state: &NodeState, way: Way, flow: &Flow) -> Option<(bool, By)> {
+fn at_pod(state: &NodeState, way: PacketPath, flow: &Flow) -> Option<(bool, By)> {
     let host = every_interface(state).filter(|_| way.forwarded())?;
     let ask = |table, direction| evaluate_tiers(table, direction, flow, state);
     let forward = |direction| (ask(&host.program.forward, direction).unwrap_or(true), By::Forward);
@@ -180,7 +180,7 @@ fn at_pod(state: &NodeState, way: Way, flow: &Flow) -> Option<(bool, By)> {
     }
 }
 
-fn at_uplink(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
+fn at_uplink(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
     let Some(host) = of_uplink(state) else { return (true, By::NoHostEndpoint) };
     let direction = way.direction();
     let ask = |table| evaluate_tiers(table, direction, flow, state);

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use tortie_api::net::IpVersion;
 
 use super::classes::{Class, Classes};
-use super::sight::EndSight;
-use super::way::{ByStop, ByWay, FAMILIES, Placement, Scope, Spot, Stop, Way, scopes};
+use super::path::{ByStop, ByWay, FAMILIES, Path, Placement, Scope, Spot, Stop, scopes};
+use super::signature::EndSignature;
 use super::why::{Decider, Reason, Why};
 use tortie_oracle::{DecidedBy, Oracle, PolicyName, PolicyTrace, Question, Snapshot, Table, Trace, Verdict};
 pub(super) use views::Row;
@@ -28,8 +28,8 @@ pub struct Judge<'a> {
     /// The groups of classes that some criteria distinguish, by family.
     groups: HashMap<(IpVersion, BTreeSet<u32>), Rc<Vec<usize>>>,
     /// The distinct results for all ports.
-    rows: Vec<Vec<Option<Said>>>,
-    row_numbers: HashMap<Vec<Option<Said>>, Row>,
+    rows: Vec<Vec<Option<Decision>>>,
+    row_numbers: HashMap<Vec<Option<Decision>>, Row>,
     deciders: Vec<Decider>,
     decider_numbers: HashMap<Decider, usize>,
 }
@@ -40,7 +40,7 @@ pub(super) struct Flow(ByStop<Row>);
 
 /// The result of the policies at one stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Said {
+pub struct Decision {
     /// Whether the packet passes.
     pub verdict: Verdict,
     /// The index of the decider, for [`Judge::why`].
@@ -53,7 +53,7 @@ pub struct Cell {
     /// Whether they pass.
     pub verdict: Verdict,
     /// The result at each stop, in the order of [`Stop::ALL`]; `None` if no policy applies there.
-    pub said: ByStop<Said>,
+    pub said: ByStop<Decision>,
 }
 
 impl Flow {
@@ -66,7 +66,7 @@ impl Flow {
 impl Cell {
     /// The result at one stop.
     #[must_use]
-    pub fn at(&self, stop: Stop) -> Option<Said> {
+    pub fn at(&self, stop: Stop) -> Option<Decision> {
         self.said.get(stop.number()).copied().flatten()
     }
 }
@@ -97,7 +97,7 @@ impl<'a> Judge<'a> {
     }
 
     /// The verdict on packets of a class of ports; `None` if there are no such flows.
-    pub fn verdict(&mut self, from: usize, to: usize, way: Way, port: usize) -> Option<Cell> {
+    pub fn verdict(&mut self, from: usize, to: usize, way: Path, port: usize) -> Option<Cell> {
         let flow = flow_of(&self.flows(from, to), way).filter(|flow| flow.is_asked())?;
         Some(self.cell(flow, port))
     }
@@ -105,7 +105,9 @@ impl<'a> Judge<'a> {
     /// The results for all packets from one class to another, on each way that matters, for [`Self::cell`].
     pub(super) fn flows(&mut self, from: usize, to: usize) -> ByWay<Flow> {
         let mut flows = ByWay::default();
-        let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return flows };
+        let (Some(source), Some(destination)) = (self.signature(from), self.signature(to)) else {
+            return flows;
+        };
         let ends = self.classes.ends(from, to);
         for family in FAMILIES {
             if !source.reaches(destination, family) {
@@ -114,7 +116,7 @@ impl<'a> Judge<'a> {
             for (placement, there_are) in
                 [(Placement::Apart, ends.apart), (Placement::Together, ends.together)]
             {
-                let way = Way { family, placement };
+                let way = Path { family, placement };
                 let flow = there_are.then(|| self.flow(from, to, way));
                 if let Some(slot) = flows.get_mut(way.number()) {
                     *slot = flow;
@@ -124,7 +126,7 @@ impl<'a> Judge<'a> {
         flows
     }
 
-    fn flow(&mut self, from: usize, to: usize, way: Way) -> Flow {
+    fn flow(&mut self, from: usize, to: usize, way: Path) -> Flow {
         let mut flow = Flow::default();
         for stop in Stop::ALL {
             let (subject, peer) = stop.subject_and_peer(from, to);
@@ -147,8 +149,8 @@ impl<'a> Judge<'a> {
     /// have it.
     pub fn cells(&mut self, from: usize, to: usize, ports: &[usize]) -> Vec<(Scope, Cell, Vec<usize>)> {
         let flows = self.flows(from, to);
-        let (mut ways, mut by_cell) = (Vec::new(), BTreeMap::<(Cell, Vec<usize>), Vec<Way>>::new());
-        for (way, flow) in Way::ALL.into_iter().zip(flows) {
+        let (mut ways, mut by_cell) = (Vec::new(), BTreeMap::<(Cell, Vec<usize>), Vec<Path>>::new());
+        for (way, flow) in Path::ALL.into_iter().zip(flows) {
             let Some(flow) = flow.filter(|flow| flow.is_asked()) else { continue };
             ways.push(way);
             let mut ports_of: BTreeMap<Cell, Vec<usize>> = BTreeMap::new();
@@ -159,7 +161,7 @@ impl<'a> Judge<'a> {
                 by_cell.entry(cell).or_default().push(way);
             }
         }
-        let scoped = |((cell, ports), of): ((Cell, Vec<usize>), Vec<Way>)| {
+        let scoped = |((cell, ports), of): ((Cell, Vec<usize>), Vec<Path>)| {
             scopes(&of, &ways).into_iter().map(move |scope| (scope, cell, ports.clone()))
         };
         by_cell.into_iter().flat_map(scoped).collect()
@@ -168,7 +170,7 @@ impl<'a> Judge<'a> {
     /// The deciders of a cell's verdict.
     #[must_use]
     pub fn why(&self, cell: &Cell) -> Why {
-        let decides = |said: &Said| said.verdict == cell.verdict;
+        let decides = |said: &Decision| said.verdict == cell.verdict;
         self.why_of(cell.verdict, cell.said.map(|said| said.filter(decides).map(|said| said.by)))
     }
 
@@ -188,7 +190,9 @@ impl<'a> Judge<'a> {
         family: IpVersion,
     ) -> [Option<Option<Row>>; 2] {
         let (subject, peer) = stop.subject_and_peer(from, to);
-        let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return [None; 2] };
+        let (Some(source), Some(destination)) = (self.signature(from), self.signature(to)) else {
+            return [None; 2];
+        };
         let reaches = source.reaches(destination, family);
         let ends = self.classes.ends(from, to);
         [(Placement::Apart, ends.apart), (Placement::Together, ends.together)].map(
@@ -208,29 +212,29 @@ impl<'a> Judge<'a> {
     /// The verdict on packets of a class of ports.
     pub(super) fn cell(&self, flow: Flow, port: usize) -> Cell {
         let said = flow.0.map(|row| self.rows.get(row?.index())?.get(port).copied().flatten());
-        let allows = |said: &Option<Said>| said.is_none_or(|said| said.verdict == Verdict::Allow);
+        let allows = |said: &Option<Decision>| said.is_none_or(|said| said.verdict == Verdict::Allow);
         Cell { verdict: Verdict::from(said.iter().all(allows)), said }
     }
 
     /// Whether it is a node that drops packets from its own pods to itself.
     pub(super) fn is_closed(&self, class: usize) -> bool {
-        self.sight(class).is_some_and(|sight| sight.closed)
+        self.signature(class).is_some_and(|signature| signature.closed)
     }
 
     /// The result of a node for packets from its own pods to itself.
     fn own_node(&mut self, from: usize, to: usize, stop: Stop) -> Option<Row> {
-        let to_node = stop == Stop::ReceiverNode && self.sight(from)?.judged.is_some();
+        let to_node = stop == Stop::ReceiverNode && self.signature(from)?.judged.is_some();
         if !to_node || !self.is_closed(to) {
             return None;
         }
         let by = DecidedBy::EndpointToHost { action: "Drop".to_owned() };
         let by = self.decider_number(Decider { by, table: Table::Normal, reply: false });
-        let said = Some(Said { verdict: Verdict::Deny, by });
+        let said = Some(Decision { verdict: Verdict::Deny, by });
         self.row_number(vec![said; self.classes.ports().len()])
     }
 
     /// `None` if there is no result for any port.
-    fn row_number(&mut self, said: Vec<Option<Said>>) -> Option<Row> {
+    fn row_number(&mut self, said: Vec<Option<Decision>>) -> Option<Row> {
         if said.iter().all(Option::is_none) {
             return None;
         }
@@ -242,13 +246,20 @@ impl<'a> Judge<'a> {
         Some(row)
     }
 
-    fn ask(&mut self, from: usize, to: usize, port: usize, spot: Spot, family: IpVersion) -> Option<Said> {
+    fn ask(
+        &mut self,
+        from: usize,
+        to: usize,
+        port: usize,
+        spot: Spot,
+        family: IpVersion,
+    ) -> Option<Decision> {
         let traces = match spot.is_inside_node() {
             true => self.inside_node(from, to, port, spot.stop, family),
             false => self.traces_of(from, to, port, spot.stop, family),
         };
         let (verdict, decider) = Decider::of(&traces)?;
-        Some(Said { verdict, by: self.decider_number(decider) })
+        Some(Decision { verdict, by: self.decider_number(decider) })
     }
 
     /// The oracle's traces of one packet from one class to another, at one stop.
@@ -313,7 +324,9 @@ impl<'a> Judge<'a> {
 
     /// Whether packets from one class to another pass this stop.
     fn is_asked(&self, from: usize, to: usize, stop: Stop, family: IpVersion) -> bool {
-        let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return false };
+        let (Some(source), Some(destination)) = (self.signature(from), self.signature(to)) else {
+            return false;
+        };
         let ends = self.classes.ends(from, to);
         source.reaches(destination, family) && (ends.apart || (ends.together && !stop.is_host()))
     }
@@ -347,13 +360,13 @@ impl<'a> Judge<'a> {
         self.classes.all().get(class)
     }
 
-    fn sight(&self, class: usize) -> Option<&'a EndSight> {
-        self.class(class)?.sights.get(self.world)?.as_ref()
+    fn signature(&self, class: usize) -> Option<&'a EndSignature> {
+        self.class(class)?.signatures.get(self.world)?.as_ref()
     }
 }
 
 /// The flow on a way. If nothing depends on the nodes, one flow represents both placements.
-pub(super) fn flow_of(flows: &ByWay<Flow>, way: Way) -> Option<Flow> {
-    let of = |way: Way| flows.get(way.number()).copied().flatten();
-    of(way).or_else(|| of(Way { placement: Placement::Apart, ..way }))
+pub(super) fn flow_of(flows: &ByWay<Flow>, way: Path) -> Option<Flow> {
+    let of = |way: Path| flows.get(way.number()).copied().flatten();
+    of(way).or_else(|| of(Path { placement: Placement::Apart, ..way }))
 }

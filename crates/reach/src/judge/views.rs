@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use tortie_api::net::IpVersion;
 
-use super::{Judge, Said};
+use super::{Decision, Judge};
 use crate::atoms::Uses;
 use crate::hosts::{ALL_INTERFACES, Interfaces};
-use crate::sight::{AddressSight, EndSight, Holding, Profile};
-use crate::way::{Spot, family_number};
+use crate::path::{Spot, family_number};
+use crate::signature::{AddressSight, EndSignature, Holding, Profile};
 
 /// The results at one stop for one family. Peers and ports that are not distinguished there form one group.
 pub(super) struct View {
@@ -70,20 +70,20 @@ struct Restricted {
 }
 
 impl Restricted {
-    fn new(sight: &EndSight, family: IpVersion, atoms: &BTreeSet<u32>) -> Self {
+    fn new(signature: &EndSignature, family: IpVersion, atoms: &BTreeSet<u32>) -> Self {
         let holding = |all: &Holding| all.iter().filter(|number| atoms.contains(number)).copied().collect();
-        let address = |sight: &AddressSight| AddressSight {
-            holding: holding(&sight.holding),
-            present: sight.present.iter().map(holding).collect(),
+        let address = |signature: &AddressSight| AddressSight {
+            holding: holding(&signature.holding),
+            present: signature.present.iter().map(holding).collect(),
         };
-        let routed = sight.by(family);
+        let routed = signature.by(family);
         Self {
             address: routed.map(|routed| address(&routed.address)),
-            tunnel: sight.tunnel.as_ref().map(address),
+            tunnel: signature.tunnel.as_ref().map(address),
             translated: routed.and_then(|routed| routed.translated.as_ref()).map(address),
             routed: [
-                sight.anchored,
-                sight.overlaid,
+                signature.anchored,
+                signature.overlaid,
                 routed.is_some_and(|routed| routed.overlaid),
                 routed.is_some_and(|routed| routed.pooled),
             ],
@@ -101,7 +101,7 @@ impl<'a> Judge<'a> {
             return *known;
         }
         let (from, to) = spot.stop.sender_and_receiver(subject, peer);
-        let said: Vec<Option<Said>> = view
+        let said: Vec<Option<Decision>> = view
             .port_samples
             .clone()
             .into_iter()
@@ -126,27 +126,28 @@ impl<'a> Judge<'a> {
         if let Some(known) = self.view_of.get(subject).and_then(slot)? {
             return Some(known);
         }
-        let sight = self.sight(subject)?;
+        let signature = self.signature(subject)?;
         if spot.is_inside_node()
-            && (sight.judged.is_none() || sight.interfaces.get(ALL_INTERFACES).is_none_or(Option::is_none))
+            && (signature.judged.is_none()
+                || signature.interfaces.get(ALL_INTERFACES).is_none_or(Option::is_none))
         {
             return None;
         }
         let asked = self.classes.asked.get(self.world)?;
         let (whose, uses) = match stop.is_host() {
             true => {
-                let uses = self.classes.uses_of_hosts(sight, self.world, stop.direction())?;
-                let forwarded = sight.judged.is_some();
-                (Whose::Hosts { interfaces: sight.interfaces, forwarded }, uses)
+                let uses = self.classes.uses_of_hosts(signature, self.world, stop.direction())?;
+                let forwarded = signature.judged.is_some();
+                (Whose::Hosts { interfaces: signature.interfaces, forwarded }, uses)
             }
             false => {
-                let judged = sight.judged.as_ref()?;
+                let judged = signature.judged.as_ref()?;
                 let policies = judged.of(stop.direction());
                 let uses = asked.of_pod(judged, stop.direction());
                 (Whose::Pods { policies, profiles: &judged.profiles }, uses)
             }
         };
-        let own = Restricted::new(sight, family, &uses.atoms);
+        let own = Restricted::new(signature, family, &uses.atoms);
         let seat = Seat { spot: spot.number(), family, whose, own };
         let number = match self.seats.get(&seat) {
             Some(known) => *known,
@@ -177,7 +178,7 @@ impl<'a> Judge<'a> {
         }
         let mut numbers: HashMap<Option<Restricted>, usize> = HashMap::new();
         let groups = (0..self.classes.all().len()).map(|class| {
-            let seen = self.sight(class).map(|sight| Restricted::new(sight, family, &key.1));
+            let seen = self.signature(class).map(|signature| Restricted::new(signature, family, &key.1));
             let next = numbers.len();
             *numbers.entry(seen).or_insert(next)
         });

@@ -8,7 +8,7 @@ use tortie_api::net::{PortRange, Protocol};
 use tortie_api::{Cidr, Key, Port, ProtocolName, Resource};
 use tortie_selector::Selector;
 
-use super::{Code, Findings, Level, Said};
+use super::{Code, FindingText, Findings, Level};
 use tortie_oracle::Stored;
 
 type Contradiction = (String, String);
@@ -21,7 +21,7 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
             (key, stored),
             &field,
             (Level::Error, Code::NeverMatches),
-            Said::new(problem, witness, advice),
+            FindingText::new(problem, witness, advice),
         );
     }
 }

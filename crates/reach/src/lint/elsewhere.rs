@@ -9,7 +9,7 @@ use tortie_api::kubernetes::{
 use tortie_api::net::{Action, Protocol};
 use tortie_api::{Cidr, Key, Port, ProtocolName, Resource};
 
-use super::{Code, Findings, Level, Said};
+use super::{Code, FindingText, Findings, Level};
 use tortie_oracle::Stored;
 
 pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut Findings) {
@@ -41,7 +41,12 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
             }
             _ => "nothing here: it works on Linux and Windows nodes alike",
         };
-        found.add((key, stored), &field, (Level::Note, Code::Elsewhere), Said::new(problem, witness, advice));
+        found.add(
+            (key, stored),
+            &field,
+            (Level::Note, Code::Elsewhere),
+            FindingText::new(problem, witness, advice),
+        );
     }
 }
 

@@ -8,7 +8,7 @@ use tortie_api::calico::FailsafePort;
 use tortie_api::net::{Action, Direction, IpVersion};
 use tortie_api::{Key, Kind, Port, ProtocolName, Resource};
 
-use super::{Code, Findings, Level, Said, policies};
+use super::{Code, FindingText, Findings, Level, policies};
 use crate::{Classes, Judge, Ports, Stop, is_policy};
 use tortie_api::staged::{Staged, enforced, staged};
 use tortie_oracle::{DecidedBy, Mismatch, Oracle, PolicyName, PolicyTrace, Snapshot, Stored, Trace};
@@ -26,7 +26,7 @@ struct Cluster {
 
 /// A packet at a stop: its sender, receiver and port.
 #[derive(Clone, Copy)]
-struct Asked {
+struct PacketAtStop {
     packet: (usize, usize, usize),
     stop: Stop,
     family: IpVersion,
@@ -177,18 +177,21 @@ impl Cluster {
 }
 
 /// One packet of each kind that the policies of these classes distinguish at these stops.
-fn packets(judge: &mut Judge<'_>, concerned: impl Fn(usize, Stop) -> bool) -> Vec<Asked> {
+fn packets(judge: &mut Judge<'_>, concerned: impl Fn(usize, Stop) -> bool) -> Vec<PacketAtStop> {
     let mut all = Vec::new();
     for stop in Stop::ALL {
         for family in FAMILIES {
             let packets = judge.packets(|class| concerned(class, stop), stop, family);
-            all.extend(packets.into_iter().map(|packet| Asked { packet, stop, family }));
+            all.extend(packets.into_iter().map(|packet| PacketAtStop { packet, stop, family }));
         }
     }
     all
 }
 
-fn traces(judge: &Judge<'_>, Asked { packet: (from, to, port), stop, family }: Asked) -> Vec<Trace> {
+fn traces(
+    judge: &Judge<'_>,
+    PacketAtStop { packet: (from, to, port), stop, family }: PacketAtStop,
+) -> Vec<Trace> {
     judge.traces_of(from, to, port, stop, family)
 }
 
@@ -214,7 +217,11 @@ impl Owner<'_> {
         self.instead.is_none() && !self.is_profile()
     }
 
-    fn by_profile(&self, judge: &Judge<'_>, Asked { packet, stop, family }: Asked) -> Option<PolicyTrace> {
+    fn by_profile(
+        &self,
+        judge: &Judge<'_>,
+        PacketAtStop { packet, stop, family }: PacketAtStop,
+    ) -> Option<PolicyTrace> {
         judge.by_profile(&self.key.name, packet, stop, family)
     }
 
@@ -222,7 +229,7 @@ impl Owner<'_> {
     fn said(
         &self,
         judge: &Judge<'_>,
-        asked: Asked,
+        asked: PacketAtStop,
         direction: Direction,
     ) -> Vec<(PolicyTrace, Option<Trace>)> {
         if self.is_profile() {
@@ -271,14 +278,14 @@ fn of_rules(owner: &Owner<'_>, cluster: &Cluster, decide: &BTreeSet<RuleName>, f
     }
 }
 
-fn failsafe(ports: &[String], action: Action) -> Said {
+fn failsafe(ports: &[String], action: Action) -> FindingText {
     let advice = match action {
         Action::Deny => {
             "take the ports out of the failsafe ports of FelixConfiguration, or take the rule out"
         }
         _ => "nothing: it counts once the ports are no failsafe ports any more",
     };
-    Said::new(
+    FindingText::new(
         format!(
             "it never decides: {} are failsafe ports, which pass before policy is asked",
             ports.join(", ")
@@ -288,22 +295,22 @@ fn failsafe(ports: &[String], action: Action) -> Said {
     )
 }
 
-fn shadowed(owner: &Owner<'_>, deciders: BTreeSet<String>, witness: String) -> Said {
+fn shadowed(owner: &Owner<'_>, deciders: BTreeSet<String>, witness: String) -> FindingText {
     let by = deciders.into_iter().collect::<Vec<_>>().join("; ");
     let never = if owner.instead.is_some() { "it would never decide" } else { "it never decides" };
-    Said::new(
+    FindingText::new(
         format!("{never}: everything that it matches is decided before, by {by}"),
         witness,
         "move it before that, narrow that, or take it out",
     )
 }
 
-fn matches_nothing(mismatch: Option<Mismatch>) -> Said {
+fn matches_nothing(mismatch: Option<Mismatch>) -> FindingText {
     let witness = match mismatch {
         Some(Mismatch { field, wanted, .. }) => format!("nobody here gets past {field}: {wanted}"),
         None => "no flow of this cluster reaches it".to_owned(),
     };
-    Said::new(
+    FindingText::new(
         "it matches nothing in this cluster",
         witness,
         "check its criteria, or take it out if nothing like that will come",
@@ -346,7 +353,7 @@ enum Alone {
 }
 
 /// The maximum number of named deciders.
-const MOST_DECIDERS: usize = 3;
+const MAX_DECIDERS: usize = 3;
 
 fn alone(rule: Rule<'_>, cluster: &Cluster) -> Alone {
     let single = single(&cluster.reduced, rule);
@@ -366,7 +373,7 @@ fn alone(rule: Rule<'_>, cluster: &Cluster) -> Alone {
                 let port = Ports::shown(&cluster.classes.ports().sample(port));
                 witness = Some(format!("{} → {} {port}: {by}", question.from, question.to));
             }
-            if deciders.len() < MOST_DECIDERS {
+            if deciders.len() < MAX_DECIDERS {
                 deciders.insert(by);
             }
         }
@@ -379,7 +386,12 @@ fn alone(rule: Rule<'_>, cluster: &Cluster) -> Alone {
 
 /// The decider before the rule: another rule of its policy or tier, or a decider that ends the evaluation earlier.
 /// `alone` is the trace with only this rule.
-fn instead(rule: Rule<'_>, judge: &Judge<'_>, asked: Asked, alone: Option<&Trace>) -> Option<DecidedBy> {
+fn instead(
+    rule: Rule<'_>,
+    judge: &Judge<'_>,
+    asked: PacketAtStop,
+    alone: Option<&Trace>,
+) -> Option<DecidedBy> {
     let owner = rule.owner;
     let of_rule = |policy: &PolicyTrace| {
         Some(DecidedBy::Rule { policy: policy.policy.clone(), number: deciding(policy)? })

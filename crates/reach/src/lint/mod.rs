@@ -136,9 +136,15 @@ struct Findings {
 }
 
 impl Findings {
-    fn add(&mut self, (key, stored): (&Key, &Stored), field: &str, (level, code): (Level, Code), said: Said) {
+    fn add(
+        &mut self,
+        (key, stored): (&Key, &Stored),
+        field: &str,
+        (level, code): (Level, Code),
+        said: FindingText,
+    ) {
         let place = stored.written.as_ref().map(|(origin, lines)| (origin.file.clone(), lines.of(field)));
-        let Said { problem, witness, advice } = said;
+        let FindingText { problem, witness, advice } = said;
         let (object, field) = (key.clone(), field.to_owned());
         self.all.push(Finding { place, object, field, level, code, problem, witness, advice });
     }
@@ -160,13 +166,13 @@ impl Findings {
 }
 
 /// The texts of a finding.
-struct Said {
+struct FindingText {
     problem: String,
     witness: String,
     advice: String,
 }
 
-impl Said {
+impl FindingText {
     fn new(problem: impl Into<String>, witness: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { problem: problem.into(), witness: witness.into(), advice: advice.into() }
     }

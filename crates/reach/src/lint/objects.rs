@@ -8,7 +8,7 @@ use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::{Cidr, Key, Kind, Resource};
 
-use super::{Code, Findings, Level, Said, policies};
+use super::{Code, FindingText, Findings, Level, policies};
 use crate::is_policy;
 use tortie_oracle::{Oracle, Snapshot, Stored};
 
@@ -24,7 +24,7 @@ fn not_understood(snapshot: &Snapshot, found: &mut Findings) {
     for (key, stored) in snapshot.iter() {
         let matters = is_policy(key.kind) || matches!(key.kind, Kind::Tier | Kind::Profile);
         if let (Err(problem), true) = (&stored.resource, matters) {
-            let said = Said::new(
+            let said = FindingText::new(
                 format!("it cannot be understood: {problem}"),
                 "until then it denies where it stands",
                 "correct the field; tortie apply says what is right",
@@ -45,7 +45,7 @@ fn unknown_tiers(snapshot: &Snapshot, found: &mut Findings) {
         let key = Kind::all().find(|kind| kind.to_string() == name.kind);
         let key = key.map(|kind| Key { kind, namespace: name.namespace.clone(), name: name.name.clone() });
         if let Some((key, stored)) = key.and_then(|key| Some((key.clone(), snapshot.get(&key)?))) {
-            let said = Said::new(
+            let said = FindingText::new(
                 format!("tier {} does not exist", policy.tier),
                 "such policies stand after all tiers, and what they do not allow is denied",
                 "create the tier, or name one that is there",
@@ -68,7 +68,7 @@ fn equal_priorities(snapshot: &Snapshot, found: &mut Findings) {
     for ((tier, priority), policies) in at.into_iter().filter(|(_, policies)| policies.len() > 1) {
         let Some((first, _)) = policies.first() else { continue };
         for (key, stored) in policies.iter().skip(1) {
-            let said = Said::new(
+            let said = FindingText::new(
                 format!("{first} has priority {priority} in tier {tier}, too"),
                 format!("by name {first} is asked first; other implementations may choose otherwise"),
                 "give them different priorities",
@@ -88,7 +88,7 @@ fn empty_accounts(snapshot: &Snapshot, found: &mut Findings) {
                     if !is_empty(&rule[side]["serviceAccounts"]) {
                         continue;
                     }
-                    let said = Said::new(
+                    let said = FindingText::new(
                         "it names no service account and selects none, so it says nothing",
                         "the rule also matches what is no pod",
                         "name accounts, select them (selector: all() is any pod's), or leave it out",
@@ -129,7 +129,7 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
             if net.prefix_len() == 0 || taken.iter().any(|address| net.contains(address)) {
                 continue;
             }
-            let said = Said::new(
+            let said = FindingText::new(
                 format!(
                     "{net} holds {address}, which is {service}'s own address: packets never bear it where policy is asked"
                 ),

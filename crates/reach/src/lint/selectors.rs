@@ -9,7 +9,7 @@ use tortie_api::kubernetes::{
 use tortie_api::{Key, Kind, Resource};
 use tortie_selector::Selector;
 
-use super::{Code, Findings, Level, Said, policies};
+use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::{Oracle, Snapshot, Stored, Subject, shown_labels};
 
 /// A selector, and the kind of its candidates.
@@ -60,7 +60,7 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
                     (key, stored),
                     &field,
                     (Level::Warning, Code::MatchesNothing),
-                    Said::new(problem, witness, advice),
+                    FindingText::new(problem, witness, advice),
                 );
             }
         }
@@ -86,7 +86,7 @@ fn of_unknown(
             (key, stored),
             field,
             (Level::Warning, Code::UnknownLabel),
-            Said::new(problem, witness, advice),
+            FindingText::new(problem, witness, advice),
         );
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind, Resource};
 
-use super::{Code, Findings, Level, Said, policies};
+use super::{Code, FindingText, Findings, Level, policies};
 use tortie_oracle::enforced::not_enforced;
 use tortie_oracle::{Oracle, SeenHost, SeenProfile, Snapshot, Stored, Table};
 
@@ -39,7 +39,7 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
 fn on_windows(name: &str, node: &str, snapshot: &Snapshot, found: &mut Findings) {
     let key = Key::global(Kind::HostEndpoint, name);
     let Some(stored) = snapshot.get(&key) else { return };
-    let said = Said::new(
+    let said = FindingText::new(
         format!("it is not enforced: node {node} is a Windows node, and host endpoints are for Linux nodes"),
         "policies that select it close nothing there",
         "close the node's ports by the Windows firewall, and take the host endpoint out",
@@ -87,7 +87,7 @@ fn about_no_host(key: &Key, stored: &Stored, hosts: bool, found: &mut Findings) 
         (key, stored),
         "spec.selector",
         (Level::Warning, Code::SelectsNothing),
-        Said::new("it is about no host endpoint", witness, advice),
+        FindingText::new("it is about no host endpoint", witness, advice),
     );
 }
 
@@ -159,7 +159,7 @@ fn about_nobody(
         (key, stored),
         field,
         (Level::Warning, Code::SelectsNothing),
-        Said::new(problem, witness, advice),
+        FindingText::new(problem, witness, advice),
     );
 }
 
@@ -184,7 +184,7 @@ fn of_nobody(oracle: &Oracle<'_>, host: &SeenHost<'_>, snapshot: &Snapshot, foun
     };
     let key = Key::global(Kind::HostEndpoint, host.subject().name());
     let Some(stored) = snapshot.get(&key) else { return };
-    let said = Said::new(
+    let said = FindingText::new(
         format!("no policy and no profile speaks of {what}: it is dropped, but for failsafe ports"),
         format!(
             "no GlobalNetworkPolicy that is in force selects it for that, and it has {}",

@@ -31,11 +31,11 @@ pub struct Decision {
 }
 
 /// The maximum number of decisions in a list.
-const MOST_DECISIONS: usize = 20_000;
+const MAX_DECISIONS: usize = 20_000;
 /// The maximum number of decisions to process, which limits the time for one program.
-const MOST_STEPS: usize = 10_000_000;
+const MAX_STEPS: usize = 10_000_000;
 /// How many regions with all peers are remembered, to find decisions hidden by them.
-const MOST_WIDE: usize = 256;
+const MAX_WIDE: usize = 256;
 
 /// The origin of the final denial if no profile allows a packet.
 pub const NO_PROFILE: &str = "no profile allows it";
@@ -169,7 +169,7 @@ impl<L: Lookup> Flattener<'_, L> {
         let mut reached = Vec::new();
         for decision in list {
             self.steps += 1;
-            if self.steps > MOST_STEPS || reached.len() > MOST_DECISIONS {
+            if self.steps > MAX_STEPS || reached.len() > MAX_DECISIONS {
                 return Err(TooMany(id.clone()));
             }
             let Some(decision) = decision else { continue };
@@ -177,12 +177,12 @@ impl<L: Lookup> Flattener<'_, L> {
             if wide.iter().any(|earlier| region.is_within(earlier)) || !seen.insert(region.clone()) {
                 continue;
             }
-            if region.remote.addresses.is_all() && wide.len() < MOST_WIDE {
+            if region.remote.addresses.is_all() && wide.len() < MAX_WIDE {
                 wide.push(region.clone());
             }
             reached.push(decision);
         }
-        if reached.len() > MOST_DECISIONS { Err(TooMany(id.clone())) } else { Ok(reached) }
+        if reached.len() > MAX_DECISIONS { Err(TooMany(id.clone())) } else { Ok(reached) }
     }
 
     /// Reports a rule that matches ICMP types or ports of SCTP, which no ACL can match.
@@ -219,7 +219,7 @@ fn everything(origin: &str) -> Decision {
 
 fn too_many_rules(direction: Direction, policy: &PolicyId) -> Condition {
     let message = format!(
-        "with it the {direction:?} policy needs more than {MOST_DECISIONS} decisions, or takes too long to compute: all \
+        "with it the {direction:?} policy needs more than {MAX_DECISIONS} decisions, or takes too long to compute: all \
              {direction:?} traffic is denied; Pass rules that match ICMP types or ports of SCTP cost most"
     );
     Condition::new(Reason::TooManyRules, message).about(policy)

@@ -8,15 +8,15 @@
 //! [listed](Rows::list) for HNS: with the identifiers of sets if HNS supports sets, otherwise with the current
 //! addresses of the sets.
 
+mod decision_rows;
 mod flatten;
-mod numbers;
 mod peers;
 mod priorities;
+mod ranges;
 mod region;
-mod rows;
+mod render;
+mod rule_size;
 mod services;
-mod shape;
-mod spell;
 mod transition;
 
 use std::collections::{BTreeSet, HashSet};
@@ -28,20 +28,20 @@ use tortie_dataplane::{Condition, Endpoint, Reason, Settings};
 use tortie_hcn::schema::{Acl, AclAction, AclDirection, AclRuleType, Extra, Policy};
 use tortie_policy::program::Lookup;
 
+use decision_rows::{Row, rows};
 use flatten::flatten;
 pub use flatten::{NO_PROFILE, end_of_tier};
-use numbers::Addresses;
-pub use numbers::Ports;
 use priorities::priorities;
+use ranges::Addresses;
+pub use ranges::Ports;
 use region::View;
-use rows::{Row, rows};
-use spell::Speller;
+use render::AclRenderer;
 
+pub use decision_rows::ANY_PROTOCOL;
 pub use peers::OUR_SETS;
-pub use rows::ANY_PROTOCOL;
+pub use render::{CHUNK, Set, Sets, port_lists, text};
+pub use rule_size::{RuleSize, shape};
 pub use services::{Frontends, Judged, SERVICE, Services};
-pub use shape::{Shape, shape};
-pub use spell::{CHUNK, Set, Sets, port_lists, text};
 pub use transition::{Transition, anonymous, transition};
 
 /// The priority of traffic from the node itself to its own pods, before policy.
@@ -179,7 +179,7 @@ impl Rows {
     /// The list of ACLs. For ACLs that would name sets, `spell_out` returns whether they must list addresses instead.
     pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
         let policy = self.policy.each_ref().map(|(direction, rows)| {
-            let speller = Speller { direction: direction.clone(), own: &self.own, sets };
+            let speller = AclRenderer { direction: direction.clone(), own: &self.own, sets };
             let acls: Vec<Acl> = rows.iter().flat_map(|row| speller.acls(row, spell_out)).collect();
             // A duplicate decides nothing.
             let mut seen = HashSet::with_capacity(acls.len());
@@ -274,7 +274,7 @@ pub fn of_static_rule(action: AclAction, direction: AclDirection, name: &str) ->
 pub fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
         id: id(origin),
-        protocols: rows::ANY_PROTOCOL.to_string(),
+        protocols: decision_rows::ANY_PROTOCOL.to_string(),
         action,
         direction,
         local_addresses: String::new(),

@@ -10,7 +10,7 @@ use tortie_api::net::Protocol;
 use tortie_hcn::Guid;
 use tortie_policy::program::{Lookup, Member, SetId};
 
-use super::numbers::Addresses;
+use super::ranges::Addresses;
 
 /// The prefix of the identifiers of Tortie's sets. Other sets on the same network are left alone.
 pub const OUR_SETS: &str = "tortie-";

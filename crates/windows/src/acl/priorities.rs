@@ -25,7 +25,7 @@ pub fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<
         run += usize::from(index > 0 && list[index - 1].action != acl.action);
         // Normalising long lists takes long.
         let kept = if there.is_empty() { None } else { there.get(&unnumbered(acl)).copied() };
-        places.push(Place { index, run, kept });
+        places.push(AclSlot { index, run, kept });
     }
     // Within a run, the ACLs that may keep their priorities come in the order of those.
     places.sort_by_key(|place| (place.run, place.kept));
@@ -48,7 +48,7 @@ pub fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<
 
 /// One ACL of a list.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct AclSlot {
     index: usize,
     /// The number of its run.
     run: usize,
@@ -57,12 +57,12 @@ struct Place {
 }
 
 /// Keeps as many priorities as possible: the longest sequence that increases where runs change.
-fn keep_most(places: &mut [Place]) {
+fn keep_most(places: &mut [AclSlot]) {
     // For each length, the last place of a sequence; for each place, its predecessor.
     let mut ends: Vec<usize> = Vec::new();
     let mut before: Vec<Option<usize>> = vec![None; places.len()];
     // Within a run, a priority may occur repeatedly; in a later run it must be higher.
-    let key = |place: &Place| place.kept.map(|kept| (kept, std::cmp::Reverse(place.run)));
+    let key = |place: &AclSlot| place.kept.map(|kept| (kept, std::cmp::Reverse(place.run)));
     for (at, place) in places.iter().enumerate() {
         let Some(own) = key(place) else { continue };
         let length = ends.partition_point(|end| key(&places[*end]).is_some_and(|last| last <= own));
@@ -81,7 +81,7 @@ fn keep_most(places: &mut [Place]) {
 }
 
 /// Assigns each place a priority between those that stay. If there is no room, returns the places concerned.
-fn fill(places: &[Place], room: &Range<u16>, given: &mut [u16]) -> Result<(), Range<usize>> {
+fn fill(places: &[AclSlot], room: &Range<u16>, given: &mut [u16]) -> Result<(), Range<usize>> {
     let mut begin = 0;
     while begin < places.len() {
         if let Some(kept) = places[begin].kept {
@@ -97,7 +97,7 @@ fn fill(places: &[Place], room: &Range<u16>, given: &mut [u16]) -> Result<(), Ra
         // Each place gets its own priority, so that others find room in between; otherwise each run does.
         let shared = |run: usize| {
             let has_it =
-                |place: Option<&Place>| place.filter(|place| place.run == run).and_then(|place| place.kept);
+                |place: Option<&AclSlot>| place.filter(|place| place.run == run).and_then(|place| place.kept);
             has_it(before).or_else(|| has_it(after))
         };
         let apart = high - low > u32::try_from(length).unwrap_or(u32::MAX);

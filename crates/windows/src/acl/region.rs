@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use tortie_api::net::{Direction, IpVersion, Protocol};
 use tortie_policy::program::{EntityMatch, IcmpMatch, Lookup, Member, Rule, SetId};
 
-use super::numbers::{Addresses, Ports, Protocols};
 use super::peers::{Named, Peers, Term};
+use super::ranges::{Addresses, Ports, Protocols};
 
 /// All packets whose protocol, addresses and ports are in these sets. If a set of ports is not everything, the region
 /// contains no protocol without ports.

@@ -18,11 +18,11 @@ use tortie_api::{Key, Kind};
 use tortie_dataplane::{Condition, NodeState, Reason, ServiceId};
 use tortie_policy::program::Lookup;
 
+use super::decision_rows::{Row, row};
 use super::flatten::{Decision, Verdict};
-use super::numbers::{Addresses, Ports};
 use super::peers::Peers;
+use super::ranges::{Addresses, Ports};
 use super::region::{Region, Side, has_ports_in_acls};
-use super::rows::{Row, row};
 
 /// The origin of rows about the addresses of Services.
 pub const SERVICE: &str = "Service";
@@ -150,7 +150,7 @@ impl<'a, L: Lookup> Services<'a, L> {
     }
 
     fn judge_list(&self, list: &[Decision]) -> Judgement {
-        let said = Said::new(list, self.frontends, self.lookup);
+        let said = ListVerdicts::new(list, self.frontends, self.lookup);
         let mut found = Found::default();
         for front in &self.frontends.fronts {
             found.front(front, &said, &self.frontends.pods);
@@ -163,21 +163,21 @@ impl<'a, L: Lookup> Services<'a, L> {
 #[derive(Default)]
 struct Found<'a> {
     /// The VIPs that need a row, by the content of that row.
-    wanted: BTreeMap<Wanted, Vec<(u32, u32)>>,
+    wanted: BTreeMap<RowKey, Vec<(u32, u32)>>,
     /// SCTP ports with allowed backends.
     reachable: Vec<&'a Frontend>,
-    partly: Told,
-    taken: Told,
-    of_pods: Told,
-    of_sctp: Told,
+    partly: ReportedServices,
+    taken: ReportedServices,
+    of_pods: ReportedServices,
+    of_sctp: ReportedServices,
 }
 
 /// Whether to deny, the protocol, and the ports.
-type Wanted = (bool, Protocol, (u32, u32));
+type RowKey = (bool, Protocol, (u32, u32));
 
 impl<'a> Found<'a> {
     /// Judges one VIP:port by the list's verdicts on it and its backends.
-    fn front(&mut self, front: &'a Frontend, said: &Said<'_>, pods: &Addresses) {
+    fn front(&mut self, front: &'a Frontend, said: &ListVerdicts<'_>, pods: &Addresses) {
         let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
         let backends = || front.backends.iter().map(|backend| of(*backend));
         let (all, none) =
@@ -255,12 +255,12 @@ fn about(verdict: Verdict, protocol: Protocol, ports: (u32, u32), addresses: Add
 }
 
 /// The verdicts of a list on all addresses to look up.
-struct Said<'a> {
+struct ListVerdicts<'a> {
     frontends: &'a Frontends,
     verdicts: BTreeMap<Port, Vec<Sure>>,
 }
 
-impl<'a> Said<'a> {
+impl<'a> ListVerdicts<'a> {
     fn new(list: &[Decision], frontends: &'a Frontends, lookup: &impl Lookup) -> Self {
         let mut peers: HashMap<&Peers, Addresses> = HashMap::new();
         let mut verdicts = BTreeMap::new();
@@ -347,9 +347,9 @@ impl<'a> Walk<'a> {
 
 /// The Services to report, the first of them by name.
 #[derive(Default)]
-struct Told(BTreeMap<ServiceId, Vec<String>>);
+struct ReportedServices(BTreeMap<ServiceId, Vec<String>>);
 
-impl Told {
+impl ReportedServices {
     fn note(&mut self, front: &Frontend) {
         let (vip, (protocol, port)) = (Ipv4Addr::from(front.vip), front.port);
         for service in &front.services {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use tortie_hcn::schema::{Acl, Extra};
 
-use super::rows::ANY_PROTOCOL;
+use super::decision_rows::ANY_PROTOCOL;
 
 /// Two steps: first all of `add`, then all of `remove`.
 ///

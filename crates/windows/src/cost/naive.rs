@@ -52,12 +52,12 @@ struct Expansion {
     origin: Arc<str>,
     /// `None` means any.
     protocol: Option<Protocol>,
-    local: Side,
-    remote: Side,
+    local: NaiveSide,
+    remote: NaiveSide,
 }
 
 #[derive(Debug, Clone)]
-struct Side {
+struct NaiveSide {
     /// `None` means everybody.
     nets: Option<Arc<Nets>>,
     ports: Ports,
@@ -126,7 +126,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
             expanded.left_out += policy.left_out;
             rules.extend(policy.rules.iter().cloned());
         }
-        let all = || Side { nets: None, ports: Ports::all() };
+        let all = || NaiveSide { nets: None, ports: Ports::all() };
         rules.push(Expansion {
             action: end,
             origin: "end".into(),
@@ -166,7 +166,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
         };
         let (local, remote) = (self.sides(local), self.sides(remote));
         let pairs = local.iter().flat_map(|local| remote.iter().map(move |remote| (local, remote)));
-        let expansion = |((one, local), (other, remote)): (&(_, Side), &(_, Side))| {
+        let expansion = |((one, local), (other, remote)): (&(_, NaiveSide), &(_, NaiveSide))| {
             let protocols: BTreeSet<Protocol> = [rule.protocol, *one, *other].into_iter().flatten().collect();
             let (local, remote) = (local.clone(), remote.clone());
             (protocols.len() <= 1).then(|| Expansion {
@@ -181,7 +181,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
     }
 
     /// The expansions of one side of a rule: one list of addresses, or one for each port with separate addresses.
-    fn sides(&self, entity: &EntityMatch) -> Vec<(Option<Protocol>, Side)> {
+    fn sides(&self, entity: &EntityMatch) -> Vec<(Option<Protocol>, NaiveSide)> {
         let literal =
             (!entity.nets.is_empty()).then(|| Arc::new(entity.nets.iter().filter_map(v4).collect::<Nets>()));
         let sets = entity.sets.iter().map(|id| self.members(id));
@@ -193,7 +193,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
         if !entity.ports.is_empty() || entity.port_sets.is_empty() {
             let given = entity.ports.iter().map(|range| (range.first.into(), range.last.into())).collect();
             let ports = if entity.ports.is_empty() { Ports::all() } else { Ports::from_ranges(given) };
-            sides.push((None, Side { nets: nets.clone(), ports }));
+            sides.push((None, NaiveSide { nets: nets.clone(), ports }));
         }
         let mut by_port: BTreeMap<(Protocol, u16), Nets> = BTreeMap::new();
         for member in entity.port_sets.iter().flat_map(|id| self.lookup.set(id).into_iter().flatten()) {
@@ -211,7 +211,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
                     true => Ports::from_ranges(vec![(port.into(), port.into())]),
                     false => Ports::all(),
                 };
-                sides.push((Some(protocol), Side { nets: Some(Arc::new(addresses)), ports }));
+                sides.push((Some(protocol), NaiveSide { nets: Some(Arc::new(addresses)), ports }));
             }
         }
         sides
@@ -280,8 +280,8 @@ impl Expansion {
     }
 }
 
-impl Side {
-    fn and(&self, other: &Side) -> Option<Side> {
+impl NaiveSide {
+    fn and(&self, other: &NaiveSide) -> Option<NaiveSide> {
         let nets = match (&self.nets, &other.nets) {
             (Some(one), Some(other)) => {
                 Some(Arc::new(intersection(one, other))).filter(|nets| !nets.is_empty()).map(Some)?
@@ -289,7 +289,7 @@ impl Side {
             (one, other) => one.clone().or_else(|| other.clone()),
         };
         let ports = self.ports.and(&other.ports);
-        (!ports.is_empty()).then_some(Side { nets, ports })
+        (!ports.is_empty()).then_some(NaiveSide { nets, ports })
     }
 }
 
@@ -312,7 +312,7 @@ fn v4(net: &IpNet) -> Option<Ipv4Net> {
 }
 
 fn spelled(rule: &Expansion, direction: Direction) -> Vec<Acl> {
-    let addresses = |side: &Side| match &side.nets {
+    let addresses = |side: &NaiveSide| match &side.nets {
         None => vec![String::new()],
         Some(nets) => {
             let nets: Vec<String> = nets.iter().map(text).collect();

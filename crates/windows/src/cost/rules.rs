@@ -9,7 +9,7 @@ use tortie_dataplane::Endpoint;
 use tortie_policy::program::{Lookup, PolicyId, PolicyRules, Rule, SetId};
 
 use super::{Costing, Tally};
-use crate::acl::{Shape, shape};
+use crate::acl::{RuleSize, shape};
 
 /// The contribution of a rule to the cost of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum Because {
 }
 
 /// The number of compiled rules for each written rule of a policy, in order.
-pub type Written<'a> = &'a dyn Fn(&PolicyId, Direction) -> Option<Vec<usize>>;
+pub type RuleCounts<'a> = &'a dyn Fn(&PolicyId, Direction) -> Option<Vec<usize>>;
 
 impl<L: Lookup> Costing<'_, L> {
     /// The contribution of each rule of the endpoint's `wanted` policies. Rules are reported as `written`, if that is
@@ -73,7 +73,7 @@ impl<L: Lookup> Costing<'_, L> {
         &self,
         endpoint: &Endpoint,
         wanted: impl Fn(&PolicyId) -> bool,
-        written: Written<'_>,
+        written: RuleCounts<'_>,
     ) -> Vec<RuleCost> {
         let all = [false, true].map(|by_name| self.tally(endpoint, self.lookup, by_name));
         let mut costs = Vec::new();
@@ -121,7 +121,7 @@ impl<L: Lookup> Costing<'_, L> {
 
     fn because(&self, rules: &[Rule], direction: Direction, endpoint: &Endpoint) -> Because {
         let shapes = rules.iter().map(|rule| shape(rule, direction, endpoint, self.lookup));
-        let all = shapes.fold(Shape::default(), |all, shape| Shape {
+        let all = shapes.fold(RuleSize::default(), |all, shape| RuleSize {
             products: all.products + shape.products,
             protocols: all.protocols.max(shape.protocols),
             lists: all.lists.max(shape.lists),

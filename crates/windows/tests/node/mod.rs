@@ -15,7 +15,7 @@ use tortie_dataplane::{
 };
 use tortie_hcn::schema::{self, Acl, AclAction, DrMacAddress, Namespace};
 use tortie_hcn::{Guid, Hcn, HcnExt};
-use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
+use tortie_hns_emulator::{Config, Emulator, Packet, PacketDirection, Recorder, Verdict};
 use tortie_policy::program::{
     EndOfTier, EndpointProgram, EntityMatch, Flow, PolicyId, PolicyKind, PolicyRules, Rule, TierProgram,
 };
@@ -130,7 +130,7 @@ pub fn packet(direction: Direction, flow: &Flow) -> Packet {
     let protocol = flow.protocol.0;
     match direction {
         Direction::Ingress => Packet {
-            way: Way::In,
+            way: PacketDirection::In,
             protocol,
             local: destination,
             remote: source,
@@ -138,7 +138,7 @@ pub fn packet(direction: Direction, flow: &Flow) -> Packet {
             remote_port: flow.source_port,
         },
         Direction::Egress => Packet {
-            way: Way::Out,
+            way: PacketDirection::Out,
             protocol,
             local: source,
             remote: destination,

@@ -120,7 +120,7 @@ pub fn tier_of(policies: &[&str], end: EndOfTier) -> TierProgram {
 
 /// A cluster, as far as it concerns one pod.
 #[derive(Debug, Clone)]
-pub struct Said {
+pub struct Scenario {
     pub program: EndpointProgram,
     pub policies: Vec<PolicyRules>,
     pub nets: BTreeSet<IpNet>,
@@ -128,14 +128,14 @@ pub struct Said {
     pub address_ports: BTreeSet<(IpAddr, Protocol, u16)>,
 }
 
-pub fn said(with_icmp: bool) -> impl Strategy<Value = Said> {
+pub fn said(with_icmp: bool) -> impl Strategy<Value = Scenario> {
     let rules = (vec(rule(with_icmp), 0..4), vec(rule(with_icmp), 0..4));
     let policies = vec(rules.prop_map(|(ingress, egress)| PolicyRules { ingress, egress }), 4);
     let profiles = subsequence(POLICIES.to_vec(), 0..3);
     let sets = (btree_set(net(), 0..4), btree_set(net(), 0..4));
     let address_ports = btree_set((address(), protocol(), port()), 0..6);
     (tiers(), tiers(), profiles, policies, sets, address_ports).prop_map(
-        |(ingress, egress, profiles, policies, (nets, others), address_ports)| Said {
+        |(ingress, egress, profiles, policies, (nets, others), address_ports)| Scenario {
             program: EndpointProgram {
                 ingress,
                 egress,
@@ -149,7 +149,7 @@ pub fn said(with_icmp: bool) -> impl Strategy<Value = Said> {
     )
 }
 
-impl Said {
+impl Scenario {
     pub fn deltas(&self) -> Vec<Delta> {
         let set = |name: &str, kind, members| Delta::SetCreated(SetId::new(name), kind, members);
         let nets = |nets: &BTreeSet<IpNet>| nets.iter().map(|net| Member::Net(net.trunc())).collect();

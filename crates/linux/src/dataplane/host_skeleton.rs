@@ -22,9 +22,9 @@ use tortie_kernel::nftables::{
 
 use super::Config;
 use super::fold::fold;
-use super::frame::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, udp_to, vxlan_port};
-use super::packet_test::{Side, Test, exprs, in_set, load_address, port_ranges};
+use super::packet_test::{PacketEnd, Test, exprs, in_set, load_address, port_ranges};
 use super::sets::{Family, ranges};
+use super::skeleton::{VXLAN_PEERS, are_pods, by_flow, in_state, neighbour_discovery, udp_to, vxlan_port};
 use super::slots::{Slot, is_settled, unsettle};
 
 const RAW_IN: &str = "raw-in";
@@ -130,7 +130,7 @@ fn overlay(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
 /// Failsafe ports.
 fn stays_open(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
     let (ports, other) = (failsafe(node, interface), other_side(interface));
-    failsafes(ports, Side::Destination, other, "failsafe port")
+    failsafes(ports, PacketEnd::Destination, other, "failsafe port")
 }
 
 /// Replies of failsafe ports, where there is no connection tracking.
@@ -140,7 +140,7 @@ fn replies_stay_open(node: &NodeState, interface: MetaKey) -> Vec<Rule> {
         _ => MetaKey::InputInterface,
     };
     let (ports, other) = (failsafe(node, opposite), other_side(interface));
-    failsafes(ports, Side::Source, other, "answer of a failsafe port")
+    failsafes(ports, PacketEnd::Source, other, "answer of a failsafe port")
 }
 
 fn failsafe(node: &NodeState, interface: MetaKey) -> &[Failsafe] {
@@ -151,15 +151,15 @@ fn failsafe(node: &NodeState, interface: MetaKey) -> &[Failsafe] {
 }
 
 /// The side of the packet's other end.
-fn other_side(interface: MetaKey) -> Side {
+fn other_side(interface: MetaKey) -> PacketEnd {
     match interface {
-        MetaKey::InputInterface => Side::Source,
-        _ => Side::Destination,
+        MetaKey::InputInterface => PacketEnd::Source,
+        _ => PacketEnd::Destination,
     }
 }
 
 /// `port` is the side of the open port, and `other` the side of the permitted addresses.
-fn failsafes(open: &[Failsafe], port: Side, other: Side, comment: &str) -> Vec<Rule> {
+fn failsafes(open: &[Failsafe], port: PacketEnd, other: PacketEnd, comment: &str) -> Vec<Rule> {
     let with_ports = open.iter().filter(|open| open.protocol.has_ports());
     let tests = |open: &Failsafe| {
         let Protocol(number) = open.protocol;

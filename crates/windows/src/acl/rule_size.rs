@@ -7,15 +7,15 @@ use tortie_api::net::Direction;
 use tortie_dataplane::Endpoint;
 use tortie_policy::program::{Lookup, Rule};
 
-use super::numbers::Addresses;
+use super::ranges::Addresses;
 use super::region::{View, matched};
-use super::spell::CHUNK;
+use super::render::CHUNK;
 use super::v4;
 
 /// A single rule at one endpoint, without sets: the products of addresses, ports and protocols whose union it
 /// matches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shape {
+pub struct RuleSize {
     /// The number of products: one, or one for each port with separate addresses, and those for the rest around
     /// exclusions.
     pub products: usize,
@@ -28,11 +28,11 @@ pub struct Shape {
 }
 
 /// The shape of the rule.
-pub fn shape(rule: &Rule, direction: Direction, endpoint: &Endpoint, lookup: &impl Lookup) -> Shape {
+pub fn shape(rule: &Rule, direction: Direction, endpoint: &Endpoint, lookup: &impl Lookup) -> RuleSize {
     let own: BTreeSet<_> = endpoint.addresses.iter().filter_map(|address: &IpAddr| v4(address)).collect();
     let own = Addresses::of_nets(own.into_iter().map(Into::into));
     let matched = matched(rule, direction, &View { own: &own, by_name: false, lookup });
-    let mut shape = Shape::default();
+    let mut shape = RuleSize::default();
     for region in matched.exact.iter().chain(&matched.vague) {
         let protocols = region.protocols.iter().count();
         let peers = region.remote.addresses.literal();

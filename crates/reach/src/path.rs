@@ -99,14 +99,14 @@ pub enum Placement {
 
 /// The way of packets from one class to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Way {
+pub struct Path {
     /// The address family.
     pub family: IpVersion,
     /// The location of the two ends.
     pub placement: Placement,
 }
 
-impl Way {
+impl Path {
     /// All ways.
     pub const ALL: [Self; 4] = [
         Self { family: IpVersion::V4, placement: Placement::Apart },
@@ -130,7 +130,7 @@ pub(super) fn family_number(family: IpVersion) -> usize {
     }
 }
 
-/// A value for each [`Way`].
+/// A value for each [`Path`].
 pub(super) type ByWay<T> = [Option<T>; 4];
 
 /// A set of ways between two classes for readers. It names only properties that make a difference.
@@ -145,7 +145,7 @@ pub struct Scope {
 impl Scope {
     /// Whether the set contains the way.
     #[must_use]
-    pub fn holds(self, way: Way) -> bool {
+    pub fn holds(self, way: Path) -> bool {
         self.family.is_none_or(|family| family == way.family)
             && self.placement.is_none_or(|placement| placement == way.placement)
     }
@@ -167,14 +167,14 @@ impl fmt::Display for Scope {
 }
 
 /// Divides these ways, among all existing ways, into as few scopes as possible.
-pub(super) fn scopes(ways: &[Way], among: &[Way]) -> Vec<Scope> {
+pub(super) fn scopes(ways: &[Path], among: &[Path]) -> Vec<Scope> {
     if ways.len() == among.len() {
         return vec![Scope::default()];
     }
     let placements = [Placement::Apart, Placement::Together];
     let of_family = FAMILIES.map(|family| Scope { family: Some(family), placement: None });
     let of_placement = placements.map(|placement| Scope { family: None, placement: Some(placement) });
-    let single = |way: &Way| Scope { family: Some(way.family), placement: Some(way.placement) };
+    let single = |way: &Path| Scope { family: Some(way.family), placement: Some(way.placement) };
     let candidates = of_family.into_iter().chain(of_placement).chain(ways.iter().map(single));
     let mut left = ways.to_vec();
     let mut chosen = Vec::new();
@@ -194,16 +194,16 @@ mod tests {
 
     #[test]
     fn no_word_about_what_makes_no_difference() {
-        let [v4, v4_inside, v6, v6_inside] = Way::ALL;
+        let [v4, v4_inside, v6, v6_inside] = Path::ALL;
         for (ways, among, expected) in [
             (vec![v4], vec![v4], ""),
             (vec![v4, v6], vec![v4, v6], ""),
             (vec![v6], vec![v4, v6], "IPv6"),
             (vec![v4_inside], vec![v4, v4_inside], "on one node"),
-            (vec![v4, v6], Way::ALL.to_vec(), "between nodes"),
-            (vec![v4, v4_inside], Way::ALL.to_vec(), "IPv4"),
-            (vec![v4, v4_inside, v6], Way::ALL.to_vec(), "IPv4, IPv6 between nodes"),
-            (vec![v4, v6_inside], Way::ALL.to_vec(), "IPv4 between nodes, IPv6 on one node"),
+            (vec![v4, v6], Path::ALL.to_vec(), "between nodes"),
+            (vec![v4, v4_inside], Path::ALL.to_vec(), "IPv4"),
+            (vec![v4, v4_inside, v6], Path::ALL.to_vec(), "IPv4, IPv6 between nodes"),
+            (vec![v4, v6_inside], Path::ALL.to_vec(), "IPv4 between nodes, IPv6 on one node"),
         ] {
             let scopes: Vec<String> = scopes(&ways, &among).iter().map(ToString::to_string).collect();
             assert_eq!(scopes.join(", "), expected, "{ways:?} among {among:?}");

@@ -8,7 +8,7 @@ use tortie_hcn::HcnExt;
 use tortie_hcn::schema::Policy;
 use tracing::warn;
 
-use super::{Node, Policing};
+use super::{AclReconciler, Node};
 use crate::acl::{List, OUR_SETS, Rows, Services, Set, Sets, named_sets, render, transition};
 use crate::endpoint::{find, ours, sync_acls};
 use crate::policy_sets::PolicySets;
@@ -18,8 +18,8 @@ use crate::{Error, NETWORK};
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// The data of a reconciliation.
-pub(super) struct Pass<'a> {
-    policing: &'a mut Policing,
+pub(super) struct Reconciliation<'a> {
+    acl_reconciler: &'a mut AclReconciler,
     node: &'a Node<'a>,
     /// The sets that lists of this reconciliation name, or could name.
     sets: Sets<'a, NodeState>,
@@ -39,32 +39,33 @@ struct Job<'a> {
     conditions: Vec<Condition>,
 }
 
-impl<'a> Pass<'a> {
+impl<'a> Reconciliation<'a> {
     /// Renders what is due.
     pub(super) fn new(
-        policing: &'a mut Policing,
+        acl_reconciler: &'a mut AclReconciler,
         node: &'a Node<'a>,
         services: &Services<'_, NodeState>,
     ) -> Self {
-        let (sets, due) = (Sets::new(node.state), policing.due.clone());
-        let mut pass = Pass { policing, node, sets, jobs: vec![], changing: BTreeSet::new() };
-        pass.jobs = due.into_iter().filter_map(|id| pass.render(id, services)).collect();
-        let named = pass.jobs.iter().flat_map(|job| job.list.set_ids()).collect();
-        let wanted = pass.sets.named(&named).into_iter();
-        pass.policing.wanted.extend(wanted.map(|set| (set.id.clone(), set)));
-        pass
+        let (sets, due) = (Sets::new(node.state), acl_reconciler.due.clone());
+        let mut reconciliation =
+            Reconciliation { acl_reconciler, node, sets, jobs: vec![], changing: BTreeSet::new() };
+        reconciliation.jobs = due.into_iter().filter_map(|id| reconciliation.render(id, services)).collect();
+        let named = reconciliation.jobs.iter().flat_map(|job| job.list.set_ids()).collect();
+        let wanted = reconciliation.sets.named(&named).into_iter();
+        reconciliation.acl_reconciler.wanted.extend(wanted.map(|set| (set.id.clone(), set)));
+        reconciliation
     }
 
     /// Executes the steps. Returns the error if HNS does not answer.
     pub(super) fn run(mut self) -> Result<(), Error> {
         self.add_sets()?;
-        self.changing = self.policing.differing().map(|set| set.id.clone()).collect();
+        self.changing = self.acl_reconciler.differing().map(|set| set.id.clone()).collect();
         self.sync_endpoints()?;
         self.hold_sets()?;
         self.change_sets()?;
         self.sync_endpoints()?;
         for Job { id, mut conditions, .. } in std::mem::take(&mut self.jobs) {
-            let known = self.policing.known(&id);
+            let known = self.acl_reconciler.known(&id);
             conditions.extend_from_slice(&known.found);
             known.conditions = conditions;
         }
@@ -76,7 +77,7 @@ impl<'a> Pass<'a> {
         let endpoint = state.endpoints.get(&id)?;
         let by_name = sets.is_some_and(|(_, by_name)| by_name);
         let (rows, conditions) = render(endpoint, addresses, by_name, services, &state.settings, state);
-        self.policing.known(&id).judged = rows.services().cloned();
+        self.acl_reconciler.known(&id).judged = rows.services().cloned();
         let rows = rows.with_static_rules(static_rules);
         let list = self.list(&rows, &BTreeSet::new());
         Some(Job { id, endpoint, rows, list, conditions })
@@ -84,21 +85,21 @@ impl<'a> Pass<'a> {
 
     /// The list that names sets, except for those to `avoid`, and those that cannot be named.
     fn list(&self, rows: &Rows, avoid: &BTreeSet<String>) -> List {
-        let avoided = |id: &str| avoid.contains(id) || self.policing.unusable.contains_key(id);
+        let avoided = |id: &str| avoid.contains(id) || self.acl_reconciler.unusable.contains_key(id);
         rows.list(&self.sets, &|acls| acls.iter().flat_map(named_sets).any(avoided))
     }
 
     /// Creates new sets.
     fn add_sets(&mut self) -> Result<(), Error> {
         let Node { hcn, sets: Some((network, _)), now, .. } = *self.node else { return Ok(()) };
-        let mut actual = match self.policing.actual.take() {
+        let mut actual = match self.acl_reconciler.actual.take() {
             Some((of, actual)) if of == network => actual,
             _ => PolicySets::read(hcn, network)?,
         };
-        let wanted = self.policing.wanted.values();
+        let wanted = self.acl_reconciler.wanted.values();
         let missing: Vec<&Set> = wanted.filter(|set| !actual.has(&set.id)).collect();
         let refused = actual.add(hcn, network, &missing)?;
-        self.policing.actual = Some((network, actual));
+        self.acl_reconciler.actual = Some((network, actual));
         self.do_without(refused, now + TRY_AGAIN_AFTER);
         Ok(())
     }
@@ -117,8 +118,8 @@ impl<'a> Pass<'a> {
     }
 
     fn sync(&mut self, job: &Job<'_>) -> Result<(), Error> {
-        let failing = self.policing.waits.contains(&job.id);
-        let known = self.policing.known(&job.id);
+        let failing = self.acl_reconciler.waits.contains(&job.id);
+        let known = self.acl_reconciler.known(&job.id);
         if !failing && !known.look && known.in_force.as_ref() == Some(&job.list) {
             return Ok(());
         }
@@ -130,28 +131,28 @@ impl<'a> Pass<'a> {
         // An unchanged list may continue to name sets: it changes meaning together with them.
         let stays = transition(&there, &job.list.numbered(&there)).is_empty();
         let list = if stays { job.list.clone() } else { self.list(&job.rows, &self.changing) };
-        let known = self.policing.known(&job.id);
+        let known = self.acl_reconciler.known(&job.id);
         let named = known.named.get_or_insert_default();
         named.extend(list.set_ids());
         named.extend(found.policies.iter().flat_map(sets_in).map(str::to_owned));
         known.found = sync_acls(hcn, &found, &list, &mut known.vain, self.node.now)?;
         *named = list.set_ids();
         (known.look, known.in_force) = (false, Some(list));
-        self.policing.waits.forget(&job.id);
+        self.acl_reconciler.waits.forget(&job.id);
         Ok(())
     }
 
     /// Records the failure of an endpoint, which is retried after its delay.
     fn failed(&mut self, id: EndpointId, error: &Error) {
         warn!(%error, "not as it should be yet");
-        let known = self.policing.known(&id);
+        let known = self.acl_reconciler.known(&id);
         if matches!(error, Error::NoEndpoint { .. }) {
             // An endpoint that does not exist names nothing.
             (known.named, known.in_force) = (Some(BTreeSet::new()), None);
         }
         known.conditions = vec![Condition::new(error.reason(), error.to_string())];
         known.look = false;
-        self.policing.waits.failed(id, self.node.now);
+        self.acl_reconciler.waits.failed(id, self.node.now);
     }
 
     /// Keeps the sets that a failed endpoint may name unchanged. The other endpoints get lists without these sets
@@ -173,7 +174,7 @@ impl<'a> Pass<'a> {
     /// Changes the members of sets.
     fn change_sets(&mut self) -> Result<(), Error> {
         let changing = std::mem::take(&mut self.changing);
-        let Policing { actual: Some((network, actual)), wanted, .. } = &mut *self.policing else {
+        let AclReconciler { actual: Some((network, actual)), wanted, .. } = &mut *self.acl_reconciler else {
             return Ok(());
         };
         let sets: Vec<&Set> = changing.iter().filter_map(|id| wanted.get(id)).collect();
@@ -184,8 +185,8 @@ impl<'a> Pass<'a> {
 
     fn held_sets(&self) -> BTreeMap<String, Condition> {
         let mut held = BTreeMap::new();
-        for id in self.policing.waits.keys() {
-            let named = self.policing.known.get(id).and_then(|known| known.named.as_ref());
+        for id in self.acl_reconciler.waits.keys() {
+            let named = self.acl_reconciler.known.get(id).and_then(|known| known.named.as_ref());
             for set in self.changing.iter().filter(|set| named.is_none_or(|named| named.contains(*set))) {
                 let message = format!(
                     "the set {set} keeps its members, as {id} may name it in ACLs that cannot be changed"
@@ -198,7 +199,7 @@ impl<'a> Pass<'a> {
 
     /// Removes sets that no endpoint of the network names any more, whether or not the endpoint is known here.
     fn remove_sets(&mut self) -> Result<(), Error> {
-        let Policing { known, wanted, actual, sweep, .. } = &mut *self.policing;
+        let AclReconciler { known, wanted, actual, sweep, .. } = &mut *self.acl_reconciler;
         let used: BTreeSet<&String> =
             known.values().filter_map(|known| known.named.as_ref()).flatten().collect();
         wanted.retain(|id, _| used.contains(id));
@@ -223,7 +224,7 @@ impl<'a> Pass<'a> {
         if sets.is_empty() {
             return;
         }
-        let Policing { due, waits, known, unusable, .. } = &mut *self.policing;
+        let AclReconciler { due, waits, known, unusable, .. } = &mut *self.acl_reconciler;
         // Endpoints that name them and are not in progress become due; failed ones after their delay.
         for (id, known) in known {
             let names_one = known.named.iter().flatten().any(|id| sets.contains_key(id));

@@ -44,9 +44,9 @@ fn run(namespace: &NetNs, script: &str) {
 }
 
 /// The reasons of the node's conditions, each with texts that its message must contain.
-type Said = &'static [(Reason, &'static [&'static str])];
+type Expected = &'static [(Reason, &'static [&'static str])];
 
-fn check(case: &str, report: &Report, expected: Said) {
+fn check(case: &str, report: &Report, expected: Expected) {
     let said: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
     assert_eq!(said, expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), "{case}: {report:#?}");
     for (Condition { reason, about: _, message }, (_, parts)) in report.node.iter().zip(expected) {
@@ -62,7 +62,7 @@ const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
 const CALICO: Reason = Reason::CalicoLeftover;
 
 /// Commands of others, and the resulting conditions.
-const NFTABLES: [(&str, &str, Said); 25] = [
+const NFTABLES: [(&str, &str, Expected); 25] = [
     ("nothing", "true", &[]),
     (
         "a policy",
@@ -275,7 +275,7 @@ fn more_tables_than_a_report_can_take_are_counted() {
 fn legacy_tables_are_named() {
     let (mut node, report) =
         Node::beside("iptables-legacy -P FORWARD DROP; ip6tables-legacy -t raw -L >/dev/null");
-    let expected: Said = &[
+    let expected: Expected = &[
         (MAY_DROP, &["legacy iptables tables (filter)", "iptables-legacy-save"]),
         (MAY_DROP, &["legacy ip6tables tables (raw)"]),
     ];

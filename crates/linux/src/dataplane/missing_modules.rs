@@ -15,9 +15,9 @@ use crate::dataplane::change::Change;
 
 /// The features that the kernel is known to lack.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Lacking(pub BTreeSet<Feature>);
+pub struct MissingModules(pub BTreeSet<Feature>);
 
-impl Lacking {
+impl MissingModules {
     /// Removes what a change can do without.
     pub fn adapt(&self, change: &mut Change) {
         if self.0.is_empty() {

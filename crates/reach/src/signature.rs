@@ -10,11 +10,11 @@ use tortie_api::kubernetes::{ClusterPeer, LabelSelector};
 use tortie_api::net::{Direction, IpVersion};
 use tortie_selector::Selector;
 
-use super::asked::Policies;
 use super::atoms::{Atom, Vocabulary};
+use super::criteria::Policies;
 use super::hosts::{HostSight, Hosts, Interfaces};
 use super::nets::NetIndex;
-use super::way::{FAMILIES, family_number};
+use super::path::{FAMILIES, family_number};
 use tortie_oracle::{Oracle, SeenPod, SeenProfile, Subject, family_of};
 
 /// The numbers of the criteria that match, ascending.
@@ -31,7 +31,7 @@ pub(super) struct AddressSight {
 
 /// The signature of an end.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(super) struct EndSight {
+pub(super) struct EndSignature {
     /// The policies and profiles of a pod; `None` if the end is not a pod.
     pub(super) judged: Option<Judged>,
     /// Its address of each family.
@@ -61,7 +61,7 @@ pub(super) struct Routed {
     pub(super) translated: Option<AddressSight>,
 }
 
-impl EndSight {
+impl EndSignature {
     /// Its address of this family.
     pub(super) fn by(&self, family: IpVersion) -> Option<&Routed> {
         self.addresses.get(family_number(family))?.as_ref()
@@ -101,7 +101,7 @@ pub(super) enum Profile {
 }
 
 /// One cluster, with indices for fast evaluation.
-pub(super) struct Sight<'a> {
+pub(super) struct SignatureIndex<'a> {
     oracle: &'a Oracle<'a>,
     vocabulary: &'a Vocabulary,
     counts: Vec<bool>,
@@ -110,7 +110,7 @@ pub(super) struct Sight<'a> {
     nets: NetIndex<u32>,
     backends: BTreeMap<IpAddr, Vec<u32>>,
     sets: NetIndex<usize>,
-    set_sights: Vec<Holding>,
+    set_signatures: Vec<Holding>,
     /// The signatures of the pods and host endpoints with the address.
     pods_at: HashMap<IpAddr, Vec<Holding>>,
     seen: HashMap<Appearance, Seen>,
@@ -126,7 +126,7 @@ struct Seen {
     egress: Vec<usize>,
 }
 
-impl<'a> Sight<'a> {
+impl<'a> SignatureIndex<'a> {
     pub(super) fn new(oracle: &'a Oracle<'a>, vocabulary: &'a Vocabulary, policies: Policies) -> Self {
         let counts: Vec<bool> = oracle.policies().map(|policy| policies.count(&policy)).collect();
         let numbered = || vocabulary.atoms.iter().zip(0u32..);
@@ -136,7 +136,7 @@ impl<'a> Sight<'a> {
         });
         let sets = oracle.network_sets().enumerate();
         let sets = sets.flat_map(|(index, (_, nets))| nets.iter().map(move |net| (*net, index)));
-        let mut sight = Self {
+        let mut signature = Self {
             oracle,
             vocabulary,
             hosts: Hosts::new(oracle, &counts),
@@ -145,28 +145,28 @@ impl<'a> Sight<'a> {
             nets: NetIndex::new(nets),
             backends: backends(oracle, vocabulary),
             sets: NetIndex::new(sets),
-            set_sights: oracle.network_sets().map(|(set, _)| holding(vocabulary, set)).collect(),
+            set_signatures: oracle.network_sets().map(|(set, _)| holding(vocabulary, set)).collect(),
             pods_at: HashMap::new(),
             seen: HashMap::new(),
         };
         for pod in oracle.pods() {
-            let seen = sight.look(&pod).holding;
+            let seen = signature.look(&pod).holding;
             for address in pod.addresses() {
-                sight.pods_at.entry(*address).or_default().push(seen.clone());
+                signature.pods_at.entry(*address).or_default().push(seen.clone());
             }
         }
         for host in oracle.hosts() {
             for address in host.addresses() {
-                sight.pods_at.entry(*address).or_default().push(holding(vocabulary, host.subject()));
+                signature.pods_at.entry(*address).or_default().push(holding(vocabulary, host.subject()));
             }
         }
-        sight
+        signature
     }
 
-    pub(super) fn pod(&mut self, pod: &SeenPod<'_>) -> EndSight {
+    pub(super) fn pod(&mut self, pod: &SeenPod<'_>) -> EndSignature {
         let seen = self.look(pod);
         let translated = |address| self.oracle.translated(pod.node(), address).map(|node| self.address(node));
-        EndSight {
+        EndSignature {
             judged: Some(Judged {
                 ingress: seen.ingress,
                 egress: seen.egress,
@@ -178,8 +178,8 @@ impl<'a> Sight<'a> {
         }
     }
 
-    pub(super) fn node(&self, name: &str, own: &[IpAddr], tunnel: Option<IpAddr>) -> EndSight {
-        EndSight {
+    pub(super) fn node(&self, name: &str, own: &[IpAddr], tunnel: Option<IpAddr>) -> EndSignature {
+        EndSignature {
             addresses: self.addresses(own, name, |_| None),
             tunnel: tunnel.map(|address| self.address(address)),
             closed: self.oracle.is_closed_to_its_pods(name),
@@ -187,16 +187,16 @@ impl<'a> Sight<'a> {
         }
     }
 
-    pub(super) fn outside(&self, address: IpAddr) -> EndSight {
-        EndSight { addresses: self.addresses(&[address], "", |_| None), ..EndSight::default() }
+    pub(super) fn outside(&self, address: IpAddr) -> EndSignature {
+        EndSignature { addresses: self.addresses(&[address], "", |_| None), ..EndSignature::default() }
     }
 
     /// The common part of all ends on a node.
-    fn on_node(&self, node: &str) -> EndSight {
-        EndSight {
+    fn on_node(&self, node: &str) -> EndSignature {
+        EndSignature {
             anchored: self.is_anchored(node),
             interfaces: self.hosts.of_node(node),
-            ..EndSight::default()
+            ..EndSignature::default()
         }
     }
 
@@ -223,12 +223,12 @@ impl<'a> Sight<'a> {
     }
 
     fn is_anchored(&self, node: &str) -> bool {
-        !self.hosts.sights.is_empty() && !node.is_empty()
+        !self.hosts.signatures.is_empty() && !node.is_empty()
     }
 
     /// The host endpoints of the cluster, without duplicates.
     pub(super) fn into_hosts(self) -> Vec<HostSight> {
-        self.hosts.sights
+        self.hosts.signatures
     }
 
     fn address(&self, address: IpAddr) -> AddressSight {
@@ -236,7 +236,7 @@ impl<'a> Sight<'a> {
         holding.extend(self.backends.get(&address).into_iter().flatten());
         holding.sort_unstable();
         let pods = self.pods_at.get(&address).into_iter().flatten();
-        let sets = self.sets.holding(address).filter_map(|index| self.set_sights.get(index));
+        let sets = self.sets.holding(address).filter_map(|index| self.set_signatures.get(index));
         AddressSight { holding, present: pods.chain(sets).cloned().collect() }
     }
 

@@ -12,18 +12,18 @@ use tortie_kernel::nftables::others::{Base, Chain, End, Others, Table, TableId, 
 use tortie_kernel::Result;
 
 /// How many tables get a condition of their own, and how many chains a condition names; the rest is counted.
-const MOST_TABLES: usize = 20;
-const MOST_CHAINS: usize = 4;
+const MAX_TABLES: usize = 20;
+const MAX_CHAINS: usize = 4;
 /// The maximum number of foreign objects to read. Reading that many takes 0.6 s (Linux 6.18, two busy processors),
 /// and it is several times what kube-proxy has for some thousand Services.
-const MOST_OBJECTS: usize = 100_000;
+const MAX_OBJECTS: usize = 100_000;
 /// The number of objects that cost one second of pause. If others change a lot all the time, reading takes at most a
 /// thirtieth of the time.
 const OBJECTS_PER_SECOND: usize = 5_000;
 
 /// The state of foreign tables.
 #[derive(Debug, Default)]
-pub struct Beside {
+pub struct ForeignTables {
     /// The generation of the ruleset that was read, and the number of Tortie's transactions at that time.
     read: Option<(u32, u32)>,
     /// It is not read again before this time.
@@ -35,7 +35,7 @@ pub struct Beside {
     looked: bool,
 }
 
-impl Beside {
+impl ForeignTables {
     /// Reads the foreign tables, if they have not been read yet.
     pub fn look_once(&mut self, own: &str, commits: u32, now: Instant) {
         if !self.looked {
@@ -56,7 +56,7 @@ impl Beside {
         if rests || self.read.is_some_and(unchanged) {
             return;
         }
-        let read = Others::read(own, MOST_OBJECTS);
+        let read = Others::read(own, MAX_OBJECTS);
         let generation = read.as_ref().ok().and_then(|others| others.generation);
         self.read = generation.map(|generation| (generation, commits));
         let objects = read.as_ref().map_or(0, |others| others.objects);
@@ -87,8 +87,8 @@ fn told(read: Result<Others>) -> Vec<Condition> {
     };
     let dropping = others.tables.iter().filter_map(|(id, table)| of_table(id, table));
     let mut conditions: Vec<_> = dropping.collect();
-    let more = conditions.len().saturating_sub(MOST_TABLES);
-    conditions.truncate(MOST_TABLES);
+    let more = conditions.len().saturating_sub(MAX_TABLES);
+    conditions.truncate(MAX_TABLES);
     if more > 0 {
         let message =
             format!("{more} more tables of others may drop what Tortie lets through: `nft list ruleset`");
@@ -118,7 +118,7 @@ fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
         Some(format!("chain {} (hook {hook}{devices}, priority {priority}): {why}", name.escape_debug()))
     });
     let entered: Vec<_> = entered.collect();
-    let (named, more) = entered.split_at(entered.len().min(MOST_CHAINS));
+    let (named, more) = entered.split_at(entered.len().min(MAX_CHAINS));
     let more = match more.len() {
         0 => String::new(),
         more => format!("; {more} more chains"),
@@ -199,7 +199,7 @@ fn calico(others: &Others) -> Option<Condition> {
         }
     }
     let judges = match asked {
-        true => "they still judge packets beside Tortie",
+        true => "they still judge packets foreign_tables Tortie",
         false => "no packet comes to them",
     };
     (!places.is_empty()).then(|| {
@@ -240,7 +240,7 @@ fn legacy(read: impl Fn(&str) -> io::Result<String>) -> Vec<Condition> {
 }
 
 fn listed(names: &[String]) -> String {
-    let (named, more) = names.split_at(names.len().min(MOST_TABLES));
+    let (named, more) = names.split_at(names.len().min(MAX_TABLES));
     let named = named.join(", ");
     match more.len() {
         0 => named,
@@ -282,11 +282,11 @@ mod tests {
             let change = |nft: &mut Nft, table: &str, op| {
                 nft.commit(&Transaction { table: table.to_owned(), ops: vec![op] }).unwrap();
             };
-            let (mut beside, now) = (Beside::default(), Instant::now());
+            let (mut foreign_tables, now) = (ForeignTables::default(), Instant::now());
             let mut reads_again = |ours: &Nft| {
-                beside.tables = vec![Condition::new(MAY_DROP, "of old")];
-                beside.look("tortie", ours.commits(), now);
-                beside.tables.is_empty()
+                foreign_tables.tables = vec![Condition::new(MAY_DROP, "of old")];
+                foreign_tables.look("tortie", ours.commits(), now);
+                foreign_tables.tables.is_empty()
             };
             let mut seen = vec![reads_again(&ours), reads_again(&ours)];
             for op in [Op::AddTable(0), Op::AddChain("c".to_owned(), None)] {
@@ -308,17 +308,17 @@ mod tests {
     #[test]
     fn after_a_long_reading_it_rests() {
         let read = || {
-            let (mut theirs, mut beside) = (Nft::open().unwrap(), Beside::default());
+            let (mut theirs, mut foreign_tables) = (Nft::open().unwrap(), ForeignTables::default());
             let chains = (0..2 * OBJECTS_PER_SECOND).map(|number| Op::AddChain(format!("c{number}"), None));
             let ops = [Op::AddTable(0)].into_iter().chain(chains).collect();
             theirs.commit(&Transaction { table: "theirs".to_owned(), ops }).unwrap();
             let start = Instant::now();
-            beside.look("tortie", 0, start);
+            foreign_tables.look("tortie", 0, start);
             theirs.commit(&Transaction { table: "theirs".to_owned(), ops: vec![Op::DeleteTable] }).unwrap();
-            beside.tables = vec![Condition::new(MAY_DROP, "of old")];
+            foreign_tables.tables = vec![Condition::new(MAY_DROP, "of old")];
             [1, 2].map(|seconds| {
-                beside.look("tortie", 0, start + Duration::from_secs(seconds));
-                beside.tables.is_empty()
+                foreign_tables.look("tortie", 0, start + Duration::from_secs(seconds));
+                foreign_tables.tables.is_empty()
             })
         };
         let read_again = NetNs::create().unwrap().run(read).unwrap();

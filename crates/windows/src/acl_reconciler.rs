@@ -13,7 +13,7 @@
 //! If an endpoint's list could not be changed, the sets that it may name stay unchanged; all other lists contain
 //! addresses instead of those sets, before step 3.
 
-mod pass;
+mod reconciliation;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -29,7 +29,7 @@ use crate::acl::{Frontends, Judged, List, Services, Set};
 use crate::endpoint::Vain;
 use crate::policy_sets::PolicySets;
 use crate::waits::Waits;
-use pass::Pass;
+use reconciliation::Reconciliation;
 
 /// The node, during a reconciliation.
 pub(crate) struct Node<'a> {
@@ -46,7 +46,7 @@ pub(crate) struct Node<'a> {
 
 /// The state of endpoints and sets, and the endpoints to reconcile.
 #[derive(Default)]
-pub(crate) struct Policing {
+pub(crate) struct AclReconciler {
     /// The endpoints whose lists may have to change.
     due: BTreeSet<EndpointId>,
     /// Endpoints that failed.
@@ -82,7 +82,7 @@ struct Known {
     judged: Option<Arc<Judged>>,
 }
 
-impl Policing {
+impl AclReconciler {
     /// Reconciles everything that is due. Returns the error if HNS does not answer.
     pub(crate) fn reconcile(&mut self, node: &Node<'_>) -> Result<(), Error> {
         let known = self.frontends.take();
@@ -94,7 +94,7 @@ impl Policing {
         }
         self.due.extend(self.waits.due(node.now));
         let at_work = self.due.clone();
-        let result = Pass::new(self, node, &services).run();
+        let result = Reconciliation::new(self, node, &services).run();
         match result {
             Ok(()) => self.due.retain(|id| !at_work.contains(id)),
             // Everything stays due: repeating what was done does no harm.
@@ -117,7 +117,7 @@ impl Policing {
     }
 
     /// Marks an endpoint as due.
-    pub(crate) fn touch(&mut self, id: EndpointId) {
+    pub(crate) fn mark_due(&mut self, id: EndpointId) {
         self.due.insert(id);
     }
 

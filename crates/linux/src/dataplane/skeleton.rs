@@ -6,7 +6,7 @@
 //! input-from ─── from a pod ─▶ from-workload …
 //! input ──────── from a pod ─▶ the action for packets to the node itself
 //! ```
-//! [`host_frame`](super::host_frame) has the chains for the node's other interfaces, if there are host endpoints.
+//! [`host_skeleton`](super::host_skeleton) has the chains for the node's other interfaces, if there are host endpoints.
 //!
 //! Each side judges in a separate base chain. So "accept", wherever it occurs, means that this side allows the
 //! packet, and the next side is evaluated.
@@ -25,9 +25,9 @@ use tortie_kernel::nftables::{
 
 use super::Config;
 use super::cut;
-use super::host_frame::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
+use super::host_skeleton::{self, HOST_FORWARD_IN, HOST_FORWARD_OUT, HOST_IN, to_program};
 use super::nat;
-use super::packet_test::{Side, Test, exprs, in_set, load_address, load_address_to, port_ranges};
+use super::packet_test::{PacketEnd, Test, exprs, in_set, load_address, load_address_to, port_ranges};
 use super::sets::{Family, set};
 use super::slots::{Slot, Stage};
 
@@ -65,7 +65,7 @@ const TO_PRIORITY: i32 = 0;
 
 /// The parts that do not depend on endpoints: the base chains, the chains that they jump to directly, and sets
 /// without endpoints in them.
-pub fn frame(config: &Config, node: &NodeState) -> Table {
+pub fn skeleton(config: &Config, node: &NodeState) -> Table {
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
     let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
     let hosts = |chain| (!node.host_endpoints.is_empty()).then(|| Rule::new(vec![goto(chain)], ""));
@@ -86,7 +86,7 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
         (CLOSED_CHAIN, None, vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "")]),
     ];
     let named = |(name, base, rules): (&str, _, _)| (name.to_owned(), Chain { base, rules });
-    let chains = chains.map(named).into_iter().chain(host_frame::chains(config, node));
+    let chains = chains.map(named).into_iter().chain(host_skeleton::chains(config, node));
     let slots_of_hosts = if node.host_endpoints.is_empty() { &[][..] } else { &Slot::OF_HOSTS };
     let slots = || Slot::OF_PODS.iter().chain(slots_of_hosts);
     let programs = slots().map(|slot| (slot.maps().0, SetSpec::number_map(&[Field::Interface])));
@@ -105,7 +105,7 @@ pub fn frame(config: &Config, node: &NodeState) -> Table {
 }
 
 /// Whether a chain or a set can exist without endpoints.
-pub fn is_of_frame(name: &str) -> bool {
+pub fn is_of_skeleton(name: &str) -> bool {
     let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
     let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
     let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS];
@@ -113,7 +113,7 @@ pub fn is_of_frame(name: &str) -> bool {
     base.contains(&name)
         || chains.contains(&name)
         || sets.contains(&name)
-        || host_frame::is_chain(name)
+        || host_skeleton::is_chain(name)
         || nat::is_part(name)
         || Slot::OF_PODS.iter().chain(&Slot::OF_HOSTS).any(is_map)
 }
@@ -220,7 +220,7 @@ fn from_workload(node: &NodeState) -> Vec<Rule> {
         let mut foreign = Test::Family(family).exprs();
         foreign.extend([
             Expr::Meta { register: 0, key: MetaKey::InputInterface },
-            load_address_to(Side::Source, family, behind),
+            load_address_to(PacketEnd::Source, family, behind),
             in_set(own_addresses(family).0, true),
             Expr::Verdict(Verdict::Drop),
         ]);
@@ -304,7 +304,7 @@ fn vxlan_guard(port: u16) -> Rule {
     let mut guard = exprs(&udp_to(port));
     guard.extend(Test::Family(Family::V4).exprs());
     guard.extend([
-        load_address(Side::Source, Family::V4),
+        load_address(PacketEnd::Source, Family::V4),
         in_set(VXLAN_PEERS, true),
         Expr::Verdict(Verdict::Drop),
     ]);
@@ -315,6 +315,6 @@ pub fn udp_to(port: u16) -> [Test; 2] {
     let ranges = port_ranges([(port, port)].into_iter());
     [
         Test::Protocol { numbers: vec![17], invert: false },
-        Test::Port { side: Side::Destination, ranges, invert: false },
+        Test::Port { side: PacketEnd::Destination, ranges, invert: false },
     ]
 }

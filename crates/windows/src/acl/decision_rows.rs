@@ -6,7 +6,7 @@ use tortie_api::net::Protocol;
 use tortie_hcn::schema::AclAction;
 
 use super::flatten::{Decision, Verdict};
-use super::numbers::Protocols;
+use super::ranges::Protocols;
 use super::region::Side;
 
 /// "Any protocol" in HNS.

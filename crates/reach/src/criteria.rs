@@ -7,7 +7,7 @@ use tortie_api::{Kind, Resource};
 
 use super::atoms::{Uses, Vocabulary};
 use super::hosts::HostSight;
-use super::sight::{Judged, Profile};
+use super::signature::{Judged, Profile};
 use tortie_oracle::{Oracle, SeenPolicy, SeenProfile, Stored, Table};
 
 /// The policies that distinguish ends and packets.
@@ -25,8 +25,8 @@ impl Policies {
     }
 }
 
-/// The criteria of each policy and each stored profile, for [`Sight`](super::sight::Sight)s with one vocabulary.
-pub(super) struct Asked {
+/// The criteria of each policy and each stored profile, for [`SignatureIndex`](super::signature::SignatureIndex)s with one vocabulary.
+pub(super) struct Criteria {
     /// By the policy's index.
     policies: Vec<BothWays>,
     /// The criteria that the policies with doNotTrack have for packets whose replies they judge; by the policy's
@@ -49,7 +49,7 @@ fn side(direction: Direction) -> usize {
     usize::from(direction == Direction::Egress)
 }
 
-impl Asked {
+impl Criteria {
     pub(super) fn new(
         oracle: &Oracle<'_>,
         all: &[Oracle<'_>],

@@ -6,10 +6,10 @@ use tortie_dataplane::EndpointId;
 
 use crate::dataplane::policies::Problem;
 
-use super::{Pod, Policy, Programs, Wanted};
+use super::{DesiredTable, Pod, Policy, Programs};
 
 /// The problems of an endpoint.
-pub struct Said<'a> {
+pub struct EndpointProblems<'a> {
     pub interface: &'a str,
     /// Whether another endpoint claims the same interface.
     pub contested: bool,
@@ -17,9 +17,9 @@ pub struct Said<'a> {
     pub problems: BTreeSet<&'a Problem>,
 }
 
-impl Wanted {
+impl DesiredTable {
     /// The pods with problems.
-    pub fn said(&self) -> Vec<(&EndpointId, Said<'_>)> {
+    pub fn said(&self) -> Vec<(&EndpointId, EndpointProblems<'_>)> {
         // Usually there is nothing, and this runs after every change.
         if self.problems == 0 && self.interfaces.len() == self.pods.len() {
             return Vec::new();
@@ -30,13 +30,13 @@ impl Wanted {
             let contested = self.interfaces.get(&pod.interface).is_some_and(|ids| ids.len() > 1);
             let problems = self.problems(&pod.programs, &bad);
             let is_said = contested || !problems.is_empty();
-            is_said.then_some((id, Said { interface: &pod.interface, contested, problems }))
+            is_said.then_some((id, EndpointProblems { interface: &pod.interface, contested, problems }))
         };
         self.pods.iter().filter_map(said).collect()
     }
 
     /// The host endpoints whose policy cannot be rendered, with the problems.
-    pub fn said_of_hosts(&self) -> Vec<(&str, BTreeSet<&Problem>)> {
+    pub fn host_problems(&self) -> Vec<(&str, BTreeSet<&Problem>)> {
         if self.problems == 0 {
             return Vec::new();
         }

@@ -10,26 +10,28 @@ use tortie_policy::program::{EndpointProgram, PolicyId, SetId};
 
 mod origins;
 mod parts;
-mod said;
+mod problems;
 
 use tortie_kernel::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
 
-use self::parts::{take_frame, take_sets};
+use self::parts::{take_sets, take_skeleton};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::counting;
 use crate::dataplane::dirty::{Dirty, Touched};
-use crate::dataplane::frame::{self, ODD_INTERFACES};
-use crate::dataplane::host_frame::EVERY_INTERFACE;
+use crate::dataplane::host_skeleton::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
 use crate::dataplane::policies::{Lines, chain_name, problem};
-use crate::dataplane::programs::{Asked, Sources, Written, closed, first_chain, program_name, write};
+use crate::dataplane::programs::{
+    ProgramSpec, RenderedProgram, Sources, closed, first_chain, program_name, write,
+};
 use crate::dataplane::sets::{Family, digest_number};
+use crate::dataplane::skeleton::{self, ODD_INTERFACES};
 use crate::dataplane::slots::{Slot, Stage};
 
 /// The desired table.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct DesiredTable {
     pods: BTreeMap<EndpointId, Pod>,
     /// The owners of each interface. If there is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
@@ -68,11 +70,11 @@ struct Host {
 /// The program for packets of one direction of some endpoints.
 #[derive(Debug)]
 struct Program {
-    asked: Asked,
+    asked: ProgramSpec,
     number: u32,
     /// The number of endpoints that use it, by slot.
     users: BTreeMap<Slot, usize>,
-    written: Written,
+    written: RenderedProgram,
 }
 
 /// A policy that programs name.
@@ -96,7 +98,7 @@ struct Objects {
 }
 
 /// The data needed in addition to the node state.
-pub struct Around<'a> {
+pub struct RenderContext<'a> {
     pub config: &'a Config,
     /// The number of bytes that fit in one transaction.
     pub room: usize,
@@ -114,23 +116,23 @@ pub struct Interfaces {
 }
 
 /// The maximum number of keys in the lookup sets of all programs: about 50 MB in the kernel.
-const MOST_KEYS: usize = 1 << 19;
+const MAX_KEYS: usize = 1 << 19;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 const STAGES_OF_POLICIES: [Stage; 3] = [Stage::Normal, Stage::PreDnat, Stage::Untracked];
 
-impl Wanted {
+impl DesiredTable {
     /// Applies the dirty objects, and returns the necessary changes of the table. `kernel` is the current table.
     pub fn update(
         &mut self,
         state: &NodeState,
         dirty: &Dirty,
         kernel: &Table,
-        around: &Around<'_>,
+        around: &RenderContext<'_>,
     ) -> Change {
         let mut change = Change::default();
-        if dirty.frame {
-            take_frame(around.config, state, kernel, &mut change);
+        if dirty.skeleton {
+            take_skeleton(around.config, state, kernel, &mut change);
         }
         let reshaped = take_sets(state, dirty, kernel, &mut change);
         let mut touched = self.take_pods(state, dirty, &mut change);
@@ -286,7 +288,7 @@ impl Wanted {
         for (slot, program) in programs {
             let name = program_name(program, *slot);
             if !self.programs.contains_key(&name) {
-                self.begin(&name, Asked::new(program, *slot), touched);
+                self.begin(&name, ProgramSpec::new(program, *slot), touched);
             }
             if let Some(program) = self.programs.get_mut(&name) {
                 let users = program.users.entry(*slot).or_default();
@@ -314,7 +316,7 @@ impl Wanted {
     }
 
     /// Adds a new program.
-    fn begin(&mut self, name: &str, asked: Asked, touched: &mut Objects) {
+    fn begin(&mut self, name: &str, asked: ProgramSpec, touched: &mut Objects) {
         for id in asked.policies() {
             let policy = self.policies.entry(id.clone()).or_default();
             if policy.programs.is_empty() {
@@ -323,10 +325,10 @@ impl Wanted {
             policy.programs.insert(name.to_owned());
         }
         let mut number = digest_number(name);
-        while number == frame::CLOSED || !self.numbers.insert(number) {
+        while number == skeleton::CLOSED || !self.numbers.insert(number) {
             number = number.wrapping_add(1);
         }
-        let program = Program { asked, number, users: BTreeMap::new(), written: Written::default() };
+        let program = Program { asked, number, users: BTreeMap::new(), written: RenderedProgram::default() };
         self.programs.insert(name.to_owned(), program);
     }
 
@@ -345,7 +347,7 @@ impl Wanted {
         &mut self,
         state: &NodeState,
         touched: &Objects,
-        around: &Around<'_>,
+        around: &RenderContext<'_>,
         exists: &dyn Fn(&str) -> bool,
     ) {
         for id in &touched.policies {
@@ -390,12 +392,13 @@ impl Wanted {
         kernel: &Table,
         touched: &mut Objects,
         change: &mut Change,
-        around: &Around<'_>,
+        around: &RenderContext<'_>,
     ) {
         for name in &touched.programs {
             let Some(program) = self.programs.get(name) else { continue };
             let is_used = program.users.values().any(|users| *users > 0);
-            let new = if is_used { self.written(name, program, state, around) } else { Written::default() };
+            let new =
+                if is_used { self.written(name, program, state, around) } else { RenderedProgram::default() };
             let Some(program) = self.programs.get_mut(name) else { continue };
             let old = std::mem::replace(&mut program.written, new);
             self.keys = self.keys - old.keys() + program.written.keys();
@@ -406,8 +409,8 @@ impl Wanted {
                 // pods. For a host, the next rule would be `*`, which must not be evaluated then.
                 let lead = if Slot::OF_PODS.contains(slot) { Verdict::Jump } else { Verdict::Goto };
                 let first = Value { end: None, data: Some(Data::Verdict(lead(first_chain(name)))) };
-                let (map, key) = (slot.maps().1, frame::program_key(program.number));
-                change.element(map, frame::program_chains, key, (*users > 0).then_some(first));
+                let (map, key) = (slot.maps().1, skeleton::program_key(program.number));
+                change.element(map, skeleton::program_chains, key, (*users > 0).then_some(first));
             }
             program.users.retain(|_, users| *users > 0);
             program.written.put(&old, state, kernel, change);
@@ -435,7 +438,13 @@ impl Wanted {
     }
 
     /// The rendered form of a program.
-    fn written(&self, name: &str, program: &Program, state: &NodeState, around: &Around<'_>) -> Written {
+    fn written(
+        &self,
+        name: &str,
+        program: &Program,
+        state: &NodeState,
+        around: &RenderContext<'_>,
+    ) -> RenderedProgram {
         if let Some(problem) = around.refused.get(name) {
             return closed(name, problem.clone());
         }
@@ -449,7 +458,7 @@ impl Wanted {
             deny: state.settings.deny,
             counts: counting::is_asked_for(state),
             in_a_row: around.config.rules_in_a_row,
-            most_keys: counting::most_keys(state, MOST_KEYS)
+            most_keys: counting::most_keys(state, MAX_KEYS)
                 .saturating_sub(self.keys - program.written.keys()),
         };
         write(name, &program.asked, &sources)
@@ -492,7 +501,7 @@ impl Pod {
     /// Allows packets from the pod's addresses on its interface, or removes the permission.
     fn put_addresses(&self, there: bool, change: &mut Change) {
         for address in &self.addresses {
-            let (name, spec) = frame::own_addresses(Family::of(*address));
+            let (name, spec) = skeleton::own_addresses(Family::of(*address));
             let key = Key::interface_address(&self.interface, *address);
             change.element(name, || spec, key, there.then(Value::default));
         }

@@ -9,24 +9,25 @@ use tortie_policy::program::{Member, SetId};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::dirty::{Dirty, Touched};
-use crate::dataplane::frame;
 use crate::dataplane::sets::{Part, changes, kernel_sets};
+use crate::dataplane::skeleton;
 
 /// Applies the frame; the elements of its sets that belong to pods stay.
-pub fn take_frame(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
-    let frame = frame::frame(config, state);
-    for name in kernel.chains.keys().filter(|name| frame::is_of_frame(name)) {
+pub fn take_skeleton(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
+    let skeleton = skeleton::skeleton(config, state);
+    for name in kernel.chains.keys().filter(|name| skeleton::is_of_skeleton(name)) {
         change.chain(kernel, name, None);
     }
-    for (name, chain) in frame.chains {
+    for (name, chain) in skeleton.chains {
         change.chain(kernel, &name, Some(chain));
     }
-    for name in kernel.sets.keys().filter(|name| frame::is_of_frame(name) && !frame.sets.contains_key(*name))
+    for name in
+        kernel.sets.keys().filter(|name| skeleton::is_of_skeleton(name) && !skeleton.sets.contains_key(*name))
     {
         change.set(kernel, name, None);
     }
-    for (name, set) in frame.sets {
-        if name == frame::VXLAN_PEERS || !kernel.sets.contains_key(&name) {
+    for (name, set) in skeleton.sets {
+        if name == skeleton::VXLAN_PEERS || !kernel.sets.contains_key(&name) {
             change.set(kernel, &name, Some(set));
         }
     }
@@ -60,7 +61,7 @@ pub fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut 
 
 /// The maximum number of changed networks of a set that are applied one by one. Each costs some microseconds; for
 /// more, recomputing all ranges is faster.
-const MOST_NETWORKS: usize = 1_000;
+const MAX_NETWORKS: usize = 1_000;
 
 /// Changes of elements of one nftables set.
 struct Elements {
@@ -83,7 +84,7 @@ fn single_elements(
         by_part.entry(Part::of(member)).or_default().push(member);
     }
     let parts = by_part.into_iter().map(|(part, touched)| {
-        if matches!(part, Part::Nets(_)) && touched.len() > MOST_NETWORKS {
+        if matches!(part, Part::Nets(_)) && touched.len() > MAX_NETWORKS {
             return None;
         }
         let name = part.name(id);

@@ -4,10 +4,10 @@ use tortie_api::net::Action;
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::Key;
 
-use super::Wanted;
+use super::DesiredTable;
 use crate::dataplane::lookups::{address_sets, asking};
 
-impl Wanted {
+impl DesiredTable {
     /// Finds the rules with one of these actions that match a key of a program's own set, such as `NetworkPolicy
     /// demo/web Ingress rule 1`; `None` if the set does not belong to a program.
     pub fn origins<'a>(

@@ -10,9 +10,9 @@ use tortie_hcn::schema::{Acl, AclDirection};
 use tortie_policy::program::Lookup;
 
 use super::any;
-use super::numbers::{Addresses, Numbers, Ports};
+use super::decision_rows::Row;
 use super::peers::Peers;
-use super::rows::Row;
+use super::ranges::{Addresses, Numbers, Ports};
 
 /// The maximum number of addresses or ports in one ACL (docs/hns.md, ACLs).
 pub const CHUNK: usize = 4000;
@@ -76,10 +76,10 @@ impl<'a, L: Lookup> Sets<'a, L> {
 
 fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
     /// A name is for users; HNS need not store a longer one.
-    const LONGEST_NAME: usize = 200;
+    const MAX_NAME_LENGTH: usize = 200;
     let nets = peers.addresses(lookup).to_nets();
     let mut name = peers.to_string();
-    name.truncate(name.floor_char_boundary(LONGEST_NAME));
+    name.truncate(name.floor_char_boundary(MAX_NAME_LENGTH));
     // One of them always exists, even without members.
     let chunks = if nets.is_empty() { vec![&[][..]] } else { nets.chunks(CHUNK_OF_SET).collect() };
     let set = |(number, nets): (usize, &[Ipv4Net])| {
@@ -95,7 +95,7 @@ fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
 }
 
 /// Converts rows of one direction to the ACLs of an endpoint.
-pub struct Speller<'a, L> {
+pub struct AclRenderer<'a, L> {
     /// The direction of the packets.
     pub direction: AclDirection,
     /// The endpoint's own addresses.
@@ -104,7 +104,7 @@ pub struct Speller<'a, L> {
     pub sets: &'a Sets<'a, L>,
 }
 
-impl<L: Lookup> Speller<'_, L> {
+impl<L: Lookup> AclRenderer<'_, L> {
     /// The ACLs of a row, without priorities. If the row's peers can be named, `spell_out` gets the ACLs with set
     /// names and returns whether addresses must be listed instead.
     pub fn acls(&self, row: &Row, spell_out: &dyn Fn(&[Acl]) -> bool) -> Vec<Acl> {
