@@ -57,17 +57,32 @@ impl Settings {
             port: port.port,
             net: port.net.map(|net| net.0.trunc()),
         };
+        // Exhaustive, so that a new setting does not compile until it has an effect here. The failsafe ports and the
+        // action for denied packets have defaults of their own.
+        let FelixConfigurationSpec {
+            failsafe_inbound_host_ports: _,
+            failsafe_outbound_host_ports: _,
+            default_endpoint_to_host_action,
+            allow_vxlan_packets_from_workloads,
+            allow_ipip_packets_from_workloads,
+            nftables_filter_deny_action: _,
+            iptables_filter_deny_action: _,
+            established_flows,
+            policy_counters,
+            windows_policy_sets,
+            proven_policy_sets,
+        } = felix;
         Self {
             failsafe_inbound: felix.failsafe_inbound().iter().map(failsafe).collect(),
             failsafe_outbound: felix.failsafe_outbound().iter().map(failsafe).collect(),
-            endpoint_to_host: felix.default_endpoint_to_host_action.unwrap_or_default(),
-            vxlan_from_workloads: felix.allow_vxlan_packets_from_workloads.unwrap_or_default(),
-            ipip_from_workloads: felix.allow_ipip_packets_from_workloads.unwrap_or_default(),
+            endpoint_to_host: default_endpoint_to_host_action.unwrap_or_default(),
+            vxlan_from_workloads: allow_vxlan_packets_from_workloads.unwrap_or_default(),
+            ipip_from_workloads: allow_ipip_packets_from_workloads.unwrap_or_default(),
             deny: felix.deny_action(),
-            established_flows: felix.established_flows.unwrap_or_default(),
-            policy_counters: felix.policy_counters.unwrap_or_default(),
-            windows_policy_sets: felix.windows_policy_sets.unwrap_or_default(),
-            proven_policy_sets: felix.proven_policy_sets.clone().unwrap_or_default(),
+            established_flows: established_flows.unwrap_or_default(),
+            policy_counters: policy_counters.unwrap_or_default(),
+            windows_policy_sets: windows_policy_sets.unwrap_or_default(),
+            proven_policy_sets: proven_policy_sets.clone().unwrap_or_default(),
             pools,
         }
     }

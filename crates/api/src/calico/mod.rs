@@ -1,6 +1,7 @@
 //! `projectcalico.org/v3`.
 
 mod endpoint;
+mod felix;
 mod host;
 mod policy;
 mod pool;
@@ -9,10 +10,11 @@ mod tier;
 mod written;
 
 pub use endpoint::{EndpointPort, WorkloadEndpoint, WorkloadEndpointSpec};
-pub use host::{
+pub use felix::{
     EndpointToHostAction, EstablishedFlows, FailsafePort, FelixConfiguration, FelixConfigurationSpec,
-    FilterDenyAction, HostEndpoint, HostEndpointSpec, PolicyCounters, WindowsPolicySets,
+    FilterDenyAction, PolicyCounters, WindowsPolicySets,
 };
+pub use host::{HostEndpoint, HostEndpointSpec};
 pub use policy::{
     EntityRule, GlobalNetworkPolicy, Http, HttpPath, Icmp, NetworkPolicy, PolicySpec, PolicyType, Rule,
     RuleMetadata, ServiceAccountMatch, ServiceMatch, StagedAction,
