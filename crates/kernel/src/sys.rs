@@ -10,18 +10,18 @@ use crate::{Error, Result};
 pub const MAX_INTERFACE_NAME: usize = libc::IFNAMSIZ - 1;
 
 /// Converts the result of a call that returns -1 on failure.
-pub fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+pub(crate) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 /// A new socket, closed on exec.
-pub fn socket(domain: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> io::Result<OwnedFd> {
+pub(crate) fn socket(domain: libc::c_int, kind: libc::c_int, protocol: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed, and a descriptor that the call returns is ours alone.
     unsafe { Ok(OwnedFd::from_raw_fd(check(libc::socket(domain, kind | libc::SOCK_CLOEXEC, protocol))?)) }
 }
 
 /// Sets an integer socket option.
-pub fn set_option(
+pub(crate) fn set_option(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
     name: libc::c_int,
@@ -34,7 +34,7 @@ pub fn set_option(
 }
 
 /// Binds a socket to an address. `T` is one of libc's `sockaddr_*` types.
-pub fn bind<T: SocketAddress>(socket: BorrowedFd<'_>, address: &T) -> io::Result<()> {
+pub(crate) fn bind<T: SocketAddress>(socket: BorrowedFd<'_>, address: &T) -> io::Result<()> {
     let length = size_of_val(address) as libc::socklen_t;
     // SAFETY: `address` is a whole socket address of that length, as the trait promises.
     check(unsafe { libc::bind(socket.as_raw_fd(), std::ptr::from_ref(address).cast(), length) })?;
@@ -42,7 +42,7 @@ pub fn bind<T: SocketAddress>(socket: BorrowedFd<'_>, address: &T) -> io::Result
 }
 
 /// The port id that the kernel gave a bound netlink socket.
-pub fn netlink_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
+pub(crate) fn netlink_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: all zeroes is a valid sockaddr_nl, made of integers.
     let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
     let mut length = size_of_val(&address) as libc::socklen_t;
@@ -55,14 +55,14 @@ pub fn netlink_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
 ///
 /// # Safety
 /// The type is a `sockaddr_*` of the kernel.
-pub unsafe trait SocketAddress {}
+pub(crate) unsafe trait SocketAddress {}
 // SAFETY: they are addresses of the families AF_PACKET and AF_NETLINK.
 unsafe impl SocketAddress for libc::sockaddr_ll {}
 // SAFETY: as above.
 unsafe impl SocketAddress for libc::sockaddr_nl {}
 
 /// An `ifreq` that names an interface, everything else zero.
-pub fn interface_request(name: &str) -> Result<libc::ifreq> {
+pub(crate) fn interface_request(name: &str) -> Result<libc::ifreq> {
     if name.is_empty() || name.len() > MAX_INTERFACE_NAME || name.contains(['/', '\0']) {
         let source =
             io::Error::new(io::ErrorKind::InvalidInput, "an interface name has 1 to 15 bytes, no '/'");
@@ -77,7 +77,7 @@ pub fn interface_request(name: &str) -> Result<libc::ifreq> {
 }
 
 /// Sets interface flags (`IFF_*`) on an interface of the calling thread's network namespace.
-pub fn set_interface_flags(name: &str, flags: libc::c_int) -> Result<()> {
+pub(crate) fn set_interface_flags(name: &str, flags: libc::c_int) -> Result<()> {
     let mut request = interface_request(name)?;
     let failed = "set the interface's flags";
     let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0).map_err(Error::system(failed, name))?;

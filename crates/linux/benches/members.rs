@@ -48,7 +48,7 @@ mod linux {
     const ROUNDS: usize = 5;
     const CHANGES: usize = 400;
 
-    pub fn bench() {
+    pub(crate) fn bench() {
         if std::env::args().any(|given| given == "memory") {
             return NetNs::create().unwrap().run(memory).unwrap();
         }

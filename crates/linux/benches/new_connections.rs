@@ -42,7 +42,7 @@ mod linux {
     const WINDOW: Duration = Duration::from_millis(1_000);
     const WINDOWS: usize = 5;
 
-    pub fn bench() {
+    pub(crate) fn bench() {
         let (node, client, server) =
             (NetNs::create().unwrap(), NetNs::create().unwrap(), NetNs::create().unwrap());
         node.run(|| sysctl::ensure("net/ipv4/ip_forward", "1").unwrap()).unwrap();

@@ -50,7 +50,7 @@ mod linux {
         verified: Duration,
     }
 
-    pub fn bench() {
+    pub(crate) fn bench() {
         for shape in SHAPES {
             let (ours, kernel, memory) = NetNs::create().unwrap().run(move || tortie(shape)).unwrap();
             let nft = nft(shape);

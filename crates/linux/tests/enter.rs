@@ -40,7 +40,7 @@ mod linux {
     const ALL: Namespaces = Namespaces { user: true, mount: true, net: true, pid: true };
 
     /// Runs each case in a child and prints its output.
-    pub fn parent() {
+    pub(crate) fn parent() {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let program = folder.path().join("enter");
@@ -71,7 +71,7 @@ mod linux {
         assert!(output.status.success(), "{said}");
     }
 
-    pub fn inside() {
+    pub(crate) fn inside() {
         let outside = NetNs::current().unwrap().id().unwrap();
         enter(ALL).unwrap();
         assert_ne!(NetNs::current().unwrap().id().unwrap(), outside);
@@ -87,7 +87,7 @@ mod linux {
     }
 
     /// What a lab does: its own folder in memory, namespaces of nodes at paths in it, processes inside.
-    pub fn first_process() {
+    pub(crate) fn first_process() {
         assert_eq!(id(), 1);
         let folder = PathBuf::from("/tmp");
         mount::tmpfs(&folder).unwrap();
@@ -136,7 +136,7 @@ mod linux {
         assert!(client.reaches(&server, 80));
     }
 
-    pub fn with_threads() {
+    pub(crate) fn with_threads() {
         let (stop, wait) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || wait.recv());
         let error = enter(ALL).unwrap_err().to_string();

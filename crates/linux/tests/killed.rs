@@ -68,7 +68,7 @@ mod linux {
     }
 
     /// Kills that many victims; `TORTIE_KILLS` sets more.
-    pub fn killer() {
+    pub(crate) fn killer() {
         let kills = std::env::var("TORTIE_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(50);
         let node = Node::new(&Underlay::new(), 1);
         let (client, server) = (Arc::new(Pod::new("client", 1, 2)), Arc::new(Pod::new("server", 1, 3)));
@@ -220,7 +220,7 @@ mod linux {
     }
 
     /// Owns the table and makes changes that do not affect the traffic, until it is killed.
-    pub fn victim() {
+    pub(crate) fn victim() {
         let pods: Value = serde_json::from_str(&std::env::args().nth(2).unwrap()).unwrap();
         let mut dataplane = Stateful::new(Dataplane::open(Config::default()).unwrap());
         let mut told = NodeState::default();

@@ -31,7 +31,7 @@ pub struct SeenPod<'a>(&'a Workload);
 pub struct SeenHost<'a>(&'a HostInterface);
 
 /// The addresses of a Service's backends, and the backends with their ports.
-pub type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
+pub(crate) type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
 
 /// A policy, in evaluation order.
 pub struct SeenPolicy<'a> {

@@ -13,7 +13,7 @@ use crate::acl::{
 use crate::endpoint::ours;
 
 /// What HNS has; `given` is the last list, with descriptions of the sets that it names.
-pub fn shown(
+pub(crate) fn shown(
     endpoint: &Endpoint,
     found: &HcnEndpoint,
     given: Option<(&List, BTreeMap<String, String>)>,

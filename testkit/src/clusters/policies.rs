@@ -8,7 +8,7 @@ use tortie_api::{Key, Kind};
 
 use super::{ACCOUNTS, NAMESPACES, NETS_V4, NETS_V6, PORT_NAMES, PORTS, TIERS};
 
-pub fn selector() -> impl Strategy<Value = String> {
+pub(super) fn selector() -> impl Strategy<Value = String> {
     let label = || {
         select(vec!["a", "b", "pcns.a", "projectcalico.org/namespace", "projectcalico.org/serviceaccount"])
     };
@@ -32,7 +32,7 @@ pub fn selector() -> impl Strategy<Value = String> {
     prop_oneof![19 => nested, 1 => Just(" ".to_owned())].boxed()
 }
 
-pub fn maybe(fields: Vec<(&'static str, Option<Value>)>) -> Value {
+pub(super) fn maybe(fields: Vec<(&'static str, Option<Value>)>) -> Value {
     let given = fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
     Value::Object(given.collect())
 }
@@ -138,12 +138,12 @@ fn rule(direction: &'static str, whole: bool) -> impl Strategy<Value = Value> {
     })
 }
 
-pub fn rules(direction: &'static str, whole: bool, most: usize) -> impl Strategy<Value = Vec<Value>> {
+pub(super) fn rules(direction: &'static str, whole: bool, most: usize) -> impl Strategy<Value = Vec<Value>> {
     prop_oneof![1 => Just(0..=0), 5 => Just(1..=most)]
         .prop_flat_map(move |count| prop::collection::vec(rule(direction, whole), count))
 }
 
-pub fn policy() -> impl Strategy<Value = (Key, Value)> {
+pub(super) fn policy() -> impl Strategy<Value = (Key, Value)> {
     prop_oneof![6 => calico_policy(), 2 => kubernetes_policy(), 2 => cluster_policy()]
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 type Module = Vec<String>;
 
 /// The circles among files, each as a list of its modules in order. A file is its path below `src/` and its code.
-pub fn circles(files: &[(&str, String)]) -> BTreeSet<String> {
+pub(crate) fn circles(files: &[(&str, String)]) -> BTreeSet<String> {
     let files: BTreeMap<Module, &String> = files.iter().map(|(path, code)| (module(path), code)).collect();
     let uses: BTreeMap<&Module, BTreeSet<&Module>> =
         files.iter().map(|(module, code)| (module, used(module, code, &files))).collect();

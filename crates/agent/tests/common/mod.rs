@@ -21,13 +21,13 @@ use tortie_dataplane::{
 };
 use tortie_store::{Embedded, Store, Stored};
 
-pub const NODE: &str = "node-1";
+pub(crate) const NODE: &str = "node-1";
 /// How long a test waits for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The state of the fake operating system, and its answers.
 #[derive(Default)]
-pub struct Os {
+pub(crate) struct Os {
     pub state: NodeState,
     pub batches: Vec<Vec<Delta>>,
     pub resyncs: usize,
@@ -46,21 +46,21 @@ pub struct Os {
 }
 
 #[derive(Clone, Default)]
-pub struct FakeOs(Arc<Mutex<Os>>);
+pub(crate) struct FakeOs(Arc<Mutex<Os>>);
 
 impl FakeOs {
-    pub fn lock(&self) -> MutexGuard<'_, Os> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Os> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Blocks the connection of this container until the sender is used or dropped.
-    pub fn hold(&self, container: &str) -> mpsc::Sender<()> {
+    pub(crate) fn hold(&self, container: &str) -> mpsc::Sender<()> {
         let (open, gate) = mpsc::channel();
         self.lock().gates.insert(container.to_owned(), gate);
         open
     }
 
-    pub fn is_held(&self, container: &str) -> bool {
+    pub(crate) fn is_held(&self, container: &str) -> bool {
         !self.lock().gates.contains_key(container)
     }
 }
@@ -135,7 +135,7 @@ impl PodWiring for FakeOs {
     }
 }
 
-pub struct Bed {
+pub(crate) struct Bed {
     pub store: Arc<dyn Store>,
     pub os: FakeOs,
     pub dir: TempDir,
@@ -143,7 +143,7 @@ pub struct Bed {
 }
 
 /// A store with a node, a namespace and a pool.
-pub async fn cluster() -> Arc<Embedded> {
+pub(crate) async fn cluster() -> Arc<Embedded> {
     let store = Arc::new(Embedded::in_memory().unwrap());
     let pool = json!({"metadata": {"name": "default"}, "spec": {"cidr": "10.0.0.0/24", "blockSize": 26, "vxlanMode": "Always"}});
     let node = json!({
@@ -165,7 +165,7 @@ pub async fn cluster() -> Arc<Embedded> {
 
 impl Bed {
     /// A serving agent.
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let bed = Self::starting(cluster().await);
         let socket = bed.dir.path().join("agent.sock");
         until("the agent serves", || async { UnixStream::connect(&socket).is_ok() }).await;
@@ -173,11 +173,11 @@ impl Bed {
     }
 
     /// A newly started agent.
-    pub fn starting(store: Arc<dyn Store>) -> Self {
+    pub(crate) fn starting(store: Arc<dyn Store>) -> Self {
         Self::on(store, FakeOs::default())
     }
 
-    pub fn on(store: Arc<dyn Store>, os: FakeOs) -> Self {
+    pub(crate) fn on(store: Arc<dyn Store>, os: FakeOs) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
             node: NODE.to_owned(),
@@ -190,7 +190,7 @@ impl Bed {
         Self { store, os, dir, agent: tokio::spawn(tortie_agent::run(config)) }
     }
 
-    pub async fn pod(&self, name: &str, uid: &str, labels: Value) -> Stored {
+    pub(crate) async fn pod(&self, name: &str, uid: &str, labels: Value) -> Stored {
         let value = json!({
             "metadata": {"name": name, "namespace": "n", "uid": uid, "labels": labels},
             "spec": {"nodeName": NODE, "containers": [{"name": "c"}]},
@@ -198,12 +198,12 @@ impl Bed {
         put(&*self.store, &pod_key(name), value).await
     }
 
-    pub async fn call(&self, call: Invocation) -> Answer {
+    pub(crate) async fn call(&self, call: Invocation) -> Answer {
         let socket = self.dir.path().join("agent.sock");
         tokio::task::spawn_blocking(move || send(&socket, &call)).await.unwrap()
     }
 
-    pub fn invocation(&self, command: Command, container: &str, pod: &str) -> Invocation {
+    pub(crate) fn invocation(&self, command: Command, container: &str, pod: &str) -> Invocation {
         let config = json!({
             "cniVersion": "1.1.0", "name": "net",
             "agentSocket": self.dir.path().join("agent.sock"), "deletionQueue": self.dir.path().join("queue"),
@@ -219,43 +219,43 @@ impl Bed {
         }
     }
 
-    pub async fn endpoint(&self, pod: &str, interface: &str) -> Option<Value> {
+    pub(crate) async fn endpoint(&self, pod: &str, interface: &str) -> Option<Value> {
         let key = endpoint_key(pod, interface);
         self.store.get(&key).await.unwrap().map(|stored| stored.value)
     }
 
     /// The node's report, once it exists.
-    pub async fn report(&self) -> Value {
+    pub(crate) async fn report(&self) -> Value {
         let stored = self.store.get(&Key::global(Kind::NodeReport, NODE)).await.unwrap();
         stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
     }
 }
 
 /// The agent's answer; the test fails without one.
-pub fn send(socket: &Path, call: &Invocation) -> Answer {
+pub(crate) fn send(socket: &Path, call: &Invocation) -> Answer {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     ask(&mut stream, call).unwrap()
 }
 
-pub fn pod_key(name: &str) -> Key {
+pub(crate) fn pod_key(name: &str) -> Key {
     Key::namespaced(Kind::Pod, "n", name)
 }
 
-pub fn endpoint_key(pod: &str, interface: &str) -> Key {
+pub(crate) fn endpoint_key(pod: &str, interface: &str) -> Key {
     Key::namespaced(Kind::WorkloadEndpoint, "n", WorkloadEndpoint::name_for(NODE, pod, interface))
 }
 
-pub fn endpoint_id(pod: &str) -> EndpointId {
+pub(crate) fn endpoint_id(pod: &str) -> EndpointId {
     EndpointId { namespace: "n".into(), pod: pod.into(), interface: "eth0".into() }
 }
 
-pub fn condition(reason: Reason) -> Condition {
+pub(crate) fn condition(reason: Reason) -> Condition {
     Condition::new(reason, format!("the test says {reason}"))
 }
 
 /// Stores the object, whether or not it exists.
-pub async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
+pub(crate) async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
     match store.get(key).await.unwrap() {
         None => store.create(key, value).await.unwrap(),
         Some(there) => store.update(key, value, there.revision).await.unwrap(),
@@ -263,7 +263,7 @@ pub async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
 }
 
 /// Polls until the condition holds.
-pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
         assert!(Instant::now() < deadline, "{what}: not in {PATIENCE:?}");

@@ -13,7 +13,7 @@ use serde::de::{
 
 /// A field that a type reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Read {
+pub(crate) struct Read {
     /// Its path, as `spec.ingress[].action`.
     pub path: String,
 }
@@ -22,7 +22,7 @@ pub struct Read {
 const DEEPEST: usize = 8;
 
 /// Every field that `T` reads.
-pub fn read_by<T: DeserializeOwned>() -> Vec<Read> {
+pub(crate) fn read_by<T: DeserializeOwned>() -> Vec<Read> {
     let mut found = Vec::new();
     follow::<T>(&mut Vec::new(), &mut found);
     found.retain(|field: &Read| !field.path.starts_with("metadata."));

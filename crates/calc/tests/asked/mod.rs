@@ -14,18 +14,18 @@ use tortie_reach::{Classes, Path, Placement, Sample};
 use testkit::clusters::hosts::{NODES, hosts};
 use testkit::clusters::{Objects, Sent, clusters, packets};
 
-pub const PACKETS: usize = 25;
+pub(crate) const PACKETS: usize = 25;
 const OUTSIDERS: [&str; 6] = ["10.0.0.7", "10.0.0.200", "10.0.1.1", "198.51.100.7", "fd00::9", "2001:db8::1"];
 
 /// An end of flows, with its class and its node.
-pub struct End {
+pub(crate) struct End {
     pub peer: Peer,
     pub class: usize,
     pub node: String,
 }
 
 /// Whole clusters, half of them with host endpoints, and packets to judge; with at most `twins` copies of pods.
-pub fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
+pub(crate) fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
     let twins = prop::collection::vec((0..6usize, 0..5usize), 0..twins);
     // Boxed, because so many parts would not fit on a test's stack.
     let hosts = prop::option::of(hosts().boxed());
@@ -39,7 +39,7 @@ pub fn whole_clusters(twins: usize) -> BoxedStrategy<(Objects, Vec<Sent>)> {
 }
 
 /// Adds copies of some pods with their own addresses, nodes, and an overlay.
-pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
+pub(crate) fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
     let pods: Objects =
         objects.iter().filter(|(key, _)| key.kind == Kind::WorkloadEndpoint).cloned().collect();
     for (number, (which, where_)) in twins.iter().enumerate() {
@@ -90,11 +90,11 @@ pub fn grown(mut objects: Objects, twins: &[(usize, usize)]) -> Objects {
 }
 
 /// Pods with addresses, nodes and some outsiders, each with its class and node.
-pub fn ends(snapshot: &Snapshot, classes: &Classes) -> Vec<End> {
+pub(crate) fn ends(snapshot: &Snapshot, classes: &Classes) -> Vec<End> {
     ends_of(&[snapshot], classes)
 }
 
-pub fn ends_of(snapshots: &[&Snapshot], classes: &Classes) -> Vec<End> {
+pub(crate) fn ends_of(snapshots: &[&Snapshot], classes: &Classes) -> Vec<End> {
     let mut ends = Vec::new();
     for (key, stored) in snapshots[0].iter() {
         let (peer, node) = match &stored.resource {
@@ -119,7 +119,7 @@ pub fn ends_of(snapshots: &[&Snapshot], classes: &Classes) -> Vec<End> {
     ends
 }
 
-pub fn sample(packet: &Sent) -> Sample {
+pub(crate) fn sample(packet: &Sent) -> Sample {
     Sample {
         protocol: packet.protocol,
         source_port: packet.source_port,
@@ -128,7 +128,7 @@ pub fn sample(packet: &Sent) -> Sample {
     }
 }
 
-pub fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
+pub(crate) fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
     Question {
         from,
         to,
@@ -142,7 +142,7 @@ pub fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
 
 /// The path of a packet of this family from one end to the other; `None` if none leaves: from an end to itself, and
 /// from a node to its own pods.
-pub fn way(from: &End, to: &End, family: IpVersion) -> Option<Path> {
+pub(crate) fn way(from: &End, to: &End, family: IpVersion) -> Option<Path> {
     let together = !from.node.is_empty() && from.node == to.node;
     if from.peer == to.peer || (together && matches!(from.peer, Peer::Node(_))) {
         return None;
@@ -151,7 +151,7 @@ pub fn way(from: &End, to: &End, family: IpVersion) -> Option<Path> {
 }
 
 /// Whether any policy was evaluated.
-pub fn is_asked(answer: &Answer) -> bool {
+pub(crate) fn is_asked(answer: &Answer) -> bool {
     let says = |trace: &Trace| {
         trace.verdict == Verdict::Deny || !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. })
     };

@@ -2,7 +2,7 @@
 
 use crate::support::{calico, cluster, kubernetes, tier};
 
-pub struct Case {
+pub(crate) struct Case {
     pub what: &'static str,
     pub policies: String,
     /// `from > to port` of flows that pass, and of flows that do not.
@@ -10,7 +10,7 @@ pub struct Case {
     pub denied: &'static [&'static str],
 }
 
-pub fn cases() -> Vec<Case> {
+pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case {
             what: "no policy: the namespace's profile allows; a pod whose namespace is not known is closed (8)",

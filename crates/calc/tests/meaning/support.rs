@@ -11,17 +11,17 @@ use tortie_oracle::{Peer, Question, Snapshot, Verdict};
 use tortie_policy::program::{Flow, evaluate};
 
 /// Pods of namespace `web` (label `team=a`) and `db` (label `team=b`), all on one node; `namespace/name` → address.
-pub const PODS: [(&str, &str, &str, &str); 5] = [
+pub(crate) const PODS: [(&str, &str, &str, &str); 5] = [
     ("web/front", "10.0.0.1", "app=front", "default"),
     ("web/back", "10.0.0.2", "app=back", "runner"),
     ("db/main", "10.0.0.3", "app=db,tier=main", "default"),
     ("db/copy", "10.0.0.4", "app=db", "default"),
     ("lost/pod", "10.0.0.5", "app=front", "default"),
 ];
-pub const OUTSIDE: &str = "203.0.113.9";
+pub(crate) const OUTSIDE: &str = "203.0.113.9";
 
 /// The cluster with these policies, as objects.
-pub fn objects(policies: &str) -> Vec<(Key, Value)> {
+pub(crate) fn objects(policies: &str) -> Vec<(Key, Value)> {
     let mut objects = Vec::new();
     for (name, team) in [("web", "a"), ("db", "b")] {
         let value = json!({"metadata": {"name": name, "labels": {"team": team}}});
@@ -62,7 +62,7 @@ pub fn objects(policies: &str) -> Vec<(Key, Value)> {
     objects
 }
 
-pub fn calc_of(policies: &str) -> Calc {
+pub(crate) fn calc_of(policies: &str) -> Calc {
     let mut calc = Calc::new("n");
     for (key, value) in objects(policies) {
         calc.update(&key, Some(&value));
@@ -71,12 +71,12 @@ pub fn calc_of(policies: &str) -> Calc {
     calc
 }
 
-pub fn address(name: &str) -> IpAddr {
+pub(crate) fn address(name: &str) -> IpAddr {
     PODS.iter().find(|(pod, ..)| *pod == name).map_or(OUTSIDE, |(_, address, ..)| address).parse().unwrap()
 }
 
 /// Whether a flow passes: the source's egress and the destination's ingress both allow (5).
-pub fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
+pub(crate) fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
     let (protocol, number) = port.split_once('/').unwrap();
     let protocol = Protocol::from_name(protocol).unwrap();
     let number: u16 = number.parse().unwrap();
@@ -100,7 +100,7 @@ pub fn passes(calc: &Calc, from: &str, to: &str, port: &str) -> bool {
 }
 
 /// The same by the oracle, from the resources themselves.
-pub fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -> bool {
+pub(crate) fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -> bool {
     let mut snapshot = Snapshot::new();
     for (key, value) in objects {
         snapshot.insert(key.clone(), value.clone(), None);
@@ -125,7 +125,7 @@ pub fn oracle_says(objects: &[(Key, Value)], from: &str, to: &str, port: &str) -
     tortie_oracle::evaluate(&snapshot, &question).unwrap().verdict == Verdict::Allow
 }
 
-pub fn calico(namespace: &str, name: &str, spec: &str) -> String {
+pub(crate) fn calico(namespace: &str, name: &str, spec: &str) -> String {
     let kind = if namespace.is_empty() { "GlobalNetworkPolicy" } else { "NetworkPolicy" };
     let namespace = if namespace.is_empty() { String::new() } else { format!(", namespace: {namespace}") };
     format!(
@@ -133,24 +133,24 @@ pub fn calico(namespace: &str, name: &str, spec: &str) -> String {
     )
 }
 
-pub fn tier(name: &str, spec: &str) -> String {
+pub(crate) fn tier(name: &str, spec: &str) -> String {
     format!("---\napiVersion: projectcalico.org/v3\nkind: Tier\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }
 
-pub fn cluster(name: &str, spec: &str) -> String {
+pub(crate) fn cluster(name: &str, spec: &str) -> String {
     format!(
         "---\napiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {{name: {name}}}\nspec: {spec}\n"
     )
 }
 
-pub fn kubernetes(namespace: &str, spec: &str) -> String {
+pub(crate) fn kubernetes(namespace: &str, spec: &str) -> String {
     format!(
         "---\napiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {{name: k, namespace: {namespace}}}\nspec: {spec}\n"
     )
 }
 
 /// The verdict of both on a flow, which must be the same.
-pub fn both_say(objects: &[(Key, Value)], flow: &str) -> bool {
+pub(crate) fn both_say(objects: &[(Key, Value)], flow: &str) -> bool {
     let mut calc = Calc::new("n");
     for (key, value) in objects {
         calc.update(key, Some(value));

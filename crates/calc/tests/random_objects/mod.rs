@@ -11,7 +11,7 @@ use tortie_api::{Key, Kind};
 type Object = (Key, Value);
 
 /// One object; sometimes a damaged one.
-pub fn object() -> impl Strategy<Value = Object> {
+pub(crate) fn object() -> impl Strategy<Value = Object> {
     let whole = prop_oneof![
         3 => namespace(),
         1 => account(),

@@ -22,8 +22,8 @@ use tortie_policy::{
     readable_order,
 };
 
-pub const NODE: &str = "n0";
-pub type Objects = BTreeMap<Key, Value>;
+pub(crate) const NODE: &str = "n0";
+pub(crate) type Objects = BTreeMap<Key, Value>;
 
 type Labels = BTreeMap<String, String>;
 type Backends = Vec<(IpAddr, Protocol, u16)>;
@@ -38,7 +38,7 @@ struct Subjects {
 }
 
 /// The state of a node that needs Services.
-pub fn from_scratch(objects: &Objects) -> NodeState {
+pub(crate) fn from_scratch(objects: &Objects) -> NodeState {
     let mut state = NodeState::default();
     let policies: Vec<Compiled> = objects.iter().filter_map(|(key, value)| compile(key, value)).collect();
     let subjects = subjects(objects);
@@ -396,7 +396,7 @@ fn network_from_scratch(objects: &Objects, state: &mut NodeState) {
 }
 
 /// Applies the deltas one by one: each must change something, and leave no reference to a missing object.
-pub fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
+pub(crate) fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
     for delta in deltas {
         let before = state.clone();
         state.apply(delta);
@@ -432,7 +432,7 @@ pub fn apply_strictly(state: &mut NodeState, deltas: &[Delta]) {
 }
 
 /// The deltas required between two states: all differences, and nothing else. As texts, without order.
-pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
+pub(crate) fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
     let mut deltas = Vec::new();
     deltas.extend(after.node.clone().filter(|node| before.node.as_ref() != Some(node)).map(Delta::Node));
     if before.settings != after.settings {
@@ -470,7 +470,7 @@ pub fn difference(before: &NodeState, after: &NodeState) -> BTreeSet<String> {
 }
 
 /// Deltas as texts, without order; panics on a duplicate.
-pub fn shown(deltas: &[Delta]) -> BTreeSet<String> {
+pub(crate) fn shown(deltas: &[Delta]) -> BTreeSet<String> {
     let mut shown = BTreeSet::new();
     for delta in deltas {
         assert!(shown.insert(format!("{delta:?}")), "said twice: {delta:?}");
@@ -493,7 +493,7 @@ fn gone<K: Ord + Clone, V>(before: &BTreeMap<K, V>, after: &BTreeMap<K, V>) -> i
 }
 
 /// Sets, then policies, then endpoints, then removals in the opposite order (policy decision 23).
-pub fn assert_order(deltas: &[Delta]) {
+pub(crate) fn assert_order(deltas: &[Delta]) {
     let place = |delta: &Delta| match delta {
         Delta::SetCreated(..) | Delta::SetChanged { .. } => Some(0),
         Delta::Policy(..) => Some(1),

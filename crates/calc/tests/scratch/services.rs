@@ -11,7 +11,7 @@ use tortie_dataplane::{Service, ServiceId, ServicePort};
 
 use super::Objects;
 
-pub fn services(objects: &Objects) -> BTreeMap<ServiceId, Arc<Service>> {
+pub(super) fn services(objects: &Objects) -> BTreeMap<ServiceId, Arc<Service>> {
     let readable = objects.iter().filter(|(key, value)| Resource::read(key, value).is_ok());
     let services = readable.filter(|(key, _)| key.kind == Kind::Service);
     let service = |(key, value): (&tortie_api::Key, &Value)| {

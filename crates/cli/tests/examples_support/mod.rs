@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A manifest with its expectations.
-pub struct Example {
+pub(crate) struct Example {
     /// Its folder and name.
     pub name: String,
     pub file: PathBuf,
@@ -15,7 +15,7 @@ pub struct Example {
 }
 
 /// `allowed  web/client -> web/server  tcp/80`
-pub struct Expected {
+pub(crate) struct Expected {
     pub allowed: bool,
     pub from: String,
     pub to: String,
@@ -23,7 +23,7 @@ pub struct Expected {
 }
 
 /// Every manifest that has a file of expectations, by name.
-pub fn examples() -> Vec<Example> {
+pub(crate) fn examples() -> Vec<Example> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let mut all = Vec::new();
     for folder in fs::read_dir(&root).unwrap().flatten().filter(|entry| entry.path().is_dir()) {

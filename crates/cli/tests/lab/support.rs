@@ -20,26 +20,26 @@ const ORDINARY: u32 = 65_534;
 
 /// The user of the lab.
 #[derive(Clone, Copy)]
-pub enum User {
+pub(crate) enum User {
     Root,
     Ordinary,
 }
 
 /// A lab of one test: its folder, its user, and a copy of the program that the user may execute.
-pub struct Lab {
+pub(crate) struct Lab {
     folder: TempDir,
     user: User,
 }
 
 /// A process of a lab.
 #[derive(Debug, Clone)]
-pub struct Process {
+pub(crate) struct Process {
     pub pid: u32,
     pub command: String,
 }
 
 impl Lab {
-    pub fn new(user: User) -> Self {
+    pub(crate) fn new(user: User) -> Self {
         assert!(
             rustix::process::getuid().is_root(),
             "run the tests as root: they also switch to an ordinary user"
@@ -59,11 +59,11 @@ impl Lab {
         Self { folder, user }
     }
 
-    pub fn dir(&self) -> PathBuf {
+    pub(crate) fn dir(&self) -> PathBuf {
         self.folder.path().join("lab")
     }
 
-    pub fn tortie(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn tortie(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.folder.path().join("tortie"));
         command.args(arguments).env("TORTIE_LAB", self.dir()).env_remove("TORTIE_STORE").current_dir("/");
         command.stdin(Stdio::null());
@@ -74,7 +74,7 @@ impl Lab {
     }
 
     /// Runs a command that must succeed, and returns its output.
-    pub fn ok(&self, arguments: &[&str]) -> String {
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let output = self.tortie(arguments).output().unwrap();
         let (out, errors) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -82,17 +82,17 @@ impl Lab {
         out.into_owned()
     }
 
-    pub fn json(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let text = self.ok(arguments);
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
     }
 
-    pub fn start(&self, arguments: &[&str]) -> Running {
+    pub(crate) fn start(&self, arguments: &[&str]) -> Running {
         Running::of(self.tortie(arguments))
     }
 
     /// Starts `lab up` and waits until the cluster is up.
-    pub fn up(&self, options: &[&str]) -> Running {
+    pub(crate) fn up(&self, options: &[&str]) -> Running {
         let mut arguments = vec!["lab", "up"];
         arguments.extend(options);
         let running = self.start(&arguments);
@@ -100,7 +100,7 @@ impl Lab {
         running
     }
 
-    pub fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+    pub(crate) fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) {
         let deadline = Instant::now() + TIMEOUT;
         while !holds() {
             assert!(Instant::now() < deadline, "not in time: {what}");
@@ -108,14 +108,14 @@ impl Lab {
         }
     }
 
-    pub fn wait_for_pods(&self) {
+    pub(crate) fn wait_for_pods(&self) {
         self.wait_until("all pods run", || {
             let pods = self.json(&["get", "pods", "-o", "json"]);
             pods["items"].as_array().unwrap().iter().all(|pod| pod["status"]["phase"] == "Running")
         });
     }
 
-    pub fn example(&self, name: &str) -> String {
+    pub(crate) fn example(&self, name: &str) -> String {
         self.file(
             name,
             &fs::read_to_string(format!("{}/../../examples/seed-002/{name}", env!("CARGO_MANIFEST_DIR")))
@@ -123,7 +123,7 @@ impl Lab {
         )
     }
 
-    pub fn file(&self, name: &str, text: &str) -> String {
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.folder.path().join(name);
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
@@ -131,7 +131,7 @@ impl Lab {
     }
 
     /// Every process that was started with this lab's folder in its environment or arguments.
-    pub fn processes(&self) -> Vec<Process> {
+    pub(crate) fn processes(&self) -> Vec<Process> {
         let mine = self.dir().display().to_string();
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -150,7 +150,7 @@ impl Lab {
 }
 
 /// A running command.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
     readers: Vec<JoinHandle<()>>,
@@ -165,7 +165,7 @@ fn collect(from: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) -> 
 }
 
 impl Running {
-    pub fn of(mut command: Command) -> Self {
+    pub(crate) fn of(mut command: Command) -> Self {
         // A separate process group, so that a signal to it reaches only it.
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn().unwrap();
@@ -177,7 +177,7 @@ impl Running {
         Self { child, lines, readers }
     }
 
-    pub fn wait_for_line(&self, part: &str) {
+    pub(crate) fn wait_for_line(&self, part: &str) {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             let lines = self.lines.lock().unwrap().clone();
@@ -190,11 +190,11 @@ impl Running {
         }
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    pub fn wait(&mut self) -> ExitStatus {
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -206,7 +206,7 @@ impl Running {
     }
 
     /// Waits for the end, and returns every line.
-    pub fn output(mut self) -> Vec<String> {
+    pub(crate) fn output(mut self) -> Vec<String> {
         self.wait();
         for reader in std::mem::take(&mut self.readers) {
             reader.join().unwrap();
@@ -224,7 +224,7 @@ impl Drop for Running {
 }
 
 /// The leftovers of an ended lab, which must be empty.
-pub fn leftovers(lab: &Lab) -> Vec<String> {
+pub(crate) fn leftovers(lab: &Lab) -> Vec<String> {
     let mut left: Vec<String> = Vec::new();
     if lab.dir().exists() {
         left.push(format!("the folder {}", lab.dir().display()));
@@ -239,7 +239,7 @@ pub fn leftovers(lab: &Lab) -> Vec<String> {
 }
 
 /// The machine's objects outside of labs: interfaces, mounts, bound network namespaces, nftables.
-pub fn machine() -> Vec<String> {
+pub(crate) fn machine() -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let names = |path: &str| -> Vec<String> {
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -258,7 +258,7 @@ pub fn machine() -> Vec<String> {
 }
 
 /// New objects of the machine; temporary ones belong to somebody else.
-pub fn appeared_since(before: &[String]) -> Vec<String> {
+pub(crate) fn appeared_since(before: &[String]) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
         let mut appeared = machine();
@@ -271,7 +271,7 @@ pub fn appeared_since(before: &[String]) -> Vec<String> {
 }
 
 /// One pod of the demo's namespace, on a given node.
-pub fn pod(name: &str, node: &str, app: &str) -> String {
+pub(crate) fn pod(name: &str, node: &str, app: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: calico-demo, labels: {{app: {app}}}}}\n\
          spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n  containers: [{{name: c, ports: [{{containerPort: 80}}]}}]\n"
@@ -279,7 +279,7 @@ pub fn pod(name: &str, node: &str, app: &str) -> String {
 }
 
 /// A manifest with a pod on each of the two further nodes.
-pub fn spread_pods(lab: &Lab) -> String {
+pub(crate) fn spread_pods(lab: &Lab) -> String {
     lab.file(
         "extra.yml",
         &format!(

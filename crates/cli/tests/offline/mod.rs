@@ -4,7 +4,7 @@
 use std::process::Command;
 
 /// The exit code, standard output and standard error of `tortie` with these files.
-pub fn tortie(files: &[(&str, &str)], arguments: &[&str]) -> (i32, String, String) {
+pub(crate) fn tortie(files: &[(&str, &str)], arguments: &[&str]) -> (i32, String, String) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
         std::fs::write(dir.path().join(name), text).unwrap();
@@ -20,7 +20,7 @@ pub fn tortie(files: &[(&str, &str)], arguments: &[&str]) -> (i32, String, Strin
 }
 
 /// A shop: three front ends that reach the back end, a job in another namespace, a partner's network, two nodes.
-pub const CLUSTER: &str = "\
+pub(crate) const CLUSTER: &str = "\
 apiVersion: v1
 kind: Namespace
 metadata: {name: shop, labels: {team: a}}

@@ -13,13 +13,13 @@ use tortie_api::{Key, Kind};
 use tortie_store::rpc::serve_unix;
 use tortie_store::{Embedded, Store};
 
-pub struct Cluster {
+pub(crate) struct Cluster {
     pub store: Arc<Embedded>,
     dir: TempDir,
 }
 
 impl Cluster {
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let (store, dir) = (Arc::new(Embedded::in_memory().unwrap()), tempfile::tempdir().unwrap());
         let socket = dir.path().join("store.sock");
         tokio::spawn(serve(store.clone(), socket.clone()));
@@ -33,7 +33,7 @@ impl Cluster {
         cluster
     }
 
-    pub async fn put(&self, key: &Key, value: Value) -> u64 {
+    pub(crate) async fn put(&self, key: &Key, value: Value) -> u64 {
         let written = match self.store.get(key).await.unwrap() {
             None => self.store.create(key, value).await,
             Some(there) => self.store.update(key, value, there.revision).await,
@@ -41,7 +41,7 @@ impl Cluster {
         written.unwrap().revision
     }
 
-    pub async fn report(&self, revision: u64, conditions: Value, more: usize) {
+    pub(crate) async fn report(&self, revision: u64, conditions: Value, more: usize) {
         let status = json!({"os": "linux", "revision": revision, "endpoints": 0, "conditions": conditions, "more": more});
         let report = json!({
             "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": status,
@@ -49,13 +49,13 @@ impl Cluster {
         self.put(&Key::global(Kind::NodeReport, "one"), report).await;
     }
 
-    pub fn file(&self, text: &str) -> PathBuf {
+    pub(crate) fn file(&self, text: &str) -> PathBuf {
         let path = self.dir.path().join("m.yml");
         std::fs::write(&path, text).unwrap();
         path
     }
 
-    pub fn tortie(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn tortie(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
         let store = format!("unix:{}", self.dir.path().join("store.sock").display());
         command.args(arguments).env("TORTIE_STORE", store);
@@ -63,12 +63,12 @@ impl Cluster {
     }
 
     /// The folder of its files.
-    pub fn folder(&self) -> String {
+    pub(crate) fn folder(&self) -> String {
         self.dir.path().display().to_string()
     }
 
     /// Waits for that many seconds at most.
-    pub async fn apply(&self, file: &Path, timeout: &str) -> Output {
+    pub(crate) async fn apply(&self, file: &Path, timeout: &str) -> Output {
         self.tortie(&["apply", "--wait", "--timeout", timeout, "-f", file.to_str().unwrap()])
             .output()
             .await
@@ -77,13 +77,13 @@ impl Cluster {
 }
 
 /// The seconds to wait for what does not happen, and for what does.
-pub const SHORT: &str = "2";
-pub const LONG: &str = "60";
+pub(crate) const SHORT: &str = "2";
+pub(crate) const LONG: &str = "60";
 
 async fn serve(store: Arc<Embedded>, socket: PathBuf) {
     serve_unix(store, &socket).await.unwrap();
 }
 
-pub fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }

@@ -28,19 +28,19 @@ const LINUX_MAC: MacAddress = MacAddress([0x66, 0, 0, 0, 0, 1]);
 const LINUX_TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
 
 /// A network namespace where a socket can be opened.
-pub struct Location {
+pub(crate) struct Location {
     pub namespace: Arc<NetNs>,
     pub address: Ipv4Addr,
     pub endpoint: Guid,
 }
 
 impl Location {
-    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+    pub(crate) fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         self.namespace.run(work).unwrap()
     }
 }
 
-pub struct WindowsNode {
+pub(crate) struct WindowsNode {
     pub hns: Emulator,
     pub network: Guid,
     namespace: Arc<NetNs>,
@@ -49,28 +49,28 @@ pub struct WindowsNode {
 }
 
 impl WindowsNode {
-    pub fn pod(&self, index: usize) -> Location {
+    pub(crate) fn pod(&self, index: usize) -> Location {
         let (namespace, address, endpoint) = &self.pods[index];
         Location { namespace: namespace.clone(), address: *address, endpoint: *endpoint }
     }
 
-    pub fn node(&self) -> Location {
+    pub(crate) fn node(&self) -> Location {
         Location { namespace: self.namespace.clone(), address: self.gateway, endpoint: Guid::ZERO }
     }
 }
 
-pub struct Cluster {
+pub(crate) struct Cluster {
     pub windows: Vec<WindowsNode>,
     linux: Arc<NetNs>,
     _underlay: NetNs,
 }
 
 impl Cluster {
-    pub fn new() -> Cluster {
+    pub(crate) fn new() -> Cluster {
         Cluster::with(OnRewrite::Keep)
     }
 
-    pub fn with(on_rewrite: OnRewrite) -> Cluster {
+    pub(crate) fn with(on_rewrite: OnRewrite) -> Cluster {
         let underlay = NetNs::create().unwrap();
         underlay.run(|| RouteSocket::open().unwrap().create(&bridge("br0")).unwrap()).unwrap();
         let nodes: Vec<Arc<NetNs>> = (1..=3).map(|number| join(&underlay, number)).collect();
@@ -91,7 +91,7 @@ impl Cluster {
         Cluster { windows, linux, _underlay: underlay }
     }
 
-    pub fn linux(&self) -> Location {
+    pub(crate) fn linux(&self) -> Location {
         Location { namespace: self.linux.clone(), address: LINUX_TUNNEL, endpoint: Guid::ZERO }
     }
 }
@@ -212,7 +212,7 @@ fn linux_node(dr_macs: &[String]) {
     change(&changes);
 }
 
-pub fn acl_block_in(priority: u16, remote: &str) -> Acl {
+pub(crate) fn acl_block_in(priority: u16, remote: &str) -> Acl {
     Acl {
         id: "test".into(),
         protocols: "256".into(),
@@ -229,23 +229,23 @@ pub fn acl_block_in(priority: u16, remote: &str) -> Acl {
 }
 
 /// The name of the node's interface on the overlay.
-pub fn node_leg(node: &Location) -> Option<String> {
+pub(crate) fn node_leg(node: &Location) -> Option<String> {
     let links = node.run(|| RouteSocket::open().unwrap().links().unwrap());
     links.into_iter().map(|link| link.name).find(|name| name.starts_with("hns-"))
 }
 
-pub fn make_dummy_pair(name: &str) {
+pub(crate) fn make_dummy_pair(name: &str) {
     let peer = Peer { name: "other", mac: None, mtu: None, namespace: None };
     RouteSocket::open().unwrap().create(&NewLink::new(name, NewLinkKind::Veth(peer))).unwrap();
 }
 
 /// Whether a TCP connection succeeds. A refusal counts as reached.
-pub fn connects(from: &Location, to: &Location) -> bool {
+pub(crate) fn connects(from: &Location, to: &Location) -> bool {
     reaches(from, to, DEADLINE)
 }
 
 /// Whether no connection succeeds. Nobody reports a drop, so this waits.
-pub fn is_cut_off(from: &Location, to: &Location) -> bool {
+pub(crate) fn is_cut_off(from: &Location, to: &Location) -> bool {
     !reaches(from, to, Duration::from_millis(700))
 }
 
@@ -258,13 +258,13 @@ fn reaches(from: &Location, to: &Location, patience: Duration) -> bool {
 }
 
 /// A connection that both sides hold open.
-pub struct Connection {
+pub(crate) struct Connection {
     client: TcpStream,
     server: TcpStream,
 }
 
 impl Connection {
-    pub fn open(from: &Location, to: &Location) -> Connection {
+    pub(crate) fn open(from: &Location, to: &Location) -> Connection {
         let listener = to.run(|| TcpListener::bind((to.address, 0)).unwrap());
         let address = listener.local_addr().unwrap();
         let client = from.run(|| TcpStream::connect_timeout(&address, DEADLINE)).unwrap_or_else(|error| {
@@ -279,7 +279,7 @@ impl Connection {
         Connection { client, server }
     }
 
-    pub fn exchange(&self) {
+    pub(crate) fn exchange(&self) {
         for (mut from, mut to) in [(&self.client, &self.server), (&self.server, &self.client)] {
             from.write_all(b"still here").unwrap();
             let mut heard = [0; 10];
@@ -291,7 +291,7 @@ impl Connection {
 
 impl Connection {
     /// Both ends see the reset, although neither sends anything.
-    pub fn is_reset(&self) -> bool {
+    pub(crate) fn is_reset(&self) -> bool {
         [&self.client, &self.server].into_iter().all(|mut end| {
             let read = end.read(&mut [0]);
             read.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
@@ -300,7 +300,7 @@ impl Connection {
 }
 
 /// Sends that many bytes in each direction over one connection, and compares them.
-pub fn transfer(from: &Location, to: &Location, bytes: usize) {
+pub(crate) fn transfer(from: &Location, to: &Location, bytes: usize) {
     let Connection { client, server } = Connection::open(from, to);
     let data: Arc<Vec<u8>> =
         Arc::new((0..bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect());

@@ -102,7 +102,7 @@ pub(super) enum Meaning {
 }
 
 impl Incoming<'_> {
-    pub fn meaning(&self) -> Meaning {
+    pub(super) fn meaning(&self) -> Meaning {
         match self.kind {
             DONE | ERROR => match refusal(self) {
                 Some(refusal) => Meaning::Refused(refusal),

@@ -6,7 +6,7 @@ use super::model::Set;
 use crate::netlink::attribute::{Attributes, put, put_nest, put_text, put_u32_be};
 
 /// `NFTA_LIST_ELEM`, `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.
-pub const LIST_ELEM: u16 = 1;
+pub(super) const LIST_ELEM: u16 = 1;
 const EXPR_NAME: u16 = 1;
 const EXPR_DATA: u16 = 2;
 
@@ -17,12 +17,12 @@ const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 
 /// The name for which the kernel chooses the name of an anonymous set.
-pub const ANONYMOUS: &str = "__set%d";
+pub(super) const ANONYMOUS: &str = "__set%d";
 /// The prefix of the names that it chooses.
-pub const ANONYMOUS_PREFIX: &str = "__set";
+pub(super) const ANONYMOUS_PREFIX: &str = "__set";
 
 /// Appends an expression as an element of a list. `inline` returns the id of an inline set in the transaction.
-pub fn put_expr(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> u32) {
+pub(super) fn put_expr(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> u32) {
     put_nest(to, LIST_ELEM, |to| {
         put_text(to, EXPR_NAME, name(expr));
         put_nest(to, EXPR_DATA, |to| put_expr_data(to, expr, inline));
@@ -30,13 +30,13 @@ pub fn put_expr(to: &mut Vec<u8>, expr: &Expr, inline: &mut dyn FnMut(&Set) -> u
 }
 
 /// Appends the content of a counter expression.
-pub fn put_counter(to: &mut Vec<u8>) {
+pub(super) fn put_counter(to: &mut Vec<u8>) {
     put_text(to, EXPR_NAME, name(&Expr::Counter));
     put_nest(to, EXPR_DATA, |_| ());
 }
 
 /// The count of a counter expression (`NFTA_COUNTER_BYTES`, `NFTA_COUNTER_PACKETS`).
-pub fn count(attributes: Attributes<'_>) -> Option<Count> {
+pub(super) fn count(attributes: Attributes<'_>) -> Option<Count> {
     if attributes.text(EXPR_NAME).as_deref() != Some("counter") {
         return None;
     }
@@ -161,12 +161,12 @@ fn put_set_ref(to: &mut Vec<u8>, set: &SetRef, inline: &mut dyn FnMut(&Set) -> u
 }
 
 /// Appends data that is a value.
-pub fn put_value(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
+pub(super) fn put_value(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     put_nest(to, kind, |to| put(to, DATA_VALUE, value));
 }
 
 /// Appends data that is a verdict.
-pub fn put_verdict(to: &mut Vec<u8>, kind: u16, verdict: &Verdict) {
+pub(super) fn put_verdict(to: &mut Vec<u8>, kind: u16, verdict: &Verdict) {
     let (code, chain) = match verdict {
         Verdict::Drop => (0, None),
         Verdict::Accept => (1, None),
@@ -187,7 +187,7 @@ pub fn put_verdict(to: &mut Vec<u8>, kind: u16, verdict: &Verdict) {
 
 /// Decodes an expression. `inline` finds the anonymous set of a name. Expressions that this module does not write
 /// become [`Expr::Other`].
-pub fn expr(attributes: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Expr {
+pub(super) fn expr(attributes: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Expr {
     let name = attributes.text(EXPR_NAME).unwrap_or_default();
     let data = attributes.nest(EXPR_DATA);
     known(&name, data, inline).unwrap_or_else(|| Expr::Other(name, data.0.to_vec()))
@@ -281,12 +281,12 @@ fn lookup(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<
 }
 
 /// The bytes of data that is a value.
-pub fn value(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
+pub(super) fn value(data: Attributes<'_>, kind: u16) -> Option<&[u8]> {
     data.nest(kind).get(DATA_VALUE)
 }
 
 /// The verdict of data that is one.
-pub fn verdict(data: Attributes<'_>) -> Option<Verdict> {
+pub(super) fn verdict(data: Attributes<'_>) -> Option<Verdict> {
     let verdict = data.nest(DATA_VERDICT);
     let chain = || verdict.text(VERDICT_CHAIN);
     Some(match verdict.u32_be(VERDICT_CODE)?.cast_signed() {

@@ -12,17 +12,17 @@ use crate::netlink::Reply;
 use crate::netlink::attribute::Attributes;
 
 /// The attributes after `struct nfgenmsg`.
-pub fn attributes(reply: &Reply) -> Attributes<'_> {
+pub(super) fn attributes(reply: &Reply) -> Attributes<'_> {
     Attributes(reply.payload.get(4..).unwrap_or_default())
 }
 
 /// The lower half of the ruleset's generation, which is in each object of a dump.
-pub fn generation(reply: &Reply) -> Option<u16> {
+pub(super) fn generation(reply: &Reply) -> Option<u16> {
     Some(u16::from_be_bytes([*reply.payload.get(2)?, *reply.payload.get(3)?]))
 }
 
 /// A chain without its rules, and its name.
-pub fn chain(data: Attributes<'_>) -> Option<(String, Chain)> {
+pub(super) fn chain(data: Attributes<'_>) -> Option<(String, Chain)> {
     let base = match data.get(NFTA_CHAIN_HOOK) {
         Some(hook) => Some(base_chain(data, Attributes(hook))?),
         None => None,
@@ -42,7 +42,7 @@ fn base_chain(data: Attributes<'_>, hook: Attributes<'_>) -> Option<BaseChain> {
 }
 
 /// A rule, and the name of its chain.
-pub fn rule(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<(String, Rule)> {
+pub(super) fn rule(data: Attributes<'_>, inline: &dyn Fn(&str) -> Option<Set>) -> Option<(String, Rule)> {
     let list = data.nest(NFTA_RULE_EXPRESSIONS).filter(|(kind, _)| *kind == LIST_ELEM);
     let exprs = list.map(|(_, one)| expr(Attributes(one), inline)).collect();
     let comment = data.get(NFTA_RULE_USERDATA).and_then(comment).unwrap_or_default();
@@ -63,7 +63,7 @@ fn comment(mut userdata: &[u8]) -> Option<String> {
 
 /// A set without its elements, and its name. For a set of an unknown kind, the key has no fields, so that it differs
 /// from all of Tortie's sets.
-pub fn set(data: Attributes<'_>) -> Option<(String, Set)> {
+pub(super) fn set(data: Attributes<'_>) -> Option<(String, Set)> {
     const NFT_SET_ANONYMOUS_OR_CONSTANT: u32 = 3;
     let flags = data.u32_be(NFTA_SET_FLAGS).unwrap_or(0); // the kernel leaves a 0 out
     let mut spec = SetSpec {
@@ -93,7 +93,7 @@ fn fields(mut number: u32) -> Option<Vec<Field>> {
 }
 
 /// One end of a range, or a whole element, as listed by the kernel.
-pub struct Listed {
+pub(super) struct Listed {
     key: Key,
     closes: bool,
     value: Value,
@@ -101,7 +101,7 @@ pub struct Listed {
 }
 
 /// The elements in one message, without those that cannot be decoded, which Tortie did not write.
-pub fn elements(data: Attributes<'_>) -> Vec<Listed> {
+pub(super) fn elements(data: Attributes<'_>) -> Vec<Listed> {
     let list = data.nest(NFTA_SET_ELEM_LIST_ELEMENTS).filter(|(kind, _)| *kind == LIST_ELEM);
     list.filter_map(|(_, element)| listed(Attributes(element))).collect()
 }
@@ -120,12 +120,12 @@ fn listed(data: Attributes<'_>) -> Option<Listed> {
 }
 
 /// The count of each element by key; for ranges, by the first key.
-pub fn counts(listed: &[Listed]) -> BTreeMap<Key, Count> {
+pub(super) fn counts(listed: &[Listed]) -> BTreeMap<Key, Count> {
     listed.iter().filter_map(|element| Some((element.key, element.count?))).collect()
 }
 
 /// The count of a rule's first counter.
-pub fn rule_count(data: Attributes<'_>) -> Option<Count> {
+pub(super) fn rule_count(data: Attributes<'_>) -> Option<Count> {
     let mut list = data.nest(NFTA_RULE_EXPRESSIONS).filter(|(kind, _)| *kind == LIST_ELEM);
     list.find_map(|(_, one)| count(Attributes(one)))
 }
@@ -136,7 +136,7 @@ fn element_data(data: Attributes<'_>) -> Option<Data> {
 }
 
 /// The elements of a set from everything that was listed, in any order and with duplicates.
-pub fn join(spec: &SetSpec, mut listed: Vec<Listed>) -> BTreeMap<Key, Value> {
+pub(super) fn join(spec: &SetSpec, mut listed: Vec<Listed>) -> BTreeMap<Key, Value> {
     if !spec.interval || spec.key.len() > 1 {
         return listed.into_iter().map(|element| (element.key, element.value)).collect();
     }

@@ -19,7 +19,7 @@ const ELEMENTS_ROOM: usize = MAX_LENGTH - 512;
 
 /// The messages of a part of one change, with the index of the change.
 #[derive(Debug)]
-pub struct Piece {
+pub(super) struct Piece {
     /// The index of the change in the transaction.
     pub op: usize,
     /// The messages.
@@ -28,7 +28,7 @@ pub struct Piece {
 
 impl Piece {
     /// Its size in bytes.
-    pub fn length(&self) -> usize {
+    pub(super) fn length(&self) -> usize {
         self.requests.iter().map(Request::length).sum()
     }
 }
@@ -36,7 +36,7 @@ impl Piece {
 /// The messages of a transaction, in pieces at which it can be split. A chain's rules stay together, because
 /// anonymous sets exist within one transaction only. Elements may be split; each message has at most `room` bytes.
 /// The replacement of an element comes together with its removal.
-pub fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
+pub(super) fn encode(transaction: &Transaction, room: usize) -> Vec<Piece> {
     let elements_room = ELEMENTS_ROOM.min(room / 2);
     let mut encoder = Encoder { table: &transaction.table, next_set_id: 1, elements_room };
     let mut pieces: Vec<Piece> = Vec::new();
@@ -75,12 +75,12 @@ pub fn rule_length(table: &str, chain: &str, rule: &Rule) -> usize {
 }
 
 /// The message that begins a transaction.
-pub fn begin() -> Request {
+pub(super) fn begin() -> Request {
     batch(libc::NFNL_MSG_BATCH_BEGIN as u16)
 }
 
 /// The message that ends a transaction.
-pub fn end() -> Request {
+pub(super) fn end() -> Request {
     batch(libc::NFNL_MSG_BATCH_END as u16)
 }
 
@@ -95,7 +95,7 @@ fn header(family: u8, resource: u16) -> Vec<u8> {
 }
 
 /// A message about an object of a table; also used for requests.
-pub fn message(kind: i32, flags: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
+pub(super) fn message(kind: i32, flags: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Request {
     let mut payload = header(INET, 0);
     fill(&mut payload);
     Request { kind: (SUBSYSTEM << 8) | kind as u16, flags, payload }
@@ -281,7 +281,7 @@ fn byte_order(spec: &SetSpec) -> [u8; 6] {
     [0, 4, a, b, c, d]
 }
 
-pub fn set_flags(spec: &SetSpec) -> u32 {
+pub(super) fn set_flags(spec: &SetSpec) -> u32 {
     let interval = if spec.interval { NFT_SET_INTERVAL } else { 0 };
     let concat = if spec.interval && spec.key.len() > 1 { NFT_SET_CONCAT } else { 0 };
     let map = if spec.data.is_some() { NFT_SET_MAP } else { 0 };
@@ -334,41 +334,41 @@ fn put_element(to: &mut Vec<u8>, spec: &SetSpec, element: &Element) {
 }
 
 // The numbers of `enum nft_table_attributes` and similar enumerations. The name of the table is 1 everywhere.
-pub const NFTA_TABLE: u16 = 1;
-pub const NFTA_TABLE_FLAGS: u16 = 2;
-pub const NFTA_TABLE_OWNER: u16 = 7;
-pub const NFTA_CHAIN_NAME: u16 = 3;
-pub const NFTA_CHAIN_HOOK: u16 = 4;
-pub const NFTA_CHAIN_POLICY: u16 = 5;
-pub const NFTA_CHAIN_TYPE: u16 = 7;
-pub const NFTA_HOOK_HOOKNUM: u16 = 1;
-pub const NFTA_HOOK_PRIORITY: u16 = 2;
-pub const NFTA_RULE_CHAIN: u16 = 2;
-pub const NFTA_RULE_EXPRESSIONS: u16 = 4;
-pub const NFTA_RULE_USERDATA: u16 = 7;
-pub const NFTA_SET_NAME: u16 = 2;
-pub const NFTA_SET_FLAGS: u16 = 3;
-pub const NFTA_SET_KEY_TYPE: u16 = 4;
-pub const NFTA_SET_KEY_LEN: u16 = 5;
-pub const NFTA_SET_DATA_TYPE: u16 = 6;
-pub const NFTA_SET_DATA_LEN: u16 = 7;
-pub const NFTA_SET_DESC: u16 = 9;
-pub const NFTA_SET_ID: u16 = 10;
-pub const NFTA_SET_USERDATA: u16 = 13;
+pub(super) const NFTA_TABLE: u16 = 1;
+pub(super) const NFTA_TABLE_FLAGS: u16 = 2;
+pub(super) const NFTA_TABLE_OWNER: u16 = 7;
+pub(super) const NFTA_CHAIN_NAME: u16 = 3;
+pub(super) const NFTA_CHAIN_HOOK: u16 = 4;
+pub(super) const NFTA_CHAIN_POLICY: u16 = 5;
+pub(super) const NFTA_CHAIN_TYPE: u16 = 7;
+pub(super) const NFTA_HOOK_HOOKNUM: u16 = 1;
+pub(super) const NFTA_HOOK_PRIORITY: u16 = 2;
+pub(super) const NFTA_RULE_CHAIN: u16 = 2;
+pub(super) const NFTA_RULE_EXPRESSIONS: u16 = 4;
+pub(super) const NFTA_RULE_USERDATA: u16 = 7;
+pub(super) const NFTA_SET_NAME: u16 = 2;
+pub(super) const NFTA_SET_FLAGS: u16 = 3;
+pub(super) const NFTA_SET_KEY_TYPE: u16 = 4;
+pub(super) const NFTA_SET_KEY_LEN: u16 = 5;
+pub(super) const NFTA_SET_DATA_TYPE: u16 = 6;
+pub(super) const NFTA_SET_DATA_LEN: u16 = 7;
+pub(super) const NFTA_SET_DESC: u16 = 9;
+pub(super) const NFTA_SET_ID: u16 = 10;
+pub(super) const NFTA_SET_USERDATA: u16 = 13;
 /// The expression of which every new element gets a copy (Linux 5.7 for sets that no rule fills).
-pub const NFTA_SET_EXPR: u16 = 17;
-pub const NFTA_SET_DESC_CONCAT: u16 = 2;
-pub const NFTA_SET_FIELD_LEN: u16 = 1;
-pub const NFTA_SET_ELEM_LIST_SET: u16 = 2;
-pub const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
-pub const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
-pub const NFTA_SET_ELEM_KEY: u16 = 1;
-pub const NFTA_SET_ELEM_DATA: u16 = 2;
-pub const NFTA_SET_ELEM_FLAGS: u16 = 3;
-pub const NFTA_SET_ELEM_EXPR: u16 = 7;
-pub const NFTA_SET_ELEM_KEY_END: u16 = 10;
-pub const NFT_SET_INTERVAL: u32 = 4;
-pub const NFT_SET_MAP: u32 = 8;
-pub const NFT_SET_CONCAT: u32 = 0x80;
-pub const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
-pub const NFT_DATA_VERDICT: u32 = 0xffff_ff00;
+pub(super) const NFTA_SET_EXPR: u16 = 17;
+pub(super) const NFTA_SET_DESC_CONCAT: u16 = 2;
+pub(super) const NFTA_SET_FIELD_LEN: u16 = 1;
+pub(super) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
+pub(super) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+pub(super) const NFTA_SET_ELEM_LIST_SET_ID: u16 = 4;
+pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
+pub(super) const NFTA_SET_ELEM_DATA: u16 = 2;
+pub(super) const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub(super) const NFTA_SET_ELEM_EXPR: u16 = 7;
+pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
+pub(super) const NFT_SET_INTERVAL: u32 = 4;
+pub(super) const NFT_SET_MAP: u32 = 8;
+pub(super) const NFT_SET_CONCAT: u32 = 0x80;
+pub(super) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
+pub(super) const NFT_DATA_VERDICT: u32 = 0xffff_ff00;

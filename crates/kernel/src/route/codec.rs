@@ -27,7 +27,7 @@ use crate::netlink::{Reply, Request};
 const EXCLUSIVE: u16 = libc::NLM_F_CREATE as u16 | libc::NLM_F_EXCL as u16;
 const REPLACE: u16 = libc::NLM_F_CREATE as u16 | libc::NLM_F_REPLACE as u16;
 
-pub fn create(link: &NewLink<'_>) -> Request {
+pub(super) fn create(link: &NewLink<'_>) -> Request {
     let mut message = LinkMessage::default();
     message.attributes = link_attributes(link.name, link.mac, link.mtu);
     if link.up {
@@ -70,14 +70,14 @@ fn set_up(message: &mut LinkMessage, up: bool) {
     message.header.flags.set(LinkFlags::Up, up);
 }
 
-pub fn move_link(index: u32, namespace: BorrowedFd<'_>) -> Request {
+pub(super) fn move_link(index: u32, namespace: BorrowedFd<'_>) -> Request {
     let mut message = LinkMessage::default();
     message.header.index = index;
     message.attributes.push(LinkAttribute::NetNsFd(namespace.as_raw_fd()));
     request(RouteNetlinkMessage::SetLink(message), 0)
 }
 
-pub fn change(change: &Change) -> Request {
+pub(super) fn change(change: &Change) -> Request {
     use RouteNetlinkMessage as M;
     match change {
         Change::SetLink(index, settings) => request(M::SetLink(set_link(*index, settings)), 0),
@@ -183,39 +183,39 @@ fn fdb_message(entry: &FdbEntry) -> NeighbourMessage {
     message
 }
 
-pub fn get_link(name: &str) -> Request {
+pub(super) fn get_link(name: &str) -> Request {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     request(RouteNetlinkMessage::GetLink(message), 0)
 }
 
-pub fn list_links() -> Request {
+pub(super) fn list_links() -> Request {
     request(RouteNetlinkMessage::GetLink(LinkMessage::default()), 0)
 }
 
-pub fn list_addresses() -> Request {
+pub(super) fn list_addresses() -> Request {
     request(RouteNetlinkMessage::GetAddress(AddressMessage::default()), 0)
 }
 
-pub fn list_routes(v6: bool) -> Request {
+pub(super) fn list_routes(v6: bool) -> Request {
     let mut message = RouteMessage::default();
     message.header.address_family = if v6 { AddressFamily::Inet6 } else { AddressFamily::Inet };
     message.header.table = RouteHeader::RT_TABLE_MAIN;
     request(RouteNetlinkMessage::GetRoute(message), 0)
 }
 
-pub fn list_neighbours() -> Request {
+pub(super) fn list_neighbours() -> Request {
     request(RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()), 0)
 }
 
-pub fn list_fdb(link: u32) -> Request {
+pub(super) fn list_fdb(link: u32) -> Request {
     let mut message = NeighbourMessage::default();
     message.header.family = AddressFamily::Bridge;
     message.header.ifindex = link;
     request(RouteNetlinkMessage::GetNeighbour(message), 0)
 }
 
-pub fn link(reply: &Reply) -> Option<Link> {
+pub(super) fn link(reply: &Reply) -> Option<Link> {
     let RouteNetlinkMessage::NewLink(message) = parse(reply)? else { return None };
     let mut link = Link {
         index: message.header.index,
@@ -245,7 +245,7 @@ pub fn link(reply: &Reply) -> Option<Link> {
 }
 
 /// Whether the kernel reports that a link forwards packets (`IF_OPER_UP`, RFC 2863), and not only that it should.
-pub fn is_operating(reply: &Reply) -> bool {
+pub(super) fn is_operating(reply: &Reply) -> bool {
     let Some(RouteNetlinkMessage::NewLink(message)) = parse(reply) else { return false };
     message.attributes.contains(&LinkAttribute::OperState(State::Up))
 }
@@ -272,7 +272,7 @@ fn read_link_info(link: &mut Link, info: Vec<LinkInfo>) {
     }
 }
 
-pub fn address(reply: &Reply) -> Option<Address> {
+pub(super) fn address(reply: &Reply) -> Option<Address> {
     let RouteNetlinkMessage::NewAddress(message) = parse(reply)? else { return None };
     // IFA_LOCAL is the address itself; IPv6 has only IFA_ADDRESS.
     let find = |local: bool| {
@@ -286,7 +286,7 @@ pub fn address(reply: &Reply) -> Option<Address> {
     Some(Address { link: message.header.index, address, prefix_length: message.header.prefix_len })
 }
 
-pub fn route(reply: &Reply) -> Option<Route> {
+pub(super) fn route(reply: &Reply) -> Option<Route> {
     let RouteNetlinkMessage::NewRoute(message) = parse(reply)? else { return None };
     let header = &message.header;
     let kind = match header.kind {
@@ -327,7 +327,7 @@ pub fn route(reply: &Reply) -> Option<Route> {
     Some(Route { destination, kind, link, gateway, onlink, source, protocol: header.protocol.into(), metric })
 }
 
-pub fn neighbour(reply: &Reply) -> Option<Neighbour> {
+pub(super) fn neighbour(reply: &Reply) -> Option<Neighbour> {
     let RouteNetlinkMessage::NewNeighbour(message) = parse(reply)? else { return None };
     if message.header.state != NeighbourState::Permanent {
         return None;
@@ -340,7 +340,7 @@ pub fn neighbour(reply: &Reply) -> Option<Neighbour> {
     Some(Neighbour { link: message.header.ifindex, address, mac: hardware })
 }
 
-pub fn fdb_entry(reply: &Reply) -> Option<FdbEntry> {
+pub(super) fn fdb_entry(reply: &Reply) -> Option<FdbEntry> {
     let RouteNetlinkMessage::NewNeighbour(message) = parse(reply)? else { return None };
     let (bytes, hardware) = neighbour_attributes(&message)?;
     let destination = Ipv4Addr::from(<[u8; 4]>::try_from(bytes.as_slice()).ok()?);

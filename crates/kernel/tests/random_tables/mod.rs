@@ -8,7 +8,7 @@ use tortie_kernel::nftables::expr::state;
 use tortie_kernel::nftables::*;
 
 /// A name of the maximum length (`NFT_NAME_MAXLEN` in `linux/netfilter/nf_tables.h`, without its NUL).
-pub fn longest(name: &str) -> String {
+pub(crate) fn longest(name: &str) -> String {
     format!("{name:-<255}")
 }
 
@@ -18,7 +18,7 @@ fn interface(link: u8) -> Key {
 }
 
 /// `NF_LOG_PREFIXLEN` (`linux/netfilter/nf_log.h`), without its NUL.
-pub const MAX_LOG_PREFIX_LENGTH: usize = 127;
+pub(crate) const MAX_LOG_PREFIX_LENGTH: usize = 127;
 
 /// Text of some length, often the maximum.
 fn text(most: usize) -> impl Strategy<Value = String> {
@@ -29,7 +29,7 @@ fn text(most: usize) -> impl Strategy<Value = String> {
 }
 
 /// A table with some of the sets and chains from a small stock of names, so that two random tables share some.
-pub fn table() -> impl Strategy<Value = Table> {
+pub(crate) fn table() -> impl Strategy<Value = Table> {
     let sets = subsequence(specs(), 0..=specs().len()).prop_flat_map(|specs| {
         specs
             .into_iter()

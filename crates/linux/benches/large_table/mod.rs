@@ -13,14 +13,14 @@ use tortie_policy::program::{
     TierProgram,
 };
 
-pub const SETS: u32 = 2_000;
-pub const MEMBERS: u32 = 100;
-pub const POLICIES: u32 = 2_000;
-pub const RULES: u32 = 10;
+pub(crate) const SETS: u32 = 2_000;
+pub(crate) const MEMBERS: u32 = 100;
+pub(crate) const POLICIES: u32 = 2_000;
+pub(crate) const RULES: u32 = 10;
 
 /// The shape of the rules.
 #[derive(Clone, Copy)]
-pub struct Shape {
+pub(crate) struct Shape {
     pub name: &'static str,
     pub pods: u32,
     /// Whether a policy's rules match one selector and different ports; otherwise each matches another selector, too.
@@ -29,24 +29,24 @@ pub struct Shape {
 
 impl Shape {
     /// The set that a rule of a policy matches.
-    pub fn set(self, policy: u32, rule: u32) -> u32 {
+    pub(crate) fn set(self, policy: u32, rule: u32) -> u32 {
         if self.one_selector { policy % SETS } else { (policy + rule * 101) % SETS }
     }
 }
 
-pub fn port(rule: u32) -> u16 {
+pub(crate) fn port(rule: u32) -> u16 {
     8000 + rule as u16 * 2
 }
 
-pub fn addresses(set: u32) -> impl Iterator<Item = IpAddr> {
+pub(crate) fn addresses(set: u32) -> impl Iterator<Item = IpAddr> {
     (0..MEMBERS).map(move |n| (0x0a00_0000 + set * MEMBERS + n).to_be_bytes().into())
 }
 
-pub fn set_id(n: u32) -> SetId {
+pub(crate) fn set_id(n: u32) -> SetId {
     SetId::new(format!("s:{n:036}"))
 }
 
-pub fn deltas(shape: Shape) -> Vec<Delta> {
+pub(crate) fn deltas(shape: Shape) -> Vec<Delta> {
     let members = |set| addresses(set).map(|address| Member::Net(address.into())).collect();
     let mut deltas: Vec<_> =
         (0..SETS).map(|n| Delta::SetCreated(set_id(n), SetKind::Nets, members(n))).collect();
@@ -86,7 +86,7 @@ pub fn deltas(shape: Shape) -> Vec<Delta> {
 }
 
 /// Creates the interfaces of that many pods, in the calling thread's network namespace.
-pub fn make_links(pods: u32) {
+pub(crate) fn make_links(pods: u32) {
     let mut socket = RouteSocket::open().unwrap();
     for pod in 0..pods {
         let (name, peer) = (format!("cali{pod}"), format!("peer{pod}"));
@@ -97,7 +97,7 @@ pub fn make_links(pods: u32) {
 }
 
 /// Runs it that many times, and returns the median and the 99th percentile.
-pub fn measure(times: usize, mut work: impl FnMut()) -> [Duration; 2] {
+pub(crate) fn measure(times: usize, mut work: impl FnMut()) -> [Duration; 2] {
     let mut took: Vec<Duration> = (0..times)
         .map(|_| {
             let started = Instant::now();
@@ -110,12 +110,12 @@ pub fn measure(times: usize, mut work: impl FnMut()) -> [Duration; 2] {
 }
 
 /// The memory of this process, in bytes.
-pub fn resident() -> u64 {
+pub(crate) fn resident() -> u64 {
     memory("VmRSS:")
 }
 
 /// The peak memory of this process, in bytes.
-pub fn peak() -> u64 {
+pub(crate) fn peak() -> u64 {
     memory("VmHWM:")
 }
 

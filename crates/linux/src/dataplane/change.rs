@@ -10,7 +10,7 @@ use tortie_kernel::nftables::{
 
 /// What must change.
 #[derive(Debug, Default)]
-pub struct Change {
+pub(super) struct Change {
     /// Whole objects before the change.
     old: Table,
     /// The same objects after the change.
@@ -33,7 +33,7 @@ pub struct Change {
 /// Therefore new objects exist one transaction before anything leads to them, and old objects stay one transaction
 /// longer.
 #[derive(Debug, Default)]
-pub struct Steps {
+pub(super) struct Steps {
     /// Objects that nothing leads to yet.
     pub prepare: Vec<Op>,
     /// Changes that packets notice.
@@ -51,7 +51,7 @@ struct Elements {
 
 impl Change {
     /// Sets the desired state of a set; `None` removes it.
-    pub fn set(&mut self, kernel: &Table, name: &str, new: Option<Set>) {
+    pub(super) fn set(&mut self, kernel: &Table, name: &str, new: Option<Set>) {
         if let Some(old) = kernel.sets.get(name) {
             self.old.sets.insert(name.to_owned(), old.clone());
         }
@@ -61,7 +61,7 @@ impl Change {
     }
 
     /// Sets the desired state of a chain; `None` removes it.
-    pub fn chain(&mut self, kernel: &Table, name: &str, new: Option<Chain>) {
+    pub(super) fn chain(&mut self, kernel: &Table, name: &str, new: Option<Chain>) {
         if let Some(old) = kernel.chains.get(name) {
             self.old.chains.insert(name.to_owned(), old.clone());
         }
@@ -71,27 +71,33 @@ impl Change {
     }
 
     /// The desired chains.
-    pub fn new_chains(&mut self) -> impl Iterator<Item = &mut Chain> {
+    pub(super) fn new_chains(&mut self) -> impl Iterator<Item = &mut Chain> {
         self.new.chains.values_mut()
     }
 
     /// The desired chains with their names.
-    pub fn new_chains_by_name(&mut self) -> impl Iterator<Item = (&String, &mut Chain)> {
+    pub(super) fn new_chains_by_name(&mut self) -> impl Iterator<Item = (&String, &mut Chain)> {
         self.new.chains.iter_mut()
     }
 
     /// Removes desired chains for which the condition does not hold.
-    pub fn retain_new_chains(&mut self, stays: impl Fn(&Chain) -> bool) {
+    pub(super) fn retain_new_chains(&mut self, stays: impl Fn(&Chain) -> bool) {
         self.new.chains.retain(|_, chain| stays(chain));
     }
 
     /// The current state of these chains, including those to be removed.
-    pub fn old_chains(&self) -> impl Iterator<Item = &Chain> {
+    pub(super) fn old_chains(&self) -> impl Iterator<Item = &Chain> {
         self.old.chains.values()
     }
 
     /// Sets the value of a key in a set; `None` removes the key.
-    pub fn element(&mut self, set: &str, spec: impl FnOnce() -> SetSpec, key: Key, value: Option<Value>) {
+    pub(super) fn element(
+        &mut self,
+        set: &str,
+        spec: impl FnOnce() -> SetSpec,
+        key: Key,
+        value: Option<Value>,
+    ) {
         if let Some(elements) = self.elements.get_mut(set) {
             elements.keys.insert(key, value);
             return;
@@ -101,13 +107,13 @@ impl Change {
     }
 
     /// Whether a set of this name exists after the change.
-    pub fn has_set(&self, kernel: &Table, name: &str) -> bool {
+    pub(super) fn has_set(&self, kernel: &Table, name: &str) -> bool {
         let untouched = kernel.sets.contains_key(name) && !self.old.sets.contains_key(name);
         untouched || self.new.sets.contains_key(name)
     }
 
     /// The whole table, if the change starts from none.
-    pub fn into_table(self, flags: u32) -> Table {
+    pub(super) fn into_table(self, flags: u32) -> Table {
         let mut table = self.new;
         table.flags = flags;
         for (name, elements) in self.elements {
@@ -120,7 +126,7 @@ impl Change {
     }
 
     /// The operations on the table.
-    pub fn steps(&self, kernel: &Table) -> Steps {
+    pub(super) fn steps(&self, kernel: &Table) -> Steps {
         let (verdict, number) = (Some(DataKind::Verdict), Some(DataKind::Number));
         let mut prepare = additions(&self.new, &self.old);
         prepare.extend(self.element_ops(kernel, verdict, Option::is_some));

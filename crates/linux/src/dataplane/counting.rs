@@ -13,24 +13,24 @@ use super::sets::digest;
 use super::skeleton::is_of_skeleton;
 
 /// Whether the operator wants counters.
-pub fn is_asked_for(state: &NodeState) -> bool {
+pub(super) fn is_asked_for(state: &NodeState) -> bool {
     state.settings.policy_counters == PolicyCounters::Enabled
 }
 
 /// The maximum size of a policy in bytes, given the size of a transaction: in the worst case all of its sets exist
 /// twice.
-pub fn room(state: &NodeState, room: usize) -> usize {
+pub(super) fn room(state: &NodeState, room: usize) -> usize {
     if is_asked_for(state) { room / 2 } else { room }
 }
 
 /// The maximum number of keys of program sets, given the maximum without counters: a counter takes 16 bytes for each
 /// processor.
-pub fn most_keys(state: &NodeState, most: usize) -> usize {
+pub(super) fn most_keys(state: &NodeState, most: usize) -> usize {
     if is_asked_for(state) { most / 8 } else { most }
 }
 
 /// Adds counters to the rules of programs and policies, if requested.
-pub fn take(state: &NodeState, change: &mut Change) {
+pub(super) fn take(state: &NodeState, change: &mut Change) {
     if is_asked_for(state) {
         for (_, chain) in change.new_chains_by_name().filter(|(name, _)| !is_of_skeleton(name)) {
             count(chain);
@@ -39,13 +39,13 @@ pub fn take(state: &NodeState, change: &mut Change) {
 }
 
 /// Whether it is a lookup in a rule's own set with counting elements.
-pub fn is_counting(expr: &Expr) -> bool {
+pub(super) fn is_counting(expr: &Expr) -> bool {
     matches!(expr, Expr::Lookup { set: SetRef::Inline(set), .. } if set.spec.counts)
 }
 
 /// The part of a set's name that distinguishes counting sets: the chain, the rule, and the position of the set in the
 /// rule.
-pub fn name(chain: &str, rule: &Rule, place: usize, set: &Set) -> String {
+pub(super) fn name(chain: &str, rule: &Rule, place: usize, set: &Set) -> String {
     let exprs = rule.exprs.iter().enumerate().filter(|(index, _)| *index != place);
     let rest: Vec<_> = exprs.map(|(_, expr)| expr).collect();
     digest(format!("{chain} {rest:?} {set:?}").as_bytes())

@@ -13,7 +13,7 @@ use super::dirty::Dirty;
 
 /// The pods whose policy has changed, with everything needed to judge their flows.
 #[derive(Debug, Default)]
-pub struct Cut {
+pub(super) struct Cut {
     /// These pods with the objects that their programs name, and nothing else of the node's state.
     judged: NodeState,
     /// Pods that no longer need to be judged.
@@ -24,13 +24,13 @@ pub struct Cut {
 }
 
 /// Whether this state requires cutting.
-pub fn is_asked_for(state: &NodeState) -> bool {
+pub(super) fn is_asked_for(state: &NodeState) -> bool {
     state.settings.established_flows == EstablishedFlows::Cut
 }
 
 impl Cut {
     /// The pods that a change concerns.
-    pub fn new(state: &NodeState, dirty: &Dirty, own_addresses: BTreeSet<IpAddr>) -> Self {
+    pub(super) fn new(state: &NodeState, dirty: &Dirty, own_addresses: BTreeSet<IpAddr>) -> Self {
         let names_dirty_set = |rules: &PolicyRules| rules.set_ids().any(|set| dirty.sets.contains_key(set));
         let policies = state.policies.iter();
         let policies: BTreeSet<&PolicyId> = policies
@@ -64,7 +64,7 @@ impl Cut {
     }
 
     /// Merges a newer value into this one.
-    pub fn ingest(&mut self, newer: Self) {
+    pub(super) fn ingest(&mut self, newer: Self) {
         let is_newer = |id: &EndpointId| newer.gone.contains(id) || newer.judged.endpoints.contains_key(id);
         self.by_address.retain(|_, id| !is_newer(id));
         self.judged.endpoints.retain(|id, _| !is_newer(id));
@@ -75,12 +75,12 @@ impl Cut {
         self.by_address.extend(newer.by_address);
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.judged.endpoints.is_empty()
     }
 
     /// Whether the policy of one of the pods denies a flow.
-    pub fn denies(&self, flow: &Flow) -> bool {
+    pub(super) fn denies(&self, flow: &Flow) -> bool {
         let denies = |address, direction| {
             let pod = self.by_address.get(address).and_then(|id| self.judged.endpoints.get(id));
             pod.is_some_and(|pod| !evaluate(&pod.program, direction, flow, &self.judged))

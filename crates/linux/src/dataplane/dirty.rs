@@ -7,7 +7,7 @@ use tortie_policy::program::{Member, PolicyId, SetId};
 
 /// The changed parts of the state.
 #[derive(Debug, Default)]
-pub struct Dirty {
+pub(super) struct Dirty {
     pub sets: BTreeMap<SetId, Touched>,
     pub policies: BTreeSet<PolicyId>,
     pub endpoints: BTreeSet<EndpointId>,
@@ -21,14 +21,14 @@ pub struct Dirty {
 
 /// The changes of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Touched {
+pub(super) enum Touched {
     Members(BTreeSet<Member>),
     Whole,
 }
 
 impl Dirty {
     /// Records the objects of a delta.
-    pub fn note(&mut self, delta: &Delta) {
+    pub(super) fn note(&mut self, delta: &Delta) {
         match delta {
             Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.skeleton = true,
             Delta::Settings(_) => self.settings = true,
@@ -55,7 +55,7 @@ impl Dirty {
     }
 
     /// The whole state. Policies are included through the endpoints that name them.
-    pub fn everything(state: &NodeState) -> Self {
+    pub(super) fn everything(state: &NodeState) -> Self {
         Self {
             sets: state.sets.keys().map(|id| (id.clone(), Touched::Whole)).collect(),
             policies: BTreeSet::new(),
@@ -66,7 +66,7 @@ impl Dirty {
         }
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.sets.is_empty()
             && self.policies.is_empty()
             && self.endpoints.is_empty()

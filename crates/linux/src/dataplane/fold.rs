@@ -38,7 +38,7 @@ impl Joint {
 }
 
 /// Merges conjunctions as far as possible. Each keeps its origins.
-pub fn fold<T>(mut all: Vec<(Conjunction, Vec<T>)>) -> Vec<(Conjunction, Vec<T>)> {
+pub(super) fn fold<T>(mut all: Vec<(Conjunction, Vec<T>)>) -> Vec<(Conjunction, Vec<T>)> {
     loop {
         let before = all.len();
         all = JOINTS.into_iter().fold(all, join);

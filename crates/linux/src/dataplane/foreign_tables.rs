@@ -23,7 +23,7 @@ const OBJECTS_PER_SECOND: usize = 5_000;
 
 /// The state of foreign tables.
 #[derive(Debug, Default)]
-pub struct ForeignTables {
+pub(super) struct ForeignTables {
     /// The generation of the ruleset that was read, and the number of Tortie's transactions at that time.
     read: Option<(u32, u32)>,
     /// It is not read again before this time.
@@ -37,7 +37,7 @@ pub struct ForeignTables {
 
 impl ForeignTables {
     /// Reads the foreign tables, if they have not been read yet.
-    pub fn look_once(&mut self, own: &str, commits: u32, now: Instant) {
+    pub(super) fn look_once(&mut self, own: &str, commits: u32, now: Instant) {
         if !self.looked {
             self.look(own, commits, now);
         }
@@ -45,7 +45,7 @@ impl ForeignTables {
 
     /// Reads the foreign tables in the calling thread's network namespace. `own` is Tortie's table, and `commits` the
     /// number of Tortie's transactions: if there were no other transactions, nothing is read again.
-    pub fn look(&mut self, own: &str, commits: u32, now: Instant) {
+    pub(super) fn look(&mut self, own: &str, commits: u32, now: Instant) {
         self.looked = true;
         self.legacy = legacy(|names| fs::read_to_string(format!("/proc/thread-self/net/{names}")));
         let unchanged = |(generation, before): (u32, u32)| {
@@ -66,7 +66,7 @@ impl ForeignTables {
     }
 
     /// The conditions.
-    pub fn conditions(&self) -> impl Iterator<Item = Condition> {
+    pub(super) fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.tables.iter().chain(&self.legacy).cloned()
     }
 }

@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Removes connections in a separate thread, in the network namespace in which it was opened.
 #[derive(Debug)]
-pub struct Forgetter {
+pub(super) struct Forgetter {
     work: Arc<Work>,
     wake: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -51,7 +51,7 @@ struct Queue {
 
 impl Forgetter {
     /// Opens a netlink connection, and starts the thread.
-    pub fn open() -> Result<Self> {
+    pub(super) fn open() -> Result<Self> {
         let work =
             Arc::new(Work { conntrack: Mutex::new(Conntrack::open()?), queue: Mutex::new(Queue::default()) });
         let (wake, woken) = channel();
@@ -62,7 +62,7 @@ impl Forgetter {
     }
 
     /// Schedules the removal of the connections of these addresses.
-    pub fn ask(&self, addresses: BTreeSet<IpAddr>) {
+    pub(super) fn ask(&self, addresses: BTreeSet<IpAddr>) {
         if addresses.is_empty() {
             return;
         }
@@ -73,7 +73,7 @@ impl Forgetter {
     }
 
     /// Schedules the removal of the connections that policy denies now.
-    pub fn ask_to_cut(&self, cut: Cut) {
+    pub(super) fn ask_to_cut(&self, cut: Cut) {
         lock(&self.work.queue).cut.ingest(cut);
         if let Some(wake) = &self.wake {
             let _ = wake.send(()); // the thread ends only with us
@@ -84,7 +84,7 @@ impl Forgetter {
     ///
     /// # Errors
     /// An error of the kernel; the removal is retried.
-    pub fn settle<'a>(&self, addresses: impl IntoIterator<Item = &'a IpAddr>) -> Result<()> {
+    pub(super) fn settle<'a>(&self, addresses: impl IntoIterator<Item = &'a IpAddr>) -> Result<()> {
         let queue = lock(&self.work.queue);
         let waits = |address: &&IpAddr| queue.asked.contains(*address) || queue.busy.contains(*address);
         let Some(address) = addresses.into_iter().find(waits) else { return Ok(()) };

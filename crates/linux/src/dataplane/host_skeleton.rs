@@ -31,12 +31,12 @@ const RAW_IN: &str = "raw-in";
 const RAW_OUT: &str = "raw-out";
 const PRE_DNAT: &str = "prednat";
 const OUTPUT: &str = "output";
-pub const HOST_IN: &str = "host-in";
-pub const HOST_FORWARD_IN: &str = "host-forward-in";
-pub const HOST_FORWARD_OUT: &str = "host-forward-out";
+pub(super) const HOST_IN: &str = "host-in";
+pub(super) const HOST_FORWARD_IN: &str = "host-forward-in";
+pub(super) const HOST_FORWARD_OUT: &str = "host-forward-out";
 
 /// The name that stands for all interfaces without a host endpoint of their own.
-pub const EVERY_INTERFACE: &str = "*";
+pub(super) const EVERY_INTERFACE: &str = "*";
 
 /// The chain of a host endpoint for `*` for forwarded packets of pods.
 const FORWARD_FROM_PODS: &str = "forward-from-pods";
@@ -51,7 +51,7 @@ const RAW: i32 = -300;
 const MANGLE: i32 = -150;
 
 /// The chains; none if there is no host endpoint.
-pub fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> {
+pub(super) fn chains(config: &Config, node: &NodeState) -> Vec<(String, Chain)> {
     if node.host_endpoints.is_empty() {
         return Vec::new();
     }
@@ -98,7 +98,7 @@ fn is_for_every_interface(node: &NodeState) -> bool {
 }
 
 /// Whether a chain is one of these.
-pub fn is_chain(name: &str) -> bool {
+pub(super) fn is_chain(name: &str) -> bool {
     let base = [RAW_IN, RAW_OUT, PRE_DNAT, OUTPUT, FORWARD_FROM_PODS, FORWARD_TO_PODS];
     base.contains(&name) || [HOST_IN, HOST_FORWARD_IN, HOST_FORWARD_OUT].contains(&name)
 }
@@ -194,7 +194,7 @@ fn ask(slot: Slot) -> Vec<Rule> {
 ///
 /// The key of the second map is eight zero bytes, of which the number replaces the last four. `nft` has no syntax for
 /// a map behind a map, and aborts with a failed assertion if it finds one; it takes this form for a constant.
-pub fn to_program(load: Expr, slot: Slot, comment: &str) -> Rule {
+pub(super) fn to_program(load: Expr, slot: Slot, comment: &str) -> Rule {
     const KEY: Register = 4;
     let (programs, chains) = slot.maps();
     let exprs = vec![

@@ -14,14 +14,14 @@ use super::sets::digest;
 
 /// How often the chains in the table name each of these sets.
 #[derive(Debug, Default)]
-pub struct Literals {
+pub(super) struct Literals {
     users: BTreeMap<String, usize>,
 }
 
 impl Literals {
     /// Replaces sets inside the rules of a change by named sets, and creates and removes those sets together with the
     /// chains.
-    pub fn take(&mut self, kernel: &Table, change: &mut Change) {
+    pub(super) fn take(&mut self, kernel: &Table, change: &mut Change) {
         let mut sets = BTreeMap::new();
         change.new_chains_by_name().for_each(|(name, chain)| lift(name, chain, &mut sets));
         let mut touched = BTreeSet::new();
@@ -71,7 +71,7 @@ fn lift(of: &str, chain: &mut Chain, sets: &mut BTreeMap<String, Set>) {
 }
 
 /// The prefix of the names of these sets.
-pub const PREFIX: &str = "l-";
+pub(super) const PREFIX: &str = "l-";
 
 /// The name; sets with the same elements have the same name.
 fn name(set: &Set) -> String {
@@ -84,7 +84,7 @@ fn name(set: &Set) -> String {
 }
 
 /// The names of such sets in a chain.
-pub fn names(chain: &Chain) -> Vec<String> {
+pub(super) fn names(chain: &Chain) -> Vec<String> {
     let exprs = chain.rules.iter().flat_map(|rule| &rule.exprs);
     let named = exprs.filter_map(|expr| match expr {
         Expr::Lookup { set: SetRef::Named(name), .. } if name.starts_with(PREFIX) => Some(name.clone()),

@@ -22,7 +22,7 @@ const MAX_VALUES: usize = 64;
 
 /// A set whose keys are derived from other sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lookup {
+pub(super) struct Lookup {
     key: Keyed,
     sources: Vec<Source>,
     /// The number of keys when it was created.
@@ -47,7 +47,7 @@ enum Addresses {
 
 impl Lookup {
     /// The desired set.
-    pub fn set(&self, state: &NodeState) -> Set {
+    pub(super) fn set(&self, state: &NodeState) -> Set {
         let mut elements = BTreeMap::new();
         for source in &self.sources {
             for address in source.addresses(state, self.key.family) {
@@ -58,12 +58,12 @@ impl Lookup {
     }
 
     /// The type of its elements.
-    pub fn spec(&self) -> SetSpec {
+    pub(super) fn spec(&self) -> SetSpec {
         SetSpec { counts: self.counts, ..self.key.spec() }
     }
 
     /// The keys that are added or removed with a member of a set, each with whether it is wanted.
-    pub fn touched(&self, state: &NodeState, id: &SetId, member: &Member) -> BTreeMap<Key, bool> {
+    pub(super) fn touched(&self, state: &NodeState, id: &SetId, member: &Member) -> BTreeMap<Key, bool> {
         let Some(address) = single(member, self.key.family) else { return BTreeMap::new() };
         let from = self.sources.iter().filter(|source| source.addresses == Addresses::Of(id.clone()));
         let keys: BTreeSet<_> = from.flat_map(|source| source.keys(&address)).collect();
@@ -74,7 +74,7 @@ impl Lookup {
 }
 
 /// The comments of those lines that match a key of a set with many combined rules.
-pub fn asking<'a>(
+pub(super) fn asking<'a>(
     lines: Vec<&'a Line>,
     sets: &BTreeMap<String, &SetId>,
     lookup: &Lookup,
@@ -143,7 +143,7 @@ impl Source {
 /// Replaces a run of lines with one action by sets and lines, if that needs fewer tests. `sets` are the sets that the
 /// lines name, by nftables name. `prefix` is the prefix for the names of new sets, which may have `most_keys` keys in
 /// total.
-pub fn look_up(
+pub(super) fn look_up(
     run: &[Line],
     sets: &BTreeMap<String, &SetId>,
     prefix: &str,
@@ -225,7 +225,7 @@ fn keys(tests: &[Test], sets: &BTreeMap<String, &SetId>) -> Option<(Keyed, Sourc
 }
 
 /// The nftables names of sets of single addresses.
-pub fn address_sets<'a>(ids: impl Iterator<Item = &'a SetId>) -> BTreeMap<String, &'a SetId> {
+pub(super) fn address_sets<'a>(ids: impl Iterator<Item = &'a SetId>) -> BTreeMap<String, &'a SetId> {
     let names = |id| [Family::V4, Family::V6].map(|family| (Part::Addresses(family).name(id), id));
     ids.flat_map(names).collect()
 }

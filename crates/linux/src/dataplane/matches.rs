@@ -17,10 +17,10 @@ const MAX_ALTERNATIVES: usize = 256;
 
 /// A rule with too many alternatives.
 #[derive(Debug, PartialEq, Eq)]
-pub struct TooManyAlternatives;
+pub(super) struct TooManyAlternatives;
 
 /// The conjunctions that together match what the rule matches. `exists` says whether an nftables set exists.
-pub fn conjunctions(
+pub(super) fn conjunctions(
     rule: &Rule,
     exists: &dyn Fn(&str) -> bool,
 ) -> Result<Vec<Conjunction>, TooManyAlternatives> {

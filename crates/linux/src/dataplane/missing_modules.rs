@@ -15,11 +15,11 @@ use crate::dataplane::change::Change;
 
 /// The features that the kernel is known to lack.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct MissingModules(pub BTreeSet<Feature>);
+pub(super) struct MissingModules(pub BTreeSet<Feature>);
 
 impl MissingModules {
     /// Removes what a change can do without.
-    pub fn adapt(&self, change: &mut Change) {
+    pub(super) fn adapt(&self, change: &mut Change) {
         if self.0.is_empty() {
             return;
         }
@@ -51,7 +51,7 @@ impl MissingModules {
     }
 
     /// The conditions if the rest is in force.
-    pub fn conditions(&self) -> impl Iterator<Item = Condition> {
+    pub(super) fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.0.iter().filter_map(|feature| {
             let so = said_without(*feature)?;
             let modules = feature.modules();
@@ -62,14 +62,14 @@ impl MissingModules {
     }
 
     /// The missing modules without which there is no policy, if any.
-    pub fn needed(&self) -> Option<String> {
+    pub(super) fn needed(&self) -> Option<String> {
         let needed = self.0.iter().filter(|feature| said_without(**feature).is_none());
         let modules: Vec<_> = needed.map(|feature| feature.modules()).collect();
         (!modules.is_empty()).then(|| modules.join(", "))
     }
 
     /// Adds the missing modules to an error, if they may be the cause.
-    pub fn explain(&self, error: Error) -> crate::Error {
+    pub(super) fn explain(&self, error: Error) -> crate::Error {
         match self.needed() {
             Some(modules) if may_be_missing(&error) => {
                 crate::Error::ModuleMissing { modules, failure: Box::new(error) }
@@ -93,7 +93,7 @@ fn said_without(feature: Feature) -> Option<&'static str> {
 }
 
 /// Whether a missing module may be the cause of an error.
-pub fn may_be_missing(error: &Error) -> bool {
+pub(super) fn may_be_missing(error: &Error) -> bool {
     let numbers = [libc::ENOENT, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EINVAL];
     matches!(error, Error::Transaction { .. } | Error::Refused { .. })
         && error.errno().is_some_and(|number| numbers.contains(&number))

@@ -21,12 +21,12 @@ const POOLS: [(Family, &str, &str); 2] =
 const SOURCE_NAT: i32 = 100;
 
 /// Whether a chain or a set belongs to this module.
-pub fn is_part(name: &str) -> bool {
+pub(super) fn is_part(name: &str) -> bool {
     name == CHAIN || POOLS.iter().any(|(_, all, nat)| [all, nat].contains(&&name))
 }
 
 /// Adds the chain and its sets to a table, if any pool requires it.
-pub fn add(config: &Config, node: &NodeState, table: &mut Table) {
+pub(super) fn add(config: &Config, node: &NodeState, table: &mut Table) {
     let pools = &node.settings.pools;
     let mut rules = Vec::new();
     for (family, all, nat) in POOLS {

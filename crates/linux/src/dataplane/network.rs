@@ -19,14 +19,14 @@ use super::Config;
 
 /// The protocol number of Tortie's routes. Nobody else has it in `rtnetlink.h` and iproute2's `rt_protos`. Calico's
 /// is 80 (`felix/dataplane/linux/route_mgr.go`), and Tortie must not delete Calico's routes.
-pub const PROTOCOL: u8 = 84;
+pub(super) const PROTOCOL: u8 = 84;
 
 /// The mark (`ifalias`) of the VXLAN link that Tortie creates.
 const MARK: &str = "tortie overlay";
 
 /// The routes and links of the node, and the known state of the kernel.
 #[derive(Debug)]
-pub struct Network {
+pub(super) struct Network {
     socket: RouteSocket,
     config: Config,
     /// The known state of the kernel; `None` if it is unknown and must be read before it is changed.
@@ -54,14 +54,14 @@ struct Tables {
 }
 
 impl Network {
-    pub fn open(config: Config) -> Result<Self> {
+    pub(super) fn open(config: Config) -> Result<Self> {
         let (vxlan, foreign, prepared, endpoints, node) = Default::default();
         let socket = RouteSocket::open()?;
         Ok(Self { socket, config, kernel: None, vxlan, foreign, prepared, endpoints, node, retry: false })
     }
 
     /// Applies changes, if there are any, and what failed the last time.
-    pub fn apply(&mut self, state: &NodeState, changed: bool) -> Result<()> {
+    pub(super) fn apply(&mut self, state: &NodeState, changed: bool) -> Result<()> {
         if !changed && !self.retry && self.kernel.is_some() {
             return Ok(());
         }
@@ -69,14 +69,14 @@ impl Network {
     }
 
     /// Reads everything back and repairs differences.
-    pub fn resync(&mut self, state: &NodeState) -> Result<()> {
+    pub(super) fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.kernel = None;
         self.prepared.clear();
         self.reconcile(state).inspect_err(|_| self.kernel = None)
     }
 
     /// The node's own addresses with their interfaces.
-    pub fn own_addresses(&mut self) -> Result<BTreeMap<IpAddr, String>> {
+    pub(super) fn own_addresses(&mut self) -> Result<BTreeMap<IpAddr, String>> {
         let names: BTreeMap<_, _> =
             self.socket.links()?.into_iter().map(|link| (link.index, link.name)).collect();
         let addresses = self.socket.addresses()?;
@@ -84,7 +84,7 @@ impl Network {
     }
 
     /// Adds the conditions to a report.
-    pub fn report(&self, report: &mut Report) {
+    pub(super) fn report(&self, report: &mut Report) {
         for (id, condition) in &self.endpoints {
             report.endpoints.entry(id.clone()).or_default().push(condition.clone());
         }
@@ -421,7 +421,7 @@ fn is_gone(change: &Change, error: &Error) -> bool {
 
 /// The parameters of the host end of a pod's link: the host answers ARP for the pod's gateway, which nobody has
 /// (169.254.1.1), and accepts packets only from addresses to which it would route over this link.
-pub fn link_parameters(name: &str) -> Result<()> {
+pub(crate) fn link_parameters(name: &str) -> Result<()> {
     for (parameter, value) in [("proxy_arp", "1"), ("rp_filter", "1"), ("forwarding", "1")] {
         sysctl::ensure(&format!("net/ipv4/conf/{name}/{parameter}"), value)?;
     }

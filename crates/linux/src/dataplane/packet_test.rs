@@ -6,11 +6,11 @@ use tortie_policy::program::IcmpMatch;
 use super::sets::{Family, set};
 
 /// Tests that must all hold.
-pub type Conjunction = Vec<Test>;
+pub(super) type Conjunction = Vec<Test>;
 
 /// One test of a packet. A test of a header must come after the test of its family or protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Test {
+pub(super) enum Test {
     /// The packet has this family.
     Family(Family),
     /// The protocol is one of these sorted numbers (none of them, if `invert`).
@@ -27,7 +27,7 @@ pub enum Test {
 
 /// The packet fields in the keys of a set: the address of one side, and what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Keyed {
+pub(super) struct Keyed {
     pub side: PacketEnd,
     pub family: Family,
     pub then: Then,
@@ -35,7 +35,7 @@ pub struct Keyed {
 
 /// The part of a key after the address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Then {
+pub(super) enum Then {
     Nothing,
     Protocol,
     /// The protocol, and the port of this side.
@@ -44,18 +44,18 @@ pub enum Then {
 
 /// The end of the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PacketEnd {
+pub(super) enum PacketEnd {
     Source,
     Destination,
 }
 
 /// Sorted ranges of keys of one length, both ends included, that neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Ranges(Vec<(Key, Key)>);
+pub(super) struct Ranges(Vec<(Key, Key)>);
 
 impl Ranges {
     /// Merges ranges that overlap or touch.
-    pub fn new(mut ranges: Vec<(Key, Key)>) -> Self {
+    pub(super) fn new(mut ranges: Vec<(Key, Key)>) -> Self {
         ranges.sort_unstable();
         let mut joined: Vec<(Key, Key)> = Vec::new();
         for (first, last) in ranges {
@@ -69,16 +69,16 @@ impl Ranges {
     }
 
     /// The union of two.
-    pub fn union(&self, other: &Self) -> Self {
+    pub(super) fn union(&self, other: &Self) -> Self {
         Self::new([&self.0[..], &other.0].concat())
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &(Key, Key)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(Key, Key)> {
         self.0.iter()
     }
 
     /// The single keys, if there are at most this many.
-    pub fn keys(&self, most: usize) -> Option<Vec<Key>> {
+    pub(super) fn keys(&self, most: usize) -> Option<Vec<Key>> {
         let mut keys = Vec::new();
         for (first, last) in &self.0 {
             let mut next = Some(*first);
@@ -94,7 +94,7 @@ impl Ranges {
     }
 
     /// Whether they contain everything (true) or nothing (false), if one of the two holds.
-    pub fn always(&self) -> Option<bool> {
+    pub(super) fn always(&self) -> Option<bool> {
         match self.0.as_slice() {
             [] => Some(false),
             [(first, last)] if first.previous().is_none() && last.next().is_none() => Some(true),
@@ -104,18 +104,18 @@ impl Ranges {
 }
 
 /// Ranges of port numbers.
-pub fn port_ranges(ports: impl Iterator<Item = (u16, u16)>) -> Ranges {
+pub(super) fn port_ranges(ports: impl Iterator<Item = (u16, u16)>) -> Ranges {
     Ranges::new(ports.map(|(first, last)| (Key::port(first), Key::port(last))).collect())
 }
 
 /// The expressions that continue only if all tests hold.
-pub fn exprs(tests: &[Test]) -> Vec<Expr> {
+pub(super) fn exprs(tests: &[Test]) -> Vec<Expr> {
     tests.iter().flat_map(Test::exprs).collect()
 }
 
 impl Test {
     /// The expressions that continue only if the test holds.
-    pub fn exprs(&self) -> Vec<Expr> {
+    pub(super) fn exprs(&self) -> Vec<Expr> {
         match self {
             Self::Family(family) => {
                 let load = Expr::Meta { register: 0, key: MetaKey::NfProto };
@@ -146,17 +146,17 @@ impl Test {
 
 impl Keyed {
     /// The address of one side.
-    pub fn address(side: PacketEnd, family: Family) -> Self {
+    pub(super) fn address(side: PacketEnd, family: Family) -> Self {
         Self { side, family, then: Then::Nothing }
     }
 
     /// Address, protocol and port of one side.
-    pub fn address_port(side: PacketEnd, family: Family) -> Self {
+    pub(super) fn address_port(side: PacketEnd, family: Family) -> Self {
         Self { side, family, then: Then::Port(side) }
     }
 
     /// The type of sets with such keys.
-    pub fn spec(self) -> SetSpec {
+    pub(super) fn spec(self) -> SetSpec {
         let further: &[Field] = match self.then {
             Then::Nothing => &[],
             Then::Protocol => &[Field::Protocol],
@@ -192,12 +192,12 @@ fn icmp_is(icmp: &IcmpMatch, invert: bool) -> Vec<Expr> {
 }
 
 /// Loads the address of one side into the first registers.
-pub fn load_address(side: PacketEnd, family: Family) -> Expr {
+pub(super) fn load_address(side: PacketEnd, family: Family) -> Expr {
     load_address_to(side, family, 0)
 }
 
 /// Loads the address of one side into this register and the following ones.
-pub fn load_address_to(side: PacketEnd, family: Family, register: Register) -> Expr {
+pub(super) fn load_address_to(side: PacketEnd, family: Family, register: Register) -> Expr {
     let offset = match (family, side) {
         (Family::V4, PacketEnd::Source) => 12,
         (Family::V4, PacketEnd::Destination) => 16,
@@ -216,7 +216,7 @@ fn load_port(side: PacketEnd, register: Register) -> Expr {
 }
 
 /// The first registers contain a key of the set (none, if `invert`).
-pub fn in_set(name: &str, invert: bool) -> Expr {
+pub(super) fn in_set(name: &str, invert: bool) -> Expr {
     Expr::Lookup { register: 0, set: SetRef::named(name), invert }
 }
 

@@ -29,7 +29,7 @@ const MAX_BYTES: usize = 8 << 20;
 
 /// The rendered rules of one direction of a policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Lines {
+pub(super) struct Lines {
     /// The lines, in order.
     pub lines: Vec<Line>,
     /// The sets that the rules name.
@@ -40,7 +40,7 @@ pub struct Lines {
 
 /// Why something cannot be expressed as nftables rules.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
+pub(super) struct Problem {
     /// The policy, and the rule if it is one; absent if it is the whole program.
     pub object: Option<ObjectRef>,
     pub message: String,
@@ -48,7 +48,7 @@ pub struct Problem {
 
 /// One future nftables rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Line {
+pub(super) struct Line {
     pub action: Action,
     pub tests: Conjunction,
     /// Its origin, as in `NetworkPolicy demo/web Ingress rule 1, 2`.
@@ -60,7 +60,7 @@ pub struct Line {
 impl Lines {
     /// The lines of a policy's rules. `exists` says whether an nftables set exists, and `room` how many bytes fit in
     /// one transaction.
-    pub fn new(
+    pub(super) fn new(
         id: &PolicyId,
         rules: Option<&PolicyRules>,
         direction: Direction,
@@ -77,25 +77,25 @@ impl Lines {
     }
 
     /// A policy that denies everything, because of a problem.
-    pub fn deny(problem: Problem) -> Self {
+    pub(super) fn deny(problem: Problem) -> Self {
         let line = Line::all(Action::Deny, "closed: the policy cannot be enforced");
         Self { lines: vec![line], sets: BTreeSet::new(), problem: Some(problem) }
     }
 
     /// Whether one of the lines is a Pass.
-    pub fn passes(&self) -> bool {
+    pub(super) fn passes(&self) -> bool {
         self.lines.iter().any(|line| line.action == Action::Pass)
     }
 }
 
 impl Line {
     /// A line that matches every packet.
-    pub fn all(action: Action, comment: &str) -> Self {
+    pub(super) fn all(action: Action, comment: &str) -> Self {
         Self { action, tests: Vec::new(), comment: comment.to_owned(), log: None }
     }
 
     /// The nftables rules: one, or two if a rejection depends on the protocol.
-    pub fn rules(&self, stage: Stage, deny: FilterDenyAction, pass: Option<&Verdict>) -> Vec<Rule> {
+    pub(super) fn rules(&self, stage: Stage, deny: FilterDenyAction, pass: Option<&Verdict>) -> Vec<Rule> {
         let rule = |last: &[Expr]| Rule::new([&exprs(&self.tests), last].concat(), &self.comment);
         let verdict = |verdict: Verdict| vec![rule(&[Expr::Verdict(verdict)])];
         match (self.action, pass) {
@@ -112,7 +112,7 @@ impl Line {
 }
 
 /// The chain of one direction of a policy. Packets that it neither allows nor denies return from it.
-pub fn chain_name(id: &PolicyId, direction: Direction, stage: Stage) -> String {
+pub(super) fn chain_name(id: &PolicyId, direction: Direction, stage: Stage) -> String {
     let direction = match direction {
         Direction::Ingress => "i",
         Direction::Egress => "e",
@@ -121,7 +121,7 @@ pub fn chain_name(id: &PolicyId, direction: Direction, stage: Stage) -> String {
 }
 
 /// A problem of a policy as a whole.
-pub fn problem(id: &PolicyId, message: impl Into<String>) -> Problem {
+pub(super) fn problem(id: &PolicyId, message: impl Into<String>) -> Problem {
     Problem { object: Some(id.into()), message: message.into() }
 }
 

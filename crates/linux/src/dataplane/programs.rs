@@ -27,7 +27,7 @@ const MAX_CHAINS: usize = 12;
 
 /// The content of a program in one direction. Pods with equal content share their program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProgramSpec {
+pub(super) struct ProgramSpec {
     pub direction: Direction,
     pub stage: Stage,
     pub tiers: Vec<TierProgram>,
@@ -35,21 +35,21 @@ pub struct ProgramSpec {
 }
 
 impl ProgramSpec {
-    pub fn new(program: &EndpointProgram, slot: Slot) -> Self {
+    pub(super) fn new(program: &EndpointProgram, slot: Slot) -> Self {
         let direction = slot.direction();
         let (tiers, profiles) = (program.tiers(direction).to_vec(), program.profiles.clone());
         Self { direction, stage: slot.stage(), tiers, profiles }
     }
 
     /// The policies and profiles that it names.
-    pub fn policies(&self) -> impl Iterator<Item = &PolicyId> {
+    pub(super) fn policies(&self) -> impl Iterator<Item = &PolicyId> {
         self.tiers.iter().flat_map(|tier| &tier.policies).chain(&self.profiles)
     }
 }
 
 /// The prefix of the chain names of one direction of a program, which is equal for all endpoints with the same
 /// policies.
-pub fn program_name(program: &EndpointProgram, slot: Slot) -> String {
+pub(super) fn program_name(program: &EndpointProgram, slot: Slot) -> String {
     let (stage, direction) = (slot.stage().letter(), slot.direction());
     let prefix = match direction {
         Direction::Ingress => "i",
@@ -60,13 +60,13 @@ pub fn program_name(program: &EndpointProgram, slot: Slot) -> String {
 }
 
 /// The name of the first chain of a program.
-pub fn first_chain(program: &str) -> String {
+pub(super) fn first_chain(program: &str) -> String {
     format!("{program}-0")
 }
 
 /// A rendered program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RenderedProgram {
+pub(super) struct RenderedProgram {
     /// The chains by name, the first chain first.
     pub chains: Vec<(String, Chain)>,
     /// Its own sets, by name.
@@ -79,12 +79,12 @@ pub struct RenderedProgram {
 
 impl RenderedProgram {
     /// The number of keys when its sets were created.
-    pub fn keys(&self) -> usize {
+    pub(super) fn keys(&self) -> usize {
         self.lookups.values().map(|lookup| lookup.keys).sum()
     }
 
     /// Replaces an older form of it in the table.
-    pub fn put(&self, old: &Self, state: &NodeState, kernel: &Table, change: &mut Change) {
+    pub(super) fn put(&self, old: &Self, state: &NodeState, kernel: &Table, change: &mut Change) {
         for (name, _) in &old.chains {
             change.chain(kernel, name, None);
         }
@@ -101,7 +101,7 @@ impl RenderedProgram {
 }
 
 /// The sources of a program.
-pub struct Sources<'a> {
+pub(super) struct Sources<'a> {
     /// The lines of a policy in the program's direction.
     pub lines: &'a dyn Fn(&PolicyId) -> &'a Lines,
     /// The number of members of a set.
@@ -117,7 +117,7 @@ pub struct Sources<'a> {
 }
 
 /// A program that drops everything because of a problem.
-pub fn closed(name: &str, message: String) -> RenderedProgram {
+pub(super) fn closed(name: &str, message: String) -> RenderedProgram {
     let rules = vec![Rule::new(vec![Expr::Verdict(Verdict::Drop)], "closed: the policy cannot be enforced")];
     let chains = vec![(first_chain(name), Chain { base: None, rules })];
     let problem = Some(Problem { object: None, message });
@@ -125,7 +125,7 @@ pub fn closed(name: &str, message: String) -> RenderedProgram {
 }
 
 /// Renders a program.
-pub fn write(name: &str, asked: &ProgramSpec, sources: &Sources<'_>) -> RenderedProgram {
+pub(super) fn write(name: &str, asked: &ProgramSpec, sources: &Sources<'_>) -> RenderedProgram {
     let chains = vec![Vec::new()];
     let mut writer = Writer { name, asked, sources, chains, written: RenderedProgram::default() };
     writer.program();

@@ -19,17 +19,17 @@ use super::packet_test::Ranges;
 
 /// The address family of a set or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
+pub(super) enum Family {
     V4,
     V6,
 }
 
 impl Family {
-    pub fn of(address: IpAddr) -> Self {
+    pub(super) fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    pub fn field(self) -> Field {
+    pub(super) fn field(self) -> Field {
         match self {
             Self::V4 => Field::Ipv4,
             Self::V6 => Field::Ipv6,
@@ -37,7 +37,7 @@ impl Family {
     }
 
     /// The kernel's number.
-    pub fn number(self) -> u8 {
+    pub(super) fn number(self) -> u8 {
         match self {
             Self::V4 => libc::NFPROTO_IPV4 as u8,
             Self::V6 => libc::NFPROTO_IPV6 as u8,
@@ -45,21 +45,21 @@ impl Family {
     }
 
     /// The number of registers for an address.
-    pub fn registers(self) -> Register {
+    pub(super) fn registers(self) -> Register {
         self.field().length() as Register / 4
     }
 }
 
 /// The part of a set's members in an nftables set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub(super) enum Part {
     Addresses(Family),
     Nets(Family),
     AddressPorts(Family),
 }
 
 impl Part {
-    pub const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Addresses(Family::V4),
         Self::Addresses(Family::V6),
         Self::Nets(Family::V4),
@@ -69,7 +69,7 @@ impl Part {
     ];
 
     /// The name of the nftables set. It is short, because the kernel finds a set by comparing the names of all.
-    pub fn name(self, id: &SetId) -> String {
+    pub(super) fn name(self, id: &SetId) -> String {
         let prefix = match self {
             Self::Addresses(Family::V4) => "a4",
             Self::Addresses(Family::V6) => "a6",
@@ -88,7 +88,7 @@ impl Part {
         name
     }
 
-    pub fn spec(self) -> SetSpec {
+    pub(super) fn spec(self) -> SetSpec {
         match self {
             Self::Addresses(family) => SetSpec::hash(&[family.field()]),
             Self::Nets(family) => SetSpec::interval(&[family.field()]),
@@ -97,7 +97,7 @@ impl Part {
     }
 
     /// Whether the nftables set exists even without members.
-    pub fn always(self, kind: SetKind) -> bool {
+    pub(super) fn always(self, kind: SetKind) -> bool {
         match kind {
             SetKind::Nets => self == Self::Addresses(Family::V4),
             SetKind::AddressPorts => self == Self::AddressPorts(Family::V4),
@@ -105,7 +105,7 @@ impl Part {
     }
 
     /// The part of a member.
-    pub fn of(member: &Member) -> Self {
+    pub(super) fn of(member: &Member) -> Self {
         match member {
             Member::Net(net) if net.prefix_len() == net.max_prefix_len() => {
                 Self::Addresses(Family::of(net.addr()))
@@ -117,7 +117,7 @@ impl Part {
 }
 
 /// The nftables sets of one set, by name; none if the set is unknown.
-pub fn kernel_sets(state: &NodeState, id: &SetId) -> BTreeMap<String, Set> {
+pub(super) fn kernel_sets(state: &NodeState, id: &SetId) -> BTreeMap<String, Set> {
     let Some((kind, members)) = state.sets.get(id) else { return BTreeMap::new() };
     let parts = Part::ALL.into_iter().filter_map(|part| {
         let elements = elements(part, members);
@@ -128,7 +128,7 @@ pub fn kernel_sets(state: &NodeState, id: &SetId) -> BTreeMap<String, Set> {
 }
 
 /// A set with these elements.
-pub fn set(spec: SetSpec, elements: impl IntoIterator<Item = Element>) -> Set {
+pub(super) fn set(spec: SetSpec, elements: impl IntoIterator<Item = Element>) -> Set {
     Set { spec, elements: elements.into_iter().map(|element| (element.key, element.value)).collect() }
 }
 
@@ -145,7 +145,7 @@ fn elements(part: Part, members: &BTreeSet<Member>) -> Vec<Element> {
 
 /// The element changes in a part's nftables set when members of the part are added or removed. `there` are the
 /// current elements, and `members` the new members. A key may get its current value again.
-pub fn changes(
+pub(super) fn changes(
     part: Part,
     touched: &[&Member],
     members: &BTreeSet<Member>,
@@ -232,7 +232,7 @@ fn single(member: &Member) -> Key {
 }
 
 /// The smallest number of ranges with the same addresses as networks of one family.
-pub fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Ranges {
+pub(super) fn ranges(nets: impl IntoIterator<Item = IpNet>) -> Ranges {
     let ends = |net: IpNet| (Key::address(net.network()), Key::address(net.broadcast()));
     Ranges::new(nets.into_iter().map(ends).collect())
 }
@@ -242,12 +242,12 @@ const DIGITS: usize = 13;
 const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// The first 32 bits of the SHA-256.
-pub fn digest_number(text: &str) -> u32 {
+pub(super) fn digest_number(text: &str) -> u32 {
     Sha256::digest(text.as_bytes()).iter().take(4).fold(0, |number, byte| (number << 8) | u32::from(*byte))
 }
 
 /// The first 16 hexadecimal digits of the SHA-256.
-pub fn digest(bytes: &[u8]) -> String {
+pub(super) fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 

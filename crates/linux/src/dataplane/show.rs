@@ -31,7 +31,11 @@ const MAX_NUMBERS: usize = 100_000;
 
 impl PolicyTable {
     /// Reads what the kernel has for a pod.
-    pub fn show(&mut self, state: &NodeState, id: &EndpointId) -> std::result::Result<Shown, ShowError> {
+    pub(super) fn show(
+        &mut self,
+        state: &NodeState,
+        id: &EndpointId,
+    ) -> std::result::Result<Shown, ShowError> {
         let unknown = || ShowError::NoEndpoint(id.to_string());
         let endpoint = state.endpoints.get(id).ok_or_else(unknown)?;
         self.read(state, endpoint)

@@ -35,19 +35,19 @@ const FORWARD_FROM: &str = "forward-from";
 const FORWARD_TO: &str = "forward-to";
 const INPUT_FROM: &str = "input-from";
 const INPUT: &str = "input";
-pub const FROM_WORKLOAD: &str = "from-workload";
-pub const TO_WORKLOAD: &str = "to-workload";
+pub(super) const FROM_WORKLOAD: &str = "from-workload";
+pub(super) const TO_WORKLOAD: &str = "to-workload";
 const NEVER_FROM_WORKLOAD: &str = "from-workload-never";
 /// The addresses that may come from a pod's interface.
 const OWN_ADDRESSES_4: &str = "own-addresses4";
 const OWN_ADDRESSES_6: &str = "own-addresses6";
 /// The interfaces of pods whose names do not have the prefix.
-pub const ODD_INTERFACES: &str = "odd-interfaces";
+pub(super) const ODD_INTERFACES: &str = "odd-interfaces";
 /// The nodes from which VXLAN packets are accepted.
-pub const VXLAN_PEERS: &str = "vxlan-peers";
+pub(super) const VXLAN_PEERS: &str = "vxlan-peers";
 
 /// The number of the closed program.
-pub const CLOSED: u32 = 0;
+pub(super) const CLOSED: u32 = 0;
 const CLOSED_CHAIN: &str = "closed";
 
 /// The verdict on packets if a slot is closed: they are dropped. Closed untracked policies would also cut established
@@ -65,7 +65,7 @@ const TO_PRIORITY: i32 = 0;
 
 /// The parts that do not depend on endpoints: the base chains, the chains that they jump to directly, and sets
 /// without endpoints in them.
-pub fn skeleton(config: &Config, node: &NodeState) -> Table {
+pub(super) fn skeleton(config: &Config, node: &NodeState) -> Table {
     let base = |hook, priority| Some(BaseChain { kind: ChainKind::Filter, hook, priority, drop: false });
     let (input, output) = (MetaKey::InputInterface, MetaKey::OutputInterface);
     let hosts = |chain| (!node.host_endpoints.is_empty()).then(|| Rule::new(vec![goto(chain)], ""));
@@ -105,7 +105,7 @@ pub fn skeleton(config: &Config, node: &NodeState) -> Table {
 }
 
 /// Whether a chain or a set can exist without endpoints.
-pub fn is_of_skeleton(name: &str) -> bool {
+pub(super) fn is_of_skeleton(name: &str) -> bool {
     let base = [FORWARD_FROM, FORWARD_TO, INPUT_FROM, INPUT];
     let chains = [FROM_WORKLOAD, NEVER_FROM_WORKLOAD, TO_WORKLOAD, CLOSED_CHAIN];
     let sets = [OWN_ADDRESSES_4, OWN_ADDRESSES_6, ODD_INTERFACES, VXLAN_PEERS];
@@ -119,17 +119,17 @@ pub fn is_of_skeleton(name: &str) -> bool {
 }
 
 /// The type of the maps from numbers to chains.
-pub fn program_chains() -> SetSpec {
+pub(super) fn program_chains() -> SetSpec {
     SetSpec::verdict_map(&[Field::Mark, Field::Mark])
 }
 
 /// The key of a program's number in those maps.
-pub fn program_key(number: u32) -> Key {
+pub(super) fn program_key(number: u32) -> Key {
     Key::numbers(0, number)
 }
 
 /// The set of a family's addresses that may come from a pod's interface, and its type.
-pub fn own_addresses(family: Family) -> (&'static str, SetSpec) {
+pub(super) fn own_addresses(family: Family) -> (&'static str, SetSpec) {
     let name = match family {
         Family::V4 => OWN_ADDRESSES_4,
         Family::V6 => OWN_ADDRESSES_6,
@@ -144,7 +144,7 @@ fn of_pods(config: &Config, interface: MetaKey, chain: &str) -> Vec<Rule> {
 }
 
 /// Tests that together match interfaces of pods.
-pub fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
+pub(super) fn are_pods(config: &Config, interface: MetaKey) -> [Vec<Expr>; 2] {
     let load = Expr::Meta { register: 0, key: interface };
     let prefix = config.workload_prefix.as_bytes().to_vec();
     [
@@ -255,13 +255,13 @@ fn no_flow_from_its_middle(node: &NodeState) -> Option<Rule> {
 }
 
 /// Packets of established flows pass; invalid packets do not.
-pub fn by_flow() -> [Rule; 2] {
+pub(super) fn by_flow() -> [Rule; 2] {
     let rule = |bits, verdict| Rule::new([in_state(bits), vec![Expr::Verdict(verdict)]].concat(), "");
     [rule(state::ESTABLISHED | state::RELATED, Verdict::Accept), rule(state::INVALID, Verdict::Drop)]
 }
 
 /// The connection is in one of these states.
-pub fn in_state(bits: u32) -> Vec<Expr> {
+pub(super) fn in_state(bits: u32) -> Vec<Expr> {
     vec![
         Expr::CtState { register: 0 },
         Expr::Bitwise { source: 0, destination: 0, mask: bits.to_ne_bytes().to_vec(), xor: vec![0; 4] },
@@ -278,7 +278,7 @@ fn by_interface(slot: Slot) -> [Rule; 2] {
 
 /// Matches ICMPv6 messages of these types, with which IPv6 finds neighbours and routers (RFC 4861, policy decision
 /// 22).
-pub fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
+pub(super) fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
     let types = types.iter().map(|icmp_type| Element::key(Key::byte(*icmp_type)));
     let types = SetRef::Inline(Box::new(set(SetSpec::hash(&[Field::Icmpv6Type]), types)));
     let mut found = exprs(&[Test::Family(Family::V6), Test::Protocol { numbers: vec![58], invert: false }]);
@@ -289,7 +289,7 @@ pub fn neighbour_discovery(types: &[u8]) -> Vec<Expr> {
     found
 }
 
-pub fn vxlan_port(node: &NodeState) -> u16 {
+pub(super) fn vxlan_port(node: &NodeState) -> u16 {
     node.node.as_ref().map(|node| node.network.clone()).unwrap_or_default().port
 }
 
@@ -311,7 +311,7 @@ fn vxlan_guard(port: u16) -> Rule {
     Rule::new(guard, "VXLAN only from nodes")
 }
 
-pub fn udp_to(port: u16) -> [Test; 2] {
+pub(super) fn udp_to(port: u16) -> [Test; 2] {
     let ranges = port_ranges([(port, port)].into_iter());
     [
         Test::Protocol { numbers: vec![17], invert: false },

@@ -10,7 +10,7 @@ use tortie_kernel::nftables::{CmpOp, Expr, MetaKey, Verdict};
 /// The order is that in which closed interfaces may get their programs again: each slot after those that may have
 /// settled its packets before, and pods last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Slot {
+pub(super) enum Slot {
     HostUntrackedIn,
     HostUntrackedOut,
     HostPreDnat,
@@ -24,7 +24,7 @@ pub enum Slot {
 
 /// What a program's Allow does, and what happens to a packet at its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stage {
+pub(super) enum Stage {
     /// Allow accepts; what nothing allows is denied.
     Normal,
     /// Allow accepts; what no tier denies continues.
@@ -41,9 +41,9 @@ const SETTLED: u32 = 0x0001_0000;
 
 impl Slot {
     /// The slots of pods.
-    pub const OF_PODS: [Self; 2] = [Self::ToWorkload, Self::FromWorkload];
+    pub(super) const OF_PODS: [Self; 2] = [Self::ToWorkload, Self::FromWorkload];
     /// The slots of host endpoints.
-    pub const OF_HOSTS: [Self; 7] = [
+    pub(super) const OF_HOSTS: [Self; 7] = [
         Self::HostUntrackedIn,
         Self::HostUntrackedOut,
         Self::HostPreDnat,
@@ -54,12 +54,12 @@ impl Slot {
     ];
 
     /// The slot of a map from interfaces to numbers.
-    pub fn of_programs(map: &str) -> Option<Self> {
+    pub(super) fn of_programs(map: &str) -> Option<Self> {
         Self::OF_HOSTS.into_iter().chain(Self::OF_PODS).find(|slot| slot.maps().0 == map)
     }
 
     /// The names of its maps: from interfaces to numbers, and from numbers to chains.
-    pub fn maps(self) -> (&'static str, &'static str) {
+    pub(super) fn maps(self) -> (&'static str, &'static str) {
         match self {
             Self::FromWorkload => ("from-workload-program", "from-workload-chain"),
             Self::ToWorkload => ("to-workload-program", "to-workload-chain"),
@@ -74,7 +74,7 @@ impl Slot {
     }
 
     /// Whether the interface is the incoming or the outgoing one.
-    pub fn interface(self) -> MetaKey {
+    pub(super) fn interface(self) -> MetaKey {
         match self {
             Self::FromWorkload
             | Self::HostUntrackedIn
@@ -88,7 +88,7 @@ impl Slot {
     }
 
     /// The direction of the rules. A packet from a pod is egress.
-    pub fn direction(self) -> Direction {
+    pub(super) fn direction(self) -> Direction {
         match self {
             Self::ToWorkload
             | Self::HostUntrackedIn
@@ -101,7 +101,7 @@ impl Slot {
         }
     }
 
-    pub fn stage(self) -> Stage {
+    pub(super) fn stage(self) -> Stage {
         match self {
             Self::FromWorkload | Self::ToWorkload | Self::HostIn | Self::HostOut => Stage::Normal,
             Self::HostForwardIn | Self::HostForwardOut => Stage::Forward,
@@ -113,7 +113,7 @@ impl Slot {
 
 impl Stage {
     /// The letter in the names of its programs.
-    pub fn letter(self) -> &'static str {
+    pub(super) fn letter(self) -> &'static str {
         match self {
             Self::Normal => "",
             Self::Forward => "f",
@@ -123,12 +123,12 @@ impl Stage {
     }
 
     /// The stage with whose programs it shares the chains of policies.
-    pub fn of_policies(self) -> Self {
+    pub(super) fn of_policies(self) -> Self {
         if self == Self::Forward { Self::Normal } else { self }
     }
 
     /// The expressions of an Allow.
-    pub fn allow(self) -> Vec<Expr> {
+    pub(super) fn allow(self) -> Vec<Expr> {
         let accept = Expr::Verdict(Verdict::Accept);
         match self {
             Self::Normal | Self::Forward => vec![accept],
@@ -138,18 +138,18 @@ impl Stage {
     }
 
     /// Whether a packet that nothing allows is denied.
-    pub fn denies_at_end(self) -> bool {
+    pub(super) fn denies_at_end(self) -> bool {
         self == Self::Normal
     }
 
     /// Whether a denied packet can be answered. The kernel cannot do this before connection tracking.
-    pub fn can_reject(self) -> bool {
+    pub(super) fn can_reject(self) -> bool {
         matches!(self, Self::Normal | Self::Forward)
     }
 }
 
 /// The packet is settled for its incoming interface.
-pub fn is_settled() -> Vec<Expr> {
+pub(super) fn is_settled() -> Vec<Expr> {
     vec![
         Expr::Meta { register: 0, key: MetaKey::Mark },
         Expr::Bitwise { source: 0, destination: 0, mask: SETTLED.to_ne_bytes().into(), xor: vec![0; 4] },
@@ -158,7 +158,7 @@ pub fn is_settled() -> Vec<Expr> {
 }
 
 /// Clears the mark, which nobody else may have set.
-pub fn unsettle() -> Vec<Expr> {
+pub(super) fn unsettle() -> Vec<Expr> {
     mark(0)
 }
 

@@ -35,7 +35,7 @@ const LONG_AGO: Duration = Duration::from_secs(1);
 
 impl PolicyTable {
     /// Writes the whole table.
-    pub fn put_whole(&mut self, new: &Table, actual: Option<Table>) -> Result<()> {
+    pub(super) fn put_whole(&mut self, new: &Table, actual: Option<Table>) -> Result<()> {
         if let Some(actual) = actual.as_ref().filter(|actual| changeable(new, actual)) {
             let adoption = (new.flags != actual.flags).then_some(Op::AddTable(new.flags));
             let prepare = adoption.into_iter().chain(additions(new, actual)).collect();
@@ -78,7 +78,7 @@ impl PolicyTable {
     }
 
     /// Writes a part of the table, and applies it to `kernel`.
-    pub fn put_part(&mut self, kernel: &mut Table, mut change: Change, dirty: &Dirty) -> Result<()> {
+    pub(super) fn put_part(&mut self, kernel: &mut Table, mut change: Change, dirty: &Dirty) -> Result<()> {
         if let Some(steps) = self.encode_if_fitting(change.steps(kernel)) {
             return self.put_steps(kernel, steps);
         }
@@ -129,7 +129,7 @@ impl PolicyTable {
     }
 
     /// Removes what nothing has led to since the last change.
-    pub fn clear_garbage(&mut self) -> Result<()> {
+    pub(super) fn clear_garbage(&mut self) -> Result<()> {
         let Some(mut kernel) = self.kernel.take() else { return Ok(()) };
         let garbage = std::mem::take(&mut self.garbage);
         if garbage.ops().iter().any(|op| matches!(op, Op::DeleteChain(_))) {

@@ -18,7 +18,7 @@ use crate::Result;
 
 /// The table of policy, with the known state of the kernel.
 #[derive(Debug)]
-pub struct PolicyTable {
+pub(super) struct PolicyTable {
     pub(super) nft: Nft,
     pub(super) config: Config,
     /// The flags of the table; an old kernel supports none.
@@ -44,7 +44,7 @@ pub struct PolicyTable {
 
 impl PolicyTable {
     /// Opens a netlink connection in the calling thread's network namespace. Nothing is changed yet.
-    pub fn open(config: Config) -> Result<Self> {
+    pub(super) fn open(config: Config) -> Result<Self> {
         let flags = if config.guard_table { Table::GUARDED } else { 0 };
         let mut nft = Nft::open()?;
         nft.limit_transactions(config.transaction_bytes);
@@ -66,12 +66,12 @@ impl PolicyTable {
     }
 
     /// Sets the node's own addresses with their interfaces, because host endpoints may be identified by them.
-    pub fn own_addresses(&mut self, addresses: BTreeMap<IpAddr, String>) {
+    pub(super) fn own_addresses(&mut self, addresses: BTreeMap<IpAddr, String>) {
         self.own_addresses = addresses;
     }
 
     /// Calls `told` when somebody else has changed the table.
-    pub fn watch(&mut self, told: Box<dyn Fn() + Send>) {
+    pub(super) fn watch(&mut self, told: Box<dyn Fn() + Send>) {
         self.told = Some(ChangeCallback(told));
     }
 
@@ -91,7 +91,7 @@ impl PolicyTable {
     }
 
     /// Applies what has changed. After a failure everything is compared again.
-    pub fn apply(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
+    pub(super) fn apply(&mut self, state: &NodeState, dirty: &Dirty) -> Result<()> {
         if !dirty.policies.is_empty() && !self.refused.is_empty() {
             self.refused.clear();
             return self.adopt(state);
@@ -115,7 +115,7 @@ impl PolicyTable {
     }
 
     /// Reads the kernel's table and repairs differences.
-    pub fn resync(&mut self, state: &NodeState) -> Result<()> {
+    pub(super) fn resync(&mut self, state: &NodeState) -> Result<()> {
         self.refused.clear();
         // A missing module may have become available.
         if self.missing_modules != MissingModules::default()
@@ -129,12 +129,12 @@ impl PolicyTable {
     }
 
     /// Whether the table is known to be in the kernel.
-    pub fn is_in_kernel(&self) -> bool {
+    pub(super) fn is_in_kernel(&self) -> bool {
         self.kernel.is_some()
     }
 
     /// The problems of each endpoint's policy.
-    pub fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
+    pub(super) fn conditions(&self) -> BTreeMap<EndpointId, Vec<Condition>> {
         let mut conditions = BTreeMap::new();
         for (id, said) in self.desired_table.said() {
             let mut all: Vec<_> = said.problems.into_iter().map(not_expressible).collect();
@@ -149,7 +149,7 @@ impl PolicyTable {
     }
 
     /// The conditions about host endpoints.
-    pub fn host_conditions(&self) -> Vec<Condition> {
+    pub(super) fn host_conditions(&self) -> Vec<Condition> {
         let problems = self.desired_table.host_problems().into_iter().flat_map(|(name, problems)| {
             let host = Key::global(Kind::HostEndpoint, name);
             problems.into_iter().map(move |problem| not_expressible(problem).about(&host))

@@ -20,10 +20,10 @@ use tortie_policy::program::*;
 
 /// A switch to which nodes are connected.
 #[derive(Clone)]
-pub struct Underlay(Arc<NetNs>);
+pub(crate) struct Underlay(Arc<NetNs>);
 
 impl Underlay {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let namespace = NetNs::create().unwrap();
         let bridge = || {
             let mut socket = RouteSocket::open().unwrap();
@@ -35,7 +35,7 @@ impl Underlay {
 }
 
 /// A node with an agent's dataplane.
-pub struct Node {
+pub(crate) struct Node {
     pub namespace: NetNs,
     pub dataplane: Stateful<Dataplane>,
     pub wiring: Wiring,
@@ -46,12 +46,12 @@ pub struct Node {
 
 impl Node {
     /// A node by number: 172.31.0.n on the underlay, tunnel address 10.65.n.0, pods in 10.65.n.0/26.
-    pub fn new(underlay: &Underlay, number: u8) -> Self {
+    pub(crate) fn new(underlay: &Underlay, number: u8) -> Self {
         Self::with(underlay, number, Config::default())
     }
 
     /// The same with its own configuration.
-    pub fn with(underlay: &Underlay, number: u8, config: Config) -> Self {
+    pub(crate) fn with(underlay: &Underlay, number: u8, config: Config) -> Self {
         let namespace = NetNs::create().unwrap();
         super::cable(&underlay.0, &format!("node{number}"), &namespace, "eth0");
         underlay
@@ -76,7 +76,7 @@ impl Node {
     }
 
     /// Replaces the dataplane by that of a new process.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         let config = self.config.clone();
         self.dataplane = self.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
         let deltas = super::deltas(&NodeState::default(), &self.state);
@@ -84,7 +84,7 @@ impl Node {
     }
 
     /// Changes the node's state.
-    pub fn change(&mut self, change: impl FnOnce(&mut NodeState)) -> Report {
+    pub(crate) fn change(&mut self, change: impl FnOnce(&mut NodeState)) -> Report {
         let mut state = self.state.clone();
         change(&mut state);
         let deltas = super::deltas(&self.state, &state);
@@ -95,16 +95,16 @@ impl Node {
         report
     }
 
-    pub fn apply(&mut self, deltas: &[Delta]) -> Report {
+    pub(crate) fn apply(&mut self, deltas: &[Delta]) -> Report {
         self.namespace.run(|| self.dataplane.apply(deltas)).unwrap()
     }
 
-    pub fn resync(&mut self) -> Report {
+    pub(crate) fn resync(&mut self) -> Report {
         self.namespace.run(|| self.dataplane.resync()).unwrap()
     }
 
     /// Connects a pod, as CNI ADD does, and gives it the program.
-    pub fn add(&mut self, pod: &Pod, program: EndpointProgram) {
+    pub(crate) fn add(&mut self, pod: &Pod, program: EndpointProgram) {
         let connect = || {
             let interface = self.wiring.connect(&pod.attachment()).unwrap();
             assert!(self.wiring.wait_until_live(&interface, TIMEOUT));
@@ -123,7 +123,7 @@ impl Node {
     }
 
     /// Gives a pod another program.
-    pub fn program(&mut self, pod: &Pod, program: EndpointProgram) {
+    pub(crate) fn program(&mut self, pod: &Pod, program: EndpointProgram) {
         let report = self.change(|state| {
             let endpoint = state.endpoints.get_mut(&pod.id()).unwrap();
             Arc::make_mut(endpoint).program = Arc::new(program);
@@ -132,22 +132,22 @@ impl Node {
     }
 
     /// Whether the node itself reaches a pod.
-    pub fn reaches(&self, pod: &Pod, port: u16) -> bool {
+    pub(crate) fn reaches(&self, pod: &Pod, port: u16) -> bool {
         self.namespace.run(|| connect(pod.address, port).is_some()).unwrap()
     }
 
     /// Whether no connection of the node itself to an address succeeds.
-    pub fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
+    pub(crate) fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
         self.namespace.run(|| is_cut_off(to, port)).unwrap()
     }
 }
 
 /// Two nodes with the overlay between them, and a pod on each.
-pub fn two_nodes() -> ([Node; 2], [Pod; 2]) {
+pub(crate) fn two_nodes() -> ([Node; 2], [Pod; 2]) {
     two_nodes_with(&Config::default())
 }
 
-pub fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
+pub(crate) fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
     let underlay = Underlay::new();
     let mut nodes = [1, 2].map(|number| Node::with(&underlay, number, config.clone()));
     let pods = [Pod::new("one", 1, 2), Pod::new("two", 2, 2)];
@@ -167,12 +167,12 @@ pub fn two_nodes_with(config: &Config) -> ([Node; 2], [Pod; 2]) {
     (nodes, pods)
 }
 
-pub fn node_address(number: u8) -> Ipv4Addr {
+pub(crate) fn node_address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(172, 31, 0, number)
 }
 
 /// A node's end of the overlay.
-pub fn vtep(number: u8) -> Vtep {
+pub(crate) fn vtep(number: u8) -> Vtep {
     Vtep {
         node: format!("node-{number}"),
         address: Ipv4Addr::new(10, 65, number, 0),
@@ -181,7 +181,7 @@ pub fn vtep(number: u8) -> Vtep {
     }
 }
 
-pub fn local_node(number: u8) -> LocalNode {
+pub(crate) fn local_node(number: u8) -> LocalNode {
     LocalNode {
         name: format!("node-{number}"),
         address: node_address(number),
@@ -190,12 +190,12 @@ pub fn local_node(number: u8) -> LocalNode {
     }
 }
 
-pub fn block(number: u8) -> Ipv4Net {
+pub(crate) fn block(number: u8) -> Ipv4Net {
     Ipv4Net::new(Ipv4Addr::new(10, 65, number, 0), 26).unwrap()
 }
 
 /// A namespace with an address.
-pub struct Pod {
+pub(crate) struct Pod {
     pub namespace: NetNs,
     pub name: String,
     pub address: Ipv4Addr,
@@ -203,7 +203,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    pub fn new(name: &str, node: u8, number: u8) -> Self {
+    pub(crate) fn new(name: &str, node: u8, number: u8) -> Self {
         Self {
             namespace: NetNs::create().unwrap(),
             name: name.to_owned(),
@@ -212,11 +212,11 @@ impl Pod {
         }
     }
 
-    pub fn id(&self) -> EndpointId {
+    pub(crate) fn id(&self) -> EndpointId {
         EndpointId { namespace: "demo".into(), pod: self.name.as_str().into(), interface: "eth0".into() }
     }
 
-    pub fn attachment(&self) -> PodAttachment {
+    pub(crate) fn attachment(&self) -> PodAttachment {
         PodAttachment {
             endpoint: self.id(),
             container_id: self.container_id.clone(),
@@ -228,47 +228,47 @@ impl Pod {
     }
 
     /// Echoes on a port while the test runs.
-    pub fn serve(&self, port: u16) {
+    pub(crate) fn serve(&self, port: u16) {
         let listener =
             self.namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap()).unwrap();
         echo_on(listener);
     }
 
     /// A connection to another pod, or `None` if none succeeds.
-    pub fn connect(&self, to: Ipv4Addr, port: u16) -> Option<TcpStream> {
+    pub(crate) fn connect(&self, to: Ipv4Addr, port: u16) -> Option<TcpStream> {
         self.namespace.run(|| connect(to, port)).unwrap()
     }
 
-    pub fn reaches(&self, pod: &Pod, port: u16) -> bool {
+    pub(crate) fn reaches(&self, pod: &Pod, port: u16) -> bool {
         self.connect(pod.address, port).is_some_and(|stream| answers(&stream))
     }
 
     /// Whether no connection to an address succeeds.
-    pub fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
+    pub(crate) fn is_cut_off(&self, to: Ipv4Addr, port: u16) -> bool {
         self.namespace.run(|| is_cut_off(to, port)).unwrap()
     }
 }
 
 /// How long to wait for what must happen.
-pub const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Nobody reports a drop, so this waits. TCP has sent its first packet twice by then.
-pub const UNREACHED: Duration = Duration::from_millis(1_800);
+pub(crate) const UNREACHED: Duration = Duration::from_millis(1_800);
 
 /// A connection, if one succeeds.
-pub fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
+pub(crate) fn connect(to: Ipv4Addr, port: u16) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&SocketAddr::from((to, port)), TIMEOUT).ok()?;
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     Some(stream)
 }
 
 /// Whether no connection succeeds.
-pub fn is_cut_off(to: Ipv4Addr, port: u16) -> bool {
+pub(crate) fn is_cut_off(to: Ipv4Addr, port: u16) -> bool {
     TcpStream::connect_timeout(&SocketAddr::from((to, port)), UNREACHED).is_err()
 }
 
 /// Echoes while the test runs.
-pub fn echo_on(listener: TcpListener) {
+pub(crate) fn echo_on(listener: TcpListener) {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             std::thread::spawn(move || echo(stream.unwrap()));
@@ -286,34 +286,34 @@ fn echo(mut stream: TcpStream) {
 }
 
 /// Whether the other end of a connection echoes.
-pub fn answers(mut stream: &TcpStream) -> bool {
+pub(crate) fn answers(mut stream: &TcpStream) -> bool {
     let mut buffer = [0; 4];
     stream.write_all(b"meow").is_ok() && stream.read_exact(&mut buffer).is_ok() && buffer == *b"meow"
 }
 
-pub fn policy_id(name: &str) -> PolicyId {
+pub(crate) fn policy_id(name: &str) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: name.into() }
 }
 
 /// The program of a pod without policy, in a namespace whose profile allows everything.
-pub fn open() -> EndpointProgram {
+pub(crate) fn open() -> EndpointProgram {
     EndpointProgram { profiles: vec![policy_id("open")], ..EndpointProgram::default() }
 }
 
 /// Adds the policy that [`open`] names.
-pub fn open_profile(state: &mut NodeState) {
+pub(crate) fn open_profile(state: &mut NodeState) {
     let all = || vec![Rule::all(Action::Allow)];
     state.policies.insert(policy_id("open"), Arc::new(PolicyRules { ingress: all(), egress: all() }));
 }
 
 /// A program with one tier of these policies for packets into the pod.
-pub fn ingress(policies: &[&str], end: EndOfTier) -> EndpointProgram {
+pub(crate) fn ingress(policies: &[&str], end: EndOfTier) -> EndpointProgram {
     let policies = policies.iter().map(|name| policy_id(name)).collect();
     EndpointProgram { ingress: vec![TierProgram { name: "default".into(), policies, end }], ..open() }
 }
 
 /// The number of connections that the node tracks.
-pub fn entries(node: &Node) -> u32 {
+pub(crate) fn entries(node: &Node) -> u32 {
     let text =
         node.namespace.run(|| std::fs::read_to_string("/proc/thread-self/net/stat/nf_conntrack").unwrap());
     let text = text.unwrap();

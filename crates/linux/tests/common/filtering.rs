@@ -6,15 +6,15 @@ use tortie_dataplane::MacAddress;
 use tortie_kernel::route::*;
 use tortie_kernel::{interface_index, sysctl};
 
-pub const UPLINK: &str = "uplink";
+pub(crate) const UPLINK: &str = "uplink";
 /// The node's own addresses on the uplink. [`GATEWAYS`] are the routers to everything else.
-pub const NODE: [&str; 2] = ["10.99.0.2", "fd99::2"];
+pub(crate) const NODE: [&str; 2] = ["10.99.0.2", "fd99::2"];
 const GATEWAYS: [&str; 2] = ["10.99.0.1", "fd99::1"];
 /// The hardware address of the other ends of the node's links.
-pub const OTHERS_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+pub(crate) const OTHERS_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 
 /// Configures forwarding, routes, and neighbour entries for addresses that nobody has.
-pub fn configure(pods: &[(&str, [&str; 2])]) {
+pub(crate) fn configure(pods: &[(&str, [&str; 2])]) {
     let mut socket = RouteSocket::open().unwrap();
     for name in ["net/ipv6/conf/all/forwarding", "net/ipv4/ip_forward"] {
         sysctl::ensure(name, "1").unwrap();
@@ -56,7 +56,7 @@ fn neighbour(socket: &mut RouteSocket, link: u32, address: IpAddr) {
 
 /// Runs a function after each nftables transaction, before the next one begins. If the kernel refuses a change, so
 /// that everything is compared instead, the test fails.
-pub struct AfterEachTransaction<F>(pub F);
+pub(crate) struct AfterEachTransaction<F>(pub F);
 
 impl<F: Fn() + 'static> tracing::Subscriber for AfterEachTransaction<F> {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {

@@ -1,19 +1,19 @@
 //! Helpers for several tests: nodes made of namespaces, packets, changes of a node state.
 #![allow(dead_code, unused_imports)] // each test uses a part
 
-pub mod cluster;
-pub mod filtering;
+pub(crate) mod cluster;
+pub(crate) mod filtering;
 
 use std::os::fd::AsFd;
 
-pub use testkit::frames::{checksum, frame, tag};
+pub(crate) use testkit::frames::{checksum, frame, tag};
 
 use tortie_dataplane::{Delta, NodeState, Route};
 use tortie_kernel::namespace::NetNs;
 use tortie_kernel::route::*;
 
 /// A link from one namespace to another; returns the indices of both ends, which forward packets.
-pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, u32) {
+pub(crate) fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, u32) {
     let near = from.run(|| {
         let peer = Peer { name: to_name, mac: None, mtu: None, namespace: Some(to.as_fd()) };
         let mut socket = RouteSocket::open().unwrap();
@@ -33,7 +33,7 @@ pub fn cable(from: &NetNs, from_name: &str, to: &NetNs, to_name: &str) -> (u32, 
 }
 
 /// The deltas from one state to another, in the order in which `calc` returns them.
-pub fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
+pub(crate) fn deltas(old: &NodeState, new: &NodeState) -> Vec<Delta> {
     let mut deltas = Vec::new();
     if old.node != new.node {
         deltas.extend(new.node.clone().map(Delta::Node));

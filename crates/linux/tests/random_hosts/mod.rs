@@ -16,7 +16,7 @@ use crate::random_states::{self, NETS, OUTSIDE, POD, PORTS, parse, policy_id, ti
 
 /// The path of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PacketPath {
+pub(crate) enum PacketPath {
     OutsideToNode,
     NodeToOutside,
     OutsideToPod,
@@ -24,24 +24,24 @@ pub enum PacketPath {
 }
 
 impl PacketPath {
-    pub const ALL: [Self; 4] =
+    pub(crate) const ALL: [Self; 4] =
         [Self::OutsideToNode, Self::NodeToOutside, Self::OutsideToPod, Self::PodToOutside];
 
     /// Into the node by its uplink, or out of it.
-    pub fn direction(self) -> Direction {
+    pub(crate) fn direction(self) -> Direction {
         match self {
             Self::OutsideToNode | Self::OutsideToPod => Direction::Ingress,
             Self::NodeToOutside | Self::PodToOutside => Direction::Egress,
         }
     }
 
-    pub fn forwarded(self) -> bool {
+    pub(crate) fn forwarded(self) -> bool {
         matches!(self, Self::OutsideToPod | Self::PodToOutside)
     }
 }
 
 /// A state with some host endpoints, the name of the uplink's host endpoint, if any, and flows on each path.
-pub fn state() -> impl Strategy<Value = NodeState> {
+pub(crate) fn state() -> impl Strategy<Value = NodeState> {
     let failsafes = (vec(failsafe(), 0..3), vec(failsafe(), 0..3));
     let open = prop::bool::weighted(0.5);
     (random_states::state(), hosts(), failsafes, open).prop_map(|(mut state, hosts, failsafes, open)| {
@@ -58,7 +58,7 @@ pub fn state() -> impl Strategy<Value = NodeState> {
 }
 
 /// The uplink's host endpoint: those that name the interface before `*`, and of these the first by name.
-pub fn of_uplink(state: &NodeState) -> Option<&HostEndpoint> {
+pub(crate) fn of_uplink(state: &NodeState) -> Option<&HostEndpoint> {
     let named = |host: &&Arc<HostEndpoint>| match &host.interface {
         Some(name) => name == UPLINK,
         None => host.addresses.iter().any(|address| NODE.iter().any(|own| parse::<IpAddr>(own) == *address)),
@@ -81,7 +81,11 @@ fn hosts() -> impl Strategy<Value = Vec<(String, HostEndpoint)>> {
     )
 }
 
-pub fn host(interface: Option<&str>, addresses: &[&str], program: HostEndpointProgram) -> HostEndpoint {
+pub(crate) fn host(
+    interface: Option<&str>,
+    addresses: &[&str],
+    program: HostEndpointProgram,
+) -> HostEndpoint {
     let addresses = addresses.iter().map(|address| parse(address)).collect();
     HostEndpoint { interface: interface.map(str::to_owned), addresses, program }
 }
@@ -111,7 +115,7 @@ fn failsafe() -> impl Strategy<Value = Failsafe> {
 }
 
 /// Flows on a path.
-pub fn flow(way: PacketPath) -> impl Strategy<Value = Flow> {
+pub(crate) fn flow(way: PacketPath) -> impl Strategy<Value = Flow> {
     let protocol = select(vec![1u8, 6, 6, 6, 17, 17, 132, 89]);
     let ports = (select(PORTS.to_vec()), select(PORTS.to_vec()));
     let icmp = (any::<bool>(), select(vec![0u8, 5]));
@@ -139,7 +143,7 @@ pub fn flow(way: PacketPath) -> impl Strategy<Value = Flow> {
 
 /// What decides whether a flow may pass the uplink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum By {
+pub(crate) enum By {
     NoHostEndpoint,
     Failsafe,
     Untracked,
@@ -150,7 +154,7 @@ pub enum By {
 
 /// Whether host endpoints let a flow pass according to policy decisions 16, 17 and 43, and what decides: at the
 /// uplink, and between the pod and its node.
-pub fn judge(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
+pub(crate) fn judge(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
     let uplink = at_uplink(state, way, flow);
     let pod = at_pod(state, way, flow);
     match pod {

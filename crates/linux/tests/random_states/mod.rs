@@ -16,14 +16,14 @@ use tortie_dataplane::{Endpoint, EndpointId, NodeState};
 use tortie_policy::program::*;
 
 /// The tested pod, and one that lets everything through.
-pub const POD: [&str; 2] = ["10.65.0.2", "fd65::2"];
-pub const SENTINEL: [&str; 2] = ["10.65.0.3", "fd65::3"];
+pub(crate) const POD: [&str; 2] = ["10.65.0.2", "fd65::2"];
+pub(crate) const SENTINEL: [&str; 2] = ["10.65.0.3", "fd65::3"];
 /// The host's ends of their cables.
-pub const POD_LINK: &str = "cali-pod";
-pub const SENTINEL_LINK: &str = "cali-sentinel";
+pub(crate) const POD_LINK: &str = "cali-pod";
+pub(crate) const SENTINEL_LINK: &str = "cali-sentinel";
 
 /// Few external addresses, so that rules match them often.
-pub const OUTSIDE: [&str; 8] = [
+pub(crate) const OUTSIDE: [&str; 8] = [
     "10.1.0.1",
     "10.1.0.2",
     "10.1.1.1",
@@ -33,7 +33,7 @@ pub const OUTSIDE: [&str; 8] = [
     "fd01::2",
     "fd02::ffff",
 ];
-pub const NETS: [&str; 12] = [
+pub(crate) const NETS: [&str; 12] = [
     "0.0.0.0/0",
     "10.1.0.0/24",
     "10.1.0.0/16",
@@ -47,18 +47,18 @@ pub const NETS: [&str; 12] = [
     "fd01::2/128",
     "fd65::/16",
 ];
-pub const PORTS: [u16; 5] = [0, 80, 81, 443, 65535];
+pub(crate) const PORTS: [u16; 5] = [0, 80, 81, 443, 65535];
 
-pub fn parse<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
+pub(crate) fn parse<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
     text.parse().unwrap()
 }
 
-pub fn id(name: &str) -> EndpointId {
+pub(crate) fn id(name: &str) -> EndpointId {
     EndpointId { namespace: "demo".into(), pod: name.into(), interface: "eth0".into() }
 }
 
 /// A state with some sets, some policies, the tested pod and the sentinel.
-pub fn state() -> impl Strategy<Value = NodeState> {
+pub(crate) fn state() -> impl Strategy<Value = NodeState> {
     let sets = vec(of(set()), 5);
     let policies = vec(weighted(0.95, (vec(rule(), 0..4), vec(rule(), 0..4))), 4);
     let profiles = vec(prop_oneof![3 => Just(99u8), 1 => 0u8..4], 0..4);
@@ -104,7 +104,7 @@ fn set_id(n: u8) -> SetId {
     SetId::new(format!("s:{n}"))
 }
 
-pub fn policy_id(n: u8) -> PolicyId {
+pub(crate) fn policy_id(n: u8) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: format!("policy-{n}").into() }
 }
 
@@ -123,7 +123,7 @@ fn set() -> impl Strategy<Value = (SetKind, std::collections::BTreeSet<Member>)>
     ]
 }
 
-pub fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
+pub(crate) fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
     let tier = (vec(prop_oneof![20 => 0u8..4, 1 => Just(4)], 1..3), prop::bool::weighted(0.8));
     vec(tier, 0..3).prop_map(|tiers| {
         let tier = |(n, (policies, pass)): (usize, (Vec<u8>, bool))| TierProgram {
@@ -188,7 +188,7 @@ fn maybe<T: std::fmt::Debug>(
 }
 
 /// Flows from outside into the pod, or from the pod to outside.
-pub fn flow(into_pod: bool) -> impl Strategy<Value = Flow> {
+pub(crate) fn flow(into_pod: bool) -> impl Strategy<Value = Flow> {
     let protocol = select(vec![1u8, 6, 6, 6, 17, 17, 89]);
     let ports = (select(PORTS.to_vec()), select(PORTS.to_vec()));
     let icmp = (any::<bool>(), select(vec![0u8, 5]));
@@ -218,7 +218,7 @@ pub fn flow(into_pod: bool) -> impl Strategy<Value = Flow> {
 }
 
 /// A short description of a state, for messages.
-pub fn shown(state: &NodeState) -> String {
+pub(crate) fn shown(state: &NodeState) -> String {
     let policies: BTreeMap<_, _> = state.policies.iter().map(|(id, rules)| (id.to_string(), rules)).collect();
     format!("{:#?}\n{:#?}\n{:#?}", state.endpoints.get(&id("pod")), policies, state.sets)
 }

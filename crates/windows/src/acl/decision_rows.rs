@@ -10,11 +10,11 @@ use super::ranges::Protocols;
 use super::region::Side;
 
 /// "Any protocol" in HNS.
-pub const ANY_PROTOCOL: u16 = 256;
+pub(crate) const ANY_PROTOCOL: u16 = 256;
 
 /// A decision about one protocol or all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub(crate) struct Row {
     /// Allow or Block.
     pub action: AclAction,
     /// A number, or [`ANY_PROTOCOL`].
@@ -28,7 +28,7 @@ pub struct Row {
 }
 
 /// The list as rows, of which the first match counts. What no row matches is denied.
-pub fn rows(list: &[Decision]) -> Vec<Row> {
+pub(super) fn rows(list: &[Decision]) -> Vec<Row> {
     // An ACL matches one protocol or all; it cannot exclude one. If the list does, the excluded protocols get
     // separate lists in front, which decide about all of their packets. The rest can then use "any".
     let excepted = excepted(list);
@@ -87,7 +87,7 @@ fn excepted(list: &[Decision]) -> Protocols {
 }
 
 /// The decision about one protocol.
-pub fn row(decision: &Decision, protocol: u16) -> Row {
+pub(super) fn row(decision: &Decision, protocol: u16) -> Row {
     let Decision { region, verdict, origin } = decision;
     let action = match verdict {
         Verdict::Allow => AclAction::Allow,

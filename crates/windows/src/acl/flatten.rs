@@ -12,7 +12,7 @@ use super::region::{Matched, Region, View, matched};
 
 /// The verdict on packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// They pass.
     Allow,
     /// They are dropped.
@@ -21,7 +21,7 @@ pub enum Verdict {
 
 /// One decision of the list.
 #[derive(Debug, Clone)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// The verdict.
     pub verdict: Verdict,
     /// The packets that it concerns.
@@ -38,10 +38,10 @@ const MAX_STEPS: usize = 10_000_000;
 const MAX_WIDE: usize = 256;
 
 /// The origin of the final denial if no profile allows a packet.
-pub const NO_PROFILE: &str = "no profile allows it";
+pub(crate) const NO_PROFILE: &str = "no profile allows it";
 
 /// The origin of a denial at the end of a tier.
-pub fn end_of_tier(name: &str) -> String {
+pub(crate) fn end_of_tier(name: &str) -> String {
     format!("end of tier {name}")
 }
 
@@ -50,7 +50,7 @@ struct TooMany(PolicyId);
 
 /// The decisions of the program for one direction. The last decision covers all packets. Rules that an ACL cannot
 /// express are narrowed (Allow) or widened (Deny), and reported (policy decision 19).
-pub fn flatten(
+pub(super) fn flatten(
     program: &EndpointProgram,
     direction: Direction,
     view: View<'_, impl Lookup>,

@@ -30,47 +30,47 @@ use tortie_policy::program::Lookup;
 
 use decision_rows::{Row, rows};
 use flatten::flatten;
-pub use flatten::{NO_PROFILE, end_of_tier};
+pub(crate) use flatten::{NO_PROFILE, end_of_tier};
 use priorities::priorities;
 use ranges::Addresses;
-pub use ranges::Ports;
+pub(crate) use ranges::Ports;
 use region::View;
 use render::AclRenderer;
 
-pub use decision_rows::ANY_PROTOCOL;
-pub use peers::OUR_SETS;
-pub use render::{CHUNK, Set, Sets, port_lists, text};
-pub use rule_size::{RuleSize, shape};
-pub use services::{Frontends, Judged, SERVICE, Services};
-pub use transition::{Transition, anonymous, transition};
+pub(crate) use decision_rows::ANY_PROTOCOL;
+pub(crate) use peers::OUR_SETS;
+pub(crate) use render::{CHUNK, Set, Sets, port_lists, text};
+pub(crate) use rule_size::{RuleSize, shape};
+pub(crate) use services::{Frontends, Judged, SERVICE, Services};
+pub(crate) use transition::{Transition, anonymous, transition};
 
 /// The priority of traffic from the node itself to its own pods, before policy.
-pub const NODE_PRIORITY: u16 = 900;
+pub(crate) const NODE_PRIORITY: u16 = 900;
 /// The priority of the denial of tunnels from pods, before policy.
 const TUNNEL_PRIORITY: u16 = 950;
 /// The first priority of policy.
-pub const FIRST_PRIORITY: u16 = 1000;
+pub(crate) const FIRST_PRIORITY: u16 = 1000;
 /// The last priority that works: the closing ACLs of the endpoint, which always exist.
-pub const LAST_PRIORITY: u16 = 65_500;
+pub(crate) const LAST_PRIORITY: u16 = 65_500;
 
 /// The origin of the endpoint's closing ACLs.
-pub const CLOSED: &str = "closed";
+pub(crate) const CLOSED: &str = "closed";
 
 /// The prefix of the identifiers of Tortie's ACLs. Other ACLs on the same endpoint are left alone.
 const OURS: &str = "tortie/";
 
 /// Whether the ACL is one of Tortie's.
-pub fn is_ours(acl: &Acl) -> bool {
+pub(crate) fn is_ours(acl: &Acl) -> bool {
     acl.id.starts_with(OURS)
 }
 
 /// Whether the ACL comes before policy: the node's own firewall, and the node itself.
-pub fn is_before_policy(acl: &Acl) -> bool {
+pub(crate) fn is_before_policy(acl: &Acl) -> bool {
     acl.rule_type != AclRuleType::Switch || (is_ours(acl) && acl.priority < FIRST_PRIORITY)
 }
 
 /// Whether the ACL is one of Tortie's with this origin.
-pub fn comes_from(acl: &Acl, origin: &str) -> bool {
+pub(crate) fn comes_from(acl: &Acl, origin: &str) -> bool {
     acl.id == id(origin)
 }
 
@@ -80,14 +80,14 @@ fn id(origin: &str) -> String {
 }
 
 /// Whether an ACL that cannot be parsed is one of Tortie's.
-pub fn has_our_mark(policy: &Policy) -> bool {
+pub(crate) fn has_our_mark(policy: &Policy) -> bool {
     let id = policy.settings.get("Id").and_then(serde_json::Value::as_str);
     id.is_some_and(|id| id.starts_with(OURS))
 }
 
 /// The ACLs that close an endpoint in both directions. They are in the document that creates the endpoint, and stay
 /// after policy permanently.
-pub fn closed() -> Vec<Acl> {
+pub(crate) fn closed() -> Vec<Acl> {
     [AclDirection::In, AclDirection::Out]
         .map(|direction| any(AclAction::Block, direction, LAST_PRIORITY, CLOSED))
         .to_vec()
@@ -95,7 +95,7 @@ pub fn closed() -> Vec<Acl> {
 
 /// The desired ACLs of an endpoint, before it is known which sets can be named.
 #[derive(Debug, Clone)]
-pub struct Rows {
+pub(crate) struct Rows {
     /// The ACLs with fixed priorities.
     fixed: Vec<Acl>,
     /// The endpoint's own addresses.
@@ -108,14 +108,14 @@ pub struct Rows {
 
 /// The ACLs of an endpoint, where those of policy have no priorities yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct List {
+pub(crate) struct List {
     fixed: Vec<Acl>,
     policy: [Vec<Acl>; 2],
 }
 
 /// The desired ACLs of an endpoint, and its conditions. `node` are the node's own addresses. With `by_name`, peers
 /// may be named by sets. The rows of Services come before policy for packets from the endpoint.
-pub fn render<L: Lookup>(
+pub(crate) fn render<L: Lookup>(
     endpoint: &Endpoint,
     node: &BTreeSet<Ipv4Addr>,
     by_name: bool,
@@ -166,18 +166,18 @@ pub fn render<L: Lookup>(
 
 impl Rows {
     /// The rows that Services add to the endpoint's egress.
-    pub fn services(&self) -> Option<&Arc<Judged>> {
+    pub(crate) fn services(&self) -> Option<&Arc<Judged>> {
         self.services.as_ref()
     }
 
     /// Adds the operator's ACLs before policy.
-    pub fn with_static_rules(mut self, acls: &[Acl]) -> Self {
+    pub(crate) fn with_static_rules(mut self, acls: &[Acl]) -> Self {
         self.fixed.extend_from_slice(acls);
         self
     }
 
     /// The list of ACLs. For ACLs that would name sets, `spell_out` returns whether they must list addresses instead.
-    pub fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
+    pub(crate) fn list<L: Lookup>(&self, sets: &Sets<'_, L>, spell_out: &dyn Fn(&[Acl]) -> bool) -> List {
         let policy = self.policy.each_ref().map(|(direction, rows)| {
             let speller = AclRenderer { direction: direction.clone(), own: &self.own, sets };
             let acls: Vec<Acl> = rows.iter().flat_map(|row| speller.acls(row, spell_out)).collect();
@@ -192,7 +192,7 @@ impl Rows {
 
 impl List {
     /// The ACLs with priorities; existing ACLs keep theirs if possible.
-    pub fn numbered(&self, actual: &[Acl]) -> Vec<Acl> {
+    pub(crate) fn numbered(&self, actual: &[Acl]) -> Vec<Acl> {
         let numbered = |policy: &Vec<Acl>| {
             // There is room for all runs; otherwise they would not have been rendered.
             let priorities = priorities(policy, actual, FIRST_PRIORITY..LAST_PRIORITY).unwrap_or_default();
@@ -203,13 +203,13 @@ impl List {
     }
 
     /// The identifiers of the sets that it names.
-    pub fn set_ids(&self) -> BTreeSet<String> {
+    pub(crate) fn set_ids(&self) -> BTreeSet<String> {
         self.policy.iter().flatten().flat_map(named_sets).map(str::to_owned).collect()
     }
 }
 
 /// The identifiers of Tortie's sets that an ACL names.
-pub fn named_sets(acl: &Acl) -> impl Iterator<Item = &str> {
+pub(crate) fn named_sets(acl: &Acl) -> impl Iterator<Item = &str> {
     let parts = [&acl.local_addresses, &acl.remote_addresses].into_iter().flat_map(|list| list.split(','));
     parts.filter(|part| part.starts_with(OUR_SETS))
 }
@@ -235,7 +235,7 @@ fn unserved_addresses(endpoint: &Endpoint) -> Vec<Condition> {
 }
 
 /// The ACLs of every endpoint before policy.
-pub fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
+pub(crate) fn before_policy(node: &BTreeSet<Ipv4Addr>) -> Vec<Acl> {
     // A packet must also pass the node's own firewall, which leaves the decision to the switch.
     let host = [AclDirection::In, AclDirection::Out]
         .map(|direction| Acl { rule_type: AclRuleType::Host, ..any(AclAction::Allow, direction, 0, "host") });
@@ -266,12 +266,12 @@ fn never_sent(settings: &Settings) -> Vec<Acl> {
 }
 
 /// The ACL for all packets of one direction from which a static rule is built.
-pub fn of_static_rule(action: AclAction, direction: AclDirection, name: &str) -> Acl {
+pub(crate) fn of_static_rule(action: AclAction, direction: AclDirection, name: &str) -> Acl {
     any(action, direction, 0, &format!("static {name}"))
 }
 
 /// The ACL for all packets of one direction.
-pub fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
+pub(crate) fn any(action: AclAction, direction: AclDirection, priority: u16, origin: &str) -> Acl {
     Acl {
         id: id(origin),
         protocols: decision_rows::ANY_PROTOCOL.to_string(),

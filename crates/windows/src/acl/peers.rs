@@ -13,14 +13,14 @@ use tortie_policy::program::{Lookup, Member, SetId};
 use super::ranges::Addresses;
 
 /// The prefix of the identifiers of Tortie's sets. Other sets on the same network are left alone.
-pub const OUR_SETS: &str = "tortie-";
+pub(crate) const OUR_SETS: &str = "tortie-";
 
 /// The GUID namespace of Tortie's set identifiers.
 const SPACE: Guid = Guid::from_bytes(*b"tortie-sets\0\0\0\0\0");
 
 /// A set of addresses with changing members.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Named {
+pub(crate) enum Named {
     /// The addresses of a set of networks.
     Nets(SetId),
     /// The addresses of a set with this port (policy decision 25).
@@ -29,7 +29,7 @@ pub enum Named {
 
 /// Addresses in a rule: listed, or by the name of a set.
 #[derive(Debug, Clone)]
-pub enum Term {
+pub(crate) enum Term {
     /// These addresses.
     Literal(Addresses),
     /// The current members of the set.
@@ -39,7 +39,7 @@ pub enum Term {
 /// The intersection of some networks and sets, without others. Properties that hold for any members of the sets can
 /// be checked without knowing the members.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Peers {
+pub(crate) struct Peers {
     literal: Addresses,
     within: Arc<BTreeSet<Named>>,
     without: Arc<BTreeSet<Named>>,
@@ -47,7 +47,7 @@ pub struct Peers {
 
 impl Named {
     /// The members.
-    pub fn addresses(&self, lookup: &impl Lookup) -> Addresses {
+    pub(crate) fn addresses(&self, lookup: &impl Lookup) -> Addresses {
         let (Self::Nets(id) | Self::Port(id, ..)) = self;
         let nets = lookup.set(id).into_iter().flatten().filter_map(|member| match (self, member) {
             (Self::Nets(_), Member::Net(IpNet::V4(net))) => Some(*net),
@@ -63,39 +63,39 @@ impl Named {
 
 impl Term {
     /// A set by its name, or its current members.
-    pub fn of(named: Named, by_name: bool, lookup: &impl Lookup) -> Self {
+    pub(crate) fn of(named: Named, by_name: bool, lookup: &impl Lookup) -> Self {
         if by_name { Self::Named(named) } else { Self::Literal(named.addresses(lookup)) }
     }
 }
 
 impl Peers {
     /// Every address.
-    pub fn all() -> Self {
+    pub(crate) fn all() -> Self {
         Addresses::all().into()
     }
 
     /// Whether it contains every address, whatever the members of the sets.
-    pub fn is_all(&self) -> bool {
+    pub(crate) fn is_all(&self) -> bool {
         self.literal.is_all() && self.is_literal()
     }
 
     /// Whether it is empty, whatever the members of the sets.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.literal.is_empty() || !self.within.is_disjoint(&self.without)
     }
 
     /// Whether it names no set.
-    pub fn is_literal(&self) -> bool {
+    pub(crate) fn is_literal(&self) -> bool {
         self.within.is_empty() && self.without.is_empty()
     }
 
     /// The listed addresses: all of them, if no set is named.
-    pub fn literal(&self) -> &Addresses {
+    pub(crate) fn literal(&self) -> &Addresses {
         &self.literal
     }
 
     /// The intersection of both.
-    pub fn and(&self, other: &Self) -> Self {
+    pub(crate) fn and(&self, other: &Self) -> Self {
         let joined = |mine: &Arc<BTreeSet<Named>>, theirs: &Arc<BTreeSet<Named>>| {
             if theirs.is_subset(mine) { mine.clone() } else { Arc::new(&**mine | &**theirs) }
         };
@@ -107,7 +107,7 @@ impl Peers {
     }
 
     /// The part that is in the term.
-    pub fn among(mut self, term: &Term) -> Self {
+    pub(crate) fn among(mut self, term: &Term) -> Self {
         match term {
             Term::Literal(addresses) => self.literal = self.literal.and(addresses),
             Term::Named(named) => drop(Arc::make_mut(&mut self.within).insert(named.clone())),
@@ -116,7 +116,7 @@ impl Peers {
     }
 
     /// The part that is not in the term.
-    pub fn except(mut self, term: &Term) -> Self {
+    pub(crate) fn except(mut self, term: &Term) -> Self {
         match term {
             Term::Literal(addresses) => self.literal = self.literal.and(&addresses.not()),
             Term::Named(named) => drop(Arc::make_mut(&mut self.without).insert(named.clone())),
@@ -125,21 +125,21 @@ impl Peers {
     }
 
     /// Whether it is certainly a subset of the other.
-    pub fn is_within(&self, other: &Self) -> bool {
+    pub(crate) fn is_within(&self, other: &Self) -> bool {
         self.literal.is_within(&other.literal)
             && other.within.is_subset(&self.within)
             && other.without.is_subset(&self.without)
     }
 
     /// The addresses with the current members of the sets.
-    pub fn addresses(&self, lookup: &impl Lookup) -> Addresses {
+    pub(crate) fn addresses(&self, lookup: &impl Lookup) -> Addresses {
         let within = self.within.iter().map(|named| named.addresses(lookup));
         let without = self.without.iter().map(|named| named.addresses(lookup).not());
         within.chain(without).fold(self.literal.clone(), |all, addresses| all.and(&addresses))
     }
 
     /// The identifier of the SetPolicy for it, which depends on the formula and not on the members.
-    pub fn set_id(&self) -> String {
+    pub(crate) fn set_id(&self) -> String {
         let id = Guid::derived(
             SPACE,
             &format!("{:?} {:?} {:?}", self.literal.ranges(), self.within, self.without),

@@ -14,7 +14,7 @@ const STEP: u32 = 64;
 /// which the order does not matter, and which may share a priority. As many ACLs as possible in `actual` keep their
 /// priorities, so that one ACL more or less changes no other, as long as there is room. `None` if `room` is not
 /// sufficient for all runs.
-pub fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<u16>> {
+pub(super) fn priorities(list: &[Acl], actual: &[Acl], room: Range<u16>) -> Option<Vec<u16>> {
     let mut there: HashMap<Acl, u16> = HashMap::new();
     for acl in actual.iter().filter(|acl| room.contains(&acl.priority)) {
         there.entry(unnumbered(acl)).or_insert(acl.priority);

@@ -8,23 +8,23 @@ use tortie_api::net::Protocol;
 
 /// A set of numbers from 0 to `MAX`, as sorted ranges that do not touch. Clones share their ranges.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Numbers<const MAX: u32> {
+pub(crate) struct Numbers<const MAX: u32> {
     ranges: Arc<[(u32, u32)]>,
 }
 
 /// A set of IPv4 addresses.
-pub type Addresses = Numbers<{ u32::MAX }>;
+pub(super) type Addresses = Numbers<{ u32::MAX }>;
 /// A set of ports.
-pub type Ports = Numbers<65_535>;
+pub(crate) type Ports = Numbers<65_535>;
 
 impl<const MAX: u32> Numbers<MAX> {
     /// Every number.
-    pub fn all() -> Self {
+    pub(crate) fn all() -> Self {
         Self::from_ranges(vec![(0, MAX)])
     }
 
     /// The numbers of inclusive ranges, in any order.
-    pub fn from_ranges(mut ranges: Vec<(u32, u32)>) -> Self {
+    pub(crate) fn from_ranges(mut ranges: Vec<(u32, u32)>) -> Self {
         ranges.sort_unstable();
         let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
         for (first, last) in ranges {
@@ -37,28 +37,28 @@ impl<const MAX: u32> Numbers<MAX> {
     }
 
     /// The inclusive ranges, sorted; between two there is a gap.
-    pub fn ranges(&self) -> &[(u32, u32)] {
+    pub(crate) fn ranges(&self) -> &[(u32, u32)] {
         &self.ranges
     }
 
     /// Whether the number is in it.
-    pub fn contains(&self, number: u32) -> bool {
+    pub(crate) fn contains(&self, number: u32) -> bool {
         let after = self.ranges.partition_point(|(first, _)| *first <= number);
         after > 0 && number <= self.ranges[after - 1].1
     }
 
     /// Whether no number is in it.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
     /// Whether every number is in it.
-    pub fn is_all(&self) -> bool {
+    pub(crate) fn is_all(&self) -> bool {
         *self.ranges == [(0, MAX)]
     }
 
     /// The intersection of both.
-    pub fn and(&self, other: &Self) -> Self {
+    pub(crate) fn and(&self, other: &Self) -> Self {
         if self.is_all() {
             return other.clone();
         }
@@ -82,7 +82,7 @@ impl<const MAX: u32> Numbers<MAX> {
     }
 
     /// The complement.
-    pub fn not(&self) -> Self {
+    pub(crate) fn not(&self) -> Self {
         let mut gaps = Vec::with_capacity(self.ranges.len() + 1);
         let mut next = Some(0);
         for (first, last) in self.ranges.iter() {
@@ -96,7 +96,7 @@ impl<const MAX: u32> Numbers<MAX> {
     }
 
     /// Whether it is a subset of the other.
-    pub fn is_within(&self, other: &Self) -> bool {
+    pub(crate) fn is_within(&self, other: &Self) -> bool {
         other.is_all()
             || self.ranges.iter().all(|(first, last)| {
                 let after = other.ranges.partition_point(|(start, _)| start <= first);
@@ -107,13 +107,13 @@ impl<const MAX: u32> Numbers<MAX> {
 
 impl Addresses {
     /// The addresses of networks.
-    pub fn of_nets(nets: impl IntoIterator<Item = Ipv4Net>) -> Addresses {
+    pub(crate) fn of_nets(nets: impl IntoIterator<Item = Ipv4Net>) -> Addresses {
         let range = |net: Ipv4Net| (net.network().into(), net.broadcast().into());
         Addresses::from_ranges(nets.into_iter().map(range).collect())
     }
 
     /// The smallest number of networks with exactly these addresses, sorted.
-    pub fn to_nets(&self) -> Vec<Ipv4Net> {
+    pub(crate) fn to_nets(&self) -> Vec<Ipv4Net> {
         let nets =
             |(first, last): &(u32, u32)| Ipv4Subnets::new(Ipv4Addr::from(*first), Ipv4Addr::from(*last), 0);
         self.ranges.iter().flat_map(nets).collect()
@@ -122,16 +122,16 @@ impl Addresses {
 
 /// A set of IP protocol numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Protocols([u64; 4]);
+pub(crate) struct Protocols([u64; 4]);
 
 impl Protocols {
     /// Every protocol.
-    pub const ALL: Protocols = Protocols([u64::MAX; 4]);
+    pub(crate) const ALL: Protocols = Protocols([u64::MAX; 4]);
     /// None.
-    pub const NONE: Protocols = Protocols([0; 4]);
+    pub(crate) const NONE: Protocols = Protocols([0; 4]);
 
     /// These protocols.
-    pub fn of(protocols: &[Protocol]) -> Protocols {
+    pub(crate) fn of(protocols: &[Protocol]) -> Protocols {
         let mut set = Protocols::NONE;
         for Protocol(number) in protocols {
             set.0[usize::from(number >> 6)] |= 1 << (number & 63);
@@ -140,43 +140,43 @@ impl Protocols {
     }
 
     /// The protocols whose ports policy can match.
-    pub fn with_ports() -> Protocols {
+    pub(crate) fn with_ports() -> Protocols {
         let all: Vec<Protocol> = (0..=255).map(Protocol).filter(|protocol| protocol.has_ports()).collect();
         Protocols::of(&all)
     }
 
     /// The intersection of both.
-    pub fn and(self, other: Protocols) -> Protocols {
+    pub(crate) fn and(self, other: Protocols) -> Protocols {
         Protocols(std::array::from_fn(|i| self.0[i] & other.0[i]))
     }
 
     /// The union of both.
-    pub fn or(self, other: Protocols) -> Protocols {
+    pub(crate) fn or(self, other: Protocols) -> Protocols {
         Protocols(std::array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
     /// The complement.
-    pub fn not(self) -> Protocols {
+    pub(crate) fn not(self) -> Protocols {
         Protocols(self.0.map(|bits| !bits))
     }
 
     /// Whether it has none.
-    pub fn is_empty(self) -> bool {
+    pub(crate) fn is_empty(self) -> bool {
         self == Protocols::NONE
     }
 
     /// Whether it is a subset of the other.
-    pub fn is_within(self, other: Protocols) -> bool {
+    pub(crate) fn is_within(self, other: Protocols) -> bool {
         self.and(other) == self
     }
 
     /// Whether the protocol is in it.
-    pub fn contains(self, Protocol(number): Protocol) -> bool {
+    pub(crate) fn contains(self, Protocol(number): Protocol) -> bool {
         self.0[usize::from(number >> 6)] >> (number & 63) & 1 == 1
     }
 
     /// The protocols in it, ascending.
-    pub fn iter(self) -> impl Iterator<Item = Protocol> {
+    pub(crate) fn iter(self) -> impl Iterator<Item = Protocol> {
         (0..=255).map(Protocol).filter(move |protocol| self.contains(*protocol))
     }
 }

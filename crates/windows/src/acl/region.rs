@@ -13,7 +13,7 @@ use super::ranges::{Addresses, Ports, Protocols};
 /// All packets whose protocol, addresses and ports are in these sets. If a set of ports is not everything, the region
 /// contains no protocol without ports.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Region {
+pub(crate) struct Region {
     /// The protocols.
     pub protocols: Protocols,
     /// The endpoint's side.
@@ -24,7 +24,7 @@ pub struct Region {
 
 /// One side of a packet.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Side {
+pub(crate) struct Side {
     /// The addresses.
     pub addresses: Peers,
     /// The ports.
@@ -51,12 +51,12 @@ impl Side {
 
 impl Region {
     /// Every packet.
-    pub fn all() -> Region {
+    pub(crate) fn all() -> Region {
         Region { protocols: Protocols::ALL, local: Side::all(), remote: Side::all() }
     }
 
     /// The intersection; `None` if it is empty.
-    pub fn and(&self, other: &Region) -> Option<Region> {
+    pub(crate) fn and(&self, other: &Region) -> Option<Region> {
         let protocols = self.protocols.and(other.protocols);
         if protocols.is_empty() {
             return None;
@@ -67,12 +67,12 @@ impl Region {
     }
 
     /// Whether no packet is in it.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.protocols.is_empty() || self.local.is_empty() || self.remote.is_empty()
     }
 
     /// Whether it is a subset of the other.
-    pub fn is_within(&self, other: &Region) -> bool {
+    pub(crate) fn is_within(&self, other: &Region) -> bool {
         self.protocols.is_within(other.protocols)
             && self.local.is_within(&other.local)
             && self.remote.is_within(&other.remote)
@@ -81,7 +81,7 @@ impl Region {
 
 /// What a rule matches.
 #[derive(Debug, Default)]
-pub struct Matched {
+pub(super) struct Matched {
     /// It matches every packet of these regions.
     pub exact: Vec<Region>,
     /// It matches some packets of these regions, but an ACL cannot express which ones.
@@ -90,7 +90,7 @@ pub struct Matched {
 
 /// The endpoint of the list, and whether sets may be named.
 #[derive(Debug)]
-pub struct View<'a, L> {
+pub(super) struct View<'a, L> {
     /// The endpoint's own addresses.
     pub own: &'a Addresses,
     /// Whether peers are named by sets, as in rules; otherwise their addresses are listed.
@@ -109,7 +109,7 @@ impl<L> Clone for View<'_, L> {
 impl<L> Copy for View<'_, L> {}
 
 /// The IPv4 packets that the rule matches in this direction of an endpoint.
-pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>) -> Matched {
+pub(super) fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>) -> Matched {
     let (exact, vague) = protocols(rule);
     // Exhaustive, here and below, because a forgotten criterion would open something. `protocols` reads the rest.
     let Rule {
@@ -147,7 +147,7 @@ pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>)
 
 /// Whether an ACL can match ports of the protocol. The sources disagree on SCTP (Calico for Windows writes such ACLs;
 /// azure-npm refuses them, because HNS does not support SCTP), so nothing may depend on it.
-pub fn has_ports_in_acls(protocol: Protocol) -> bool {
+pub(super) fn has_ports_in_acls(protocol: Protocol) -> bool {
     protocol.has_ports() && protocol != Protocol::SCTP
 }
 

@@ -15,7 +15,7 @@ use super::peers::Peers;
 use super::ranges::{Addresses, Numbers, Ports};
 
 /// The maximum number of addresses or ports in one ACL (docs/hns.md, ACLs).
-pub const CHUNK: usize = 4000;
+pub(crate) const CHUNK: usize = 4000;
 /// The maximum number of addresses in one set: together with as many new ones, before old ones are removed, it is no
 /// larger than the limit of an ACL.
 const CHUNK_OF_SET: usize = CHUNK / 2;
@@ -25,7 +25,7 @@ const NOBODY: &str = "240.0.0.0";
 
 /// A set of addresses in HNS.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Set {
+pub(crate) struct Set {
     /// Its identifier.
     pub id: String,
     /// A description for users.
@@ -37,7 +37,7 @@ pub struct Set {
 }
 
 /// The sets requested so far.
-pub struct Sets<'a, L> {
+pub(crate) struct Sets<'a, L> {
     lookup: &'a L,
     made: RefCell<BTreeMap<String, Arc<[Set]>>>,
     /// Addresses as lists for ACLs, cached because endpoints with the same policies have the same lists.
@@ -46,7 +46,7 @@ pub struct Sets<'a, L> {
 
 impl<'a, L: Lookup> Sets<'a, L> {
     /// Sets with the members from `lookup`.
-    pub fn new(lookup: &'a L) -> Self {
+    pub(crate) fn new(lookup: &'a L) -> Self {
         Self { lookup, made: RefCell::default(), lists: RefCell::default() }
     }
 
@@ -68,7 +68,7 @@ impl<'a, L: Lookup> Sets<'a, L> {
     }
 
     /// The requested sets with these identifiers.
-    pub fn named(&self, ids: &BTreeSet<String>) -> Vec<Set> {
+    pub(crate) fn named(&self, ids: &BTreeSet<String>) -> Vec<Set> {
         let made = self.made.borrow();
         made.values().flat_map(|sets| &**sets).filter(|set| ids.contains(&set.id)).cloned().collect()
     }
@@ -95,7 +95,7 @@ fn sets(id: &str, peers: &Peers, lookup: &impl Lookup) -> Arc<[Set]> {
 }
 
 /// Converts rows of one direction to the ACLs of an endpoint.
-pub struct AclRenderer<'a, L> {
+pub(super) struct AclRenderer<'a, L> {
     /// The direction of the packets.
     pub direction: AclDirection,
     /// The endpoint's own addresses.
@@ -107,7 +107,7 @@ pub struct AclRenderer<'a, L> {
 impl<L: Lookup> AclRenderer<'_, L> {
     /// The ACLs of a row, without priorities. If the row's peers can be named, `spell_out` gets the ACLs with set
     /// names and returns whether addresses must be listed instead.
-    pub fn acls(&self, row: &Row, spell_out: &dyn Fn(&[Acl]) -> bool) -> Vec<Acl> {
+    pub(super) fn acls(&self, row: &Row, spell_out: &dyn Fn(&[Acl]) -> bool) -> Vec<Acl> {
         let peers = &row.remote.addresses;
         if peers.is_literal() {
             return self.spelled_out(row, peers.literal());
@@ -175,7 +175,7 @@ impl<L: Lookup> AclRenderer<'_, L> {
 }
 
 /// The network in HNS's form; for a single address, the address.
-pub fn text(net: &Ipv4Net) -> String {
+pub(crate) fn text(net: &Ipv4Net) -> String {
     if net.prefix_len() == 32 { net.addr().to_string() } else { net.to_string() }
 }
 
@@ -184,7 +184,7 @@ fn address_lists(addresses: &Addresses) -> Vec<String> {
 }
 
 /// The ports as lists for ACLs.
-pub fn port_lists(ports: &Ports) -> Vec<String> {
+pub(crate) fn port_lists(ports: &Ports) -> Vec<String> {
     lists(ports, |ports| {
         let text = |(first, last): &(u32, u32)| {
             let mut text = first.to_string();

@@ -15,7 +15,7 @@ use super::v4;
 /// A single rule at one endpoint, without sets: the products of addresses, ports and protocols whose union it
 /// matches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RuleSize {
+pub(crate) struct RuleSize {
     /// The number of products: one, or one for each port with separate addresses, and those for the rest around
     /// exclusions.
     pub products: usize,
@@ -28,7 +28,12 @@ pub struct RuleSize {
 }
 
 /// The shape of the rule.
-pub fn shape(rule: &Rule, direction: Direction, endpoint: &Endpoint, lookup: &impl Lookup) -> RuleSize {
+pub(crate) fn shape(
+    rule: &Rule,
+    direction: Direction,
+    endpoint: &Endpoint,
+    lookup: &impl Lookup,
+) -> RuleSize {
     let own: BTreeSet<_> = endpoint.addresses.iter().filter_map(|address: &IpAddr| v4(address)).collect();
     let own = Addresses::of_nets(own.into_iter().map(Into::into));
     let matched = matched(rule, direction, &View { own: &own, by_name: false, lookup });

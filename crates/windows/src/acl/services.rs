@@ -25,7 +25,7 @@ use super::ranges::{Addresses, Ports};
 use super::region::{Region, Side, has_ports_in_acls};
 
 /// The origin of rows about the addresses of Services.
-pub const SERVICE: &str = "Service";
+pub(crate) const SERVICE: &str = "Service";
 
 /// The maximum number of Services named in one condition.
 const NAMED: usize = 10;
@@ -37,7 +37,7 @@ type Port = (Protocol, u16);
 
 /// The Services of the cluster, indexed for judging lists.
 #[derive(Debug)]
-pub struct Frontends {
+pub(crate) struct Frontends {
     /// The targets of each VIP:port.
     fronts: Vec<Frontend>,
     /// The addresses to look up in a list for this, sorted.
@@ -59,7 +59,7 @@ struct Frontend {
 
 /// The rows and conditions that Services add to a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Judgement {
+pub(crate) struct Judgement {
     /// The rows in front.
     pub rows: Vec<Row>,
     /// The conditions.
@@ -68,7 +68,7 @@ pub struct Judgement {
 
 /// A list, and what Services add to it.
 #[derive(Debug)]
-pub struct Judged {
+pub(crate) struct Judged {
     list: Vec<Decision>,
     /// The rows and conditions that they add.
     pub judgement: Judgement,
@@ -76,13 +76,13 @@ pub struct Judged {
 
 impl Judged {
     /// The same list, judged again.
-    pub fn again(&self, services: &Services<'_, impl Lookup>) -> Arc<Judged> {
+    pub(crate) fn again(&self, services: &Services<'_, impl Lookup>) -> Arc<Judged> {
         services.judge(self.list.clone())
     }
 }
 
 /// The Services during a reconciliation: each list is judged once.
-pub struct Services<'a, L> {
+pub(crate) struct Services<'a, L> {
     frontends: &'a Frontends,
     lookup: &'a L,
     judged: RefCell<HashMap<Content, Arc<Judged>>>,
@@ -90,7 +90,7 @@ pub struct Services<'a, L> {
 
 impl Frontends {
     /// The Services of the node's state.
-    pub fn new(state: &NodeState) -> Self {
+    pub(crate) fn new(state: &NodeState) -> Self {
         let mut by_front: BTreeMap<(Port, u32), Frontend> = BTreeMap::new();
         for (id, service) in &state.services {
             for vip in service.addresses().map(u32::from) {
@@ -134,12 +134,12 @@ enum Sure {
 
 impl<'a, L: Lookup> Services<'a, L> {
     /// The Services with the current members of sets.
-    pub fn new(frontends: &'a Frontends, lookup: &'a L) -> Self {
+    pub(crate) fn new(frontends: &'a Frontends, lookup: &'a L) -> Self {
         Self { frontends, lookup, judged: RefCell::default() }
     }
 
     /// The rows and conditions that Services add to an egress list.
-    pub fn judge(&self, list: Vec<Decision>) -> Arc<Judged> {
+    pub(crate) fn judge(&self, list: Vec<Decision>) -> Arc<Judged> {
         let key: Content = list.iter().map(|decision| (decision.verdict, decision.region.clone())).collect();
         if let Some(judged) = self.judged.borrow().get(&key) {
             return Arc::clone(judged);

@@ -14,7 +14,7 @@ use super::decision_rows::ANY_PROTOCOL;
 /// 23). This also holds for every prefix of `add` and of `remove`: ACLs are added from the front and removed from the
 /// back.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Transition {
+pub(crate) struct Transition {
     /// Missing ACLs, the earliest first.
     pub add: Vec<Acl>,
     /// Superfluous ACLs, the latest first.
@@ -23,13 +23,13 @@ pub struct Transition {
 
 impl Transition {
     /// Whether there is nothing to do.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.add.is_empty() && self.remove.is_empty()
     }
 }
 
 /// The smallest change that makes `actual` equal to `desired`, in whatever order and [form](normal) each is written.
-pub fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
+pub(crate) fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
     let missing_in = |list: &[Acl], acls: &[Acl]| -> Vec<Acl> {
         let there: HashSet<Acl> = list.iter().map(normal).collect();
         let mut missing: Vec<Acl> =
@@ -44,12 +44,12 @@ pub fn transition(actual: &[Acl], desired: &[Acl]) -> Transition {
 }
 
 /// The ACL in a form that identifies it even if HNS has dropped its id.
-pub fn anonymous(acl: &Acl) -> Acl {
+pub(crate) fn anonymous(acl: &Acl) -> Acl {
     Acl { id: String::new(), ..normal(acl) }
 }
 
 /// The ACL in a form that identifies it whatever its priority.
-pub fn unnumbered(acl: &Acl) -> Acl {
+pub(super) fn unnumbered(acl: &Acl) -> Acl {
     Acl { priority: 0, ..normal(acl) }
 }
 

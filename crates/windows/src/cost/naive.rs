@@ -17,7 +17,7 @@ use crate::acl::{ANY_PROTOCOL, CHUNK, Ports, any, before_policy, port_lists, tex
 const MOST: usize = 50_000;
 
 /// Renders as Calico for Windows does. Each policy is expanded once for all endpoints, as there.
-pub struct Naive<'a, L> {
+pub(super) struct Naive<'a, L> {
     lookup: &'a L,
     sets: RefCell<HashMap<SetId, Arc<Nets>>>,
     policies: RefCell<HashMap<(PolicyId, Direction), Arc<Rendered>>>,
@@ -25,7 +25,7 @@ pub struct Naive<'a, L> {
 
 /// An endpoint's ACLs.
 #[derive(Debug, Default)]
-pub struct Expanded {
+pub(super) struct Expanded {
     /// All of them.
     pub acls: Vec<Acl>,
     /// The number of rules left out because they cannot be expressed.
@@ -64,7 +64,7 @@ struct NaiveSide {
 }
 
 impl<'a, L: Lookup> Naive<'a, L> {
-    pub fn new(lookup: &'a L) -> Self {
+    pub(super) fn new(lookup: &'a L) -> Self {
         Self { lookup, sets: RefCell::default(), policies: RefCell::default() }
     }
 
@@ -85,7 +85,7 @@ impl<'a, L: Lookup> Naive<'a, L> {
     /// (in Calico, united). The model is cheaper than Calico where lists are cut, because it cuts after tiers are
     /// combined. Rules with negations, ICMP types, or ports without a protocol that has ports are left out and
     /// counted.
-    pub fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<Ipv4Addr>) -> Expanded {
+    pub(super) fn acls(&self, endpoint: &Endpoint, node: &BTreeSet<Ipv4Addr>) -> Expanded {
         let mut expanded = Expanded { acls: before_policy(node), ..Expanded::default() };
         if !endpoint.addresses.iter().any(IpAddr::is_ipv4) {
             return Expanded::default();

@@ -21,12 +21,12 @@ use tortie_policy::program::{
 };
 use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
 
-pub const NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
-pub const TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
-pub const POD: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 5);
-pub const CONTAINER: &str = "0123456789abcdef";
+pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(172, 16, 0, 3);
+pub(crate) const TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 1);
+pub(crate) const POD: Ipv4Addr = Ipv4Addr::new(10, 244, 3, 5);
+pub(crate) const CONTAINER: &str = "0123456789abcdef";
 
-pub struct Node {
+pub(crate) struct Node {
     pub hns: Arc<Recorder<Emulator>>,
     pub wiring: WindowsWiring,
     pub dataplane: Stateful<WindowsDataplane>,
@@ -40,21 +40,21 @@ pub struct Node {
 
 impl Node {
     /// A node whose overlay network exists.
-    pub fn new(config: Config) -> Node {
+    pub(crate) fn new(config: Config) -> Node {
         let hns = Arc::new(Recorder::new(Emulator::new(config)));
         ensure_overlay(&*hns, &spec()).unwrap();
         Node::over(hns)
     }
 
     /// A node whose overlay network exists, with or without set names in ACLs.
-    pub fn with(config: Config, sets: WindowsPolicySets) -> Node {
+    pub(crate) fn with(config: Config, sets: WindowsPolicySets) -> Node {
         let mut node = Node::new(config);
         node.apply(&[policy_sets(sets)]);
         node
     }
 
     /// The agent after a restart.
-    pub fn over(hns: Arc<Recorder<Emulator>>) -> Node {
+    pub(crate) fn over(hns: Arc<Recorder<Emulator>>) -> Node {
         let hcn: Arc<dyn Hcn> = hns.clone();
         let wiring = WindowsWiring::new(hcn.clone());
         let (start, ahead) = (Instant::now(), Arc::new(Mutex::new(Duration::ZERO)));
@@ -68,15 +68,15 @@ impl Node {
     }
 
     /// Advances the clock of the dataplane.
-    pub fn wait(&self, seconds: u64) {
+    pub(crate) fn wait(&self, seconds: u64) {
         *self.ahead.lock().unwrap() += Duration::from_secs(seconds);
     }
 
-    pub fn usual() -> Node {
+    pub(crate) fn usual() -> Node {
         Node::new(Config::new(Config::SERVER_2022, NODE))
     }
 
-    pub fn apply(&mut self, deltas: &[Delta]) -> Report {
+    pub(crate) fn apply(&mut self, deltas: &[Delta]) -> Report {
         let announced = |delta: &Delta| match delta.clone() {
             Delta::Node(LocalNode { vtep: Some(vtep), name, address, network }) => {
                 let vtep = Some(Vtep { mac: self.announced, ..vtep });
@@ -89,39 +89,39 @@ impl Node {
         self.dataplane.apply(&deltas)
     }
 
-    pub fn namespace(&self) -> Guid {
+    pub(crate) fn namespace(&self) -> Guid {
         self.hns.create_namespace(&Namespace::default()).unwrap()
     }
 
     /// Connects a pod.
-    pub fn connect(&self) -> PodAttachment {
+    pub(crate) fn connect(&self) -> PodAttachment {
         let pod = attachment(self.namespace());
         self.wiring.connect(&pod).unwrap();
         pod
     }
 
     /// Whether HNS lets the flow's first packet pass.
-    pub fn passes(&self, direction: Direction, flow: &Flow) -> bool {
+    pub(crate) fn passes(&self, direction: Direction, flow: &Flow) -> bool {
         self.hns.inner().judge(endpoint_id(CONTAINER), &packet(direction, flow)).unwrap() == Verdict::Allow
     }
 
     /// The pod's endpoint in HNS.
-    pub fn endpoint(&self) -> schema::Endpoint {
+    pub(crate) fn endpoint(&self) -> schema::Endpoint {
         self.hns.inner().endpoint(endpoint_id(CONTAINER)).unwrap()
     }
 
     /// The ACLs of the pod.
-    pub fn acls(&self) -> Vec<Acl> {
+    pub(crate) fn acls(&self) -> Vec<Acl> {
         let policies = self.endpoint().policies;
         policies.iter().filter_map(|policy| policy.settings().unwrap()).collect()
     }
 }
 
-pub fn spec() -> OverlaySpec {
+pub(crate) fn spec() -> OverlaySpec {
     OverlaySpec { name: NETWORK.into(), block: "10.244.3.0/26".parse().unwrap(), vni: 4096, adapter: None }
 }
 
-pub fn packet(direction: Direction, flow: &Flow) -> Packet {
+pub(crate) fn packet(direction: Direction, flow: &Flow) -> Packet {
     let v4 = |address| match address {
         IpAddr::V4(address) => address,
         IpAddr::V6(address) => panic!("{address}"),
@@ -148,7 +148,7 @@ pub fn packet(direction: Direction, flow: &Flow) -> Packet {
     }
 }
 
-pub fn attachment(namespace: Guid) -> PodAttachment {
+pub(crate) fn attachment(namespace: Guid) -> PodAttachment {
     PodAttachment {
         endpoint: pod_id(),
         container_id: CONTAINER.into(),
@@ -159,11 +159,11 @@ pub fn attachment(namespace: Guid) -> PodAttachment {
     }
 }
 
-pub fn pod_id() -> EndpointId {
+pub(crate) fn pod_id() -> EndpointId {
     EndpointId { namespace: "calico-demo".into(), pod: "windows-server".into(), interface: "eth0".into() }
 }
 
-pub fn endpoint(program: EndpointProgram) -> Delta {
+pub(crate) fn endpoint(program: EndpointProgram) -> Delta {
     let endpoint = Endpoint {
         container_id: CONTAINER.into(),
         host_interface: format!("{CONTAINER}_{NETWORK}").into(),
@@ -174,48 +174,48 @@ pub fn endpoint(program: EndpointProgram) -> Delta {
     Delta::Endpoint(pod_id(), Arc::new(endpoint))
 }
 
-pub fn local_node() -> Delta {
+pub(crate) fn local_node() -> Delta {
     let vtep = Vtep { node: "minion".into(), address: TUNNEL, mac: MacAddress([2; 6]), parent: NODE };
     let network = ClusterNetwork::default();
     Delta::Node(LocalNode { name: "minion".into(), address: NODE, vtep: Some(vtep), network })
 }
 
 /// Sets whether ACLs name sets.
-pub fn policy_sets(windows_policy_sets: WindowsPolicySets) -> Delta {
+pub(crate) fn policy_sets(windows_policy_sets: WindowsPolicySets) -> Delta {
     Delta::Settings(Arc::new(Settings { windows_policy_sets, ..Settings::default() }))
 }
 
-pub fn own_block() -> Delta {
+pub(crate) fn own_block() -> Delta {
     Delta::Route(Route { destination: spec().block, target: RouteTarget::Local })
 }
 
-pub fn policy_id(name: &str) -> PolicyId {
+pub(crate) fn policy_id(name: &str) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "calico-demo".into(), name: name.into() }
 }
 
-pub fn policy(name: &str, ingress: Vec<Rule>, egress: Vec<Rule>) -> Delta {
+pub(crate) fn policy(name: &str, ingress: Vec<Rule>, egress: Vec<Rule>) -> Delta {
     Delta::Policy(policy_id(name), Arc::new(PolicyRules { ingress, egress }))
 }
 
 /// Allows every packet, like the profile of a namespace.
-pub fn allow_all() -> Delta {
+pub(crate) fn allow_all() -> Delta {
     policy("allow-all", vec![Rule::all(Action::Allow)], vec![Rule::all(Action::Allow)])
 }
 
-pub fn tier(name: &str, policies: &[&str], end: EndOfTier) -> TierProgram {
+pub(crate) fn tier(name: &str, policies: &[&str], end: EndOfTier) -> TierProgram {
     TierProgram { name: name.into(), policies: policies.iter().map(|name| policy_id(name)).collect(), end }
 }
 
-pub fn open_program() -> EndpointProgram {
+pub(crate) fn open_program() -> EndpointProgram {
     EndpointProgram { profiles: vec![policy_id("allow-all")], ..EndpointProgram::default() }
 }
 
-pub fn node_addresses() -> BTreeSet<IpAddr> {
+pub(crate) fn node_addresses() -> BTreeSet<IpAddr> {
     [NODE.into(), TUNNEL.into()].into()
 }
 
 /// The flow in the opposite direction.
-pub fn back(flow: Flow) -> Flow {
+pub(crate) fn back(flow: Flow) -> Flow {
     Flow {
         source: flow.destination,
         destination: flow.source,
@@ -225,12 +225,12 @@ pub fn back(flow: Flow) -> Flow {
     }
 }
 
-pub fn service_id(name: &str) -> ServiceId {
+pub(crate) fn service_id(name: &str) -> ServiceId {
     ServiceId { namespace: "shop".into(), name: name.into() }
 }
 
 /// A Service with this TCP port.
-pub fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
+pub(crate) fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
     let parse = |text: &&str| text.parse().unwrap();
     Service {
         cluster_ips: vips.iter().map(parse).collect(),
@@ -244,19 +244,19 @@ pub fn service(vips: &[&str], port: u16, backends: &[&str]) -> Service {
 }
 
 /// Adds or changes the Service.
-pub fn is_now(name: &str, service: Service) -> Delta {
+pub(crate) fn is_now(name: &str, service: Service) -> Delta {
     Delta::Service(service_id(name), Arc::new(service))
 }
 
 /// Allows TCP to these networks.
-pub fn to(nets: &[&str]) -> Rule {
+pub(crate) fn to(nets: &[&str]) -> Rule {
     let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
     let destination = EntityMatch { nets, ..EntityMatch::default() };
     Rule { protocol: Some(Protocol::TCP), destination, ..Rule::all(Action::Allow) }
 }
 
 /// Only what `rule` allows.
-pub fn isolated(rule: Rule) -> [Delta; 2] {
+pub(crate) fn isolated(rule: Rule) -> [Delta; 2] {
     let program = EndpointProgram {
         egress: vec![tier("default", &["out"], EndOfTier::Deny)],
         ..EndpointProgram::default()
@@ -265,7 +265,7 @@ pub fn isolated(rule: Rule) -> [Delta; 2] {
 }
 
 /// A node with these deltas.
-pub fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
+pub(crate) fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
     let mut node = Node::usual();
     node.connect();
     let mut deltas = vec![local_node(), own_block(), allow_all()];
@@ -275,7 +275,7 @@ pub fn started(more: impl IntoIterator<Item = Delta>) -> (Node, Report) {
 }
 
 /// The ACLs of Services.
-pub fn rows_of_services(node: &Node) -> Vec<(AclAction, String, String)> {
+pub(crate) fn rows_of_services(node: &Node) -> Vec<(AclAction, String, String)> {
     let acls = node.acls().into_iter().filter(|acl| acl.id == "tortie/Service");
     let mut rows: Vec<_> = acls
         .map(|acl| (acl.action, acl.remote_addresses, format!("{}:{}", acl.protocols, acl.remote_ports)))

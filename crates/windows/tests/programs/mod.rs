@@ -18,11 +18,11 @@ use tortie_policy::program::{
 
 use crate::node::*;
 
-pub const NET_SETS: [&str; 3] = ["s:a", "s:b", "s:unknown"];
-pub const PORT_SETS: [&str; 2] = ["p:a", "p:unknown"];
-pub const POLICIES: [&str; 5] = ["one", "two", "three", "four", "unknown"];
+pub(crate) const NET_SETS: [&str; 3] = ["s:a", "s:b", "s:unknown"];
+pub(crate) const PORT_SETS: [&str; 2] = ["p:a", "p:unknown"];
+pub(crate) const POLICIES: [&str; 5] = ["one", "two", "three", "four", "unknown"];
 
-pub fn address() -> impl Strategy<Value = IpAddr> {
+pub(crate) fn address() -> impl Strategy<Value = IpAddr> {
     prop_oneof![
         6 => (0_u8..8).prop_map(|last| IpAddr::from([10, 0, 0, last])),
         1 => select(vec!["10.244.3.6", "192.168.0.1", "255.255.255.255", "0.0.0.0"])
@@ -30,7 +30,7 @@ pub fn address() -> impl Strategy<Value = IpAddr> {
     ]
 }
 
-pub fn net() -> impl Strategy<Value = IpNet> {
+pub(crate) fn net() -> impl Strategy<Value = IpNet> {
     let fixed =
         ["0.0.0.0/0", "10.0.0.0/30", "10.0.0.4/30", "10.0.0.0/8", "10.244.3.5/32", "::/0", "10.0.0.2/31"];
     prop_oneof![
@@ -39,30 +39,30 @@ pub fn net() -> impl Strategy<Value = IpNet> {
     ]
 }
 
-pub fn protocol() -> impl Strategy<Value = Protocol> {
+pub(crate) fn protocol() -> impl Strategy<Value = Protocol> {
     select([6, 17, 132, 1, 47, 0, 255].map(Protocol).to_vec())
 }
 
-pub fn port() -> impl Strategy<Value = u16> {
+pub(crate) fn port() -> impl Strategy<Value = u16> {
     select(vec![0, 1, 2, 3, 4, 5, 65_535])
 }
 
-pub fn ports() -> impl Strategy<Value = PortRange> {
+pub(crate) fn ports() -> impl Strategy<Value = PortRange> {
     (port(), port()).prop_map(|(a, b)| PortRange { first: a.min(b), last: a.max(b) })
 }
 
 /// Mostly empty, as in practice, so that rules match something.
-pub fn seldom<T: Clone + std::fmt::Debug + 'static>(
+pub(crate) fn seldom<T: Clone + std::fmt::Debug + 'static>(
     some: impl Strategy<Value = T> + 'static,
 ) -> BoxedStrategy<Vec<T>> {
     prop_oneof![4 => Just(vec![]), 1 => vec(some, 1..3)].boxed()
 }
 
-pub fn ids(names: &'static [&'static str]) -> BoxedStrategy<Vec<SetId>> {
+pub(crate) fn ids(names: &'static [&'static str]) -> BoxedStrategy<Vec<SetId>> {
     seldom(select(names.to_vec()).prop_map(SetId::new))
 }
 
-pub fn entity() -> impl Strategy<Value = EntityMatch> {
+pub(crate) fn entity() -> impl Strategy<Value = EntityMatch> {
     let addresses = (seldom(net()), seldom(net()), ids(&NET_SETS), ids(&NET_SETS));
     let ports = (seldom(ports()), ids(&PORT_SETS), seldom(ports()), ids(&PORT_SETS));
     (addresses, ports).prop_map(
@@ -79,18 +79,18 @@ pub fn entity() -> impl Strategy<Value = EntityMatch> {
     )
 }
 
-pub fn icmp() -> impl Strategy<Value = IcmpMatch> {
+pub(crate) fn icmp() -> impl Strategy<Value = IcmpMatch> {
     (prop::option::of(0_u8..3), prop::option::of(0_u8..2))
         .prop_map(|(icmp_type, icmp_code)| IcmpMatch { icmp_type, icmp_code })
 }
 
-pub fn few<T: std::fmt::Debug + Clone + 'static>(
+pub(crate) fn few<T: std::fmt::Debug + Clone + 'static>(
     s: impl Strategy<Value = T> + 'static,
 ) -> BoxedStrategy<Option<T>> {
     prop::option::weighted(0.25, s).boxed()
 }
 
-pub fn rule(with_icmp: bool) -> impl Strategy<Value = Rule> {
+pub(crate) fn rule(with_icmp: bool) -> impl Strategy<Value = Rule> {
     let icmp_or_not = move || if with_icmp { few(icmp()) } else { Just(None).boxed() };
     let action =
         select(vec![Action::Allow, Action::Deny, Action::Pass, Action::Log, Action::Allow, Action::Deny]);
@@ -109,18 +109,18 @@ pub fn rule(with_icmp: bool) -> impl Strategy<Value = Rule> {
     )
 }
 
-pub fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
+pub(crate) fn tiers() -> impl Strategy<Value = Vec<TierProgram>> {
     let tier = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
     vec(tier.prop_map(|(policies, end)| tier_of(&policies, end)), 0..3)
 }
 
-pub fn tier_of(policies: &[&str], end: EndOfTier) -> TierProgram {
+pub(crate) fn tier_of(policies: &[&str], end: EndOfTier) -> TierProgram {
     tier("tier", policies, end)
 }
 
 /// A cluster, as far as it concerns one pod.
 #[derive(Debug, Clone)]
-pub struct Scenario {
+pub(crate) struct Scenario {
     pub program: EndpointProgram,
     pub policies: Vec<PolicyRules>,
     pub nets: BTreeSet<IpNet>,
@@ -128,7 +128,7 @@ pub struct Scenario {
     pub address_ports: BTreeSet<(IpAddr, Protocol, u16)>,
 }
 
-pub fn said(with_icmp: bool) -> impl Strategy<Value = Scenario> {
+pub(crate) fn said(with_icmp: bool) -> impl Strategy<Value = Scenario> {
     let rules = (vec(rule(with_icmp), 0..4), vec(rule(with_icmp), 0..4));
     let policies = vec(rules.prop_map(|(ingress, egress)| PolicyRules { ingress, egress }), 4);
     let profiles = subsequence(POLICIES.to_vec(), 0..3);
@@ -150,7 +150,7 @@ pub fn said(with_icmp: bool) -> impl Strategy<Value = Scenario> {
 }
 
 impl Scenario {
-    pub fn deltas(&self) -> Vec<Delta> {
+    pub(crate) fn deltas(&self) -> Vec<Delta> {
         let set = |name: &str, kind, members| Delta::SetCreated(SetId::new(name), kind, members);
         let nets = |nets: &BTreeSet<IpNet>| nets.iter().map(|net| Member::Net(net.trunc())).collect();
         let address_port = |(address, protocol, port): &(IpAddr, Protocol, u16)| Member::AddressPort {

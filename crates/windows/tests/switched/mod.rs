@@ -23,7 +23,7 @@ use tortie_kernel::route::{Address, Change, LinkSetting, NewLink, NewLinkKind, P
 use tortie_policy::program::{EndpointProgram, PolicyId, PolicyKind, PolicyRules, Rule};
 use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, ensure_overlay};
 
-pub struct Node {
+pub(crate) struct Node {
     pub number: u8,
     pub hns: Arc<Emulator>,
     pub dataplane: Stateful<WindowsDataplane>,
@@ -32,20 +32,20 @@ pub struct Node {
     pub vtep: Vtep,
 }
 
-pub fn block(number: u8) -> Ipv4Net {
+pub(crate) fn block(number: u8) -> Ipv4Net {
     Ipv4Net::new([10, 244, number, 0].into(), 26).unwrap()
 }
 
-pub fn path_of(namespace: &NetNs) -> PathBuf {
+pub(crate) fn path_of(namespace: &NetNs) -> PathBuf {
     format!("/proc/{}/fd/{}", std::process::id(), namespace.as_fd().as_raw_fd()).into()
 }
 
-pub fn name(number: u8) -> String {
+pub(crate) fn name(number: u8) -> String {
     format!("node-{number}")
 }
 
 /// Two namespaces with a cable between them.
-pub fn underlay() -> [NetNs; 2] {
+pub(crate) fn underlay() -> [NetNs; 2] {
     let nodes = [NetNs::create().unwrap(), NetNs::create().unwrap()];
     let peer = Peer { name: "eth0", mac: None, mtu: None, namespace: Some(nodes[1].as_fd()) };
     let cable = NewLink::new("eth0", NewLinkKind::Veth(peer));
@@ -65,12 +65,12 @@ pub fn underlay() -> [NetNs; 2] {
 }
 
 impl Node {
-    pub fn new(number: u8, namespace: NetNs) -> Node {
+    pub(crate) fn new(number: u8, namespace: NetNs) -> Node {
         Node::with(number, namespace, |config| config)
     }
 
     /// The same with another HNS configuration.
-    pub fn with(number: u8, namespace: NetNs, config: impl FnOnce(Config) -> Config) -> Node {
+    pub(crate) fn with(number: u8, namespace: NetNs, config: impl FnOnce(Config) -> Config) -> Node {
         let parent = Ipv4Addr::new(172, 16, 0, number);
         let own = NetNs::open(&path_of(&namespace)).unwrap();
         let config = config(Config::new(Config::SERVER_2022, parent));
@@ -83,7 +83,7 @@ impl Node {
         Node { number, hns, dataplane, namespace, pods: vec![], vtep }
     }
 
-    pub fn start(&mut self, other: &Vtep, other_number: u8) {
+    pub(crate) fn start(&mut self, other: &Vtep, other_number: u8) {
         let node = LocalNode {
             name: name(self.number),
             address: self.vtep.parent,
@@ -104,11 +104,11 @@ impl Node {
         ]);
     }
 
-    pub fn apply(&mut self, deltas: &[Delta]) {
+    pub(crate) fn apply(&mut self, deltas: &[Delta]) {
         assert_eq!(self.dataplane.apply(deltas), Report::default());
     }
 
-    pub fn add_pod(&mut self, last: u8) {
+    pub(crate) fn add_pod(&mut self, last: u8) {
         let namespace = NetNs::create().unwrap();
         let compartment = self.hns.create_namespace(&Namespace::default()).unwrap();
         bind_compartment(&*self.hns, compartment, Some(&path_of(&namespace))).unwrap();
@@ -127,7 +127,7 @@ impl Node {
         self.set_program(last, open);
     }
 
-    pub fn set_program(&mut self, last: u8, program: EndpointProgram) {
+    pub(crate) fn set_program(&mut self, last: u8, program: EndpointProgram) {
         let endpoint = Endpoint {
             container_id: format!("container-{last}").into(),
             host_interface: "".into(),
@@ -139,11 +139,11 @@ impl Node {
     }
 }
 
-pub fn pod_id(last: u8) -> EndpointId {
+pub(crate) fn pod_id(last: u8) -> EndpointId {
     EndpointId { namespace: "demo".into(), pod: format!("pod-{last}").into(), interface: "eth0".into() }
 }
 
-pub fn policy_id(name: &str) -> PolicyId {
+pub(crate) fn policy_id(name: &str) -> PolicyId {
     PolicyId { kind: PolicyKind::NetworkPolicy, namespace: "demo".into(), name: name.into() }
 }
 
@@ -151,12 +151,12 @@ pub fn policy_id(name: &str) -> PolicyId {
 const UNREACHED: Duration = Duration::from_millis(1_800);
 
 /// Sends a megabyte there and back. `None` if no connection succeeds.
-pub fn talk(from: &NetNs, to: &(NetNs, Ipv4Addr)) -> Option<usize> {
+pub(crate) fn talk(from: &NetNs, to: &(NetNs, Ipv4Addr)) -> Option<usize> {
     talk_by(from, to, (to.1, 80).into())
 }
 
 /// The same by another address that leads there.
-pub fn talk_by(from: &NetNs, to: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<usize> {
+pub(crate) fn talk_by(from: &NetNs, to: &(NetNs, Ipv4Addr), address: SocketAddr) -> Option<usize> {
     let listener = to.0.run(|| TcpListener::bind((to.1, 80)).unwrap()).unwrap();
     let mut client = from.run(|| TcpStream::connect_timeout(&address, UNREACHED)).unwrap().ok()?;
     let (mut server, _) = listener.accept().unwrap();

@@ -25,28 +25,28 @@ use tortie_policy::program::Flow;
 use crate::{PODS, is_allowed};
 
 /// The condition about Services whose addresses may be closed although a backend is allowed.
-pub const PARTLY: Reason = Reason::ServicePartlyAllowed;
-pub const TAKEN: Reason = Reason::ServiceAddressTaken;
+pub(crate) const PARTLY: Reason = Reason::ServicePartlyAllowed;
+pub(crate) const TAKEN: Reason = Reason::ServiceAddressTaken;
 
-pub const NARROWER: &str = "narrower: Services";
+pub(crate) const NARROWER: &str = "narrower: Services";
 const NARROWER_SCTP: &str = "narrower: ports of SCTP, of Services";
-pub const SEES: [EgressSees; 2] = [EgressSees::Backend, EgressSees::Vip];
+pub(crate) const SEES: [EgressSees; 2] = [EgressSees::Backend, EgressSees::Vip];
 /// The clients' source ports, which rules distinguish.
 const OWN_PORTS: [u16; 7] = [0, 53, 80, 81, 443, 40_000, 65_535];
 
 /// The kind under which connections to Services are counted.
-pub fn kind(sees: EgressSees, rendering: &str) -> String {
+pub(crate) fn kind(sees: EgressSees, rendering: &str) -> String {
     format!("{sees:?} seen, {rendering}")
 }
 
 /// All of these kinds for the given renderings.
-pub fn kinds<'a>(renderings: impl Iterator<Item = &'a Rendering>) -> Vec<String> {
+pub(crate) fn kinds<'a>(renderings: impl Iterator<Item = &'a Rendering>) -> Vec<String> {
     renderings.flat_map(|rendering| SEES.map(|sees| kind(sees, rendering.name))).collect()
 }
 
 /// Whichever address is seen, and by every rendering, some connections must have succeeded and some not; and the
 /// exceptions must have occurred, and be rare.
-pub fn lacking(asked: &Tally, kinds: &[String], fewest: usize) -> Option<String> {
+pub(crate) fn lacking(asked: &Tally, kinds: &[String], fewest: usize) -> Option<String> {
     let all: usize = kinds.iter().map(|kind| asked.of(kind).0).sum();
     let is_exception = |name: &&str| {
         let (narrower, _) = asked.of(name);
@@ -59,7 +59,7 @@ pub fn lacking(asked: &Tally, kinds: &[String], fewest: usize) -> Option<String>
 }
 
 /// A cluster in which pods connect to Services.
-pub struct Callers<'a> {
+pub(crate) struct Callers<'a> {
     pub cluster: &'a Cluster,
     pub reports: &'a [Report],
     pub oracle: &'a Oracle<'a>,
@@ -74,7 +74,7 @@ impl Callers<'_> {
     ///
     /// # Errors
     /// A difference between HNS and the oracle, or a condition without a reason.
-    pub fn compare(&self, calls: &[Call], asked: &mut Tally) -> Result<(), String> {
+    pub(crate) fn compare(&self, calls: &[Call], asked: &mut Tally) -> Result<(), String> {
         let clients: Vec<_> = self.cluster.addresses().filter_map(v4).collect();
         let placed = calls.iter().filter_map(|call| call.place(&clients, self.fronts));
         // No policy applies to connections of a pod to itself.
@@ -157,7 +157,7 @@ impl Callers<'_> {
     /// Whether a Service has taken the address and port of a flow although it is a pod's, or the address if both are
     /// SCTP. What ACLs see there may belong to the Service: this may close it, and never opens it. The client's
     /// endpoint has a condition.
-    pub fn is_taken_by_a_service(&self, flow: &Flow) -> bool {
+    pub(crate) fn is_taken_by_a_service(&self, flow: &Flow) -> bool {
         // A denial of one SCTP port denies all of them.
         let of_sctp = |front: &&Front| {
             flow.destination == front.address && [flow.protocol, front.protocol] == [Protocol::SCTP; 2]

@@ -31,7 +31,7 @@ use crate::dataplane::slots::{Slot, Stage};
 
 /// The desired table.
 #[derive(Debug, Default)]
-pub struct DesiredTable {
+pub(super) struct DesiredTable {
     pods: BTreeMap<EndpointId, Pod>,
     /// The owners of each interface. If there is more than one, they are closed.
     interfaces: BTreeMap<String, BTreeSet<EndpointId>>,
@@ -98,7 +98,7 @@ struct Objects {
 }
 
 /// The data needed in addition to the node state.
-pub struct RenderContext<'a> {
+pub(super) struct RenderContext<'a> {
     pub config: &'a Config,
     /// The number of bytes that fit in one transaction.
     pub room: usize,
@@ -110,7 +110,7 @@ pub struct RenderContext<'a> {
 
 /// The interfaces that lead to programs, of pods and of host endpoints.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Interfaces {
+pub(super) struct Interfaces {
     pub of_pods: BTreeSet<String>,
     pub of_hosts: BTreeSet<String>,
 }
@@ -123,7 +123,7 @@ const STAGES_OF_POLICIES: [Stage; 3] = [Stage::Normal, Stage::PreDnat, Stage::Un
 
 impl DesiredTable {
     /// Applies the dirty objects, and returns the necessary changes of the table. `kernel` is the current table.
-    pub fn update(
+    pub(super) fn update(
         &mut self,
         state: &NodeState,
         dirty: &Dirty,
@@ -155,7 +155,7 @@ impl DesiredTable {
 
     /// The interfaces of the endpoints that a change concerns: their entries, their programs, or sets of these
     /// change.
-    pub fn concerned(&self, dirty: &Dirty, change: &Change) -> Interfaces {
+    pub(super) fn concerned(&self, dirty: &Dirty, change: &Change) -> Interfaces {
         let policy_changes = |id: &PolicyId| {
             let names = |policy: &Policy| dirty.sets.keys().any(|set| policy.names(set));
             change.policies.contains(id) || self.policies.get(id).is_none_or(names)
@@ -181,7 +181,7 @@ impl DesiredTable {
     }
 
     /// The owner of a chain: a program, or one direction of a policy, by the name of its chain.
-    pub fn owner(&self, chain: &str) -> Option<String> {
+    pub(super) fn owner(&self, chain: &str) -> Option<String> {
         let program = self.programs.keys().find(|name| chain.starts_with(name.as_str())).cloned();
         let chains = |(id, policy): (&PolicyId, &Policy)| {
             let names = policy.jumps.keys().map(|(direction, stage)| chain_name(id, *direction, *stage));
@@ -191,7 +191,7 @@ impl DesiredTable {
     }
 
     /// Leads interfaces to the programs of their endpoints.
-    pub fn open(&self, interfaces: &Interfaces, config: &Config, change: &mut Change) {
+    pub(super) fn open(&self, interfaces: &Interfaces, config: &Config, change: &mut Change) {
         for interface in &interfaces.of_pods {
             let mut owners = self.interfaces.get(interface).into_iter().flatten();
             let owner = match (owners.next(), owners.next()) {

@@ -10,7 +10,7 @@ use crate::dataplane::lookups::{address_sets, asking};
 impl DesiredTable {
     /// Finds the rules with one of these actions that match a key of a program's own set, such as `NetworkPolicy
     /// demo/web Ingress rule 1`; `None` if the set does not belong to a program.
-    pub fn origins<'a>(
+    pub(crate) fn origins<'a>(
         &'a self,
         set: &str,
         actions: &[Action],

@@ -13,7 +13,7 @@ use crate::dataplane::sets::{Part, changes, kernel_sets};
 use crate::dataplane::skeleton;
 
 /// Applies the frame; the elements of its sets that belong to pods stay.
-pub fn take_skeleton(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
+pub(super) fn take_skeleton(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
     let skeleton = skeleton::skeleton(config, state);
     for name in kernel.chains.keys().filter(|name| skeleton::is_of_skeleton(name)) {
         change.chain(kernel, name, None);
@@ -34,7 +34,12 @@ pub fn take_skeleton(config: &Config, state: &NodeState, kernel: &Table, change:
 }
 
 /// Applies the dirty sets, and returns those whose nftables sets are now others than before.
-pub fn take_sets(state: &NodeState, dirty: &Dirty, kernel: &Table, change: &mut Change) -> BTreeSet<SetId> {
+pub(super) fn take_sets(
+    state: &NodeState,
+    dirty: &Dirty,
+    kernel: &Table,
+    change: &mut Change,
+) -> BTreeSet<SetId> {
     let mut reshaped = BTreeSet::new();
     for (id, touched) in &dirty.sets {
         if let Touched::Members(members) = touched

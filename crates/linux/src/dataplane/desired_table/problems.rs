@@ -9,7 +9,7 @@ use crate::dataplane::policies::Problem;
 use super::{DesiredTable, Pod, Policy, Programs};
 
 /// The problems of an endpoint.
-pub struct EndpointProblems<'a> {
+pub(crate) struct EndpointProblems<'a> {
     pub interface: &'a str,
     /// Whether another endpoint claims the same interface.
     pub contested: bool,
@@ -19,7 +19,7 @@ pub struct EndpointProblems<'a> {
 
 impl DesiredTable {
     /// The pods with problems.
-    pub fn said(&self) -> Vec<(&EndpointId, EndpointProblems<'_>)> {
+    pub(crate) fn said(&self) -> Vec<(&EndpointId, EndpointProblems<'_>)> {
         // Usually there is nothing, and this runs after every change.
         if self.problems == 0 && self.interfaces.len() == self.pods.len() {
             return Vec::new();
@@ -36,7 +36,7 @@ impl DesiredTable {
     }
 
     /// The host endpoints whose policy cannot be rendered, with the problems.
-    pub fn host_problems(&self) -> Vec<(&str, BTreeSet<&Problem>)> {
+    pub(crate) fn host_problems(&self) -> Vec<(&str, BTreeSet<&Problem>)> {
         if self.problems == 0 {
             return Vec::new();
         }
@@ -48,7 +48,7 @@ impl DesiredTable {
 
     /// The host endpoints without an interface, or only with interfaces on which another host endpoint takes
     /// precedence.
-    pub fn hosts_without_interface(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn hosts_without_interface(&self) -> impl Iterator<Item = &str> {
         let counts = |name: &String, interface: &String| {
             self.host_interfaces.get(interface).and_then(BTreeSet::first) == Some(name)
         };
