@@ -8,7 +8,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
-use crate::plane::Asker;
+use crate::queue::{Asker, Unanswered};
 
 /// The most bytes of a request.
 const MOST_REQUEST_BYTES: u64 = 64 << 10;
@@ -46,9 +46,12 @@ async fn serve(node: String, asker: &Asker, mut stream: UnixStream) -> io::Resul
     let outcome = match read(&request) {
         Ok(Ask::Show { namespace, pod }) => {
             match timeout(ANSWER_PATIENCE, asker.show(namespace, pod)).await {
-                Ok(Some(shown)) => Outcome::Shown(shown),
-                Ok(None) => {
+                Ok(Ok(shown)) => Outcome::Shown(shown),
+                Ok(Err(Unanswered::NotReady)) => {
                     Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned())
+                }
+                Ok(Err(Unanswered::TooMany)) => {
+                    Outcome::Failed("too many requests wait for the dataplane; ask again later".to_owned())
                 }
                 Err(_) => Outcome::Failed(format!(
                     "the dataplane has been busy for {} seconds; the agent's log says with what",

@@ -47,5 +47,5 @@ async fn a_standing_condition_is_logged_once() {
     bed.os.lock().report = Report::default();
     let key = Key::global(Kind::Namespace, "last");
     bed.store.create(&key, json!({"metadata": {"name": "last"}})).await.unwrap();
-    until("the end is logged", || async { count("no more so: the test says RouteTaken") == 1 }).await;
+    until("the end is logged", || async { count("resolved: the test says RouteTaken") == 1 }).await;
 }
