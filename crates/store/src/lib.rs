@@ -11,6 +11,7 @@ mod embedded;
 mod file;
 mod in_force;
 mod pod;
+mod ring;
 pub mod rpc;
 mod size;
 
