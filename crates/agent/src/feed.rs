@@ -3,18 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::{FutureExt, StreamExt};
 use serde_json::Value;
 use tortie_api::{Key, Kind};
 use tortie_store::{Event, Revision, Store, StoreError, Watch};
 
+use crate::backoff::{Backoff, random_seed};
 use crate::pending::{Batch, Pending};
 use crate::queue::Batches;
 
-/// The delay before the store is read again after an error.
-const RECONNECT_DELAY: Duration = Duration::from_millis(500);
 /// The maximum number of events in a batch.
 const BATCH: usize = 1_024;
 /// The bytes at which a batch is full.
@@ -23,17 +21,19 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Feeds the thread with objects of these kinds until it ends.
 pub(crate) async fn run(store: Arc<dyn Store>, wanted: Vec<Kind>, batches: Batches) {
     let mut known = BTreeSet::new();
+    let mut backoff = Backoff::new(random_seed());
     loop {
-        match follow(&*store, &wanted, &batches, &mut known).await {
+        match follow(&*store, &wanted, &batches, &mut known, &mut backoff).await {
             Ok(()) => return,
             Err(error @ (StoreError::Compacted(_) | StoreError::FellBehind)) => {
                 tracing::info!(%error, "the store's history was lost; everything is listed again");
             }
             Err(error) => {
                 tracing::warn!(%error, "the store was lost; what is in force stays so, and the store is asked again");
-                tokio::time::sleep(RECONNECT_DELAY).await;
             }
         }
+        // Also after lost history, because a burst of writes makes every agent lose it at the same time.
+        backoff.wait().await;
     }
 }
 
@@ -43,6 +43,7 @@ async fn follow(
     wanted: &[Kind],
     batches: &Batches,
     known: &mut BTreeSet<Key>,
+    backoff: &mut Backoff,
 ) -> Result<(), StoreError> {
     // A listing is as large as the cluster, so it is not read before there is room for it.
     if !batches.wait_for_room().await {
@@ -73,6 +74,7 @@ async fn follow(
                 }
             }
             batches.send(batch);
+            backoff.succeeded();
         }
         if let Some(error) = error {
             return Err(error);
@@ -154,6 +156,9 @@ fn ended() -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
     use async_trait::async_trait;
     use serde_json::json;
     use tortie_store::{Embedded, Listing, Stored, Write};
@@ -226,14 +231,24 @@ mod tests {
         }
     }
 
-    /// A store whose watch delivers a deletion and then an error.
-    struct Breaking(Embedded);
+    /// A store whose watch delivers a deletion, if there is something to delete, and then an error.
+    struct Breaking(Embedded, AtomicUsize);
+
+    impl Breaking {
+        fn new() -> Self {
+            Self(Embedded::in_memory().unwrap(), AtomicUsize::new(0))
+        }
+    }
 
     #[async_trait]
     impl Store for Breaking {
         async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
-            self.0.delete(&key("goes"), None).await?;
-            let events = self.0.watch(kinds, after).await?.take(1);
+            self.1.fetch_add(1, Ordering::Relaxed);
+            let exists = self.0.get(&key("goes")).await?.is_some();
+            if exists {
+                self.0.delete(&key("goes"), None).await?;
+            }
+            let events = self.0.watch(kinds, after).await?.take(usize::from(exists));
             Ok(events.chain(futures::stream::iter([Err(StoreError::FellBehind)])).boxed())
         }
 
@@ -257,16 +272,28 @@ mod tests {
     /// The next listing lacks the object, so nobody would notice later that it is gone.
     #[tokio::test]
     async fn a_deletion_before_the_end_of_a_watch_is_not_lost() {
-        let store = Breaking(Embedded::in_memory().unwrap());
+        let store = Breaking::new();
         for name in ["goes", "stays"] {
             store.create(&key(name), json!(0)).await.unwrap();
         }
         let (batches, inbox) = bounded(usize::MAX);
         let mut known = BTreeSet::new();
-        let error = follow(&store, &WANTED, &batches, &mut known).await.unwrap_err();
+        let error = follow(&store, &WANTED, &batches, &mut known, &mut Backoff::new(0)).await.unwrap_err();
         assert_eq!(error, StoreError::FellBehind);
         let batch = inbox.take(None).unwrap().batch.unwrap();
         assert_eq!(batch.changes, BTreeMap::from([(key("goes"), None), (key("stays"), Some(json!(0)))]));
         assert_eq!(known, BTreeSet::from([key("stays")]));
+    }
+
+    /// Agents that all list everything again at once, and fall behind again, would never come to an end.
+    #[tokio::test(start_paused = true)]
+    async fn a_feed_that_loses_its_watch_again_and_again_waits_longer() {
+        let store = Arc::new(Breaking::new());
+        store.create(&key("stays"), json!(0)).await.unwrap();
+        let (batches, _inbox) = bounded(usize::MAX);
+        let feed = run(store.clone(), WANTED.to_vec(), batches);
+        assert!(tokio::time::timeout(Duration::from_secs(60), feed).await.is_err(), "it goes on");
+        let watches = store.1.load(Ordering::Relaxed);
+        assert!((10..40).contains(&watches), "{watches} watches in a minute");
     }
 }

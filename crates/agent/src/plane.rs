@@ -11,6 +11,7 @@ use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
 use tortie_store::Revision;
 
+use crate::backoff::{Backoff, random_seed};
 use crate::control::ShownEndpoint;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
@@ -19,8 +20,6 @@ use crate::unsupported::{Unsupported, Watched};
 
 /// The interval at which the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
-/// The delay before a retry after a failure.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The delay before a repair when somebody else has changed something, because changes come in bursts.
 const MEND_INTERVAL: Duration = Duration::from_millis(200);
 /// What is in force on the node.
@@ -68,7 +67,9 @@ fn start_with(
     let calc = Calc::new(node);
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let watched = Watched::new(node);
-    let mut plane = Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, logged };
+    let backoff = Backoff::new(random_seed());
+    let mut plane =
+        Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, backoff, logged };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
     Ok(in_force)
 }
@@ -88,6 +89,7 @@ struct Plane {
     /// The last revision without a failure of the whole node.
     revision: Revision,
     report: Report,
+    backoff: Backoff,
     /// The conditions that were logged and still hold.
     logged: BTreeSet<(Reason, String)>,
 }
@@ -103,21 +105,28 @@ impl Plane {
                 None => return,
             }
         }
-        let mut resync_at = Instant::now() + self.pause();
+        let mut resync_at = self.next_resync();
         loop {
             if Instant::now() >= resync_at {
                 self.report = self.dataplane.resync(self.calc.state());
                 self.settle();
-                resync_at = Instant::now() + self.pause();
+                resync_at = self.next_resync();
             }
             let Some(Work { batch, questions, disturbed }) = inbox.take(Some(resync_at)) else { return };
+            let had_failed = self.report.retry;
             if let Some(batch) = batch {
                 self.ingest(batch);
             }
             questions.into_iter().for_each(|question| self.answer(question));
             // Changes do not delay the resync, however many there are; a failure brings it forward.
-            let pause = if disturbed { MEND_INTERVAL } else { self.pause() };
-            resync_at = resync_at.min(Instant::now() + pause);
+            if disturbed {
+                resync_at = resync_at.min(Instant::now() + MEND_INTERVAL);
+            }
+            if !self.report.retry {
+                self.backoff.succeeded();
+            } else if !had_failed {
+                resync_at = resync_at.min(self.next_resync());
+            }
         }
     }
 
@@ -158,8 +167,14 @@ impl Plane {
         own.chain(self.report.node_failures().map(|condition| reported(None, condition))).collect()
     }
 
-    fn pause(&self) -> Duration {
-        if self.report.retry { RETRY_INTERVAL } else { RESYNC_INTERVAL }
+    /// The time of the next resync after a call of the dataplane.
+    fn next_resync(&mut self) -> Instant {
+        let now = Instant::now();
+        if self.report.retry {
+            return self.backoff.failed(now);
+        }
+        self.backoff.succeeded();
+        now + RESYNC_INTERVAL
     }
 
     /// Publishes what is in force now.

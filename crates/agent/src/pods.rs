@@ -30,7 +30,7 @@ use crate::plane::InForce;
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to wait until a link forwards packets.
-const LINK_PATIENCE: Duration = Duration::from_secs(5);
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Resolves when nobody waits for the answer any more.
 type HungUp<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
@@ -310,7 +310,7 @@ impl Pods {
     /// A pod's first packets must not be lost on a link that is not ready.
     async fn wait_until_live(&self, id: &EndpointId, interface: &PodInterface) -> Result<(), Failure> {
         let (wiring, waited_for) = (self.wiring.clone(), interface.clone());
-        let live = blocking(move || Ok(wiring.wait_until_live(&waited_for, LINK_PATIENCE))).await;
+        let live = blocking(move || Ok(wiring.wait_until_live(&waited_for, LINK_TIMEOUT))).await;
         if live.map_err(wiring_failure)? {
             return Ok(());
         }

@@ -23,7 +23,7 @@ use tortie_store::{Embedded, Store, Stored};
 
 pub const NODE: &str = "node-1";
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The state of the fake operating system, and its answers.
 #[derive(Default)]
@@ -101,7 +101,7 @@ impl PodWiring for FakeOs {
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
         let gate = self.lock().gates.remove(&pod.container_id);
         if let Some(gate) = gate {
-            let _ = gate.recv_timeout(PATIENCE);
+            let _ = gate.recv_timeout(TIMEOUT);
         }
         self.lock().connected.insert(pod.endpoint.clone(), pod.container_id.clone());
         let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
@@ -234,7 +234,7 @@ impl Bed {
 /// The agent's answer; the test fails without one.
 pub fn send(socket: &Path, call: &Invocation) -> Answer {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     ask(&mut stream, call).unwrap()
 }
 
@@ -264,9 +264,9 @@ pub async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
 
 /// Polls until the condition holds.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so().await {
-        assert!(Instant::now() < deadline, "{what}: not in {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what}: not in {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
