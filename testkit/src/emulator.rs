@@ -17,13 +17,15 @@ use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::{
-    Clock, Delta, EndpointId, NodeState, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
+    Delta, EndpointId, NodeState, PodAttachment, PodWiring as _, Report, Route, RouteTarget,
 };
 use tortie_hcn::schema::{Endpoint, Namespace};
 use tortie_hcn::{Feature, Guid, Hcn, HcnExt};
 use tortie_hns_emulator::{Config, Emulator, Packet, Recorder, Verdict, Way};
 use tortie_policy::program::Flow;
-use tortie_windows::{NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay};
+use tortie_windows::{
+    Clock, NETWORK, OverlaySpec, WindowsDataplane, WindowsWiring, endpoint_id, ensure_overlay,
+};
 
 use crate::clusters::Objects;
 use crate::exceptions::no_acl_is_about_ports_of_sctp;

@@ -118,7 +118,7 @@ fn every_room_is_in_the_list_and_depends_only_on_rooms_before_it() {
     }
 }
 
-/// The rooms that a room depends on, directly or by way of others.
+/// The crates that a crate depends on, directly or indirectly.
 fn reachable(room: &str) -> BTreeSet<String> {
     let dependencies = dependencies();
     let (mut reached, mut next) = (BTreeSet::new(), vec![room.to_owned()]);
@@ -168,8 +168,8 @@ fn the_core_reaches_no_library_with_clocks_files_or_sockets() {
     assert!(libraries("ipam").contains("redb"), "what is reached by way of others is not seen");
 }
 
-/// The libraries that a room reaches, directly or by way of others: its own dependencies by its manifest, which tells
-/// those of tests apart, and theirs by Cargo.lock.
+/// The libraries that a crate depends on, directly or indirectly. Its own dependencies come from its manifest, which
+/// separates those of tests; theirs come from Cargo.lock.
 fn libraries(room: &str) -> BTreeSet<String> {
     let dependencies = dependencies();
     let rooms = reachable(room).into_iter().chain([room.to_owned()]);
@@ -185,14 +185,14 @@ fn libraries(room: &str) -> BTreeSet<String> {
     reached
 }
 
-/// What each package of Cargo.lock depends on, all of its versions together.
+/// The dependencies of each package in Cargo.lock, for all of its versions together.
 fn locked() -> BTreeMap<String, BTreeSet<String>> {
     let mut packages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in read("Cargo.lock").split("[[package]]").skip(1) {
         let quoted = |text: &str| text.split('"').nth(1).unwrap_or_default().to_owned();
         let name = package.lines().find(|line| line.starts_with("name = ")).map(quoted).unwrap();
         let dependencies = package.lines().filter(|line| line.starts_with(" \""));
-        // A version follows the name where there are several.
+        // A version follows the name if there are several.
         let names = dependencies.map(|line| quoted(line).split(' ').next().unwrap_or_default().to_owned());
         packages.entry(name).or_default().extend(names);
     }
@@ -264,8 +264,8 @@ fn the_program_runs_no_other_program() {
         for (file, text) in sources(room) {
             let code = code(&text);
             match room {
-                // It starts itself under another name, and what its user writes after `--`: no program is named in
-                // the source.
+                // It starts itself under another name, and the program that its user writes after `--`: the source
+                // names no program.
                 "lab" => {
                     assert!(!code.contains("Command::new(\""), "{file} runs a program of its own choice")
                 }
@@ -320,7 +320,7 @@ fn every_dependency_has_its_line() {
     }
 }
 
-/// The circles of files that there are: none is to be added, and one that has gone leaves the list.
+/// The existing circles of files. Add none, and remove entries of circles that no longer exist.
 const CIRCLES: [(&str, &str); 15] = [
     ("api", "known_fields strict"),
     ("api", "manifest::endpoints manifest::offline"),
@@ -355,7 +355,7 @@ fn no_files_use_each_other_but_parent_and_child() {
     }
 }
 
-/// The types of one crate that share a name: none is to be added, and one that has gone leaves the list.
+/// The types of one crate that share a name. Add none, and remove entries that no longer exist.
 const TWINS: [(&str, &str); 28] = [
     ("api", "Container"),
     ("api", "ContainerPort"),
@@ -407,7 +407,7 @@ fn no_crate_has_two_types_of_one_name() {
     }
 }
 
-/// The type that a line declares; associated types are not meant.
+/// The type that a line declares, except associated types.
 fn declared(line: &str) -> Option<&str> {
     let is_indented = line.starts_with(' ');
     let mut words = line.split_whitespace().skip_while(|word| word.starts_with("pub"));
@@ -418,16 +418,13 @@ fn declared(line: &str) -> Option<&str> {
     words.next().filter(|_| declares)?.split(end).next().filter(|name| !name.is_empty())
 }
 
-/// References to files that are not in the repository, and how many files have them at the most: to become none.
-const MISSING: [(&str, usize); 2] = [("calico.md", 52), ("hns.md", 75)];
-
 #[test]
 fn files_that_are_referred_to_exist() {
     let listed = Command::new("git").args(["ls-files"]).current_dir(workspace()).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     let mut missing: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for file in listed.lines().filter(|file| file.ends_with(".rs") || file.ends_with(".md")) {
-        // This one names files that are not there.
+        // A listed file may be deleted in the work tree.
         let Ok(text) = fs::read_to_string(workspace().join(file)) else { continue };
         for reference in text.lines().flat_map(|line| references(line, file.ends_with(".md"))) {
             let folder = Path::new(file).parent().unwrap();
@@ -437,14 +434,11 @@ fn files_that_are_referred_to_exist() {
             }
         }
     }
-    for (reference, files) in missing {
-        let known = MISSING.iter().find(|(known, _)| *known == reference).map_or(0, |(_, count)| *count);
-        assert!(files.len() <= known, "{reference} does not exist, and is referred to in {files:?}");
-    }
+    assert!(missing.is_empty(), "files that do not exist, with the files that refer to them: {missing:?}");
 }
 
-/// The files of the repository that a line of a document or a comment refers to: Markdown by its name, and whatever is
-/// named by its whole path.
+/// The files of the repository that a line of a document or a comment refers to: Markdown files by name, other files
+/// by their complete path.
 fn references(line: &str, is_document: bool) -> Vec<String> {
     let Some(text) =
         (if is_document { Some(line) } else { line.split_once("//").map(|(_, comment)| comment) })

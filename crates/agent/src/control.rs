@@ -14,10 +14,10 @@ use thiserror::Error;
 use tortie_api::report::ReportedCondition;
 use tortie_dataplane::{AskedFor, EndpointId, ShowError, Shown};
 
-/// Which form requests and answers have. An agent answers others with [`Outcome::Failed`].
+/// The version of requests and answers. An agent answers other versions with [`Outcome::Failed`].
 pub const VERSION: u32 = 1;
 
-/// How long a caller waits: until the agent has surely given up.
+/// How long a caller waits: until the agent has certainly given up.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request to the agent.

@@ -1,4 +1,4 @@
-//! The agent's end of the socket by which operators ask it ([`control`](crate::control)).
+//! Serves the socket on which operators send requests to the agent ([`control`](crate::control)).
 
 use std::io;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::control::{Answer, Ask, Outcome, Request, VERSION};
 use crate::queue::{Asker, Unanswered};
 use crate::server::MAX_ACCEPT_DELAY;
 
-/// The maximum size of a request.
+/// The maximum size of a request in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;
-/// How long a request may take to arrive.
+/// How long to wait for a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the dataplane may be busy with something else. A call of HNS may take as long.
+/// How long to wait for the dataplane, which may be busy. A call of HNS may take this long.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Serves until the future is dropped.

@@ -15,7 +15,6 @@ use crate::backoff::{Backoff, random_seed};
 use crate::control::ShownEndpoint;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
-use crate::report::reported;
 use crate::unsupported::{Unsupported, Watched};
 
 /// The interval at which the dataplane reads everything back.
@@ -163,8 +162,8 @@ impl Plane {
     /// The conditions of an endpoint, and the failures of the whole node.
     fn conditions_of(&self, id: &EndpointId) -> Vec<ReportedCondition> {
         let own = self.report.endpoints.get(id).into_iter().flatten();
-        let own = own.map(|condition| reported(Some(id.into()), condition));
-        own.chain(self.report.node_failures().map(|condition| reported(None, condition))).collect()
+        let own = own.map(|condition| condition.reported(Some(id.into())));
+        own.chain(self.report.node_failures().map(|condition| condition.reported(None))).collect()
     }
 
     /// The time of the next resync after a call of the dataplane.

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tortie_api::report::{NodeReport, NodeStatus, ObjectRef, ReportedCondition};
 use tortie_api::{Key, Kind, Metadata};
-use tortie_dataplane::{Condition, Reason, Severity};
+use tortie_dataplane::{Reason, Severity};
 use tortie_store::{Store, StoreError};
 
 use crate::backoff::{Backoff, random_seed};
@@ -101,13 +101,6 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
     }
 }
 
-/// Converts a condition to its form in the report.
-pub(crate) fn reported(object: Option<ObjectRef>, condition: &Condition) -> ReportedCondition {
-    let Condition { reason, about, message } = condition;
-    let (about, message) = (about.clone(), message.clone());
-    ReportedCondition { object, about, reason: reason.to_string(), message }
-}
-
 /// `about` is the constant content.
 fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
     let of_object = |key: &Key, reason: Reason, message: &str| ReportedCondition {
@@ -122,10 +115,10 @@ fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
         findings.map(|finding| of_object(&finding.key, Reason::NotUnderstood, &finding.problem)).collect();
     let unsupported = in_force.unsupported.iter();
     conditions.extend(unsupported.map(|it| of_object(&it.object, it.reason, &it.message)));
-    conditions.extend(report.node.iter().map(|condition| reported(None, condition)));
+    conditions.extend(report.node.iter().map(|condition| condition.reported(None)));
     for (id, told) in &report.endpoints {
         let pod = Some(ObjectRef::from(id));
-        conditions.extend(told.iter().map(|condition| reported(pod.clone(), condition)));
+        conditions.extend(told.iter().map(|condition| condition.reported(pod.clone())));
     }
     // Failures first, so that a long list omits less urgent conditions.
     conditions.sort_by_key(|condition| Severity::of(&condition.reason) != Severity::Failure);

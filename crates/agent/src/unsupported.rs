@@ -48,6 +48,13 @@ impl Watched {
                     set(&mut self.pools, key.name.clone(), pool);
                 }
             }
+            Kind::Namespace | Kind::Pod => {
+                // A pod is for its own node to report.
+                let other = key.kind == Kind::Pod
+                    && value.is_some_and(|value| value["spec"]["nodeName"].as_str() != Some(&self.node));
+                let wrong = value.filter(|_| !other).and_then(support::unsupported_annotation);
+                set(&mut self.fields, key.clone(), wrong.map(|wrong| vec![wrong]));
+            }
             Kind::Node => {
                 let net = value.and_then(support::node_network);
                 set(&mut self.nodes, key.name.clone(), net);
@@ -136,6 +143,32 @@ mod tests {
             watched.update(&key, Some(&spec));
             assert_eq!(watched.all().len(), expected, "{name}: {:?}", watched.all());
             watched.update(&key, None);
+            assert_eq!(watched.all(), []);
+        }
+    }
+
+    #[test]
+    fn annotations_without_effect_are_reported_of_namespaces_and_of_pods_of_the_node() {
+        let annotated = |node: &str, annotation: &str| json!({"metadata": {"annotations": {(annotation): "[]"}}, "spec": {"nodeName": node}});
+        let pools = "cni.projectcalico.org/ipv4pools";
+        let namespace = Key::global(Kind::Namespace, "n");
+        let pod = Key::namespaced(Kind::Pod, "n", "p");
+        for (key, value, expected) in [
+            (&namespace, annotated("", pools), 1),
+            (&namespace, annotated("", "example.org/pools"), 0),
+            (&pod, annotated("one", pools), 1),
+            (&pod, annotated("two", pools), 0),
+            (&pod, annotated("one", "cni.projectcalico.org/podIP"), 0),
+        ] {
+            let mut watched = Watched::new("one");
+            watched.update(key, Some(&value));
+            let all = watched.all();
+            assert_eq!(all.len(), expected, "{key} {value}: {all:?}");
+            for found in all {
+                assert_eq!((found.object, found.reason), (key.clone(), Reason::FieldNotSupported));
+                assert!(found.message.contains("metadata.annotations.cni.projectcalico.org/ipv4pools"));
+            }
+            watched.update(key, None);
             assert_eq!(watched.all(), []);
         }
     }

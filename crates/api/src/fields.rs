@@ -25,6 +25,26 @@ impl<'de> Deserialize<'de> for Cidr {
     }
 }
 
+/// The networks of a rule: as in Calico, none has host bits.
+pub(crate) fn masked<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cidr>, D::Error> {
+    Ok(list::<D, Masked>(deserializer)?.into_iter().map(|Masked(cidr)| cidr).collect())
+}
+
+struct Masked(Cidr);
+
+impl<'de> Deserialize<'de> for Masked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let cidr = Cidr::deserialize(serde::de::value::StrDeserializer::<D::Error>::new(&text))?;
+        match text.parse::<IpNet>() {
+            Ok(net) if net == cidr.0 => Ok(Self(cidr)),
+            _ => {
+                Err(D::Error::custom(format!("{text:?} has bits behind its prefix; write it as {}", cidr.0)))
+            }
+        }
+    }
+}
+
 /// A network in a network set: a bare address is a network of full length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]

@@ -151,7 +151,7 @@ pub struct ReportedCondition {
     pub about: Vec<ObjectRef>,
     /// A short, stable name in CamelCase. Newer nodes may report reasons that are not known here.
     pub reason: String,
-    /// One sentence: the problem, and what Tortie does about it.
+    /// One sentence: the problem, and what Tortie does about it. It does not repeat the objects.
     pub message: String,
 }
 

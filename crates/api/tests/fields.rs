@@ -92,6 +92,14 @@ fn what_a_felix_configuration_may_say() {
             json!({"healthTimeoutOverrides": [{"name": "*", "timeout": "1s"}]}),
             "is not a list of mappings",
         ),
+        (
+            "default",
+            json!({"mtuIfacePattern": "/re(/"}),
+            "spec.mtuIfacePattern: \"/re(/\" is not a regular expression",
+        ),
+        ("default", json!({"bpfDataIfacePattern": "*"}), "is not a regular expression"),
+        ("default", json!({"bpfL3IfacePattern": "["}), "is not a regular expression"),
+        ("default", json!({"logDebugFilenameRegex": "(?P<>x)"}), "is not a regular expression"),
         ("primary", json!({}), "metadata.name: no node reads \"primary\""),
         ("node.", json!({}), "metadata.name"),
     ];
@@ -101,6 +109,7 @@ fn what_a_felix_configuration_may_say() {
         assert!(said.iter().any(|line| line.contains(expected)), "{name} {spec}: {said:?}");
     }
     let taken = [
+        ("default", json!({"mtuIfacePattern": "^(en|eth)[0-9]+$", "logDebugFilenameRegex": ""})),
         ("default", json!({"vxlanVNI": 4096, "netlinkTimeout": "1m30s", "logSeverityScreen": "info"})),
         ("node.primary", json!({"bpfEnabled": true, "bpfLogFilters": {"all": "tcp"}, "natPortRange": "1:2"})),
     ];

@@ -14,7 +14,7 @@ use crate::policies::Policies;
 use crate::slab::No;
 use crate::subjects::{Subject, Subjects};
 
-/// An endpoint as it will be given out; `None` where it is gone.
+/// The new value of an endpoint for the state; `None` if it is deleted.
 pub(crate) enum Given {
     Pod(EndpointId, Option<Arc<Endpoint>>),
     Host(String, Option<Arc<HostEndpoint>>),

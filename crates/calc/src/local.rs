@@ -1,4 +1,4 @@
-//! The endpoints of this node: their ids, and what is known of them beside what selectors see.
+//! The endpoints of this node: their ids, and their properties besides those that selectors see.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tortie_dataplane::{EndpointId, MacAddress};
 use crate::keys::SharedKey;
 use crate::slab::Numbers;
 
-/// Which endpoint of this node.
+/// The id of an endpoint of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum LocalId {
     Pod(Arc<EndpointId>),
@@ -16,10 +16,10 @@ pub(crate) enum LocalId {
     Host(Arc<str>),
 }
 
-/// What is known of an endpoint of this node, beside what selectors see.
+/// The properties of an endpoint of this node, besides those that selectors see.
 pub(crate) struct Here {
     pub(crate) id: LocalId,
-    /// Whether no other has ever had its id as well.
+    /// Whether no other endpoint has ever had the same id.
     pub(crate) is_alone: bool,
     pub(crate) kind: HereKind,
     /// The policies that select it.

@@ -9,6 +9,7 @@ use testkit::flows::judged;
 use testkit::programs::Programs;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, manifest};
+use tortie_calc::Calc;
 use tortie_oracle::{Oracle, Snapshot, Verdict};
 use tortie_policy::program::Flow;
 
@@ -173,6 +174,24 @@ fn damaged_subjects_close_pods_alone() {
             assert_eq!(programs.judge(&flow).passes(), expected, "programs: {subject}: {text}");
             assert_eq!(by_oracle(&oracle, &flow), expected, "oracle: {subject}: {text}");
         }
+    }
+}
+
+/// No doNotTrack policy concerns a host endpoint of all interfaces, so there is nothing to ask in that table (43).
+#[test]
+fn a_host_endpoint_of_all_interfaces_has_no_untracked_policy() {
+    for (interface, untracked) in [("'*'", 0), ("eth0", 1)] {
+        let policies = format!(
+            "kind: HostEndpoint, metadata: {{name: h}}, spec: {{node: n1, interfaceName: {interface}}}\n---\n\
+             kind: GlobalNetworkPolicy, metadata: {{name: p}}, spec: {{applyOnForward: true, doNotTrack: true, ingress: [{{action: Deny}}]}}"
+        );
+        let mut calc = Calc::new("n1");
+        for (key, value) in objects(&policies, interface) {
+            calc.update(&key, Some(&value));
+        }
+        calc.flush();
+        let program = &calc.state().host_endpoints["h"].program;
+        assert_eq!(program.untracked.policy_ids().count(), untracked, "{interface}");
     }
 }
 

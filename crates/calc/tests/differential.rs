@@ -10,13 +10,16 @@ use std::fmt::Write;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tortie_api::Key;
-use tortie_api::net::{Direction, Protocol};
+use tortie_api::net::{Action, Direction, Protocol};
+use tortie_api::{Key, Kind};
 use tortie_calc::Calc;
 use tortie_dataplane::EndpointId;
-use tortie_oracle::{DecidedBy, Oracle, Peer, PolicyName, Question, Snapshot, Table, Trace, Verdict};
+use tortie_oracle::{
+    DecidedBy, Oracle, Peer, PolicyName, PolicyTrace, Question, Snapshot, Stored, Table, Trace, Verdict,
+};
 use tortie_policy::program::{Flow, evaluate, evaluate_tiers};
 
+use testkit::clusters::pods::{as_pods, published};
 use testkit::clusters::{NODES, Objects, Sent, clusters_with_hosts, manifest, packets, snapshot};
 use testkit::random::Random;
 
@@ -40,9 +43,12 @@ fn oracle_and_programs_agree() {
 
 /// Compares both for every packet, at both of its ends.
 fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Result<(), String> {
+    // The oracle reads pods itself; the programs know them by what nodes publish.
+    let objects = &as_pods(objects);
     let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
-    let nodes: Vec<Calc> = NODES.iter().map(|node| calc(node, objects)).collect();
+    let endpoints = published(objects);
+    let nodes: Vec<Calc> = NODES.iter().map(|node| calc(node, &endpoints)).collect();
     for packet in packets {
         let question = Question {
             from: Peer::Address(packet.source),
@@ -80,7 +86,7 @@ fn compare(objects: &Objects, packets: &[Sent], coverage: &mut Coverage) -> Resu
                     shown_port(packet),
                 ));
             }
-            coverage.note(&snapshot, trace);
+            coverage.note(&snapshot, trace, &flow);
         }
     }
     Ok(())
@@ -152,7 +158,7 @@ struct Coverage {
 }
 
 impl Coverage {
-    fn note(&mut self, snapshot: &Snapshot, trace: &Trace) {
+    fn note(&mut self, snapshot: &Snapshot, trace: &Trace, flow: &Flow) {
         self.judged += 1;
         let mut decided = |feature: String| self.features.entry(feature).or_default().0 += 1;
         match &trace.decided_by {
@@ -161,8 +167,28 @@ impl Coverage {
                 for field in fields(snapshot, policy, trace.direction, *number) {
                     decided(field);
                 }
+                if let Some((_, stored)) = object_of(snapshot, policy) {
+                    of_policy(stored).into_iter().for_each(&mut decided);
+                    let rule = rule(stored, trace.direction, *number);
+                    if is_port_of_sidecar(snapshot, flow, rule) {
+                        decided("a sidecar's named port".into());
+                    }
+                }
+                let passed = |policy: &PolicyTrace| {
+                    let mut rules = policy.rules.iter().filter(|rule| rule.mismatch.is_none());
+                    rules.next_back().is_some_and(|rule| rule.action == Action::Pass)
+                };
+                if trace.profiles.iter().any(passed) {
+                    decided("a profile after one that passes".into());
+                }
             }
-            DecidedBy::NotUnderstood { policy } => decided(format!("{} not understood", policy.kind)),
+            DecidedBy::NotUnderstood { policy } => {
+                decided(format!("{} not understood", policy.kind));
+                match object_of(snapshot, policy) {
+                    Some((_, stored)) => of_policy(stored).into_iter().for_each(&mut decided),
+                    None => decided("a profile that does not exist".into()),
+                }
+            }
             DecidedBy::EndOfTier { .. } => decided("end of tier".into()),
             DecidedBy::NoProfile => decided("no profile".into()),
             DecidedBy::Nobody => decided(format!("nobody in table {:?}", trace.table)),
@@ -181,6 +207,10 @@ impl Coverage {
         let asked = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
         for mismatch in asked.flat_map(|policy| &policy.rules).filter_map(|rule| rule.mismatch.as_ref()) {
             self.features.entry(mismatch.field.clone()).or_default().1 += 1;
+            if mismatch.wanted.contains("a packet of the family") {
+                let feature = format!("{} of the other family", mismatch.field);
+                self.features.entry(feature).or_default().0 += 1;
+            }
         }
     }
 
@@ -246,6 +276,20 @@ impl Coverage {
                 "host endpoint: Forward",
                 "NetworkPolicy not understood",
                 "GlobalNetworkPolicy not understood",
+                "source.nets of the other family",
+                "source.notNets of the other family",
+                "destination.nets of the other family",
+                "destination.notNets of the other family",
+                "source.serviceAccounts.selector",
+                "destination.serviceAccounts.selector",
+                "a blank namespaceSelector of a policy",
+                "a blank serviceAccountSelector of a policy",
+                "a blank selector of a rule",
+                "a sidecar's named port",
+                "a profile that does not exist",
+                "a profile after one that passes",
+                "a damaged subject",
+                "an unreadable subject",
             ]
             .map(str::to_owned),
         );
@@ -259,14 +303,57 @@ impl Coverage {
     }
 }
 
+/// The object of a policy.
+fn object_of<'a>(snapshot: &'a Snapshot, policy: &PolicyName) -> Option<(&'a Key, &'a Stored)> {
+    snapshot.iter().find(|(key, _)| {
+        key.kind.to_string() == policy.kind && key.namespace == policy.namespace && key.name == policy.name
+    })
+}
+
+/// The rule of this number, from 1.
+fn rule(stored: &Stored, direction: Direction, number: usize) -> &Value {
+    let direction = if direction == Direction::Ingress { "ingress" } else { "egress" };
+    &stored.value["spec"][direction][number - 1]
+}
+
+/// What is seldom in a policy itself.
+fn of_policy(stored: &Stored) -> Vec<String> {
+    let spec = &stored.value["spec"];
+    let blank =
+        ["namespaceSelector", "serviceAccountSelector"].into_iter().filter(|field| spec[*field] == " ");
+    let mut seen: Vec<String> = blank.map(|field| format!("a blank {field} of a policy")).collect();
+    if spec["subject"].get("bogus").is_some() {
+        seen.push("an unreadable subject".into());
+    }
+    if spec["subject"].to_string().contains("-bad-") {
+        seen.push("a damaged subject".into());
+    }
+    seen
+}
+
+/// Whether the packet goes to a port of an init container that the rule names.
+fn is_port_of_sidecar(snapshot: &Snapshot, flow: &Flow, rule: &Value) -> bool {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let of_kubernetes = list(&rule["ports"]).into_iter().chain(list(&rule["protocols"]));
+    let named = of_kubernetes
+        .flat_map(|port| ["port", "namedPort", "destinationNamedPort"].map(|field| port[field].clone()));
+    let names: Vec<Value> = list(&rule["destination"]["ports"]).into_iter().chain(named).collect();
+    let is_named = |port: &Value| {
+        names.contains(&port["name"])
+            && port["containerPort"] == flow.destination_port
+            && port["protocol"] == flow.protocol.to_string()
+    };
+    let address = flow.destination.to_string();
+    let pods = snapshot.iter().filter(|(key, _)| key.kind == Kind::Pod).map(|(_, stored)| &stored.value);
+    let mut there =
+        pods.filter(|pod| list(&pod["status"]["podIPs"]).iter().any(|it| it["ip"] == address.as_str()));
+    there.any(|pod| list(&pod["spec"]["initContainers"][0]["ports"]).iter().any(is_named))
+}
+
 /// The fields of the rule that decided.
 fn fields(snapshot: &Snapshot, policy: &PolicyName, direction: Direction, number: usize) -> Vec<String> {
-    let is_it = |key: &&Key| {
-        key.kind.to_string() == policy.kind && key.namespace == policy.namespace && key.name == policy.name
-    };
-    let Some((_, stored)) = snapshot.iter().find(|(key, _)| is_it(key)) else { return vec![] };
-    let direction = if direction == Direction::Ingress { "ingress" } else { "egress" };
-    let rule = &stored.value["spec"][direction][number - 1];
+    let Some((_, stored)) = object_of(snapshot, policy) else { return vec![] };
+    let rule = rule(stored, direction, number);
     let given = |value: &Value| {
         let fields = value.as_object().into_iter().flatten();
         let given = fields.filter(|(_, value)| !matches!(value.as_array(), Some(list) if list.is_empty()));
@@ -276,5 +363,12 @@ fn fields(snapshot: &Snapshot, policy: &PolicyName, direction: Direction, number
     let inner = sides
         .iter()
         .flat_map(|side| given(&rule[side]).into_iter().map(move |field| format!("{side}.{field}")));
+    let accounts = sides.iter().filter(|side| rule[**side]["serviceAccounts"]["selector"].is_string());
+    let accounts = accounts.map(|side| format!("{side}.serviceAccounts.selector"));
+    let is_blank = |side: &&str| {
+        ["selector", "notSelector", "namespaceSelector"].iter().any(|field| rule[*side][field] == " ")
+    };
+    let blank = sides.iter().any(is_blank).then(|| "a blank selector of a rule".to_owned());
+    let inner = inner.chain(accounts).chain(blank);
     given(rule).into_iter().filter(|field| !sides.contains(&field.as_str())).chain(inner).collect()
 }

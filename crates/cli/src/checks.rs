@@ -2,6 +2,7 @@
 //! Tortie does not support, and pools that conflict with others or are in use.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use anyhow::bail;
 use ipnet::IpNet;
@@ -35,9 +36,8 @@ pub(crate) async fn warn(store: &dyn Store, objects: &[Object]) -> anyhow::Resul
         for error in support::reported(object.key.kind, &object.value) {
             output::error_line(&format!("warning: {}", at(object, error)));
         }
-        if let Some((name, why)) = refused_annotation(object) {
-            let problem = format!("it is not supported, and such pods are not connected: {why}");
-            let error = FieldError::new(format!("metadata.annotations.{name}"), problem);
+        let has_annotations = matches!(object.key.kind, Kind::Pod | Kind::Namespace);
+        if let Some(error) = support::unsupported_annotation(&object.value).filter(|_| has_annotations) {
             output::error_line(&format!("warning: {}", at(object, error)));
         }
     }
@@ -65,10 +65,14 @@ pub(crate) async fn refuse_deletion(store: &dyn Store, keys: &[Key]) -> anyhow::
         let Some(used) = Pool::of(key, &stored.value).and_then(|pool| in_use(&pool.cidr, &blocks)) else {
             continue;
         };
-        bail!(
-            "{key} has addresses in use ({used}): set disabled: true, delete the pods that have them, and then delete it; \
-             nothing was deleted"
-        );
+        let remedy = match &used.node {
+            None => "set disabled: true, delete the pods that have them, and then delete it".to_owned(),
+            // Nodes do not change their end of the overlay.
+            Some(node) => format!(
+                "{node} keeps its tunnel address, so the pool stays; set disabled: true, and no pod gets an address of it"
+            ),
+        };
+        bail!("{key} has addresses in use ({used}): {remedy}; nothing was deleted");
     }
     Ok(())
 }
@@ -77,15 +81,6 @@ fn at(object: &Object, error: FieldError) -> Problem {
     let line = object.lines.of(&error.path);
     let origin = tortie_api::manifest::Origin { line, ..object.origin.clone() };
     Problem { origin, object: object.key.to_string(), field: error.path, problem: error.problem }
-}
-
-fn refused_annotation(object: &Object) -> Option<(String, &'static str)> {
-    if !matches!(object.key.kind, Kind::Pod | Kind::Namespace) {
-        return None;
-    }
-    let annotations = object.value.pointer("/metadata/annotations")?.as_object()?;
-    let texts = annotations.iter().map(|(name, value)| (name.clone(), value.to_string())).collect();
-    support::refused_annotation(&texts).map(|(name, why)| (name.to_owned(), why))
 }
 
 /// The conflicts of the given pools with stored ones, with nodes, and with addresses in use.
@@ -137,9 +132,25 @@ fn changed_in_use(before: &Stored, after: &Object, blocks: &[Stored]) -> Option<
     Some(FieldError::new(format!("spec.{field}"), problem))
 }
 
-/// The users of addresses of a network: their number, and the first of them. `None` if there are none.
-fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<String> {
-    let (mut count, mut first) = (0_u64, None);
+/// The users of addresses of a network.
+struct InUse {
+    count: u64,
+    /// The first owner, for messages.
+    first: String,
+    /// The first node with its tunnel address there.
+    node: Option<String>,
+}
+
+impl fmt::Display for InUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, first, .. } = self;
+        write!(f, "{count} {}, the first of {first}", if *count == 1 { "address" } else { "addresses" })
+    }
+}
+
+/// The users of addresses of a network; `None` if there are none.
+fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<InUse> {
+    let (mut count, mut first, mut node) = (0_u64, None, None);
     for block in blocks {
         let cidr: Option<IpNet> = block.value["cidr"].as_str().and_then(|text| text.parse().ok());
         if !cidr.is_some_and(|cidr| net.contains(&cidr)) {
@@ -154,11 +165,13 @@ fn in_use(net: &IpNet, blocks: &[Stored]) -> Option<String> {
             let text = |name: &str| owner[name].as_str().map(str::to_owned);
             let Some(owner) = owner_of(&text) else { continue };
             count += 1;
+            if owner.starts_with("node ") {
+                node.get_or_insert_with(|| owner.clone());
+            }
             first.get_or_insert(owner);
         }
     }
-    let addresses = if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") };
-    Some(format!("{addresses}, the first of {}", first?))
+    Some(InUse { count, first: first?, node })
 }
 
 fn owner_of(text: &impl Fn(&str) -> Option<String>) -> Option<String> {
@@ -201,7 +214,8 @@ mod tests {
         ];
         for (within, allocations, attributes, expected) in cases {
             let found = in_use(&net(within), &[block(allocations.clone(), attributes)]);
-            assert_eq!(found.as_deref(), expected, "{within} {allocations}");
+            let said = found.map(|found| found.to_string());
+            assert_eq!(said.as_deref(), expected, "{within} {allocations}");
         }
     }
 }

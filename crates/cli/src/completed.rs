@@ -33,8 +33,9 @@ pub(crate) fn complete(snapshot: &mut Snapshot) -> Vec<String> {
 /// Notes policies that are given under both names that Calico's datastore has for one.
 fn two_names(snapshot: &Snapshot, notes: &mut Vec<String>) {
     for (key, stored) in snapshot.iter().filter(|(key, _)| !key.name.starts_with("default.")) {
-        let other = manifests::same_policy(key, &stored.value);
-        if let Some(other) = other.filter(|other| snapshot.get(other).is_some()) {
+        let of_default = |stored: &Stored| manifests::is_of_default_tier(&stored.value);
+        let other = manifests::other_name(key).filter(|_| of_default(stored));
+        if let Some(other) = other.filter(|other| snapshot.get(other).is_some_and(of_default)) {
             notes.push(format!(
                 "{key} and {} are one policy in Calico's datastore, and two here: one of them is probably old",
                 other.name

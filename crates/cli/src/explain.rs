@@ -8,14 +8,14 @@ use anstyle::{AnsiColor, Style};
 use anyhow::bail;
 use serde_json::json;
 use tortie_api::Kind;
-use tortie_api::net::{Action, Direction};
-use tortie_api::report::ObjectRef;
-use tortie_api::report::ReportedCondition;
+use tortie_api::net::{Action, Direction, IpVersion, Protocol};
+use tortie_api::report::{ObjectRef, ReportedCondition};
 use tortie_oracle::enforced::not_enforced;
 use tortie_oracle::{
-    Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, Snapshot, Table, TierOutcome, TierTrace, Trace,
-    Verdict,
+    Answer, DecidedBy, Oracle, Peer, PolicyTrace, Question, QuestionError, Snapshot, Table, TierOutcome,
+    TierTrace, Trace, Verdict,
 };
+use tortie_reach::{CLIENT_PORT, Ports, Sample};
 
 use crate::output::{self, Format};
 use crate::port::Asked;
@@ -29,7 +29,8 @@ pub(crate) struct Explain {
     /// The receiver
     #[arg(required_unless_present = "service")]
     to: Option<String>,
-    /// The protocol and port: 80 (which is tcp/80), udp/53, icmp/8 or icmp/8/0 (type and code), proto/47
+    /// The protocol and port: 80 (which is tcp/80), udp/53, icmp/8 or icmp/8/0 (type and code),
+    /// icmpv6/128, proto/47
     #[arg(long, default_value = "tcp/80")]
     port: String,
     /// Ask about the backends of this Service instead: NAMESPACE/NAME; the port is the Service's
@@ -48,11 +49,13 @@ pub(crate) struct Explain {
 impl Explain {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let Some(read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let Some(mut read) = self.source.read()? else { return Ok(ExitCode::from(2)) };
+        let asked = Asked::read(&self.port)?;
+        let to = self.to.as_ref().map(|to| snapshot::peer(&read.snapshot, to)).transpose()?;
+        let node_port = to.as_ref().and_then(|to| service::node_port_note(&read.snapshot, to, asked));
+        node_port.into_iter().for_each(|note| read.note(note));
         let snapshot = &read.snapshot;
         let from = snapshot::peer(snapshot, &self.from)?;
-        let asked = Asked::read(&self.port)?;
-        let to = self.to.as_ref().map(|to| snapshot::peer(snapshot, to)).transpose()?;
         let translated = match (&to, &self.service) {
             (Some(Peer::Address(address)), _) => service::at(snapshot, *address, asked)?,
             (None, Some(service)) => Some(service::named(snapshot, service, asked)?),
@@ -77,7 +80,7 @@ impl Explain {
         let mut denied = false;
         let mut documents = Vec::new();
         for question in questions {
-            let answer = oracle.evaluate(&question)?;
+            let answer = evaluate(&oracle, &question)?;
             denied |= answer.verdict == Verdict::Deny;
             match self.output {
                 Format::Text => {
@@ -122,6 +125,22 @@ impl Explain {
         }
         // Like grep: 0 if it passes, 1 if it does not, 2 if there is no answer.
         Ok(if denied { ExitCode::from(1) } else { ExitCode::SUCCESS })
+    }
+}
+
+/// The answer about a packet of the family that its protocol belongs to.
+fn evaluate(oracle: &Oracle<'_>, question: &Question) -> anyhow::Result<Answer> {
+    let (family, other) = match question.protocol {
+        Protocol::ICMP => (IpVersion::V4, "icmpv6/128"),
+        Protocol::ICMPV6 => (IpVersion::V6, "icmp/8"),
+        _ => return Ok(oracle.evaluate(question)?),
+    };
+    match oracle.evaluate_by(question, family) {
+        Err(QuestionError::NoCommonFamily { from, to }) if oracle.evaluate(question).is_ok() => bail!(
+            "{} is of the other family than the addresses of {from} and {to}; ask with --port {other}",
+            question.protocol
+        ),
+        answer => Ok(answer?),
     }
 }
 
@@ -178,7 +197,7 @@ fn without(
     question: &Question,
 ) -> anyhow::Result<Verdict> {
     let left = snapshot.only(|key, _| key.kind != Kind::HostEndpoint || !hosts.contains_key(&key.name));
-    Ok(Oracle::new(&left).evaluate(question)?.verdict)
+    Ok(evaluate(&Oracle::new(&left), question)?.verdict)
 }
 
 /// The host endpoints that decide in an answer and are not enforced, each with its node.
@@ -188,6 +207,24 @@ fn not_enforced_in<'a>(
 ) -> impl Iterator<Item = (&'a String, &'a String)> {
     let asked: BTreeSet<String> = answer.hosts.iter().map(|trace| trace.endpoint.clone()).collect();
     not_enforced.iter().filter(move |(name, _)| asked.contains(&format!("host endpoint {name}")))
+}
+
+/// What a reader of many verdicts has to know of tunnels from pods, where these classes of ports hold such packets.
+pub(crate) fn tunnels_note(ports: &Ports, classes: &[usize]) -> Option<String> {
+    let of = |protocol, destination_port| Sample {
+        protocol,
+        source_port: CLIENT_PORT,
+        destination_port,
+        icmp: None,
+    };
+    let vxlan = of(Protocol::UDP, 4789);
+    let ipip = Sample { source_port: 0, ..of(Protocol::IPIP, 0) };
+    let is_asked = |sample: &Sample| !ports.is_empty() && classes.contains(&ports.class_of(sample));
+    [vxlan, ipip].iter().any(is_asked).then(|| {
+        "VXLAN (udp/4789) and IPIP (proto/4) from pods are dropped before policy, unless FelixConfiguration allows them; \
+         that is not shown here."
+            .to_owned()
+    })
 }
 
 /// A note about host endpoints that are not enforced.

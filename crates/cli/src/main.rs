@@ -86,7 +86,11 @@ fn main() -> ExitCode {
         "tortie-pod" => return finish(lab::pod_process()),
         _ => {}
     }
-    let result = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return output::usage(&error),
+    };
+    let result = match arguments.command {
         #[cfg(feature = "lab")]
         Command::Lab(command) => command.run(),
         Command::Apply(apply) => apply.run(),

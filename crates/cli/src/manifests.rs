@@ -20,6 +20,14 @@ use crate::store::StoreArguments;
 /// How long to wait until the nodes have disconnected the pods of a deleted namespace.
 const DISCONNECT: Duration = Duration::from_secs(30);
 
+/// Calico's kinds of policy, which belong to tiers.
+const OF_CALICO: [Kind; 4] = [
+    Kind::NetworkPolicy,
+    Kind::GlobalNetworkPolicy,
+    Kind::StagedNetworkPolicy,
+    Kind::StagedGlobalNetworkPolicy,
+];
+
 /// The exit code of a command whose manifests have problems.
 const NOT_UNDERSTOOD: u8 = 2;
 
@@ -64,6 +72,11 @@ impl Apply {
         objects.sort_by_key(|object| object.key.kind.apply_order());
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
+            for object in objects.iter_mut().filter(|object| is_of_default_tier(&object.value)) {
+                if let Some(name) = stored_name(&*store, &object.key).await? {
+                    rename(object, name);
+                }
+            }
             without_tier(&*store, &objects).await?;
             crate::checks::refuse(&*store, &objects).await?;
             let mut latest = 0;
@@ -82,7 +95,8 @@ impl Apply {
             if self.wait {
                 let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
                 let patience = Duration::from_secs(self.timeout);
-                return crate::wait::in_force(&*store, &applied, latest, patience).await;
+                let slices = self.store.is_of_lab();
+                return crate::wait::in_force(&*store, &applied, latest, (patience, slices)).await;
             }
             Ok(ExitCode::SUCCESS)
         })
@@ -92,7 +106,7 @@ impl Apply {
 impl Delete {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let keys: Vec<Key> = match &self.kind {
+        let mut keys: Vec<Key> = match &self.kind {
             None => {
                 let Some(mut objects) = read_all(&self.files)? else {
                     return Ok(ExitCode::from(NOT_UNDERSTOOD));
@@ -109,6 +123,11 @@ impl Delete {
         refuse_managed(keys.iter())?;
         crate::runtime()?.block_on(async {
             let store = self.store.open()?;
+            for key in &mut keys {
+                if let Some(name) = stored_name(&*store, key).await? {
+                    key.name = name;
+                }
+            }
             with_policies(&*store, &keys).await?;
             crate::checks::refuse_deletion(&*store, &keys).await?;
             let mut missing = false;
@@ -123,6 +142,40 @@ impl Delete {
             Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
         })
     }
+}
+
+/// The name under which a policy is stored that is given by its other one ([`other_name`]).
+async fn stored_name(store: &dyn Store, key: &Key) -> anyhow::Result<Option<String>> {
+    let Some(other) = other_name(key) else { return Ok(None) };
+    if store.get(key).await?.is_some() {
+        return Ok(None);
+    }
+    let stored = store.get(&other).await?.filter(|stored| is_of_default_tier(&stored.value));
+    Ok(stored.map(|stored| stored.key.name))
+}
+
+/// The other name of a policy in tier default. Calico's datastore stores one policy as `default.x`, whether it was
+/// created as `x` or as `default.x`; kubectl exports that name, and users' manifests have the other.
+pub(crate) fn other_name(key: &Key) -> Option<Key> {
+    if !OF_CALICO.contains(&key.kind) {
+        return None;
+    }
+    let name = match key.name.strip_prefix("default.") {
+        Some(name) => name.to_owned(),
+        None => format!("default.{}", key.name),
+    };
+    Some(Key { name, ..key.clone() })
+}
+
+/// Whether a policy of Calico's kinds belongs to tier default.
+pub(crate) fn is_of_default_tier(policy: &Value) -> bool {
+    matches!(policy.pointer("/spec/tier").and_then(Value::as_str), None | Some("" | "default"))
+}
+
+/// Gives the object the name.
+pub(crate) fn rename(object: &mut Object, name: String) {
+    object.value["metadata"]["name"] = Value::String(name.clone());
+    object.key.name = name;
 }
 
 /// Deletes the object; returns whether it existed.
@@ -229,33 +282,8 @@ async fn with_policies(store: &dyn Store, keys: &[Key]) -> anyhow::Result<()> {
 
 /// The tier of a policy that names one.
 pub(crate) fn tier_of(kind: Kind, value: &Value) -> Option<&str> {
-    let of_calico = [
-        Kind::NetworkPolicy,
-        Kind::GlobalNetworkPolicy,
-        Kind::StagedNetworkPolicy,
-        Kind::StagedGlobalNetworkPolicy,
-    ];
-    let tier = value.pointer("/spec/tier").filter(|_| of_calico.contains(&kind))?.as_str();
+    let tier = value.pointer("/spec/tier").filter(|_| OF_CALICO.contains(&kind))?.as_str();
     tier.filter(|tier| !tier.is_empty())
-}
-
-/// The other name of a policy in tier default. Calico's datastore stores one policy as `default.x`, whether it was
-/// created as `x` or as `default.x`; kubectl exports that name, and users' manifests have the other.
-pub(crate) fn same_policy(key: &Key, value: &Value) -> Option<Key> {
-    let of_calico = [
-        Kind::NetworkPolicy,
-        Kind::GlobalNetworkPolicy,
-        Kind::StagedNetworkPolicy,
-        Kind::StagedGlobalNetworkPolicy,
-    ];
-    if !of_calico.contains(&key.kind) || tier_of(key.kind, value).unwrap_or("default") != "default" {
-        return None;
-    }
-    let name = match key.name.strip_prefix("default.") {
-        Some(name) => name.to_owned(),
-        None => format!("default.{}", key.name),
-    };
-    Some(Key { name, ..key.clone() })
 }
 
 /// The object, after its content if it is a namespace.
@@ -341,6 +369,12 @@ fn files(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
         let mut inside: Vec<PathBuf> =
             entries.flatten().map(|entry| entry.path()).filter(is_manifest).collect();
+        if inside.is_empty() {
+            bail!(
+                "{}: the folder has no manifests: no file in it ends with .yaml, .yml or .json, and folders in it are not read",
+                path.display()
+            );
+        }
         inside.sort();
         all.extend(inside);
     }

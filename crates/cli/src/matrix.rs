@@ -108,7 +108,7 @@ impl Matrix {
     }
 }
 
-/// What a reader has to know of the tables.
+/// Notes about the tables.
 fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
     let clients = classes.ports().of_clients();
@@ -140,6 +140,7 @@ fn notes(classes: &Classes, tables: &[Table], snapshot: &Snapshot) -> Vec<String
             "Host endpoints have their say here; whether a node enforces them, its report says.".to_owned(),
         );
     }
+    notes.extend(explain::tunnels_note(classes.ports(), ports));
     notes.extend(explain::not_enforced_note(snapshot));
     let scoped = |content: &Content| content.passing().len() > 1;
     if tables.iter().any(|table| table.matrix.cells.iter().flatten().any(scoped)) {

@@ -38,6 +38,17 @@ pub(crate) fn end(code: ExitCode, failed: ExitCode) -> ExitCode {
     }
 }
 
+/// Prints help, the version, or the problem with the arguments; returns the exit code.
+pub(crate) fn usage(error: &clap::Error) -> ExitCode {
+    let code = ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+    let written = error.print();
+    // If standard error cannot be written, nobody is there to read it.
+    if !error.use_stderr() {
+        note(written);
+    }
+    end(code, ExitCode::FAILURE)
+}
+
 /// Prints text unchanged.
 #[cfg(feature = "lab")]
 pub(crate) fn text(text: &str) {

@@ -22,14 +22,19 @@ pub(crate) fn after(
     let tiers = before.iter().filter(|(key, _)| key.kind == Kind::Tier).map(|(key, _)| key.name.clone());
     manifests::refuse_unknown_tiers(tiers, &objects)?;
     let mut after = before.clone();
-    for object in objects {
-        if let (true, Some(other)) = (within_manifests, manifests::same_policy(&object.key, &object.value)) {
-            after.remove(&other);
+    for mut object in objects {
+        let of_default = manifests::is_of_default_tier(&object.value);
+        if let Some(name) = known_name(&after, &object.key).filter(|_| of_default) {
+            manifests::rename(&mut object, name);
         }
         apply(&mut after, object);
     }
     for text in deleted {
-        delete(&mut after, &key(text)?)?;
+        let mut key = key(text)?;
+        if let Some(name) = known_name(&after, &key) {
+            key.name = name;
+        }
+        delete(&mut after, &key)?;
     }
     if staged {
         enforce_staged(&mut after);
@@ -39,6 +44,13 @@ pub(crate) fn after(
         completed::imply_slices(&mut after);
     }
     Ok(after)
+}
+
+/// The name that a policy has in the cluster, if that is its other one.
+fn known_name(after: &Snapshot, key: &Key) -> Option<String> {
+    let other = manifests::other_name(key).filter(|_| after.get(key).is_none())?;
+    let known = after.get(&other).filter(|stored| manifests::is_of_default_tier(&stored.value));
+    known.map(|_| other.name)
 }
 
 /// Applies an object as `apply` stores it: keeps what the cluster added, and copies a pod's labels to its endpoints.

@@ -6,7 +6,7 @@ use tortie_reach::{CLIENT_PORT, Sample};
 
 /// The forms of `--port`, for the help of a command.
 pub(crate) const FORMS: &str =
-    "80 (which is tcp/80), udp/53, sctp/9, icmp/8 or icmp/8/0 (type and code), proto/47";
+    "80 (which is tcp/80), udp/53, sctp/9, icmp/8 or icmp/8/0 (type and code), icmpv6/128, proto/47";
 
 /// A protocol with its port, or with its ICMP type and code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -281,6 +281,9 @@ fn show(change: &Change<'_>, differences: &[Difference], before: &Snapshot, afte
                 let of = differences.iter().filter(|difference| difference.after.verdict == verdict);
                 of.count()
             };
+            let asked: Vec<usize> =
+                differences.iter().flat_map(|difference| difference.ports.iter().copied()).collect();
+            explain::tunnels_note(change.classes.ports(), &asked).iter().for_each(|note| output::line(note));
             if differences.iter().any(by_hosts) {
                 output::line(
                     "Host endpoints have a say in this; whether a node enforces them, its report says.",

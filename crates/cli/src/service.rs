@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context, bail};
+use serde_json::Value;
 use tortie_api::kubernetes::{EndpointSlice, Service};
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind, Resource};
@@ -46,6 +47,37 @@ pub(crate) fn at(snapshot: &Snapshot, address: IpAddr, asked: Asked) -> anyhow::
         }
     }
     Ok(None)
+}
+
+/// What a reader has to know of packets to a node, if they are to the node port of a Service: they go to its backends.
+pub(crate) fn node_port_note(snapshot: &Snapshot, to: &Peer, asked: Asked) -> Option<String> {
+    let is_node = |address: &IpAddr| {
+        snapshot.iter().any(|(_, stored)| match (&stored.resource, address) {
+            (Ok(Resource::Node(node)), IpAddr::V4(address)) => node.address() == Some(*address),
+            (Ok(Resource::Node(node)), IpAddr::V6(address)) => node.address_v6() == Some(*address),
+            _ => false,
+        })
+    };
+    match to {
+        Peer::Node(_) => {}
+        Peer::Address(address) if is_node(address) => {}
+        _ => return None,
+    }
+    let is_it = |port: &Value| {
+        let protocol = Protocol::from_name(port["protocol"].as_str().unwrap_or("TCP"));
+        protocol == Some(asked.protocol) && port["nodePort"].as_u64() == Some(asked.port.into())
+    };
+    let (key, _) = snapshot.iter().filter(|(key, _)| key.kind == Kind::Service).find(|(_, stored)| {
+        stored.value["spec"]["ports"].as_array().is_some_and(|ports| ports.iter().any(is_it))
+    })?;
+    Some(format!(
+        "{}/{} is a node port of {key}: nodes send such packets to its backends, and this answer is about the node itself; \
+         ask with --service {}/{}",
+        asked.protocol.to_string().to_lowercase(),
+        asked.port,
+        key.namespace,
+        key.name
+    ))
 }
 
 fn backends(

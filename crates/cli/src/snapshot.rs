@@ -97,6 +97,12 @@ impl Read {
         }
     }
 
+    /// Adds a note, and prints it.
+    pub(crate) fn note(&mut self, note: String) {
+        output::error_line(&format!("note: {note}"));
+        self.notes.push(note);
+    }
+
     /// Adds the notes to an answer in JSON.
     pub(crate) fn add_to(&self, document: &mut Value) {
         let one = |skipped: &Skipped| {

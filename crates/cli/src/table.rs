@@ -1,15 +1,15 @@
-//! The tables of `tortie matrix`: what stands in their cells, and why.
+//! The tables of `tortie matrix`: the contents of cells, and their reasons.
 
 use tortie_oracle::Verdict;
 use tortie_reach::{Classes, Content, Scope, Stop};
 
-/// One table, and what it is of.
+/// One table and its content.
 pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) matrix: tortie_reach::Matrix,
 }
 
-/// For each cell of a table why it is so: ports, verdict, and what decided.
+/// The reasons for each cell of a table: ports, verdict, and what decided.
 pub(crate) type Reasons = Vec<Vec<Vec<Because>>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) struct Because {
     pub(crate) by: Vec<(Stop, String)>,
 }
 
-/// What a cell says: `all`, `none`, ports; `-` where there are no such flows.
+/// The text of a cell: `all`, `none`, ports; `-` if there are no such flows.
 pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> String {
     if content.is_nothing() {
         return "-".to_owned();
@@ -36,7 +36,7 @@ pub(crate) fn shown(classes: &Classes, table: &Table, content: &Content) -> Stri
     content.passing().into_iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// `IPv6: tcp/80`; just the ports where they are those of every way.
+/// `IPv6: tcp/80`; only the ports if they are the same for every scope.
 pub(crate) fn scoped(scope: Scope, ports: &str) -> String {
     if scope == Scope::default() { ports.to_owned() } else { format!("{scope}: {ports}") }
 }

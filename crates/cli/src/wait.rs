@@ -7,18 +7,20 @@ use std::time::{Duration, Instant};
 use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Severity;
-use tortie_store::{NotInForce, Revision, Store, wait_for_labels, wait_for_pods, wait_for_reports};
+use tortie_store::{
+    NotInForce, Revision, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
+};
 
 use crate::output;
 
 /// Waits until the pods among these objects run, and all objects, written at `revision` at the latest, are in force.
 /// Prints the nodes' conditions. Fails if this does not happen in time, or if a node has a condition about one of the
-/// objects.
+/// objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates.
 pub(crate) async fn in_force(
     store: &dyn Store,
     applied: &[Key],
     mut revision: Revision,
-    patience: Duration,
+    (patience, slices): (Duration, bool),
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + patience;
     let left = || deadline.saturating_duration_since(Instant::now());
@@ -26,6 +28,9 @@ pub(crate) async fn in_force(
     let waiting = wait_for_pods(store, &pods, left()).await?;
     for pod in pods.iter().filter(|pod| !waiting.contains_key(pod)) {
         revision = revision.max(wait_for_labels(store, pod, left()).await?);
+    }
+    if slices && applied.iter().any(|key| matches!(key.kind, Kind::Pod | Kind::Service)) {
+        revision = revision.max(wait_for_slices(store, left()).await?);
     }
     let failed = |report: &NodeStatus| {
         report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)

@@ -125,7 +125,74 @@ async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
     );
     assert!(delete("b").await.status.success());
     cluster.store.delete(&block, None).await.unwrap();
+    // A tunnel address of a node, which no pod can give back.
+    let tunnel = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null], "unallocated": [1],
+        "attributes": [{"handle_id": "vxlan-tunnel-addr-one", "secondary": {"node": "one", "type": "vxlanTunnelAddress"}}]});
+    cluster.put(&block, tunnel).await;
+    let refused = said(&delete("a").await);
+    let expected = "(1 address, the first of node one): node one keeps its tunnel address, so the pool stays; set disabled: true";
+    assert!(refused.contains(expected) && !refused.contains("delete the pods"), "{refused}");
+    cluster.store.delete(&block, None).await.unwrap();
     assert!(delete("a").await.status.success());
+}
+
+/// Calico stores a policy `x` of tier default as `default.x`: whoever applies or deletes the one means the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_policy_of_tier_default_is_known_by_both_of_its_names() {
+    let cluster = Cluster::new().await;
+    let policy = |name: &str, tier: &str, order: u8| {
+        object(
+            "GlobalNetworkPolicy",
+            name,
+            json!({"tier": tier, "order": order, "selector": "all()", "types": ["Ingress"]}),
+        )
+    };
+    let tier = object("Tier", "other", json!({"order": 5}));
+    let steps = [
+        (tier, "Tier other created\n"),
+        (policy("default.x", "default", 1), "GlobalNetworkPolicy default.x created\n"),
+        (policy("x", "default", 2), "GlobalNetworkPolicy default.x configured\n"),
+        (policy("y", "default", 1), "GlobalNetworkPolicy y created\n"),
+        (policy("default.y", "default", 2), "GlobalNetworkPolicy y configured\n"),
+        // In another tier it is another policy.
+        (policy("x", "other", 2), "GlobalNetworkPolicy x created\n"),
+        // Where there are both, each is itself.
+        (policy("default.x", "default", 3), "GlobalNetworkPolicy default.x configured\n"),
+    ];
+    for (object, expected) in steps {
+        let (succeeded, said) = cluster.applies(&object).await;
+        assert!(succeeded && said == expected, "{said:?} is not {expected:?}");
+    }
+    let names = async || {
+        let stored = cluster.store.list(Kind::GlobalNetworkPolicy).await.unwrap().items;
+        stored.into_iter().map(|stored| stored.key.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names().await, ["default.x", "x", "y"]);
+    for (name, expected) in
+        [("default.y", "GlobalNetworkPolicy y deleted\n"), ("x", "GlobalNetworkPolicy x deleted\n")]
+    {
+        let output = cluster.tortie(&["delete", "globalnetworkpolicy", name]).output().await.unwrap();
+        assert_eq!(said(&output), expected);
+    }
+    // What previews say of the cluster is what apply would do.
+    let file = cluster.file(&policy("x", "default", 9).to_string());
+    let output = cluster.tortie(&["preview", "-f", file.to_str().unwrap()]).output().await.unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+}
+
+/// A folder in which nothing is read is a mistake, and not an empty cluster.
+#[tokio::test(flavor = "multi_thread")]
+async fn folders_without_manifests_are_refused() {
+    let cluster = Cluster::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("policy.txt"), "kind: NetworkPolicy").unwrap();
+    std::fs::create_dir(folder.path().join("inside")).unwrap();
+    let folder = folder.path().to_str().unwrap();
+    for command in [&["policy", "lint"][..], &["matrix"], &["policy", "cost"], &["apply"]] {
+        let output = cluster.tortie(&[command, &["-f", folder]].concat()).output().await.unwrap();
+        assert!(!output.status.success(), "{command:?}");
+        assert!(said(&output).contains("the folder has no manifests"), "{command:?}: {}", said(&output));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,8 +213,8 @@ async fn pods_that_will_not_be_connected_are_named() {
     assert!(!said.contains("Namespace"), "{said}");
 }
 
-async fn into(cluster: &Cluster, output: Stdio) -> Output {
-    let mut command = cluster.tortie(&["get", "nodes"]);
+async fn into(cluster: &Cluster, arguments: &[&str], output: Stdio) -> Output {
+    let mut command = cluster.tortie(arguments);
     command.stdout(output).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().await.unwrap()
 }
 
@@ -155,14 +222,17 @@ async fn into(cluster: &Cluster, output: Stdio) -> Output {
 #[tokio::test(flavor = "multi_thread")]
 async fn output_that_nobody_takes_is_no_success() {
     let cluster = Cluster::new().await;
-    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let output = into(&cluster, full.into()).await;
-    assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("error: standard output: No space left on device"), "{}", said(&output));
-    let (reader, writer) = std::io::pipe().unwrap();
-    drop(reader);
-    let output = into(&cluster, writer.into()).await;
-    assert_eq!((output.status.code(), said(&output).as_str()), (Some(1), ""));
+    for arguments in [&["get", "nodes"][..], &["--version"], &["explain", "--help"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = into(&cluster, arguments, full.into()).await;
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let said = said(&output);
+        assert!(said.contains("error: standard output: No space left on device"), "{arguments:?}: {said}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = into(&cluster, arguments, writer.into()).await;
+        assert_eq!((output.status.code(), served::said(&output).as_str()), (Some(1), ""), "{arguments:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

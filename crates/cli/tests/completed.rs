@@ -100,9 +100,20 @@ fn pods_that_use_their_nodes_network_are_their_node() {
 #[test]
 fn addresses_that_are_noted_elsewhere_are_read() {
     let policy = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {selector: app == 'back', ingress: [{action: Allow, source: {nets: [10.7.0.0/16]}}]}}\n---\n";
-    let front = "{apiVersion: v1, kind: Pod, metadata: {name: noted, namespace: shop, annotations: {cni.projectcalico.org/podIP: 10.7.0.1/32, cni.projectcalico.org/podIPs: '10.7.0.1/32,fd00::1/128'}}, spec: {containers: [{name: c}]}}\n";
-    let (code, out, err) = run(&[SHOP, policy, front].concat(), &["explain", "shop/noted", "shop/back"]);
-    assert!(code == 0 && out.starts_with("shop/noted (10.7.0.1)"), "{out}{err}");
+    let noted = |annotations: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: noted, namespace: shop, annotations: {{{annotations}}}}}, spec: {{containers: [{{name: c}}]}}}}\n"
+        )
+    };
+    let both =
+        "cni.projectcalico.org/podIP: 10.7.0.1/32, cni.projectcalico.org/podIPs: '10.7.0.1/32,fd00::1/128'";
+    let alone = ["cni.projectcalico.org/podIP: 10.7.0.1/32", "cni.projectcalico.org/podIPs: 10.7.0.1/32"];
+    for annotations in [both, alone[0], alone[1]] {
+        let cluster = [SHOP, policy, &noted(annotations)].concat();
+        let (code, out, err) = run(&cluster, &["explain", "shop/noted", "shop/back"]);
+        assert!(code == 0 && out.starts_with("shop/noted (10.7.0.1)"), "{annotations}: {out}{err}");
+    }
+    let front = &noted(both);
     let (_, out, err) = run(&[SHOP, policy, front].concat(), &["explain", "192.0.2.1", "shop/back"]);
     assert!(out.contains("runs on node n1"), "{out}{err}");
 }

@@ -235,3 +235,57 @@ fn the_address_of_a_service_is_explained_after_translation() {
     let (code, out, err) = run(&["preview", "--in", "c.yml", "-f", "change.yml", "--flows", "flows"]);
     assert!(code == Some(1) && out.contains("denied → allowed"), "{out}{err}");
 }
+
+/// ICMP goes between IPv4 addresses, ICMPv6 between IPv6 addresses; and who asks for a node port is told what it is.
+#[test]
+fn the_family_follows_the_protocol_and_node_ports_are_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("c.yml");
+    std::fs::write(
+        &file,
+        "{apiVersion: v1, kind: Node, metadata: {name: n}, status: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: 'fd00::1'}]}}\n---\n\
+         {apiVersion: v1, kind: Pod, metadata: {name: a, namespace: x}, spec: {nodeName: n, containers: [{name: c}]}, status: {podIPs: [{ip: 10.0.0.1}, {ip: 'fd01::1'}]}}\n---\n\
+         {apiVersion: v1, kind: Service, metadata: {name: s, namespace: x}, spec: {type: NodePort, clusterIP: 10.96.0.1, selector: {a: b}, ports: [{port: 80, nodePort: 30080}]}}\n---\n\
+         {apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: deny, namespace: x}, spec: {types: [Ingress, Egress]}}\n",
+    )
+    .unwrap();
+    let note = "tcp/30080 is a node port of Service x/s";
+    for (arguments, code, expected, noted) in [
+        (&["x/a", "node/n", "--port", "icmpv6/135"][..], 0, "x/a (fd01::1) → node/n (fd00::1) ICMPv6", false),
+        (&["x/a", "node/n", "--port", "icmpv6/134"], 1, "pods do not advertise routers", false),
+        (&["x/a", "192.0.2.9", "--port", "udp/4789"], 1, "pods do not send VXLAN packets", false),
+        (&["x/a", "192.0.2.9", "--port", "proto/4"], 1, "pods do not send IPIP packets", false),
+        (&["x/a", "fd00::9", "--port", "icmpv6/135"], 1, "end of tier default", false),
+        (&["x/a", "node/n", "--port", "icmp/8"], 1, "x/a (10.0.0.1) → node/n (192.0.2.1) ICMP", false),
+        (&["fd01::1", "fd00::1", "--port", "icmp/8"], 2, "ask with --port icmpv6/128", false),
+        (&["10.0.0.1", "192.0.2.1", "--port", "icmpv6/128"], 2, "ask with --port icmp/8", false),
+        (&["10.0.0.1", "fd00::1", "--port", "icmp/8"], 2, "have no address of the same family", false),
+        (&["192.0.2.9", "node/n", "--port", "30080"], 0, note, true),
+        (&["192.0.2.9", "fd00::1", "--port", "30080"], 2, note, true),
+        (&["192.0.2.9", "192.0.2.1", "--port", "30080"], 0, note, true),
+        (&["192.0.2.9", "node/n", "--port", "udp/30080"], 0, "allowed", false),
+        (&["192.0.2.9", "192.0.2.8", "--port", "30080"], 0, "allowed", false),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let output =
+            command.args(["explain", "-f", file.to_str().unwrap()]).args(arguments).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+        assert_eq!(said.contains(note), noted, "{arguments:?}: {said}");
+    }
+
+    // Tunnels from pods where FelixConfiguration allows them: policy decides.
+    let felix = folder.path().join("felix.yml");
+    let allowed = "{apiVersion: projectcalico.org/v3, kind: FelixConfiguration, metadata: {name: default}, \
+                   spec: {allowVXLANPacketsFromWorkloads: true, allowIPIPPacketsFromWorkloads: true}}\n";
+    std::fs::write(&felix, allowed).unwrap();
+    for port in ["udp/4789", "proto/4"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
+        let files = ["-f", file.to_str().unwrap(), "-f", felix.to_str().unwrap()];
+        let output =
+            command.arg("explain").args(files).args(["x/a", "192.0.2.9", "--port", port]).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("denied at the end of tier default"), "{port}: {said}");
+    }
+}

@@ -41,7 +41,8 @@ who reaches whom:
     none → shop/back-0, shop/front-* (3)
 
 Rows send, columns receive. all, none: of all protocols and ports.
-{NOTES}"
+{NOTES}VXLAN (udp/4789) and IPIP (proto/4) from pods are dropped before policy, unless FelixConfiguration allows them; that is not shown here.
+"
     );
     assert_eq!(matrix(&[]), (0, expected, String::new()));
 }

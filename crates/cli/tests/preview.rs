@@ -40,6 +40,28 @@ jobs/nightly-x9s2b → shop/back-0: tcp/8443,9090
     );
 }
 
+/// Pods' tunnels are dropped before policy, which the verdicts of policy do not show.
+#[test]
+fn changes_for_tunnels_from_pods_are_marked() {
+    let open = |ports: &str| {
+        format!(
+            "apiVersion: projectcalico.org/v3\nkind: NetworkPolicy\nmetadata: {{name: open, namespace: shop}}\n\
+             spec: {{order: 1, ingress: [{{action: Allow{ports}}}]}}\n"
+        )
+    };
+    for (ports, expected) in [
+        ("", true),
+        (", protocol: UDP, destination: {ports: [4789]}", true),
+        (", protocol: 4", true),
+        (", protocol: UDP, destination: {ports: [53]}", false),
+        (", protocol: TCP", false),
+    ] {
+        let (code, out, err) = preview(&[("open.yml", &open(ports))], &["-f", "open.yml"]);
+        assert!(code == 1 && err.is_empty(), "{out}{err}");
+        assert_eq!(out.contains("VXLAN (udp/4789) and IPIP (proto/4) from pods"), expected, "{ports}: {out}");
+    }
+}
+
 #[test]
 fn what_is_there_already_changes_nothing() {
     let expected = "nothing changes: every flow keeps its verdict\n".to_owned();

@@ -11,9 +11,8 @@ mod wiring;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Instant;
 
-use tortie_api::report::{ObjectRef, with_objects};
+use tortie_api::report::{ObjectRef, ReportedCondition, with_objects};
 use tortie_api::{Key, Kind};
 
 pub use members::Members;
@@ -27,11 +26,8 @@ pub use state::{
 pub use tortie_api::net::MacAddress;
 pub use wiring::{PodAttachment, PodInterface, PodWiring, WiringError};
 
-/// Returns the current time. Dataplanes get one, so that a test can decide when something is due.
-pub type Clock = Box<dyn Fn() -> Instant + Send>;
-
-/// Makes a node what its [`NodeState`] says: reads the actual state, applies the difference, and leaves alone what others
-/// put there.
+/// Makes a node match its [`NodeState`]. Implementations read the actual state, apply the difference, and leave objects
+/// of others alone.
 ///
 /// The caller owns the state, so that there is one copy of it. Every call gets the current state.
 pub trait Dataplane: Send {
@@ -107,6 +103,13 @@ impl Condition {
     /// A condition without a cause among the cluster's objects.
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self { reason, about: Vec::new(), message: message.into() }
+    }
+
+    /// The condition as a node reports it. `object` is the affected pod; `None` is the node itself.
+    #[must_use]
+    pub fn reported(&self, object: Option<ObjectRef>) -> ReportedCondition {
+        let Self { reason, about, message } = self.clone();
+        ReportedCondition { object, about, reason: reason.to_string(), message }
     }
 
     /// The same condition, with one more object that causes it.

@@ -62,8 +62,8 @@ pub enum Reason {
     HostEndpointNotEnforced,
     /// No interface of the node fits a host endpoint.
     HostEndpointWithoutInterface,
-    /// A rule matches ICMP types, which the operating system cannot. The rule is narrowed if it allows, and widened if it
-    /// denies.
+    /// A rule matches ICMP types, which the operating system cannot match. The rule is narrowed if it allows, and
+    /// widened if it denies.
     IcmpTypeNotExpressible,
     /// Two pods claim one interface.
     InterfaceContested,
@@ -103,8 +103,8 @@ pub enum Reason {
     RouteTaken,
     /// The operating system cannot express a policy, which then denies everything.
     RuleNotExpressible,
-    /// A rule matches ports of SCTP, which the operating system cannot. The rule is narrowed if it allows, and widened if
-    /// it denies.
+    /// A rule matches ports of SCTP, which the operating system cannot match. The rule is narrowed if it allows, and
+    /// widened if it denies.
     SctpPortNotExpressible,
     /// Two Services have the same address and port.
     ServiceAddressTaken,

@@ -1,4 +1,4 @@
-//! Error codes of calls (`HCNHResult.md` of the HCN reference).
+//! Error codes of calls (page `HCNHResult` of the HCN reference).
 
 use std::fmt;
 

@@ -24,7 +24,7 @@ fn needs(config: &Config, feature: Feature, policy: &Policy) -> Result<(), Failu
     fail(HResult::HCN_E_INVALID_POLICY_TYPE, error)
 }
 
-/// Checks a policy that is to be put on a network. What an overlay needs is read; of the rest only the form.
+/// Checks a policy for a network. The policies of an overlay are parsed; for the rest, only the form is checked.
 pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Failure> {
     if let Some(route) = settings::<RemoteSubnetRoute>(policy)? {
         needs(config, Feature::RemoteSubnet, policy)?;
@@ -41,12 +41,12 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     }
     if let Some(set) = settings::<SetPolicy>(policy)? {
         let nested = set.policy_type == SetPolicyType::NestedIpSet;
-        // What it holds is looked at together with the network's other sets.
+        // Its values are checked together with the other sets of the network.
         return needs(config, if nested { Feature::NestedIpSet } else { Feature::SetPolicy }, policy);
     }
     if policy.is::<HostRoute>() {
         needs(config, Feature::HostRoute, policy)?;
-        // HNS insists on the empty object.
+        // HNS requires the empty object.
         return if policy.settings.is_object() {
             Ok(())
         } else {
@@ -66,7 +66,7 @@ pub(crate) fn network_policy(policy: &Policy, config: &Config) -> Result<(), Fai
     fail(HResult::HCN_E_INVALID_POLICY_TYPE, format!("{} is not a policy of a network here", policy.r#type))
 }
 
-/// Checks the policies that an endpoint is to have, and gives its ACLs, ready to be asked. `sets` are its network's.
+/// Checks the policies for an endpoint, and returns its parsed ACLs. `sets` are the sets of its network.
 pub(crate) fn endpoint_policies(
     endpoint: &Endpoint,
     sets: &Sets,
@@ -112,7 +112,7 @@ fn endpoint_policy(policy: &Policy) -> Result<(), Failure> {
     }
 }
 
-/// A client that leaves out what an ACL is about most likely does not mean the zero value.
+/// A client that omits a criterion of an ACL most likely does not mean the zero value.
 fn acl_document(policy: &Policy, acl: &Acl, config: &Config) -> Result<(), Failure> {
     for member in ["Action", "Direction", "RuleType"] {
         if policy.settings.get(member).is_none() {

@@ -20,10 +20,10 @@ use crate::records::Handle;
 use crate::request::{Assignment, Request, Use};
 use crate::waiting::{Waiter, Waiting};
 
-/// How long what the pools say is believed: a pool that is disabled gives addresses no longer than this.
+/// How long pools are cached: a disabled pool gives addresses no longer than this.
 const POOLS_FRESH: Duration = Duration::from_secs(5);
 
-/// The block that gave the last address, and for which requests the pools allow it.
+/// The block that gave the last address, and the requests that pools allow it for.
 #[derive(Default)]
 struct AtHand {
     block: Option<(Revision, Block)>,

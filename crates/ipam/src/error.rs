@@ -1,11 +1,11 @@
-//! Why there is no address.
+//! Errors of address allocation.
 
 use thiserror::Error;
 use tortie_api::Key;
 use tortie_api::ipam::BlockError;
 use tortie_store::StoreError;
 
-/// How often a write is tried again because somebody else was faster (Calico's number).
+/// How often a write is retried after a conflict (Calico's number).
 pub(crate) const RETRIES: usize = 100;
 
 /// Why there is no address.
@@ -14,12 +14,12 @@ pub enum IpamError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No pool may be used here.
+    /// No pool can be used here.
     #[error(
         "no IPPool gives addresses to {0}: look at disabled, nodeSelector, namespaceSelector, allowedUses, blockSize"
     )]
     NoPool(String),
-    /// Every address that this node may use is taken.
+    /// Every address that this node may use is allocated.
     #[error(
         "node {node} has no free address: none of its blocks ({blocks}, of at most {limit}) has room for this; \
          {hint}{damaged}"
@@ -27,13 +27,13 @@ pub enum IpamError {
     Exhausted {
         /// The node.
         node: String,
-        /// How many blocks it has.
+        /// The number of its blocks.
         blocks: usize,
-        /// How many it may have.
+        /// The maximum number of its blocks.
         limit: u32,
-        /// What to do.
+        /// The remedy.
         hint: &'static str,
-        /// What of the node's blocks cannot be used, as what is stored makes no sense: empty, or a list.
+        /// Which of the node's blocks are damaged and unusable: empty, or a list.
         damaged: String,
     },
     /// A Windows node may not share blocks.
@@ -41,15 +41,15 @@ pub enum IpamError {
         "a Windows node needs strict affinity: set strict_affinity to true in the cluster's IPAM settings"
     )]
     StrictAffinityNeeded,
-    /// What is stored makes no sense.
+    /// A stored object is invalid.
     #[error("{key}: {problem}")]
     Damaged {
-        /// Which object.
+        /// The object.
         key: Key,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// Somebody else was faster, again and again.
+    /// Other writers were faster too many times in a row.
     #[error("{0} was changed by others {RETRIES} times in a row; try again later")]
     Contended(Key),
 }

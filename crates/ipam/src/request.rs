@@ -1,11 +1,11 @@
-//! What is asked for, and what is given.
+//! Requests for addresses, and their results.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
-/// What the address is for (`IPPool.spec.allowedUses`).
+/// The purpose of an address (`IPPool.spec.allowedUses`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// A pod.
@@ -14,20 +14,20 @@ pub enum Use {
     Tunnel,
 }
 
-/// A wish for one address.
+/// A request for one address.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// By which the address is found and released again. The same handle gets the same address.
+    /// Identifies the address for lookup and release. The same handle gets the same address.
     pub handle: String,
-    /// What stands beside the address in the block.
+    /// The attributes that the block stores with the address.
     pub owner: BTreeMap<String, String>,
-    /// What it is for.
+    /// The purpose.
     pub intended_use: Use,
-    /// The labels of the pod's namespace; empty where there is none.
+    /// The labels of the pod's namespace; empty if there is none.
     pub namespace_labels: BTreeMap<String, String>,
 }
 
-/// An address, and the block that it is from.
+/// An address and its block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Assignment {
     /// The address.

@@ -1,4 +1,4 @@
-//! What can go wrong between Tortie and the kernel.
+//! Errors of the kernel's interfaces.
 
 use std::io;
 
@@ -7,39 +7,39 @@ use thiserror::Error;
 use crate::netlink::Refusal;
 use crate::nftables::Op;
 
-/// A failure, with what was being done to which object.
+/// An error, with the operation and its object.
 #[derive(Debug, Error)]
 pub enum Error {
     /// A system call failed.
     #[error("{object}: cannot {operation}: {source}")]
     System {
-        /// What was being done, as in "cannot …".
+        /// The operation, as in "cannot …".
         operation: &'static str,
-        /// The file, interface or namespace that it was done to.
+        /// The file, interface or namespace.
         object: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// New namespaces cannot be made here.
+    /// The kernel does not permit new namespaces here.
     #[error("cannot {operation}: {source}. {advice}")]
     Namespaces {
-        /// What was being done, as in "cannot …".
+        /// The operation, as in "cannot …".
         operation: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
-        /// How to go on.
+        /// What the user can do.
         advice: String,
     },
     /// The kernel refused a netlink message.
     #[error("{object}: the kernel refused to {operation}: {refusal}")]
     Refused {
-        /// What was asked for, as in "refused to …".
+        /// The operation, as in "refused to …".
         operation: &'static str,
-        /// The link, route, set … that it was about.
+        /// The link, route, set ….
         object: String,
-        /// The error number, and what the kernel said beside it.
+        /// The error number and the kernel's message.
         refusal: Refusal,
     },
     /// The kernel refused a change of an nftables table, and with it the whole transaction.
@@ -47,12 +47,12 @@ pub enum Error {
     Transaction {
         /// The name of the table.
         table: String,
-        /// The change that was refused.
+        /// The refused change.
         op: Box<Op>,
-        /// The error number, and what the kernel said beside it.
+        /// The error number and the kernel's message.
         refusal: Refusal,
     },
-    /// A table that only another connection may change (`NFT_TABLE_F_OWNER`).
+    /// Only another connection may change the table (`NFT_TABLE_F_OWNER`).
     #[error(
         "table {table} belongs to another process (netlink port {owner}, usually its process id); end that process, \
          which may be another agent"
@@ -66,7 +66,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A function for `map_err` that says what was being done, and to what.
+    /// Returns a function for `map_err` that adds the operation and its object to the error of a system call.
     pub fn system<E: Into<io::Error>>(
         operation: &'static str,
         object: impl Into<String>,
@@ -75,7 +75,7 @@ impl Error {
         move |source| Self::System { operation, object, source: source.into() }
     }
 
-    /// A function for `map_err` that says what was asked of the kernel, and about what.
+    /// Returns a function for `map_err` that adds the operation and its object to the kernel's refusal.
     pub fn refused<E: Into<Refusal>>(
         operation: &'static str,
         object: impl Into<String>,
@@ -84,7 +84,7 @@ impl Error {
         move |refusal| Self::Refused { operation, object, refusal: refusal.into() }
     }
 
-    /// The kernel's error number, where there is one.
+    /// The kernel's error number, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {

@@ -1,7 +1,7 @@
-//! The interfaces of the Linux kernel that Tortie uses: netlink, nftables, routes, the table of connections, network
-//! namespaces, raw sockets, sysctl and ethtool. The dataplane is made of them, and so are lab and emulator.
+//! The interfaces of the Linux kernel that Tortie uses: netlink, nftables, routes, connection tracking, network
+//! namespaces, raw sockets, sysctl and ethtool. The Linux dataplane, the lab and the emulator use this crate.
 //!
-//! Everything is done by system calls of this process. No `ip`, `nft`, `bridge` or `sysctl` program is needed or run.
+//! Everything is done by system calls of this process. It neither needs nor runs `ip`, `nft`, `bridge` or `sysctl`.
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 
@@ -20,5 +20,5 @@ mod sys;
 pub use error::Error;
 pub use sys::{InterfaceIndex, MAX_INTERFACE_NAME, interface_index};
 
-/// What the functions of this crate return.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

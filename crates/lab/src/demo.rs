@@ -1,4 +1,4 @@
-//! The demo of seed 002: four pods on two nodes, and who reaches whom before and after a policy.
+//! The demo: four pods on two nodes, and which of them reach each other before and after a policy.
 
 use serde::Serialize;
 use tortie_api::manifest::{self, Object};

@@ -1,14 +1,14 @@
-//! What can go wrong in the dataplane.
+//! Errors of the dataplane.
 
 use thiserror::Error;
 
-/// A failure, with what was being done to which object.
+/// An error, with the operation and its object.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// The kernel did not do what it was asked.
+    /// An interface of the kernel failed.
     #[error(transparent)]
     Kernel(#[from] tortie_kernel::Error),
-    /// The kernel refused an nftables table because it has not all that it takes.
+    /// The kernel refused an nftables table because it lacks necessary modules.
     #[error(
         "{failure}; this kernel lacks {modules}: load them, or take a kernel that has them. Until then no policy of this \
          node changes, and what is new stays unconnected"
@@ -33,7 +33,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The kernel's error number, where there is one.
+    /// The kernel's error number, if there is one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         match self {

@@ -1,6 +1,5 @@
-//! Linux as Tortie uses it: network namespaces, packets, netlink, routes, nftables, and the dataplane on top of them.
+//! The Linux dataplane on top of `tortie-kernel`: policy as nftables, routes and VXLAN, and the links of pods.
 //!
-//! Everything is done by system calls of this process. It neither needs nor runs `ip`, `nft`, `bridge` or `sysctl`.
 //! On other systems the crate is empty, so that the workspace builds everywhere.
 #![cfg(target_os = "linux")]
 

@@ -368,7 +368,7 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
 }
 
 #[test]
-fn a_pod_cannot_send_tunnels() {
+fn a_pod_cannot_send_tunnels_nor_advertise_a_router() {
     let node = Node::new();
     let mut dataplane =
         node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();
@@ -395,6 +395,11 @@ fn a_pod_cannot_send_tunnels() {
     apply(&mut dataplane, &NodeState::default(), &state);
     assert_eq!(node.passed(&out, Direction::Egress), BTreeSet::from([2, 3, 4, 5, 8, 9]));
     assert_eq!(node.passed(&into, Direction::Ingress), (0..10).collect());
+
+    // Nor may it present itself as a router.
+    let icmp = |icmp_type| Flow { icmp: Some((icmp_type, 0)), ..flow((POD[1], "fd01::1"), 58, 0) };
+    let icmp = [134, 128].map(|icmp_type| Flow { source_port: 0, ..icmp(icmp_type) });
+    assert_eq!(node.passed(&icmp, Direction::Egress), BTreeSet::from([1]));
 
     // The port is the cluster's.
     let old = state.clone();

@@ -1,5 +1,5 @@
-//! How long `explain` takes in a large cluster, once the objects are loaded (goal: 50 ms): 25,000 namespaces, 100,000 pods,
-//! 75,000 policies.
+//! Measures `explain` in a large cluster, after loading of the objects (goal: 50 ms): 25,000 namespaces, 100,000
+//! pods, 75,000 policies.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::hint::black_box;

@@ -1,5 +1,5 @@
-//! What `tortie-reach` asks beyond verdicts: who is there, and what single criteria say of them. Every answer comes
-//! from the same functions that verdicts come from.
+//! The queries of `tortie-reach` besides verdicts: which objects exist, and which single criteria match them. Every
+//! answer comes from the same functions as verdicts.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use super::{
     peers,
 };
 
-/// What selectors see: a pod or a network set.
+/// An object that has labels for selectors: a pod or a network set.
 #[derive(Clone, Copy)]
 pub struct Subject<'a>(&'a Identity);
 
@@ -30,10 +30,10 @@ pub struct SeenPod<'a>(&'a Workload);
 /// A host endpoint.
 pub struct SeenHost<'a>(&'a HostInterface);
 
-/// The addresses of a Service's backends, and their ports.
+/// The addresses of a Service's backends, and the backends with their ports.
 pub type SeenBackends<'a> = (&'a [IpAddr], &'a [(IpAddr, Protocol, u16)]);
 
-/// A policy, in the order in which all are asked.
+/// A policy, in evaluation order.
 pub struct SeenPolicy<'a> {
     /// Its name.
     pub name: &'a PolicyName,
@@ -61,7 +61,8 @@ impl Oracle<'_> {
         self.world.hosts.iter().map(SeenHost)
     }
 
-    /// The host endpoint of the interface by which the node's packets come and go, outside of the overlay or inside.
+    /// The host endpoint of the interface through which the node exchanges packets with others, outside of the
+    /// overlay or inside.
     pub fn interface(&self, node: &str, overlaid: bool) -> Option<SeenHost<'_>> {
         self.world.interface(node, overlaid).map(SeenHost)
     }
@@ -71,12 +72,12 @@ impl Oracle<'_> {
         self.world.all_interfaces(node).map(SeenHost)
     }
 
-    /// Whether the node drops what its own pods send to it.
+    /// Whether the node drops packets that its own pods send to it.
     pub fn is_closed_to_its_pods(&self, node: &str) -> bool {
         self.world.felix(node).default_endpoint_to_host_action == Some(EndpointToHostAction::Drop)
     }
 
-    /// The ports of a node that no policy of host endpoints closes.
+    /// The failsafe ports of a node, which no policy of host endpoints closes.
     pub fn failsafe_ports(&self, node: &str, direction: Direction) -> Vec<FailsafePort> {
         match direction {
             Direction::Ingress => self.world.felix(node).failsafe_inbound(),
@@ -84,33 +85,33 @@ impl Oracle<'_> {
         }
     }
 
-    /// The address that a pod's packets have outside of all pools: its node's, where a pool has natOutgoing.
+    /// The source address of a pod's packets outside of all pools: its node's address, if a pool has natOutgoing.
     pub fn translated(&self, node: &str, address: IpAddr) -> Option<IpAddr> {
         self.world.translated(node, address)
     }
 
-    /// Whether the address lies in any pool.
+    /// Whether the address is in any pool.
     pub fn is_pooled(&self, address: IpAddr) -> bool {
         self.world.is_pooled(address)
     }
 
-    /// Name, own addresses and tunnel address of each node.
+    /// The name, own addresses and tunnel address of each node.
     pub fn nodes(&self) -> impl Iterator<Item = (&str, &[IpAddr], Option<IpAddr>)> {
         self.world.nodes.iter().map(|(name, node)| (name.as_str(), node.own.as_slice(), node.tunnel))
     }
 
-    /// The backends of a Service: their addresses, and their ports.
+    /// The backends of a Service: their addresses, and the backends with their ports.
     pub fn backends(&self, namespace: &str, name: &str) -> SeenBackends<'_> {
         let backends = self.world.backends.get(&(namespace.to_owned(), name.to_owned()));
         backends.map_or((&[], &[]), |backends| (backends.addresses.as_slice(), backends.ports.as_slice()))
     }
 
-    /// Whether packets to this address are carried by VXLAN.
+    /// Whether packets to this address are encapsulated in VXLAN.
     pub fn is_overlaid(&self, address: IpAddr) -> bool {
         self.world.is_overlaid(address)
     }
 
-    /// Every policy, staged ones too, in the order in which all are asked.
+    /// Every policy, including staged ones, in evaluation order.
     pub fn policies(&self) -> impl Iterator<Item = SeenPolicy<'_>> {
         self.tiers.iter().flat_map(|tier| {
             tier.policies.iter().map(|policy| SeenPolicy {
@@ -122,12 +123,12 @@ impl Oracle<'_> {
         })
     }
 
-    /// Which of [`Self::policies`] speak about packets of this direction at this pod, by index.
+    /// The indices of those of [`Self::policies`] that apply to packets of this direction at this pod.
     pub fn applying(&self, pod: &SeenPod<'_>, direction: Direction) -> Vec<usize> {
         self.applying_to(&Asked::pod(pod.0), direction)
     }
 
-    /// The same of a host endpoint, in one of its tables.
+    /// As [`Self::applying`], for one table of a host endpoint.
     pub fn applying_at(&self, host: &SeenHost<'_>, table: Table, direction: Direction) -> Vec<usize> {
         let SeenHost(HostInterface { identity, profiles, .. }) = host;
         self.applying_to(&Asked { identity, profiles, table }, direction)
@@ -139,7 +140,7 @@ impl Oracle<'_> {
         applying.map(|(index, _)| index).collect()
     }
 
-    /// Where the rules of a profile come from.
+    /// The source of a profile's rules.
     pub fn profile_of(&self, name: &str) -> SeenProfile<'_> {
         match self.snapshot.get(&Key::global(Kind::Profile, name)) {
             Some(stored) => SeenProfile::Stored(stored),
@@ -160,7 +161,7 @@ impl Oracle<'_> {
         key.is_some_and(|key| self.snapshot.get(&key).is_some())
     }
 
-    /// What one end's policies say of a packet; nothing where that end is under none.
+    /// The traces of one end's pod policies for a packet; empty if no pod policies apply to that end.
     pub fn at_pod(
         &self,
         question: &Question,
@@ -176,8 +177,8 @@ impl Oracle<'_> {
         Ok(judged.collect())
     }
 
-    /// What the host endpoints of the sender's node (`near`), or of the receiver's, decide about a packet between nodes, in
-    /// order.
+    /// The traces of the host endpoints of the sender's node (`near`), or of the receiver's node, for a packet
+    /// between nodes, in order.
     pub fn at_host(
         &self,
         question: &Question,
@@ -195,9 +196,9 @@ impl Oracle<'_> {
         Ok(judged.flatten().collect())
     }
 
-    /// What the host endpoint of all interfaces decides about a packet that stays inside one node: where it comes from the
-    /// sending pod (`near`), or where it goes to the receiving one. The ends may be on different nodes: they stand for
-    /// others that are not.
+    /// The traces of the host endpoint of all interfaces for a packet that stays inside one node: where the packet
+    /// arrives from the sending pod (`near`), or where it leaves for the receiving pod. The two ends may be on
+    /// different nodes, because they represent others that are on one.
     pub fn inside_node(
         &self,
         question: &Question,
@@ -217,7 +218,7 @@ impl Oracle<'_> {
         Ok(hop.map(|hop| self.judge_host(&hop, &packet, &mut Vec::new())).unwrap_or_default())
     }
 
-    /// What a profile says of a packet, whether or not anything asks it.
+    /// The trace of a profile for a packet, whether or not an endpoint has that profile.
     pub fn by_profile(
         &self,
         question: &Question,
@@ -230,25 +231,25 @@ impl Oracle<'_> {
     }
 }
 
-/// A Kubernetes selector for a reader.
+/// A Kubernetes selector as text for readers.
 pub fn shown_labels(what: &str, selector: &LabelSelector) -> String {
     kubernetes::shown_selector(what, selector)
 }
 
-/// Where the rules of a profile come from.
+/// The source of a profile's rules.
 pub enum SeenProfile<'a> {
-    /// From an object.
+    /// A stored object.
     Stored(&'a Stored),
-    /// It is that of a namespace, or the default of automatic host endpoints.
+    /// Implicit: the profile of a namespace, or the default of automatic host endpoints. It allows everything.
     AllowsAll,
-    /// It is that of a service account, and leaves the decision to the next profile.
+    /// Implicit: the profile of a service account. It has no rules, and leaves the decision to the next profile.
     WithoutRules,
-    /// It does not exist, and denies.
+    /// None: the profile does not exist, and denies.
     Missing,
 }
 
 impl<'a> SeenPod<'a> {
-    /// What selectors see of it.
+    /// Its labels for selectors.
     pub fn subject(&self) -> Subject<'a> {
         Subject(&self.0.identity)
     }
@@ -270,7 +271,7 @@ impl<'a> SeenPod<'a> {
 }
 
 impl<'a> SeenHost<'a> {
-    /// What selectors see of it.
+    /// Its labels for selectors.
     pub fn subject(&self) -> Subject<'a> {
         Subject(&self.0.identity)
     }
@@ -280,7 +281,7 @@ impl<'a> SeenHost<'a> {
         &self.0.node
     }
 
-    /// The addresses that rules know it by.
+    /// The addresses by which rules identify it.
     pub fn addresses(&self) -> &'a [IpAddr] {
         &self.0.addresses
     }
@@ -317,22 +318,22 @@ impl<'a> Subject<'a> {
         &self.0.own_labels
     }
 
-    /// What Calico's selectors see.
+    /// The labels that Calico's selectors see.
     pub fn labels(&self) -> &'a BTreeMap<String, String> {
         &self.0.labels
     }
 
-    /// The ports that it declares by name.
+    /// The named ports that it declares.
     pub fn ports(&self) -> impl Iterator<Item = (&'a str, Protocol, u16)> {
         self.0.ports.iter().map(|port| (port.name.as_str(), port.protocol, port.port))
     }
 
-    /// Whether its namespace matches a `namespaceSelector`.
+    /// Whether a `namespaceSelector` matches its namespace.
     pub fn is_in_namespaces(&self, selector: &Selector) -> bool {
         calico::of_namespace(selector, self.0)
     }
 
-    /// Whether it is a pod whose service account matches.
+    /// Whether it is a pod with a service account that the selector matches.
     pub fn has_account(&self, selector: &Selector) -> bool {
         calico::of_account(selector, self.0)
     }

@@ -19,9 +19,9 @@ pub(super) fn rules(spec: &PolicySpec, direction: Direction) -> &[Rule] {
     }
 }
 
-/// Whether every criterion of the rule holds; `namespace` is the policy's.
+/// Whether every criterion of the rule matches; `namespace` is the policy's.
 pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outcome {
-    // Exhaustive, here and below: a forgotten criterion would open something.
+    // Exhaustive, here and below, because a forgotten criterion would open something.
     let Rule {
         action: _,
         ip_version,
@@ -61,18 +61,20 @@ pub(super) fn matches(namespace: &str, rule: &Rule, packet: &Packet<'_>) -> Outc
     entity(namespace, "source", source, &packet.source, packet)?;
     entity(namespace, "destination", destination, &packet.destination, packet)?;
     match http {
-        // Nothing looks into packets yet, so nothing is known to be allowed (policy decision 15).
+        // HTTP requests are not inspected yet, so none is allowed (policy decision 15).
         Some(_) => Err(Mismatch::new("http", "a request that is looked into", "which is not done yet")),
         None => Ok(()),
     }
 }
 
-/// Whether a selector of namespaces means this one's. `global()` means what has none, every other selector what has one.
+/// Whether a selector of namespaces matches the subject's namespace. `global()` matches subjects without a namespace,
+/// every other selector only subjects with one.
 pub(super) fn of_namespace(selector: &Selector, subject: &Identity) -> bool {
     if selector.is_global() {
         return subject.namespace.is_empty();
     }
-    // A name that only what has a namespace bears stands for "there is one", also where that namespace is not known.
+    // `all()` becomes `has(…)` of a label that only subjects with a namespace have, so that it also matches if that
+    // namespace is unknown.
     let mut labels = subject.namespace_labels.clone();
     if !subject.namespace.is_empty() {
         labels.insert("there is one".into(), String::new());
@@ -80,7 +82,7 @@ pub(super) fn of_namespace(selector: &Selector, subject: &Identity) -> bool {
     selector.all_means_has("there is one").matches(&labels)
 }
 
-/// Whether a policy's selector of service accounts means the pod's; `all()` means pods that have one.
+/// Whether a policy's selector of service accounts matches the pod's; `all()` matches pods that have one.
 pub(super) fn of_account(selector: &Selector, pod: &Identity) -> bool {
     if pod.account.is_empty() {
         return selector.all_means_has("no such label").matches(&pod.account_labels);
@@ -88,7 +90,8 @@ pub(super) fn of_account(selector: &Selector, pod: &Identity) -> bool {
     selector.matches(&pod.account_labels)
 }
 
-/// The first list of networks of one side that has none of the packet's family: the rule does not concern the packet.
+/// The first list of networks of one side without a network of the packet's family: the rule does not concern the
+/// packet.
 fn of_other_family(name: &str, rule: &EntityRule, version: u8) -> Option<Mismatch> {
     let lists = [("nets", &rule.nets), ("notNets", &rule.not_nets)];
     let of_other = |(_, nets): &&(&str, &Vec<Cidr>)| {
@@ -121,7 +124,7 @@ fn found_icmp(packet: &Packet<'_>) -> String {
     }
 }
 
-/// Whether every criterion of one side holds (policy decision 14).
+/// Whether every criterion of one side matches (policy decision 14).
 fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packet: &Packet<'_>) -> Outcome {
     let field = |field: &str| format!("{name}.{field}");
     let address = side.address;
@@ -147,7 +150,7 @@ fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packe
     }
     if let Some(service) = services {
         let namespace = service.namespace.as_deref().unwrap_or(namespace);
-        // At the destination the backend's port counts too.
+        // For the destination, the backend's port counts, too.
         if !packet.is_backend(side, namespace, &service.name, name == "destination") {
             let wanted = format!("a backend of Service {namespace}/{}", service.name);
             return Err(Mismatch::new(field("services"), wanted, side.described()));
@@ -157,7 +160,7 @@ fn entity(namespace: &str, name: &str, rule: &EntityRule, side: &Side<'_>, packe
     ports(name, rule, &meant, side, packet)
 }
 
-/// The pods and network sets at this side that the rule means; where it says nothing of them, all that are there.
+/// The pods and network sets at this side that the rule selects; all that are there, if it has no such criterion.
 fn meant<'a>(
     namespace: &str,
     name: &str,
@@ -170,7 +173,7 @@ fn meant<'a>(
     if !positive && unwanted.is_none() {
         return Ok(side.present.clone());
     }
-    // Alone in a policy for the whole cluster, a notSelector means everybody else, outsiders too.
+    // A `notSelector` alone in a cluster-wide policy also matches addresses outside of the cluster.
     if !positive && namespace.is_empty() {
         let excluded = side.present.iter().find_map(|pod| not_excluded(name, unwanted, pod).err());
         return excluded.map_or_else(|| Ok(side.present.clone()), Err);
@@ -197,7 +200,7 @@ fn meant<'a>(
     }))
 }
 
-/// Whether one pod fulfils all that the side says of pods (policy decision 13).
+/// Whether one pod matches all criteria for pods of this side (policy decision 13).
 fn is_meant(namespace: &str, name: &str, rule: &EntityRule, pod: &Identity) -> Outcome {
     let field = |field: &str| format!("{name}.{field}");
     let labels = |labels| format!("{pod} has {}", shown(labels));
@@ -239,7 +242,7 @@ fn not_excluded(name: &str, unwanted: Option<&Selector>, pod: &Identity) -> Outc
     }
 }
 
-/// Numbers and names are alternatives; a name is one that a pod which is meant declares (policy decision 12).
+/// Numbers and names are alternatives; a name matches a port that a selected pod declares (policy decision 12).
 fn ports(
     name: &str,
     rule: &EntityRule,

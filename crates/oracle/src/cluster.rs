@@ -1,4 +1,4 @@
-//! Policies of cluster administrators, from their own text (policy decision 9).
+//! Policies of cluster administrators, judged from their own text (policy decision 9).
 
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{ClusterPeer, ClusterPolicy, ClusterPort, ClusterRule, LabelSelector};
@@ -17,7 +17,7 @@ pub(super) fn rules(policy: &ClusterPolicy, direction: Direction) -> &[ClusterRu
     }
 }
 
-/// What a rule does. One that is not understood denies everything, unless it would have allowed.
+/// The action of a rule. A rule that was not understood denies everything, except if it would have allowed.
 pub(super) fn action(rule: &ClusterRule) -> Action {
     match rule.action {
         Action::Pass if rule.not_understood().is_some() => Action::Deny,
@@ -50,7 +50,7 @@ pub(super) fn matches(
         let wanted: Vec<String> = rule.peers.iter().map(shown_peer).collect();
         return Err(Mismatch::new(field, wanted.join("; or "), side.described()));
     }
-    // Of pods that share an address for a moment, a name is meant of those that the rule is about.
+    // If two pods share an address for a moment, a named port counts only on the pods that the rule selects.
     let is_destination = |pod: &Identity| match direction {
         Direction::Ingress => is_pod(&policy.subject, pod),
         Direction::Egress => rule.peers.iter().any(|peer| is_pod(peer, pod)),
@@ -72,7 +72,7 @@ pub(super) fn matches(
     Ok(())
 }
 
-/// Whether a subject or peer means this pod.
+/// Whether a subject or peer selects this pod.
 pub(super) fn is_pod(peer: &ClusterPeer, pod: &Identity) -> bool {
     match peer {
         ClusterPeer::Namespaces(namespaces) => selects(namespaces, &pod.namespace_labels),

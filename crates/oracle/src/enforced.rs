@@ -1,4 +1,4 @@
-//! What Tortie does not enforce, though it may be stored.
+//! Objects that Tortie does not enforce, although they may be stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use tortie_api::kubernetes::Node;
 
 use crate::Snapshot;
 
-/// The host endpoints that are not enforced, as their node is a Windows node; each with its node.
+/// The host endpoints that are not enforced because their node is a Windows node, each with its node.
 #[must_use]
 pub fn not_enforced(snapshot: &Snapshot) -> BTreeMap<String, String> {
     let windows: BTreeSet<&str> = snapshot

@@ -1,4 +1,4 @@
-//! Host endpoints: which tables a packet goes through at a node's interface (policy decisions 3, 16, 17).
+//! Host endpoints: the tables that a packet passes at a node's interface (policy decisions 3, 16, 17).
 
 use std::net::IpAddr;
 
@@ -12,13 +12,13 @@ use super::packet::Packet;
 use super::trace::{DecidedBy, Table, TierOutcome, Trace, Verdict};
 use super::world::HostInterface;
 
-/// Which kind of interface a packet is at.
+/// The kind of interface that a packet passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum HostLink {
-    /// One by which the node reaches others.
+    /// An interface through which the node reaches others.
     Outside,
-    /// One between the node and a pod of its own. Only a host endpoint of all interfaces covers it, before DNAT and for
-    /// what the node forwards.
+    /// An interface between the node and one of its pods. Only a host endpoint of all interfaces covers it, before
+    /// DNAT and for packets that the node forwards.
     Pod,
 }
 
@@ -26,20 +26,20 @@ pub(super) enum HostLink {
 pub(super) struct HostHop<'a> {
     pub(super) interface: &'a HostInterface,
     pub(super) at: HostLink,
-    /// Whether the node is the sender's; the receiver's otherwise.
+    /// Whether the node is the sender's; otherwise it is the receiver's.
     pub(super) near: bool,
-    /// Into the node by it, or out.
+    /// Whether the packet enters the node (ingress) or leaves it (egress).
     pub(super) direction: Direction,
-    /// Whether the node passes the packet on, rather than being its sender or receiver.
+    /// Whether the node forwards the packet, instead of being its sender or receiver.
     pub(super) forwarded: bool,
-    /// The source that the packet has by now, where a node before this one has put its own address there.
+    /// The packet's source at this point, if a previous node has replaced it with its own address.
     pub(super) source: Option<IpAddr>,
-    /// The destination that the packet has before this node translates it.
+    /// The packet's destination before this node translates it.
     pub(super) before: Option<(IpAddr, u16)>,
 }
 
 impl Oracle<'_> {
-    /// What each table says, in order, until one settles it. Tables that nobody wrote anything for are left out.
+    /// The traces of the tables, in order, until one decides. Tables without policies are omitted.
     pub(super) fn judge_host(
         &self,
         hop: &HostHop<'_>,
@@ -70,8 +70,8 @@ impl Oracle<'_> {
             ));
         }
         let mut traces = Vec::new();
-        // The host's own packets pass the raw table; what it forwards passes it on the way in only. Untracked policy does
-        // not concern a host endpoint of all interfaces, nor answers of failsafe ports.
+        // Packets of the host itself pass the raw table in both directions; forwarded packets pass it only on the way
+        // in. Untracked policy concerns neither a host endpoint of all interfaces nor answers of failsafe ports.
         let incoming = *direction == Direction::Ingress;
         let untracked = !interface.all_interfaces && (!forwarded || incoming);
         if !failsafe && untracked && !answers_failsafe(felix, *direction, &early) {
@@ -85,7 +85,7 @@ impl Oracle<'_> {
         }
         if !failsafe && incoming {
             let mut trace = ask(Table::PreDnat, &early, *direction);
-            // Where the interface's own host endpoint has no such policy, that of all interfaces is asked.
+            // If the interface's own host endpoint has no such policy, that of all interfaces is evaluated.
             let has_none = trace.tiers.iter().all(|tier| tier.outcome == TierOutcome::OnlyStaged);
             let all = self.world.all_interfaces(&interface.node).filter(|_| has_none);
             if let Some(all) = all {
@@ -98,7 +98,7 @@ impl Oracle<'_> {
             }
         }
         match (*forwarded, failsafe) {
-            // To the node itself from a pod of its own: `Hop::OwnNode` says what becomes of it.
+            // From one of its own pods to the node itself: `Hop::OwnNode` decides.
             (false, _) if *at == HostLink::Pod => {}
             (true, _) => traces.push(ask(Table::Forward, packet, *direction)),
             (false, false) => traces.push(ask(Table::Normal, packet, *direction)),
@@ -110,7 +110,8 @@ impl Oracle<'_> {
         traces
     }
 
-    /// A packet that is not tracked has no connection to which the reply belongs: the reply needs a rule of its own.
+    /// Evaluates the reply. An untracked packet has no connection that includes the reply, so the reply needs a rule
+    /// of its own.
     fn reply(&self, interface: &HostInterface, direction: Direction, packet: &Packet<'_>) -> Trace {
         let (back, packet) = match direction {
             Direction::Ingress => (Direction::Egress, packet.reply()),
@@ -126,7 +127,7 @@ impl Oracle<'_> {
         trace
     }
 
-    /// From a pod to its own node: what the node is told to do with such packets.
+    /// A packet from a pod to its own node: the node's `defaultEndpointToHostAction` decides.
     pub(super) fn to_own_node(&self, node: &str) -> Trace {
         let action = self.world.felix(node).default_endpoint_to_host_action.unwrap_or_default();
         let verdict = Verdict::from(action != EndpointToHostAction::Drop);
@@ -143,7 +144,8 @@ fn is_failsafe(felix: &FelixConfigurationSpec, direction: Direction, packet: &Pa
     holds(&ports, packet.protocol, packet.destination.port, other)
 }
 
-/// Whether a packet comes from a failsafe port of the other direction: as an answer of it untracked policy is not asked.
+/// Whether a packet comes from a failsafe port of the other direction. Untracked policy is not evaluated for such
+/// answers.
 fn answers_failsafe(felix: &FelixConfigurationSpec, direction: Direction, packet: &Packet<'_>) -> bool {
     let (ports, other) = match direction {
         Direction::Ingress => (felix.failsafe_outbound(), packet.source.address),

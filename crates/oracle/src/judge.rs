@@ -1,4 +1,4 @@
-//! What the policies of one endpoint say of a packet.
+//! Evaluates the policies of one endpoint for a packet.
 
 use tortie_api::calico::{Rule, TierDefault};
 use tortie_api::net::{Action, Direction, Protocol};
@@ -15,7 +15,7 @@ use super::{Oracle, Stored, calico, cluster, kubernetes};
 /// The UDP port of VXLAN between nodes.
 const VXLAN_PORT: u16 = 4789;
 
-/// Whose policies are asked, and which of them.
+/// The endpoint whose policies are evaluated, and the table.
 pub(super) struct Asked<'a> {
     pub(super) identity: &'a Identity,
     pub(super) profiles: &'a [String],
@@ -29,8 +29,8 @@ impl<'a> Asked<'a> {
 }
 
 impl Table {
-    /// The end of a tier. Before connections are tracked, and before addresses are translated, nothing is denied for
-    /// want of a rule (policy decision 16).
+    /// The default at the end of a tier. Before connection tracking and before address translation, a packet is not
+    /// denied because no rule matched (policy decision 16).
     fn end_of(self, end: TierDefault) -> TierDefault {
         match self {
             Table::Untracked | Table::PreDnat => TierDefault::Pass,
@@ -40,8 +40,8 @@ impl Table {
 }
 
 impl Oracle<'_> {
-    /// What the policies of one endpoint say: tiers, then profiles, then no (policy decisions 7, 8); of a host
-    /// endpoint's other tables, tiers only (policy decision 16).
+    /// Evaluates the policies of one endpoint: tiers, then profiles, then deny (policy decisions 7, 8). The other
+    /// tables of a host endpoint consist of tiers only (policy decision 16).
     pub(super) fn judge(&self, asked: &Asked<'_>, direction: Direction, packet: &Packet<'_>) -> Trace {
         let mut trace = Trace::begin(asked.identity.to_string(), direction, asked.table);
         for tier in &self.tiers {
@@ -54,7 +54,7 @@ impl Oracle<'_> {
                     break;
                 }
             }
-            // A tier counts only where a policy of it applies.
+            // A tier counts only if one of its policies applies.
             if said.policies.is_empty() {
                 continue;
             }
@@ -74,8 +74,8 @@ impl Oracle<'_> {
         trace.decided(Verdict::Deny, DecidedBy::NoProfile)
     }
 
-    /// What the static rules of the pod's node say, if they decide (policy decision 26). Not all of them are asked of
-    /// what the node itself sends. `notes` gets it if a report cannot be read.
+    /// The trace of the static rules of the pod's node, if one decides (policy decision 26). Some of them do not
+    /// apply to packets that the node itself sends. If a report is unreadable, `notes` says so.
     pub(super) fn before_policy(
         &self,
         pod: &Workload,
@@ -108,9 +108,10 @@ impl Oracle<'_> {
         Some(trace.decided(Verdict::from(rule.allow), by))
     }
 
-    /// What holds for every packet of a pod, before its policy: it may not send tunnels, as another node would take
-    /// what is in them for packets of its own (unless FelixConfiguration allows them), nor present itself as a router;
-    /// it and its node always find each other (policy decisions 22, 38).
+    /// The fixed rules for every packet that a pod sends, before its policy. A pod may not send tunnel packets,
+    /// because another node would accept their contents as packets of its own (unless FelixConfiguration allows
+    /// them). A pod may not advertise itself as a router. Neighbour discovery between a pod and its node always works
+    /// (policy decisions 22, 38).
     pub(super) fn built_in(&self, pod: &Workload, to_own_node: bool, packet: &Packet<'_>) -> Option<Trace> {
         let felix = self.world.felix(&pod.node);
         let icmp_type =
@@ -133,8 +134,8 @@ impl Oracle<'_> {
         Some(trace.decided(verdict, DecidedBy::BuiltIn { rule: rule.to_owned() }))
     }
 
-    /// What is stored says its rules, and where it cannot be understood, no. The profile of a namespace that exists
-    /// allows everything; that of a service account has no rules; one that does not exist denies, as in Calico
+    /// Evaluates a profile: its stored rules, or deny if it was not understood. The profile of an existing namespace
+    /// allows everything; that of a service account has no rules. A profile that does not exist denies, as in Calico
     /// (`felix/calc/active_rules_calculator.go`, `DummyDropRules`).
     pub(super) fn profile(&self, name: &str, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
         let stored = self.snapshot.get(&Key::global(Kind::Profile, name));
@@ -160,12 +161,12 @@ impl Oracle<'_> {
     }
 }
 
-/// Asks one policy: its rules in order, until one decides.
+/// Evaluates one policy: its rules in order, until one decides.
 fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> PolicyTrace {
     let mut trace = PolicyTrace::begin(policy.name.clone(), policy.stored.place(""));
     trace.staged = policy.staged;
     match &policy.rules {
-        // It denies where it stands, to what it selects (policy decision 18).
+        // It denies at its position, for the endpoints that it selects (policy decision 18).
         Rules::NotUnderstood(problem) => trace.not_understood(problem.clone()),
         Rules::Calico(spec) => {
             let rules = calico::rules(spec, direction);
@@ -191,7 +192,7 @@ fn visit(policy: &Policy<'_>, direction: Direction, packet: &Packet<'_>) -> Poli
     trace
 }
 
-/// Asks Calico's rules in order, until one decides.
+/// Evaluates Calico's rules in order, until one decides.
 fn visit_rules(
     namespace: &str,
     rules: &[Rule],
@@ -208,7 +209,7 @@ fn visit_rules(
     }
 }
 
-/// Where a rule was written.
+/// The source location of a rule.
 fn place(stored: &Stored, direction: Direction, index: usize) -> Option<String> {
     let direction = match direction {
         Direction::Ingress => "ingress",

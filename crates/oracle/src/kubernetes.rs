@@ -1,4 +1,4 @@
-//! Kubernetes NetworkPolicy, from its own text (policy decisions 10–12).
+//! Kubernetes NetworkPolicy, judged from its own text (policy decisions 10–12).
 
 use tortie_api::Cidr;
 use tortie_api::kubernetes::{
@@ -18,7 +18,8 @@ pub(super) fn rules(spec: &NetworkPolicySpec, direction: Direction) -> &[Network
     }
 }
 
-/// Whether one of the rule's peers and one of its ports match; none given is all. `namespace` is the policy's.
+/// Whether one of the rule's peers and one of its ports match; an empty list matches everything. `namespace` is the
+/// policy's.
 pub(super) fn matches(
     namespace: &str,
     spec: &NetworkPolicySpec,
@@ -34,7 +35,7 @@ pub(super) fn matches(
         let wanted: Vec<String> = rule.peers.iter().map(|peer| shown_peer(namespace, peer)).collect();
         return Err(Mismatch::new(field, wanted.join("; or "), side.described()));
     }
-    // Of pods that share an address for a moment, a name is meant of those that the policy is about.
+    // If two pods share an address for a moment, a named port counts only on the pods that the policy selects.
     let is_destination = |pod: &Identity| match direction {
         Direction::Ingress => pod.namespace == namespace && selects(&spec.pod_selector, &pod.own_labels),
         Direction::Egress => {
@@ -48,7 +49,7 @@ pub(super) fn matches(
     Ok(())
 }
 
-/// Whether the labels fulfil every requirement.
+/// Whether the labels match every requirement.
 pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
     let equal = selector.match_labels.iter().all(|(name, value)| labels.get(name) == Some(value));
     let fulfilled = selector.match_expressions.iter().all(|requirement| {
@@ -58,7 +59,7 @@ pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
             "NotIn" => value.is_none_or(|value| !requirement.values.contains(value)),
             "Exists" => value.is_some(),
             "DoesNotExist" => value.is_none(),
-            // Reading refuses every other operator.
+            // Validation rejects every other operator.
             _ => false,
         }
     });
@@ -73,7 +74,7 @@ fn is_peer(namespace: &str, peer: &NetworkPolicyPeer, side: &Side<'_>) -> bool {
     side.any_pod(|pod| is_pod(namespace, peer, pod))
 }
 
-/// Whether the peer means this pod; one that says addresses means whoever has them.
+/// Whether the peer selects this pod; a peer with an `ipBlock` selects by address, whoever has it.
 fn is_pod(namespace: &str, peer: &NetworkPolicyPeer, pod: &Identity) -> bool {
     let namespace_matches = match &peer.namespace_selector {
         Some(selector) => selects(selector, &pod.namespace_labels),

@@ -1,9 +1,9 @@
-//! The oracle: whether a packet may pass, and why, straight from the resources.
+//! The oracle judges packets directly from the resources, and explains the verdicts.
 //!
-//! [`evaluate`] is what compiled programs are tested against, and what `tortie explain` prints. It is naive on purpose:
-//! no index, no set, no conversion of one kind of policy into another. It shares with the compiled path the reading of
-//! resources (with the API's own defaults: which directions a policy has, what makes a rule not understood, a slice's
-//! backends) and the selector evaluator, each of which has tests of its own.
+//! Compiled programs are tested against [`evaluate`], and `tortie explain` prints its answers. It is naive on
+//! purpose: it has no index, no sets, and does not convert one kind of policy to another. With the compiled path it
+//! shares the parsing of resources (with the API's own defaults: the directions of a policy, the reasons why a rule
+//! is not understood, a slice's backends) and the selector evaluator. Both have tests of their own.
 
 mod ask;
 mod calico;
@@ -38,37 +38,37 @@ pub use trace::{
 };
 use world::World;
 
-/// A packet that begins a flow: may it pass?
+/// The question whether a packet that begins a flow passes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Question {
-    /// Who sends it.
+    /// The sender.
     pub from: Peer,
-    /// To whom.
+    /// The receiver.
     pub to: Peer,
     /// Its protocol.
     pub protocol: Protocol,
-    /// Its source port; 0 where the protocol has none.
+    /// Its source port; 0 if the protocol has none.
     pub source_port: u16,
-    /// Its destination port; 0 where the protocol has none.
+    /// Its destination port; 0 if the protocol has none.
     pub destination_port: u16,
-    /// Its ICMP type and code, where it is ICMP or ICMPv6.
+    /// Its ICMP type and code, if it is ICMP or ICMPv6.
     pub icmp: Option<(u8, u8)>,
-    /// The address and port that the sender used, where a Service translates them to `to` and `destination_port`. Only
+    /// The address and port that the sender used, if a Service translates them to `to` and `destination_port`. Only
     /// host endpoints see it, and only before the translation (policy decisions 5, 16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<(IpAddr, u16)>,
 }
 
-/// Judges one packet. For many packets over the same resources make one [`Oracle`].
+/// Judges one packet. For many packets over the same resources, create one [`Oracle`].
 ///
 /// # Errors
-/// Where the question names what is not there, or what has no address that a packet could bear.
+/// The question names a pod or node that does not exist, or one without a suitable address.
 pub fn evaluate(snapshot: &Snapshot, question: &Question) -> Result<Answer, QuestionError> {
     Oracle::new(snapshot).evaluate(question)
 }
 
-/// The resources, with what is looked at for every packet read once.
+/// The resources, with the data that every packet needs parsed once.
 pub struct Oracle<'a> {
     snapshot: &'a Snapshot,
     world: World,
@@ -76,7 +76,7 @@ pub struct Oracle<'a> {
 }
 
 impl<'a> Oracle<'a> {
-    /// Over these resources.
+    /// Creates an oracle over these resources.
     #[must_use]
     pub fn new(snapshot: &'a Snapshot) -> Self {
         Self { snapshot, world: World::new(snapshot), tiers: order::tiers(snapshot) }
@@ -90,7 +90,7 @@ impl<'a> Oracle<'a> {
         Ok(self.judge_way(question, peers::resolve(&self.world, question, None)?))
     }
 
-    /// Judges a packet of one family, where [`Oracle::evaluate`] takes IPv4 if both ends have it.
+    /// Judges a packet of one family. ([`Oracle::evaluate`] takes IPv4 if both ends have it.)
     ///
     /// # Errors
     /// As [`evaluate`].
@@ -109,7 +109,7 @@ impl<'a> Oracle<'a> {
             ingress: None,
             hosts: Vec::new(),
         };
-        // Everybody on the way must allow (policy decision 5).
+        // Every hop must allow the packet (policy decision 5).
         for hop in &way.hops {
             match hop {
                 Hop::Pod(pod, direction) => {

@@ -1,4 +1,4 @@
-//! Which tiers and policies there are, in which order they are asked, and to whom they apply.
+//! The tiers and policies, their order of evaluation, and the endpoints to which they apply.
 
 use std::cmp::Ordering;
 
@@ -15,9 +15,9 @@ use super::trace::{PolicyName, Table};
 use super::world::Identity;
 use super::{calico, cluster, kubernetes};
 
-/// The label that only what has a service account bears.
+/// A label that only endpoints with a service account have.
 const SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
-/// Where Kubernetes policies stand among Calico's (`libcalico-go/lib/backend/k8s/conversion/conversion.go`).
+/// The order of Kubernetes policies among Calico's (`libcalico-go/lib/backend/k8s/conversion/conversion.go`).
 const KUBERNETES_ORDER: f64 = 1000.0;
 
 /// A tier, with its policies in order.
@@ -38,15 +38,15 @@ pub(super) struct Policy<'a> {
     subject: Subject<'a>,
 }
 
-/// Where on a packet's way a policy is asked (policy decision 16).
+/// The hooks on a packet's way at which a policy is evaluated (policy decision 16).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hook {
     Normal,
-    /// Also about what a host forwards.
+    /// As `Normal`, and for packets that a host forwards.
     AlsoForwarded,
     Untracked,
     PreDnat,
-    /// In every table: it is not understood, and does not say where.
+    /// In every table: the policy was not understood, and its hook is unreadable.
     Everywhere,
 }
 
@@ -54,11 +54,11 @@ pub(super) enum Rules<'a> {
     Calico(&'a PolicySpec),
     Kubernetes(&'a NetworkPolicySpec),
     Cluster(&'a ClusterPolicy),
-    /// Why.
+    /// The problem.
     NotUnderstood(String),
 }
 
-/// Whom a policy is about.
+/// The endpoints to which a policy applies.
 enum Subject<'a> {
     Calico {
         namespaces: Option<Selector>,
@@ -67,11 +67,11 @@ enum Subject<'a> {
     },
     Kubernetes(&'a LabelSelector),
     Cluster(ClusterPeer),
-    /// A selector that belongs to a policy which is not understood, but is itself readable.
+    /// The readable selector of a policy that was not understood.
     KubernetesRead(LabelSelector),
-    /// All of the policy's namespace; all of the cluster where it has none.
+    /// All endpoints of the policy's namespace, or of the cluster if it has none.
     All,
-    /// All pods, and no host.
+    /// All pods, and no host endpoint.
     AllPods,
 }
 
@@ -94,20 +94,21 @@ pub(super) fn tiers(snapshot: &Snapshot) -> Vec<Tier<'_>> {
     tiers.into_iter().map(|(_, tier)| in_order(tier)).collect()
 }
 
-/// Where a tier stands. Tiers that nobody described come last.
+/// The position of a tier. Tiers without an object come last.
 struct TierPlace {
     unknown: bool,
     order: Option<f64>,
 }
 
-/// What is known of a tier; one that cannot be understood stands where it says, or first if that cannot be read, and
-/// denies at its end. So does the tier without a name, whose policies' own tier cannot be read.
+/// The position and default of a tier. A tier that was not understood has its own `order`, or comes first if that is
+/// unreadable, and denies at its end. The tier without a name, to which policies with an unreadable tier belong, also
+/// comes first and denies.
 fn described(snapshot: &Snapshot, name: &str) -> (TierPlace, TierDefault) {
     let place = |order| TierPlace { unknown: false, order };
     if name.is_empty() {
         return (place(Some(f64::NEG_INFINITY)), TierDefault::Deny);
     }
-    // Where the tiers that every cluster has stand is not for anybody to say.
+    // Nobody can change the positions of the tiers that every cluster has.
     let well_known = WELL_KNOWN_TIERS.iter().find(|(known, ..)| *known == name);
     if let Some((_, order, end)) = well_known {
         let end = match snapshot.get(&Key::global(Kind::Tier, name)).map(|stored| &stored.resource) {
@@ -144,7 +145,7 @@ fn ascending(a: Option<f64>, b: Option<f64>) -> Ordering {
     }
 }
 
-/// The tier's policies by `order` ascending, absent last, then "name/namespace/kind" (policy decision 7).
+/// The tier's policies by `order` ascending, absent last, then by "name/namespace/kind" (policy decision 7).
 fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
     tier.policies.sort_by(|a, b| {
         let tie = |policy: &Policy<'_>| {
@@ -162,7 +163,7 @@ fn in_order(mut tier: Tier<'_>) -> Tier<'_> {
     tier
 }
 
-/// The policy under this key, and its tier.
+/// The policy with this key, and its tier.
 fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
     let (api, staged) = match key.kind {
         Kind::NetworkPolicy | Kind::GlobalNetworkPolicy => (Api::Calico, false),
@@ -208,7 +209,7 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
         (Api::Cluster(Some(tier)), _) => tier,
         (Api::Cluster(None), Value::String(tier)) if tier == "Admin" => "kube-admin",
         (Api::Cluster(None), Value::String(tier)) if tier == "Baseline" => "kube-baseline",
-        // The tier without a name stands before all others.
+        // The tier without a name comes before all others.
         _ => "",
     };
     Some((
@@ -217,7 +218,7 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
     ))
 }
 
-/// Of a policy that is not understood, what of this can be read; if not all of it can, it is asked everywhere.
+/// The hook of a policy that was not understood; every hook if it is not completely readable.
 fn readable_hook(spec: &Value) -> Hook {
     let fields = ["doNotTrack", "preDNAT", "applyOnForward"].map(|field| match &spec[field] {
         Value::Null => Some(false),
@@ -250,12 +251,12 @@ fn hook(key: &Key, stored: &Stored) -> Hook {
     }
 }
 
-/// In whose words a policy is written.
+/// The API of a policy's object.
 #[derive(Clone, Copy)]
 enum Api {
     Calico,
     Kubernetes,
-    /// With its tier, where its kind says which.
+    /// With its tier, if its kind determines it.
     Cluster(Option<&'static str>),
 }
 
@@ -270,8 +271,8 @@ fn of_calico(spec: &PolicySpec) -> Parts<'_> {
     (spec.order, spec.effective_types(), subject, Rules::Calico(spec))
 }
 
-/// A policy that cannot be understood whole: what of it can be read decides where it stands, in which directions and to
-/// whom it denies (policy decision 18). What cannot be read is taken for the worst.
+/// A policy that was not understood completely. Its readable parts determine its position, and the directions and
+/// endpoints that it denies (policy decision 18). Unreadable parts get the most restrictive value.
 fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
     let spec = &value["spec"];
     let (types, order, subject) = match api {
@@ -332,7 +333,7 @@ fn readable_subject(spec: &Value) -> Option<Subject<'static>> {
 }
 
 impl Policy<'_> {
-    /// Whether the policy speaks about packets of this direction at this endpoint, in this table.
+    /// Whether the policy applies to packets of this direction at this endpoint, in this table.
     pub(super) fn applies(&self, asked: &Asked<'_>, direction: Direction) -> bool {
         let speaks = self.types.contains(&match direction {
             Direction::Ingress => PolicyType::Ingress,
@@ -358,10 +359,10 @@ impl Policy<'_> {
             Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
             Subject::Calico { namespaces, accounts, selector } => {
-                // Only a policy for the whole cluster chooses among namespaces.
+                // Only a cluster-wide policy can select namespaces.
                 let namespaces = namespaces.as_ref().filter(|_| global);
-                // Beside a choice of namespaces, "all" means all that have one; beside a choice of service accounts, all
-                // that have one of those.
+                // With a selector of namespaces, "all" means everything that has a namespace; with a selector of
+                // service accounts, everything that has one of those.
                 let whole = |selector: &Selector| match (namespaces, accounts) {
                     (Some(_), _) => selector.all_means_has(NAMESPACE_LABEL).matches(&pod.labels),
                     (None, Some(_)) => selector.all_means_has(SERVICE_ACCOUNT).matches(&pod.labels),

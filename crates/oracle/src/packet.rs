@@ -1,4 +1,4 @@
-//! A packet, and who is at its two ends.
+//! A packet and its two ends.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,8 +24,8 @@ pub(super) struct Packet<'a> {
 pub(super) struct Side<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
-    /// The pods and host endpoints that have the address (of pods one, none, or for a moment two), and the network sets
-    /// that hold it.
+    /// The pods and host endpoints that have the address (none or one pod, or two for a moment), and the network sets
+    /// that contain it.
     pub(super) present: Vec<&'a Identity>,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// What is said of the packet's protocol and destination port.
+    /// The packet's protocol and destination port for readers.
     pub(super) fn shown_port(&self, side: &Side<'_>) -> String {
         match self.protocol.has_ports() {
             true => format!("the packet has {} {}", self.protocol, side.port),
@@ -76,8 +76,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Whether the Service has a backend with this side's address, and with the packet's protocol and this side's port
-    /// too where `with_port`.
+    /// Whether the Service has a backend with this side's address, and with `with_port` also with the packet's
+    /// protocol and this side's port.
     pub(super) fn is_backend(&self, side: &Side<'_>, namespace: &str, name: &str, with_port: bool) -> bool {
         let Some(backends) = self.world.backends.get(&(namespace.to_owned(), name.to_owned())) else {
             return false;
@@ -105,12 +105,12 @@ impl<'a> Side<'a> {
         Self { address, port, present: identities.chain(hosts).collect() }
     }
 
-    /// Whether any of the pods here fulfils the condition.
+    /// Whether any pod at this side matches the condition.
     pub(super) fn any_pod(&self, condition: impl Fn(&Identity) -> bool) -> bool {
         self.present.iter().any(|present| present.is_pod() && condition(present))
     }
 
-    /// Who is here, with its own labels.
+    /// The objects at this side with their own labels.
     pub(super) fn described(&self) -> String {
         match self.present.first() {
             Some(present) => format!("{present} has {}", shown(&present.own_labels)),
@@ -119,7 +119,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Labels for a reader.
+/// Labels as text for readers.
 pub(super) fn shown(labels: &BTreeMap<String, String>) -> String {
     if labels.is_empty() {
         return "no labels".to_owned();

@@ -1,4 +1,4 @@
-//! Who asks whom: from the question's words to addresses, and whose policies have a say (policy decisions 1–5).
+//! Resolves the ends of a question to addresses, and to the endpoints whose policies apply (policy decisions 1–5).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub enum Peer {
     },
     /// A node's own network.
     Node(String),
-    /// An address; if a pod or a node has it, that pod or node is meant.
+    /// An address; if a pod or node has it, it stands for that pod or node.
     Address(IpAddr),
 }
 
@@ -38,10 +38,10 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Why a question has no answer.
+/// The reason why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum QuestionError {
-    /// The pod is not there.
+    /// The pod does not exist.
     #[error("pod {namespace}/{name} does not exist")]
     UnknownPod {
         /// Its namespace.
@@ -49,13 +49,13 @@ pub enum QuestionError {
         /// Its name.
         name: String,
     },
-    /// The node is not there.
+    /// The node does not exist.
     #[error("node {0} does not exist")]
     UnknownNode(String),
     /// The pod or node has no address yet.
     #[error("{0} has no address yet, so no packet can come from it or go to it")]
     NoAddress(Peer),
-    /// The two ends have no family of addresses in common.
+    /// The two ends have no common address family.
     #[error("{from} and {to} have no address of the same family")]
     NoCommonFamily {
         /// The sender.
@@ -65,37 +65,37 @@ pub enum QuestionError {
     },
 }
 
-/// The way of a packet: its addresses, and whose policies judge it.
+/// The way of a packet: its addresses, and the hops that judge it.
 pub(super) struct Way<'a> {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    /// Who is asked, in order.
+    /// The hops that judge it, in order.
     pub(super) hops: Vec<Hop<'a>>,
     pub(super) notes: Vec<String>,
 }
 
-/// Somebody on the way whose policies have a say.
+/// A place on the way where a packet is judged.
 pub(super) enum Hop<'a> {
     /// A pod, as the sender (egress) or the receiver (ingress).
     Pod(&'a Workload, Direction),
-    /// A pod that its own node sends to: of policy nobody asks (policy decision 2).
+    /// A pod that receives a packet from its own node: policy is not evaluated (policy decision 2).
     Probed(&'a Workload),
     /// An interface of a node that has a host endpoint.
     Host(HostHop<'a>),
-    /// The node of a pod that sends to it.
+    /// The node of a pod that sends to its own node.
     OwnNode(&'a str),
 }
 
-/// What an end of a flow is.
+/// A resolved end of a flow.
 enum End<'a> {
     Pod(&'a Workload, Vec<IpAddr>),
     Node(&'a str, &'a NodeAddresses),
-    /// A node, by an address that the question gave.
+    /// A node, by an address from the question.
     NodeAt(&'a str, IpAddr),
     Outside(IpAddr),
 }
 
-/// The way of the question's packet; of this family, or of IPv4 where both ends have it.
+/// The way of the question's packet, by the given family. Without one, it is IPv4 if both ends have it.
 pub(super) fn resolve<'a>(
     world: &'a World,
     question: &Question,
@@ -165,8 +165,8 @@ fn node_of<'a>(world: &'a World, name: &str) -> Result<End<'a>, QuestionError> {
     Ok(End::Node(name, node))
 }
 
-/// The addresses that an end may have in the packet. A node reaches pods of other nodes that lie in an overlay from
-/// its tunnel address, and everybody else from its own (policy decision 2).
+/// The possible addresses of an end in the packet. A node uses its tunnel address for pods of other nodes inside an
+/// overlay, and its own address for everything else (policy decision 2).
 fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpAddr> {
     match end {
         End::Pod(_, addresses) => addresses.clone(),
@@ -179,14 +179,14 @@ fn addresses(end: &End<'_>, towards: Option<&End<'_>>, world: &World) -> Vec<IpA
                 _ => false,
             };
             let tunnel = node.tunnel.filter(|_| overlaid);
-            // The tunnel is IPv4's.
+            // The tunnel address is IPv4 only.
             let own = node.own.iter().filter(|own| tunnel.is_none() || !own.is_ipv4());
             tunnel.iter().chain(own).copied().collect()
         }
     }
 }
 
-/// Whose policies have a say, in the order of the packet's way (policy decisions 2–5, 16).
+/// The hops that judge the packet, in the order of its way (policy decisions 2–5, 16).
 fn hops<'a>(
     world: &'a World,
     from: &End<'a>,
@@ -208,7 +208,7 @@ fn hops<'a>(
         _ => None,
     };
     if near.is_some() && near == far {
-        // Inside one node no packet passes another interface that could have a host endpoint.
+        // Inside one node, packets pass no other interface that could have a host endpoint.
         let way = match (from, to) {
             (End::Pod(..), End::Pod(..)) => vec![
                 pod(from, Direction::Egress),
@@ -226,12 +226,12 @@ fn hops<'a>(
         };
         return way.into_iter().flatten().collect();
     }
-    // Nodes put what goes to another node's pods, or to its end of the overlay, into the overlay.
+    // Nodes encapsulate packets to another node's pods, or to its tunnel address.
     let overlaid = near.is_some() && far.is_some() && world.is_overlaid(destination);
     let host = |end: &End<'a>, direction| {
         let interface = world.interface(end.node()?, overlaid)?;
-        // The first node on the way translates a Service's address; the sender's node has put its own address there when
-        // the packet comes to the receiver's.
+        // The first node on the way translates a Service's address. If the sender's node replaced the source with its
+        // own address, the receiver's node sees that address.
         let first = direction == Direction::Egress || near.is_none();
         let source = translated.filter(|_| direction == Direction::Ingress);
         let forwarded = matches!(end, End::Pod(..));
@@ -250,8 +250,8 @@ fn hops<'a>(
     way.into_iter().flatten().collect()
 }
 
-/// The interface between a pod and its node, where a host endpoint of all interfaces covers it: what the pod sends comes
-/// in there, and what it receives goes out.
+/// The interface between a pod and its node, if a host endpoint of all interfaces covers it. Packets that the pod
+/// sends enter the node there; packets that it receives leave the node there.
 pub(super) fn at_pod<'a>(
     world: &'a World,
     pod: &Workload,
@@ -265,14 +265,14 @@ pub(super) fn at_pod<'a>(
     Some(HostHop { interface, at: HostLink::Pod, near, direction, forwarded, source: None, before })
 }
 
-/// The address of the sender's node, where a pool with natOutgoing has the packet leave with it.
+/// The address of the sender's node, if a pool with natOutgoing makes it the packet's source.
 fn translated(world: &World, from: &End<'_>, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
     let End::Pod(pod, _) = from else { return None };
     world.translated(&pod.node, source).filter(|_| !world.is_pooled(destination))
 }
 
 impl<'a> End<'a> {
-    /// The node that it is on, or is.
+    /// The node that it is, or that it runs on.
     fn node(&self) -> Option<&'a str> {
         match self {
             End::Pod(pod, _) => Some(&pod.node).filter(|node| !node.is_empty()).map(String::as_str),
@@ -282,7 +282,7 @@ impl<'a> End<'a> {
     }
 }
 
-/// What the reader should know of the way.
+/// Adds remarks about the way for readers.
 fn remark(from: &End<'_>, to: &End<'_>, source: IpAddr, notes: &mut Vec<String>) {
     let remark = match (from, to) {
         (End::Pod(from, _), End::Pod(to, _)) if std::ptr::eq(*from, *to) => {

@@ -1,4 +1,4 @@
-//! The resources of a cluster, each with the place that it was written at.
+//! The resources of a cluster, each with its source location.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,26 +7,26 @@ use serde_json::Value;
 use tortie_api::manifest::{Lines, Origin};
 use tortie_api::{Key, Resource};
 
-/// The resources that a verdict follows from.
+/// The resources that determine verdicts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Snapshot {
-    /// Shared, as one question may be asked of many snapshots that differ in a few resources.
+    /// Shared, because one question may be evaluated for many snapshots that differ in a few resources.
     stored: BTreeMap<Key, Arc<Stored>>,
 }
 
-/// One resource, as far as it can be understood.
+/// One resource, as far as it was understood.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
-    /// What was written.
+    /// The stored object.
     pub value: Value,
-    /// Its typed view, or what is wrong with it.
+    /// Its typed form, or the problem.
     pub resource: Result<Resource, String>,
-    /// Where it and its fields were written, if that is known.
+    /// The source location of it and of its fields, if known.
     pub written: Option<(Origin, Lines)>,
 }
 
 impl Stored {
-    /// Where a field was written, as `file:line`.
+    /// The location of a field, as `file:line`.
     #[must_use]
     pub fn place(&self, path: &str) -> Option<String> {
         let (origin, lines) = self.written.as_ref()?;
@@ -35,25 +35,25 @@ impl Stored {
 }
 
 impl Snapshot {
-    /// Nothing.
+    /// Creates an empty snapshot.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes in an object as it is stored. One that cannot be understood stays in: a policy then denies.
+    /// Adds a stored object. An object that was not understood stays in; if it is a policy, it denies.
     pub fn insert(&mut self, key: Key, value: Value, written: Option<(Origin, Lines)>) {
         let (resource, problems) = Resource::read_what_can_be(&key, &value);
         let resource = resource.ok_or_else(|| tortie_api::in_words(&problems));
         self.stored.insert(key, Arc::new(Stored { value, resource, written }));
     }
 
-    /// Takes an object out; says whether it was there.
+    /// Removes an object; returns whether it was there.
     pub fn remove(&mut self, key: &Key) -> bool {
         self.stored.remove(key).is_some()
     }
 
-    /// The resource under this key.
+    /// The resource with this key.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<&Stored> {
         self.stored.get(key).map(Arc::as_ref)
@@ -64,14 +64,14 @@ impl Snapshot {
         self.stored.iter().map(|(key, stored)| (key, stored.as_ref()))
     }
 
-    /// A snapshot of those resources only that are wanted.
+    /// A snapshot with only the selected resources.
     #[must_use]
     pub fn only(&self, wanted: impl Fn(&Key, &Stored) -> bool) -> Self {
         let kept = self.stored.iter().filter(|(key, stored)| wanted(key, stored));
         Self { stored: kept.map(|(key, stored)| (key.clone(), stored.clone())).collect() }
     }
 
-    /// Every resource that can be understood.
+    /// Every resource that was understood.
     pub(super) fn resources(&self) -> impl Iterator<Item = (&Key, &Resource)> {
         self.stored.iter().filter_map(|(key, stored)| Some((key, stored.resource.as_ref().ok()?)))
     }

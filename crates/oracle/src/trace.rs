@@ -1,4 +1,4 @@
-//! What was asked, what it said, and what decided: plain data, rendered elsewhere.
+//! The evaluated policies and rules with their results, and the decision: plain data, rendered elsewhere.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Passes where both do.
+    /// `Allow` if both are `Allow`.
     pub(super) fn and(self, other: Self) -> Self {
         if self == Self::Allow { other } else { self }
     }
@@ -29,7 +29,7 @@ impl From<bool> for Verdict {
     }
 }
 
-/// The verdict on a packet, and how it came about.
+/// The verdict on a packet, and its explanation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
@@ -39,28 +39,29 @@ pub struct Answer {
     pub source: IpAddr,
     /// The destination address that policy sees.
     pub destination: IpAddr,
-    /// What stands outside of policy: why a side was not judged, which address a node uses.
+    /// Remarks besides policy: why a side was not judged, which address a node uses.
     pub notes: Vec<String>,
-    /// What the sender's policies say of packets out of it; absent where the sender is under none.
+    /// The sender's policies for packets out of it; absent if none apply to the sender.
     pub egress: Option<Trace>,
-    /// What the receiver's policies say of packets into it; absent where the receiver is under none.
+    /// The receiver's policies for packets into it; absent if none apply to the receiver.
     pub ingress: Option<Trace>,
-    /// What is said on the way at nodes' interfaces, by host endpoints; in order.
+    /// The host endpoints at nodes' interfaces on the way, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<Trace>,
 }
 
-/// Which of an endpoint's policies are asked (policy decision 16).
+/// A set of an endpoint's policies that are evaluated together (policy decision 16).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Table {
-    /// All but those of the others: at a pod, or at a host endpoint for packets from and to the host itself.
+    /// All policies that are in none of the other tables: at a pod, or at a host endpoint for packets from and to the
+    /// host itself.
     #[default]
     Normal,
-    /// Those with doNotTrack, before connections are tracked.
+    /// Policies with doNotTrack, before connection tracking.
     Untracked,
-    /// Those with preDNAT, before Services' addresses are translated.
+    /// Policies with preDNAT, before the translation of Services' addresses.
     PreDnat,
-    /// Those with applyOnForward, for packets that the host forwards.
+    /// Policies with applyOnForward, for packets that the host forwards.
     Forward,
 }
 
@@ -70,34 +71,34 @@ impl Table {
     }
 }
 
-/// What the policies of one endpoint say, in one direction.
+/// The evaluation of one endpoint's policies in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trace {
     /// The endpoint, as `namespace/pod`.
     pub endpoint: String,
-    /// Into it or out of it.
+    /// The direction.
     pub direction: Direction,
-    /// Which of its policies were asked.
+    /// The table of policies.
     #[serde(default, skip_serializing_if = "Table::is_normal")]
     pub table: Table,
-    /// Whether this is about the reply, of a packet that is not tracked.
+    /// Whether this is the evaluation of the reply to an untracked packet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reply: bool,
-    /// Whether this is about the interface between a pod and its node, which a host endpoint of all interfaces covers.
+    /// Whether this is the interface between a pod and its node, which a host endpoint of all interfaces covers.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub at_pod: bool,
-    /// What comes of it.
+    /// The resulting verdict.
     pub verdict: Verdict,
-    /// What decided.
+    /// The decider.
     pub decided_by: DecidedBy,
-    /// The tiers that were asked, in order.
+    /// The evaluated tiers, in order.
     pub tiers: Vec<TierTrace>,
-    /// The profiles that were asked, in order.
+    /// The evaluated profiles, in order.
     pub profiles: Vec<PolicyTrace>,
 }
 
-/// What decided.
+/// The object that decided.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DecidedBy {
@@ -105,10 +106,10 @@ pub enum DecidedBy {
     Rule {
         /// The policy.
         policy: PolicyName,
-        /// The rule; the first is 1.
+        /// The rule's number; the first is 1.
         number: usize,
     },
-    /// A policy that cannot be understood, and denies (policy decision 18).
+    /// A policy that was not understood, and denies (policy decision 18).
     NotUnderstood {
         /// The policy.
         policy: PolicyName,
@@ -125,19 +126,19 @@ pub enum DecidedBy {
         /// The rule.
         name: String,
     },
-    /// What holds for every pod's packets, before policy: tunnels from pods, and how IPv6 neighbours find each other
-    /// (policy decisions 22, 38).
+    /// A fixed rule for every pod's packets, before policy: tunnels from pods, and IPv6 neighbour discovery (policy
+    /// decisions 22, 38).
     BuiltIn {
-        /// What holds, in words.
+        /// The rule, in words.
         rule: String,
     },
     /// No tier decided, and no profile allows.
     NoProfile,
-    /// No rule of the table decided: the next one is asked, and after the last the packet passes.
+    /// No rule of the table decided: the next table is evaluated, and after the last one the packet passes.
     Nobody,
     /// A failsafe port, which policies of host endpoints do not close (policy decision 16).
     Failsafe,
-    /// What FelixConfiguration says of packets from pods to their own node (policy decision 3).
+    /// FelixConfiguration's setting for packets from pods to their own node (policy decision 3).
     EndpointToHost {
         /// `Accept`, `Drop` or `Return`.
         action: String,
@@ -149,7 +150,7 @@ pub enum DecidedBy {
 pub struct PolicyName {
     /// Its kind; Kubernetes' NetworkPolicy is `KubernetesNetworkPolicy`.
     pub kind: String,
-    /// Its namespace; empty for kinds that have none.
+    /// Its namespace; empty for kinds without namespaces.
     pub namespace: String,
     /// Its name.
     pub name: String,
@@ -170,18 +171,18 @@ impl fmt::Display for PolicyName {
     }
 }
 
-/// What one tier said.
+/// The evaluation of one tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierTrace {
     /// Its name.
     pub name: String,
-    /// The policies that apply and were asked, in order.
+    /// The policies that apply and were evaluated, in order.
     pub policies: Vec<PolicyTrace>,
-    /// What came of it.
+    /// The outcome.
     pub outcome: TierOutcome,
 }
 
-/// How a tier ended.
+/// The outcome of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TierOutcome {
     /// A rule allowed.
@@ -194,54 +195,54 @@ pub enum TierOutcome {
     DeniedAtEnd,
     /// No rule decided, and the tier's default action is Pass.
     PassedAtEnd,
-    /// Only staged policies apply: the tier does not count.
+    /// Only staged policies apply, so the tier does not count.
     OnlyStaged,
 }
 
-/// What one policy or profile said.
+/// The evaluation of one policy or profile.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyTrace {
-    /// Which one.
+    /// Its name.
     pub policy: PolicyName,
-    /// Where it was written, as `file:line`.
+    /// Its source location, as `file:line`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// Whether it is staged: asked, but its decision has no effect.
+    /// Whether it is staged: evaluated, but its decision has no effect.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub staged: bool,
-    /// Why it cannot be understood; it then denies.
+    /// The problem, if it was not understood; it then denies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_understood: Option<String>,
-    /// The rules that were visited, in order; the last one may have decided.
+    /// The evaluated rules, in order; the last one may have decided.
     pub rules: Vec<RuleTrace>,
-    /// What it decided, if it did.
+    /// Its decision, if there is one.
     pub decision: Option<Action>,
 }
 
-/// What became of one rule.
+/// The evaluation of one rule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleTrace {
     /// Its number in its direction; the first is 1.
     pub number: usize,
-    /// Where it was written, as `file:line`.
+    /// Its source location, as `file:line`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// What it does with packets that it matches.
+    /// Its action for packets that match.
     pub action: Action,
-    /// The first criterion that does not hold; absent where the rule matches.
+    /// The first criterion that does not match; absent if the rule matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatch: Option<Mismatch>,
 }
 
-/// A criterion that does not hold.
+/// A criterion that does not match.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mismatch {
-    /// The field of the rule, as `source.selector`.
+    /// The field of the rule, such as `source.selector`.
     pub field: String,
-    /// What it asks for.
+    /// The value that it requires.
     pub wanted: String,
-    /// What the packet has.
+    /// The value of the packet.
     pub found: String,
 }
 
@@ -270,7 +271,7 @@ impl Trace {
         Self { verdict, decided_by, ..self.clone() }
     }
 
-    /// Ends a tier; gives the whole trace if that is where the packet's way ends.
+    /// Ends a tier; returns the complete trace if the evaluation ends there.
     pub(super) fn close_tier(&mut self, mut tier: TierTrace, end: TierDefault) -> Option<Self> {
         let mut enforced = tier.policies.iter().filter(|policy| !policy.staged).peekable();
         let applies = enforced.peek().is_some();
@@ -301,7 +302,7 @@ impl Trace {
         }
     }
 
-    /// The whole trace, if the last profile decided. A profile that passes leaves the decision to the next one.
+    /// The complete trace, if the last profile decided. A profile that passes leaves the decision to the next one.
     pub(super) fn decided_by_profile(&mut self) -> Option<Self> {
         let profile = self.profiles.last()?;
         let decision = profile.decision.filter(|decision| *decision != Action::Pass)?;
@@ -322,7 +323,7 @@ impl PolicyTrace {
         Self { policy, origin, staged: false, not_understood: None, rules: Vec::new(), decision: None }
     }
 
-    /// Notes what became of a rule; says whether it decided. Log goes on.
+    /// Records the evaluation of a rule; returns whether it decided. Log does not decide.
     pub(super) fn visit(
         &mut self,
         action: Action,

@@ -1,4 +1,5 @@
-//! Who is there: pods, network sets, nodes, namespaces, service accounts, backends of Services, pools.
+//! The objects of the cluster that packets and rules refer to: pods, network sets, nodes, namespaces, service
+//! accounts, backends of Services, pools.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -18,7 +19,7 @@ use super::snapshot::Snapshot;
 
 pub(super) type Labels = BTreeMap<String, String>;
 
-/// What somebody is.
+/// The kind of an identity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum What {
     Pod,
@@ -27,14 +28,14 @@ pub(super) enum What {
     HostEndpoint,
 }
 
-/// What selectors see of a pod, a network set or a host endpoint.
+/// A pod, network set or host endpoint as selectors see it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Identity {
     pub(super) what: What,
-    /// Empty for a network set of no namespace.
+    /// Empty for a global network set.
     pub(super) namespace: String,
     pub(super) name: String,
-    /// The labels that it bears itself: what Kubernetes' selectors see.
+    /// Its own labels, which Kubernetes' selectors see.
     pub(super) own_labels: Labels,
     /// The labels of its namespace.
     pub(super) namespace_labels: Labels,
@@ -42,7 +43,7 @@ pub(super) struct Identity {
     pub(super) account: String,
     /// The labels of its service account.
     pub(super) account_labels: Labels,
-    /// Everything that Calico's selectors see: see [`Identity::see`].
+    /// The labels that Calico's selectors see: see [`Identity::see`].
     pub(super) labels: Labels,
     pub(super) ports: Vec<NamedPort>,
 }
@@ -63,7 +64,7 @@ pub(super) struct Networks {
     pub(super) nets: Vec<IpNet>,
 }
 
-/// An interface of a node, or all of a node's that have no host endpoint of their own.
+/// An interface of a node, or all of a node's interfaces that have no host endpoint of their own.
 #[derive(Debug, Clone)]
 pub(super) struct HostInterface {
     pub(super) identity: Identity,
@@ -80,7 +81,7 @@ pub(super) struct Backends {
     pub(super) ports: Vec<(IpAddr, Protocol, u16)>,
 }
 
-/// A port that somebody declares by name.
+/// A named port.
 #[derive(Debug, Clone)]
 pub(super) struct NamedPort {
     pub(super) name: String,
@@ -88,10 +89,10 @@ pub(super) struct NamedPort {
     pub(super) port: u16,
 }
 
-/// A node, as far as packets come from it.
+/// The addresses of a node as a sender of packets.
 #[derive(Debug, Clone)]
 pub(super) struct NodeAddresses {
-    /// Its own, of each family.
+    /// Its own addresses, of each family.
     pub(super) own: Vec<IpAddr>,
     pub(super) tunnel: Option<IpAddr>,
 }
@@ -104,17 +105,17 @@ struct Pool {
 
 pub(super) struct World {
     pub(super) workloads: Vec<Workload>,
-    /// Which of them have an address, and which one is meant by namespace and name: whole clusters are asked about at once.
+    /// Indices of the workloads by address, and by namespace and name, because queries cover whole clusters.
     addressed: HashMap<IpAddr, Vec<usize>>,
     named: HashMap<(String, String), usize>,
     pub(super) network_sets: Vec<Networks>,
     pub(super) hosts: Vec<HostInterface>,
-    /// Which of them are of a node, and which rules find by an address.
+    /// Indices of the host endpoints by node, and by the addresses by which rules find them.
     hosts_of: HashMap<String, Vec<usize>>,
     hosts_at: HashMap<IpAddr, Vec<usize>>,
-    /// The settings of each node that has some of its own.
+    /// The settings of each node that has its own.
     felix: BTreeMap<String, FelixConfigurationSpec>,
-    /// The settings of all others.
+    /// The settings of all other nodes.
     felix_of_all: FelixConfigurationSpec,
     /// The backends of each Service, by namespace and name.
     pub(super) backends: BTreeMap<(String, String), Backends>,
@@ -147,7 +148,7 @@ impl World {
             match resource {
                 Resource::Namespace(namespace) => {
                     let mut labels = namespace.metadata.labels.clone();
-                    // What the API server gives every namespace, and Calico.
+                    // The label that the API server gives every namespace, and that of Calico.
                     labels.entry("kubernetes.io/metadata.name".into()).or_insert_with(|| key.name.clone());
                     labels.insert("projectcalico.org/name".into(), key.name.clone());
                     world.namespaces.insert(key.name.clone(), labels);
@@ -182,7 +183,7 @@ impl World {
                 _ => {}
             }
         }
-        // What the CNI plugin noted of a pod goes before the pod's own text.
+        // The CNI plugin's record of a pod has precedence over the pod object.
         for (key, resource) in snapshot.resources() {
             if let Resource::WorkloadEndpoint(endpoint) = resource {
                 world.workloads.push(world.of_endpoint(snapshot, key, endpoint));
@@ -226,13 +227,13 @@ impl World {
         self.workloads.get(*number)
     }
 
-    /// What is configured for a node.
+    /// The settings of a node.
     pub(super) fn felix(&self, node: &str) -> &FelixConfigurationSpec {
         self.felix.get(node).unwrap_or(&self.felix_of_all)
     }
 
-    /// The host endpoint of the interface by which the node's packets to others come and go: that of the VXLAN device
-    /// where they are overlaid, or else of the one with the node's address, as far as can be told.
+    /// The host endpoint of the interface through which the node exchanges packets with others: for overlaid packets
+    /// that of the VXLAN device, otherwise that of the interface with the node's address, as far as known.
     pub(super) fn interface(&self, node: &str, overlaid: bool) -> Option<&HostInterface> {
         let own = self.nodes.get(node).map_or(&[][..], |node| &node.own);
         let of_node = || {
@@ -270,19 +271,19 @@ impl World {
         self.hosts.push(host);
     }
 
-    /// Whether the address lies in a pool that is carried by VXLAN.
+    /// Whether the address is in a pool with VXLAN.
     pub(super) fn is_overlaid(&self, address: IpAddr) -> bool {
         self.pools.iter().any(|pool| pool.overlaid && pool.cidr.contains(&address))
     }
 
-    /// The address of its node with which a packet from this address leaves the pools, if it does.
+    /// The address of its node that replaces this source address outside of the pools, if natOutgoing applies.
     pub(super) fn translated(&self, node: &str, address: IpAddr) -> Option<IpAddr> {
         let leaves = self.pools.iter().any(|pool| pool.nat_outgoing && pool.cidr.contains(&address));
         let own = self.nodes.get(node).filter(|_| leaves)?.own.iter().copied();
         own.into_iter().find(|own| own.is_ipv4() == address.is_ipv4())
     }
 
-    /// Whether the address lies in any pool.
+    /// Whether the address is in any pool.
     pub(super) fn is_pooled(&self, address: IpAddr) -> bool {
         self.pools.iter().any(|pool| pool.cidr.contains(&address))
     }
@@ -365,7 +366,7 @@ impl World {
         });
     }
 
-    /// With the labels of its namespace, service account and profiles, as far as those exist.
+    /// Adds the labels of its namespace, service account and profiles, as far as those exist.
     fn labelled(&self, snapshot: &Snapshot, mut identity: Identity, profiles: &[String]) -> Identity {
         identity.namespace_labels = self.namespaces.get(&identity.namespace).cloned().unwrap_or_default();
         let account = Key::namespaced(Kind::ServiceAccount, &identity.namespace, &identity.account);
@@ -410,7 +411,7 @@ fn of_host(snapshot: &Snapshot, key: &Key, host: &HostEndpoint) -> HostInterface
     }
 }
 
-/// The settings of this name; of settings that cannot be read, those that close.
+/// The settings object of this name. If it is unreadable, the most restrictive settings.
 fn felix(snapshot: &Snapshot, name: &str) -> Option<FelixConfigurationSpec> {
     match &snapshot.get(&Key::global(Kind::FelixConfiguration, name))?.resource {
         Ok(Resource::FelixConfiguration(felix)) => Some(felix.spec.clone()),
@@ -426,9 +427,10 @@ impl Identity {
         self.what == What::Pod
     }
 
-    /// Its own labels, and where it has none of a name, the first that a profile gives; less those by which it would
-    /// claim to be of another namespace or service account; the labels of its namespace as `pcns.…` and of its service
-    /// account as `pcsa.…`; and what Calico adds (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
+    /// Computes the labels that selectors see. Its own labels have precedence over those of its profiles, and earlier
+    /// profiles over later ones. Labels that would claim another namespace or service account are left out. The
+    /// labels of its namespace are added as `pcns.…`, those of its service account as `pcsa.…`, and Calico's own
+    /// labels (`libcalico-go/lib/backend/syncersv1/updateprocessors`).
     fn see(&mut self, given: &[&Labels]) {
         let mut seen = Labels::new();
         for labels in std::iter::once(&self.own_labels).chain(given.iter().copied()) {

@@ -1,4 +1,4 @@
-//! Host endpoints and nodes, as the oracle judges them. Numbers in brackets are decisions of docs/policy.md.
+//! Verdicts of the oracle for host endpoints and nodes. Numbers in parentheses are decisions of docs/policy.md.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::json;
@@ -7,7 +7,7 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_oracle::{Oracle, Peer, Question, Snapshot, Verdict};
 
-/// Two nodes with a pod each, in an overlay; `outside` is 203.0.113.9.
+/// Two nodes with one pod each, in an overlay; `outside` is 203.0.113.9.
 const CLUSTER: &str = "
 apiVersion: v1
 kind: Namespace
@@ -318,7 +318,7 @@ fn cases() -> Vec<Case> {
             allowed: &[
                 "outside > web/b tcp/30080 via 192.0.2.2:80",
                 "outside > web/b udp/53 via 192.0.2.2:30053",
-                // Translated by the sender's node, long before.
+                // The sender's node has already translated the address.
                 "web/a > web/b tcp/80 via 10.96.0.1:30080",
             ],
             denied: &["outside > web/b tcp/80 via 192.0.2.2:30080", "outside > web/b tcp/30080"],
@@ -370,7 +370,7 @@ fn host_endpoints_come_to_what_they_say() {
     }
 }
 
-/// A policy that is not understood denies where it would have been asked; everywhere, if it does not say where (18).
+/// A policy that was not understood denies at its hook, or at every hook if its hook is unreadable (18).
 #[test]
 fn what_is_not_understood_denies_where_it_would_have_been_asked() {
     let host = host("h", "interfaceName: eth0, profiles: [projectcalico-default-allow]");

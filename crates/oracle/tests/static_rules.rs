@@ -1,4 +1,4 @@
-//! Static rules of Windows nodes, which their reports tell, come before policy (policy decision 26).
+//! Static rules in the reports of Windows nodes precede policy (policy decision 26).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
 use tortie_oracle::{Answer, DecidedBy, Oracle, Peer, Question, Snapshot, Verdict};
 
-/// A pod on each of two nodes, of which the first has static rules; a policy closes both pods to all but TCP 80.
+/// One pod on each of two nodes. The first node has static rules. A policy allows both pods only TCP 80.
 fn cluster() -> Snapshot {
     let pod = |name: &str, node: &str, address: &str| {
         let value = json!({"apiVersion": "v1", "kind": "Pod",
@@ -73,7 +73,7 @@ fn ask(from: &str, to: &str, protocol: Protocol, port: u16) -> Answer {
 #[test]
 fn they_come_before_policy_on_their_node() {
     const METADATA: &str = "169.254.169.254";
-    // From, to, protocol and port; whether it passes, and by which static rule.
+    // From, to, protocol and port; whether it passes, and the static rule that decides.
     let cases = [
         ("a", METADATA, Protocol::TCP, 80, false, Some("no-metadata")),
         ("a", METADATA, Protocol::TCP, 81, true, None),
@@ -86,10 +86,10 @@ fn they_come_before_policy_on_their_node() {
         ("203.0.113.9", "a", Protocol::TCP, 80, true, None),
         ("203.0.113.9", "b", Protocol::TCP, 9050, false, None),
         ("198.51.100.1", "a", Protocol::TCP, 9050, false, None),
-        // The first that matches decides.
+        // The first matching rule decides.
         ("203.0.113.7", "a", Protocol::TCP, 9050, true, Some("monitoring")),
         ("203.0.113.7", "a", Protocol::TCP, 80, false, Some("not-these")),
-        // What the firewall blocks comes nowhere, whatever allows it, and what it allows is allowed by it alone.
+        // A Deny of the firewall has precedence over every Allow; an Allow of the firewall does not decide.
         ("192.0.2.1", "a", Protocol::TCP, 22, false, Some("firewall")),
         ("192.0.2.1", "a", Protocol::TCP, 80, false, Some("firewall")),
         ("192.0.2.1", "a", Protocol::TCP, 81, false, Some("firewall")),
@@ -97,7 +97,7 @@ fn they_come_before_policy_on_their_node() {
         ("192.0.2.129", "a", Protocol::TCP, 80, true, None),
         ("192.0.2.129", "a", Protocol::TCP, 81, false, None),
         ("192.0.2.1", "b", Protocol::TCP, 80, true, None),
-        // Its own node reaches a pod before policy, and before some of these rules.
+        // The pod's own node reaches it before policy, and before some of these rules.
         ("172.16.0.3", "a", Protocol::TCP, 81, true, None),
         ("172.16.0.3", "a", Protocol::UDP, 80, true, None),
         ("172.16.0.3", "a", Protocol::UDP, 81, false, Some("no-probes")),
@@ -118,7 +118,7 @@ fn they_come_before_policy_on_their_node() {
     }
 }
 
-/// A report that somebody has damaged, or a newer agent has written.
+/// A report that somebody damaged, or that a newer agent wrote.
 #[test]
 fn rules_that_cannot_be_read_are_told_of() {
     let mut snapshot = cluster();

@@ -382,7 +382,7 @@ pub fn rule_matches(rule: &Rule, flow: &Flow, lookup: &impl Lookup) -> bool {
             wanted.icmp_type.is_none_or(|t| t == icmp_type) && wanted.icmp_code.is_none_or(|c| c == icmp_code)
         })
     };
-    // Exhaustive, here and below: a forgotten criterion would open something.
+    // Exhaustive, here and below, because a forgotten criterion would open something.
     let Rule { action: _, ip_version, protocol, not_protocol, icmp, not_icmp, source, destination } = rule;
     ip_version.is_none_or(|wanted| wanted == version)
         && protocol.is_none_or(|wanted| wanted == flow.protocol)

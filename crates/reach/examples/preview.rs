@@ -1,5 +1,5 @@
-//! How long questions about a whole cluster take: 5,000 pods of 500 workloads in 50 namespaces, 552 policies; then with
-//! 300 nodes that have host endpoints, and policies of these.
+//! Measures questions about a whole cluster: 5,000 pods of 500 workloads in 50 namespaces, 552 policies; then with
+//! 300 nodes that have host endpoints, and policies for these.
 //!
 //!     cargo run --release -p tortie-reach --example preview
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
@@ -73,7 +73,7 @@ fn with_hosts(mut cluster: Snapshot) {
     lint(&cluster);
 }
 
-/// Every tenth node is an edge; those let partners in, all speak with each other.
+/// Every tenth node is an edge node. Edge nodes admit partners; all nodes admit each other.
 fn add_hosts(cluster: &mut Snapshot) {
     for number in 0..NODES {
         let name = format!("node{number}");
@@ -208,7 +208,7 @@ fn cluster() -> Snapshot {
     snapshot
 }
 
-/// From the workload before it, from one of another namespace, and from a network.
+/// Admits the previous workload, a workload of another namespace, and a network.
 fn policy(w: usize, n: usize) -> Value {
     let before = json!({"podSelector": {"matchLabels": {"app": format!("app{}", (w + 9) % 10)}}});
     let team = json!({

@@ -1,4 +1,4 @@
-//! What each policy and each profile asks of packets.
+//! The criteria of each policy and each profile.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ use super::hosts::HostSight;
 use super::sight::{Judged, Profile};
 use tortie_oracle::{Oracle, SeenPolicy, SeenProfile, Stored, Table};
 
-/// Which policies tell ends and packets apart.
+/// The policies that distinguish ends and packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Policies {
-    /// Those that are enforced.
+    /// Enforced policies.
     Enforced,
-    /// Those that are staged, too.
+    /// Enforced and staged policies.
     All,
 }
 
@@ -25,17 +25,18 @@ impl Policies {
     }
 }
 
-/// What each policy and each stored profile asks, for [`Sight`](super::sight::Sight)s of one vocabulary.
+/// The criteria of each policy and each stored profile, for [`Sight`](super::sight::Sight)s with one vocabulary.
 pub(super) struct Asked {
     /// By the policy's index.
     policies: Vec<BothWays>,
-    /// What the policies with doNotTrack ask of packets whose replies they judge; by the policy's index.
+    /// The criteria that the policies with doNotTrack have for packets whose replies they judge; by the policy's
+    /// index.
     of_replies: BTreeMap<usize, BothWays>,
     profiles: BTreeMap<String, BothWays>,
-    /// What tells failsafe ports from others, on any node.
+    /// The criteria that distinguish failsafe ports from others, on any node.
     failsafe: BothWays,
-    /// What decides whether a packet comes from a failsafe port of the other direction, where there is untracked policy: it
-    /// is not asked about such packets.
+    /// The criteria that decide whether a packet comes from a failsafe port of the other direction. Untracked policy
+    /// is not evaluated for such packets; without untracked policy the criteria are empty.
     answers: BothWays,
 }
 
@@ -83,7 +84,7 @@ impl Asked {
             }
             uses
         });
-        // A policy that is not understood may still say that it is untracked.
+        // A policy that was not understood may be untracked.
         let is_unread = |policy: SeenPolicy<'_>| {
             policy.name.kind == Kind::GlobalNetworkPolicy.name() && policy.stored.resource.is_err()
         };
@@ -96,7 +97,7 @@ impl Asked {
         Self { policies, of_replies, profiles, failsafe, answers }
     }
 
-    /// What all policies and profiles that have a say about a pod ask.
+    /// The criteria of all policies and profiles that apply to a pod.
     pub(super) fn of_pod(&self, judged: &Judged, direction: Direction) -> Uses {
         let mut uses = Uses::default();
         self.add_policies(judged.of(direction), direction, &mut uses);
@@ -104,7 +105,8 @@ impl Asked {
         uses
     }
 
-    /// What all tables of a host endpoint ask of packets that its node forwards, or of those of the node itself.
+    /// The criteria of all tables of a host endpoint, for packets that its node forwards or for packets of the node
+    /// itself.
     pub(super) fn of_host(&self, host: &HostSight, direction: Direction, forwarded: bool) -> Uses {
         let mut uses = Uses::default();
         let own = if forwarded { Table::Forward } else { Table::Normal };
@@ -129,7 +131,7 @@ impl Asked {
         uses
     }
 
-    /// What a host endpoint of all interfaces asks of packets, before DNAT and where its node forwards them.
+    /// The criteria of a host endpoint of all interfaces, before DNAT and for packets that its node forwards.
     pub(super) fn of_all_interfaces(&self, host: &HostSight) -> Uses {
         let mut uses = Uses::default();
         uses.add(&self.failsafe[side(Direction::Ingress)]);
@@ -156,7 +158,7 @@ impl Asked {
     }
 }
 
-/// What a policy or profile asks, if it is understood.
+/// The criteria of a policy or profile; none if it was not understood.
 fn of(
     all: &[Oracle<'_>],
     namespace: &str,

@@ -1,5 +1,5 @@
-//! The questions that rules ask of the two ends of a packet and of its ports, each numbered once, and which of them
-//! each policy asks.
+//! The criteria that rules have for the two ends of a packet and for its ports, each numbered once, and the criteria
+//! that each policy uses.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ use tortie_selector::Selector;
 use super::ports::Matcher;
 use tortie_oracle::{Oracle, Subject};
 
-/// One question about who is at an end of a packet, or about the address there.
+/// One criterion for the objects at an end of a packet, or for its address.
 #[derive(Debug, Clone)]
 pub(super) enum Atom {
     IsPod,
@@ -33,7 +33,7 @@ pub(super) enum Atom {
     BackendAddress { namespace: String, name: String },
 }
 
-/// Everything that is asked, each question with a number.
+/// All criteria, each with a number.
 #[derive(Default)]
 pub(super) struct Vocabulary {
     pub(super) atoms: Vec<Atom>,
@@ -44,7 +44,7 @@ pub(super) struct Vocabulary {
     backends: BTreeMap<(String, String), BTreeSet<(Protocol, u16)>>,
 }
 
-/// What one policy, or all policies of an endpoint, ask in one direction.
+/// The criteria of one policy, or of all policies of an endpoint, in one direction.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Uses {
     pub(super) atoms: BTreeSet<u32>,
@@ -59,7 +59,7 @@ impl Uses {
 }
 
 impl Vocabulary {
-    /// Knows the ports that pods and host endpoints declare by name, in any of these clusters.
+    /// Creates a vocabulary with the named ports of pods and host endpoints in all of these clusters.
     pub(super) fn new(oracles: &[Oracle<'_>]) -> Self {
         let mut vocabulary = Self::default();
         for oracle in oracles {
@@ -77,7 +77,7 @@ impl Vocabulary {
         vocabulary
     }
 
-    /// What a policy asks in one direction.
+    /// The criteria of a policy in one direction.
     pub(super) fn policy(
         &mut self,
         oracles: &[Oracle<'_>],
@@ -109,7 +109,7 @@ impl Vocabulary {
         uses
     }
 
-    /// What decides whether a port is a failsafe one.
+    /// The criteria that decide whether a port is a failsafe port.
     pub(super) fn failsafe(&mut self, ports: &[FailsafePort]) -> Uses {
         let mut uses = Uses::default();
         for FailsafePort { protocol: ProtocolName(protocol), port, net } in ports {
@@ -122,7 +122,7 @@ impl Vocabulary {
         uses
     }
 
-    /// What is asked of a packet whose reply is asked this.
+    /// The criteria for a packet that distinguish what these criteria distinguish in its reply.
     pub(super) fn before_reply(&mut self, of_reply: &Uses) -> Uses {
         let mut uses = Uses { atoms: of_reply.atoms.clone(), matchers: BTreeSet::new() };
         for matcher in self.chosen(of_reply) {
@@ -140,8 +140,8 @@ impl Vocabulary {
 
     fn calico(&mut self, oracles: &[Oracle<'_>], namespace: &str, rules: &[Rule], uses: &mut Uses) {
         for rule in rules {
-            // Exhaustive, here and below: packets that a forgotten criterion tells apart would count as equal. Families
-            // are always told apart, and no packet is known to fulfil `http`.
+            // Exhaustive, here and below: packets that differ in a forgotten criterion would count as
+            // equal. Families are always distinguished, and no packet matches `http`.
             let Rule {
                 action: _,
                 ip_version: _,
@@ -237,7 +237,7 @@ impl Vocabulary {
             }
             for port in &rule.ports {
                 if self.kubernetes_port(port, uses) {
-                    // A named port is looked for on the pods that the policy is about.
+                    // A named port refers to the pods that the policy selects.
                     self.own_labels(&spec.pod_selector, uses);
                     self.namespace(namespace, uses);
                 }
@@ -261,7 +261,7 @@ impl Vocabulary {
         }
     }
 
-    /// Says whether the port is a named one.
+    /// Returns whether the port is a named port.
     fn kubernetes_port(&mut self, port: &NetworkPolicyPort, uses: &mut Uses) -> bool {
         let protocol = Protocol::from_name(port.protocol.as_deref().unwrap_or("TCP"));
         if let Some(protocol) = protocol {
@@ -395,7 +395,7 @@ impl Vocabulary {
 }
 
 impl Atom {
-    /// Whether it holds of a pod or a network set; `None` where it is about the address.
+    /// Whether it matches a pod or a network set; `None` if it is a criterion for the address.
     pub(super) fn holds(&self, subject: Subject<'_>) -> Option<bool> {
         Some(match self {
             Self::IsPod => subject.is_pod(),

@@ -1,4 +1,4 @@
-//! What a change changes: which classes of pairs and ports meet another verdict.
+//! The effect of a change: the classes of pairs and ports whose verdicts differ.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -18,32 +18,33 @@ use tortie_oracle::{Oracle, PolicyName, Snapshot};
 pub struct Change<'a> {
     before: &'a Snapshot,
     after: &'a Snapshot,
-    /// Made of both: world 0 is before, world 1 is after.
+    /// The classes of both: world 0 is before, world 1 is after.
     pub classes: Classes,
 }
 
-/// Some flows whose verdict changes.
+/// A group of flows whose verdict changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// The verdict before; by several rules, where these say the same of parts of the flows.
+    /// The verdict before; several entries if different rules decided parts of the flows.
     pub before: Vec<Why>,
     /// The verdict after.
     pub after: Why,
     /// The classes of ports.
     pub ports: Vec<usize>,
-    /// Who sends.
+    /// The senders.
     pub from: Vec<usize>,
-    /// To whom.
+    /// The receivers.
     pub to: Vec<usize>,
-    /// Of the ways between them only these, where it is not all.
+    /// Limits the ways between them, if not all are affected.
     pub scope: Scope,
-    /// How many pairs of one sender and one receiver that is; the outsiders of a class count as one.
+    /// The number of pairs of one sender and one receiver; the outsiders of a class count as one.
     pub pairs: usize,
-    /// How many differences this stands for; where it is more than one, not every sender, receiver and port of it changes.
+    /// The number of differences that this one summarizes; if it is more than one, not every combination of sender,
+    /// receiver and port changes.
     pub parts: usize,
 }
 
-/// The same differences by what decides afterwards only, for a reader who would not read hundreds.
+/// Groups the differences only by their decider after the change, for readers of hundreds of differences.
 #[must_use]
 pub fn summary(differences: &[Difference]) -> Vec<Difference> {
     let mut by_rule: BTreeMap<(&Why, Scope), Vec<&Difference>> = BTreeMap::new();
@@ -71,8 +72,8 @@ pub fn summary(differences: &[Difference]) -> Vec<Difference> {
     by_rule.into_iter().map(one).collect()
 }
 
-/// Parts with the same ends and other ports are the same pairs; counting each part's pairs is an upper bound, so only
-/// the largest part of each rectangle counts.
+/// Parts with the same ends and different ports consist of the same pairs. The sum of all parts would count them
+/// several times, so each rectangle counts once.
 fn pairs_of(parts: &[&Difference]) -> usize {
     let mut most: BTreeMap<(&Vec<usize>, &Vec<usize>), usize> = BTreeMap::new();
     for part in parts {
@@ -82,13 +83,14 @@ fn pairs_of(parts: &[&Difference]) -> usize {
 }
 
 impl<'a> Change<'a> {
-    /// Between these two.
+    /// Creates a change between these two snapshots.
     #[must_use]
     pub fn new(before: &'a Snapshot, after: &'a Snapshot) -> Self {
         Self { before, after, classes: Classes::of(&[before, after]) }
     }
 
-    /// Every flow whose verdict changes, in as few words as possible. Pods that come or go change nothing by that alone.
+    /// Every flow whose verdict changes, in as few groups as possible. Pods that are created or deleted do not count
+    /// as changes by themselves.
     #[must_use]
     pub fn differences(&self) -> Vec<Difference> {
         let (before, after) = (self.classes.reduced(self.before), self.classes.reduced(self.after));
@@ -121,25 +123,25 @@ impl<'a> Change<'a> {
     }
 }
 
-/// What has been compared so far.
+/// The state of a comparison.
 struct Comparison<'a> {
     classes: &'a Classes,
     was: Judge<'a>,
     is: Judge<'a>,
     shapes: Shapes,
-    /// Whether verdicts at one stop differ, for rows before and after.
+    /// Whether verdicts at one stop differ, by the rows before and after.
     rows_differ: HashMap<(Option<Row>, Option<Row>), bool>,
-    /// What changes, for flows before and after.
+    /// The changes, by the flows before and after.
     known: HashMap<(ByWay<Flow>, ByWay<Flow>), Changes>,
-    /// What comes after, and in which scope; and the pairs where it does.
+    /// The results: decision after the change and scope, with the pairs that have it.
     found: Vec<((Plain, Scope), Pairs)>,
 }
 
-/// The number of what is found, and that of the shape.
+/// The index of the result, and that of the shape.
 type Changes = Rc<[(usize, usize)]>;
 
 impl Comparison<'_> {
-    /// Whether what is said at one stop of packets from one class to another differs; then their verdict may.
+    /// Whether the results at one stop differ for packets from one class to another; if so, their verdict may differ.
     fn differs(&mut self, from: usize, to: usize, stop: Stop) -> bool {
         let Self { classes, was, is, rows_differ, .. } = self;
         if stop == Stop::ReceiverNode && was.is_closed(to) != is.is_closed(to) {
@@ -160,7 +162,7 @@ impl Comparison<'_> {
         FAMILIES.iter().any(differ)
     }
 
-    /// Finds what changes between two classes.
+    /// Determines the changes between two classes.
     fn look_at(&mut self, from: usize, to: usize) {
         let flows = (self.was.flows(from, to), self.is.flows(from, to));
         let changes = match self.known.get(&flows) {
@@ -211,7 +213,7 @@ impl Comparison<'_> {
         })
     }
 
-    /// The same change of many pairs.
+    /// The differences with one decision and scope.
     fn differences(&self, (after, scope): (Plain, Scope), pairs: &Pairs) -> Vec<Difference> {
         let shape_of: HashMap<(usize, usize), usize> =
             pairs.iter().map(|(from, to, shape)| ((*from, *to), *shape)).collect();
@@ -229,7 +231,7 @@ impl Comparison<'_> {
     }
 }
 
-/// The numbers of these policies in the order in which all are asked.
+/// The indices of these policies in evaluation order.
 pub(super) fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
     let oracle = Oracle::new(snapshot);
     let of = |name: &PolicyName| {

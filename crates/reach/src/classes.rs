@@ -1,4 +1,4 @@
-//! Classes: pods, nodes and outsiders that no policy can tell apart.
+//! Classes: pods, nodes and outsiders that no policy can distinguish.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,26 +18,26 @@ use super::sight::{EndSight, Profile, Sight};
 use super::way::{Placement, Scope, Stop};
 use tortie_oracle::{Oracle, Peer, Snapshot};
 
-/// Ends of flows that no policy of the clusters can tell apart.
+/// Ends of flows that no policy of the clusters can distinguish.
 #[derive(Debug, Clone)]
 pub struct Class {
-    /// Who is in it, for a reader: `web/front-* (37)`.
+    /// Its members for readers: `web/front-* (37)`.
     pub name: String,
-    /// What they are.
+    /// The kind of its members.
     pub kind: ClassKind,
     /// The pods or nodes, or one address for all outsiders.
     pub members: Vec<Peer>,
-    /// The names of those that are pods, with the workload that they belong to.
+    /// The names of its pods, with the workload of each.
     pub(super) pods: Vec<PodName>,
     /// The node of each pod, or each node; empty for outsiders.
     pub(super) nodes: Vec<String>,
-    /// Those that stand for the others: two where there are two, on different nodes where there are such.
+    /// The representatives of the class: two if it has two members, on different nodes if possible.
     pub(super) samples: Vec<Sample>,
-    /// What each cluster sees of them; `None` where they are not in it.
+    /// The signature of the members in each cluster; `None` if they are not in it.
     pub(super) sights: Vec<Option<EndSight>>,
 }
 
-/// What the members of a class are.
+/// The kind of members of a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ClassKind {
@@ -49,19 +49,19 @@ pub enum ClassKind {
     Outside,
 }
 
-/// One that stands for its class.
+/// A representative of its class.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub(super) peer: Peer,
     pub(super) node: String,
 }
 
-/// The classes of one cluster, or of one before and after a change.
+/// The classes of one cluster, or of one cluster before and after a change.
 pub struct Classes {
     classes: Vec<Class>,
     ports: Ports,
     pub(super) asked: Vec<Asked>,
-    /// The host endpoints of each cluster, equal ones once.
+    /// The host endpoints of each cluster, without duplicates.
     hosts: Vec<Vec<HostSight>>,
     places: Places,
     vocabulary: Vocabulary,
@@ -70,13 +70,13 @@ pub struct Classes {
 }
 
 impl Class {
-    /// How many pods or nodes it has; one for outsiders.
+    /// The number of pods or nodes; one for outsiders.
     #[must_use]
     pub fn count(&self) -> usize {
         self.members.len()
     }
 
-    /// The namespaces of its pods; for others what they are.
+    /// The namespaces of its pods; for others a name of their kind.
     pub(super) fn place(&self) -> BTreeSet<String> {
         match self.kind {
             ClassKind::Pods => self.pods.iter().map(|(namespace, ..)| namespace.clone()).collect(),
@@ -86,7 +86,7 @@ impl Class {
         }
     }
 
-    /// Whether a pod of the namespace is in it.
+    /// Whether it contains a pod of the namespace.
     #[must_use]
     pub fn is_in(&self, namespace: &str) -> bool {
         self.pods.iter().any(|(of, ..)| of == namespace)
@@ -94,14 +94,14 @@ impl Class {
 }
 
 impl Classes {
-    /// The classes of ends that no policy in any of the snapshots tells apart. Several snapshots are one cluster at
+    /// The classes of ends that no policy in any of the snapshots distinguishes. Several snapshots are one cluster at
     /// several times.
     #[must_use]
     pub fn of(snapshots: &[&Snapshot]) -> Self {
         Self::seen_by(snapshots, Policies::Enforced)
     }
 
-    /// The classes of ends that no policy tells apart, and none that is staged would, if it were enforced.
+    /// The classes of ends that no policy distinguishes, neither an enforced one nor a staged one.
     #[must_use]
     pub(crate) fn with_staged(snapshot: &Snapshot) -> Self {
         Self::seen_by(&[snapshot], Policies::All)
@@ -131,8 +131,8 @@ impl Classes {
         Self { classes, ports, asked, hosts, places, vocabulary, policies, left_out }
     }
 
-    /// The class of outsiders that an address belongs to, if no pod and no node has it; `snapshots` are those that the
-    /// classes were made of.
+    /// The class of outsiders that contains the address, if no pod and no node has it; `snapshots` are those of the
+    /// classes.
     #[must_use]
     pub fn class_of_outsider(&self, snapshots: &[&Snapshot], address: IpAddr) -> Option<usize> {
         let oracles: Vec<Oracle<'_>> = snapshots.iter().map(|snapshot| Oracle::new(snapshot)).collect();
@@ -156,14 +156,14 @@ impl Classes {
         &self.ports
     }
 
-    /// Whether there are host endpoints, at any time.
+    /// Whether there are host endpoints at any time.
     #[must_use]
     pub fn with_hosts(&self) -> bool {
         self.hosts.iter().any(|hosts| !hosts.is_empty())
     }
 
-    /// How many pairs a scope has of one of the first class and another of the second; a node and a pod of its own are
-    /// none where the node sends.
+    /// The number of pairs with a member of each class in this scope. A node that sends to one of its own pods does
+    /// not count.
     pub(super) fn pairs(&self, from: usize, to: usize, scope: Scope) -> usize {
         let (Some(sender), Some(receiver)) = (self.classes.get(from), self.classes.get(to)) else { return 0 };
         let all = sender.count() * receiver.count() - if from == to { sender.count() } else { 0 };
@@ -175,18 +175,19 @@ impl Classes {
         }
     }
 
-    /// Where pairs of the two classes are.
+    /// Where the pairs of the two classes are located.
     pub(super) fn ends(&self, from: usize, to: usize) -> Ends {
         self.classes.get(from).map(|sender| self.places.ends((from, sender), to)).unwrap_or_default()
     }
 
-    /// One of each of the two classes: not the same one, and on different nodes if they are to be `apart`.
+    /// One member of each of the two classes: not the same member, and on different nodes with `apart`.
     pub(super) fn pair(&self, from: usize, to: usize, apart: bool) -> Option<(Peer, Peer)> {
         let (sender, receiver) = (self.classes.get(from)?, self.classes.get(to)?);
         super::placement::pair(sender, receiver, from == to, apart)
     }
 
-    /// What the host endpoints of somebody's node ask of packets out of it or into it; `None` where it has none.
+    /// The criteria that the host endpoints of an end's node have for packets out of it or into it; `None` if its
+    /// node has none.
     pub(super) fn uses_of_hosts(&self, sight: &EndSight, world: usize, direction: Direction) -> Option<Uses> {
         let (asked, hosts) = (self.asked.get(world)?, self.hosts.get(world)?);
         let mut interfaces =
@@ -203,20 +204,20 @@ impl Classes {
         Some(uses)
     }
 
-    /// How many pods have no address yet, and are in no class.
+    /// The number of pods without an address, which are in no class.
     #[must_use]
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// The class that an end of a flow belongs to.
+    /// The class of an end of a flow.
     #[must_use]
     pub fn class_of(&self, peer: &Peer) -> Option<usize> {
         self.classes.iter().position(|class| class.members.contains(peer))
     }
 
-    /// Whether other policies are asked about the class at that stop before and after, where the policies themselves are
-    /// the same.
+    /// Whether different policies apply to the class at that stop before and after, if the policies themselves are
+    /// unchanged.
     pub(super) fn asks_others(&self, class: usize, stop: Stop) -> bool {
         let Some([Some(was), Some(is)]) = self.classes.get(class).map(|class| class.sights.as_slice()) else {
             return false;
@@ -231,14 +232,14 @@ impl Classes {
         was.closed != is.closed || hosts(was, 0) != hosts(is, 1)
     }
 
-    /// Whether one of these policies has a say about the class at that stop, in the world of that number.
+    /// Whether one of these policies applies to the class at that stop, in the world with that number.
     pub(crate) fn has_say(&self, class: usize, stop: Stop, world: usize, policies: &BTreeSet<usize>) -> bool {
         let class = self.classes.get(class);
         let Some(sight) = class.and_then(|class| class.sights.get(world)?.as_ref()) else { return false };
         if stop.is_host() {
             let hosts = self.hosts.get(world).map_or(&[][..], Vec::as_slice);
             let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
-            // That of all interfaces is also asked about what comes from pods, and goes to them.
+            // The host endpoint of all interfaces also applies to packets from pods and to pods.
             let all = sight.interfaces.get(ALL_INTERFACES).copied().flatten();
             let all = all.and_then(|number| hosts.get(number)).into_iter();
             let inside =
@@ -258,7 +259,7 @@ impl Classes {
         let hosts = self.hosts.first().map_or(&[][..], Vec::as_slice);
         sight.is_some_and(|sight| match (stop.is_host(), &sight.judged) {
             (false, Some(judged)) => judged.profiles.iter().any(is_it),
-            // What a node forwards is asked no profile.
+            // No profile applies to packets that a node forwards.
             (true, None) => {
                 let interfaces = sight.interfaces.iter().flatten().filter_map(|number| hosts.get(*number));
                 interfaces.flat_map(|host| &host.profiles).any(is_it)
@@ -267,8 +268,8 @@ impl Classes {
         })
     }
 
-    /// The same cluster with those only that stand for their class, and whoever shares an address with them. Verdicts
-    /// on them are the verdicts on all.
+    /// The same cluster with only the representatives of the classes, and the pods that share an address with them.
+    /// Their verdicts are the verdicts of all.
     #[must_use]
     pub fn reduced(&self, snapshot: &Snapshot) -> Snapshot {
         let samples = self.classes.iter().flat_map(|class| &class.samples);

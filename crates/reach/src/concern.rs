@@ -1,4 +1,4 @@
-//! Which stops a change can concern: nothing else is asked.
+//! The stops that a change can concern; no other stop is evaluated.
 
 use tortie_api::Kind;
 
@@ -9,19 +9,20 @@ use super::sight::{AddressSight, EndSight};
 use super::way::{FAMILIES, Stop};
 use tortie_oracle::Snapshot;
 
-/// What a change can concern, by class.
+/// The possible effects of a change, by class.
 pub(super) struct Concern {
-    /// At which stops its own policies may say something else.
+    /// Stops at which different policies or changed policies may apply to it.
     policies: Vec<[bool; 4]>,
-    /// Whether policies see it otherwise.
+    /// Whether policies see it differently.
     looks: Vec<bool>,
-    /// Whether its packets go otherwise, or look otherwise on their way.
+    /// Whether its packets take a different route, or look different on it.
     routes: Vec<bool>,
 }
 
 impl Concern {
-    /// Where only policies changed: the stops at which one of them has a say, or had. Where none did: those of whom
-    /// somebody is seen otherwise, as sights hold everything else that matters. Otherwise everything.
+    /// If only policies changed: the stops at which one of them applies, before or after. If no policy, tier or
+    /// profile changed: the classes whose own or whose peers' signature changed, because signatures contain
+    /// everything else that matters. Otherwise everything.
     pub(super) fn new(classes: &Classes, before: &Snapshot, after: &Snapshot) -> Self {
         let changed = changed(before, after);
         let count = classes.all().len();
@@ -61,7 +62,7 @@ impl Concern {
         }
     }
 
-    /// Whether what is said at the stop of packets from one class to another can have changed.
+    /// Whether the results at the stop can have changed for packets from one class to another.
     pub(super) fn concerns(&self, from: usize, to: usize, stop: Stop) -> bool {
         let (subject, peer) = stop.subject_and_peer(from, to);
         let otherwise = if stop.is_host() { &self.routes } else { &self.looks };
@@ -74,13 +75,13 @@ impl Concern {
 
 type Looks<'a> = ([Option<&'a AddressSight>; 2], Option<&'a AddressSight>, bool);
 
-/// What policies see of it.
+/// The parts of the signature that policies see.
 fn looks(sight: &EndSight) -> Looks<'_> {
     let addresses = FAMILIES.map(|family| sight.by(family).map(|routed| &routed.address));
     (addresses, sight.tunnel.as_ref(), sight.overlaid)
 }
 
-/// Everything but whose policies are asked.
+/// The whole signature, except the policies that apply.
 fn routes(sight: &EndSight) -> EndSight {
     EndSight { judged: None, interfaces: Default::default(), ..sight.clone() }
 }

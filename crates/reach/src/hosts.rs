@@ -8,35 +8,35 @@ use tortie_api::net::Direction;
 use super::sight::{Profile, profiles};
 use tortie_oracle::{Oracle, SeenHost, Table};
 
-/// A host endpoint: everything by which it may treat a packet otherwise than another.
+/// A host endpoint: all properties that may affect packets.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct HostSight {
-    /// The policies that have a say, by table and direction.
+    /// The policies that apply, by table and direction.
     tables: BTreeMap<(Table, Direction), Vec<usize>>,
     pub(super) profiles: Vec<Profile>,
     /// The ports that its policies do not close, in and out.
     failsafe: [Vec<FailsafePort>; 2],
 }
 
-/// The host endpoints of one cluster, equal ones once.
+/// The host endpoints of one cluster, without duplicates.
 #[derive(Default)]
 pub(super) struct Hosts {
     pub(super) sights: Vec<HostSight>,
     of_node: BTreeMap<String, Interfaces>,
 }
 
-/// The numbers of the host endpoints by which a node's packets come and go: outside of the overlay, and inside; and that
-/// of all interfaces, which also covers those of the node's own pods.
+/// The indices of the host endpoints that a node's packets pass: outside of the overlay, inside the overlay, and the
+/// one of all interfaces, which also covers the interfaces of the node's own pods.
 pub(super) type Interfaces = [Option<usize>; 3];
 
-/// Which of them is of all interfaces.
+/// The index of the host endpoint of all interfaces.
 pub(super) const ALL_INTERFACES: usize = 2;
 
 const TABLES: [Table; 4] = [Table::Untracked, Table::PreDnat, Table::Normal, Table::Forward];
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 
 impl Hosts {
-    /// Those of the cluster; `counts` says which policies do, by their index.
+    /// Collects the host endpoints of the cluster; `counts` says by index which policies count.
     pub(super) fn new(oracle: &Oracle<'_>, counts: &[bool]) -> Self {
         let mut hosts = Self::default();
         for host in oracle.hosts() {
@@ -88,7 +88,7 @@ impl HostSight {
         self.tables.get(&(table, direction)).map_or(&[], Vec::as_slice)
     }
 
-    /// Every policy that is asked of packets of this direction, or of their replies.
+    /// Every policy that is evaluated for packets of this direction, or for their replies.
     pub(super) fn all_policies(&self, direction: Direction) -> impl Iterator<Item = usize> {
         let asked = move |((table, of), _): &(&(Table, Direction), &Vec<usize>)| {
             *of == direction || *table == Table::Untracked

@@ -1,33 +1,36 @@
-//! Questions about whole clusters: who reaches whom, what a change changes, which rules never decide.
+//! Questions about whole clusters: which ends reach each other, the effect of a change, rules that never decide.
 //!
-//! [`Classes`] groups pods, nodes, outsiders and ports so that no policy can tell the members of a class apart.
-//! [`Classes::reduced`] keeps those who stand for their class, and [`Judge`] asks the [oracle](tortie_oracle) about them:
-//! a cluster of thousands of pods becomes one of some dozens, with the same verdicts. Random clusters hold this to
-//! account (`crates/calc/tests/classes.rs`): each pair of pods, nodes and outsiders gets the verdict of its classes.
+//! [`Classes`] groups pods, nodes, outsiders (addresses of no pod and no node) and ports so that no policy can
+//! distinguish the members of a class. [`Classes::reduced`] keeps the representatives of each class, and [`Judge`]
+//! evaluates them with the [oracle](tortie_oracle). So a cluster of thousands of pods becomes a cluster of some
+//! dozens with the same verdicts. A test with random clusters verifies this (`crates/calc/tests/classes.rs`): each
+//! pair of pods, nodes and outsiders has the verdict of its classes.
 //!
-//! # What is asked
+//! # What is evaluated
 //!
-//! Every pair of classes on each [`Way`]: by IPv4 and by IPv6, and where there are host endpoints, between nodes and on
-//! one node, as inside a node no packet passes an interface that could have one. Policy is met at up to four [`Stop`]s,
-//! and a packet passes where all of them let it pass: the sending pod; the host endpoint of its node, or of a node that
-//! sends itself; the host endpoint of the receiving node; the receiving pod. Not asked: a pod of itself, a node of its own
-//! pods (always allowed), and what a packet bears before a Service's address is translated.
+//! Every pair of classes on each [`Way`]: by IPv4 and by IPv6; and if there are host endpoints, also between nodes
+//! and on one node, because packets inside a node pass no interface that could have a host endpoint. A packet meets
+//! policy at up to four [`Stop`]s, and passes if all of them allow it: the sending pod; the host endpoint of its
+//! node, or of a node that sends itself; the host endpoint of the receiving node; the receiving pod. Not evaluated: a
+//! pod that sends to itself, a node that sends to its own pods (always allowed), and the address before a Service's
+//! translation.
 //!
 //! # Why classes are exact
 //!
-//! What one stop says of a packet follows from
-//! - whose policies are asked there: of a pod those that apply and its profiles; of a host endpoint the same by table,
-//!   its failsafe ports, and whether the packet is forwarded or the node's own;
-//! - what holds of the two addresses: each question of a rule (a selector, a network, a backend …) is an atom, and an
-//!   address is the set of atoms that hold of it and of everybody who has it;
-//! - which address a node or a pod behind natOutgoing has in the packet, and by which interface it goes: both depend on
-//!   pools, tunnels, and on whether the ends are on nodes;
-//! - protocol, ports and ICMP type, cut wherever a rule or a failsafe port cuts them; for doNotTrack with the sides
-//!   changed as well, as there the reply is asked about.
+//! The result at one stop for a packet depends on
+//! - the policies that apply there: for a pod its policies and profiles; for a host endpoint the same by table, its
+//!   failsafe ports, and whether the node forwards the packet or is an end of it;
+//! - the criteria that match the two addresses: each criterion of a rule (a selector, a network, a backend …) is an
+//!   atom, and an address is the set of atoms that match it and all objects that have it;
+//! - the address that a node, or a pod behind natOutgoing, has in the packet, and the interface that the packet
+//!   passes: both depend on pools, tunnels, and whether the ends are on nodes;
+//! - protocol, ports and ICMP type, divided wherever a rule or a failsafe port divides them; for doNotTrack also with
+//!   the sides exchanged, because the reply is evaluated there.
 //!
-//! A class is what has all of the first three in common, in every world that it is made of; a class of ports the last. So
-//! it is enough to ask about one pair, apart or not as the way has it. A stop is asked once for all classes that its own
-//! policies do not tell apart: hundreds of nodes with host endpoints that look alike cost what one costs.
+//! The members of a class have the first three in common, in every snapshot of the class; the members of a class of
+//! ports have the last in common. So it is enough to evaluate one pair, on different nodes or not, as the way
+//! requires. A stop is evaluated once for all classes that its own policies do not distinguish: hundreds of nodes
+//! with equal host endpoints need as much time as one.
 
 mod asked;
 mod atoms;

@@ -1,4 +1,4 @@
-//! Who reaches whom: verdicts between classes, rows and columns with the same contents merged.
+//! The reachability matrix: verdicts between classes, with equal rows and columns merged.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -9,35 +9,35 @@ use super::names;
 use super::way::{ByWay, Scope, Way, scopes};
 use tortie_oracle::Verdict;
 
-/// Who reaches whom. Rows send, columns receive.
+/// The reachability matrix. Rows are senders, columns are receivers.
 #[derive(Debug, Clone)]
 pub struct Matrix {
-    /// The classes of ports that were asked about.
+    /// The classes of ports in the matrix.
     pub ports: Vec<usize>,
-    /// Who sends.
+    /// The senders.
     pub rows: Vec<Group>,
-    /// Who receives.
+    /// The receivers.
     pub columns: Vec<Group>,
     /// By row, then column.
     pub cells: Vec<Vec<Content>>,
 }
 
-/// Classes whose row, or column, is the same.
+/// Classes with the same row or column.
 #[derive(Debug, Clone)]
 pub struct Group {
-    /// Who is in it, for a reader.
+    /// Its members for readers.
     pub name: String,
     /// The classes.
     pub classes: Vec<usize>,
 }
 
-/// What passes from one group to another.
+/// The packets that pass from one group to another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// On each way the classes of ports on which packets pass; empty where there are no such flows: a pod to itself,
-    /// nobody whom policy concerns, no common family of addresses.
+    /// The classes of ports that pass, on each way. Empty if there are no such flows: from a pod to itself, between
+    /// ends to which no policy applies, or without a common address family.
     by_way: ByWay<Rc<[usize]>>,
-    /// Whether only some packets pass there, and others do not: see [`Matrix::by_namespace`].
+    /// Whether only some packets pass, and others do not: see [`Matrix::by_namespace`].
     pub partly: bool,
 }
 
@@ -48,7 +48,7 @@ impl Content {
         self.by_way.iter().all(Option::is_none)
     }
 
-    /// The classes of ports on which packets pass, and on which of the ways.
+    /// The classes of ports that pass, and the ways on which they do.
     #[must_use]
     pub fn passing(&self) -> Vec<(Scope, &[usize])> {
         let there_are = || {
@@ -67,7 +67,7 @@ impl Content {
         by_ports.into_iter().flat_map(of_ports).collect()
     }
 
-    /// Whether both say the same of the ways that both have; `None` where they have none in common.
+    /// Whether both are equal on the ways that both have; `None` if they have none in common.
     fn agrees(&self, other: &Self) -> Option<bool> {
         let mut agrees = None;
         for (one, other) in self.by_way.iter().zip(&other.by_way) {
@@ -86,7 +86,7 @@ impl Content {
 }
 
 impl Matrix {
-    /// Asks about every class of `rows` towards every class of `columns`.
+    /// Evaluates every class of `rows` as sender to every class of `columns`.
     pub fn of(
         classes: &Classes,
         judge: &mut Judge<'_>,
@@ -129,7 +129,7 @@ impl Matrix {
 }
 
 impl Matrix {
-    /// The same for whole namespaces, for clusters with more workloads than anybody would read.
+    /// Merges the matrix by namespace, for clusters with many workloads.
     #[must_use]
     pub fn by_namespace(&self, classes: &Classes) -> Self {
         let key = |group: &Group| {
@@ -168,7 +168,7 @@ fn passing(judge: &Judge<'_>, flow: Flow, ports: &[usize]) -> Rc<[usize]> {
     ports.iter().filter(passes).copied().collect()
 }
 
-/// What passes on some of the ways: where contents differ, partly.
+/// The union of the contents; it is marked as partly if they differ.
 fn together<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
     let mut all = Content::default();
     for content in contents {
@@ -185,7 +185,8 @@ fn together<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
     all
 }
 
-/// Merges rows of one kind that are equal where both have flows; gives who is in each, and what they have together.
+/// Merges rows of one kind that are equal wherever both have flows; returns the members and the merged contents of
+/// each.
 fn merge(rows: Vec<Vec<Content>>, kinds: &[Option<ClassKind>]) -> (Vec<Vec<usize>>, Vec<Vec<Content>>) {
     let mut groups: Vec<(Vec<usize>, Vec<Content>)> = Vec::new();
     for (index, row) in rows.into_iter().enumerate() {
@@ -248,7 +249,7 @@ pub fn group_name(classes: &Classes, members: &[usize]) -> String {
     words.join(", ")
 }
 
-/// By workload; where the workload tells them from others only together with a label, by their classes' names.
+/// Names pods by workload; if the workload alone is ambiguous, by the names of their classes.
 fn of_pods(every: &[&Class], chosen: &[&Class], count: usize) -> String {
     let mut sizes = BTreeMap::new();
     for (namespace, ..) in every.iter().flat_map(|class| &class.pods) {

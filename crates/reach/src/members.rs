@@ -1,4 +1,5 @@
-//! Who belongs to which class: pods, nodes and outsiders of one cluster, or of one at several times, by their sights.
+//! The members of each class: pods, nodes and outsiders of one cluster, or of one cluster at several times, by their
+//! signatures.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ use tortie_oracle::{Oracle, Peer};
 /// A pod's namespace and name, and its node.
 type Found = ((String, String), String);
 
-/// The classes of pods, and how many pods have no address.
+/// The classes of pods, and the number of pods without an address.
 pub(super) fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<Class>, usize) {
     type Place = (Vec<Option<EndSight>>, String);
     let mut pods: BTreeMap<(String, String), Place> = BTreeMap::new();
@@ -25,7 +26,7 @@ pub(super) fn of_pods(oracles: &[Oracle<'_>], sights: &mut [Sight<'_>]) -> (Vec<
         for pod in oracle.pods() {
             let subject = pod.subject();
             let name = (subject.namespace().to_owned(), subject.name().to_owned());
-            // Of several interfaces the oracle asks about the first.
+            // If a pod has several interfaces, the oracle evaluates the first one.
             if !seen.insert(name.clone()) {
                 continue;
             }
@@ -108,13 +109,13 @@ pub(super) fn of_nodes(oracles: &[Oracle<'_>], sights: &[Sight<'_>]) -> Vec<Clas
     by_sight.into_iter().map(class).collect()
 }
 
-/// The labels of a host endpoint of each node that has one: readers know nodes by them.
+/// The labels of a host endpoint of each node that has one, because readers know nodes by them.
 fn labels_of_hosts<'a>(oracles: &'a [Oracle<'_>]) -> HashMap<&'a str, &'a BTreeMap<String, String>> {
     let hosts = oracles.iter().flat_map(|oracle| oracle.hosts());
     hosts.map(|host| (host.node(), host.subject().own_labels())).collect()
 }
 
-/// One class for each region of the address space that rules and network sets tell from others.
+/// One class for each region of the address space that rules and network sets distinguish.
 pub(super) fn of_outsiders(
     oracles: &[Oracle<'_>],
     vocabulary: &Vocabulary,
@@ -137,7 +138,7 @@ pub(super) fn of_outsiders(
     found.into_iter().map(class).collect()
 }
 
-/// Every network that may matter, and the whole.
+/// Every network that may matter, and the whole address space.
 fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
     let mut cuts: BTreeSet<IpNet> = vocabulary
         .atoms

@@ -1,4 +1,4 @@
-//! Names of classes, for readers.
+//! Names of classes for readers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use tortie_oracle::Peer;
 
 type Labels = BTreeMap<String, String>;
 
-/// How many workloads or namespaces a name spells out.
+/// The maximum number of listed workloads or namespaces in a name.
 const SPELLED_OUT: usize = 3;
-/// The letters and digits that Kubernetes makes up names of.
+/// The letters and digits of names that Kubernetes generates.
 const MADE_UP: &str = "bcdfghjklmnpqrstvwxz2456789";
 
-/// The workload that a pod belongs to, as far as its name tells: `front-*` for `front-5d8f6c7b9-x2x4k`.
+/// The workload of a pod, as far as its name tells: `front-*` for `front-5d8f6c7b9-x2x4k`.
 pub(super) fn workload(pod: &str, labels: Option<&Labels>) -> String {
     let of = |text: &str| -> Option<String> {
         let (rest, last) = text.rsplit_once('-')?;
@@ -35,7 +35,7 @@ pub(super) fn workload(pod: &str, labels: Option<&Labels>) -> String {
     of(pod).map_or_else(|| pod.to_owned(), |name| format!("{name}-*"))
 }
 
-/// The labels that all members share, written down until [`give`] knows which of them tell classes apart.
+/// The labels that all members share, as a list from which [`give`] later selects those that distinguish classes.
 pub(super) fn such_as(labels: &[Option<&Labels>]) -> String {
     let mut all = labels.iter().map(|labels| labels.cloned().unwrap_or_default());
     let mut common: Labels = all.next().unwrap_or_default();
@@ -46,7 +46,7 @@ pub(super) fn such_as(labels: &[Option<&Labels>]) -> String {
     words.join("\n")
 }
 
-/// Outsiders, by the networks that hold them and no narrower one.
+/// Outsiders, by the networks that contain them while no narrower network does.
 pub(super) fn of_nets(nets: &[IpNet]) -> String {
     if nets.iter().any(|net| net.prefix_len() == 0) {
         let v6 = nets.iter().all(|net| net.addr().is_ipv6());
@@ -60,7 +60,7 @@ pub(super) fn of_nets(nets: &[IpNet]) -> String {
     }
 }
 
-/// Names every class, all differently.
+/// Gives every class a unique name.
 pub(super) fn give(classes: &mut [Class]) {
     let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
     for class in classes.iter() {
@@ -97,7 +97,7 @@ pub(super) fn give(classes: &mut [Class]) {
     }
 }
 
-/// A label or two that this class has and no class of the same name has.
+/// One or two labels that this class has and no class of the same name has.
 fn telling(index: usize, others: &[usize], labels: &[BTreeSet<String>]) -> String {
     let Some(own) = labels.get(index) else { return String::new() };
     let rarely = |label: &&String| {
@@ -105,7 +105,7 @@ fn telling(index: usize, others: &[usize], labels: &[BTreeSet<String>]) -> Strin
             others.iter().filter(|other| labels.get(**other).is_some_and(|labels| labels.contains(*label)));
         with.count()
     };
-    // Hashes and names that Kubernetes makes up tell nothing to a reader.
+    // Generated hashes and names do not help readers.
     let made_up = |label: &&String| {
         ["pod-template-hash=", "controller-revision-hash="].iter().any(|hash| label.starts_with(hash))
     };
@@ -138,7 +138,7 @@ fn bare(class: &Class, sizes: &BTreeMap<String, usize>) -> String {
     }
 }
 
-/// A pod, by its namespace, the workload that it belongs to, and its own name.
+/// A pod, by its namespace, its workload, and its own name.
 pub(super) type PodName = (String, String, String);
 
 /// `web/*` for all pods of a namespace, `web/{a-*, b-0}`, `web/*, shop/*`.

@@ -1,11 +1,11 @@
-//! Networks: which hold an address, and into which regions they cut the address space.
+//! Networks: which of them contain an address, and the regions into which they divide the address space.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-/// Finds the networks that hold an address.
+/// Finds the networks that contain an address.
 pub(super) struct NetIndex<T> {
     by_length: BTreeMap<(bool, u8), HashMap<IpNet, Vec<T>>>,
 }
@@ -30,7 +30,7 @@ impl<T: Copy> NetIndex<T> {
     }
 }
 
-/// Addresses that documents use for outsiders (RFC 5737, RFC 3849).
+/// Documentation addresses that represent outsiders (RFC 5737, RFC 3849).
 const EXAMPLES: [IpAddr; 4] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
@@ -38,15 +38,15 @@ const EXAMPLES: [IpAddr; 4] = [
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// The networks that hold every address.
+/// The networks that contain every address.
 pub(super) fn everything(v6: bool) -> impl Iterator<Item = IpNet> {
     let whole = |address: IpAddr| IpNet::new(address, 0).ok();
     let v4 = whole(Ipv4Addr::UNSPECIFIED.into());
     v4.into_iter().chain(whole(Ipv6Addr::UNSPECIFIED.into()).filter(|_| v6))
 }
 
-/// For each network one address that no narrower network holds and nobody has, and the network; where there is none
-/// the network has no region of its own.
+/// One free address for each network that no narrower network contains, with the network. A network without such an
+/// address has no region of its own.
 pub(super) fn regions(nets: &BTreeSet<IpNet>, taken: &BTreeSet<IpAddr>) -> Vec<(IpAddr, IpNet)> {
     let mut sorted: Vec<IpNet> = nets.iter().map(IpNet::trunc).collect();
     sorted.sort_by_key(|net| (net.addr().is_ipv6(), number(net.addr()), net.prefix_len()));
@@ -83,7 +83,8 @@ fn own_address(sorted: &[IpNet], index: usize, taken: &BTreeSet<IpAddr>) -> Opti
     first_free(next, last, v4, taken)
 }
 
-/// The first address from `first` to `last` that nobody has; rather not the very first, which often names the network.
+/// The first free address from `first` to `last`. The very first one is the last choice, because it often names the
+/// network.
 fn first_free(first: u128, last: u128, v4: bool, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     let mut at = if last - first >= 2 { first + 1 } else { first };
     while at <= last {

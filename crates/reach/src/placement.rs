@@ -1,34 +1,35 @@
-//! Which pairs of two classes are on one node, and which are not.
+//! The pairs of two classes that are on one node, and those that are not.
 
 use std::collections::HashMap;
 
 use super::classes::{Class, ClassKind};
 use tortie_oracle::Peer;
 
-/// Which pairs of two classes there are.
+/// The locations of the pairs of two classes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Ends {
-    /// Pairs on different nodes; where the nodes do not matter, any pairs.
+    /// There are pairs on different nodes; if the nodes do not matter, any pairs.
     pub(super) apart: bool,
-    /// Pairs on the same node, where that matters.
+    /// There are pairs on the same node, and that matters.
     pub(super) together: bool,
 }
 
 /// The nodes of each class.
 pub(super) struct Places {
     nodes: Vec<NodeSet>,
-    /// Whether they matter: only where there are host endpoints, or nodes that drop what their own pods send to them.
+    /// Whether nodes matter: only if there are host endpoints, or nodes that drop packets from their own pods to
+    /// themselves.
     matter: bool,
 }
 
-/// Some nodes, by number.
+/// A set of nodes, by number.
 #[derive(Default)]
 struct NodeSet {
     bits: Vec<u64>,
     count: usize,
-    /// Whether two members are on one.
+    /// Whether two members are on the same node.
     twice: bool,
-    /// Whether a member is on none.
+    /// Whether a member is on no node.
     elsewhere: bool,
 }
 
@@ -55,7 +56,7 @@ impl Places {
             true => near.count > 1 || (near.elsewhere && sender.count() > 1),
             false => near.elsewhere || far.elsewhere || near.count > 1 || far.count > 1 || !near.meets(far),
         };
-        // A node always reaches its own pods, and itself.
+        // A node always reaches its own pods and itself.
         let probes = sender.kind == ClassKind::Nodes;
         let together = !probes && if same { near.twice } else { near.meets(far) };
         match self.matter {
@@ -64,7 +65,7 @@ impl Places {
         }
     }
 
-    /// How many pairs are on one node.
+    /// The number of pairs on one node.
     pub(super) fn pairs_together(&self, sender: &Class, receiver: &Class, same: bool) -> usize {
         let mut there: HashMap<&str, usize> = HashMap::new();
         for node in nodes_of(receiver) {
@@ -75,7 +76,7 @@ impl Places {
     }
 }
 
-/// Whether some of a class are on no node: outsiders, and pods that have none yet.
+/// Whether some members are on no node: outsiders, and pods without a node.
 fn has_others(class: &Class) -> bool {
     class.nodes.is_empty() || class.nodes.iter().any(String::is_empty)
 }
@@ -102,8 +103,8 @@ impl NodeSet {
     }
 }
 
-/// One of each of the two classes, of those that stand for them: not the same one, and on different nodes if they are to
-/// be `apart`; a node and its own pods are no pair where the node sends.
+/// A pair of representatives of the two classes: not the same member, and on different nodes with `apart`. A node and
+/// its own pods are not a pair if the node sends.
 pub(super) fn pair(sender: &Class, receiver: &Class, same: bool, apart: bool) -> Option<(Peer, Peer)> {
     let apart = apart || (sender.kind == ClassKind::Nodes && receiver.kind == ClassKind::Pods);
     let mut pairs =

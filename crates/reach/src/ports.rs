@@ -1,47 +1,48 @@
-//! Classes of packets by protocol, ports and ICMP type: packets of one class meet the same fate between the same ends.
+//! Classes of packets by protocol, ports and ICMP type: packets of one class have the same verdict between the same
+//! ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use tortie_api::net::{PortRange, Protocol};
 
-/// One thing that a rule may ask of protocol and ports.
+/// One criterion of a rule for protocol and ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Matcher {
     Protocol(Protocol),
     Port {
         source: bool,
-        /// All protocols with ports, where absent.
+        /// All protocols with ports, if absent.
         protocol: Option<Protocol>,
         range: PortRange,
     },
-    /// Type and code; absent is any.
+    /// Type and code; absent means any.
     Icmp(Option<u8>, Option<u8>),
 }
 
-/// What a packet has of protocol and ports.
+/// The protocol and ports of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sample {
     /// Its protocol.
     pub protocol: Protocol,
-    /// Its source port; 0 where the protocol has none.
+    /// Its source port; 0 if the protocol has none.
     pub source_port: u16,
-    /// Its destination port; 0 where the protocol has none.
+    /// Its destination port; 0 if the protocol has none.
     pub destination_port: u16,
-    /// Its ICMP type and code, where it is ICMP or ICMPv6.
+    /// Its ICMP type and code, if it is ICMP or ICMPv6.
     pub icmp: Option<(u8, u8)>,
 }
 
-/// The source port of questions where it does not matter, as of most clients.
+/// The source port of questions in which it does not matter, similar to that of most clients.
 pub const CLIENT_PORT: u16 = 40_000;
 
-/// The classes.
+/// The classes of packets.
 #[derive(Debug, Clone, Default)]
 pub struct Ports {
     matchers: Vec<Matcher>,
     classes: Vec<PortClass>,
     by_signature: BTreeMap<Vec<u32>, usize>,
-    /// The protocols that rules tell from others, and the three with ports.
+    /// The protocols that rules distinguish, the three with ports, and ICMP.
     spoken: BTreeSet<Protocol>,
 }
 
@@ -52,7 +53,7 @@ struct PortClass {
     parts: Vec<Part>,
 }
 
-/// What of one protocol belongs to a class.
+/// The part of one protocol that belongs to a class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Ports { protocol: Protocol, destination: PortRange, source: PortRange },
@@ -66,14 +67,15 @@ const ICMPS: [Protocol; 2] = [Protocol::ICMP, Protocol::ICMPV6];
 const EVERY_PORT: PortRange = PortRange { first: 0, last: u16::MAX };
 
 impl Matcher {
-    /// What tells packets apart whose replies this tells apart: ports change sides, and an answer is asked for.
+    /// The criteria for a packet that distinguish what this one distinguishes in its reply: ports change sides, and
+    /// an answer has a different ICMP type.
     pub(super) fn before_reply(self) -> Vec<Self> {
         let icmp = |icmp_type, code| Self::Icmp(Some(icmp_type), code);
         match self {
             Self::Protocol(_) | Self::Icmp(None, _) => vec![self],
             Self::Port { source, protocol, range } => vec![Self::Port { source: !source, protocol, range }],
             Self::Icmp(Some(icmp_type), code) => match icmp_type {
-                // Echo, which has other types in ICMPv6.
+                // Echo, which has different types in ICMPv6.
                 0 | 8 => vec![icmp(0, code), icmp(8, code), Self::Protocol(Protocol::ICMP)],
                 128 | 129 => vec![icmp(128, code), icmp(129, code), Self::Protocol(Protocol::ICMPV6)],
                 _ => vec![self],
@@ -113,7 +115,7 @@ impl Ports {
                 ports.classes.push(PortClass { sample, signature, parts: Vec::new() });
             }
             if let Some(class) = ports.classes.get_mut(class) {
-                // Port 0 is a port, but none that a reader expects.
+                // Port 0 is valid, but readers do not expect it.
                 if class.sample.protocol.has_ports() && class.sample.destination_port == 0 {
                     class.sample = sample;
                 }
@@ -123,13 +125,13 @@ impl Ports {
         ports
     }
 
-    /// How many classes there are.
+    /// The number of classes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.classes.len()
     }
 
-    /// Never: there is at least the class of everything.
+    /// Always false: there is at least one class.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.classes.is_empty()
@@ -143,13 +145,13 @@ impl Ports {
         self.classes.get(class).map_or(of_nothing, |class| class.sample)
     }
 
-    /// The class that a packet belongs to.
+    /// The class of a packet.
     #[must_use]
     pub fn class_of(&self, sample: &Sample) -> usize {
         self.by_signature.get(&self.signature(sample)).copied().unwrap_or_default()
     }
 
-    /// A packet for a reader: `tcp/80`, `icmp/8`, `protocol 47`.
+    /// A packet for readers: `tcp/80`, `icmp/8`, `protocol 47`.
     #[must_use]
     pub fn shown(sample: &Sample) -> String {
         let name = sample.protocol.to_string().to_lowercase();
@@ -164,7 +166,7 @@ impl Ports {
         }
     }
 
-    /// The classes that packets of ordinary clients belong to, those from [`CLIENT_PORT`] and without ports.
+    /// The classes of packets of ordinary clients: those from [`CLIENT_PORT`], and those without ports.
     #[must_use]
     pub fn of_clients(&self) -> Vec<usize> {
         let is = |class: &PortClass| {
@@ -176,13 +178,13 @@ impl Ports {
         self.classes.iter().enumerate().filter(|(_, class)| is(class)).map(|(index, _)| index).collect()
     }
 
-    /// Which of the matchers hold.
+    /// The indices of the matchers that match.
     fn signature(&self, sample: &Sample) -> Vec<u32> {
         let holding = self.matchers.iter().enumerate().filter(|(_, matcher)| matcher.matches(sample));
         holding.filter_map(|(index, _)| u32::try_from(index).ok()).collect()
     }
 
-    /// For each class its number among those that these matchers tell apart, and for each number a class.
+    /// The group number of each class, with groups that these matchers distinguish, and one class for each group.
     pub(super) fn groups(&self, matchers: &BTreeSet<u32>) -> (Vec<usize>, Vec<usize>) {
         let mut numbers: BTreeMap<Vec<u32>, usize> = BTreeMap::new();
         let mut classes = Vec::new();
@@ -199,7 +201,7 @@ impl Ports {
         (groups, classes)
     }
 
-    /// One packet for each part of the whole that no matcher cuts further.
+    /// One packet for each part of the packet space that no matcher divides.
     fn samples(&self) -> Vec<(Sample, Part)> {
         let mut samples = Vec::new();
         for protocol in PORTED {
@@ -224,7 +226,7 @@ impl Ports {
         for protocol in self.spoken.iter().filter(|protocol| !known(protocol)) {
             samples.push((bare(*protocol), Part::Whole(*protocol)));
         }
-        // RFC 3692 keeps 253 and 254 for experiments.
+        // RFC 3692 reserves 253 and 254 for experiments.
         let other = [253, 254].into_iter().chain(1..=255).map(Protocol);
         if let Some(other) = other.into_iter().find(|protocol| !self.spoken.contains(protocol)) {
             samples.push((bare(other), Part::OtherProtocols));
@@ -232,7 +234,7 @@ impl Ports {
         samples
     }
 
-    /// The ranges into which the rules cut the ports of a protocol.
+    /// The ranges into which the rules divide the ports of a protocol.
     fn cut(&self, protocol: Protocol, source_side: bool) -> Vec<PortRange> {
         let mut begins = BTreeSet::from([0u16]);
         for matcher in &self.matchers {
@@ -273,7 +275,7 @@ impl Ports {
                 samples.push((sample(*icmp_type, other), part));
             }
         }
-        // Echo requests are what people think of first.
+        // Echo requests are the most familiar messages.
         let echo = if protocol == Protocol::ICMP { 8 } else { 128 };
         if let Some(other) = std::iter::once(echo).chain(0..=u8::MAX).find(|of| !types.contains_key(of)) {
             let part = Part::Icmp { protocol, icmp_type: None, code: None, others: !types.is_empty() };
@@ -282,8 +284,8 @@ impl Ports {
         samples
     }
 
-    /// These classes for a reader: `all`, `none`, `tcp/80,443 udp/53`, `all but tcp/22`. `among` are the classes that
-    /// were asked.
+    /// These classes for readers: `all`, `none`, `tcp/80,443 udp/53`, `all but tcp/22`. `among` are the classes of
+    /// the question.
     #[must_use]
     pub fn named(&self, classes: &[usize], among: &[usize]) -> String {
         let others: Vec<usize> = among.iter().filter(|class| !classes.contains(class)).copied().collect();
@@ -301,7 +303,7 @@ impl Ports {
         if negative.len() < positive.len() { negative } else { positive }
     }
 
-    /// Whether these are all classes, or all of ordinary clients.
+    /// Whether these are all classes, or all classes of ordinary clients.
     fn is_all(&self, classes: &[usize]) -> bool {
         self.of_clients().iter().all(|class| classes.contains(class))
     }
@@ -347,7 +349,7 @@ impl Ports {
     }
 }
 
-/// The ports of one protocol, neighbours joined: `tcp`, `tcp/80,443,8000-9000`.
+/// The ports of one protocol, with neighbours joined: `tcp`, `tcp/80,443,8000-9000`.
 fn ported(protocol: Protocol, parts: &[Part]) -> Vec<String> {
     let name = protocol.to_string().to_lowercase();
     let mut by_source: BTreeMap<PortRange, Vec<PortRange>> = BTreeMap::new();
@@ -420,7 +422,7 @@ mod tests {
         }
     }
 
-    /// Which packets belong together, and how all of the rest is called.
+    /// Tests which packets belong together, and the name of all others.
     #[test]
     fn classes_and_their_names() {
         let source = Matcher::Port {

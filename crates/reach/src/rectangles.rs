@@ -1,4 +1,4 @@
-//! Changes of many pairs, as few as possible to read.
+//! Summarizes changes of many pairs for readers.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,22 @@ use super::judge::{Cell, Said};
 use super::way::{ByStop, Stop};
 use tortie_oracle::Verdict;
 
-/// A cell without what does not matter: the verdict, and what decided at each stop.
+/// A cell without irrelevant parts: the verdict, and the decider at each stop.
 pub(super) type Plain = (Verdict, ByStop<usize>);
 
-/// Sender, receiver, and which of the [`Shapes`] their change has.
+/// Sender, receiver, and the index of their change in [`Shapes`].
 pub(super) type Pairs = Vec<(usize, usize, usize)>;
 
-/// The ports that change together, and what was before; each once.
+/// The distinct sets of ports that change together, with their decisions before.
 #[derive(Default)]
 pub(super) struct Shapes {
     ports: Vec<Vec<usize>>,
-    /// The number of the ports, and what was before.
+    /// The index of the ports, and the decisions before.
     shapes: Vec<(usize, Vec<Plain>)>,
 }
 
 impl Shapes {
-    /// What changes, by what comes after.
+    /// The changes, by the decision after.
     pub(super) fn of(&mut self, cells: impl Iterator<Item = (usize, Cell, Cell)>) -> Vec<(Plain, usize)> {
         let mut changes: BTreeMap<Plain, (Vec<usize>, Vec<Plain>)> = BTreeMap::new();
         for (port, one, other) in cells.filter(|(_, one, other)| one.verdict != other.verdict) {
@@ -43,7 +43,7 @@ impl Shapes {
         changes.into_iter().map(|(after, change)| (after, shape(change))).collect()
     }
 
-    /// One for several of the same ports.
+    /// One shape for several with the same ports.
     pub(super) fn joined(&mut self, shapes: &[usize]) -> usize {
         if let [only] = shapes {
             return *only;
@@ -68,7 +68,7 @@ impl Shapes {
         self.ports.get(number).map_or(&[], Vec::as_slice)
     }
 
-    /// The number of its ports.
+    /// The index of its ports.
     pub(super) fn ports_of(&self, shape: usize) -> usize {
         self.shapes.get(shape).map_or(0, |(ports, _)| *ports)
     }
@@ -78,8 +78,8 @@ impl Shapes {
     }
 }
 
-/// Where packets are dropped, what drops them; where they pass, the pods' policies, and those of host endpoints that drop
-/// them at the other time.
+/// If packets are dropped, the deciders that drop them. If packets pass, the pods' policies, and those host endpoints
+/// that drop the packets in the other snapshot.
 fn plain(cell: &Cell, other: &Cell) -> Plain {
     let denies = |said: Option<Said>| said.is_some_and(|said| said.verdict == Verdict::Deny);
     let counts = |stop: Stop| {
@@ -89,11 +89,11 @@ fn plain(cell: &Cell, other: &Cell) -> Plain {
     (cell.verdict, Stop::ALL.map(|stop| counts(stop).map(|said| said.by)))
 }
 
-/// The number of the ports, who sends, to whom.
+/// The index of the ports, the senders, the receivers.
 type Rectangle = (usize, Vec<usize>, Vec<usize>);
 
-/// Pairs as rectangles: senders that have the same receivers on the same ports stand together, or receivers that have
-/// the same senders, whichever is less to read.
+/// The pairs as rectangles: either senders with the same receivers on the same ports, or receivers with the same
+/// senders, whichever gives fewer rectangles.
 pub(super) fn rectangles(pairs: &Pairs, shapes: &Shapes) -> Vec<Rectangle> {
     let ports = |shape: &usize| shapes.ports_of(*shape);
     let by_sender = together(pairs.iter().map(|(from, to, shape)| (ports(shape), *from, *to)));
@@ -104,7 +104,7 @@ pub(super) fn rectangles(pairs: &Pairs, shapes: &Shapes) -> Vec<Rectangle> {
     }
 }
 
-/// Those with the same others.
+/// Groups those that have the same counterparts.
 fn together(pairs: impl Iterator<Item = (usize, usize, usize)>) -> Vec<Rectangle> {
     let mut others: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
     for (ports, one, other) in pairs {

@@ -1,4 +1,5 @@
-//! What one cluster's policies see of each end: signatures, equal for ends that no policy can tell apart.
+//! The signature of each end for the policies of one cluster. Signatures are equal for ends that no policy can
+//! distinguish.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -16,39 +17,39 @@ use super::nets::NetIndex;
 use super::way::{FAMILIES, family_number};
 use tortie_oracle::{Oracle, SeenPod, SeenProfile, Subject, family_of};
 
-/// The questions that hold, by number, ascending.
+/// The numbers of the criteria that match, ascending.
 pub(super) type Holding = Vec<u32>;
 
 /// An address, as rules see it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct AddressSight {
-    /// What holds of the address itself.
+    /// The criteria that match the address itself.
     pub(super) holding: Holding,
-    /// What holds of each pod and network set there.
+    /// The criteria that match each pod and network set there.
     pub(super) present: BTreeSet<Holding>,
 }
 
-/// Somebody, as policies see them.
+/// The signature of an end.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct EndSight {
-    /// Whose say counts; `None` where nobody is judged.
+    /// The policies and profiles of a pod; `None` if the end is not a pod.
     pub(super) judged: Option<Judged>,
     /// Its address of each family.
     pub(super) addresses: [Option<Routed>; 2],
-    /// A node's second address, from which it reaches pods by VXLAN.
+    /// A node's tunnel address, from which it reaches pods by VXLAN.
     pub(super) tunnel: Option<AddressSight>,
-    /// Whether nodes reach it from that address.
+    /// Whether nodes reach it from their tunnel address.
     pub(super) overlaid: bool,
-    /// Whether it is a node, or on one; said only where there are host endpoints.
+    /// Whether it is a node, or on one; only set if there are host endpoints.
     pub(super) anchored: bool,
-    /// What host endpoints its node has.
+    /// The host endpoints of its node.
     pub(super) interfaces: Interfaces,
-    /// Whether it is a node that drops what its own pods send to it.
+    /// Whether it is a node that drops packets from its own pods to itself.
     pub(super) closed: bool,
 }
 
-/// An address, with what decides by which interface packets to it and from it pass, and how they look there; this is said
-/// only where there are host endpoints.
+/// An address, with the properties that determine the interface of packets to it and from it, and their addresses
+/// there. The properties are only set if there are host endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct Routed {
     pub(super) address: AddressSight,
@@ -56,7 +57,7 @@ pub(super) struct Routed {
     pub(super) overlaid: bool,
     /// Whether packets to it keep their source.
     pub(super) pooled: bool,
-    /// The source that packets from it have otherwise.
+    /// The source of packets from it otherwise.
     pub(super) translated: Option<AddressSight>,
 }
 
@@ -66,14 +67,14 @@ impl EndSight {
         self.addresses.get(family_number(family))?.as_ref()
     }
 
-    /// Whether packets of this family can go from here to there.
+    /// Whether packets of this family can go from this end to the other.
     pub(super) fn reaches(&self, other: &Self, family: IpVersion) -> bool {
         let by_tunnel = family == IpVersion::V4 && other.overlaid && self.tunnel.is_some();
         (self.by(family).is_some() || by_tunnel) && other.by(family).is_some()
     }
 }
 
-/// The policies and profiles that have a say about a pod.
+/// The policies and profiles that apply to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(super) struct Judged {
     pub(super) ingress: Vec<usize>,
@@ -93,13 +94,13 @@ impl Judged {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Profile {
     Stored(String),
-    /// That of a namespace that exists.
+    /// The profile of an existing namespace.
     AllowsAll,
-    /// One that does not exist, and denies.
+    /// A profile that does not exist, and denies.
     Missing,
 }
 
-/// One cluster, with what makes looking at it fast.
+/// One cluster, with indices for fast evaluation.
 pub(super) struct Sight<'a> {
     oracle: &'a Oracle<'a>,
     vocabulary: &'a Vocabulary,
@@ -110,12 +111,12 @@ pub(super) struct Sight<'a> {
     backends: BTreeMap<IpAddr, Vec<u32>>,
     sets: NetIndex<usize>,
     set_sights: Vec<Holding>,
-    /// What pods and host endpoints with the address are.
+    /// The signatures of the pods and host endpoints with the address.
     pods_at: HashMap<IpAddr, Vec<Holding>>,
     seen: HashMap<Appearance, Seen>,
 }
 
-/// Everything that may matter of a pod but its addresses and profiles.
+/// All properties of a pod that may matter, except its addresses and profiles.
 type Appearance = (String, String, Vec<(String, String)>, Vec<(String, String)>, Vec<(String, u8, u16)>);
 
 #[derive(Clone)]
@@ -190,7 +191,7 @@ impl<'a> Sight<'a> {
         EndSight { addresses: self.addresses(&[address], "", |_| None), ..EndSight::default() }
     }
 
-    /// What all on a node have in common.
+    /// The common part of all ends on a node.
     fn on_node(&self, node: &str) -> EndSight {
         EndSight {
             anchored: self.is_anchored(node),
@@ -199,7 +200,7 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Of several addresses of a family the lowest is asked about.
+    /// If an end has several addresses of a family, the lowest is evaluated.
     fn addresses(
         &self,
         addresses: &[IpAddr],
@@ -225,7 +226,7 @@ impl<'a> Sight<'a> {
         !self.hosts.sights.is_empty() && !node.is_empty()
     }
 
-    /// The host endpoints of the cluster, equal ones once.
+    /// The host endpoints of the cluster, without duplicates.
     pub(super) fn into_hosts(self) -> Vec<HostSight> {
         self.hosts.sights
     }
@@ -239,7 +240,7 @@ impl<'a> Sight<'a> {
         AddressSight { holding, present: pods.chain(sets).cloned().collect() }
     }
 
-    /// What selectors say of a pod. Pods that look alike are looked at once.
+    /// Evaluates the selectors for a pod. Pods with equal appearance are evaluated once.
     fn look(&mut self, pod: &SeenPod<'_>) -> Seen {
         let subject = pod.subject();
         let appearance = self.mentioned.appearance(subject);
@@ -304,13 +305,13 @@ pub(super) fn profiles(oracle: &Oracle<'_>, names: &[String]) -> Vec<Profile> {
     all
 }
 
-/// The labels that anybody asks for: pods that differ in others only look alike.
+/// The labels that selectors mention: pods that differ only in other labels have the same appearance.
 #[derive(Default)]
 struct Mentioned {
     calico: BTreeSet<String>,
     own: BTreeSet<String>,
     ports: BTreeSet<String>,
-    /// A policy is not understood: what of it can be read may ask for any label.
+    /// A policy was not understood, so its readable part may mention any label.
     any: bool,
 }
 

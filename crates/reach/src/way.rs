@@ -1,29 +1,31 @@
-//! Ways of packets between two classes: by which family, between two nodes or inside one, and where policy is asked.
+//! Ways of packets between two classes: the address family, between two nodes or inside one, and the stops at which
+//! policy is evaluated.
 
 use std::fmt;
 
 use serde::Serialize;
 use tortie_api::net::{Direction, IpVersion};
 
-/// Where a packet meets policy, in the order of its way.
+/// A stop where a packet meets policy, in the order of its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stop {
-    /// The pod that sends it.
+    /// The sending pod.
     Sender,
-    /// The host endpoint by which it leaves the sender's node.
+    /// The host endpoint through which it leaves the sender's node.
     SenderNode,
-    /// The host endpoint by which it comes to the receiver's node; for packets of the node's own pods the node itself.
+    /// The host endpoint through which it enters the receiver's node; for packets from the node's own pods, the node
+    /// itself.
     ReceiverNode,
-    /// The pod that receives it.
+    /// The receiving pod.
     Receiver,
 }
 
 impl Stop {
-    /// All, in order.
+    /// All stops, in order.
     pub const ALL: [Self; 4] = [Self::Sender, Self::SenderNode, Self::ReceiverNode, Self::Receiver];
 
-    /// Which way policy is asked there.
+    /// The direction of the policy that applies there.
     #[must_use]
     pub fn direction(self) -> Direction {
         match self {
@@ -32,13 +34,13 @@ impl Stop {
         }
     }
 
-    /// Whether host endpoints are asked there.
+    /// Whether host endpoints apply there.
     #[must_use]
     pub fn is_host(self) -> bool {
         matches!(self, Self::SenderNode | Self::ReceiverNode)
     }
 
-    /// Whose policies are asked there, and who is at the other end.
+    /// The end whose policies apply there, and the end opposite.
     pub(super) fn subject_and_peer<T>(self, from: T, to: T) -> (T, T) {
         match self.direction() {
             Direction::Egress => (from, to),
@@ -46,7 +48,7 @@ impl Stop {
         }
     }
 
-    /// Who sends, and who receives.
+    /// The sender and the receiver.
     pub(super) fn sender_and_receiver<T>(self, subject: T, peer: T) -> (T, T) {
         self.subject_and_peer(subject, peer)
     }
@@ -61,7 +63,7 @@ impl Stop {
     }
 }
 
-/// A stop of packets between nodes, or of packets that stay inside one.
+/// A stop for packets between nodes, or for packets that stay inside one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Spot {
     pub(super) stop: Stop,
@@ -69,10 +71,10 @@ pub(super) struct Spot {
 }
 
 impl Spot {
-    /// How many there are that differ: at pods it does not matter where the other end is.
+    /// The number of different spots: at pods, the other end's location does not matter.
     pub(super) const COUNT: usize = 6;
 
-    /// Whether it is a host endpoint that a packet meets inside one node.
+    /// Whether it is a host endpoint for packets inside one node.
     pub(super) fn is_inside_node(self) -> bool {
         self.stop.is_host() && self.placement == Placement::Together
     }
@@ -82,30 +84,30 @@ impl Spot {
     }
 }
 
-/// Something for each [`Stop`].
+/// A value for each [`Stop`].
 pub(super) type ByStop<T> = [Option<T>; 4];
 
-/// Where the two ends are.
+/// The location of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Placement {
-    /// On different nodes, or one of them on none; where no host endpoint has a say, anywhere.
+    /// On different nodes, or one of them on no node; if no host endpoint applies, anywhere.
     Apart,
     /// On the same node.
     Together,
 }
 
-/// How packets go from one class to another.
+/// The way of packets from one class to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Way {
-    /// By which addresses.
+    /// The address family.
     pub family: IpVersion,
-    /// Between which nodes.
+    /// The location of the two ends.
     pub placement: Placement,
 }
 
 impl Way {
-    /// All that there are.
+    /// All ways.
     pub const ALL: [Self; 4] = [
         Self { family: IpVersion::V4, placement: Placement::Apart },
         Self { family: IpVersion::V4, placement: Placement::Together },
@@ -128,20 +130,20 @@ pub(super) fn family_number(family: IpVersion) -> usize {
     }
 }
 
-/// Something for each [`Way`] that there is.
+/// A value for each [`Way`].
 pub(super) type ByWay<T> = [Option<T>; 4];
 
-/// Some of the ways between two classes, for a reader: no word about what makes no difference.
+/// A set of ways between two classes for readers. It names only properties that make a difference.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope {
-    /// One family only.
+    /// Limits the set to one family.
     pub family: Option<IpVersion>,
-    /// Only pairs on different nodes, or only pairs on the same.
+    /// Limits the set to pairs on different nodes, or to pairs on the same node.
     pub placement: Option<Placement>,
 }
 
 impl Scope {
-    /// Whether the way is one of these.
+    /// Whether the set contains the way.
     #[must_use]
     pub fn holds(self, way: Way) -> bool {
         self.family.is_none_or(|family| family == way.family)
@@ -164,7 +166,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// These ways among all that there are, in as few scopes as possible.
+/// Divides these ways, among all existing ways, into as few scopes as possible.
 pub(super) fn scopes(ways: &[Way], among: &[Way]) -> Vec<Scope> {
     if ways.len() == among.len() {
         return vec![Scope::default()];

@@ -1,28 +1,28 @@
-//! What led to a verdict.
+//! Explains a verdict.
 
 use super::way::Stop;
 use tortie_oracle::{Answer, DecidedBy, Table, Trace, Verdict};
 
-/// A verdict, and what decided.
+/// A verdict with its deciders.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Why {
     /// Whether packets pass.
     pub verdict: Verdict,
-    /// What decided, in the order of the way: what drops them, or everybody who lets them pass.
+    /// The deciders, in the order of the way: the one that drops the packets, or all that allow them.
     pub by: Vec<Reason>,
 }
 
-/// What decided at one stop.
+/// The decider at one stop.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reason {
-    /// Where.
+    /// The stop.
     pub stop: Stop,
-    /// What.
+    /// The decider.
     pub decider: Decider,
 }
 
 impl Why {
-    /// What led to an answer of the oracle.
+    /// The explanation of an answer of the oracle.
     #[must_use]
     pub fn of(answer: &Answer) -> Self {
         let at = |stop: Stop| -> &[Trace] {
@@ -33,8 +33,8 @@ impl Why {
             }
         };
         let reason = |stop: Stop| {
-            // The direction of a reply is the other one, and so is that between a pod and its node: what the pod sends
-            // comes into its node.
+            // The direction is reversed for a reply, and also between a pod and its node, because packets from the
+            // pod enter its node.
             let is_here =
                 |trace: &&Trace| (trace.direction == stop.direction()) != (trace.reply != trace.at_pod);
             let here = at(stop).iter().filter(is_here);
@@ -45,19 +45,19 @@ impl Why {
     }
 }
 
-/// What decided, and in which table of a host endpoint.
+/// The decider, and its table of a host endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Decider {
-    /// The rule, or whatever it was.
+    /// The rule or other decider.
     pub by: DecidedBy,
     /// The table; [`Table::Normal`] at pods.
     pub table: Table,
-    /// Whether it is about the reply.
+    /// Whether it decided about the reply.
     pub reply: bool,
 }
 
 impl Decider {
-    /// What of the traces of one stop counts: what denies, or else what allowed last.
+    /// The decisive trace of one stop: the first that denies, otherwise the last that allows.
     pub(super) fn of(traces: &[Trace]) -> Option<(Verdict, Self)> {
         let denies = traces.iter().find(|trace| trace.verdict == Verdict::Deny);
         let silent = |by: &DecidedBy| matches!(by, DecidedBy::Nobody | DecidedBy::EndpointToHost { .. });

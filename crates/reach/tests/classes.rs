@@ -1,4 +1,4 @@
-//! What tells two pods apart: each thing that a rule may ask for, and nothing that no rule asks for.
+//! The properties that distinguish two pods: every property in a criterion of a rule, and no others.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use tortie_api::{Key, Kind};
 use tortie_oracle::{Peer, Snapshot};
 use tortie_reach::Classes;
 
-/// Two pods that differ in everything, and one that the rules are for.
+/// Two pods that differ in everything, and one that the rules select.
 fn cluster(policy: Option<(Kind, Value)>) -> Snapshot {
     let mut snapshot = Snapshot::new();
     let mut add = |kind, namespace: &str, name: &str, mut value: Value| {
@@ -79,7 +79,7 @@ fn whatever_a_source_may_be_asked_for() {
         let rule = json!([{"action": "Allow", "destination": source}]);
         assert!(told_apart(calico(Kind::GlobalNetworkPolicy, json!([]), rule)), "{source}");
     }
-    // A policy of a namespace means its own pods.
+    // A policy of a namespace refers to its own pods.
     let rule = json!([{"action": "Allow", "source": {"selector": "all()"}}]);
     assert!(told_apart(calico(Kind::NetworkPolicy, rule, json!([]))));
 }
@@ -121,7 +121,7 @@ fn whom_a_policy_is_about() {
         assert!(told_apart(Some((Kind::GlobalNetworkPolicy, subject.clone()))), "{subject}");
     }
     assert!(told_apart(Some((Kind::NetworkPolicy, json!({})))));
-    // Nobody understands it, and it denies in its namespace.
+    // A policy that was not understood denies in its namespace.
     let snapshot = {
         let mut snapshot = cluster(None);
         let odd = json!({"metadata": {"name": "p", "namespace": "a"}, "spec": {"colour": "blue", "selector": "run == '1'"}});
@@ -141,7 +141,7 @@ fn what_nobody_asks_for_tells_nobody_apart() {
     assert!(!told_apart(calico(Kind::GlobalNetworkPolicy, whole, json!([]))));
     let both = json!([{"action": "Allow", "source": {"selector": "has(app)", "nets": ["10.0.0.0/8"]}}]);
     assert!(!told_apart(calico(Kind::GlobalNetworkPolicy, both, json!([]))));
-    // A staged policy says nothing yet.
+    // A staged policy has no effect yet.
     let staged = json!({"selector": "app == 'one'", "ingress": [{"action": "Deny"}]});
     assert!(!told_apart(Some((Kind::StagedGlobalNetworkPolicy, staged))));
 }

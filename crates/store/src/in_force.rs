@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
+use tortie_api::kubernetes::{implied_slices, is_implied};
 use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind, Resource};
 
@@ -146,6 +147,36 @@ pub async fn wait_for_pods(
         }
     }
     Ok(waiting)
+}
+
+/// Waits until the EndpointSlices that Services and pods imply are in the store, where their controller makes them; gives
+/// the revision at which the last of them was written. Stops waiting in time, whether or not they are.
+///
+/// # Errors
+/// The store failed.
+pub async fn wait_for_slices(store: &dyn Store, patience: Duration) -> Result<Revision, StoreError> {
+    let deadline = Instant::now() + patience;
+    let kinds = [Kind::Service, Kind::Pod, Kind::EndpointSlice];
+    let start = store.list(Kind::Service).await?.revision;
+    let mut events = store.watch(&kinds, start).await?;
+    loop {
+        let mut objects = Vec::new();
+        for kind in kinds {
+            objects.extend(store.list(kind).await?.items);
+        }
+        let mut missing = implied_slices(objects.iter().map(|stored| (&stored.key, &stored.value)));
+        let (mut latest, mut left_over) = (0, false);
+        for slice in objects.iter().filter(|stored| is_implied(&stored.value)) {
+            latest = latest.max(slice.revision);
+            left_over |= missing.remove(&slice.key).as_ref() != Some(&slice.value);
+        }
+        if missing.is_empty() && !left_over {
+            return Ok(latest);
+        }
+        if next(&mut events, deadline).await?.is_none() {
+            return Ok(latest);
+        }
+    }
 }
 
 /// Why a pod does not run; `None` if it runs or has ended.

@@ -23,7 +23,9 @@ use tortie_api::{Key, Kind};
 
 pub use apply::{Applied, apply, merged};
 pub use embedded::Embedded;
-pub use in_force::{NotInForce, wait_for_labels, wait_for_pods, wait_for_reports, wait_in_force};
+pub use in_force::{
+    NotInForce, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_in_force,
+};
 pub use pod::{POD_UID, is_of, pod_of};
 pub use size::size_of_value;
 

@@ -10,9 +10,10 @@ use futures::StreamExt;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::json;
 use tempfile::TempDir;
+use tortie_api::kubernetes::implied_slices;
 use tortie_api::{Key, Kind};
 use tortie_store::rpc::{Remote, TlsIdentity, serve_tls, serve_unix};
-use tortie_store::{Embedded, Event, Store, StoreError, Write, conformance};
+use tortie_store::{Embedded, Event, Store, StoreError, Write, conformance, wait_for_slices};
 
 fn embedded() -> (Arc<Embedded>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
@@ -310,4 +311,33 @@ async fn applying_again_keeps_what_the_cluster_added() {
     assert_eq!(after["metadata"]["labels"]["app"], "b");
     stored.value["metadata"]["labels"]["app"] = json!("b");
     assert_eq!(after, stored.value);
+}
+
+#[tokio::test]
+async fn slices_that_services_imply_are_waited_for() {
+    let (store, _dir) = embedded();
+    let labels = json!({"app": "a"});
+    let pod = json!({"metadata": {"name": "p", "namespace": "n", "labels": labels},
+        "spec": {"nodeName": "one", "containers": [{"name": "c"}]}, "status": {"phase": "Running", "podIP": "10.0.0.1"}});
+    let service = json!({"metadata": {"name": "s", "namespace": "n"},
+        "spec": {"selector": labels, "ports": [{"port": 80}]}});
+    let objects =
+        [(Key::namespaced(Kind::Pod, "n", "p"), pod), (Key::namespaced(Kind::Service, "n", "s"), service)];
+    for (key, value) in &objects {
+        store.create(key, value.clone()).await.unwrap();
+    }
+    let implied = implied_slices(objects.iter().map(|(key, value)| (key, value)));
+    let [(key, slice)] = implied.into_iter().collect::<Vec<_>>().try_into().unwrap();
+
+    // Nobody makes them: the wait ends in time.
+    assert_eq!(wait_for_slices(&*store, Duration::ZERO).await.unwrap(), 0);
+    // An old one is not what is waited for.
+    let mut old = slice.clone();
+    old["endpoints"] = json!([]);
+    let old = store.create(&key, old).await.unwrap();
+    let waiting = wait_for_slices(&*store, Duration::from_secs(60));
+    tokio::pin!(waiting);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    let made = store.update(&key, slice, old.revision).await.unwrap();
+    assert_eq!(waiting.await.unwrap(), made.revision);
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ipnet::Ipv4Net;
 use tortie_api::calico::WindowsPolicySets;
 use tortie_dataplane::{
-    Clock, Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report,
-    RouteTarget, ShowError, Shown, not_enforced,
+    Condition, Dataplane, Delta, Endpoint, EndpointId, LocalNode, NodeState, Reason, Report, RouteTarget,
+    ShowError, Shown, not_enforced,
 };
 use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
@@ -61,6 +61,9 @@ pub struct WindowsDataplane {
     /// The time of the last full check.
     looked: Option<Instant>,
 }
+
+/// Returns the current time, so that a test can decide when something is due.
+pub type Clock = Box<dyn Fn() -> Instant + Send>;
 
 impl WindowsDataplane {
     /// A dataplane without desired state. `adapter` names the network adapter for the overlay, if HNS should not

@@ -24,7 +24,7 @@ mod waits;
 mod wiring;
 
 pub use cost::{Because, Cost, Costing, PolicyCost, RuleCost, Saving, Tally, Way, Written};
-pub use dataplane::WindowsDataplane;
+pub use dataplane::{Clock, WindowsDataplane};
 pub use endpoint::endpoint_id;
 pub use error::Error;
 pub use overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};

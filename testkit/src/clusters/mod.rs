@@ -6,6 +6,7 @@
 )]
 
 pub mod hosts;
+pub mod pods;
 mod policies;
 pub mod services;
 
@@ -54,7 +55,7 @@ const NETS_V4: [&str; 8] = [
     "10.0.0.0/8",
     "0.0.0.0/0",
     "203.0.113.0/24",
-    "10.0.0.255/31",
+    "10.0.0.254/31",
 ];
 const NETS_V6: [&str; 4] = ["fd00::/126", "fd00::1/128", "::/0", "2001:db8::/32"];
 
@@ -132,8 +133,9 @@ fn clusters_of(pods: impl Strategy<Value = Vec<Pod>>) -> impl Strategy<Value = O
 /// The same, with nodes that have addresses and host endpoints.
 pub fn clusters_with_hosts() -> impl Strategy<Value = Objects> {
     let interface = select(vec![None, Some("eth0"), Some("*")]);
-    let profiles =
-        subsequence(vec!["missing", "projectcalico-default-allow", "kns.red", "ksa.red.runner"], 0..3);
+    // In any order: what comes after a profile that is missing, passes or has no rule that matches matters.
+    let profiles = vec!["missing", "projectcalico-default-allow", "kns.red", "ksa.red.runner"];
+    let profiles = subsequence(profiles, 0..4).prop_shuffle();
     let port = (select(&PORT_NAMES[..2]), select(vec!["TCP", "UDP"]), select(&PORTS[..]));
     let host = (select(&NODES[..]), interface, any::<bool>(), profiles, labels(), of(port));
     (clusters(), prop::collection::vec(host, 0..4)).prop_map(|(mut objects, hosts)| {

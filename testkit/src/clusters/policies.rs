@@ -163,7 +163,9 @@ fn cluster_policy() -> impl Strategy<Value = (Key, Value)> {
         Kind::AdminNetworkPolicy,
         Kind::BaselineAdminNetworkPolicy,
     ];
-    (select(kinds), pods(), 0..4u16, select(vec!["Admin", "Baseline"]), prop::bool::weighted(0.05))
+    // A subject that cannot be evaluated, either.
+    let subject = prop_oneof![30 => pods(), 1 => Just(json!({"bogus": {}}))];
+    (select(kinds), subject, 0..4u16, select(vec!["Admin", "Baseline"]), prop::bool::weighted(0.05))
         .prop_flat_map(move |(kind, subject, priority, tier, odd)| {
             let newest = kind == Kind::ClusterNetworkPolicy;
             let protocol = (

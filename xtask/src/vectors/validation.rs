@@ -33,7 +33,7 @@ pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
         tally.cases += 1;
         let problem = match manifest::read("object", &object.to_string()) {
             Ok(_) if !accepted => {
-                if let Some(exception) = looser(kind, line) {
+                if let Some(exception) = looser(line) {
                     tally.except(exception);
                     continue;
                 }
@@ -75,15 +75,14 @@ fn stricter(kind: &str, problems: &[String]) -> Option<&'static str> {
 }
 
 /// Why Tortie accepts what Calico rejects, if that is intended.
-fn looser(kind: &str, line: &Value) -> Option<&'static str> {
+fn looser(line: &Value) -> Option<&'static str> {
     let reason = line["reason"].as_str()?;
     if let Some(field) = reason.strip_suffix(": unknown field")
         && line["object"].to_string().contains(&format!("\"{field}\":null"))
     {
         return Some("a field that is null is absent, whatever its name");
     }
-    let pattern = kind == Kind::FelixConfiguration.name() && reason.contains("Pattern");
-    pattern.then_some("regular expressions in FelixConfiguration are not checked")
+    None
 }
 
 /// Whether a pool is rejected because Tortie does not support it, rather than because it is invalid.

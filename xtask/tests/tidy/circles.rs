@@ -1,11 +1,11 @@
-//! Which files of a room use each other in a circle. A parent module and its child may.
+//! Finds files of a crate that use each other in a circle. A parent module and its child may do so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A module, as its path from the root of the crate: empty for the root.
+/// A module, as its path from the root of the crate; empty for the root.
 type Module = Vec<String>;
 
-/// The circles among files, each as its modules in order. A file is its path below `src/` and its code.
+/// The circles among files, each as a list of its modules in order. A file is its path below `src/` and its code.
 pub fn circles(files: &[(&str, String)]) -> BTreeSet<String> {
     let files: BTreeMap<Module, &String> = files.iter().map(|(path, code)| (module(path), code)).collect();
     let uses: BTreeMap<&Module, BTreeSet<&Module>> =
@@ -27,7 +27,7 @@ fn module(path: &str) -> Module {
     if is_root { Vec::new() } else { path.split('/').map(str::to_owned).collect() }
 }
 
-/// All that a module reaches, itself only if it is in a circle.
+/// All modules that a module reaches. It contains the module itself only if that is in a circle.
 fn reached<'a>(
     module: &'a Module,
     uses: &BTreeMap<&'a Module, BTreeSet<&'a Module>>,
@@ -39,7 +39,7 @@ fn reached<'a>(
     reached
 }
 
-/// The modules that a file names, but for its ancestors and descendants.
+/// The modules that a file names, except its ancestors and descendants.
 fn used<'a>(module: &Module, code: &str, files: &'a BTreeMap<Module, &String>) -> BTreeSet<&'a Module> {
     let absolute = paths(code).into_iter().filter_map(|path| absolute(module, path, files));
     let owners = absolute.filter_map(|path| {
@@ -48,7 +48,7 @@ fn used<'a>(module: &Module, code: &str, files: &'a BTreeMap<Module, &String>) -
     owners.filter(|other| !other.starts_with(module) && !module.starts_with(other)).collect()
 }
 
-/// A path from the root of the crate; `None` where it leads into another crate.
+/// Converts a path to one from the root of the crate; `None` if it leads into another crate.
 fn absolute(module: &Module, path: Module, files: &BTreeMap<Module, &String>) -> Option<Module> {
     let supers = path.iter().take_while(|part| *part == "super").count();
     let (base, rest) = match path.first()?.as_str() {
@@ -61,10 +61,10 @@ fn absolute(module: &Module, path: Module, files: &BTreeMap<Module, &String>) ->
     Some([base, rest].concat())
 }
 
-/// Every path with `::` that the code has, those in braces one by one.
+/// Every path with `::` in the code; paths in braces are listed separately.
 fn paths(code: &str) -> Vec<Module> {
     let mut found = Vec::new();
-    // What stands before each open brace of a `use`.
+    // The part before each open brace of a `use`.
     let mut prefixes: Vec<Module> = Vec::new();
     let mut path: Module = Vec::new();
     let mut rest = code;

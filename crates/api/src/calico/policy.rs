@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 use tortie_selector::Selector;
 
-use crate::fields::{Cidr, Port, ProtocolName, is_object_name, list, selector};
+use crate::fields::{Cidr, Port, ProtocolName, is_object_name, list, masked, selector};
 use crate::net::{Action, Protocol};
 use crate::{FieldError, Kind, Metadata};
 
@@ -175,10 +175,10 @@ pub struct Icmp {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EntityRule {
     /// Networks; one of them must contain the address.
-    #[serde(default, deserialize_with = "list")]
+    #[serde(default, deserialize_with = "masked")]
     pub nets: Vec<Cidr>,
     /// Networks; none of them may contain the address.
-    #[serde(default, deserialize_with = "list")]
+    #[serde(default, deserialize_with = "masked")]
     pub not_nets: Vec<Cidr>,
     /// The endpoints to match.
     #[serde(default, deserialize_with = "selector")]

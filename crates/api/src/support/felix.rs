@@ -3,7 +3,7 @@
 use super::State::{Implemented, Rejected, Reported};
 use super::Takes::{
     AnyCase, Bool, Duration, Integer, Interface, Ipv4, Ipv6, ListsOfRouteTables, Nets, Nothing, NumberOrText,
-    Object, Objects, Port, Ports, Rate, RouteTables, Text, Texts, Timeouts, Word,
+    Object, Objects, Pattern, Port, Ports, Rate, RouteTables, Text, Texts, Timeouts, Word,
 };
 use super::{Field, Takes, field};
 
@@ -63,7 +63,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("bpfConntrackMode", Word(&["Auto", "Userspace", "BPFProgram"]), Reported(EBPF), &[]),
     field("bpfConntrackTimeouts", Object, Reported(EBPF), &[]),
     field("bpfCTLBLogFilter", Text, Reported(EBPF), &[]),
-    field("bpfDataIfacePattern", Text, Reported(EBPF), &[]),
+    field("bpfDataIfacePattern", Pattern, Reported(EBPF), &[]),
     field("bpfDisableGROForIfaces", Text, Reported(EBPF), &[]),
     field("bpfDisableUnprivileged", Bool, Reported(EBPF), &[]),
     field("bpfDSROptoutCIDRs", Texts, Reported(EBPF), &[]),
@@ -82,7 +82,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("bpfKubeProxyHealthzPort", Integer(0, 65535), Reported(EBPF), &[]),
     field("bpfKubeProxyIptablesCleanupEnabled", Bool, Reported(EBPF), &[]),
     field("bpfKubeProxyMinSyncPeriod", Duration, Reported(EBPF), &[]),
-    field("bpfL3IfacePattern", Text, Reported(EBPF), &[]),
+    field("bpfL3IfacePattern", Pattern, Reported(EBPF), &[]),
     field("bpfLogFilters", Object, Reported(EBPF), &[]),
     field("bpfLogLevel", AnyCase(&["Off", "Info", "Debug"]), Reported(EBPF), &[]),
     field("bpfMaglevMaxEndpointsPerService", Integer(1, 3000), Reported(EBPF), &[]),
@@ -174,7 +174,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("localSubnetL2ReachabilityRefreshInterval", Duration, Reported(L2), &[]),
     field("logActionRateLimit", Rate, Reported(LOG_ACTION), &[]),
     field("logActionRateLimitBurst", Integer(0, 9999), Reported(LOG_ACTION), &[]),
-    field("logDebugFilenameRegex", Text, Reported(LOGS), &[]),
+    field("logDebugFilenameRegex", Pattern, Reported(LOGS), &[]),
     field("logFilePath", Text, Reported(LOGS), &[]),
     field("logPrefix", Text, Reported(LOG_ACTION), &[]),
     field(
@@ -198,7 +198,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("maxIpsetSize", Takes::INTEGER, Reported(IPTABLES), &[]),
     field("metadataAddr", Text, Reported(OPENSTACK), &[]),
     field("metadataPort", Takes::INTEGER, Reported(OPENSTACK), &[]),
-    field("mtuIfacePattern", Text, Reported(MTU), &[]),
+    field("mtuIfacePattern", Pattern, Reported(MTU), &[]),
     field("natOutgoingAddress", Ipv4, Reported(NAT), &[""]),
     field(
         "natOutgoingExclusions",

@@ -151,6 +151,15 @@ pub fn refused_annotation(annotations: &BTreeMap<String, String>) -> Option<(&st
     annotations.keys().find_map(|name| Some((name.as_str(), annotation(name)?)))
 }
 
+/// The same of a pod or namespace as it is stored, as a problem with the annotation.
+#[must_use]
+pub fn unsupported_annotation(value: &Value) -> Option<FieldError> {
+    let annotations = value.pointer("/metadata/annotations")?.as_object()?;
+    let (name, why) = annotations.keys().find_map(|name| Some((name, annotation(name)?)))?;
+    let problem = format!("it is not supported, and such pods are not connected: {why}");
+    Some(FieldError::new(format!("metadata.annotations.{name}"), problem))
+}
+
 /// Why an annotation is rejected, if it is.
 fn annotation(name: &str) -> Option<&'static str> {
     if name.starts_with("qos.projectcalico.org/") {

@@ -21,6 +21,8 @@ pub enum Takes {
     Duration,
     /// Any text.
     Text,
+    /// A regular expression, or nothing.
+    Pattern,
     /// A list of texts.
     Texts,
     /// A number or text.
@@ -73,6 +75,8 @@ impl Takes {
             }),
             Self::Duration => text.is_some_and(is_duration),
             Self::Text => text.is_some(),
+            // Calico's are Go's, whose syntax is all but the same.
+            Self::Pattern => text.is_some_and(|text| regex_syntax::parse(text).is_ok()),
             Self::Texts => list(Value::is_string),
             Self::NumberOrText => value.is_string() || value.is_i64() || value.is_u64(),
             Self::Port => value.is_string() || is_port(value),
@@ -108,6 +112,7 @@ impl fmt::Display for Takes {
             }
             Self::Duration => f.write_str("a time such as 90s or 1m30s"),
             Self::Text => f.write_str("a text"),
+            Self::Pattern => f.write_str("a regular expression"),
             Self::Texts => f.write_str("a list of texts"),
             Self::NumberOrText => f.write_str("a number or text"),
             Self::Port => f.write_str("a port, or a range such as 1024:2048"),

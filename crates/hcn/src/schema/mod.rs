@@ -1,4 +1,4 @@
-//! The JSON documents of HCN v2 (hcsshim `hcn`; `HNS_Schema.md` of the HCN reference).
+//! The JSON documents of HCN v2 (hcsshim `hcn`; page `HNS_Schema` of the HCN reference).
 //!
 //! Parsing keeps unknown members in `extra`, so that a document can be sent back unchanged. HNS itself ignores
 //! unknown members silently; [`strict`] finds them, for tests and for the emulator.

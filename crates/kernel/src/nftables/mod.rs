@@ -46,8 +46,8 @@ pub struct Nft {
     commits: u32,
 }
 
-/// Changes together with their messages: to decide whether they fit in a transaction takes the same encoding as to send
-/// them.
+/// Changes together with their messages, because the test whether they fit in a transaction needs the same encoding
+/// as the transaction.
 #[derive(Debug, Default)]
 pub struct Encoded {
     transaction: Transaction,
@@ -67,7 +67,7 @@ impl Encoded {
         self.pieces.iter().map(Piece::length).sum()
     }
 
-    /// The changes before this index, and the others, as two transactions.
+    /// Splits the changes at this index into two transactions.
     #[must_use]
     pub fn split_at(self, index: usize) -> (Self, Self) {
         let Transaction { table, mut ops } = self.transaction;
@@ -116,7 +116,7 @@ impl Nft {
         self.limit.saturating_sub(BATCH_ENDS)
     }
 
-    /// Encodes changes, to be committed by [`commit_encoded`](Self::commit_encoded).
+    /// Encodes changes for [`commit_encoded`](Self::commit_encoded).
     #[must_use]
     pub fn encode(&self, transaction: Transaction) -> Encoded {
         let pieces = encode::encode(&transaction, self.room());

@@ -136,7 +136,8 @@ fn groups(
     }
     asked.protocols(&class.one_of, false);
     asked.protocols(&class.none_of, true);
-    // Exhaustive, here and below: a forgotten criterion would open something. `families` and `classes` read the rest.
+    // Exhaustive, here and below, because a forgotten criterion would open something.
+    // `families` and `classes` read the rest.
     let Rule { action: _, ip_version: _, protocol: _, not_protocol: _, icmp, not_icmp, source, destination } =
         rule;
     asked.icmp(*icmp, *not_icmp, class)?;

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use ipnet::Ipv4Net;
 use tortie_dataplane::{
-    Clock, Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
+    Condition, Delta, Endpoint, EndpointId, NodeState, Reason, Report, RouteTarget, ShowError, Shown,
 };
 
 pub(crate) use self::network::link_parameters;
@@ -109,6 +109,9 @@ pub struct Dataplane {
     uncut: bool,
 }
 
+/// Returns the current time, so that a test can decide when something is due.
+pub type Clock = Box<dyn Fn() -> Instant + Send>;
+
 impl Dataplane {
     /// Opens netlink connections in the calling thread's network namespace. Nothing is changed before the first
     /// [`apply`](tortie_dataplane::Dataplane::apply), which keeps everything that fits.
@@ -135,8 +138,8 @@ impl Dataplane {
         })
     }
 
-    /// The same dataplane with another clock. It decides when everything is compared with the kernel again; waiting for
-    /// the kernel itself takes real time.
+    /// The same dataplane with another clock, which determines the time of full comparisons with the kernel. Waiting
+    /// for the kernel itself takes real time.
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
@@ -148,7 +151,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// Applies deltas to the desired state, and returns the objects concerned.
+    /// Collects the objects that the deltas concern, and the addresses that endpoints had before them.
     fn ingest(&mut self, deltas: &[Delta]) -> Dirty {
         let mut dirty = Dirty::default();
         for delta in deltas {

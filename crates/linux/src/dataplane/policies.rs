@@ -34,7 +34,7 @@ pub struct Lines {
     pub lines: Vec<Line>,
     /// The sets that the rules name.
     pub sets: BTreeSet<SetId>,
-    /// Why the rules cannot be written down; the policy then denies everything.
+    /// Why the rules cannot be expressed; the policy then denies everything.
     pub problem: Option<Problem>,
 }
 

@@ -105,7 +105,7 @@ impl PolicyTable {
         let Steps { prepare, switch, clear } = steps;
         let has_new_chains = prepare.iter().any(|op| matches!(op, Op::AddChain(..)));
         let boundary = prepare.len();
-        // Encoded as one, so that the ids of anonymous sets are unique in case that they are sent as one.
+        // Encoded together, so that the ids of anonymous sets are unique if both are sent in one transaction.
         let both = self.encode([prepare, switch].concat());
         let first = if has_new_chains || !self.nft.fits(&both) {
             let (prepare, switch) = both.split_at(boundary);
@@ -187,9 +187,9 @@ impl PolicyTable {
     }
 }
 
-/// The steps of a change, ready to be sent.
+/// The encoded steps of a change.
 struct EncodedSteps {
-    /// What to prepare and to switch: in one transaction if packets cannot notice the difference, or else in two.
+    /// The preparation and the switch: one transaction if packets cannot notice the difference, otherwise two.
     first: Vec<Encoded>,
     clear: Encoded,
 }

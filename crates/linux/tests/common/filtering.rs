@@ -7,7 +7,7 @@ use tortie_kernel::route::*;
 use tortie_kernel::{interface_index, sysctl};
 
 pub const UPLINK: &str = "uplink";
-/// The node's own addresses, which are also the routers towards the outside.
+/// The node's own addresses on the uplink. [`GATEWAYS`] are the routers to everything else.
 pub const NODE: [&str; 2] = ["10.99.0.2", "fd99::2"];
 const GATEWAYS: [&str; 2] = ["10.99.0.1", "fd99::1"];
 /// The hardware address of the other ends of the node's links.

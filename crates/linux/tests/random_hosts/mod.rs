@@ -186,7 +186,7 @@ fn at_uplink(state: &NodeState, way: Way, flow: &Flow) -> (bool, By) {
     let ask = |table| evaluate_tiers(table, direction, flow, state);
     let failsafe = is_failsafe(state, direction, flow);
     let incoming = direction == Direction::Ingress;
-    // A packet of a failsafe port's untracked connection must pass without one.
+    // Untracked policy runs before connection tracking, so failsafe ports and their answers are exempt by port.
     if !failsafe
         && !answers_failsafe(state, direction, flow)
         && (incoming || !way.forwarded())

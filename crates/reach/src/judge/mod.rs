@@ -1,4 +1,4 @@
-//! Verdicts between classes, each asked of the oracle once.
+//! Verdicts between classes, each evaluated once by the oracle.
 
 mod views;
 
@@ -18,32 +18,32 @@ use views::{Seat, View};
 /// Verdicts of one cluster between the classes of [`Classes`].
 pub struct Judge<'a> {
     classes: &'a Classes,
-    /// Which of the snapshots that the classes were made of.
+    /// The index of the snapshot among those of the classes.
     world: usize,
     oracle: Oracle<'a>,
     views: Vec<View>,
     /// The view of each class, by stop and family.
     view_of: Vec<[[Option<usize>; 2]; Spot::COUNT]>,
     seats: HashMap<Seat<'a>, usize>,
-    /// Which classes belong together for some questions, by family.
+    /// The groups of classes that some criteria distinguish, by family.
     groups: HashMap<(IpVersion, BTreeSet<u32>), Rc<Vec<usize>>>,
-    /// What has been found to be said of all ports, each once.
+    /// The distinct results for all ports.
     rows: Vec<Vec<Option<Said>>>,
     row_numbers: HashMap<Vec<Option<Said>>, Row>,
     deciders: Vec<Decider>,
     decider_numbers: HashMap<Decider, usize>,
 }
 
-/// What is said on the way of all packets from one class to another. Equal flows meet equal fates.
+/// The results at all stops for packets from one class to another. Equal flows have equal verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct Flow(ByStop<Row>);
 
-/// What the policies at one stop say.
+/// The result of the policies at one stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Said {
     /// Whether the packet passes.
     pub verdict: Verdict,
-    /// What decided, for [`Judge::why`].
+    /// The index of the decider, for [`Judge::why`].
     pub by: usize,
 }
 
@@ -52,19 +52,19 @@ pub struct Said {
 pub struct Cell {
     /// Whether they pass.
     pub verdict: Verdict,
-    /// What is said at each stop, in the order of [`Stop::ALL`]; `None` where nobody has a say.
+    /// The result at each stop, in the order of [`Stop::ALL`]; `None` if no policy applies there.
     pub said: ByStop<Said>,
 }
 
 impl Flow {
-    /// Whether anybody has a say.
+    /// Whether any policy applies.
     pub(super) fn is_asked(self) -> bool {
         self.0.iter().any(Option::is_some)
     }
 }
 
 impl Cell {
-    /// What is said at one stop.
+    /// The result at one stop.
     #[must_use]
     pub fn at(&self, stop: Stop) -> Option<Said> {
         self.said.get(stop.number()).copied().flatten()
@@ -72,7 +72,8 @@ impl Cell {
 }
 
 impl<'a> Judge<'a> {
-    /// Over `reduced`, which is [`Classes::reduced`] of the snapshot number `world` that the classes were made of.
+    /// Creates a judge of `reduced`, which is [`Classes::reduced`] of the snapshot with index `world` among those of
+    /// the classes.
     #[must_use]
     pub fn new(classes: &'a Classes, reduced: &'a Snapshot, world: usize) -> Self {
         Self {
@@ -90,19 +91,18 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What decided. The profiles of namespaces, which allow everything, count as one: `kns.*`.
+    /// The decider with this index. The profiles of namespaces, which allow everything, count as one: `kns.*`.
     fn decider(&self, by: usize) -> Option<&Decider> {
         self.deciders.get(by)
     }
 
-    /// The verdict on packets of a class of ports; `None` where there are no such flows.
+    /// The verdict on packets of a class of ports; `None` if there are no such flows.
     pub fn verdict(&mut self, from: usize, to: usize, way: Way, port: usize) -> Option<Cell> {
         let flow = flow_of(&self.flows(from, to), way).filter(|flow| flow.is_asked())?;
         Some(self.cell(flow, port))
     }
 
-    /// What is said of all packets from one class to another on each way that matters, to be looked at with
-    /// [`Self::cell`].
+    /// The results for all packets from one class to another, on each way that matters, for [`Self::cell`].
     pub(super) fn flows(&mut self, from: usize, to: usize) -> ByWay<Flow> {
         let mut flows = ByWay::default();
         let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return flows };
@@ -143,7 +143,8 @@ impl<'a> Judge<'a> {
         flow
     }
 
-    /// What is said of packets from one class to another: each cell, of which of these ports, and on which ways.
+    /// The verdicts for packets from one class to another: each cell with its scope, and those of these ports that
+    /// have it.
     pub fn cells(&mut self, from: usize, to: usize, ports: &[usize]) -> Vec<(Scope, Cell, Vec<usize>)> {
         let flows = self.flows(from, to);
         let (mut ways, mut by_cell) = (Vec::new(), BTreeMap::<(Cell, Vec<usize>), Vec<Way>>::new());
@@ -164,7 +165,7 @@ impl<'a> Judge<'a> {
         by_cell.into_iter().flat_map(scoped).collect()
     }
 
-    /// What led to a cell's verdict.
+    /// The deciders of a cell's verdict.
     #[must_use]
     pub fn why(&self, cell: &Cell) -> Why {
         let decides = |said: &Said| said.verdict == cell.verdict;
@@ -177,8 +178,8 @@ impl<'a> Judge<'a> {
         Why { verdict, by: Stop::ALL.into_iter().zip(by).filter_map(reason).collect() }
     }
 
-    /// The number of what is said at one stop of packets from one class to another between nodes, and inside one; `None`
-    /// where there are no such packets.
+    /// The index of the results at one stop for packets from one class to another, between nodes and inside one;
+    /// `None` if there are no such packets.
     pub(super) fn rows_at(
         &mut self,
         from: usize,
@@ -198,7 +199,7 @@ impl<'a> Judge<'a> {
         )
     }
 
-    /// Whether packets of a class of ports pass a stop of which this is said.
+    /// Whether packets of a class of ports pass a stop with these results.
     pub(super) fn allows(&self, row: Option<Row>, port: usize) -> bool {
         let said = row.and_then(|row| self.rows.get(row.index())?.get(port).copied().flatten());
         said.is_none_or(|said| said.verdict == Verdict::Allow)
@@ -211,12 +212,12 @@ impl<'a> Judge<'a> {
         Cell { verdict: Verdict::from(said.iter().all(allows)), said }
     }
 
-    /// Whether it is a node that drops what its own pods send to it.
+    /// Whether it is a node that drops packets from its own pods to itself.
     pub(super) fn is_closed(&self, class: usize) -> bool {
         self.sight(class).is_some_and(|sight| sight.closed)
     }
 
-    /// What a node says of what its own pods send to it.
+    /// The result of a node for packets from its own pods to itself.
     fn own_node(&mut self, from: usize, to: usize, stop: Stop) -> Option<Row> {
         let to_node = stop == Stop::ReceiverNode && self.sight(from)?.judged.is_some();
         if !to_node || !self.is_closed(to) {
@@ -228,7 +229,7 @@ impl<'a> Judge<'a> {
         self.row_number(vec![said; self.classes.ports().len()])
     }
 
-    /// `None` where nothing is said of any port.
+    /// `None` if there is no result for any port.
     fn row_number(&mut self, said: Vec<Option<Said>>) -> Option<Row> {
         if said.iter().all(Option::is_none) {
             return None;
@@ -250,7 +251,7 @@ impl<'a> Judge<'a> {
         Some(Said { verdict, by: self.decider_number(decider) })
     }
 
-    /// The oracle's words about one packet from one class to another, at one stop.
+    /// The oracle's traces of one packet from one class to another, at one stop.
     pub(crate) fn traces_of(
         &self,
         from: usize,
@@ -267,13 +268,13 @@ impl<'a> Judge<'a> {
         traces.unwrap_or_default()
     }
 
-    /// The oracle's words about one packet that stays inside one node, at the host endpoint of all interfaces.
+    /// The oracle's traces of one packet that stays inside one node, at the host endpoint of all interfaces.
     fn inside_node(&self, from: usize, to: usize, port: usize, stop: Stop, family: IpVersion) -> Vec<Trace> {
         let Some(question) = self.question(from, to, port, Stop::Sender) else { return Vec::new() };
         self.oracle.inside_node(&question, family, stop == Stop::SenderNode).unwrap_or_default()
     }
 
-    /// What a profile says of one packet from one class to another.
+    /// The result of a profile for one packet from one class to another.
     pub(crate) fn by_profile(
         &self,
         profile: &str,
@@ -285,7 +286,7 @@ impl<'a> Judge<'a> {
         self.oracle.by_profile(&question, family, (profile, stop.direction())).ok()
     }
 
-    /// One packet of each kind that the policies of these classes tell apart at one stop: from, to, and port.
+    /// One packet of each kind that the policies of these classes distinguish at one stop: from, to, and port.
     pub(crate) fn packets(
         &mut self,
         subjects: impl Fn(usize) -> bool,
@@ -310,14 +311,14 @@ impl<'a> Judge<'a> {
         packets
     }
 
-    /// Whether packets from one class to another meet the policies of this stop.
+    /// Whether packets from one class to another pass this stop.
     fn is_asked(&self, from: usize, to: usize, stop: Stop, family: IpVersion) -> bool {
         let (Some(source), Some(destination)) = (self.sight(from), self.sight(to)) else { return false };
         let ends = self.classes.ends(from, to);
         source.reaches(destination, family) && (ends.apart || (ends.together && !stop.is_host()))
     }
 
-    /// One packet from the first class to the second, as the oracle is asked about it for a stop.
+    /// The question to the oracle for one packet from the first class to the second, at a stop.
     #[must_use]
     pub fn question(&self, from: usize, to: usize, port: usize, stop: Stop) -> Option<Question> {
         let (from, to) = self.classes.pair(from, to, stop.is_host())?;
@@ -351,7 +352,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// The flow on a way. Where nothing depends on the nodes, one flow stands for both placements.
+/// The flow on a way. If nothing depends on the nodes, one flow represents both placements.
 pub(super) fn flow_of(flows: &ByWay<Flow>, way: Way) -> Option<Flow> {
     let of = |way: Way| flows.get(way.number()).copied().flatten();
     of(way).or_else(|| of(Way { placement: Placement::Apart, ..way }))

@@ -1,4 +1,4 @@
-//! What is looked at together: classes that are not told apart where policy is asked, as its subjects or as their peers.
+//! Views: groups of classes that the policies at a stop do not distinguish, as their subjects or as their peers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
@@ -12,16 +12,16 @@ use crate::hosts::{ALL_INTERFACES, Interfaces};
 use crate::sight::{AddressSight, EndSight, Holding, Profile};
 use crate::way::{Spot, family_number};
 
-/// What is said at one stop by one family. Peers and ports that are not told apart there are one group.
+/// The results at one stop for one family. Peers and ports that are not distinguished there form one group.
 pub(super) struct View {
     pub(super) peers: Rc<Vec<usize>>,
     pub(super) ports: Vec<usize>,
     pub(super) port_samples: Vec<usize>,
-    /// For each group of peers what is said of it on all ports, once that was asked.
+    /// The results for each group of peers on all ports, after their evaluation.
     pub(super) rows: Vec<Option<Option<Row>>>,
 }
 
-/// The number of what is said of all ports, from 1.
+/// The number of a list of results for all ports, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in super::super) struct Row(NonZeroU32);
 
@@ -35,7 +35,7 @@ impl Row {
     }
 }
 
-/// Everything that decides what is said of whom at a stop: classes with equal seats share a view.
+/// Everything that determines the results for a class at a stop. Classes with equal seats share a view.
 #[derive(PartialEq, Eq, Hash)]
 pub(super) struct Seat<'a> {
     /// The number of the spot.
@@ -45,27 +45,27 @@ pub(super) struct Seat<'a> {
     own: Restricted,
 }
 
-/// Whose policies are asked.
+/// The policies that apply.
 #[derive(PartialEq, Eq, Hash)]
 enum Whose<'a> {
     Pods {
         policies: &'a [usize],
         profiles: &'a [Profile],
     },
-    /// Those of host endpoints, about what their node forwards or about its own packets.
+    /// The policies of host endpoints, for packets that their node forwards or for its own packets.
     Hosts {
         interfaces: Interfaces,
         forwarded: bool,
     },
 }
 
-/// What of a sight some policies ask about.
+/// The part of a signature for which some policies have criteria.
 #[derive(PartialEq, Eq, Hash)]
 struct Restricted {
     address: Option<AddressSight>,
     tunnel: Option<AddressSight>,
     translated: Option<AddressSight>,
-    /// Which of the addresses the packet has, and by which interface it goes.
+    /// Selects the address that the packet has, and the interface that it passes.
     routed: [bool; 4],
 }
 
@@ -92,7 +92,7 @@ impl Restricted {
 }
 
 impl<'a> Judge<'a> {
-    /// The number of what is said of `peer` on all ports.
+    /// The number of the results for `peer` on all ports.
     pub(super) fn row(&mut self, subject: usize, peer: usize, spot: Spot, family: IpVersion) -> Option<Row> {
         let number = self.view(subject, spot, family)?;
         let view = self.views.get(number)?;
@@ -114,7 +114,7 @@ impl<'a> Judge<'a> {
         row
     }
 
-    /// The number of the view of a class; `None` where it is under no policy there.
+    /// The number of the view of a class; `None` if no policy applies to it there.
     pub(super) fn view(&mut self, subject: usize, spot: Spot, family: IpVersion) -> Option<usize> {
         let stop = spot.stop;
         if stop.is_host() && !self.classes.with_hosts() {
@@ -169,7 +169,7 @@ impl<'a> Judge<'a> {
         self.views.len() - 1
     }
 
-    /// For each class the number of its group among those that these questions tell apart.
+    /// The number of the group of each class, with groups that these criteria distinguish.
     fn groups(&mut self, family: IpVersion, atoms: BTreeSet<u32>) -> Rc<Vec<usize>> {
         let key = (family, atoms);
         if let Some(known) = self.groups.get(&key) {

@@ -1,4 +1,4 @@
-//! Criteria that exclude one another, whatever the cluster.
+//! Criteria that exclude each other in every cluster.
 
 use tortie_api::calico::{EntityRule, Icmp, Rule};
 use tortie_api::kubernetes::{
@@ -46,7 +46,7 @@ fn of_policy(resource: &Resource) -> Vec<Contradiction> {
     all
 }
 
-/// Rules of a direction that the policy's `types` leave out.
+/// Finds rules of a direction that is missing in the policy's `types`.
 fn spoken(spec: &tortie_api::calico::PolicySpec, all: &mut Vec<Contradiction>) {
     use tortie_api::calico::PolicyType;
     let types = spec.effective_types();
@@ -154,7 +154,8 @@ fn of_side(side: &EntityRule, protocol: Option<Protocol>, path: &str, all: &mut 
             Some(selector) => format!("notSelector excludes everything that selector ({selector}) means"),
             None => "notSelector excludes every pod and network set".to_owned(),
         };
-        // Alone in a policy of the whole cluster, it still means those who are nobody.
+        // Without a selector in a cluster-wide policy, the rule still matches addresses that belong to no pod or
+        // network set.
         if side.selector.is_some() {
             wrong("notSelector", problem);
         }
@@ -165,7 +166,7 @@ fn of_side(side: &EntityRule, protocol: Option<Protocol>, path: &str, all: &mut 
     }
 }
 
-/// Whether the ports hold all of this one.
+/// Whether the ports include all of this port.
 fn excludes(ports: &[Port], port: &Port) -> bool {
     match port {
         Port::Named(name) => ports.iter().any(|not| matches!(not, Port::Named(other) if other == name)),
@@ -189,7 +190,7 @@ fn excludes(ports: &[Port], port: &Port) -> bool {
     }
 }
 
-/// What makes the selector match nothing at all.
+/// The reason why the selector can match nothing, if there is one.
 pub(super) fn of_selector(selector: &Selector) -> Option<String> {
     let restrictions = selector.restrictions();
     let mut impossible = restrictions.iter().filter(|(_, restriction)| {
@@ -247,7 +248,7 @@ fn cluster(policy: &ClusterPolicy, all: &mut Vec<Contradiction>) {
     }
 }
 
-/// What makes a Kubernetes selector match nothing at all.
+/// The reason why a Kubernetes selector can match nothing, if there is one.
 pub(super) fn of_labels(selector: &LabelSelector) -> Option<String> {
     let contradicts = |key: &String| {
         let mut present = selector.match_labels.contains_key(key);

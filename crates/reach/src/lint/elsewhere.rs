@@ -1,5 +1,6 @@
-//! What Calico for Windows leaves out of a policy, or takes for something else (`felix/dataplane/windows` of Calico
-//! v3.32): worth knowing for those who come from there, or whose manifests also go there. It works here.
+//! Parts of a policy that Calico for Windows (`felix/dataplane/windows` of Calico v3.32) leaves out or treats as
+//! something else. That matters for users who come from there, or whose manifests are also used there. The parts work
+//! here.
 
 use tortie_api::calico::{EntityRule, PolicySpec, Rule};
 use tortie_api::kubernetes::{
@@ -46,7 +47,7 @@ pub(super) fn check(key: &Key, stored: &Stored, resource: &Resource, found: &mut
 
 const FOR_HOSTS: &str = "policy for host endpoints";
 
-/// Something that does not work there.
+/// A feature that does not work on Calico for Windows.
 struct Feature {
     field: String,
     what: &'static str,
@@ -63,7 +64,7 @@ fn calico(spec: &PolicySpec, features: &mut Vec<Feature>) {
             features.push(Feature { field: field.to_owned(), what: FOR_HOSTS, action: None });
         }
     }
-    // The profiles come after this tier, and only there Pass is taken for Deny.
+    // The profiles follow this tier, and only there Calico for Windows treats Pass as Deny.
     let last = spec.tier_name() == "default";
     for (rules, direction) in [(&spec.ingress, "ingress"), (&spec.egress, "egress")] {
         for (index, rule) in rules.iter().enumerate() {
@@ -105,7 +106,7 @@ fn of_side(side: &EntityRule, path: &str, action: Option<Action>, features: &mut
     add(side.nets.iter().any(is_v6), "nets", "IPv6");
     add(!side.not_nets.is_empty(), "notNets", "a negation");
     let with = side.selector.is_some() || side.namespace_selector.is_some();
-    // Beside a selector it becomes part of that one's set.
+    // With a selector, it becomes part of that selector's set.
     add(side.not_selector.is_some() && !with, "notSelector", "a negation");
     add(mix, "ports", "a mixture of named ports and numbers");
     add(named(&side.ports) && !mix, "ports", "a named port");

@@ -1,5 +1,5 @@
-//! Rules that match nothing here, and rules that never decide; of policies, of staged ones as if they were enforced, and
-//! of profiles within themselves.
+//! Rules that match nothing in this cluster, and rules that never decide. Staged policies are examined as if they
+//! were enforced, and profiles on their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,15 +16,15 @@ use tortie_oracle::{DecidedBy, Mismatch, Oracle, PolicyName, PolicyTrace, Snapsh
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 const FAMILIES: [IpVersion; 2] = [IpVersion::V4, IpVersion::V6];
 
-/// The cluster, and those who stand for their classes.
+/// The cluster, reduced to the representatives of its classes.
 struct Cluster {
     classes: Classes,
     reduced: Snapshot,
-    /// The ports that no policy closes at any host endpoint's node, in and out.
+    /// The ports that no policy closes on the node of any host endpoint, in and out.
     failsafe: [Vec<FailsafePort>; 2],
 }
 
-/// A packet, where it meets policy: from, to, port.
+/// A packet at a stop: its sender, receiver and port.
 #[derive(Clone, Copy)]
 struct Asked {
     packet: (usize, usize, usize),
@@ -32,17 +32,17 @@ struct Asked {
     family: IpVersion,
 }
 
-/// A policy or profile whose rules are looked at.
+/// A policy or profile whose rules are examined.
 struct Owner<'a> {
-    /// What was written.
+    /// The key of the written object.
     key: &'a Key,
     stored: &'a Stored,
     resource: &'a Resource,
-    /// The policy's number in the order of all; profiles have none.
+    /// The policy's index in evaluation order; profiles have none.
     number: Option<usize>,
-    /// What is in force: of a staged policy what it is staged for.
+    /// The key of the enforced object: for a staged policy, the policy that it stands for.
     in_force: Key,
-    /// The cluster where that is in force, if it is another one.
+    /// The cluster in which that object is enforced, if it is a different one.
     instead: Option<Snapshot>,
 }
 
@@ -58,7 +58,7 @@ type RuleName = (PolicyName, Direction, usize);
 
 pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     let oracle = Oracle::new(snapshot);
-    // Without anybody who is under policy nothing can be said of this cluster.
+    // Without pods and host endpoints, no statement about this cluster is possible.
     if oracle.pods().next().is_none() && oracle.hosts().next().is_none() {
         return;
     }
@@ -84,15 +84,15 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     }
 }
 
-/// Every profile that is understood.
+/// Every profile that was understood.
 fn profiles(snapshot: &Snapshot) -> impl Iterator<Item = (&Key, &Stored, &Resource)> {
     let profiles = snapshot.iter().filter(|(key, _)| key.kind == Kind::Profile);
     profiles.filter_map(|(key, stored)| Some((key, stored, stored.resource.as_ref().ok()?)))
 }
 
 impl Cluster {
-    /// What would be in force of a policy or profile, and in which cluster, if that is another one; `None` where it is
-    /// staged for nothing.
+    /// The object that would be enforced for a policy or profile, and the cluster with it, if that is a different
+    /// one; `None` if the policy is staged without effect.
     fn in_force(&self, key: &Key, stored: &Stored) -> Option<(Key, Option<Snapshot>)> {
         let Some(enforced) = enforced(key) else { return Some((key.clone(), None)) };
         let Staged::Set(value) = staged(&stored.value, enforced.kind) else { return None };
@@ -102,7 +102,7 @@ impl Cluster {
         Some((enforced, Some(instead)))
     }
 
-    /// The cluster in which a policy is in force.
+    /// The cluster in which a policy is enforced.
     fn with<'a>(&'a self, owner: &'a Owner<'_>) -> &'a Snapshot {
         owner.instead.as_ref().unwrap_or(&self.reduced)
     }
@@ -121,7 +121,8 @@ impl Cluster {
         rules
     }
 
-    /// Every rule of what is not asked that would decide about some flow if it were.
+    /// Every rule of an object that is not enforced as it is (a staged policy or a profile) that would decide about
+    /// some flow.
     fn deciding(&self, owner: &Owner<'_>) -> BTreeSet<RuleName> {
         let mut judge = Judge::new(&self.classes, self.with(owner), 0);
         let mut rules = BTreeSet::new();
@@ -135,7 +136,7 @@ impl Cluster {
         rules
     }
 
-    /// The destination ports of a rule, where every one of them is a failsafe port.
+    /// The destination ports of a rule, if all of them are failsafe ports.
     fn only_failsafe(&self, resource: &Resource, direction: Direction, index: usize) -> Option<Vec<String>> {
         let (Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)) = resource
         else {
@@ -175,7 +176,7 @@ impl Cluster {
     }
 }
 
-/// One packet of each kind that the policies at these stops of these classes tell apart.
+/// One packet of each kind that the policies of these classes distinguish at these stops.
 fn packets(judge: &mut Judge<'_>, concerned: impl Fn(usize, Stop) -> bool) -> Vec<Asked> {
     let mut all = Vec::new();
     for stop in Stop::ALL {
@@ -191,14 +192,14 @@ fn traces(judge: &Judge<'_>, Asked { packet: (from, to, port), stop, family }: A
     judge.traces_of(from, to, port, stop, family)
 }
 
-/// The number of the rule that decided in a policy that is not staged, if one did.
+/// The number of the rule that decided, if the policy is not staged and one of its rules did.
 fn deciding(policy: &PolicyTrace) -> Option<usize> {
     policy.decision.filter(|_| policy.not_understood.is_none() && !policy.staged)?;
     Some(policy.rules.last()?.number)
 }
 
 impl Owner<'_> {
-    /// The name under which traces have it.
+    /// Its name in traces.
     fn name(&self) -> PolicyName {
         let Key { kind, namespace, name } = &self.in_force;
         PolicyName { kind: kind.to_string(), namespace: namespace.clone(), name: name.clone() }
@@ -208,7 +209,7 @@ impl Owner<'_> {
         self.key.kind == Kind::Profile
     }
 
-    /// Whether it is in force as it is, so that any packet may meet it; profiles are looked at by themselves.
+    /// Whether it is enforced as it is, so that any packet may reach it; profiles are examined on their own.
     fn is_asked(&self) -> bool {
         self.instead.is_none() && !self.is_profile()
     }
@@ -217,7 +218,7 @@ impl Owner<'_> {
         judge.by_profile(&self.key.name, packet, stop, family)
     }
 
-    /// What it says of a packet in one direction; and of policies, in which trace of a host endpoint's tables.
+    /// Its results for a packet in one direction; for policies with the trace of the table that contains them.
     fn said(
         &self,
         judge: &Judge<'_>,
@@ -336,15 +337,15 @@ fn actions(resource: &Resource, direction: Direction) -> Vec<Action> {
     }
 }
 
-/// What a rule would do if its policy were the only one, and it the policy's only rule.
+/// The effect of a rule if its policy were the only one, and the rule the only rule in it.
 enum Alone {
-    /// It matches; who decides instead, and about which flow.
+    /// It matches; `deciders` are the deciders that precede it, and `witness` is one flow.
     Matches { deciders: BTreeSet<String>, witness: String },
-    /// It matches nothing; the criterion that holds last, or never.
+    /// It matches nothing; the criterion that fails last.
     Nothing(Option<Mismatch>),
 }
 
-/// How many of the rules that decide instead are named.
+/// The maximum number of named deciders.
 const MOST_DECIDERS: usize = 3;
 
 fn alone(rule: Rule<'_>, cluster: &Cluster) -> Alone {
@@ -376,8 +377,8 @@ fn alone(rule: Rule<'_>, cluster: &Cluster) -> Alone {
     }
 }
 
-/// What comes before the rule: another one of its policy or tier, or what ends the packet's way before; `alone` is how
-/// the packet fares where there is nothing but the rule.
+/// The decider before the rule: another rule of its policy or tier, or a decider that ends the evaluation earlier.
+/// `alone` is the trace with only this rule.
 fn instead(rule: Rule<'_>, judge: &Judge<'_>, asked: Asked, alone: Option<&Trace>) -> Option<DecidedBy> {
     let owner = rule.owner;
     let of_rule = |policy: &PolicyTrace| {
@@ -387,7 +388,7 @@ fn instead(rule: Rule<'_>, judge: &Judge<'_>, asked: Asked, alone: Option<&Trace
     let traces = traces(judge, asked);
     let same_table = |trace: &&Trace| (trace.table, trace.reply) == (alone.table, alone.reply);
     let Some(trace) = traces.iter().find(same_table) else {
-        // An earlier table settled it.
+        // An earlier table decided.
         return Some(traces.last()?.decided_by.clone());
     };
     let name = owner.name();
@@ -398,7 +399,7 @@ fn instead(rule: Rule<'_>, judge: &Judge<'_>, asked: Asked, alone: Option<&Trace
     Some(before.unwrap_or_else(|| trace.decided_by.clone()))
 }
 
-/// The order in which criteria are looked at: what fails late has passed the others.
+/// The evaluation order of criteria: a criterion that fails late means that the earlier ones matched.
 fn rank(field: &str) -> usize {
     let order = [
         "ipVersion",
@@ -416,7 +417,7 @@ fn rank(field: &str) -> usize {
     order.iter().position(|known| field.starts_with(known)).unwrap_or(0)
 }
 
-/// The cluster with this rule alone.
+/// The cluster with this rule as its only policy rule.
 fn single(snapshot: &Snapshot, rule: Rule<'_>) -> Snapshot {
     let Rule { owner, direction, index } = rule;
     let mut single = snapshot.only(|key, _| !is_policy(key.kind));

@@ -1,8 +1,8 @@
-//! What is probably not meant: rules that never match or never decide, policies about nobody, selectors on labels that
-//! nobody has; each with a witness and what to do.
+//! Probable mistakes: rules that never match or never decide, policies that select nothing, selectors on labels that
+//! do not exist; each with a witness and advice.
 //!
-//! That a rule never decides is not guessed: every flow between [classes](crate) is asked of the
-//! [oracle](tortie_oracle), and so is which flows the rule would match if it stood alone.
+//! A rule that never decides is proven, not guessed: the [oracle](tortie_oracle) evaluates every flow between
+//! [classes](crate), and also the flows that the rule alone would match.
 
 mod contradictions;
 mod elsewhere;
@@ -19,36 +19,36 @@ use tortie_api::{Key, Resource};
 use crate::is_policy;
 use tortie_oracle::{Snapshot, Stored};
 
-/// Something that is probably not meant.
+/// A probable mistake.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// Where it was written, as file and line, if that is known.
+    /// Its source location as file and line, if known.
     pub place: Option<(String, usize)>,
     /// The object.
     pub object: Key,
-    /// The field, as `spec.ingress[0].source.selector`; empty for the object as a whole.
+    /// The field, such as `spec.ingress[0].source.selector`; empty for the object as a whole.
     pub field: String,
-    /// How bad it is.
+    /// Its severity.
     pub level: Level,
-    /// What kind of finding, for those who filter.
+    /// Its kind, for filters.
     pub code: Code,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What shows it.
+    /// The evidence.
     pub witness: String,
-    /// What to do.
+    /// The recommended action.
     pub advice: String,
 }
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Level {
-    /// Cannot be meant in any cluster.
+    /// A mistake in every cluster.
     Error,
-    /// Is probably not meant in this cluster.
+    /// Probably a mistake in this cluster.
     Warning,
-    /// Worth knowing: it works here and would not elsewhere, or has no effect that could be missed.
+    /// For information: it works here but not elsewhere, or its missing effect does no harm.
     Note,
 }
 
@@ -56,33 +56,33 @@ pub enum Level {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
-    /// A policy or tier that cannot be understood, and denies.
+    /// A policy or tier that was not understood, and denies.
     NotUnderstood,
     /// A rule or selector that contradicts itself.
     NeverMatches,
     /// A rule or selector that matches nothing in this cluster.
     MatchesNothing,
-    /// A policy that is about no pod and no host endpoint of this cluster.
+    /// A policy that selects no pod and no host endpoint of this cluster.
     SelectsNothing,
-    /// A host endpoint about which no policy and no profile says anything.
+    /// A host endpoint to which no policy and no profile applies.
     NoPolicy,
-    /// A rule all of whose flows are decided before it is asked.
+    /// A rule whose flows are all decided before it is evaluated.
     Shadowed,
-    /// A rule for failsafe ports only, which pass before policy is asked.
+    /// A rule for failsafe ports only, which pass before policy is evaluated.
     Failsafe,
     /// A host endpoint of a Windows node, where host endpoints are not enforced.
     NotEnforced,
-    /// A selector on a label that nothing has.
+    /// A selector on a label that no object has.
     UnknownLabel,
-    /// A Service's own address in a rule, where packets bear the backend's.
+    /// The address of a Service in a rule, although packets have the backend's address.
     ClusterIp,
-    /// Policies of administrators whose order nothing but their names decides.
+    /// Policies of administrators whose order depends only on their names.
     EqualPriorities,
     /// A policy of a tier that does not exist.
     UnknownTier,
-    /// `serviceAccounts: {}`, which says nothing.
+    /// `serviceAccounts: {}`, which has no effect.
     EmptyServiceAccounts,
-    /// Would be left out, or mean something else, on Calico for Windows.
+    /// A part that would be left out, or mean something else, on Calico for Windows.
     Elsewhere,
 }
 
@@ -107,7 +107,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// Everything that is found, by place.
+/// All findings, by location.
 #[must_use]
 pub fn lint(snapshot: &Snapshot) -> Vec<Finding> {
     let mut found = Findings::default();
@@ -123,13 +123,13 @@ pub fn lint(snapshot: &Snapshot) -> Vec<Finding> {
     found.all
 }
 
-/// Every policy that is understood.
+/// Every policy that was understood.
 fn policies(snapshot: &Snapshot) -> impl Iterator<Item = (&Key, &Stored, &Resource)> {
     let policies = snapshot.iter().filter(|(key, _)| is_policy(key.kind));
     policies.filter_map(|(key, stored)| Some((key, stored, stored.resource.as_ref().ok()?)))
 }
 
-/// What has been found so far.
+/// The findings so far.
 #[derive(Default)]
 struct Findings {
     all: Vec<Finding>,
@@ -143,12 +143,12 @@ impl Findings {
         self.all.push(Finding { place, object, field, level, code, problem, witness, advice });
     }
 
-    /// Whether this has been found of just this field.
+    /// Whether there is a finding with this code for exactly this field.
     fn is_known(&self, key: &Key, field: &str, code: Code) -> bool {
         self.all.iter().any(|found| found.object == *key && found.field == field && found.code == code)
     }
 
-    /// Whether something with one of these codes has been found in or below this field.
+    /// Whether there is a finding with one of these codes in or below this field.
     fn has(&self, key: &Key, field: &str, codes: &[Code]) -> bool {
         let below = |of: &str| {
             of.strip_prefix(field).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
@@ -159,7 +159,7 @@ impl Findings {
     }
 }
 
-/// The words of a finding.
+/// The texts of a finding.
 struct Said {
     problem: String,
     witness: String,

@@ -1,4 +1,4 @@
-//! What is wrong with whole objects, or with fields that only their text shows.
+//! Problems of whole objects, or of fields that only their text shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -55,7 +55,7 @@ fn unknown_tiers(snapshot: &Snapshot, found: &mut Findings) {
     }
 }
 
-/// Only their names then say which comes first (policy decision 9).
+/// Only the names then determine the order (policy decision 9).
 fn equal_priorities(snapshot: &Snapshot, found: &mut Findings) {
     let mut at: BTreeMap<(&str, u16), Vec<(&Key, &Stored)>> = BTreeMap::new();
     for (key, stored, resource) in policies(snapshot) {
@@ -78,7 +78,7 @@ fn equal_priorities(snapshot: &Snapshot, found: &mut Findings) {
     }
 }
 
-/// `serviceAccounts: {}` says nothing, and reads as if it meant nobody or somebody.
+/// `serviceAccounts: {}` has no effect, but readers may think that it matches nothing or everything.
 fn empty_accounts(snapshot: &Snapshot, found: &mut Findings) {
     for (key, stored, _) in policies(snapshot) {
         for direction in ["ingress", "egress"] {
@@ -111,7 +111,7 @@ fn is_empty(accounts: &Value) -> bool {
     accounts.as_object().is_some_and(|fields| fields.values().all(nothing))
 }
 
-/// Packets to a Service bear a backend's address when policy sees them (policy decision 6).
+/// Packets to a Service have a backend's address when policy sees them (policy decision 6).
 fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
     let mut services: BTreeMap<IpAddr, &Key> = BTreeMap::new();
     for (key, stored) in snapshot.iter() {
@@ -141,7 +141,7 @@ fn cluster_ips(snapshot: &Snapshot, found: &mut Findings) {
     }
 }
 
-/// The networks of a policy's rules.
+/// The networks in a policy's rules.
 fn nets(resource: &Resource) -> Vec<(String, IpNet)> {
     use tortie_api::calico::Rule;
     let mut all = Vec::new();
@@ -159,7 +159,7 @@ fn nets(resource: &Resource) -> Vec<(String, IpNet)> {
             calico(&policy.spec.ingress, "ingress");
             calico(&policy.spec.egress, "egress");
         }
-        // Before DNAT packets do bear it.
+        // Before DNAT, packets do have it.
         Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy)
             if !policy.spec.pre_dnat =>
         {

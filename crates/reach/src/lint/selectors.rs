@@ -1,4 +1,4 @@
-//! Selectors on labels that nothing has, and selectors that match nothing now.
+//! Selectors on labels that no object has, and selectors that match nothing in the current cluster.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use tortie_selector::Selector;
 use super::{Code, Findings, Level, Said, policies};
 use tortie_oracle::{Oracle, Snapshot, Stored, Subject, shown_labels};
 
-/// A selector, and of whom.
+/// A selector, and the kind of its candidates.
 enum Choice<'a> {
     Endpoints(&'a Selector),
     Namespaces(&'a Selector),
@@ -21,7 +21,7 @@ enum Choice<'a> {
     PodsNamespaces(&'a LabelSelector),
 }
 
-/// The labels that there are.
+/// The existing labels.
 struct Known {
     endpoints: BTreeSet<String>,
     pods: BTreeSet<String>,
@@ -46,7 +46,7 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
                 continue;
             }
             let of_subject = !field.starts_with("spec.ingress") && !field.starts_with("spec.egress");
-            // A policy about nobody is a finding of its own.
+            // A policy that selects nothing has its own finding.
             if of_subject || found.has(key, &field, &[Code::NeverMatches]) {
                 continue;
             }
@@ -120,7 +120,7 @@ impl Known {
         }
     }
 
-    /// The labels that the choice asks for and nobody has, each with one of a similar name.
+    /// The labels in the choice that no candidate has, each with a similar existing label.
     fn unknown(&self, choice: &Choice<'_>) -> Vec<(String, Option<String>)> {
         let known = match choice {
             Choice::Endpoints(_) => &self.endpoints,
@@ -133,14 +133,14 @@ impl Known {
     }
 }
 
-/// The label whose name differs least, if it is by no more than two letters.
+/// The most similar label, if it differs by at most two letters.
 fn similar(label: &str, known: &BTreeSet<String>) -> Option<String> {
     let distance = |known: &String| (edits(label, known), known.clone());
     let (distance, found) = known.iter().map(distance).min()?;
     (distance <= 2 && distance < label.chars().count()).then_some(found)
 }
 
-/// How many letters have to be changed, added or taken away (Levenshtein).
+/// The number of letters to change, add or remove (Levenshtein distance).
 fn edits(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

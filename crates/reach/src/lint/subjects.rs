@@ -1,4 +1,4 @@
-//! Policies about nobody, and host endpoints about which no policy says anything.
+//! Policies that select nothing, and host endpoints to which no policy applies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ pub(super) fn check(snapshot: &Snapshot, found: &mut Findings) {
     let on_hosts = on_hosts(snapshot);
     for (key, stored, resource) in policies(snapshot) {
         let only_hosts = concerns_only_hosts(resource);
-        // Without pods nothing can be said of this cluster.
+        // Without pods, no statement about this cluster is possible.
         if (pods || (only_hosts && hosts)) && !applying.contains(&key.to_string()) {
             match only_hosts {
                 true => about_no_host(key, stored, hosts, found),
@@ -47,7 +47,7 @@ fn on_windows(name: &str, node: &str, snapshot: &Snapshot, found: &mut Findings)
     found.add((&key, stored), "spec.node", (Level::Warning, Code::NotEnforced), said);
 }
 
-/// The policies that are about somebody.
+/// The policies that apply to an endpoint.
 fn applying(oracle: &Oracle<'_>) -> BTreeSet<String> {
     let pods =
         oracle.pods().flat_map(|pod| DIRECTIONS.map(|direction| oracle.applying(&pod, direction)).concat());
@@ -64,7 +64,7 @@ fn at(oracle: &Oracle<'_>, host: &SeenHost<'_>, table: Table) -> Vec<usize> {
     DIRECTIONS.map(|direction| oracle.applying_at(host, table, direction)).concat()
 }
 
-/// Policies with doNotTrack and preDNAT are nothing to pods (policy decision 16).
+/// Policies with doNotTrack and preDNAT do not apply to pods (policy decision 16).
 fn concerns_only_hosts(resource: &Resource) -> bool {
     match resource {
         Resource::GlobalNetworkPolicy(policy) | Resource::StagedGlobalNetworkPolicy(policy) => {
@@ -91,7 +91,7 @@ fn about_no_host(key: &Key, stored: &Stored, hosts: bool, found: &mut Findings) 
     );
 }
 
-/// The pods that use their node's network, by the policies that would select them if they did not.
+/// The pods that use their node's network, by the policies that would select them otherwise.
 fn on_hosts(snapshot: &Snapshot) -> BTreeMap<String, Vec<String>> {
     let mut others = snapshot.clone();
     let mut on_hosts = BTreeSet::new();
@@ -163,7 +163,7 @@ fn about_nobody(
     );
 }
 
-/// What no policy and no profile speaks about is dropped (policy decision 16).
+/// A packet without an applicable policy or profile is dropped (policy decision 16).
 fn of_nobody(oracle: &Oracle<'_>, host: &SeenHost<'_>, snapshot: &Snapshot, found: &mut Findings) {
     let says_something =
         |name: &String| !matches!(oracle.profile_of(name), SeenProfile::WithoutRules | SeenProfile::Missing);

@@ -111,7 +111,7 @@ impl<L> Copy for View<'_, L> {}
 /// The IPv4 packets that the rule matches in this direction of an endpoint.
 pub fn matched<L: Lookup>(rule: &Rule, direction: Direction, view: &View<'_, L>) -> Matched {
     let (exact, vague) = protocols(rule);
-    // Exhaustive, here and below: a forgotten criterion would open something. `protocols` reads the rest.
+    // Exhaustive, here and below, because a forgotten criterion would open something. `protocols` reads the rest.
     let Rule {
         action: _,
         ip_version: _,
