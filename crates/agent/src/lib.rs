@@ -145,7 +145,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
-    let (os, about) = (platform.os(), platform.about());
+    let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
@@ -172,7 +172,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
     parts.add("the control socket", control_server::run(node.clone(), asker, control));
     let (busy, mtu) = (Locks::default(), network.mtu);
-    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, os, mtu, in_force });
+    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, mtu, in_force });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     tracing::info!(socket = %cni_socket.display(), "pods can be added");

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
@@ -39,6 +40,8 @@ pub struct Os {
     pub asks_for_services: bool,
     /// Whether it panics on the next call.
     pub dies: bool,
+    /// The prefix length and the gateway of pods.
+    pub pod_network: Option<(u8, Ipv4Addr)>,
     /// The container of each endpoint's interface.
     pub connected: BTreeMap<EndpointId, String>,
     /// Containers whose connection is blocked.
@@ -105,7 +108,8 @@ impl PodWiring for FakeOs {
         }
         self.lock().connected.insert(pod.endpoint.clone(), pod.container_id.clone());
         let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
-        Ok(PodInterface { host_interface, mac: MacAddress([2, 0, 0, 0, 0, 1]) })
+        let (prefix_len, gateway) = self.lock().pod_network.unwrap_or((32, Ipv4Addr::new(169, 254, 1, 1)));
+        Ok(PodInterface { host_interface, mac: MacAddress([2, 0, 0, 0, 0, 1]), prefix_len, gateway })
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
@@ -120,7 +124,7 @@ impl PodWiring for FakeOs {
         format!("cali-{}-{}", endpoint.pod, endpoint.interface)
     }
 
-    fn wait_until_live(&self, _interface: &PodInterface, _patience: Duration) -> bool {
+    fn wait_until_live(&self, _interface: &PodInterface, _timeout: Duration) -> bool {
         true
     }
 
@@ -178,11 +182,21 @@ impl Bed {
     }
 
     pub fn on(store: Arc<dyn Store>, os: FakeOs) -> Self {
+        let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) };
+        Self::with_platform(store, platform, os)
+    }
+
+    /// An agent in the network namespace of this thread.
+    pub fn on_linux(store: Arc<dyn Store>) -> Self {
+        Self::with_platform(store, Platform::Linux, FakeOs::default())
+    }
+
+    fn with_platform(store: Arc<dyn Store>, platform: Platform, os: FakeOs) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
             node: NODE.to_owned(),
             store: store.clone(),
-            platform: Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) },
+            platform,
             cni_socket: dir.path().join("agent.sock"),
             control_socket: dir.path().join("control.sock"),
             deletion_queue: dir.path().join("queue"),
