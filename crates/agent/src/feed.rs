@@ -93,6 +93,7 @@ async fn next_batch(events: &mut Watch, wanted: &[Kind]) -> (Option<Batch>, Opti
         match item {
             Some(Ok(event)) => {
                 let revision = event.revision();
+                tracing::debug!(revision, object = %event.key(), "an object has changed in the store");
                 let change = wanted.contains(&event.key().kind).then(|| change(event));
                 read.add(Batch { changes: change.into_iter().collect(), revision });
             }

@@ -107,8 +107,7 @@ impl Plane {
         let mut resync_at = self.next_resync();
         loop {
             if Instant::now() >= resync_at {
-                self.report = self.dataplane.resync(self.calc.state());
-                self.settle();
+                self.resync();
                 resync_at = self.next_resync();
             }
             let Some(Work { batch, questions, disturbed }) = inbox.take(Some(resync_at)) else { return };
@@ -132,15 +131,30 @@ impl Plane {
     /// Applies a batch. A batch without changes only reports the store's revision.
     fn ingest(&mut self, batch: Batch) {
         let changed = self.given == 0 || !batch.changes.is_empty();
-        self.given = batch.revision;
-        for (key, value) in batch.changes {
+        let Batch { changes, revision } = batch;
+        // The batch contains what was written after one revision and up to the other.
+        let span = tracing::debug_span!("change", after = self.given, revision, objects = changes.len());
+        let _entered = span.enter();
+        self.given = revision;
+        for (key, value) in changes {
             self.calc.update(&key, value.as_ref());
             self.watched.update(&key, value.as_ref());
         }
         if changed {
             let deltas = self.calc.flush();
+            tracing::debug!(
+                deltas = deltas.len(),
+                "the dataplane applies what the changes mean for the node"
+            );
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
+        self.settle();
+    }
+
+    fn resync(&mut self) {
+        let span = tracing::debug_span!("resync", revision = self.given);
+        let _entered = span.enter();
+        self.report = self.dataplane.resync(self.calc.state());
         self.settle();
     }
 
@@ -183,6 +197,11 @@ impl Plane {
         if self.report.node_failures().next().is_none() {
             self.revision = self.given;
         }
+        tracing::debug!(
+            in_force = self.revision,
+            failures = self.report.conditions().filter(|condition| condition.reason.is_failure()).count(),
+            "the dataplane has finished"
+        );
         self.publish.send_replace(Arc::new(InForce {
             given: self.given,
             revision: self.revision,
