@@ -459,4 +459,37 @@ mod tests {
         }
         assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
     }
+
+    /// A disk that hangs costs the memory of the requests that may wait, and the others are made later.
+    #[tokio::test]
+    async fn requests_beyond_the_limit_wait_for_room() {
+        let store = Embedded::in_memory().unwrap();
+        let (entered, is_held) = std::sync::mpsc::channel();
+        let (open, gate) = std::sync::mpsc::channel::<()>();
+        // A transaction of somebody else blocks the writer.
+        let file = store.file.clone();
+        thread::spawn(move || {
+            file.write(|_| {
+                entered.send(()).unwrap();
+                let _ = gate.recv();
+                Ok(())
+            })
+        });
+        is_held.recv().unwrap();
+        let count = 3 * MAX_WAITING;
+        let creations = (0..count).map(|number| {
+            let store = store.clone();
+            let key = Key::global(Kind::Namespace, format!("n{number}"));
+            tokio::spawn(async move { store.create(&key, json!(number)).await })
+        });
+        let creations: Vec<_> = creations.collect();
+        while store.writer.capacity() > 0 {
+            tokio::task::yield_now().await;
+        }
+        open.send(()).unwrap();
+        for created in futures::future::join_all(creations).await {
+            created.unwrap().unwrap();
+        }
+        assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), count);
+    }
 }
