@@ -18,7 +18,7 @@ use tortie_dataplane::{AskedFor, EndpointId, ShowError, Shown};
 pub const VERSION: u32 = 1;
 
 /// How long a caller waits: until the agent has certainly given up.
-const CALL_PATIENCE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A request to the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,8 +113,8 @@ pub fn ask(socket: &Path, ask: Ask) -> Result<Answer, AskError> {
 
 fn exchange(socket: &Path, request: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(CALL_PATIENCE))?;
-    stream.set_write_timeout(Some(CALL_PATIENCE))?;
+    stream.set_read_timeout(Some(CALL_TIMEOUT))?;
+    stream.set_write_timeout(Some(CALL_TIMEOUT))?;
     stream.write_all(request)?;
     stream.shutdown(Shutdown::Write)?;
     let mut answer = Vec::new();

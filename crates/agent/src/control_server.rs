@@ -7,29 +7,31 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
+use crate::backoff::{Backoff, random_seed};
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
-use crate::plane::Asker;
+use crate::queue::{Asker, Unanswered};
+use crate::server::MAX_ACCEPT_DELAY;
 
 /// The maximum size of a request in bytes.
-const MOST_REQUEST_BYTES: u64 = 64 << 10;
+const MAX_REQUEST_BYTES: u64 = 64 << 10;
 /// How long to wait for a request.
-const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait for the dataplane, which may be busy. A call of HNS may take this long.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(40);
-/// How long to wait after a failed accept, which is mostly caused by a lack of file descriptors.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Serves until the future is dropped.
 pub(crate) async fn run(node: String, asker: Asker, listener: UnixListener) {
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_ACCEPT_DELAY);
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::error!(%error, "a question of an operator cannot be accepted; it waits");
-                tokio::time::sleep(ACCEPT_RETRY).await;
+                backoff.wait().await;
                 continue;
             }
         };
+        backoff.succeeded();
         let (node, asker) = (node.clone(), asker.clone());
         tokio::spawn(async move {
             if let Err(error) = serve(node, &asker, stream).await {
@@ -41,21 +43,22 @@ pub(crate) async fn run(node: String, asker: Asker, listener: UnixListener) {
 
 async fn serve(node: String, asker: &Asker, mut stream: UnixStream) -> io::Result<()> {
     let mut request = Vec::new();
-    let mut reader = (&mut stream).take(MOST_REQUEST_BYTES);
-    timeout(REQUEST_PATIENCE, reader.read_to_end(&mut request)).await??;
+    let mut reader = (&mut stream).take(MAX_REQUEST_BYTES);
+    timeout(REQUEST_TIMEOUT, reader.read_to_end(&mut request)).await??;
     let outcome = match read(&request) {
-        Ok(Ask::Show { namespace, pod }) => {
-            match timeout(ANSWER_PATIENCE, asker.show(namespace, pod)).await {
-                Ok(Some(shown)) => Outcome::Shown(shown),
-                Ok(None) => {
-                    Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned())
-                }
-                Err(_) => Outcome::Failed(format!(
-                    "the dataplane has been busy for {} seconds; the agent's log says with what",
-                    ANSWER_PATIENCE.as_secs()
-                )),
+        Ok(Ask::Show { namespace, pod }) => match timeout(ANSWER_TIMEOUT, asker.show(namespace, pod)).await {
+            Ok(Ok(shown)) => Outcome::Shown(shown),
+            Ok(Err(Unanswered::NotReady)) => {
+                Outcome::Failed("the agent ends, or does not know the cluster yet; ask again".to_owned())
             }
-        }
+            Ok(Err(Unanswered::TooMany)) => {
+                Outcome::Failed("too many requests wait for the dataplane; ask again later".to_owned())
+            }
+            Err(_) => Outcome::Failed(format!(
+                "the dataplane has been busy for {} seconds; the agent's log says with what",
+                ANSWER_TIMEOUT.as_secs()
+            )),
+        },
         Err(problem) => Outcome::Failed(problem),
     };
     let answer = serde_json::to_vec(&Answer { version: VERSION, node, outcome })?;

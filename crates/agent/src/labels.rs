@@ -2,28 +2,27 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
 use tortie_store::{Event, Store, StoreError, Stored, pod_of};
 
-/// The delay before the store is read again after an error.
-const RETRY_DELAY: Duration = Duration::from_millis(500);
+use crate::backoff::{Backoff, random_seed};
 
 /// Follows the pods of one node until the future is dropped.
 pub(crate) async fn run(store: Arc<dyn Store>, node: String) {
+    let mut backoff = Backoff::new(random_seed());
     loop {
-        if let Err(error) = follow(&*store, &node).await {
+        if let Err(error) = follow(&*store, &node, &mut backoff).await {
             tracing::debug!(%error, "the endpoints are listed again");
-            tokio::time::sleep(RETRY_DELAY).await;
+            backoff.wait().await;
         }
     }
 }
 
 /// Checks an endpoint whenever it or its pod was written. Whichever was written last, both are then current.
-async fn follow(store: &dyn Store, node: &str) -> Result<(), StoreError> {
+async fn follow(store: &dyn Store, node: &str, backoff: &mut Backoff) -> Result<(), StoreError> {
     let listing = store.list(Kind::WorkloadEndpoint).await?;
     // The pod and the endpoint.
     let mut ours = BTreeSet::new();
@@ -34,7 +33,9 @@ async fn follow(store: &dyn Store, node: &str) -> Result<(), StoreError> {
     }
     let mut events = store.watch(&[Kind::Pod, Kind::WorkloadEndpoint], listing.revision).await?;
     while let Some(event) = events.next().await {
-        match event? {
+        let event = event?;
+        backoff.succeeded();
+        match event {
             Event::Put(pod) if pod.key.kind == Kind::Pod => {
                 for (_, endpoint) in ours.iter().filter(|(of, _)| *of == pod.key) {
                     take_over(store, endpoint).await?;

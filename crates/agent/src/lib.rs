@@ -3,6 +3,7 @@
 //! [`run`] sets up the node's tunnel end, feeds the dataplane, and only then serves CNI, so that everything is ready
 //! for the first pod. Each part has a file of its own; this file connects them.
 
+mod backoff;
 pub mod control;
 mod control_server;
 
@@ -10,9 +11,11 @@ mod feed;
 mod labels;
 mod locks;
 mod node;
+mod pending;
 mod plane;
 mod pods;
 mod publish;
+mod queue;
 mod report;
 mod server;
 mod unsupported;
@@ -142,7 +145,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let node_labels = node::wait_for(&*store, &node).await?.metadata.labels;
     let network = ClusterNetwork::default();
     let ipam = Ipam::new(store.clone(), &node, node_labels);
-    let (os, about) = (platform.os(), platform.about());
+    let about = platform.about();
     let Prepared { dataplane, wiring, announced } =
         node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
@@ -169,7 +172,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
     parts.add("the control socket", control_server::run(node.clone(), asker, control));
     let (busy, mtu) = (Locks::default(), network.mtu);
-    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, os, mtu, in_force });
+    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, mtu, in_force });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     tracing::info!(socket = %cni_socket.display(), "pods can be added");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tortie_api::kubernetes::Node;
 use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
@@ -19,13 +19,14 @@ use tortie_windows::{
     CurrentOverlay, Overlay, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay,
 };
 
+use crate::backoff::{Backoff, random_seed};
 use crate::plane::InForce;
 use crate::{AgentError, Platform};
 
-/// The delay before the datastore or HNS is called again.
-const RETRY_DELAY: Duration = Duration::from_millis(200);
+/// The maximum delay before the Node is read again, or HNS is called again, while the agent starts.
+const MAX_START_DELAY: Duration = Duration::from_secs(1);
 /// How long to wait for HNS to create the network.
-const NETWORK_PATIENCE: Duration = Duration::from_secs(60);
+const NETWORK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The result of preparing a node.
 pub(crate) struct Prepared {
@@ -67,6 +68,7 @@ impl Tunnel {
 pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, AgentError> {
     let key = Key::global(Kind::Node, name);
     let mut told = false;
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     loop {
         match store.get(&key).await {
             Ok(Some(stored)) => {
@@ -86,7 +88,7 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
                     tracing::info!(node = name, why, "the Node is not known; it is waited for");
                     told = true;
                 }
-                sleep(RETRY_DELAY).await;
+                backoff.wait().await;
             }
         }
     }
@@ -147,7 +149,8 @@ async fn prepare_windows(
     let block = ipam.ensure_block().await?;
     let spec =
         OverlaySpec { name: tortie_windows::NETWORK.to_owned(), block, vni: network.vni, adapter: None };
-    let deadline = Instant::now() + NETWORK_PATIENCE;
+    let deadline = Instant::now() + NETWORK_TIMEOUT;
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_START_DELAY);
     let overlay = loop {
         let (asked, spec) = (hcn.clone(), spec.clone());
         // A call of HNS may take long, and must not block the other tasks.
@@ -156,7 +159,7 @@ async fn prepare_windows(
             Ok(overlay) => break overlay,
             Err(error) if error.is_passing() && Instant::now() < deadline => {
                 tracing::info!(%error, "the overlay network is not ready; it is asked for again");
-                sleep(RETRY_DELAY).await;
+                backoff.wait().await;
             }
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
         }
@@ -210,10 +213,11 @@ pub(crate) async fn keep_announced(
     announced: Announced,
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
+    let mut backoff = Backoff::new(random_seed());
     loop {
-        if let Err(error) = follow(&*store, &node, &announced, &mut in_force).await {
+        if let Err(error) = follow(&*store, &node, &announced, &mut in_force, &mut backoff).await {
             tracing::debug!(%error, "the Node is read again");
-            sleep(RETRY_DELAY).await;
+            backoff.wait().await;
         }
     }
 }
@@ -223,11 +227,13 @@ async fn follow(
     node: &str,
     announced: &Announced,
     in_force: &mut watch::Receiver<Arc<InForce>>,
+    backoff: &mut Backoff,
 ) -> Result<(), AgentError> {
     let revision = store.list(Kind::Node).await?.revision;
     let mut told = announced.now();
     annotate(store, node, &told).await?;
     let mut events = store.watch(&[Kind::Node], revision).await?;
+    backoff.succeeded();
     loop {
         tokio::select! {
             event = events.next() => {

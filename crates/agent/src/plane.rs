@@ -1,96 +1,26 @@
 //! The thread that owns calc and the dataplane: batches of changes in, what is in force out.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-use tokio::sync::{oneshot, watch};
-use tortie_api::Key;
+use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
 use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
 use tortie_store::Revision;
 
+use crate::backoff::{Backoff, random_seed};
 use crate::control::ShownEndpoint;
+use crate::pending::Batch;
+use crate::queue::{Batches, Inbox, Question, Work, queue};
 use crate::unsupported::{Unsupported, Watched};
 
 /// The interval at which the dataplane reads everything back.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(10);
-/// The delay before a retry after a failure.
-const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The delay before a repair when somebody else has changed something, because changes come in bursts.
 const MEND_INTERVAL: Duration = Duration::from_millis(200);
-/// The maximum number of waiting batches that are applied together.
-const TOGETHER: usize = 64;
-
-/// Changes that belong together: nothing is applied between them.
-#[derive(Debug)]
-pub(crate) struct Batch {
-    /// Objects with their new values; `None` means deleted.
-    pub(crate) changes: Vec<(Key, Option<Value>)>,
-    /// The batch contains the store's history up to this revision.
-    pub(crate) revision: Revision,
-}
-
-/// The events of the thread.
-#[derive(Debug)]
-enum Event {
-    /// The cluster has changed.
-    Batch(Batch),
-    /// Somebody else has changed what the dataplane created.
-    Disturbed,
-    /// An operator requests what is in force for a pod.
-    Show(Question),
-    /// No more batches will arrive.
-    End,
-}
-
-/// A request about a pod.
-#[derive(Debug)]
-struct Question {
-    namespace: String,
-    pod: String,
-    answer: oneshot::Sender<Vec<ShownEndpoint>>,
-}
-
-/// Sends operators' requests to the thread.
-#[derive(Debug, Clone)]
-pub(crate) struct Asker(mpsc::Sender<Event>);
-
-impl Asker {
-    /// What is in force for the interfaces of a pod; `None` if the thread has ended.
-    pub(crate) async fn show(&self, namespace: String, pod: String) -> Option<Vec<ShownEndpoint>> {
-        let (answer, answered) = oneshot::channel();
-        self.0.send(Event::Show(Question { namespace, pod, answer })).ok()?;
-        answered.await.ok()
-    }
-}
-
-/// Sends batches to the thread, which ends when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Batches(mpsc::Sender<Event>);
-
-impl Batches {
-    /// Sends a batch; returns whether the thread still runs.
-    pub(crate) fn send(&self, batch: Batch) -> bool {
-        self.0.send(Event::Batch(batch)).is_ok()
-    }
-
-    /// Sends requests to the same thread.
-    pub(crate) fn asker(&self) -> Asker {
-        Asker(self.0.clone())
-    }
-}
-
-impl Drop for Batches {
-    fn drop(&mut self) {
-        // If the thread has ended, nobody receives it.
-        let _ = self.0.send(Event::End);
-    }
-}
-
 /// What is in force on the node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InForce {
@@ -118,20 +48,29 @@ impl InForce {
 /// Starts the thread. It ends when the [`Batches`] are dropped, and leaves everything in force.
 pub(crate) fn start(
     node: &str,
-    mut dataplane: Box<dyn Dataplane>,
+    dataplane: Box<dyn Dataplane>,
 ) -> std::io::Result<(Batches, watch::Receiver<Arc<InForce>>)> {
-    let (sender, events) = mpsc::channel();
-    let disturb = sender.clone();
-    // If the thread has ended, nobody repairs.
-    dataplane.watch(Box::new(move || drop(disturb.send(Event::Disturbed))));
+    let (batches, inbox) = queue();
+    let in_force = start_with(node, dataplane, inbox)?;
+    Ok((batches, in_force))
+}
+
+fn start_with(
+    node: &str,
+    mut dataplane: Box<dyn Dataplane>,
+    inbox: Inbox,
+) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
+    dataplane.watch(Box::new(inbox.disturb()));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
     let (report, logged) = Default::default();
     let calc = Calc::new(node);
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let watched = Watched::new(node);
-    let mut plane = Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, logged };
-    thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&events))?;
-    Ok((Batches(sender), in_force))
+    let backoff = Backoff::new(random_seed());
+    let mut plane =
+        Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, backoff, logged };
+    thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
+    Ok(in_force)
 }
 
 /// Waits for the thread's end.
@@ -149,67 +88,73 @@ struct Plane {
     /// The last revision without a failure of the whole node.
     revision: Revision,
     report: Report,
+    backoff: Backoff,
     /// The conditions that were logged and still hold.
     logged: BTreeSet<(Reason, String)>,
 }
 
 impl Plane {
-    fn run(&mut self, events: &mpsc::Receiver<Event>) {
-        // Nothing is applied before the whole cluster is known, because half of it may allow too much.
+    fn run(&mut self, inbox: &Inbox) {
+        // Nothing is applied before the whole cluster is known, because half of it may allow too much. Until then,
+        // requests get the answer that nothing is known yet.
         loop {
-            match events.recv() {
-                Ok(Event::Batch(first)) => break self.take_in([first]),
-                // The caller gets the answer that nothing is known yet.
-                Ok(Event::Disturbed | Event::Show(_)) => {}
-                Ok(Event::End) | Err(_) => return,
+            match inbox.take(None) {
+                Some(Work { batch: Some(first), .. }) => break self.ingest(first),
+                Some(_) => {}
+                None => return,
             }
         }
-        let mut resync_at = Instant::now() + self.pause();
+        let mut resync_at = self.next_resync();
         loop {
-            let now = Instant::now();
-            if now >= resync_at {
-                self.report = self.dataplane.resync(self.calc.state());
-                self.settle();
-                resync_at = Instant::now() + self.pause();
+            if Instant::now() >= resync_at {
+                self.resync();
+                resync_at = self.next_resync();
             }
-            let first = match events.recv_timeout(resync_at.saturating_duration_since(now)) {
-                Ok(first) => first,
-                Err(mpsc::RecvTimeoutError::Timeout) => continue,
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
-            };
-            let (mut batches, mut questions, mut pause) = (Vec::new(), Vec::new(), None);
-            for event in std::iter::once(first).chain(events.try_iter().take(TOGETHER)) {
-                match event {
-                    Event::Batch(batch) => batches.push(batch),
-                    Event::Disturbed => pause = Some(MEND_INTERVAL),
-                    Event::Show(question) => questions.push(question),
-                    Event::End => return,
-                }
-            }
-            if !batches.is_empty() {
-                self.take_in(batches);
+            let Some(Work { batch, questions, disturbed }) = inbox.take(Some(resync_at)) else { return };
+            let had_failed = self.report.retry;
+            if let Some(batch) = batch {
+                self.ingest(batch);
             }
             questions.into_iter().for_each(|question| self.answer(question));
             // Changes do not delay the resync, however many there are; a failure brings it forward.
-            resync_at = resync_at.min(Instant::now() + pause.unwrap_or_else(|| self.pause()));
+            if disturbed {
+                resync_at = resync_at.min(Instant::now() + MEND_INTERVAL);
+            }
+            if !self.report.retry {
+                self.backoff.succeeded();
+            } else if !had_failed {
+                resync_at = resync_at.min(self.next_resync());
+            }
         }
     }
 
-    /// Applies batches. A batch without changes only reports the store's revision.
-    fn take_in(&mut self, batches: impl IntoIterator<Item = Batch>) {
-        let mut changed = self.given == 0;
-        for batch in batches {
-            self.given = batch.revision;
-            for (key, value) in batch.changes {
-                self.calc.update(&key, value.as_ref());
-                self.watched.update(&key, value.as_ref());
-                changed = true;
-            }
+    /// Applies a batch. A batch without changes only reports the store's revision.
+    fn ingest(&mut self, batch: Batch) {
+        let changed = self.given == 0 || !batch.changes.is_empty();
+        let Batch { changes, revision } = batch;
+        // The batch contains what was written after one revision and up to the other.
+        let span = tracing::debug_span!("change", after = self.given, revision, objects = changes.len());
+        let _entered = span.enter();
+        self.given = revision;
+        for (key, value) in changes {
+            self.calc.update(&key, value.as_ref());
+            self.watched.update(&key, value.as_ref());
         }
         if changed {
             let deltas = self.calc.flush();
+            tracing::debug!(
+                deltas = deltas.len(),
+                "the dataplane applies what the changes mean for the node"
+            );
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
+        self.settle();
+    }
+
+    fn resync(&mut self) {
+        let span = tracing::debug_span!("resync", revision = self.given);
+        let _entered = span.enter();
+        self.report = self.dataplane.resync(self.calc.state());
         self.settle();
     }
 
@@ -235,8 +180,14 @@ impl Plane {
         own.chain(self.report.node_failures().map(|condition| condition.reported(None))).collect()
     }
 
-    fn pause(&self) -> Duration {
-        if self.report.retry { RETRY_INTERVAL } else { RESYNC_INTERVAL }
+    /// The time of the next resync after a call of the dataplane.
+    fn next_resync(&mut self) -> Instant {
+        let now = Instant::now();
+        if self.report.retry {
+            return self.backoff.failed(now);
+        }
+        self.backoff.succeeded();
+        now + RESYNC_INTERVAL
     }
 
     /// Publishes what is in force now.
@@ -246,6 +197,11 @@ impl Plane {
         if self.report.node_failures().next().is_none() {
             self.revision = self.given;
         }
+        tracing::debug!(
+            in_force = self.revision,
+            failures = self.report.conditions().filter(|condition| condition.reason.is_failure()).count(),
+            "the dataplane has finished"
+        );
         self.publish.send_replace(Arc::new(InForce {
             given: self.given,
             revision: self.revision,
@@ -272,5 +228,78 @@ impl Plane {
             tracing::info!(%reason, "resolved: {message}");
         }
         self.logged = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use serde_json::{Value, json};
+    use tortie_api::{Key, Kind};
+    use tortie_dataplane::{Delta, NodeState, ShowError, Shown};
+
+    use super::*;
+    use crate::queue::bounded;
+
+    /// A dataplane whose calls of `apply` wait for a token.
+    struct Stuck {
+        entered: mpsc::Sender<()>,
+        tokens: mpsc::Receiver<()>,
+    }
+
+    impl Dataplane for Stuck {
+        fn apply(&mut self, _: &NodeState, _: &[Delta]) -> Report {
+            let _ = self.entered.send(());
+            let _ = self.tokens.recv();
+            Report::default()
+        }
+
+        fn resync(&mut self, _: &NodeState) -> Report {
+            Report::default()
+        }
+
+        fn show(&mut self, _: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {
+            Err(ShowError::NoEndpoint(endpoint.to_string()))
+        }
+    }
+
+    fn batch(revision: Revision, name: &str, value: Option<Value>) -> Batch {
+        Batch { changes: [(Key::global(Kind::Namespace, name), value)].into(), revision }
+    }
+
+    /// Updates that nobody takes cost no more memory than the objects, and the revision waits for them.
+    #[tokio::test]
+    async fn a_stuck_dataplane_does_not_fill_the_memory() {
+        const LIMIT: usize = 1 << 20;
+        let (batches, inbox) = bounded(LIMIT);
+        let (entered, is_stuck) = mpsc::channel();
+        let (open, tokens) = mpsc::channel();
+        let waiting = inbox.waiting_of();
+        let mut in_force = start_with("node", Box::new(Stuck { entered, tokens }), inbox).unwrap();
+        batches.send(batch(1, "first", Some(json!({"metadata": {"name": "first"}}))));
+        is_stuck.recv().unwrap();
+
+        let large = || Some(json!({"metadata": {"name": "large", "annotations": {"a": "x".repeat(80_000)}}}));
+        for revision in 2..=3_001 {
+            assert!(batches.wait_for_room().await);
+            batches.send(batch(revision, "large", large()));
+        }
+        let (objects, bytes) = waiting();
+        assert!(objects == 1 && bytes < 100_000, "{objects} objects, {bytes} bytes");
+
+        let mut revision = 3_001;
+        while futures::FutureExt::now_or_never(batches.wait_for_room()).is_some() {
+            revision += 1;
+            batches.send(batch(revision, &format!("n{revision}"), large()));
+        }
+        let (objects, bytes) = waiting();
+        assert!((LIMIT..LIMIT + 100_000).contains(&bytes), "{objects} objects, {bytes} bytes");
+        assert_eq!(in_force.borrow().given, 0, "nothing counts as given before it is in force");
+
+        (0..2).for_each(|_| open.send(()).unwrap());
+        assert!(batches.wait_for_room().await);
+        let now = in_force.wait_for(|now| now.given == revision).await.unwrap();
+        assert_eq!(now.revision, revision);
     }
 }

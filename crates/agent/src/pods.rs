@@ -30,7 +30,7 @@ use crate::plane::InForce;
 const POLICY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long to wait until a link forwards packets.
-const LINK_PATIENCE: Duration = Duration::from_secs(5);
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Resolves when nobody waits for the answer any more.
 type HungUp<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
@@ -44,7 +44,6 @@ pub(crate) struct Pods {
     pub(crate) ipam: Ipam,
     pub(crate) wiring: Arc<dyn PodWiring>,
     pub(crate) node: String,
-    pub(crate) os: &'static str,
     pub(crate) mtu: u32,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
 }
@@ -119,7 +118,7 @@ impl Pods {
         let revision = self.publish(call, id, &pod, assignment, &interface).await?;
         self.wait_for_policy(id, revision, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
-        Ok(self.success(call, assignment, &interface))
+        Ok(Self::success(call, assignment, &interface))
     }
 
     /// CNI DEL.
@@ -310,7 +309,7 @@ impl Pods {
     /// A pod's first packets must not be lost on a link that is not ready.
     async fn wait_until_live(&self, id: &EndpointId, interface: &PodInterface) -> Result<(), Failure> {
         let (wiring, waited_for) = (self.wiring.clone(), interface.clone());
-        let live = blocking(move || Ok(wiring.wait_until_live(&waited_for, LINK_PATIENCE))).await;
+        let live = blocking(move || Ok(wiring.wait_until_live(&waited_for, LINK_TIMEOUT))).await;
         if live.map_err(wiring_failure)? {
             return Ok(());
         }
@@ -318,23 +317,18 @@ impl Pods {
         Err(Failure::new(Code::TRY_AGAIN_LATER, msg, format!("{} on the host", interface.host_interface)))
     }
 
-    fn success(&self, call: &Invocation, assignment: Assignment, interface: &PodInterface) -> Success {
-        let (prefix, gateway) = if self.os == "windows" {
-            (
-                assignment.block.prefix_len(),
-                std::net::Ipv4Addr::from_bits(assignment.block.network().to_bits() + 1),
-            )
-        } else {
-            (32, tortie_linux::wire::GATEWAY)
-        };
+    fn success(call: &Invocation, assignment: Assignment, interface: &PodInterface) -> Success {
         Success {
             interfaces: vec![Interface {
                 name: call.interface.clone(),
                 mac: interface.mac.to_string(),
                 sandbox: call.netns.clone(),
             }],
-            ips: vec![Address { address: format!("{}/{prefix}", assignment.address), interface: 0 }],
-            routes: vec![Route { dst: Ipv4Net::default().to_string(), gw: Some(gateway.into()) }],
+            ips: vec![Address {
+                address: format!("{}/{}", assignment.address, interface.prefix_len),
+                interface: 0,
+            }],
+            routes: vec![Route { dst: Ipv4Net::default().to_string(), gw: Some(interface.gateway.into()) }],
         }
     }
 

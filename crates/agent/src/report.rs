@@ -11,6 +11,7 @@ use tortie_api::{Key, Kind, Metadata};
 use tortie_dataplane::{Reason, Severity};
 use tortie_store::{Store, StoreError};
 
+use crate::backoff::{Backoff, random_seed};
 use crate::plane::InForce;
 
 /// The minimum interval between reports.
@@ -19,8 +20,6 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// more is allowed: somebody may be waiting for a recent write, but nobody for each step of a steady stream.
 const BURST: u32 = 60;
 const REFILL: Duration = Duration::from_secs(1);
-/// The delay after an error of the store.
-const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// The maximum number of conditions in a report; the rest is counted.
 const MAX_CONDITIONS: usize = 50;
 
@@ -32,6 +31,7 @@ pub(crate) async fn run(
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let key = Key::global(Kind::NodeReport, &node);
+    let mut backoff = Backoff::new(random_seed());
     let mut written: Option<NodeStatus> = None;
     let mut allowance = Allowance { left: BURST, counted: Instant::now() };
     while in_force.changed().await.is_ok() {
@@ -51,13 +51,14 @@ pub(crate) async fn run(
         }
         match write(&*store, &key, &status).await {
             Ok(()) => {
+                backoff.succeeded();
                 written = Some(status);
                 sleep(INTERVAL).await;
             }
             Err(error) => {
                 tracing::warn!(%error, "the node's report could not be written; it is written again");
                 in_force.mark_changed();
-                sleep(RETRY_DELAY).await;
+                backoff.wait().await;
             }
         }
     }

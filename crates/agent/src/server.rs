@@ -12,13 +12,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tortie_cni::transport::{body_length, encode_answer};
 use tortie_cni::{Code, Command, Failure, Invocation};
 
+use crate::backoff::{Backoff, random_seed};
 use crate::pods::Pods;
 
 /// The interval of checks for deletions on disk. The plugin stores one whenever it cannot reach the agent, which the
 /// agent may not notice otherwise.
 const QUEUE_INTERVAL: Duration = Duration::from_secs(5);
-/// How long to wait after a failed accept, which is mostly caused by a lack of file descriptors.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// The maximum delay after a failed accept, which is mostly caused by a lack of file descriptors.
+pub(crate) const MAX_ACCEPT_DELAY: Duration = Duration::from_secs(1);
 
 /// Creates a socket for the agent's own user. An abandoned one is replaced.
 pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
@@ -36,15 +37,17 @@ pub(crate) fn listen(socket: &Path) -> io::Result<UnixListener> {
 
 /// Serves until the future is dropped.
 pub(crate) async fn run(pods: Arc<Pods>, listener: UnixListener) {
+    let mut backoff = Backoff::new(random_seed()).with_max(MAX_ACCEPT_DELAY);
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::error!(%error, "a call of the CNI plugin cannot be accepted; it waits");
-                tokio::time::sleep(ACCEPT_RETRY).await;
+                backoff.wait().await;
                 continue;
             }
         };
+        backoff.succeeded();
         let pods = pods.clone();
         tokio::spawn(async move {
             if let Err(error) = serve(&pods, stream).await {

@@ -19,6 +19,19 @@ fn code(answer: transport::Answer) -> Code {
     answer.expect_err("it fails").code
 }
 
+/// A pod's network differs between operating systems: a host route on Linux, the block on Windows.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_answer_has_the_network_of_the_wiring() {
+    let bed = Bed::new().await;
+    bed.pod("p", "u", json!({})).await;
+    for (prefix_len, gateway) in [(32, [169, 254, 1, 1]), (26, [10, 0, 0, 1])] {
+        bed.os.lock().pod_network = Some((prefix_len, gateway.into()));
+        let success = bed.call(bed.invocation(Command::Add, "c", "p")).await.unwrap().unwrap();
+        assert!(success.ips[0].address.ends_with(&format!("/{prefix_len}")), "{success:?}");
+        assert_eq!(success.routes[0].gw, Some(gateway.into()));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_is_added_checked_and_deleted() {
     let bed = Bed::new().await;

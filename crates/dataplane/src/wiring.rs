@@ -28,7 +28,7 @@ pub trait PodWiring: Send + Sync {
     fn host_interface(&self, endpoint: &EndpointId, container_id: &str) -> String;
 
     /// Waits until the interface forwards packets, at most this long, and returns whether it does.
-    fn wait_until_live(&self, interface: &PodInterface, patience: Duration) -> bool;
+    fn wait_until_live(&self, interface: &PodInterface, timeout: Duration) -> bool;
 
     /// Checks that the pod's interface is as [`connect`](Self::connect) created it (CNI CHECK).
     ///
@@ -61,6 +61,10 @@ pub struct PodInterface {
     pub host_interface: String,
     /// The pod's MAC address.
     pub mac: MacAddress,
+    /// The length of the network's prefix that the pod's address has.
+    pub prefix_len: u8,
+    /// The next hop of the pod's default route.
+    pub gateway: Ipv4Addr,
 }
 
 /// Why a pod could not be connected, or disconnected.

@@ -170,7 +170,8 @@ impl PodWiring for Wiring {
         let failed = |operation| failed(operation, &name);
         let namespace = NetNs::open(Path::new(&pod.netns)).map_err(failed("find the pod's namespace"))?;
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
-        let interface = |mac| PodInterface { host_interface: name.clone(), mac };
+        let interface =
+            |mac| PodInterface { host_interface: name.clone(), mac, prefix_len: 32, gateway: GATEWAY };
         let mut laid = self.lay(pod, &mut host, &namespace, &name);
         if matches!(&laid, Err(error) if error.errno() == Some(libc::EEXIST)) {
             let link = host.link(&name).map_err(failed("look for the cable"))?;

@@ -158,6 +158,7 @@ fn a_link_is_waited_for_until_it_passes_packets() {
         let pod = Pod::new("pod", 1, 2);
         let interface = wiring.connect(&pod.attachment()).unwrap();
         let name = interface.host_interface.clone();
+        assert_eq!((interface.prefix_len, interface.gateway), (32, [169, 254, 1, 1].into()));
         let none = PodInterface { host_interface: "cali-none".to_owned(), ..interface.clone() };
         assert!(!wiring.wait_until_live(&none, Duration::from_millis(5)));
         assert!(wiring.wait_until_live(&interface, Duration::from_secs(10)));

@@ -4,20 +4,19 @@
 //! disk: under load many writes share one flush. Readers use snapshots and wait for nobody.
 
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::thread;
 
 use async_trait::async_trait;
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use redb::backends::InMemoryBackend;
 use redb::{Database, ReadableTable, Table, TableDefinition, TableError};
 use serde_json::Value;
-use tokio::sync::{broadcast, oneshot};
-use tokio_stream::wrappers::BroadcastStream;
-use tokio_stream::wrappers::errors::BroadcastStreamRecvError;
+use tokio::sync::{mpsc, oneshot};
 use tortie_api::{Key, Kind};
 
 use crate::file::File;
+use crate::ring::{Events, Reader};
 use crate::{Event, Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write};
 
 /// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
@@ -29,18 +28,17 @@ const LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
 
 /// The number of writes in the log.
 const LOG_LENGTH: u64 = 20_000;
-/// How many events a watcher may lag behind.
-const WATCH_BUFFER: usize = 8_192;
 /// The maximum number of requests in a transaction.
 const BATCH: usize = 256;
+/// The maximum number of requests that wait for a transaction. Further callers wait until there is room.
+const MAX_WAITING: usize = 1_024;
 
 /// A store in one file. Clones share it.
 #[derive(Clone)]
 pub struct Embedded {
     file: Arc<File>,
     writer: mpsc::Sender<Request>,
-    /// Shared, because each watcher receives every event and most events are not for it.
-    events: broadcast::Sender<Arc<Event>>,
+    events: Events,
 }
 
 struct Request {
@@ -82,12 +80,12 @@ impl Embedded {
         })?;
         let file = Arc::new(file);
 
-        let (writer, requests) = mpsc::channel();
-        let (events, _) = broadcast::channel(WATCH_BUFFER);
+        let (writer, mut requests) = mpsc::channel(MAX_WAITING);
+        let events = Events::new();
         let mut thread = Writer { file: file.clone(), events: events.clone(), told };
         thread::Builder::new()
             .name("store-writer".to_owned())
-            .spawn(move || thread.run(&requests))
+            .spawn(move || thread.run(&mut requests))
             .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
         Ok(Self { file, writer, events })
     }
@@ -168,42 +166,51 @@ impl Store for Embedded {
 
     async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
         let (answer, answered) = oneshot::channel();
-        self.writer.send(Request { writes, answer }).map_err(|_| stopped())?;
+        self.writer.send(Request { writes, answer }).await.map_err(|_| stopped())?;
         answered.await.map_err(|_| stopped())?
     }
 
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
         // Subscribe first: events in between are in both, and are delivered once.
-        let live = BroadcastStream::new(self.events.subscribe());
+        let reader = self.events.subscribe();
         let (past, reached) = replay(&self.file, kinds, after)?;
         let kinds = kinds.to_vec();
-        let live = live.filter_map(move |event| {
+        let live = read_all(reader).filter_map(move |event| {
             futures::future::ready(match event {
                 Ok(event) if event.revision() <= reached.max(after) || !kinds.contains(&event.key().kind) => {
                     None
                 }
-                Ok(event) => Some(Ok(Arc::unwrap_or_clone(event))),
-                Err(BroadcastStreamRecvError::Lagged(_)) => Some(Err(StoreError::FellBehind)),
+                event => Some(event.map(Arc::unwrap_or_clone)),
             })
         });
         Ok(futures::stream::iter(past.into_iter().map(Ok)).chain(live).boxed())
     }
 }
 
+/// The events of a reader. The stream ends after an error.
+fn read_all(reader: Reader) -> impl Stream<Item = Result<Arc<Event>, StoreError>> {
+    futures::stream::unfold(Some(reader), async |reader| {
+        let mut reader = reader?;
+        match reader.next().await.transpose()? {
+            Ok(event) => Some((Ok(event), Some(reader))),
+            Err(error) => Some((Err(error), None)),
+        }
+    })
+}
+
 struct Writer {
     file: Arc<File>,
-    events: broadcast::Sender<Arc<Event>>,
+    events: Events,
     /// Watchers have received every event up to here.
     told: Revision,
 }
 
 impl Writer {
-    fn run(&mut self, requests: &mpsc::Receiver<Request>) {
-        while let Ok(first) = requests.recv() {
-            let mut batch = vec![first];
-            batch.extend(requests.try_iter().take(BATCH - 1));
+    fn run(&mut self, requests: &mut mpsc::Receiver<Request>) {
+        let mut batch = Vec::new();
+        while requests.blocking_recv_many(&mut batch, BATCH) > 0 {
             let (requests, answers): (Vec<_>, Vec<_>) =
-                batch.into_iter().map(|request| (request.writes, request.answer)).unzip();
+                batch.drain(..).map(|request| (request.writes, request.answer)).unzip();
             match self.write(requests) {
                 Ok((events, results)) => {
                     let first = events.first().map_or(0, Event::revision);
@@ -229,11 +236,9 @@ impl Writer {
     }
 
     fn tell(&mut self, events: Vec<Event>) {
-        for event in events {
-            self.told = self.told.max(event.revision());
-            // Possibly there are no watchers.
-            let _ = self.events.send(Arc::new(event));
-        }
+        let last = events.last().map_or(0, Event::revision);
+        self.told = self.told.max(last);
+        self.events.send(events);
     }
 
     /// Reopens the file. A failed transaction may have been committed all the same; then watchers receive its events.
@@ -453,5 +458,38 @@ mod tests {
             assert!(store.get(&key("before")).await.unwrap().is_some());
         }
         assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), 4);
+    }
+
+    /// A disk that hangs costs the memory of the requests that may wait, and the others are made later.
+    #[tokio::test]
+    async fn requests_beyond_the_limit_wait_for_room() {
+        let store = Embedded::in_memory().unwrap();
+        let (entered, is_held) = std::sync::mpsc::channel();
+        let (open, gate) = std::sync::mpsc::channel::<()>();
+        // A transaction of somebody else blocks the writer.
+        let file = store.file.clone();
+        thread::spawn(move || {
+            file.write(|_| {
+                entered.send(()).unwrap();
+                let _ = gate.recv();
+                Ok(())
+            })
+        });
+        is_held.recv().unwrap();
+        let count = 3 * MAX_WAITING;
+        let creations = (0..count).map(|number| {
+            let store = store.clone();
+            let key = Key::global(Kind::Namespace, format!("n{number}"));
+            tokio::spawn(async move { store.create(&key, json!(number)).await })
+        });
+        let creations: Vec<_> = creations.collect();
+        while store.writer.capacity() > 0 {
+            tokio::task::yield_now().await;
+        }
+        open.send(()).unwrap();
+        for created in futures::future::join_all(creations).await {
+            created.unwrap().unwrap();
+        }
+        assert_eq!(store.list(Kind::Namespace).await.unwrap().items.len(), count);
     }
 }

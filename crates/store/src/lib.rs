@@ -11,7 +11,9 @@ mod embedded;
 mod file;
 mod in_force;
 mod pod;
+mod ring;
 pub mod rpc;
+mod size;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -25,6 +27,7 @@ pub use in_force::{
     NotInForce, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_in_force,
 };
 pub use pod::{POD_UID, is_of, pod_of};
+pub use size::size_of_value;
 
 /// A point in the store's history: the number of writes so far. A later write has a higher revision.
 pub type Revision = u64;

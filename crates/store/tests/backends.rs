@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tortie_api::kubernetes::implied_slices;
 use tortie_api::{Key, Kind};
 use tortie_store::rpc::{Remote, TlsIdentity, serve_tls, serve_unix};
-use tortie_store::{Embedded, Event, Store, StoreError, conformance, wait_for_slices};
+use tortie_store::{Embedded, Event, Store, StoreError, Write, conformance, wait_for_slices};
 
 fn embedded() -> (Arc<Embedded>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
@@ -118,6 +118,47 @@ async fn a_watch_from_before_the_log_says_so() {
     }
     assert_eq!(store.watch(&[Kind::Namespace], 1).await.err(), Some(StoreError::Compacted(1)));
     assert!(store.watch(&[Kind::Namespace], revision - 19_000).await.is_ok());
+}
+
+/// A watcher that goes on after lost events would never know what it has missed, so the watch ends with the error. Too
+/// many events end it, and so do too many bytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_that_has_lost_events_ends() {
+    let many = |count: usize, length: usize| {
+        let value = json!("x".repeat(length));
+        let node = |number| Key::global(Kind::Node, format!("n{number}"));
+        (0..count).map(|number| Write::Create(node(number), value.clone())).collect::<Vec<_>>()
+    };
+    for (name, writes, ends) in [
+        ("few", many(1_000, 1), false),
+        ("many", many(10_000, 1), true),
+        ("few and large", many(100, 1 << 20), true),
+    ] {
+        let store = Arc::new(Embedded::in_memory().unwrap());
+        let mut watch = store.watch(&[Kind::Node], 0).await.unwrap();
+        let count = writes.len();
+        store.write_all(writes).await.unwrap();
+        let last = store.create(&Key::global(Kind::Node, "last"), json!(1)).await.unwrap();
+        let mut revisions = Vec::new();
+        let end = loop {
+            match tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap() {
+                Ok(event) => revisions.push(event.revision()),
+                Err(error) => break Some(error),
+            }
+            if revisions.last() == Some(&last.revision) {
+                break None;
+            }
+        };
+        if !ends {
+            assert_eq!((end, revisions.len()), (None, count + 1), "{name}");
+            continue;
+        }
+        assert_eq!(end, Some(StoreError::FellBehind), "{name}");
+        assert!(revisions.iter().copied().eq(1..=revisions.len() as u64), "{name}: no gap: {revisions:?}");
+        assert!(watch.next().await.is_none(), "{name}: it ends");
+        let mut again = store.watch(&[Kind::Node], last.revision - 1).await.unwrap();
+        assert_eq!(again.next().await.unwrap().unwrap().revision(), last.revision, "{name}");
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@
 
 mod acl;
 mod acl_reconciler;
+mod backoff;
 mod cost;
 mod dataplane;
 mod endpoint;
@@ -20,7 +21,6 @@ mod policy_sets;
 mod routes;
 mod show;
 mod static_rules;
-mod waits;
 mod wiring;
 
 pub use cost::{Because, Cost, CostModel, Costing, PolicyCost, RuleCost, RuleCounts, Saving, Tally};

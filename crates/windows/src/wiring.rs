@@ -72,7 +72,12 @@ impl WindowsWiring {
             }
         })?;
         info!(endpoint = endpoint.name, address = %pod.address, created, "the pod is connected, closed");
-        Ok(PodInterface { host_interface: endpoint.name, mac })
+        Ok(PodInterface {
+            host_interface: endpoint.name,
+            mac,
+            prefix_len: pod.block.prefix_len(),
+            gateway: gateway(pod.block),
+        })
     }
 
     /// Creates the endpoint. A remote endpoint, as created by kube-proxy, may still have the address, from an earlier

@@ -35,6 +35,7 @@ fn the_document_that_creates_a_pod() {
     let interface = node.wiring.connect(&pod).unwrap();
     assert_eq!(interface.host_interface, "0123456789abcdef_Calico");
     assert_eq!(interface.mac.to_string(), "0e:2a:0a:f4:03:05");
+    assert_eq!((interface.prefix_len, interface.gateway), (26, [10, 244, 3, 1].into()));
     let made = node.hns.take_changes();
     let [
         Call::Create { kind: Kind::Endpoint, network, id, settings },

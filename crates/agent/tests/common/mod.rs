@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
@@ -23,7 +24,7 @@ use tortie_store::{Embedded, Store, Stored};
 
 pub(crate) const NODE: &str = "node-1";
 /// How long a test waits for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The state of the fake operating system, and its answers.
 #[derive(Default)]
@@ -39,6 +40,8 @@ pub(crate) struct Os {
     pub asks_for_services: bool,
     /// Whether it panics on the next call.
     pub dies: bool,
+    /// The prefix length and the gateway of pods.
+    pub pod_network: Option<(u8, Ipv4Addr)>,
     /// The container of each endpoint's interface.
     pub connected: BTreeMap<EndpointId, String>,
     /// Containers whose connection is blocked.
@@ -101,11 +104,12 @@ impl PodWiring for FakeOs {
     fn connect(&self, pod: &PodAttachment) -> Result<PodInterface, WiringError> {
         let gate = self.lock().gates.remove(&pod.container_id);
         if let Some(gate) = gate {
-            let _ = gate.recv_timeout(PATIENCE);
+            let _ = gate.recv_timeout(TIMEOUT);
         }
         self.lock().connected.insert(pod.endpoint.clone(), pod.container_id.clone());
         let host_interface = self.host_interface(&pod.endpoint, &pod.container_id);
-        Ok(PodInterface { host_interface, mac: MacAddress([2, 0, 0, 0, 0, 1]) })
+        let (prefix_len, gateway) = self.lock().pod_network.unwrap_or((32, Ipv4Addr::new(169, 254, 1, 1)));
+        Ok(PodInterface { host_interface, mac: MacAddress([2, 0, 0, 0, 0, 1]), prefix_len, gateway })
     }
 
     fn disconnect(&self, endpoint: &EndpointId, container_id: &str) -> Result<(), WiringError> {
@@ -120,7 +124,7 @@ impl PodWiring for FakeOs {
         format!("cali-{}-{}", endpoint.pod, endpoint.interface)
     }
 
-    fn wait_until_live(&self, _interface: &PodInterface, _patience: Duration) -> bool {
+    fn wait_until_live(&self, _interface: &PodInterface, _timeout: Duration) -> bool {
         true
     }
 
@@ -178,11 +182,21 @@ impl Bed {
     }
 
     pub(crate) fn on(store: Arc<dyn Store>, os: FakeOs) -> Self {
+        let platform = Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) };
+        Self::with_platform(store, platform, os)
+    }
+
+    /// An agent in the network namespace of this thread.
+    pub(crate) fn on_linux(store: Arc<dyn Store>) -> Self {
+        Self::with_platform(store, Platform::Linux, FakeOs::default())
+    }
+
+    fn with_platform(store: Arc<dyn Store>, platform: Platform, os: FakeOs) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = Config {
             node: NODE.to_owned(),
             store: store.clone(),
-            platform: Platform::Other { dataplane: Box::new(os.clone()), wiring: Arc::new(os.clone()) },
+            platform,
             cni_socket: dir.path().join("agent.sock"),
             control_socket: dir.path().join("control.sock"),
             deletion_queue: dir.path().join("queue"),
@@ -234,7 +248,7 @@ impl Bed {
 /// The agent's answer; the test fails without one.
 pub(crate) fn send(socket: &Path, call: &Invocation) -> Answer {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     ask(&mut stream, call).unwrap()
 }
 
@@ -264,9 +278,9 @@ pub(crate) async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
 
 /// Polls until the condition holds.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so().await {
-        assert!(Instant::now() < deadline, "{what}: not in {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what}: not in {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -118,7 +118,7 @@ impl<'a> Reconciliation<'a> {
     }
 
     fn sync(&mut self, job: &Job<'_>) -> Result<(), Error> {
-        let failing = self.acl_reconciler.waits.contains(&job.id);
+        let failing = self.acl_reconciler.backoff.contains(&job.id);
         let known = self.acl_reconciler.known(&job.id);
         if !failing && !known.look && known.in_force.as_ref() == Some(&job.list) {
             return Ok(());
@@ -135,10 +135,10 @@ impl<'a> Reconciliation<'a> {
         let named = known.named.get_or_insert_default();
         named.extend(list.set_ids());
         named.extend(found.policies.iter().flat_map(sets_in).map(str::to_owned));
-        known.found = sync_acls(hcn, &found, &list, &mut known.vain, self.node.now)?;
+        known.found = sync_acls(hcn, &found, &list, &mut known.last_rejected, self.node.now)?;
         *named = list.set_ids();
         (known.look, known.in_force) = (false, Some(list));
-        self.acl_reconciler.waits.forget(&job.id);
+        self.acl_reconciler.backoff.forget(&job.id);
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl<'a> Reconciliation<'a> {
         }
         known.conditions = vec![Condition::new(error.reason(), error.to_string())];
         known.look = false;
-        self.acl_reconciler.waits.failed(id, self.node.now);
+        self.acl_reconciler.backoff.failed(id, self.node.now);
     }
 
     /// Keeps the sets that a failed endpoint may name unchanged. The other endpoints get lists without these sets
@@ -185,7 +185,7 @@ impl<'a> Reconciliation<'a> {
 
     fn held_sets(&self) -> BTreeMap<String, Condition> {
         let mut held = BTreeMap::new();
-        for id in self.acl_reconciler.waits.keys() {
+        for id in self.acl_reconciler.backoff.keys() {
             let named = self.acl_reconciler.known.get(id).and_then(|known| known.named.as_ref());
             for set in self.changing.iter().filter(|set| named.is_none_or(|named| named.contains(*set))) {
                 let message = format!(
@@ -224,11 +224,11 @@ impl<'a> Reconciliation<'a> {
         if sets.is_empty() {
             return;
         }
-        let AclReconciler { due, waits, known, unusable, .. } = &mut *self.acl_reconciler;
+        let AclReconciler { due, backoff, known, unusable, .. } = &mut *self.acl_reconciler;
         // Endpoints that name them and are not in progress become due; failed ones after their delay.
         for (id, known) in known {
             let names_one = known.named.iter().flatten().any(|id| sets.contains_key(id));
-            if names_one && !waits.contains(id) && due.insert(id.clone()) {
+            if names_one && !backoff.contains(id) && due.insert(id.clone()) {
                 let message = "a set that its ACLs name cannot be changed; its members are spelled out next";
                 known.conditions = vec![Condition::new(Reason::PolicyNotInForce, message)];
             }

@@ -1,0 +1,127 @@
+//! Changes that wait for the dataplane's thread. Only the last value of each object is kept, so a stuck dataplane costs
+//! no more memory than the objects that have changed.
+//!
+//! Nothing is lost by this: calc's result depends only on the final objects, whatever the order and the batching of
+//! updates. A deletion followed by a creation is a change like any other.
+
+use std::collections::BTreeMap;
+use std::mem;
+
+use serde_json::Value;
+use tortie_api::Key;
+use tortie_store::{Revision, size_of_value};
+
+/// Changes that belong together: nothing is applied between them.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Batch {
+    /// Objects with their new values; `None` means deleted.
+    pub(crate) changes: BTreeMap<Key, Option<Value>>,
+    /// The batch contains the store's history up to this revision.
+    pub(crate) revision: Revision,
+}
+
+/// Everything that waits, as one batch.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    batch: Option<Batch>,
+    bytes: usize,
+}
+
+impl Pending {
+    /// Adds a batch. Its values replace older ones of the same objects.
+    pub(crate) fn add(&mut self, batch: Batch) {
+        let pending = self.batch.get_or_insert_default();
+        pending.revision = batch.revision;
+        for (key, value) in batch.changes {
+            self.bytes += size(&key, value.as_ref());
+            let (old_key, old) = (key.clone(), pending.changes.insert(key, value));
+            if let Some(old) = old {
+                self.bytes -= size(&old_key, old.as_ref());
+            }
+        }
+    }
+
+    /// Takes everything, if anything has been added.
+    pub(crate) fn take(&mut self) -> Option<Batch> {
+        mem::take(self).batch
+    }
+
+    /// The approximate memory of the changes, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The number of changed objects.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.batch.as_ref().map_or(0, |batch| batch.changes.len())
+    }
+}
+
+fn size(key: &Key, value: Option<&Value>) -> usize {
+    size_of::<(Key, Option<Value>)>() + key.namespace.len() + key.name.len() + value.map_or(0, size_of_value)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tortie_api::Kind;
+
+    use super::*;
+
+    fn batch(revision: Revision, changes: &[(&str, Option<Value>)]) -> Batch {
+        let key = |name: &str| Key::global(Kind::Namespace, name);
+        Batch { changes: changes.iter().map(|(name, value)| (key(name), value.clone())).collect(), revision }
+    }
+
+    #[test]
+    fn the_last_value_of_each_object_waits() {
+        let (one, two) = (Some(json!(1)), Some(json!(2)));
+        let table: [(&str, &[Batch], Option<Batch>); 6] = [
+            ("nothing", &[], None),
+            ("no change, only a revision", &[batch(7, &[])], Some(batch(7, &[]))),
+            (
+                "an update",
+                &[batch(1, &[("a", one.clone())]), batch(2, &[("a", two.clone())])],
+                Some(batch(2, &[("a", two.clone())])),
+            ),
+            (
+                "a deletion, which calc must see: it may know the object",
+                &[batch(1, &[("a", one.clone())]), batch(2, &[("a", None)])],
+                Some(batch(2, &[("a", None)])),
+            ),
+            (
+                "a deletion and a creation",
+                &[batch(1, &[("a", one.clone())]), batch(2, &[("a", None)]), batch(3, &[("a", two.clone())])],
+                Some(batch(3, &[("a", two.clone())])),
+            ),
+            (
+                "two objects, then a revision",
+                &[batch(1, &[("a", one.clone())]), batch(2, &[("b", two.clone())]), batch(9, &[])],
+                Some(batch(9, &[("a", one.clone()), ("b", two.clone())])),
+            ),
+        ];
+        for (name, batches, expected) in table {
+            let mut pending = Pending::default();
+            for Batch { changes, revision } in batches {
+                pending.add(Batch { changes: changes.clone(), revision: *revision });
+            }
+            assert_eq!(pending.take(), expected, "{name}");
+            assert_eq!((pending.take(), pending.bytes(), pending.len()), (None, 0, 0), "{name}: taken");
+        }
+    }
+
+    #[test]
+    fn replaced_values_do_not_count() {
+        let (mut once, mut often) = (Pending::default(), Pending::default());
+        let large = || Some(json!({"text": "x".repeat(80_000)}));
+        once.add(batch(1, &[("a", large())]));
+        for revision in 1..=3_000 {
+            often.add(batch(revision, &[("a", if revision % 7 == 0 { None } else { large() })]));
+        }
+        assert_eq!((often.len(), often.bytes()), (1, once.bytes()));
+        assert!(once.bytes() >= 80_000);
+        often.add(batch(3_001, &[("a", None)]));
+        assert!(often.bytes() < 1_000, "a deletion is small: {}", often.bytes());
+    }
+}

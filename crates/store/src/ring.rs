@@ -1,0 +1,232 @@
+//! The latest events, for watchers. The ring is bounded by number and by bytes: when it is full, the oldest events go,
+//! and the watchers that have not read them have fallen behind. Events that every watcher has read go at once.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::{Event, StoreError, size_of_value};
+
+/// The number of events that a watcher may lag behind.
+const MAX_EVENTS: usize = 8_192;
+/// The bytes of events that a watcher may lag behind.
+const MAX_BYTES: usize = 64 << 20;
+
+/// The number of events before a position, since the ring was created.
+type Position = u64;
+
+/// The events from the position `first` on.
+#[derive(Debug)]
+struct Ring {
+    max_bytes: usize,
+    events: VecDeque<Arc<Event>>,
+    bytes: usize,
+    first: Position,
+    /// The number of readers at each position.
+    readers: BTreeMap<Position, usize>,
+}
+
+impl Ring {
+    fn new(max_bytes: usize) -> Self {
+        Self { max_bytes, events: VecDeque::new(), bytes: 0, first: 0, readers: BTreeMap::new() }
+    }
+
+    fn end(&self) -> Position {
+        self.first + self.events.len() as Position
+    }
+
+    fn push(&mut self, event: Arc<Event>) {
+        self.bytes += size(&event);
+        self.events.push_back(event);
+        while self.events.len() > MAX_EVENTS || self.bytes > self.max_bytes {
+            self.remove_first();
+        }
+        self.remove_read();
+    }
+
+    /// The event at a position; `None` if it has not happened yet.
+    fn read(&self, position: Position) -> Result<Option<Arc<Event>>, StoreError> {
+        let index = position.checked_sub(self.first).ok_or(StoreError::FellBehind)?;
+        Ok(usize::try_from(index).ok().and_then(|index| self.events.get(index)).cloned())
+    }
+
+    /// A reader has moved: `None` before its first position, and after its last.
+    fn moved(&mut self, from: Option<Position>, to: Option<Position>) {
+        if let Some(to) = to {
+            *self.readers.entry(to).or_default() += 1;
+        }
+        if let Some(from) = from
+            && let Some(count) = self.readers.get_mut(&from)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.readers.remove(&from);
+            }
+        }
+        self.remove_read();
+    }
+
+    /// Removes what every reader has read.
+    fn remove_read(&mut self) {
+        let needed = self.readers.keys().next().copied().unwrap_or_else(|| self.end());
+        while self.first < needed && !self.events.is_empty() {
+            self.remove_first();
+        }
+    }
+
+    fn remove_first(&mut self) {
+        if let Some(event) = self.events.pop_front() {
+            self.bytes -= size(&event);
+            self.first += 1;
+        }
+    }
+}
+
+fn size(event: &Event) -> usize {
+    let key = event.key();
+    let value = match event {
+        Event::Put(stored) => size_of_value(&stored.value),
+        Event::Deleted { .. } => 0,
+    };
+    size_of::<Event>() + key.namespace.len() + key.name.len() + value
+}
+
+/// Sends events to watchers. Clones share the ring.
+#[derive(Debug, Clone)]
+pub(crate) struct Events {
+    ring: Arc<Mutex<Ring>>,
+    /// Tells readers that something has arrived.
+    arrived: watch::Sender<()>,
+}
+
+impl Events {
+    pub(crate) fn new() -> Self {
+        Self { ring: Arc::new(Mutex::new(Ring::new(MAX_BYTES))), arrived: watch::Sender::new(()) }
+    }
+
+    /// Sends events to every reader.
+    pub(crate) fn send(&self, events: Vec<Event>) {
+        let mut ring = lock(&self.ring);
+        events.into_iter().for_each(|event| ring.push(Arc::new(event)));
+        drop(ring);
+        self.arrived.send_replace(());
+    }
+
+    /// Returns a reader of the events from now on.
+    pub(crate) fn subscribe(&self) -> Reader {
+        let arrived = self.arrived.subscribe();
+        let mut ring = lock(&self.ring);
+        let position = ring.end();
+        ring.moved(None, Some(position));
+        Reader { ring: self.ring.clone(), arrived, position }
+    }
+}
+
+/// Reads every event once.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    ring: Arc<Mutex<Ring>>,
+    arrived: watch::Receiver<()>,
+    position: Position,
+}
+
+impl Reader {
+    /// Waits for the next event; `None` if no more events can arrive.
+    ///
+    /// # Errors
+    /// The next event is not kept any more. This reader stays behind.
+    pub(crate) async fn next(&mut self) -> Result<Option<Arc<Event>>, StoreError> {
+        loop {
+            // What arrives after the ring has been read wakes the reader.
+            self.arrived.mark_unchanged();
+            if let Some(event) = self.read()? {
+                return Ok(Some(event));
+            }
+            if self.arrived.changed().await.is_err() {
+                return self.read();
+            }
+        }
+    }
+
+    fn read(&mut self) -> Result<Option<Arc<Event>>, StoreError> {
+        let mut ring = lock(&self.ring);
+        let event = ring.read(self.position)?;
+        if event.is_some() {
+            ring.moved(Some(self.position), Some(self.position + 1));
+            self.position += 1;
+        }
+        Ok(event)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        lock(&self.ring).moved(Some(self.position), None);
+    }
+}
+
+fn lock(ring: &Mutex<Ring>) -> MutexGuard<'_, Ring> {
+    ring.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+    use tortie_api::{Key, Kind};
+
+    use super::*;
+    use crate::Stored;
+
+    fn event(revision: u64, length: usize) -> Arc<Event> {
+        let key = Key::global(Kind::Namespace, "n");
+        Arc::new(Event::Put(Stored { key, value: json!("x".repeat(length)), revision }))
+    }
+
+    #[test]
+    fn the_ring_is_bounded_by_number_and_by_bytes() {
+        let one = size(&event(1, 80_000));
+        let table = [
+            (usize::MAX, 10, 9_000, MAX_EVENTS),
+            (10 * one, 80_000, 9_000, 10),
+            (10 * one, 80_000, 9, 9),
+            (one - 1, 80_000, 3, 0),
+        ];
+        for (max_bytes, length, count, kept) in table {
+            let mut ring = Ring::new(max_bytes);
+            ring.moved(None, Some(0));
+            (1..=count).for_each(|revision| ring.push(event(revision, length)));
+            assert_eq!((ring.events.len(), ring.end()), (kept, count), "{max_bytes}, {length}, {count}");
+            assert!(ring.bytes <= max_bytes);
+            let lost = count - kept as u64;
+            for position in 0..=count {
+                let read = ring.read(position).map(|event| event.map(|event| event.revision()));
+                let expected = match position {
+                    position if position < lost => Err(StoreError::FellBehind),
+                    position => Ok((position < count).then_some(position + 1)),
+                };
+                assert_eq!(read, expected, "{max_bytes}, {length}, {count}: {position}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_a_reader_needs_is_kept() {
+        let mut ring = Ring::new(usize::MAX);
+        ring.push(event(1, 1));
+        assert_eq!((ring.events.len(), ring.end()), (0, 1), "nobody reads");
+        let (slow, fast) = (1, 1);
+        ring.moved(None, Some(slow));
+        ring.moved(None, Some(fast));
+        (2..=4).for_each(|revision| ring.push(event(revision, 1)));
+        (1..4).for_each(|position| ring.moved(Some(position), Some(position + 1)));
+        assert_eq!(ring.events.len(), 3, "the slow one has read nothing");
+        ring.moved(Some(slow), Some(2));
+        assert_eq!(ring.events.len(), 2);
+        ring.moved(Some(2), None);
+        assert_eq!((ring.events.len(), ring.bytes, ring.end()), (0, 0, 4), "the slow one has gone");
+        ring.moved(Some(4), None);
+        assert!(ring.readers.is_empty());
+    }
+}
