@@ -320,6 +320,25 @@ fn every_dependency_has_its_line() {
     }
 }
 
+/// The functions between a store's event and the kernel's transaction, as ARCHITECTURE.md lists them.
+#[test]
+fn the_way_from_a_label_to_a_set_element_is_short_and_exists() {
+    let text = fs::read_to_string(workspace().join("ARCHITECTURE.md")).unwrap();
+    let section = text.split("## From a label to an element of a set").nth(1).unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let row = |line: &str| {
+        let mut cells = line.strip_prefix("| `")?.split('`');
+        let (function, file) = (cells.next()?.to_owned(), cells.nth(1)?.to_owned());
+        file.ends_with(".rs").then_some((function, file))
+    };
+    let rows: Vec<(String, String)> = section.lines().filter_map(row).collect();
+    assert!((15..=25).contains(&rows.len()), "{} functions", rows.len());
+    for (function, file) in rows {
+        let source = fs::read_to_string(workspace().join(&file)).unwrap();
+        assert!(source.contains(&format!("fn {function}")), "{file} has no function {function}");
+    }
+}
+
 /// The existing circles of files. Add none, and remove entries of circles that no longer exist.
 const CIRCLES: [(&str, &str); 15] = [
     ("api", "known_fields strict"),
