@@ -15,12 +15,12 @@ use tortie_hcn::{Class, Feature, Guid, Hcn, HcnExt, Version};
 use tortie_policy::program::{PolicyId, SetId};
 use tracing::warn;
 
+use crate::backoff::Backoff;
 use crate::endpoint::find;
 use crate::load_balancers::LoadBalancers;
 use crate::overlay::{CurrentOverlay, Overlay, OverlaySpec, ensure_overlay};
 use crate::policing::{Node, Policing};
 use crate::static_rules::StaticRules;
-use crate::waits::Waits;
 use crate::{Error, NETWORK, routes, show};
 
 /// The VXLAN port of Windows.
@@ -42,11 +42,11 @@ pub struct WindowsDataplane {
     current_overlay: CurrentOverlay,
     /// Why the requested network does not exist, and when it is retried.
     network_refused: Option<(OverlaySpec, Error)>,
-    network_wait: Waits<()>,
+    network_backoff: Backoff<()>,
     routes_due: bool,
     /// The routes that HNS refused, and when they are retried.
     routes_refused: Vec<Condition>,
-    routes_wait: Waits<()>,
+    routes_backoff: Backoff<()>,
     policing: Policing,
     static_rules: StaticRules,
     load_balancers: LoadBalancers,
@@ -80,10 +80,10 @@ impl WindowsDataplane {
             overlay: None,
             current_overlay: CurrentOverlay::default(),
             network_refused: None,
-            network_wait: Waits::default(),
+            network_backoff: Backoff::default(),
             routes_due: false,
             routes_refused: Vec::new(),
-            routes_wait: Waits::default(),
+            routes_backoff: Backoff::default(),
             policing: Policing::default(),
             static_rules: StaticRules::default(),
             load_balancers: LoadBalancers::default(),
@@ -151,7 +151,7 @@ impl WindowsDataplane {
     fn reconcile(&mut self, state: &NodeState) -> Report {
         let (mut report, now) = (Report::default(), (self.clock)());
         report.node.extend(not_enforced(state));
-        self.routes_due |= self.routes_wait.due(now).next().is_some();
+        self.routes_due |= self.routes_backoff.due(now).next().is_some();
         let mut away = None;
         if let Err(error) = self.sync_network(state, &mut report) {
             note(&mut report.node, &error);
@@ -233,9 +233,9 @@ impl WindowsDataplane {
             self.routes_refused = synced.inspect_err(|_| self.overlay = None)?;
             self.routes_due = false;
             if self.routes_refused.is_empty() {
-                self.routes_wait.forget(&());
+                self.routes_backoff.forget(&());
             } else {
-                self.routes_wait.failed((), (self.clock)());
+                self.routes_backoff.failed((), (self.clock)());
             }
         }
         report.retry |= !self.routes_refused.is_empty();
@@ -248,22 +248,22 @@ impl WindowsDataplane {
     fn ensure_network(&mut self, spec: OverlaySpec) -> Result<Overlay, Error> {
         let now = (self.clock)();
         match &self.network_refused {
-            Some((refused, error)) if *refused == spec && self.network_wait.has_to_wait(&(), now) => {
+            Some((refused, error)) if *refused == spec && self.network_backoff.has_to_wait(&(), now) => {
                 return Err(error.clone());
             }
-            Some((refused, _)) if *refused != spec => self.network_wait.forget(&()),
+            Some((refused, _)) if *refused != spec => self.network_backoff.forget(&()),
             _ => {}
         }
         let ensured = ensure_overlay(&*self.hcn, &spec);
         match &ensured {
             Ok(_) => {
                 self.network_refused = None;
-                self.network_wait.forget(&());
+                self.network_backoff.forget(&());
             }
             Err(error) if error.is_unavailable() => {}
             Err(error) => {
                 self.network_refused = Some((spec, error.clone()));
-                self.network_wait.failed((), now);
+                self.network_backoff.failed((), now);
             }
         }
         ensured
@@ -324,7 +324,7 @@ impl Dataplane for WindowsDataplane {
             self.looked = Some(now);
             // HNS may have been updated since.
             (self.overlay, self.version_due) = (None, true);
-            self.routes_due |= !self.routes_wait.has_to_wait(&(), now);
+            self.routes_due |= !self.routes_backoff.has_to_wait(&(), now);
             self.policing.look_at_sets(now);
             self.load_balancers.look_at();
             state.endpoints.keys().for_each(|id| self.policing.look_at(id.clone(), now));

@@ -67,21 +67,21 @@ pub(crate) fn sync_acls(
     hcn: &(impl Hcn + ?Sized),
     endpoint: &Endpoint,
     list: &List,
-    vain: &mut Option<Vain>,
+    last_rejected: &mut Option<LastRejected>,
     now: Instant,
 ) -> Result<Vec<Condition>, Error> {
     // If a build drops the ids of ACLs, Tortie's are identified by what was sent, now and the last time.
     let mut sent = list.numbered(&[]);
-    sent.extend(vain.iter().flat_map(|vain| vain.desired.clone()));
+    sent.extend(last_rejected.iter().flat_map(|last_rejected| last_rejected.desired.clone()));
     let mut found = Found::on(endpoint, &sent);
     let desired = &list.numbered(if found.unclear == 0 { &found.ours } else { &[] });
     sent.extend_from_slice(desired);
     let not_taken =
         || Error::NotTaken { object: format!("endpoint {}", endpoint.name), what: "ACL policies" };
-    if vain.as_ref().is_some_and(|vain| vain.is_again(desired, &found, now)) {
+    if last_rejected.as_ref().is_some_and(|last_rejected| last_rejected.is_again(desired, &found, now)) {
         return Err(not_taken());
     }
-    *vain = None;
+    *last_rejected = None;
     // If Tortie's ACLs cannot be read, the difference is unknown, and only the whole list helps.
     if found.unclear == 0 && !found.is(desired) {
         match change(hcn, endpoint, &transition(&found.ours, desired)) {
@@ -103,20 +103,20 @@ pub(crate) fn sync_acls(
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
     }
-    *vain = Some(Vain { desired: desired.to_vec(), made: found.as_read, at: now });
+    *last_rejected = Some(LastRejected { desired: desired.to_vec(), made: found.as_read, at: now });
     Err(not_taken())
 }
 
 /// A rejected attempt: HNS accepted a list and changed it. Sending it again would have the same result, and each time
 /// HNS may reset the endpoint's connections (policy decision 20).
-pub(crate) struct Vain {
+pub(crate) struct LastRejected {
     desired: Vec<Acl>,
     /// Tortie's ACLs as they were read back.
     made: Vec<Policy>,
     at: Instant,
 }
 
-impl Vain {
+impl LastRejected {
     fn is_again(&self, desired: &[Acl], found: &Found, now: Instant) -> bool {
         now < self.at + SEND_AGAIN_AFTER && self.desired == desired && self.made == found.as_read
     }

@@ -9,6 +9,7 @@
 //! again (docs/hns.md, Changes).
 
 mod acl;
+mod backoff;
 mod cost;
 mod dataplane;
 mod endpoint;
@@ -20,7 +21,6 @@ mod policy_sets;
 mod routes;
 mod show;
 mod static_rules;
-mod waits;
 mod wiring;
 
 pub use cost::{Because, Cost, Costing, PolicyCost, RuleCost, Saving, Tally, Way, Written};

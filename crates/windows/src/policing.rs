@@ -26,9 +26,9 @@ use tortie_hcn::{Guid, Hcn};
 
 use crate::Error;
 use crate::acl::{Frontends, Judged, List, Services, Set};
-use crate::endpoint::Vain;
+use crate::backoff::Backoff;
+use crate::endpoint::LastRejected;
 use crate::policy_sets::PolicySets;
-use crate::waits::Waits;
 use pass::Pass;
 
 /// The node, during a reconciliation.
@@ -50,7 +50,7 @@ pub(crate) struct Policing {
     /// The endpoints whose lists may have to change.
     due: BTreeSet<EndpointId>,
     /// Endpoints that failed.
-    waits: Waits<EndpointId>,
+    backoff: Backoff<EndpointId>,
     known: BTreeMap<EndpointId, Known>,
     /// The sets that lists name.
     wanted: BTreeMap<String, Set>,
@@ -73,7 +73,7 @@ struct Known {
     /// The conditions about the endpoint when last read: ACLs of others.
     found: Vec<Condition>,
     /// The last rejected attempt.
-    vain: Option<Vain>,
+    last_rejected: Option<LastRejected>,
     /// Its list.
     in_force: Option<List>,
     /// The sets that its ACLs may name, even after a failure; `None` if that could be any set.
@@ -92,7 +92,7 @@ impl Policing {
         if changed {
             self.judge_again(&services);
         }
-        self.due.extend(self.waits.due(node.now));
+        self.due.extend(self.backoff.due(node.now));
         let at_work = self.due.clone();
         let result = Pass::new(self, node, &services).run();
         match result {
@@ -134,7 +134,7 @@ impl Policing {
 
     /// Marks an endpoint for reading from HNS and for repair, unless it has to wait.
     pub(crate) fn look_at(&mut self, id: EndpointId, now: Instant) {
-        if !self.waits.has_to_wait(&id, now) {
+        if !self.backoff.has_to_wait(&id, now) {
             self.look_at_now(id);
         }
     }
@@ -157,7 +157,7 @@ impl Policing {
     /// Removes a deleted endpoint: HNS deletes it with the CNI DEL.
     pub(crate) fn forget(&mut self, id: &EndpointId) {
         self.due.remove(id);
-        self.waits.forget(id);
+        self.backoff.forget(id);
         self.known.remove(id);
     }
 
@@ -181,7 +181,7 @@ impl Policing {
 
     /// Whether something failed.
     pub(crate) fn is_in_trouble(&self) -> bool {
-        !self.waits.is_empty() || !self.due.is_empty() || self.differing().next().is_some()
+        !self.backoff.is_empty() || !self.due.is_empty() || self.differing().next().is_some()
     }
 
     /// The existing sets whose members differ from the desired ones.

@@ -117,7 +117,7 @@ impl<'a> Pass<'a> {
     }
 
     fn sync(&mut self, job: &Job<'_>) -> Result<(), Error> {
-        let failing = self.policing.waits.contains(&job.id);
+        let failing = self.policing.backoff.contains(&job.id);
         let known = self.policing.known(&job.id);
         if !failing && !known.look && known.in_force.as_ref() == Some(&job.list) {
             return Ok(());
@@ -134,10 +134,10 @@ impl<'a> Pass<'a> {
         let named = known.named.get_or_insert_default();
         named.extend(list.set_ids());
         named.extend(found.policies.iter().flat_map(sets_in).map(str::to_owned));
-        known.found = sync_acls(hcn, &found, &list, &mut known.vain, self.node.now)?;
+        known.found = sync_acls(hcn, &found, &list, &mut known.last_rejected, self.node.now)?;
         *named = list.set_ids();
         (known.look, known.in_force) = (false, Some(list));
-        self.policing.waits.forget(&job.id);
+        self.policing.backoff.forget(&job.id);
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl<'a> Pass<'a> {
         }
         known.conditions = vec![Condition::new(error.reason(), error.to_string())];
         known.look = false;
-        self.policing.waits.failed(id, self.node.now);
+        self.policing.backoff.failed(id, self.node.now);
     }
 
     /// Keeps the sets that a failed endpoint may name unchanged. The other endpoints get lists without these sets
@@ -184,7 +184,7 @@ impl<'a> Pass<'a> {
 
     fn held_sets(&self) -> BTreeMap<String, Condition> {
         let mut held = BTreeMap::new();
-        for id in self.policing.waits.keys() {
+        for id in self.policing.backoff.keys() {
             let named = self.policing.known.get(id).and_then(|known| known.named.as_ref());
             for set in self.changing.iter().filter(|set| named.is_none_or(|named| named.contains(*set))) {
                 let message = format!(
@@ -223,11 +223,11 @@ impl<'a> Pass<'a> {
         if sets.is_empty() {
             return;
         }
-        let Policing { due, waits, known, unusable, .. } = &mut *self.policing;
+        let Policing { due, backoff, known, unusable, .. } = &mut *self.policing;
         // Endpoints that name them and are not in progress become due; failed ones after their delay.
         for (id, known) in known {
             let names_one = known.named.iter().flatten().any(|id| sets.contains_key(id));
-            if names_one && !waits.contains(id) && due.insert(id.clone()) {
+            if names_one && !backoff.contains(id) && due.insert(id.clone()) {
                 let message = "a set that its ACLs name cannot be changed; its members are spelled out next";
                 known.conditions = vec![Condition::new(Reason::PolicyNotInForce, message)];
             }

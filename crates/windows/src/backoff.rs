@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// The maximum delay.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_DELAY: Duration = Duration::from_secs(60);
 
 /// Failed operations, the number of consecutive failures, and the time of the next attempt: at once, then after 1, 2,
 /// 4 … seconds.
 #[derive(Debug)]
-pub(crate) struct Waits<K>(BTreeMap<K, Wait>);
+pub(crate) struct Backoff<K>(BTreeMap<K, Wait>);
 
-impl<K> Default for Waits<K> {
+impl<K> Default for Backoff<K> {
     fn default() -> Self {
-        Waits(BTreeMap::new())
+        Backoff(BTreeMap::new())
     }
 }
 
@@ -23,7 +23,7 @@ struct Wait {
     until: Instant,
 }
 
-impl<K: Ord + Clone> Waits<K> {
+impl<K: Ord + Clone> Backoff<K> {
     /// The failed operations.
     pub(crate) fn keys(&self) -> impl Iterator<Item = &K> {
         self.0.keys()
@@ -40,8 +40,9 @@ impl<K: Ord + Clone> Waits<K> {
     /// Records a failure.
     pub(crate) fn failed(&mut self, key: K, now: Instant) {
         let wait = self.0.entry(key).or_insert(Wait { failures: 0, until: now });
-        let delay = 1_u64.checked_shl(wait.failures).map_or(LONGEST, |twice| Duration::from_secs(twice / 2));
-        *wait = Wait { failures: wait.failures.saturating_add(1), until: now + delay.min(LONGEST) };
+        let delay =
+            1_u64.checked_shl(wait.failures).map_or(MAX_DELAY, |twice| Duration::from_secs(twice / 2));
+        *wait = Wait { failures: wait.failures.saturating_add(1), until: now + delay.min(MAX_DELAY) };
     }
 
     /// Records a success, or removes the operation.
@@ -67,17 +68,17 @@ mod tests {
     #[test]
     fn delays_double_up_to_a_minute() {
         let mut now = Instant::now();
-        let mut waits = Waits::default();
+        let mut backoff = Backoff::default();
         for seconds in [0, 1, 2, 4, 8, 16, 32, 60, 60].into_iter().chain([60; 80]) {
-            waits.failed("x", now);
+            backoff.failed("x", now);
             if seconds > 0 {
                 now += Duration::from_secs(seconds - 1);
-                assert!(waits.has_to_wait(&"x", now) && waits.due(now).next().is_none(), "{seconds}");
+                assert!(backoff.has_to_wait(&"x", now) && backoff.due(now).next().is_none(), "{seconds}");
                 now += Duration::from_secs(1);
             }
-            assert!(!waits.has_to_wait(&"x", now) && waits.due(now).eq(["x"]), "{seconds}");
+            assert!(!backoff.has_to_wait(&"x", now) && backoff.due(now).eq(["x"]), "{seconds}");
         }
-        waits.forget(&"x");
-        assert!(waits.is_empty());
+        backoff.forget(&"x");
+        assert!(backoff.is_empty());
     }
 }
