@@ -14,9 +14,9 @@ use crate::pending::{Batch, Pending};
 use crate::queue::Batches;
 
 /// The maximum number of events in a batch.
-const BATCH: usize = 1_024;
-/// The bytes at which a batch is full.
-const BATCH_BYTES: usize = 4 << 20;
+const MAX_BATCH_EVENTS: usize = 1_024;
+/// The size at which a batch is full, in bytes.
+const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// Feeds the thread with objects of these kinds until it ends.
 pub(crate) async fn run(store: Arc<dyn Store>, wanted: Vec<Kind>, batches: Batches) {
@@ -101,7 +101,7 @@ async fn next_batch(events: &mut Watch, wanted: &[Kind]) -> (Option<Batch>, Opti
             None => return (read.take(), Some(ended())),
         }
         count += 1;
-        if count == BATCH || read.bytes() >= BATCH_BYTES {
+        if count == MAX_BATCH_EVENTS || read.bytes() >= MAX_BATCH_BYTES {
             break;
         }
         next = events.next().now_or_never();

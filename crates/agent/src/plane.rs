@@ -148,14 +148,14 @@ impl Plane {
             );
             self.report = self.dataplane.apply(self.calc.state(), &deltas);
         }
-        self.settle();
+        self.publish_in_force();
     }
 
     fn resync(&mut self) {
         let span = tracing::debug_span!("resync", revision = self.given);
         let _entered = span.enter();
         self.report = self.dataplane.resync(self.calc.state());
-        self.settle();
+        self.publish_in_force();
     }
 
     /// Answers a request about a pod's interfaces. The caller may be gone.
@@ -191,7 +191,7 @@ impl Plane {
     }
 
     /// Publishes what is in force now.
-    fn settle(&mut self) {
+    fn publish_in_force(&mut self) {
         self.log();
         // Problems of single endpoints are in the report; they must not delay the node's revision.
         if self.report.node_failures().next().is_none() {

@@ -28,6 +28,8 @@ const LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
 
 /// The number of writes in the log.
 const LOG_LENGTH: u64 = 20_000;
+/// The maximum size of the values that a new watch reads from the log, in bytes of JSON.
+const MAX_REPLAY_BYTES: usize = 32 << 20;
 /// The maximum number of requests in a transaction.
 const BATCH: usize = 256;
 /// The maximum number of requests that wait for a transaction. Further callers wait until there is room.
@@ -96,8 +98,14 @@ impl Embedded {
     }
 }
 
-/// The logged events after a revision, and the latest revision that they reach.
-fn replay(file: &File, kinds: &[Kind], after: Revision) -> Result<(Vec<Event>, Revision), StoreError> {
+/// The logged events after a revision, and the latest revision that they reach. More bytes than the maximum count as
+/// events that are no longer kept.
+fn replay(
+    file: &File,
+    kinds: &[Kind],
+    after: Revision,
+    max_bytes: usize,
+) -> Result<(Vec<Event>, Revision), StoreError> {
     file.read(|transaction| {
         let latest = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
         let log = transaction.open_table(LOG).map_err(failed)?;
@@ -106,11 +114,15 @@ fn replay(file: &File, kinds: &[Kind], after: Revision) -> Result<(Vec<Event>, R
         if next < oldest {
             return Err(StoreError::Compacted(after));
         }
-        let mut events = Vec::new();
+        let (mut events, mut bytes) = (Vec::new(), 0);
         for entry in log.range(next..).map_err(failed)? {
             let (revision, entry) = entry.map_err(failed)?;
             let (plural, namespace, name, value) = entry.value();
             let Some(kind) = kinds.iter().find(|kind| kind.plural() == plural) else { continue };
+            bytes += value.len();
+            if bytes > max_bytes {
+                return Err(StoreError::Compacted(after));
+            }
             let key = Key::namespaced(*kind, namespace, name);
             let revision = revision.value();
             events.push(match value {
@@ -173,7 +185,7 @@ impl Store for Embedded {
     async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
         // Subscribe first: events in between are in both, and are delivered once.
         let reader = self.events.subscribe();
-        let (past, reached) = replay(&self.file, kinds, after)?;
+        let (past, reached) = replay(&self.file, kinds, after, MAX_REPLAY_BYTES)?;
         let kinds = kinds.to_vec();
         let live = read_all(reader).filter_map(move |event| {
             futures::future::ready(match event {
@@ -252,7 +264,7 @@ impl Writer {
     /// Sends watchers every event in the log that they have not received.
     fn catch_up(&mut self) {
         let kinds: Vec<Kind> = Kind::all().collect();
-        match replay(&self.file, &kinds, self.told) {
+        match replay(&self.file, &kinds, self.told, usize::MAX) {
             Ok((events, _)) => self.tell(events),
             Err(error) => {
                 tracing::error!(%error, "watchers are told of what was written with the next write")
