@@ -48,11 +48,9 @@ impl Watched {
                     set(&mut self.pools, key.name.clone(), pool);
                 }
             }
-            Kind::Namespace | Kind::Pod => {
-                // A pod is for its own node to report.
-                let other = key.kind == Kind::Pod
-                    && value.is_some_and(|value| value["spec"]["nodeName"].as_str() != Some(&self.node));
-                let wrong = value.filter(|_| !other).and_then(support::unsupported_annotation);
+            // Agents do not read all pods. A pod with such an annotation is not connected; CNI ADD says why.
+            Kind::Namespace => {
+                let wrong = value.and_then(support::unsupported_annotation);
                 set(&mut self.fields, key.clone(), wrong.map(|wrong| vec![wrong]));
             }
             Kind::Node => {
@@ -148,22 +146,18 @@ mod tests {
     }
 
     #[test]
-    fn annotations_without_effect_are_reported_of_namespaces_and_of_pods_of_the_node() {
-        let annotated = |node: &str, annotation: &str| json!({"metadata": {"annotations": {(annotation): "[]"}}, "spec": {"nodeName": node}});
-        let pools = "cni.projectcalico.org/ipv4pools";
-        let namespace = Key::global(Kind::Namespace, "n");
-        let pod = Key::namespaced(Kind::Pod, "n", "p");
-        for (key, value, expected) in [
-            (&namespace, annotated("", pools), 1),
-            (&namespace, annotated("", "example.org/pools"), 0),
-            (&pod, annotated("one", pools), 1),
-            (&pod, annotated("two", pools), 0),
-            (&pod, annotated("one", "cni.projectcalico.org/podIP"), 0),
+    fn annotations_of_namespaces_without_effect_are_reported() {
+        let key = &Key::global(Kind::Namespace, "n");
+        for (annotation, expected) in [
+            ("cni.projectcalico.org/ipv4pools", 1),
+            ("example.org/pools", 0),
+            ("cni.projectcalico.org/podIP", 0),
         ] {
+            let value = json!({"metadata": {"annotations": {(annotation): "[]"}}});
             let mut watched = Watched::new("one");
             watched.update(key, Some(&value));
             let all = watched.all();
-            assert_eq!(all.len(), expected, "{key} {value}: {all:?}");
+            assert_eq!(all.len(), expected, "{value}: {all:?}");
             for found in all {
                 assert_eq!((found.object, found.reason), (key.clone(), Reason::FieldNotSupported));
                 assert!(found.message.contains("metadata.annotations.cni.projectcalico.org/ipv4pools"));
