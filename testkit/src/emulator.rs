@@ -29,7 +29,7 @@ use tortie_windows::{
 
 use crate::clusters::Objects;
 use crate::exceptions::no_acl_is_about_ports_of_sctp;
-use crate::told::tell;
+use crate::update::update_calc;
 
 /// A way to render policy.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +95,7 @@ pub fn on_windows(objects: &Objects, nodes: &[&str]) -> Objects {
 }
 
 /// The Windows nodes and their state.
-pub struct Cluster {
+pub struct EmulatedCluster {
     nodes: Vec<Node>,
     rendering: Rendering,
     objects: BTreeMap<Key, Value>,
@@ -141,7 +141,7 @@ impl Ends<bool> {
     }
 }
 
-impl Cluster {
+impl EmulatedCluster {
     /// Nodes of these names without pods, whose pods may have any address.
     ///
     /// # Errors
@@ -211,7 +211,7 @@ impl Cluster {
         let mut new: BTreeMap<Key, Value> = objects.iter().cloned().collect();
         self.rendering.ask_for(&mut new);
         let deltas: Vec<_> =
-            self.nodes.iter_mut().map(|node| tell(&mut node.calc, &self.objects, &new)).collect();
+            self.nodes.iter_mut().map(|node| update_calc(&mut node.calc, &self.objects, &new)).collect();
         self.objects = new;
         self.connect()?;
         let told = self.nodes.iter_mut().zip(deltas);

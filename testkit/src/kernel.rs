@@ -36,7 +36,7 @@ use tortie_policy::program::Flow;
 use crate::clusters::Objects;
 use crate::frames;
 use crate::links::{OTHERS, cable, end, keep_to_one_processor, node_parameters, tags};
-use crate::told::tell;
+use crate::update::update_calc;
 
 const UPLINK: &str = "uplink";
 const WORLD: &str = "world";
@@ -53,7 +53,7 @@ const BATCH: usize = 250;
 const PASSING: u32 = 0x8000_0000;
 
 /// Two nodes and their state.
-pub struct Cluster {
+pub struct KernelCluster {
     nodes: [Node; 2],
     objects: BTreeMap<Key, Value>,
     /// The node and the link of each pod.
@@ -88,7 +88,7 @@ pub struct Location {
     link: String,
 }
 
-impl Cluster {
+impl KernelCluster {
     /// Two nodes of these names, without pods. From then on, the calling thread runs on one processor, so that all of
     /// its packets go through one queue and keep their order.
     ///
@@ -128,16 +128,16 @@ impl Cluster {
     /// # Errors
     /// The kernel refused links, or routes between the nodes.
     pub fn change(&mut self, objects: &Objects) -> Result<[Report; 2]> {
-        let deltas = self.tell(objects);
+        let deltas = self.update_calc(objects);
         self.connect()?;
         self.apply(&deltas)
     }
 
     /// Passes the objects to calc, and returns the deltas for each node.
-    pub fn tell(&mut self, objects: &Objects) -> [Vec<Delta>; 2] {
+    pub fn update_calc(&mut self, objects: &Objects) -> [Vec<Delta>; 2] {
         let new: BTreeMap<Key, Value> = objects.iter().cloned().collect();
         let old = std::mem::replace(&mut self.objects, new);
-        self.nodes.each_mut().map(|node| tell(&mut node.calc, &old, &self.objects))
+        self.nodes.each_mut().map(|node| update_calc(&mut node.calc, &old, &self.objects))
     }
 
     /// Connects the pods in the nodes' states, as CNI would, and gives each node routes to the other one.
@@ -194,7 +194,7 @@ impl Cluster {
             node.dataplane = Stateful::new(node.namespace.run(|| Dataplane::open(config.clone()))??);
         }
         self.objects.clear();
-        Ok(self.tell(objects))
+        Ok(self.update_calc(objects))
     }
 
     /// Runs a full comparison with the kernel on both dataplanes.

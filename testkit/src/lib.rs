@@ -14,6 +14,6 @@ pub mod mixed;
 pub mod programs;
 pub mod random;
 mod stateful;
-mod told;
+mod update;
 
 pub use stateful::Stateful;

@@ -26,7 +26,7 @@ pub(crate) async fn run(node: String, asker: Asker, listener: UnixListener) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::error!(%error, "a question of an operator cannot be accepted; it waits");
+                tracing::error!(%error, "cannot accept an operator's request; Tortie retries");
                 backoff.wait().await;
                 continue;
             }
@@ -35,7 +35,7 @@ pub(crate) async fn run(node: String, asker: Asker, listener: UnixListener) {
         let (node, asker) = (node.clone(), asker.clone());
         tokio::spawn(async move {
             if let Err(error) = serve(node, &asker, stream).await {
-                tracing::warn!(%error, "a question of an operator broke off");
+                tracing::warn!(%error, "an operator's request broke off");
             }
         });
     }

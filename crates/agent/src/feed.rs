@@ -26,10 +26,10 @@ pub(crate) async fn run(store: Arc<dyn Store>, wanted: Vec<Kind>, batches: Batch
         match follow(&*store, &wanted, &batches, &mut known, &mut backoff).await {
             Ok(()) => return,
             Err(error @ (StoreError::Compacted(_) | StoreError::FellBehind)) => {
-                tracing::info!(%error, "the store's history was lost; everything is listed again");
+                tracing::info!(%error, "the watch cannot continue; Tortie lists everything again");
             }
             Err(error) => {
-                tracing::warn!(%error, "the store was lost; what is in force stays so, and the store is asked again");
+                tracing::warn!(%error, "the store is unreachable; policy stays in force, and Tortie reconnects");
             }
         }
         // Also after lost history, because a burst of writes makes every agent lose it at the same time.

@@ -15,7 +15,7 @@ pub(crate) async fn run(store: Arc<dyn Store>, node: String) {
     let mut backoff = Backoff::new(random_seed());
     loop {
         if let Err(error) = follow(&*store, &node, &mut backoff).await {
-            tracing::debug!(%error, "the endpoints are listed again");
+            tracing::debug!(%error, "listing the endpoints again");
             backoff.wait().await;
         }
     }

@@ -175,7 +175,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let pods = Arc::new(Pods { busy, store, ipam, wiring, node, mtu, in_force });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
-    tracing::info!(socket = %cni_socket.display(), "pods can be added");
+    tracing::info!(socket = %cni_socket.display(), "ready to add pods");
     parts.add("the deletion queue", server::drain_queue(pods.clone(), deletion_queue));
     parts.add("the CNI server", server::run(pods, listener));
     Err(parts.ended().await)

@@ -23,7 +23,7 @@ use crate::backoff::{Backoff, random_seed};
 use crate::plane::InForce;
 use crate::{AgentError, Platform};
 
-/// The maximum delay before the Node is read again, or HNS is called again, while the agent starts.
+/// The maximum delay before reading the Node again, or HNS is called again, while the agent starts.
 const MAX_START_DELAY: Duration = Duration::from_secs(1);
 /// How long to wait for HNS to create the network.
 const NETWORK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -85,7 +85,11 @@ pub(crate) async fn wait_for(store: &dyn Store, name: &str) -> Result<Node, Agen
                     let why = result
                         .err()
                         .map_or_else(|| "it does not exist yet".to_owned(), |error| error.to_string());
-                    tracing::info!(node = name, why, "the Node is not known; it is waited for");
+                    tracing::info!(
+                        node = name,
+                        why,
+                        "the Node object does not exist yet; Tortie waits for it"
+                    );
                     told = true;
                 }
                 backoff.wait().await;
@@ -158,7 +162,7 @@ async fn prepare_windows(
         match made.map_err(|error| AgentError::system("making the overlay network", error))? {
             Ok(overlay) => break overlay,
             Err(error) if error.is_passing() && Instant::now() < deadline => {
-                tracing::info!(%error, "the overlay network is not ready; it is asked for again");
+                tracing::info!(%error, "the overlay network is not ready; Tortie retries");
                 backoff.wait().await;
             }
             Err(error) => return Err(AgentError::system("making the overlay network", error)),
@@ -216,7 +220,7 @@ pub(crate) async fn keep_announced(
     let mut backoff = Backoff::new(random_seed());
     loop {
         if let Err(error) = follow(&*store, &node, &announced, &mut in_force, &mut backoff).await {
-            tracing::debug!(%error, "the Node is read again");
+            tracing::debug!(%error, "reading the Node again");
             backoff.wait().await;
         }
     }
@@ -250,7 +254,7 @@ async fn follow(
                 if announced.now() == told {
                     continue;
                 }
-                tracing::warn!(node, "the overlay network was made again; the other nodes are told its new address");
+                tracing::warn!(node, "HNS has recreated the overlay network; Tortie publishes its new MAC address");
             }
         }
         told = announced.now();

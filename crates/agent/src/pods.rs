@@ -84,9 +84,9 @@ impl Pods {
         }
         let result = self.try_add(call, &id, hung_up).await;
         if let Err(failure) = &result {
-            tracing::warn!(pod = %id, container = call.container_id, %failure, "a pod could not be added; the attempt is undone");
+            tracing::warn!(pod = %id, container = call.container_id, %failure, "cannot add a pod; Tortie undoes the attempt and the runtime retries");
             if let Err(undone) = self.remove(call, &id).await {
-                tracing::error!(pod = %id, %undone, "the attempt could not be undone; the runtime's DEL will try again");
+                tracing::error!(pod = %id, %undone, "cannot undo the attempt; the runtime's DEL retries");
             }
         }
         result
@@ -204,7 +204,7 @@ impl Pods {
             if self.find(&gone).await?.is_none() {
                 continue;
             }
-            tracing::info!(pod = %stored.key, container = spec.container_id, "the runtime does not know this pod any more; it is removed");
+            tracing::info!(pod = %stored.key, container = spec.container_id, "the runtime no longer knows this pod; Tortie removes it");
             failures.extend(self.del(&gone).await.err());
         }
         failures.into_iter().next().map_or(Ok(()), Err)

@@ -56,7 +56,7 @@ pub(crate) async fn run(
                 sleep(INTERVAL).await;
             }
             Err(error) => {
-                tracing::warn!(%error, "the node's report could not be written; it is written again");
+                tracing::warn!(%error, "cannot write the node's report; Tortie retries");
                 in_force.mark_changed();
                 backoff.wait().await;
             }

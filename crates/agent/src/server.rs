@@ -42,7 +42,7 @@ pub(crate) async fn run(pods: Arc<Pods>, listener: UnixListener) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::error!(%error, "a call of the CNI plugin cannot be accepted; it waits");
+                tracing::error!(%error, "cannot accept a call of the CNI plugin; Tortie retries");
                 backoff.wait().await;
                 continue;
             }
@@ -51,7 +51,7 @@ pub(crate) async fn run(pods: Arc<Pods>, listener: UnixListener) {
         let pods = pods.clone();
         tokio::spawn(async move {
             if let Err(error) = serve(&pods, stream).await {
-                tracing::warn!(%error, "a call of the CNI plugin broke off; the runtime will try again");
+                tracing::warn!(%error, "a call of the CNI plugin broke off; the runtime retries");
             }
         });
     }
@@ -86,7 +86,7 @@ pub(crate) async fn drain_queue(pods: Arc<Pods>, queue: PathBuf) {
     loop {
         for file in waiting(&queue) {
             if let Err(error) = carry_out(&pods, &file).await {
-                tracing::warn!(%error, file = %file.display(), "a deletion that was left on disk is tried again");
+                tracing::warn!(%error, file = %file.display(), "a queued deletion failed; Tortie retries");
             }
         }
         tokio::time::sleep(QUEUE_INTERVAL).await;
@@ -98,7 +98,7 @@ async fn carry_out(pods: &Pods, file: &Path) -> io::Result<()> {
         Ok(call) => Invocation { command: Command::Del, ..call },
         Err(error) => {
             let aside = file.with_extension("unreadable");
-            tracing::error!(%error, file = %aside.display(), "a deletion that was left on disk cannot be read; it is put aside");
+            tracing::error!(%error, file = %aside.display(), "cannot read a queued deletion; Tortie moves the file aside");
             return std::fs::rename(file, aside);
         }
     };

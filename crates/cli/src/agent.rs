@@ -65,7 +65,7 @@ impl Agent {
             tokio::select! {
                 result = tortie_agent::run(config) => result.context("the agent stopped").map(|()| ExitCode::SUCCESS),
                 _ = terminate.recv() => {
-                    tracing::info!("told to end; what is in force stays in force");
+                    tracing::info!("stopping; policy stays in force");
                     Ok(ExitCode::SUCCESS)
                 }
             }

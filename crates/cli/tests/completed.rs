@@ -169,8 +169,7 @@ fn no_workload_hides_another() {
     for (to, code) in [("shop/web", 0), ("shop/web-statefulset", 1)] {
         let (got, out, err) = run(&both, &["explain", "shop/front", to]);
         assert!(
-            got == code
-                && err.contains("note: StatefulSet shop/web stands for its pod as shop/web-statefulset"),
+            got == code && err.contains("note: StatefulSet shop/web counts as its pod shop/web-statefulset"),
             "{to}: {out}{err}"
         );
     }

@@ -48,7 +48,7 @@ fn serve<S: Read + Write + Send + 'static>(
             // The socket does not listen and never will.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error),
             Err(error) => {
-                warn!(%error, "an HCN client could not be served; others are");
+                warn!(%error, "cannot serve an HCN client; others are not affected");
                 // A client that gave up is no shortage of resources.
                 if error.kind() != io::ErrorKind::ConnectionAborted {
                     thread::sleep(PAUSE);
@@ -73,7 +73,7 @@ fn spawn_connection<S: Read + Write + Send + 'static>(mut stream: S, hcn: &Arc<d
     let hcn = Arc::clone(hcn);
     let answer_all = move || {
         if let Err(error) = answer_calls(&mut stream, &*hcn) {
-            warn!(%error, "an HCN client's connection broke");
+            warn!(%error, "an HCN client's connection broke off");
         }
     };
     thread::Builder::new().name("hcn-client".into()).spawn(answer_all).map(drop)

@@ -70,7 +70,7 @@ impl Ipam {
             match self.own_block(cidr, &stored, pools).await {
                 Ok(block) => own.usable.extend(block),
                 Err(error @ IpamError::Damaged { .. }) => {
-                    tracing::warn!(%error, "a block of this node is damaged and not used; the others are");
+                    tracing::warn!(%error, "a block of this node is damaged; it is not used");
                     own.damaged.push(error);
                 }
                 Err(error) => return Err(error),
@@ -122,7 +122,7 @@ impl Ipam {
         if claimed.is_some() {
             self.set_affinity(&affinity_key, AffinityState::Confirmed).await?;
         } else {
-            tracing::info!(block = %cidr, node = self.node, "another node has the block; its claim is withdrawn");
+            tracing::info!(block = %cidr, node = self.node, "another node owns the block; this node withdraws its claim");
             match self.store.delete(&affinity_key, None).await {
                 Ok(_) | Err(StoreError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),

@@ -34,7 +34,7 @@ impl Ipam {
             let pool = match Resource::read(&stored.key, &stored.value) {
                 Ok(Resource::IpPool(pool)) => pool,
                 _ => {
-                    tracing::warn!(pool = %stored.key, "the pool cannot be understood; no address is taken from it");
+                    tracing::warn!(pool = %stored.key, "cannot parse the pool; it gives no addresses");
                     continue;
                 }
             };

@@ -261,7 +261,7 @@ impl Cluster {
                 let Some(object) = objects.get(&key) else { continue };
                 match store.create(&key, object.clone()).await {
                     Ok(_) | Err(StoreError::AlreadyExists(_)) => {}
-                    Err(error) => tracing::error!(%error, "the node could not be registered again"),
+                    Err(error) => tracing::error!(%error, "cannot register the node again"),
                 }
             }
         }));

@@ -151,7 +151,7 @@ impl LabDir {
             Ok(_) => {
                 return Err(LabError::problem(
                     alias.display(),
-                    "is somebody else's; set TORTIE_LAB to a shorter path",
+                    "belongs to another user; set TORTIE_LAB to a shorter path",
                 ));
             }
             Err(_) => {}

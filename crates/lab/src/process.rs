@@ -51,7 +51,7 @@ impl Process {
                 process = self.name,
                 ended,
                 ?delay,
-                "a node's process has ended; it is started again"
+                "a node's process has ended; the lab restarts it"
             );
             loop {
                 tokio::time::sleep(delay).await;
@@ -59,7 +59,7 @@ impl Process {
                 match spawn(&self.name, &mut self.command) {
                     Ok(child) => break self.child = child,
                     Err(error) => {
-                        tracing::error!(%error, ?delay, "a node's process cannot be started; it is tried again")
+                        tracing::error!(%error, ?delay, "cannot start a node's process; the lab retries")
                     }
                 }
             }
@@ -69,7 +69,7 @@ impl Process {
     /// Stops it.
     pub(crate) async fn stop(mut self) {
         if let Err(error) = self.child.kill().await {
-            tracing::warn!(process = self.name, %error, "the process could not be ended; the kernel ends it with the lab");
+            tracing::warn!(process = self.name, %error, "cannot stop the process; the kernel ends it with the lab");
         }
     }
 }

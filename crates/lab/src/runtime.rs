@@ -49,7 +49,7 @@ pub(crate) async fn start(
                 Ok(Event::Put(stored)) => runtime.pod_is(stored).await,
                 Ok(Event::Deleted { key, .. }) => runtime.pod_is_gone(&key),
                 Err(error) => {
-                    tracing::error!(%error, "the lab's runtime lost the datastore; pods that come or go now are not seen");
+                    tracing::error!(%error, "the lab's runtime has lost the datastore and misses changes of pods");
                     return;
                 }
             }
@@ -70,12 +70,12 @@ struct Runtime {
 impl Runtime {
     async fn pod_is(&mut self, stored: Stored) {
         let Ok(Resource::Pod(pod)) = Resource::read(&stored.key, &stored.value) else {
-            tracing::warn!(pod = %stored.key, "the pod cannot be read; it is not run");
+            tracing::warn!(pod = %stored.key, "cannot parse the pod; it is not started");
             return;
         };
         let Some(node) = pod.spec.node_name.clone() else { return self.schedule(stored, &pod).await };
         let Some(node) = self.nodes.get(&node) else {
-            tracing::warn!(pod = %stored.key, node, "the pod's node is not of this lab; it is not run");
+            tracing::warn!(pod = %stored.key, node, "the pod's node does not belong to this lab; the pod is not started");
             return;
         };
         if self.bound.insert(stored.key.clone(), node.name.clone()).as_ref() == Some(&node.name) {
@@ -126,7 +126,7 @@ impl Runtime {
         match self.store.update(&stored.key, stored.value, stored.revision).await {
             // It has changed in the meantime; the watch delivers it again.
             Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
-            Err(error) => tracing::error!(pod = %stored.key, %error, "the pod could not be given a node"),
+            Err(error) => tracing::error!(pod = %stored.key, %error, "cannot bind the pod to a node"),
         }
     }
 }
@@ -145,7 +145,7 @@ pub(crate) async fn set_status(store: &dyn Store, key: &Key, status: Value) {
         match written {
             Err(StoreError::Conflict(_)) => {}
             Ok(()) | Err(StoreError::NotFound(_)) => return,
-            Err(error) => return tracing::error!(pod = %key, %error, "the pod's status could not be written"),
+            Err(error) => return tracing::error!(pod = %key, %error, "cannot write the pod's status"),
         }
     }
 }

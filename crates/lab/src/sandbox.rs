@@ -96,7 +96,7 @@ impl PodTask {
                         self.wishes.recv().await
                     }
                     Err(error) => {
-                        tracing::warn!(pod = %self.key, %error, "the pod could not be started; it is tried again");
+                        tracing::warn!(pod = %self.key, %error, "cannot start the pod; the lab retries");
                         let status = json!({"phase": "Pending", "message": error.to_string()});
                         set_status(&*self.store, &self.key, status).await;
                         match tokio::time::timeout(RETRY_DELAY, self.wishes.recv()).await {

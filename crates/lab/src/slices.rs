@@ -32,7 +32,7 @@ pub(crate) async fn start(store: Arc<dyn Store>) -> Result<JoinHandle<()>, LabEr
                 Ok(Event::Put(stored)) => drop(controller.objects.insert(stored.key.clone(), stored)),
                 Ok(Event::Deleted { key, .. }) => drop(controller.objects.remove(&key)),
                 Err(error) => {
-                    tracing::error!(%error, "the lab's controller of slices lost the datastore; backends that come or go now are not seen");
+                    tracing::error!(%error, "the lab's EndpointSlice controller has lost the datastore and misses changes of backends");
                     return;
                 }
             }
@@ -75,7 +75,7 @@ impl Controller {
         match result {
             Ok(())
             | Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
-            Err(error) => tracing::error!(slice = %key, %error, "the slice could not be written"),
+            Err(error) => tracing::error!(slice = %key, %error, "cannot write the EndpointSlice"),
         }
     }
 }

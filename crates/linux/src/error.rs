@@ -21,9 +21,7 @@ pub enum Error {
         failure: Box<tortie_kernel::Error>,
     },
     /// The name of a pod's link belongs to another pod: names are digests, and these two are equal.
-    #[error(
-        "link {name} is that of {owner}, whose name comes to the same digits; give one of the two pods another name"
-    )]
+    #[error("link {name} belongs to {owner}, whose name has the same hash; rename one of the two pods")]
     LinkTaken {
         /// The name of the link.
         name: String,

@@ -183,7 +183,7 @@ impl PodWiring for Wiring {
             }
             // A cable of an earlier sandbox of this pod, or half of one.
             if let Some(link) = link {
-                tracing::info!(link = name, ?problem, "lays the pod's cable anew");
+                tracing::info!(link = name, ?problem, "recreating the pod's link");
                 let delete = Change::DeleteLink(link.index);
                 host.change(&delete).map_err(failed("delete the cable that is there"))?;
                 laid = self.lay(pod, &mut host, &namespace, &name);
@@ -198,7 +198,7 @@ impl PodWiring for Wiring {
         let mut host = RouteSocket::open().map_err(failed("talk to the kernel"))?;
         let Some(link) = host.link(&name).map_err(failed("look for the cable"))? else { return Ok(()) };
         if let Err(error) = refuse_foreign(Some(&link), endpoint) {
-            tracing::debug!(%error, "there is nothing of this pod to disconnect");
+            tracing::debug!(%error, "the pod has no link to disconnect");
             return Ok(());
         }
         let note = Note::of(endpoint, container_id);
@@ -206,7 +206,7 @@ impl PodWiring for Wiring {
             tracing::debug!(
                 link = name,
                 container_id,
-                "the cable belongs to a newer sandbox of the pod already"
+                "the link already belongs to a newer sandbox of the pod"
             );
             return Ok(());
         }
@@ -229,7 +229,7 @@ impl PodWiring for Wiring {
         let looked = RouteSocket::open()
             .and_then(|mut socket| socket.wait_until_operating(&interface.host_interface, patience));
         looked.unwrap_or_else(|error| {
-            tracing::warn!(link = interface.host_interface, %error, "cannot see whether a pod's link is up");
+            tracing::warn!(link = interface.host_interface, %error, "cannot read whether a pod's link is up");
             false
         })
     }
@@ -356,7 +356,7 @@ impl Deleter {
                 while begun.elapsed() < MAX_WAIT && asked.recv_timeout(PAUSE).is_ok() {}
                 match socket.change(&Change::DeleteGroup(DISCONNECTED)) {
                     Err(error) if error.errno() != Some(libc::ENODEV) => {
-                        tracing::warn!(%error, "disconnected links stay until a pod is disconnected again");
+                        tracing::warn!(%error, "cannot delete disconnected links; Tortie retries with the next disconnected pod");
                     }
                     _ => {}
                 }

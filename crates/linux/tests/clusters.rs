@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use proptest::prelude::*;
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
 use testkit::flows::{beginnings, explain, judged};
-use testkit::kernel::Cluster;
+use testkit::kernel::KernelCluster;
 use testkit::random::{Random, Tally};
 use tortie_api::net::Direction;
 use tortie_dataplane::{NodeState, Report};
@@ -37,7 +37,7 @@ fn kernel_programs_and_oracle_agree_where_rules_are_looked_up() {
 
 fn agree(config: Config, clusters: u32) {
     let random = Random::cases(clusters).shrinking(5_000);
-    let cluster = RefCell::new(Cluster::new(NODES, &config).unwrap());
+    let cluster = RefCell::new(KernelCluster::new(NODES, &config).unwrap());
     let asked = RefCell::new(Tally::default());
     let strategy = (clusters_of_distinct_pods(), prop::collection::vec(packets(), PACKETS));
     let test = |(objects, packets): (Objects, Vec<Sent>)| {
@@ -53,7 +53,7 @@ fn agree(config: Config, clusters: u32) {
 
 /// Changes the cluster to these objects, and compares all three for every packet that can be sent.
 fn compare(
-    cluster: &mut Cluster,
+    cluster: &mut KernelCluster,
     objects: &Objects,
     packets: &[Sent],
     asked: &mut Tally,
@@ -80,7 +80,7 @@ fn compare(
 }
 
 /// Changes the cluster. The kernel's state must then equal the state after a fresh start.
-fn change(cluster: &mut Cluster, objects: &Objects) -> Result<(), String> {
+fn change(cluster: &mut KernelCluster, objects: &Objects) -> Result<(), String> {
     let clean = [Report::default(), Report::default()];
     let reports = cluster.change(objects).map_err(|error| format!("{error:#}"))?;
     if reports != clean {
@@ -115,7 +115,7 @@ fn allows(answer: &Answer) -> bool {
 }
 
 /// The kinds under which a flow is counted.
-fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
+fn kinds(cluster: &KernelCluster, flow: &Flow) -> [String; 3] {
     let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
     let way = match (node(flow.source), node(flow.destination)) {
         (Some(from), Some(to)) if from == to => "within a node",

@@ -229,7 +229,7 @@ const NFTABLES: [(&str, &str, Expected); 25] = [
     (
         "leftovers of Calico that nothing leads to",
         "iptables-nft -t nat -N cali-OUTPUT; iptables-nft -t nat -A cali-OUTPUT -j RETURN",
-        &[(CALICO, &["1 chains in the nftables tables ip nat;", "no packet comes to them"])],
+        &[(CALICO, &["1 chains in the nftables tables ip nat;", "no packet reaches them"])],
     ),
 ];
 
@@ -267,7 +267,7 @@ fn more_tables_than_a_report_can_take_are_counted() {
         echo \"table ip fw$n { chain f { type filter hook forward priority 0; policy drop; }; }\"; done | nft -f -";
     let (_, report) = Node::beside(tables);
     assert_eq!(report.node.len(), 21, "{report:#?}");
-    assert!(report.node[20].message.starts_with("5 more tables of others"), "{report:#?}");
+    assert!(report.node[20].message.starts_with("5 more foreign tables"), "{report:#?}");
 }
 
 /// The tables of the legacy iptables are not part of nftables.

@@ -20,7 +20,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::Value;
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets};
 use testkit::flows::beginnings;
-use testkit::kernel::{Cluster, Location};
+use testkit::kernel::{KernelCluster, Location};
 use testkit::random::Random;
 use tortie_api::net::Direction;
 use tortie_api::{Key, Kind};
@@ -76,7 +76,7 @@ fn changes() -> impl Strategy<Value = Change> {
 
 fn watch(config: Config, lossless: bool) {
     let processors = sched_getaffinity(None).unwrap();
-    let state = RefCell::new((Cluster::new(NODES, &config).unwrap(), Objects::new(), Seen::default()));
+    let state = RefCell::new((KernelCluster::new(NODES, &config).unwrap(), Objects::new(), Seen::default()));
     let test = |(new, chosen, step, packets): Change| {
         let (cluster, old, seen) = &mut *state.borrow_mut();
         let new = match step {
@@ -164,7 +164,7 @@ impl Watched<'_> {
     /// Changes the cluster while packets are sent.
     fn change(
         &self,
-        cluster: &mut Cluster,
+        cluster: &mut KernelCluster,
         new: &Objects,
         packets: &[Sent],
         seen: &mut Seen,
@@ -174,7 +174,7 @@ impl Watched<'_> {
         let before: Vec<_> = flows.iter().map(|flow| Seat::new(cluster, flow)).collect();
         let deltas = match self.step {
             Step::Restarted => cluster.restart(self.config, new).unwrap(),
-            _ => cluster.tell(new),
+            _ => cluster.update_calc(new),
         };
         cluster.connect().unwrap();
         let mut chosen = Vec::new();
@@ -223,7 +223,7 @@ impl Watched<'_> {
     }
 
     /// On another processor than that of the packets.
-    fn apply(&self, cluster: &mut Cluster, deltas: &[Vec<Delta>; 2]) -> [Report; 2] {
+    fn apply(&self, cluster: &mut KernelCluster, deltas: &[Vec<Delta>; 2]) -> [Report; 2] {
         let sending = sched_getaffinity(None).unwrap();
         let mut others = *self.processors;
         (0..CpuSet::MAX_CPU).filter(|cpu| sending.is_set(*cpu)).for_each(|cpu| others.unset(cpu));
@@ -243,7 +243,7 @@ struct Seat {
 }
 
 impl Seat {
-    fn new(cluster: &Cluster, flow: &Flow) -> Self {
+    fn new(cluster: &KernelCluster, flow: &Flow) -> Self {
         let states = cluster.states();
         let says = |address, direction| {
             let endpoint = |state: &&NodeState| {

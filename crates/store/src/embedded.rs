@@ -236,7 +236,7 @@ impl Writer {
                     }
                 }
                 Err(error) => {
-                    tracing::error!(%error, "a transaction of the store failed; its file is opened again");
+                    tracing::error!(%error, "a transaction of the store failed; reopening its file");
                     // Before the answer, so that the next request finds the file open.
                     self.recover();
                     for answer in answers {
@@ -257,7 +257,7 @@ impl Writer {
     fn recover(&mut self) {
         match self.file.reopen() {
             Ok(()) => self.catch_up(),
-            Err(error) => tracing::error!(%error, "the store's file cannot be opened; it is tried again"),
+            Err(error) => tracing::error!(%error, "cannot open the store's file; Tortie retries"),
         }
     }
 
@@ -267,7 +267,7 @@ impl Writer {
         match replay(&self.file, &kinds, self.told, usize::MAX) {
             Ok((events, _)) => self.tell(events),
             Err(error) => {
-                tracing::error!(%error, "watchers are told of what was written with the next write")
+                tracing::error!(%error, "cannot read the written events; watchers receive them with the next write")
             }
         }
     }

@@ -99,7 +99,7 @@ pub enum StoreError {
     #[error("{0} exists already")]
     AlreadyExists(Key),
     /// Somebody changed the object since it was read: read it again and decide anew.
-    #[error("{0} was changed by somebody else in the meantime")]
+    #[error("{0} was changed by another writer in the meantime")]
     Conflict(Key),
     /// The history no longer reaches back that far: list again.
     #[error("the changes since revision {0} are no longer kept; list again")]

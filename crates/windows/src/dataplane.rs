@@ -282,7 +282,7 @@ impl WindowsDataplane {
                 Ok(version) => (self.version, self.version_due) = (Some(version), false),
                 Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
                 Err(error) => {
-                    warn!(%error, "HNS does not say its version; it is taken for the last one known")
+                    warn!(%error, "HNS does not answer the version request; Tortie uses the last known version")
                 }
             }
         }
@@ -357,6 +357,6 @@ fn remade(node: &LocalNode, overlay: &Overlay) -> Option<Condition> {
 
 /// Converts an error to a condition. The object is retried.
 fn note(conditions: &mut Vec<Condition>, error: &Error) {
-    warn!(%error, "not as it should be yet");
+    warn!(%error, "HNS differs from the desired state; Tortie retries");
     conditions.push(Condition::new(error.reason(), error.to_string()));
 }

@@ -170,7 +170,7 @@ impl Found {
                     found.unclear += 1;
                 }
                 Err(error) => {
-                    warn!(endpoint = endpoint.name, %error, "an ACL of somebody else cannot be read; it stays");
+                    warn!(endpoint = endpoint.name, %error, "cannot parse a foreign ACL; Tortie leaves it alone");
                     found.others.push(policy.clone());
                 }
             }

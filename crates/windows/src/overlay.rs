@@ -81,10 +81,7 @@ pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<O
                 if endpoints > 0 {
                     return Err(Error::NetworkDiffers { name: spec.name.clone(), found, wanted, endpoints });
                 }
-                warn!(
-                    network = spec.name,
-                    found, wanted, "the network differs and is unused: it is made anew"
-                );
+                warn!(network = spec.name, found, wanted, "the network differs and is unused; recreating it");
                 hcn.delete_network(network.id)?;
                 create(hcn, spec)?
             }
@@ -104,7 +101,7 @@ pub fn ensure_overlay(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<O
 
 fn create(hcn: &(impl Hcn + ?Sized), spec: &OverlaySpec) -> Result<Network, Error> {
     let id = hcn.create_network(&document(spec))?;
-    info!(network = spec.name, %id, block = %spec.block, vni = spec.vni, "made the overlay network");
+    info!(network = spec.name, %id, block = %spec.block, vni = spec.vni, "created the overlay network");
     Ok(hcn.network(id)?)
 }
 

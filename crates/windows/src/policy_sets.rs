@@ -123,7 +123,7 @@ impl PolicySets {
             match hcn.modify_network(network, &Modify::policies(RequestType::Remove, vec![policy])) {
                 Ok(()) => drop(self.0.remove(&set.id)),
                 Err(error) if error.class() == Class::Unavailable => return Err(error.into()),
-                Err(error) => warn!(set = set.id, %error, "a set that nobody needs any more stays for now"),
+                Err(error) => warn!(set = set.id, %error, "cannot remove an unused set; Tortie retries"),
             }
         }
         Ok(())

@@ -47,7 +47,7 @@ impl WindowsWiring {
         let existing = match find(&*self.hcn, &pod.container_id, NETWORK)? {
             Some(endpoint) if difference(&endpoint, pod, network.id).is_none() => Some(endpoint),
             Some(stale) => {
-                warn!(endpoint = stale.name, "an endpoint of an earlier attempt differs: it is made anew");
+                warn!(endpoint = stale.name, "an endpoint of an earlier attempt differs; recreating it");
                 self.remove(&stale)?;
                 None
             }

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use testkit::clusters::services::{Call, calls, fronts, services};
 use testkit::clusters::{NODES, Objects, Sent, clusters_of_distinct_pods, manifest, packets, snapshot};
-use testkit::emulator::{Cluster, RENDERINGS, Rendering, on_windows};
+use testkit::emulator::{EmulatedCluster, RENDERINGS, Rendering, on_windows};
 use testkit::exceptions::Exception;
 use testkit::flows::{beginnings, explain, judged};
 use testkit::random::{Random, Tally, rounds};
@@ -178,7 +178,7 @@ fn agree(version: Version) {
     let each = || {
         all.iter().try_for_each(|(config, rendering)| {
             let test = |(before, after, sent): Change| {
-                let mut cluster = Cluster::of_block(&NODES, config, *rendering, PODS).unwrap();
+                let mut cluster = EmulatedCluster::of_block(&NODES, config, *rendering, PODS).unwrap();
                 cluster.change(&before).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
                 let kind = to_services::kind(config.egress_sees, rendering.name);
                 let to_services = (config.egress_sees, kind.as_str());
@@ -224,7 +224,7 @@ fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
         let config = Config { on_rewrite, ..Config::new(Config::NEWEST, Ipv4Addr::UNSPECIFIED) };
         RENDERINGS.iter().filter(|rendering| (rendering.suits)(&config)).try_for_each(|rendering| {
             let test = |(before, after, sent): Change| {
-                let mut cluster = Cluster::of_block(&NODES, &config, *rendering, PODS).unwrap();
+                let mut cluster = EmulatedCluster::of_block(&NODES, &config, *rendering, PODS).unwrap();
                 let counts = connections(&mut cluster, &before, &after, &sent.packets, on_rewrite);
                 let failed = |error| TestCaseError::fail(format!("{error:#}\n{}", manifest(&after)));
                 let (on, off) = counts.map_err(failed)?;
@@ -258,7 +258,7 @@ fn one_changes() -> impl Strategy<Value = Change> {
 
 /// How many ends of connections continued, and how many were reset.
 fn connections(
-    cluster: &mut Cluster,
+    cluster: &mut EmulatedCluster,
     before: &Objects,
     after: &Objects,
     packets: &[Sent],
@@ -301,7 +301,7 @@ fn connections(
 
 /// Makes the change, and compares the verdicts on every packet of pods.
 fn compare(
-    cluster: &mut Cluster,
+    cluster: &mut EmulatedCluster,
     objects: &Objects,
     sent: &Questions,
     (sees, kind): (EgressSees, &str),
@@ -375,7 +375,7 @@ fn is_allowed(trace: &Option<Trace>) -> bool {
     trace.as_ref().is_none_or(|trace| trace.verdict == Verdict::Allow)
 }
 
-fn flows_of_pods(cluster: &Cluster, packets: &[Sent]) -> Vec<Flow> {
+fn flows_of_pods(cluster: &EmulatedCluster, packets: &[Sent]) -> Vec<Flow> {
     let flows = beginnings(packets).into_iter();
     flows.filter(|flow| flow.source.is_ipv4() && cluster.is_of_pods(flow)).collect()
 }
@@ -395,7 +395,7 @@ fn in_force(reports: &[Report]) -> Result<(), String> {
 /// IPv6 addresses are not served: exactly the endpoints that have one report it, and an endpoint without another
 /// address is closed.
 fn ipv6_is_told_and_closed(
-    cluster: &Cluster,
+    cluster: &EmulatedCluster,
     reports: &[Report],
     packets: &[Sent],
     asked: &mut Tally,
@@ -447,14 +447,14 @@ fn both_ways(flow: &Flow) -> Vec<Packet> {
     vec![out, Packet { way: PacketDirection::In, protocol, local, remote, local_port, remote_port }]
 }
 
-fn has_ipv6(cluster: &Cluster, address: IpAddr) -> bool {
+fn has_ipv6(cluster: &EmulatedCluster, address: IpAddr) -> bool {
     let place = cluster.place(address);
     cluster.addresses().any(|other| other.is_ipv6() && place.is_some() && cluster.place(other) == place)
 }
 
 /// The exception for flows of the protocol at this end, if the endpoint has the condition that reports it.
 fn exception(
-    cluster: &Cluster,
+    cluster: &EmulatedCluster,
     reports: &[Report],
     address: IpAddr,
     protocol: Protocol,
@@ -465,7 +465,7 @@ fn exception(
 }
 
 /// The kinds under which a flow is counted.
-fn kinds(cluster: &Cluster, flow: &Flow) -> [String; 3] {
+fn kinds(cluster: &EmulatedCluster, flow: &Flow) -> [String; 3] {
     let node = |address| cluster.place(address).map(|place| place.node);
     let own_node = |address, node| testkit::emulator::node_address(node as u8) == address;
     let way = match (node(flow.source), node(flow.destination)) {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::Value;
 use testkit::clusters::{NODES, Objects, clusters_of_distinct_pods, manifest, packets};
-use testkit::emulator::{Cluster, Ends, RENDERINGS, Rendering, on_windows};
+use testkit::emulator::{EmulatedCluster, Ends, RENDERINGS, Rendering, on_windows};
 use testkit::flows::beginnings;
 use testkit::random::Random;
 use tortie_api::{Key, Kind};
@@ -99,18 +99,18 @@ fn cases() -> impl Strategy<Value = Case> {
 
 /// The verdicts of each flow's ends. Each endpoint is correct separately: one may have its new policy while another
 /// still has its old one.
-fn verdicts(cluster: &Cluster, flows: &[Flow]) -> Vec<Ends<bool>> {
+fn verdicts(cluster: &EmulatedCluster, flows: &[Flow]) -> Vec<Ends<bool>> {
     flows.iter().map(|flow| cluster.judge(flow).unwrap()).collect()
 }
 
-fn fresh(objects: &Objects, case: &Case) -> Cluster {
-    let mut cluster = Cluster::new(&NODES, &case.config, case.rendering).unwrap();
+fn fresh(objects: &Objects, case: &Case) -> EmulatedCluster {
+    let mut cluster = EmulatedCluster::new(&NODES, &case.config, case.rendering).unwrap();
     cluster.change(objects).unwrap();
     cluster
 }
 
 /// Makes a node's HNS fail at the call; `hits` counts it.
-fn fail(cluster: &Cluster, node: usize, case: &Case, hits: &Arc<AtomicUsize>) {
+fn fail(cluster: &EmulatedCluster, node: usize, case: &Case, hits: &Arc<AtomicUsize>) {
     let (hns, at, hits) = (cluster.hns(node), case.at, Arc::clone(hits));
     let mut changes = 0;
     // Whether it is the call, and whether it is that or a later one.
@@ -188,7 +188,7 @@ fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
     let mut cluster = fresh(&case.before, case);
     let flows: Vec<Flow> = case.flows.iter().filter(|flow| cluster.is_of_pods(flow)).copied().collect();
     let (old, new) = (verdicts(&cluster, &flows), verdicts(&fresh(&case.after, case), &flows));
-    let stays_closed = |cluster: &Cluster| {
+    let stays_closed = |cluster: &EmulatedCluster| {
         let now = verdicts(cluster, &flows);
         let opened = (0..flows.len()).find(|index| {
             has_opened(cluster, case.fault, &flows[*index], [&old, &new, &now].map(|all| all[*index]))
@@ -218,7 +218,12 @@ fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
 
 /// Whether a flow passes an end that denied it before and denies it afterwards. An HNS that returns without ACLs may
 /// be open until the endpoint is checked.
-fn has_opened(cluster: &Cluster, fault: Fault, flow: &Flow, [old, new, now]: [Ends<bool>; 3]) -> bool {
+fn has_opened(
+    cluster: &EmulatedCluster,
+    fault: Fault,
+    flow: &Flow,
+    [old, new, now]: [Ends<bool>; 3],
+) -> bool {
     let loses = matches!(fault, Fault::Restarts(survives) if survives != Survives::Everything);
     let is_open = |old, new, now, endpoint: Option<&Endpoint>| {
         let is_as_it_came_back = loses && !endpoint.is_some_and(has_policy);
@@ -236,7 +241,7 @@ fn has_policy(endpoint: &Endpoint) -> bool {
 }
 
 /// A late call is executed during a full check. Once it is seen to be done, it is not requested again.
-fn lands(cluster: &mut Cluster, case: &Case) -> Result<(), String> {
+fn lands(cluster: &mut EmulatedCluster, case: &Case) -> Result<(), String> {
     let last_change = |node| cluster.hns(node).take_changes().pop();
     let late: Vec<Option<Call>> = (0..NODES.len()).map(last_change).collect();
     cluster.wait(LONG);

@@ -18,7 +18,7 @@ use testkit::clusters::{Objects, Sent, clusters_of_distinct_pods, manifest, pack
 use testkit::emulator::{RENDERINGS, Rendering};
 use testkit::exceptions::Exception;
 use testkit::flows::{beginnings, explain, judged};
-use testkit::mixed::{Cluster, NODES, System, addresses, between_pods, placed};
+use testkit::mixed::{MixedCluster, NODES, System, addresses, between_pods, placed};
 use testkit::random::{Random, Tally};
 use tortie_api::{Key, Kind};
 use tortie_dataplane::Report;
@@ -127,7 +127,8 @@ fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
     let asked = RefCell::new(Tally::default());
     let test = |case: Case| {
         let mut nodes = nodes.borrow_mut();
-        let cluster = nodes.entry(case.hns.clone()).or_insert_with(|| Cluster::new(&case.config).unwrap());
+        let cluster =
+            nodes.entry(case.hns.clone()).or_insert_with(|| MixedCluster::new(&case.config).unwrap());
         compare(cluster, &case, &mut asked.borrow_mut()).map_err(|error| {
             // The failure may have happened in the middle of a change.
             nodes.remove(&case.hns);
@@ -142,7 +143,7 @@ fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
 }
 
 /// Changes to the cluster, and sends every packet.
-fn compare(cluster: &mut Cluster, case: &Case, asked: &mut Tally) -> Result<(), String> {
+fn compare(cluster: &mut MixedCluster, case: &Case, asked: &mut Tally) -> Result<(), String> {
     let all: Objects = cluster.node_objects().chain(&case.objects).cloned().collect();
     let shown = || format!("{}, {}\ncluster.yml:\n{}", case.hns, case.rendering.name, manifest(&all));
     let failed = |error: anyhow::Error| format!("{error:#}\n{}", shown());
@@ -193,14 +194,14 @@ fn in_force(reports: &[Report]) -> Result<(), String> {
 }
 
 /// From each node's own kernel to each pod.
-fn from_nodes(cluster: &Cluster) -> Vec<Flow> {
+fn from_nodes(cluster: &MixedCluster) -> Vec<Flow> {
     let pods: Vec<IpAddr> = cluster.pods().collect();
     let of_node = |node| pods.iter().map(move |pod| cluster.from_node(node, *pod, 53));
     (0..NODES.len()).flat_map(of_node).collect()
 }
 
 /// The exception for the flow, if one of its ends has the condition that its ACLs allow less.
-fn exception(cluster: &Cluster, reports: &[Report], flow: &Flow) -> Option<Exception> {
+fn exception(cluster: &MixedCluster, reports: &[Report], flow: &Flow) -> Option<Exception> {
     let told = |address| cluster.place(address).and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
     let mut told = [flow.source, flow.destination].into_iter().filter_map(told).flatten();
     Exception::of(flow.protocol).filter(|exception| told.any(|told| exception.is_told_by(told)))
@@ -211,7 +212,7 @@ fn is_allowed(trace: &Option<Trace>) -> bool {
 }
 
 /// The entry of [`CLASSES`] for a flow, or its source if that is a node.
-fn class(cluster: &Cluster, flow: &Flow) -> &'static str {
+fn class(cluster: &MixedCluster, flow: &Flow) -> &'static str {
     let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
     let to = node(flow.destination).unwrap();
     let Some(from) = node(flow.source) else {

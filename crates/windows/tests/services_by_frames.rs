@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::clusters::{Objects, snapshot};
 use testkit::emulator::RENDERINGS;
 use testkit::flows::judged;
-use testkit::mixed::{Balanced, Cluster, NODES, Step};
+use testkit::mixed::{Balanced, MixedCluster, NODES, Step};
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::net::Protocol;
 use tortie_api::{Key, Kind};
@@ -163,7 +163,7 @@ fn what_gets_to_a_backend_is_what_the_oracle_lets_through() {
     let (mut passed, mut closed) = (0, 0);
     for sees in [EgressSees::Backend, EgressSees::Vip] {
         let config = Config { egress_sees: sees, ..Config::new(Config::SERVER_2022, Ipv4Addr::UNSPECIFIED) };
-        let mut nodes = Cluster::new(&config).unwrap();
+        let mut nodes = MixedCluster::new(&config).unwrap();
         // The backend of a connection does not depend on policy.
         let mut chosen = BTreeMap::new();
         for (turn, (name, policy)) in policies().into_iter().enumerate() {
@@ -200,7 +200,7 @@ fn what_gets_to_a_backend_is_what_the_oracle_lets_through() {
 }
 
 struct Case<'a> {
-    nodes: &'a Cluster,
+    nodes: &'a MixedCluster,
     oracle: &'a Oracle<'a>,
     name: &'a str,
     source: Option<Ipv4Addr>,

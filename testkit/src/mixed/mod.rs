@@ -42,7 +42,7 @@ use crate::clusters::Objects;
 use crate::emulator::Rendering;
 use crate::frames;
 use crate::links::keep_to_one_processor;
-use crate::told::tell;
+use crate::update::update_calc;
 
 use self::fence::{Marker, Question};
 pub use self::placed::{Addresses, NODES, System, addresses, between_pods, placed};
@@ -58,7 +58,7 @@ const BATCH: usize = 100;
 const TAGS: u32 = 0x00ff_ffff;
 
 /// The nodes and their state.
-pub struct Cluster {
+pub struct MixedCluster {
     nodes: Vec<Node>,
     /// The objects of the overlay.
     overlay: Objects,
@@ -116,7 +116,7 @@ struct End {
     _namespace: NetNs,
 }
 
-impl Cluster {
+impl MixedCluster {
     /// The nodes, without pods; `config` configures HNS. From then on, the calling thread and the switches run on one
     /// processor, so that packets keep their order.
     ///
@@ -144,7 +144,7 @@ impl Cluster {
         let objects: BTreeMap<_, _> = overlay.iter().cloned().collect();
         let mut nodes = Vec::new();
         for (calc, (_, host, ..)) in &mut told {
-            let report = host.apply(&tell(calc, &BTreeMap::new(), &objects))?;
+            let report = host.apply(&update_calc(calc, &BTreeMap::new(), &objects))?;
             ensure!(report == Report::default(), "{report:?}");
         }
         for (calc, (name, host, namespace, tunnel)) in told {
@@ -202,7 +202,7 @@ impl Cluster {
             value["spec"]["containerID"] = json!(format!("{}-{}-{}", self.changes, key.namespace, key.name));
         }
         let deltas: Vec<_> =
-            self.nodes.iter_mut().map(|node| tell(&mut node.calc, &self.objects, &new)).collect();
+            self.nodes.iter_mut().map(|node| update_calc(&mut node.calc, &self.objects, &new)).collect();
         self.objects = new;
         self.connect()?;
         let apply = |(node, deltas): (&mut Node, Vec<Delta>)| node.host.apply(&deltas).context(node.name);

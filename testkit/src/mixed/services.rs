@@ -10,7 +10,7 @@ use tortie_hcn::schema::{LoadBalancerPortMapping, Policy, ProviderAddress};
 use tortie_hcn::{Guid, Hcn, HcnExt};
 use tortie_policy::program::Flow;
 
-use super::{Cluster, underlay};
+use super::{MixedCluster, underlay};
 use crate::frames;
 
 /// A load balancer as created by kube-proxy for a Service.
@@ -50,7 +50,7 @@ pub struct Arrival {
     pub flow: Flow,
 }
 
-impl Cluster {
+impl MixedCluster {
     /// Makes a Windows node balance connections of its pods to exactly these Services.
     ///
     /// # Errors

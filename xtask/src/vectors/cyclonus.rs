@@ -118,8 +118,8 @@ fn read_row<'a>(row: &'a Value, addresses: &Addresses) -> Result<Option<Row<'a>>
 enum Judge {
     Program,
     Oracle,
-    Kernel(Box<testkit::kernel::Cluster>),
-    Emulator(Box<emulator::Cluster>),
+    Kernel(Box<testkit::kernel::KernelCluster>),
+    Emulator(Box<emulator::EmulatedCluster>),
 }
 
 impl Judge {
@@ -129,11 +129,13 @@ impl Judge {
             On::Oracle => Self::Oracle,
             On::Kernel => {
                 require_root("verdicts of the kernel")?;
-                Self::Kernel(Box::new(testkit::kernel::Cluster::new(TWO_NODES, &Config::default())?))
+                Self::Kernel(Box::new(testkit::kernel::KernelCluster::new(TWO_NODES, &Config::default())?))
             }
-            On::Emulator(version, rendering) => {
-                Self::Emulator(Box::new(emulator::Cluster::new(&TWO_NODES, &hns(version), rendering)?))
-            }
+            On::Emulator(version, rendering) => Self::Emulator(Box::new(emulator::EmulatedCluster::new(
+                &TWO_NODES,
+                &hns(version),
+                rendering,
+            )?)),
         })
     }
 
@@ -217,7 +219,7 @@ fn by_oracle(snapshot: &Snapshot, row: &Row<'_>) -> Result<(bool, bool)> {
 
 /// Changes the cluster from the last step to this one, and sends a packet for each row.
 fn by_kernel(
-    cluster: &mut testkit::kernel::Cluster,
+    cluster: &mut testkit::kernel::KernelCluster,
     objects: &Objects,
     rows: &[Row<'_>],
 ) -> Result<Vec<Verdicts>> {
@@ -235,7 +237,7 @@ fn by_kernel(
 /// Changes the cluster from the last step to this one, and evaluates the ACLs of both ends. ACLs can express
 /// everything except SCTP ports, so any other condition is a failure.
 fn by_emulator(
-    cluster: &mut emulator::Cluster,
+    cluster: &mut emulator::EmulatedCluster,
     objects: &Objects,
     rows: &[Row<'_>],
 ) -> Result<Vec<Verdicts>> {

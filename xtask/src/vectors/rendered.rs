@@ -26,8 +26,8 @@ const NODES: [&str; 2] = ["n1", "n2"];
 
 /// The enforcing system, with its state between clusters.
 pub(super) enum Rendered {
-    Kernel(Box<testkit::kernel::Cluster>),
-    Emulator(Box<emulator::Cluster>),
+    Kernel(Box<testkit::kernel::KernelCluster>),
+    Emulator(Box<emulator::EmulatedCluster>),
 }
 
 /// The outcome of one flow; `None` if it cannot be tested.
@@ -40,11 +40,11 @@ pub(super) enum Outcome {
 impl Rendered {
     pub(super) fn kernel() -> Result<Self> {
         require_root("verdicts of the kernel")?;
-        Ok(Self::Kernel(Box::new(testkit::kernel::Cluster::new(NODES, &Config::default())?)))
+        Ok(Self::Kernel(Box::new(testkit::kernel::KernelCluster::new(NODES, &Config::default())?)))
     }
 
     pub(super) fn emulator(version: Version, rendering: Rendering) -> Result<Self> {
-        Ok(Self::Emulator(Box::new(emulator::Cluster::new(&NODES, &hns(version), rendering)?)))
+        Ok(Self::Emulator(Box::new(emulator::EmulatedCluster::new(&NODES, &hns(version), rendering)?)))
     }
 
     /// Changes the cluster from the last case to this one, and tests its flows.
@@ -105,7 +105,7 @@ fn begins(flow: &Flow, answers: &mut BTreeSet<(Protocol, IpAddr, u16, IpAddr, u1
 }
 
 fn by_kernel(
-    cluster: &mut testkit::kernel::Cluster,
+    cluster: &mut testkit::kernel::KernelCluster,
     objects: &Objects,
     expected: &[ExpectedFlow],
     can_be_asked: &[bool],
@@ -127,7 +127,7 @@ fn by_kernel(
 }
 
 fn by_emulator(
-    cluster: &mut emulator::Cluster,
+    cluster: &mut emulator::EmulatedCluster,
     objects: &Objects,
     expected: &[ExpectedFlow],
     can_be_asked: &[bool],

@@ -80,7 +80,7 @@ impl Workload {
                 pod.key.name = format!("{}-{}", pod.key.name, self.of.kind.to_lowercase());
             }
             pod.value["metadata"]["name"] = json!(pod.key.name);
-            notes.push(format!("{} stands for its pod as {}/{}", self.of, pod.key.namespace, pod.key.name));
+            notes.push(format!("{} counts as its pod {}/{}", self.of, pod.key.namespace, pod.key.name));
         }
         pod
     }

@@ -186,7 +186,7 @@ fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
     let killed = processes(&lab, "tortie agent");
     assert_eq!(killed.len(), 2);
     killed.iter().for_each(|agent| signal(agent, Signal::KILL));
-    running.wait_for_line("a node's process has ended; it is started again");
+    running.wait_for_line("a node's process has ended; the lab restarts it");
     lab.wait_until("both agents run again", || {
         let agents = processes(&lab, "tortie agent");
         agents.len() == 2 && agents.iter().all(|agent| killed.iter().all(|old| old.pid != agent.pid))

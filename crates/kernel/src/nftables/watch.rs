@@ -64,7 +64,7 @@ fn watch(socket: &mut Socket, table: &str, own: u32, told: &ChangeCallback, aliv
     while alive.strong_count() > 0 {
         match socket.next_notifications(TIMEOUT) {
             Ok(changes) if changes.iter().any(|change| is_foreign(change, table, own)) => {
-                tracing::warn!(table, "somebody else has changed the table; it is read and mended");
+                tracing::warn!(table, "another program has changed the table; Tortie repairs it");
                 (told.0)();
             }
             Ok(_) => {}
@@ -72,7 +72,7 @@ fn watch(socket: &mut Socket, table: &str, own: u32, told: &ChangeCallback, aliv
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => (told.0)(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::error!(table, %error, "changes of the table by others are noticed at the next resync only");
+                tracing::error!(table, %error, "cannot watch the table; Tortie notices changes by others at the next resync");
                 return;
             }
         }

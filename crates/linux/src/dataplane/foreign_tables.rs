@@ -80,7 +80,7 @@ fn told(read: Result<Others>) -> Vec<Condition> {
         Ok(others) => others,
         Err(error) => {
             let message = format!(
-                "whether others drop what Tortie lets through is not known: {error}; it is tried again"
+                "cannot read whether foreign tables drop packets that Tortie allows: {error}; Tortie retries"
             );
             return vec![Condition::new(UNKNOWN, message)];
         }
@@ -91,14 +91,12 @@ fn told(read: Result<Others>) -> Vec<Condition> {
     conditions.truncate(MAX_TABLES);
     if more > 0 {
         let message =
-            format!("{more} more tables of others may drop what Tortie lets through: `nft list ruleset`");
+            format!("{more} more foreign tables may drop packets that Tortie allows: `nft list ruleset`");
         conditions.push(Condition::new(MAY_DROP, message));
     }
     if others.cut_short {
-        let message =
-            "others have so many chains, rules and elements of maps in nftables that not all of them were \
-                       read: what is behind may drop what Tortie lets through"
-                .to_owned();
+        let message = "foreign nftables tables have so many chains, rules and map elements that only a part of them was read; the \
+             rest may drop packets that Tortie allows";
         conditions.push(Condition::new(UNKNOWN, message));
     }
     conditions.extend(calico(&others));
@@ -125,7 +123,7 @@ fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
     };
     (!named.is_empty()).then(|| {
         let message = format!(
-            "table {id} of somebody else may drop what Tortie lets through, as an accept of one table does not hold in \
+            "table {id} is foreign and may drop packets that Tortie allows, because an accept in one table does not bind \
              another: {}{more}. Tortie leaves it alone; `nft list table {id}` shows it",
             named.join("; ")
         );
@@ -200,7 +198,7 @@ fn calico(others: &Others) -> Option<Condition> {
     }
     let judges = match asked {
         true => "they still judge packets foreign_tables Tortie",
-        false => "no packet comes to them",
+        false => "no packet reaches them",
     };
     (!places.is_empty()).then(|| {
         let message = format!(

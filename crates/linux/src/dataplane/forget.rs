@@ -88,7 +88,7 @@ impl Forgetter {
         let queue = lock(&self.work.queue);
         let waits = |address: &&IpAddr| queue.asked.contains(*address) || queue.busy.contains(*address);
         let Some(address) = addresses.into_iter().find(waits) else { return Ok(()) };
-        tracing::debug!(%address, "an address is given again while its old connections are still being forgotten");
+        tracing::debug!(%address, "an address is reused while its old connections are still being removed");
         drop(queue);
         self.work.forget()
     }
@@ -110,7 +110,7 @@ impl Work {
             let begun = Instant::now();
             while begun.elapsed() < MAX_WAIT && woken.recv_timeout(COLLECT).is_ok() {}
             while let Err(error) = self.forget().and_then(|()| self.cut()) {
-                tracing::warn!(%error, "connections that are over are not forgotten; it is tried again");
+                tracing::warn!(%error, "cannot remove old connections; Tortie retries");
                 if woken.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
                     return;
                 }
@@ -133,7 +133,7 @@ impl Work {
             queue.asked.extend(busy);
         }
         drop(queue);
-        tracing::debug!(?addresses, count = forgotten?, "forgot connections of released addresses");
+        tracing::debug!(?addresses, count = forgotten?, "removed connections of released addresses");
         Ok(())
     }
 
@@ -145,7 +145,7 @@ impl Work {
         }
         let forgotten = lock(&self.conntrack).forget_flows(|flow| cut.denies(flow));
         match forgotten {
-            Ok(count) => tracing::debug!(count, "forgot connections that policy denies by now"),
+            Ok(count) => tracing::debug!(count, "removed connections that policy denies now"),
             Err(error) => {
                 let mut queue = lock(&self.queue);
                 let newer = std::mem::replace(&mut queue.cut, cut);

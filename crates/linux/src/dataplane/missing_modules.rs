@@ -82,8 +82,8 @@ impl MissingModules {
 /// The message if the table works without the feature; `None` if it does not.
 fn said_without(feature: Feature) -> Option<&'static str> {
     match feature {
-        Feature::Log => Some("rules with the action Log log nothing; who passes is as it was asked for"),
-        Feature::Counter => Some("rules count no packets; who passes is as it was asked for"),
+        Feature::Log => Some("rules with the action Log log nothing; verdicts are not affected"),
+        Feature::Counter => Some("rules count no packets; verdicts are not affected"),
         Feature::Reject => Some("what would be rejected is dropped without a word to its sender"),
         Feature::Masquerade | Feature::Fib => {
             Some("natOutgoing is not in force: packets of pods leave the pools with the pods' addresses")

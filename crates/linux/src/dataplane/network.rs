@@ -173,7 +173,9 @@ impl Network {
                 Some(there) if leads_alike(there, route) => {}
                 Some(there) if there.protocol == PROTOCOL => changes.push(Change::ReplaceRoute(*route)),
                 Some(there) => {
-                    let message = format!("{there} of somebody else is in the place of {route}; it stays");
+                    let message = format!(
+                        "the foreign route {there} occupies the place of {route}; Tortie leaves it alone"
+                    );
                     self.node.push(Condition::new(Reason::RouteTaken, message));
                 }
             }
@@ -205,7 +207,7 @@ impl Network {
             if let Some((_, index)) = self.vxlan.take() {
                 tracing::info!(
                     link = self.config.vxlan_device,
-                    "deletes the VXLAN link, as there is no overlay any more"
+                    "deleting the VXLAN link, because there is no overlay any more"
                 );
                 self.socket.change(&Change::DeleteLink(index))?;
                 self.kernel = None;
@@ -232,7 +234,7 @@ impl Network {
             return Ok(None);
         }
         if let Some(other) = link.take_if(|link| link.vxlan != Some(wanted)) {
-            tracing::warn!(link = name, found = ?other.vxlan, "makes the VXLAN link anew, with other settings");
+            tracing::warn!(link = name, found = ?other.vxlan, "recreating the VXLAN link with other settings");
             self.socket.change(&Change::DeleteLink(other.index))?;
             self.kernel = None;
         }

@@ -151,7 +151,7 @@ impl PolicyTable {
         match membarrier(MembarrierCommand::Global) {
             Ok(()) if several => return,
             Ok(()) => {}
-            Err(error) => tracing::debug!(%error, "the kernel does not say when packets are through"),
+            Err(error) => tracing::debug!(%error, "cannot wait for packets in the chains; sleeping instead"),
         }
         thread::sleep(GRACE.saturating_sub(self.switched.elapsed()));
     }

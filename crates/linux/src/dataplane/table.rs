@@ -84,7 +84,7 @@ impl PolicyTable {
             let watch = Watch::start(&self.config.table, self.nft.port(), told);
             self.watch = watch
                 .inspect_err(|error| {
-                    tracing::error!(%error, "changes of the table by others are noticed at the next resync only");
+                    tracing::error!(%error, "cannot watch the table; Tortie notices changes by others at the next resync");
                 })
                 .ok();
         }
@@ -100,7 +100,7 @@ impl PolicyTable {
             return self.adopt(state);
         }
         if let Err(error) = self.clear_garbage() {
-            tracing::warn!(%error, "what is left over was not taken away; the whole table is compared with the kernel's");
+            tracing::warn!(%error, "cannot remove unused objects; Tortie compares the whole table with the kernel's");
             return self.adopt(state);
         }
         if dirty.is_empty() {
@@ -108,7 +108,7 @@ impl PolicyTable {
         }
         if let Err(error) = self.change(state, dirty) {
             // The kernel's state is not as known: read it, and try once more with everything.
-            tracing::warn!(%error, "the change was refused; the whole table is compared with the kernel's");
+            tracing::warn!(%error, "the kernel refused the change; Tortie compares the whole table with the kernel's");
             return self.adopt(state);
         }
         Ok(())
@@ -185,7 +185,7 @@ impl PolicyTable {
             }
             Ok(_) => false,
             Err(error) => {
-                tracing::warn!(%error, "what the kernel lacks is not known");
+                tracing::warn!(%error, "cannot find out which modules the kernel lacks");
                 false
             }
         }
@@ -231,7 +231,7 @@ impl PolicyTable {
                 && let Some(name) = self.desired_table.owner(chain)
                 && !self.refused.contains_key(&name)
             {
-                tracing::error!(chain, %refusal, "the kernel refused a chain; what it stands for is denied");
+                tracing::error!(chain, %refusal, "the kernel refused a chain; Tortie denies the packets that it judges");
                 let missing =
                     self.missing_modules.needed().map(|modules| format!("; this kernel lacks {modules}"));
                 let missing = missing.unwrap_or_default();

@@ -79,7 +79,7 @@ fn of_unknown(
         let problem = format!("{} asks for label {label}, which no {} has", choice.shown(), choice.whom());
         let advice = match similar {
             Some(similar) => format!("is {similar} meant?"),
-            None => "check its spelling, or give the label to those who are meant".to_owned(),
+            None => "check its spelling, or add the label to the intended objects".to_owned(),
         };
         let witness = format!("no {} of this cluster bears it", choice.whom());
         found.add(

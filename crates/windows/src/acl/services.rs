@@ -234,7 +234,7 @@ impl<'a> Found<'a> {
             (
                 self.of_pods,
                 Reason::ServiceAddressTaken,
-                "the address is one that pods have, and such a pod is closed at that port to whom the Service is",
+                "pods have the address too; such a pod is closed at that port wherever the Service is",
             ),
             (
                 self.of_sctp,

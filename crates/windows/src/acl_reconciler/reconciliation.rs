@@ -144,7 +144,7 @@ impl<'a> Reconciliation<'a> {
 
     /// Records the failure of an endpoint, which is retried after its delay.
     fn failed(&mut self, id: EndpointId, error: &Error) {
-        warn!(%error, "not as it should be yet");
+        warn!(%error, "HNS differs from the desired state; Tortie retries");
         let known = self.acl_reconciler.known(&id);
         if matches!(error, Error::NoEndpoint { .. }) {
             // An endpoint that does not exist names nothing.

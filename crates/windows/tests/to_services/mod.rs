@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde_json::Value;
 use testkit::clusters::Objects;
 use testkit::clusters::services::{Call, Front};
-use testkit::emulator::{Cluster, Rendering};
+use testkit::emulator::{EmulatedCluster, Rendering};
 use testkit::exceptions::Exception;
 use testkit::flows::{explain, judged};
 use testkit::random::Tally;
@@ -60,7 +60,7 @@ pub(crate) fn lacking(asked: &Tally, kinds: &[String], fewest: usize) -> Option<
 
 /// A cluster in which pods connect to Services.
 pub(crate) struct Callers<'a> {
-    pub cluster: &'a Cluster,
+    pub cluster: &'a EmulatedCluster,
     pub reports: &'a [Report],
     pub oracle: &'a Oracle<'a>,
     pub objects: &'a Objects,

@@ -8,7 +8,11 @@ use tortie_calc::Calc;
 use tortie_dataplane::Delta;
 
 /// Updates calc from the old objects to the new ones, and returns the deltas for its node.
-pub(crate) fn tell(calc: &mut Calc, old: &BTreeMap<Key, Value>, new: &BTreeMap<Key, Value>) -> Vec<Delta> {
+pub(crate) fn update_calc(
+    calc: &mut Calc,
+    old: &BTreeMap<Key, Value>,
+    new: &BTreeMap<Key, Value>,
+) -> Vec<Delta> {
     for key in old.keys().filter(|key| !new.contains_key(key)) {
         calc.update(key, None);
     }
