@@ -46,8 +46,14 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
 }
 
 /// The part that Calico for Windows can express and its API allows; without SCTP ports, which it writes as if HNS
-/// supported them.
+/// supported them, and without Pass in profiles, which it renders as Deny.
 fn expressible(mut said: Scenario) -> Scenario {
+    for (name, rules) in POLICIES.iter().zip(&mut said.policies) {
+        if said.program.profiles.contains(&policy_id(name)) {
+            let passes = rules.ingress.iter_mut().chain(&mut rules.egress);
+            passes.filter(|rule| rule.action == Action::Pass).for_each(|rule| rule.action = Action::Deny);
+        }
+    }
     said.address_ports.retain(|(_, protocol, _)| *protocol != Protocol::SCTP);
     for rule in said.policies.iter_mut().flat_map(|rules| rules.ingress.iter_mut().chain(&mut rules.egress)) {
         (rule.not_protocol, rule.icmp, rule.not_icmp) = (None, None, None);
