@@ -17,7 +17,8 @@ fn main() {
         .method(method("get", "Get", "GetRequest", "GetReply").build())
         .method(method("list", "List", "ListRequest", "ListReply").build())
         .method(method("write", "Write", "WriteRequest", "WriteReply").build())
-        .method(method("watch", "Watch", "WatchRequest", "WatchEvent").server_streaming().build())
+        .method(method("barrier", "Barrier", "BarrierRequest", "BarrierReply").build())
+        .method(method("watch", "Watch", "WatchRequest", "WatchMessage").server_streaming().build())
         .build();
     Builder::new().compile(&[service]);
 }

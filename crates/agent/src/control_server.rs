@@ -7,10 +7,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use crate::backoff::{Backoff, random_seed};
 use crate::control::{Answer, Ask, Outcome, Request, VERSION};
 use crate::queue::{Asker, Unanswered};
 use crate::server::MAX_ACCEPT_DELAY;
+use tortie_store::backoff::{Backoff, random_seed};
 
 /// The maximum size of a request in bytes.
 const MAX_REQUEST_BYTES: u64 = 64 << 10;

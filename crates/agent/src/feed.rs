@@ -1,158 +1,64 @@
-//! Passes changes from the store to the dataplane's thread: lists everything once, then watches. After a lost watch,
-//! lists again and passes on what was deleted.
+//! Passes changes from the store to the dataplane's thread: first everything, then changes as they come.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use futures::{FutureExt, StreamExt};
-use serde_json::Value;
-use tortie_api::{Key, Kind};
-use tortie_store::{Event, Revision, Store, StoreError, Watch};
+use futures::StreamExt;
+use tortie_api::Kind;
+use tortie_store::{Change, Interest, Store};
 
-use crate::backoff::{Backoff, random_seed};
 use crate::pending::{Batch, Pending};
 use crate::queue::Batches;
 
-/// The maximum number of events in a batch.
-const MAX_BATCH_EVENTS: usize = 1_024;
-/// The size at which a batch is full, in bytes.
-const MAX_BATCH_BYTES: usize = 4 << 20;
+/// The maximum number of changes in a batch.
+const MAX_BATCH: usize = 1_024;
 
 /// Feeds the thread with objects of these kinds until it ends.
-pub(crate) async fn run(store: Arc<dyn Store>, wanted: Vec<Kind>, batches: Batches) {
-    let mut known = BTreeSet::new();
-    let mut backoff = Backoff::new(random_seed());
-    loop {
-        match follow(&*store, &wanted, &batches, &mut known, &mut backoff).await {
-            Ok(()) => return,
-            Err(error @ (StoreError::Compacted(_) | StoreError::FellBehind)) => {
-                tracing::info!(%error, "the watch cannot continue; Tortie lists everything again");
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the store is unreachable; policy stays in force, and Tortie reconnects");
-            }
-        }
-        // Also after lost history, because a burst of writes makes every agent lose it at the same time.
-        backoff.wait().await;
-    }
-}
-
-/// Returns without an error when the thread has ended.
-async fn follow(
-    store: &dyn Store,
-    wanted: &[Kind],
-    batches: &Batches,
-    known: &mut BTreeSet<Key>,
-    backoff: &mut Backoff,
-) -> Result<(), StoreError> {
-    // A listing is as large as the cluster, so it is not read before there is room for it.
-    if !batches.wait_for_room().await {
-        return Ok(());
-    }
-    let (objects, revision) = snapshot(store, wanted).await?;
-    let gone = known.iter().filter(|key| !objects.contains_key(*key)).map(|key| (key.clone(), None));
-    let mut changes: BTreeMap<_, _> = gone.collect();
-    *known = objects.keys().cloned().collect();
-    changes.extend(objects.into_iter().map(|(key, value)| (key, Some(value))));
-    if !batches.send(Batch { changes, revision }) {
-        return Ok(());
-    }
-
-    // Other kinds change nothing on the node, but somebody may wait until the node has processed such a write. A
-    // write of a report would only cause more reports.
-    let kinds: Vec<Kind> = Kind::all().filter(|kind| *kind != Kind::NodeReport).collect();
-    let mut events = store.watch(&kinds, revision).await?;
-    // While the thread does not keep up, no events are read. In the end, the store ends the watch.
+pub(crate) async fn run(store: Arc<dyn Store>, kinds: Vec<Kind>, batches: Batches) {
+    let interests = kinds.iter().copied().map(Interest::all).collect();
+    let mut changes = store.follow(interests).ready_chunks(MAX_BATCH);
+    // Nothing is passed on before the whole cluster is known, because half of it may allow too much.
+    let mut missing: BTreeSet<Kind> = kinds.into_iter().collect();
+    let mut first = Pending::default();
+    // While the thread does not keep up, nothing is read. In the end, the store ends the watch and lists again.
     while batches.wait_for_room().await {
-        let (batch, error) = next_batch(&mut events, wanted).await;
-        // What came before an error is passed on, because a deletion would not be in the next listing.
-        if let Some(batch) = batch {
-            for (key, value) in &batch.changes {
-                match value {
-                    Some(_) => drop(known.insert(key.clone())),
-                    None => drop(known.remove(key)),
-                }
-            }
+        let Some(changes) = changes.next().await else { return };
+        let batch = batch(changes, &mut missing);
+        if missing.is_empty() && first.is_empty() {
             batches.send(batch);
-            backoff.succeeded();
-        }
-        if let Some(error) = error {
-            return Err(error);
-        }
-    }
-    Ok(())
-}
-
-/// Waits for the next event and reads those that are there already, up to a limit. Returns them, and the error after
-/// them.
-async fn next_batch(events: &mut Watch, wanted: &[Kind]) -> (Option<Batch>, Option<StoreError>) {
-    let mut read = Pending::default();
-    let mut next = Some(events.next().await);
-    let mut count = 0;
-    while let Some(item) = next {
-        match item {
-            Some(Ok(event)) => {
-                let revision = event.revision();
-                tracing::debug!(revision, object = %event.key(), "an object has changed in the store");
-                let change = wanted.contains(&event.key().kind).then(|| change(event));
-                read.add(Batch { changes: change.into_iter().collect(), revision });
-            }
-            Some(Err(error)) => return (read.take(), Some(error)),
-            None => return (read.take(), Some(ended())),
-        }
-        count += 1;
-        if count == MAX_BATCH_EVENTS || read.bytes() >= MAX_BATCH_BYTES {
-            break;
-        }
-        next = events.next().now_or_never();
-    }
-    (read.take(), None)
-}
-
-/// All objects that a node's state depends on, at one moment. The kinds are listed one after another while changes
-/// continue. Changes between the first and the last list are applied, so that no policy is missing that existed
-/// before a pod.
-async fn snapshot(
-    store: &dyn Store,
-    wanted: &[Kind],
-) -> Result<(BTreeMap<Key, Value>, Revision), StoreError> {
-    let mut objects = BTreeMap::new();
-    let mut listed = BTreeMap::new();
-    for kind in wanted.iter().copied() {
-        let listing = store.list(kind).await?;
-        listed.insert(kind, listing.revision);
-        objects.extend(listing.items.into_iter().map(|stored| (stored.key, stored.value)));
-    }
-    let mut reached = listed.values().copied().min().unwrap_or(0);
-    let moment = listed.values().copied().max().unwrap_or(0);
-    if reached == moment {
-        return Ok((objects, moment));
-    }
-    // Of all kinds, because the last write may be of any kind.
-    let mut events = store.watch(&Kind::all().collect::<Vec<_>>(), reached).await?;
-    while reached < moment {
-        let event = events.next().await.ok_or_else(ended)??;
-        reached = event.revision();
-        if reached > moment || listed.get(&event.key().kind).is_none_or(|at| reached <= *at) {
             continue;
         }
-        match change(event) {
-            (key, Some(value)) => drop(objects.insert(key, value)),
-            (key, None) => drop(objects.remove(&key)),
+        first.add(batch);
+        if missing.is_empty() {
+            tracing::info!("the node knows the whole cluster");
+            if let Some(first) = first.take() {
+                batches.send(first);
+            }
         }
     }
-    Ok((objects, moment))
 }
 
-fn change(event: Event) -> (Key, Option<Value>) {
-    match event {
-        Event::Put(stored) => (stored.key, Some(stored.value)),
-        Event::Deleted { key, .. } => (key, None),
+/// Puts changes together, and removes the kinds from `missing` that are complete or cannot be read.
+fn batch(changes: Vec<Change>, missing: &mut BTreeSet<Kind>) -> Batch {
+    let mut batch = Batch::default();
+    for change in changes {
+        match change {
+            Change::Put(stored) => drop(batch.changes.insert(stored.key, Some(stored.value))),
+            Change::Gone { key, .. } => drop(batch.changes.insert(key, None)),
+            Change::Progress(kind, position) => batch.positions.advance(kind, position),
+            Change::InSync(kind, position) => {
+                batch.positions.advance(kind, position);
+                missing.remove(&kind);
+                batch.unavailable.insert(kind, None);
+            }
+            Change::Unavailable(kind, error) => {
+                missing.remove(&kind);
+                batch.unavailable.insert(kind, Some(error));
+            }
+            Change::Restarted(_) => {}
+        }
     }
-}
-
-fn ended() -> StoreError {
-    StoreError::Unavailable("the watch ended".to_owned())
+    batch
 }
 
 #[cfg(test)]

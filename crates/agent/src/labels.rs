@@ -6,54 +6,45 @@ use std::sync::Arc;
 use futures::StreamExt;
 use serde_json::{Value, json};
 use tortie_api::{Key, Kind};
-use tortie_store::{Event, Store, StoreError, Stored, pod_of};
+use tortie_store::backoff::{Backoff, random_seed};
+use tortie_store::{Change, Interest, Store, StoreError, Stored, pod_of};
 
-use crate::backoff::{Backoff, random_seed};
-
-/// Follows the pods of one node until the future is dropped.
+/// Follows the pods and endpoints of one node until the future is dropped. Checks an endpoint whenever it or its pod
+/// was written: whichever was written last, both are then current.
 pub(crate) async fn run(store: Arc<dyn Store>, node: String) {
+    let kinds = [Kind::Pod, Kind::WorkloadEndpoint];
+    let mut changes = store.follow(kinds.map(|kind| Interest::of_node(kind, &node)).to_vec());
     let mut backoff = Backoff::new(random_seed());
-    loop {
-        if let Err(error) = follow(&*store, &node, &mut backoff).await {
-            tracing::debug!(%error, "listing the endpoints again");
-            backoff.wait().await;
-        }
-    }
-}
-
-/// Checks an endpoint whenever it or its pod was written. Whichever was written last, both are then current.
-async fn follow(store: &dyn Store, node: &str, backoff: &mut Backoff) -> Result<(), StoreError> {
-    let listing = store.list(Kind::WorkloadEndpoint).await?;
     // The pod and the endpoint.
-    let mut ours = BTreeSet::new();
-    let is_ours = |endpoint: &Stored| endpoint.value["spec"]["node"] == node;
-    for endpoint in listing.items.into_iter().filter(is_ours) {
-        take_over(store, &endpoint.key).await?;
-        ours.insert((pod_of(&endpoint), endpoint.key));
-    }
-    let mut events = store.watch(&[Kind::Pod, Kind::WorkloadEndpoint], listing.revision).await?;
-    while let Some(event) = events.next().await {
-        let event = event?;
-        backoff.succeeded();
-        match event {
-            Event::Put(pod) if pod.key.kind == Kind::Pod => {
-                for (_, endpoint) in ours.iter().filter(|(of, _)| *of == pod.key) {
-                    take_over(store, endpoint).await?;
-                }
+    let mut endpoints = BTreeSet::new();
+    while let Some(change) = changes.next().await {
+        let due: Vec<Key> = match change {
+            Change::Put(pod) if pod.key.kind == Kind::Pod => {
+                let of_pod = endpoints.iter().filter(|(of, _)| *of == pod.key);
+                of_pod.map(|(_, endpoint): &(Key, Key)| endpoint.clone()).collect()
             }
-            Event::Put(endpoint) if is_ours(&endpoint) => {
-                take_over(store, &endpoint.key).await?;
-                ours.insert((pod_of(&endpoint), endpoint.key));
+            Change::Put(endpoint) => {
+                endpoints.insert((pod_of(&endpoint), endpoint.key.clone()));
+                vec![endpoint.key]
             }
-            Event::Put(_) => {}
-            Event::Deleted { key, .. } => ours.retain(|(_, endpoint)| *endpoint != key),
+            Change::Gone { key, .. } => {
+                endpoints.retain(|(_, endpoint)| *endpoint != key);
+                continue;
+            }
+            _ => continue,
+        };
+        for endpoint in due {
+            while let Err(error) = copy_labels(&*store, &endpoint).await {
+                tracing::debug!(%error, %endpoint, "cannot update the endpoint's labels; Tortie retries");
+                backoff.wait().await;
+            }
+            backoff.succeeded();
         }
     }
-    Ok(())
 }
 
 /// Copies the pod's labels to an endpoint, unless another pod has that name now.
-async fn take_over(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
+async fn copy_labels(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
     loop {
         let Some(mut endpoint) = store.get(key).await? else { return Ok(()) };
         let Some(pod) = store.get(&pod_of(&endpoint)).await? else { return Ok(()) };
@@ -65,7 +56,7 @@ async fn take_over(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
             return Ok(());
         }
         endpoint.value["metadata"]["labels"] = labels(&pod);
-        match store.update(key, endpoint.value, endpoint.revision).await {
+        match store.update(key, endpoint.value, &endpoint.version).await {
             Ok(_) | Err(StoreError::NotFound(_)) => return Ok(()),
             Err(StoreError::Conflict(_)) => {}
             Err(error) => return Err(error),

@@ -3,7 +3,7 @@
 //! [`run`] sets up the node's tunnel end, feeds the dataplane, and only then serves CNI, so that everything is ready
 //! for the first pod. Each part has a file of its own; this file connects them.
 
-mod backoff;
+mod barrier;
 pub mod control;
 mod control_server;
 
@@ -32,6 +32,7 @@ use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, IpamError};
 use tortie_store::{Store, StoreError};
 
+use barrier::Barrier;
 use locks::Locks;
 use node::Prepared;
 use plane::InForce;
@@ -150,6 +151,7 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
         node::prepare(&*store, &ipam, &node, platform, &network).await?;
 
     let kinds = tortie_calc::kinds(dataplane.asks_for_services());
+    let barrier = Barrier::new(store.clone(), kinds.clone());
     let (batches, in_force) = plane::start(&node, dataplane)
         .map_err(|error| AgentError::system("starting the dataplane's thread", error))?;
     let asker = batches.asker();
@@ -165,14 +167,14 @@ pub async fn run(config: Config) -> Result<(), AgentError> {
     let mut first = in_force.clone();
     tokio::select! {
         // Everything is ready for the first pod.
-        _ = first.wait_for(|now| now.given > 0) => {}
+        _ = first.wait_for(|now| !now.given.is_empty()) => {}
         error = parts.ended() => return Err(error),
     }
     let control = server::listen(&control_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", control_socket.display()), error))?;
     parts.add("the control socket", control_server::run(node.clone(), asker, control));
     let (busy, mtu) = (Locks::default(), network.mtu);
-    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, mtu, in_force });
+    let pods = Arc::new(Pods { busy, store, ipam, wiring, node, mtu, in_force, barrier });
     let listener = server::listen(&cni_socket)
         .map_err(|error| AgentError::system(format!("the socket {}", cni_socket.display()), error))?;
     tracing::info!(socket = %cni_socket.display(), "ready to add pods");

@@ -14,12 +14,12 @@ use tortie_api::{Key, Kind, Resource};
 use tortie_dataplane::{ClusterNetwork, Dataplane, PodWiring};
 use tortie_hcn::Hcn;
 use tortie_ipam::{Ipam, Request, Use};
-use tortie_store::{Store, StoreError};
+use tortie_store::backoff::{Backoff, random_seed};
+use tortie_store::{Change, Interest, Store, StoreError};
 use tortie_windows::{
     CurrentOverlay, Overlay, OverlaySpec, StaticRules, WindowsDataplane, WindowsWiring, ensure_overlay,
 };
 
-use crate::backoff::{Backoff, random_seed};
 use crate::plane::InForce;
 use crate::{AgentError, Platform};
 
@@ -201,7 +201,7 @@ async fn annotate(store: &dyn Store, node: &str, tunnel: &Tunnel) -> Result<(), 
         if value == stored.value {
             return Ok(());
         }
-        match store.update(&key, value, stored.revision).await {
+        match store.update(&key, value, &stored.version).await {
             Ok(_) => return Ok(()),
             Err(StoreError::Conflict(_)) => {}
             Err(error) => return Err(error.into()),
@@ -218,31 +218,12 @@ pub(crate) async fn keep_announced(
     mut in_force: watch::Receiver<Arc<InForce>>,
 ) {
     let mut backoff = Backoff::new(random_seed());
-    loop {
-        if let Err(error) = follow(&*store, &node, &announced, &mut in_force, &mut backoff).await {
-            tracing::debug!(%error, "reading the Node again");
-            backoff.wait().await;
-        }
-    }
-}
-
-async fn follow(
-    store: &dyn Store,
-    node: &str,
-    announced: &Announced,
-    in_force: &mut watch::Receiver<Arc<InForce>>,
-    backoff: &mut Backoff,
-) -> Result<(), AgentError> {
-    let revision = store.list(Kind::Node).await?.revision;
-    let mut told = announced.now();
-    annotate(store, node, &told).await?;
-    let mut events = store.watch(&[Kind::Node], revision).await?;
-    backoff.succeeded();
+    let mut changes = store.follow(vec![Interest::in_object(&Key::global(Kind::Node, &node))]);
+    let mut written = announced.now();
     loop {
         tokio::select! {
-            event = events.next() => {
-                let Some(event) = event else { return Ok(()) };
-                if event?.key().name != node {
+            change = changes.next() => {
+                if !matches!(change, Some(Change::Put(_))) {
                     continue;
                 }
             }
@@ -251,14 +232,18 @@ async fn follow(
                     // The dataplane has ended, so nothing can change any more.
                     return std::future::pending().await;
                 }
-                if announced.now() == told {
+                if announced.now() == written {
                     continue;
                 }
                 tracing::warn!(node, "HNS has recreated the overlay network; Tortie publishes its new MAC address");
             }
         }
-        told = announced.now();
-        annotate(store, node, &told).await?;
+        written = announced.now();
+        while let Err(error) = annotate(&*store, &node, &written).await {
+            tracing::debug!(%error, "cannot annotate the Node; Tortie retries");
+            backoff.wait().await;
+        }
+        backoff.succeeded();
     }
 }
 

@@ -8,16 +8,18 @@ use std::collections::BTreeMap;
 use std::mem;
 
 use serde_json::Value;
-use tortie_api::Key;
-use tortie_store::{Revision, size_of_value};
+use tortie_api::{Key, Kind, Positions};
+use tortie_store::{StoreError, size_of_value};
 
 /// Changes that belong together: nothing is applied between them.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Batch {
     /// Objects with their new values; `None` means deleted.
     pub(crate) changes: BTreeMap<Key, Option<Value>>,
-    /// The batch contains the store's history up to this revision.
-    pub(crate) revision: Revision,
+    /// The batch contains the history of these kinds up to here.
+    pub(crate) positions: Positions,
+    /// Kinds that cannot be read, with the error; `None` if the kind can be read now.
+    pub(crate) unavailable: BTreeMap<Kind, Option<StoreError>>,
 }
 
 /// Everything that waits, as one batch.
@@ -31,8 +33,10 @@ impl Pending {
     /// Adds a batch. Its values replace older ones of the same objects.
     pub(crate) fn add(&mut self, batch: Batch) {
         let pending = self.batch.get_or_insert_default();
-        pending.revision = batch.revision;
-        for (key, value) in batch.changes {
+        let Batch { changes, positions, unavailable } = batch;
+        pending.positions.advance_all(&positions);
+        pending.unavailable.extend(unavailable);
+        for (key, value) in changes {
             self.bytes += size(&key, value.as_ref());
             let (old_key, old) = (key.clone(), pending.changes.insert(key, value));
             if let Some(old) = old {
@@ -44,6 +48,11 @@ impl Pending {
     /// Takes everything, if anything has been added.
     pub(crate) fn take(&mut self) -> Option<Batch> {
         mem::take(self).batch
+    }
+
+    /// Whether nothing has been added.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.batch.is_none()
     }
 
     /// The approximate memory of the changes, in bytes.
@@ -65,13 +74,17 @@ fn size(key: &Key, value: Option<&Value>) -> usize {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use tortie_api::Kind;
+    use tortie_api::Position;
 
     use super::*;
 
-    fn batch(revision: Revision, changes: &[(&str, Option<Value>)]) -> Batch {
+    fn batch(position: u64, changes: &[(&str, Option<Value>)]) -> Batch {
         let key = |name: &str| Key::global(Kind::Namespace, name);
-        Batch { changes: changes.iter().map(|(name, value)| (key(name), value.clone())).collect(), revision }
+        Batch {
+            changes: changes.iter().map(|(name, value)| (key(name), value.clone())).collect(),
+            positions: [(Kind::Namespace, Position(position))].into_iter().collect(),
+            unavailable: BTreeMap::new(),
+        }
     }
 
     #[test]
@@ -79,7 +92,7 @@ mod tests {
         let (one, two) = (Some(json!(1)), Some(json!(2)));
         let table: [(&str, &[Batch], Option<Batch>); 6] = [
             ("nothing", &[], None),
-            ("no change, only a revision", &[batch(7, &[])], Some(batch(7, &[]))),
+            ("no change, only a position", &[batch(7, &[])], Some(batch(7, &[]))),
             (
                 "an update",
                 &[batch(1, &[("a", one.clone())]), batch(2, &[("a", two.clone())])],
@@ -96,16 +109,14 @@ mod tests {
                 Some(batch(3, &[("a", two.clone())])),
             ),
             (
-                "two objects, then a revision",
+                "two objects, then a position",
                 &[batch(1, &[("a", one.clone())]), batch(2, &[("b", two.clone())]), batch(9, &[])],
                 Some(batch(9, &[("a", one.clone()), ("b", two.clone())])),
             ),
         ];
         for (name, batches, expected) in table {
             let mut pending = Pending::default();
-            for Batch { changes, revision } in batches {
-                pending.add(Batch { changes: changes.clone(), revision: *revision });
-            }
+            batches.iter().cloned().for_each(|batch| pending.add(batch));
             assert_eq!(pending.take(), expected, "{name}");
             assert_eq!((pending.take(), pending.bytes(), pending.len()), (None, 0, 0), "{name}: taken");
         }
@@ -116,8 +127,8 @@ mod tests {
         let (mut once, mut often) = (Pending::default(), Pending::default());
         let large = || Some(json!({"text": "x".repeat(80_000)}));
         once.add(batch(1, &[("a", large())]));
-        for revision in 1..=3_000 {
-            often.add(batch(revision, &[("a", if revision % 7 == 0 { None } else { large() })]));
+        for position in 1..=3_000 {
+            often.add(batch(position, &[("a", if position % 7 == 0 { None } else { large() })]));
         }
         assert_eq!((often.len(), often.bytes()), (1, once.bytes()));
         assert!(once.bytes() >= 80_000);

@@ -1,17 +1,18 @@
 //! The thread that owns calc and the dataplane: batches of changes in, what is in force out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tortie_api::report::ReportedCondition;
+use tortie_api::{Kind, Positions};
 use tortie_calc::{Calc, Finding};
 use tortie_dataplane::{AskedFor, Dataplane, EndpointId, Reason, Report};
-use tortie_store::Revision;
+use tortie_store::StoreError;
+use tortie_store::backoff::{Backoff, random_seed};
 
-use crate::backoff::{Backoff, random_seed};
 use crate::control::ShownEndpoint;
 use crate::pending::Batch;
 use crate::queue::{Batches, Inbox, Question, Work, queue};
@@ -24,22 +25,23 @@ const MEND_INTERVAL: Duration = Duration::from_millis(200);
 /// What is in force on the node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InForce {
-    /// The revision of the last input of the dataplane.
-    pub(crate) given: Revision,
-    /// Everything up to here is in force, except for what the report says about single endpoints; 0 means nothing
-    /// yet.
-    pub(crate) revision: Revision,
+    /// The positions of the last input of the dataplane; empty means nothing yet.
+    pub(crate) given: Positions,
+    /// Everything up to here is in force, except for what the report says about single endpoints.
+    pub(crate) positions: Positions,
     pub(crate) endpoints: Vec<EndpointId>,
     pub(crate) report: Report,
     pub(crate) findings: Vec<Finding>,
     /// Stored objects that are not in force.
     pub(crate) unsupported: Vec<Unsupported>,
+    /// Kinds that cannot be read.
+    pub(crate) unavailable: BTreeMap<Kind, StoreError>,
 }
 
 impl InForce {
-    /// Whether the endpoint exists, with its policy as of `revision` in force.
-    pub(crate) fn covers(&self, endpoint: &EndpointId, revision: Revision) -> bool {
-        self.given >= revision
+    /// Whether the endpoint exists, with its policy as of these positions in force.
+    pub(crate) fn covers(&self, endpoint: &EndpointId, positions: &Positions) -> bool {
+        self.given.reach(positions)
             && self.report.failures_of(endpoint).next().is_none()
             && self.endpoints.binary_search(endpoint).is_ok()
     }
@@ -62,13 +64,13 @@ fn start_with(
 ) -> std::io::Result<watch::Receiver<Arc<InForce>>> {
     dataplane.watch(Box::new(inbox.disturb()));
     let (publish, in_force) = watch::channel(Arc::new(InForce::default()));
-    let (report, logged) = Default::default();
+    let (report, logged, given, positions, unavailable) = Default::default();
     let calc = Calc::new(node);
     let calc = if dataplane.asks_for_services() { calc.with_services() } else { calc };
     let watched = Watched::new(node);
     let backoff = Backoff::new(random_seed());
     let mut plane =
-        Plane { calc, watched, dataplane, publish, given: 0, revision: 0, report, backoff, logged };
+        Plane { calc, watched, dataplane, publish, given, positions, unavailable, report, backoff, logged };
     thread::Builder::new().name("dataplane".to_owned()).spawn(move || plane.run(&inbox))?;
     Ok(in_force)
 }
@@ -83,10 +85,12 @@ struct Plane {
     watched: Watched,
     dataplane: Box<dyn Dataplane>,
     publish: watch::Sender<Arc<InForce>>,
-    /// The revision of the last input of the dataplane.
-    given: Revision,
-    /// The last revision without a failure of the whole node.
-    revision: Revision,
+    /// The positions of the last input of the dataplane.
+    given: Positions,
+    /// The last positions without a failure of the whole node.
+    positions: Positions,
+    /// Kinds that cannot be read.
+    unavailable: BTreeMap<Kind, StoreError>,
     report: Report,
     backoff: Backoff,
     /// The conditions that were logged and still hold.
@@ -128,14 +132,28 @@ impl Plane {
         }
     }
 
-    /// Applies a batch. A batch without changes only reports the store's revision.
+    /// Applies a batch. A batch without changes only reports positions.
     fn ingest(&mut self, batch: Batch) {
-        let changed = self.given == 0 || !batch.changes.is_empty();
-        let Batch { changes, revision } = batch;
-        // The batch contains what was written after one revision and up to the other.
-        let span = tracing::debug_span!("change", after = self.given, revision, objects = changes.len());
+        let changed = self.given.is_empty() || !batch.changes.is_empty();
+        let Batch { changes, positions, unavailable } = batch;
+        let kinds: BTreeSet<Kind> = changes.keys().map(|key| key.kind).collect();
+        let of_changes: Positions =
+            kinds.into_iter().filter_map(|kind| Some((kind, positions.of(kind)?))).collect();
+        let span = tracing::debug_span!("change", objects = changes.len(), positions = %of_changes);
         let _entered = span.enter();
-        self.given = revision;
+        self.given.advance_all(&positions);
+        for (kind, error) in unavailable {
+            match error {
+                Some(error) => {
+                    // Nobody waits for the kind, as nobody knows how far it is.
+                    self.given.forget(kind);
+                    self.unavailable.insert(kind, error);
+                }
+                None => {
+                    self.unavailable.remove(&kind);
+                }
+            }
+        }
         for (key, value) in changes {
             self.calc.update(&key, value.as_ref());
             self.watched.update(&key, value.as_ref());
@@ -152,7 +170,7 @@ impl Plane {
     }
 
     fn resync(&mut self) {
-        let span = tracing::debug_span!("resync", revision = self.given);
+        let span = tracing::debug_span!("resync");
         let _entered = span.enter();
         self.report = self.dataplane.resync(self.calc.state());
         self.publish_in_force();
@@ -193,22 +211,24 @@ impl Plane {
     /// Publishes what is in force now.
     fn publish_in_force(&mut self) {
         self.log();
-        // Problems of single endpoints are in the report; they must not delay the node's revision.
-        if self.report.node_failures().next().is_none() {
-            self.revision = self.given;
+        // Problems of single endpoints are in the report; they must not delay the node's positions.
+        let failed = self.report.node_failures().next().is_some();
+        if !failed {
+            self.positions = self.given.clone();
         }
         tracing::debug!(
-            in_force = self.revision,
+            in_force = !failed,
             failures = self.report.conditions().filter(|condition| condition.reason.is_failure()).count(),
             "the dataplane has finished"
         );
         self.publish.send_replace(Arc::new(InForce {
-            given: self.given,
-            revision: self.revision,
+            given: self.given.clone(),
+            positions: self.positions.clone(),
             endpoints: self.calc.state().endpoints.keys().cloned().collect(),
             report: self.report.clone(),
             findings: self.calc.findings(),
             unsupported: self.watched.all(),
+            unavailable: self.unavailable.clone(),
         }));
     }
 
@@ -236,7 +256,7 @@ mod tests {
     use std::sync::mpsc;
 
     use serde_json::{Value, json};
-    use tortie_api::{Key, Kind};
+    use tortie_api::{Key, Position};
     use tortie_dataplane::{Delta, NodeState, ShowError, Shown};
 
     use super::*;
@@ -264,11 +284,16 @@ mod tests {
         }
     }
 
-    fn batch(revision: Revision, name: &str, value: Option<Value>) -> Batch {
-        Batch { changes: [(Key::global(Kind::Namespace, name), value)].into(), revision }
+    fn at(position: u64) -> Positions {
+        [(Kind::Namespace, Position(position))].into_iter().collect()
     }
 
-    /// Updates that nobody takes cost no more memory than the objects, and the revision waits for them.
+    fn batch(position: u64, name: &str, value: Option<Value>) -> Batch {
+        let changes = [(Key::global(Kind::Namespace, name), value)].into();
+        Batch { changes, positions: at(position), ..Batch::default() }
+    }
+
+    /// Updates that nobody takes cost no more memory than the objects, and the position waits for them.
     #[tokio::test]
     async fn a_stuck_dataplane_does_not_fill_the_memory() {
         const LIMIT: usize = 1 << 20;
@@ -281,25 +306,25 @@ mod tests {
         is_stuck.recv().unwrap();
 
         let large = || Some(json!({"metadata": {"name": "large", "annotations": {"a": "x".repeat(80_000)}}}));
-        for revision in 2..=3_001 {
+        for position in 2..=3_001 {
             assert!(batches.wait_for_room().await);
-            batches.send(batch(revision, "large", large()));
+            batches.send(batch(position, "large", large()));
         }
         let (objects, bytes) = waiting();
         assert!(objects == 1 && bytes < 100_000, "{objects} objects, {bytes} bytes");
 
-        let mut revision = 3_001;
+        let mut position = 3_001;
         while futures::FutureExt::now_or_never(batches.wait_for_room()).is_some() {
-            revision += 1;
-            batches.send(batch(revision, &format!("n{revision}"), large()));
+            position += 1;
+            batches.send(batch(position, &format!("n{position}"), large()));
         }
         let (objects, bytes) = waiting();
         assert!((LIMIT..LIMIT + 100_000).contains(&bytes), "{objects} objects, {bytes} bytes");
-        assert_eq!(in_force.borrow().given, 0, "nothing counts as given before it is in force");
+        assert!(in_force.borrow().given.is_empty(), "nothing counts as given before it is in force");
 
         (0..2).for_each(|_| open.send(()).unwrap());
         assert!(batches.wait_for_room().await);
-        let now = in_force.wait_for(|now| now.given == revision).await.unwrap();
-        assert_eq!(now.revision, revision);
+        let now = in_force.wait_for(|now| now.given == at(position)).await.unwrap();
+        assert_eq!(now.positions, at(position));
     }
 }

@@ -16,13 +16,14 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tortie_api::calico::WorkloadEndpoint;
 use tortie_api::kubernetes::Pod;
-use tortie_api::{Key, Kind, Metadata, Resource, support};
+use tortie_api::{Key, Kind, Metadata, Positions, Resource, support};
 use tortie_cni::transport::Answer;
 use tortie_cni::{Address, Code, Command, Failure, Interface, Invocation, Route, Success};
 use tortie_dataplane::{EndpointId, PodAttachment, PodInterface, PodWiring, WiringError};
 use tortie_ipam::{Assignment, Ipam, Request, Use};
-use tortie_store::{Revision, Store, StoreError, Stored};
+use tortie_store::{Store, StoreError, Stored};
 
+use crate::barrier::Barrier;
 use crate::locks::Locks;
 use crate::plane::InForce;
 
@@ -46,6 +47,7 @@ pub(crate) struct Pods {
     pub(crate) node: String,
     pub(crate) mtu: u32,
     pub(crate) in_force: watch::Receiver<Arc<InForce>>,
+    pub(crate) barrier: Barrier,
 }
 
 impl Pods {
@@ -68,7 +70,7 @@ impl Pods {
     /// CNI STATUS: whether an ADD could succeed.
     fn status(&self) -> Result<(), Failure> {
         let now = self.in_force.borrow();
-        if now.revision > 0 {
+        if !now.positions.is_empty() {
             return Ok(());
         }
         let why: Vec<String> = now.report.node_failures().map(ToString::to_string).collect();
@@ -98,7 +100,8 @@ impl Pods {
         id: &EndpointId,
         hung_up: HungUp<'_>,
     ) -> Result<Success, Failure> {
-        let (pod, namespace, ()) = tokio::try_join!(
+        let (mut positions, pod, namespace, ()) = tokio::try_join!(
+            async { self.barrier.positions().await.map_err(store_failure) },
             self.pod(call, id),
             self.namespace(&id.namespace),
             self.refuse_replaced(call, id)
@@ -115,8 +118,9 @@ impl Pods {
         let assignment = assignment
             .map_err(|error| Failure::new(Code::IPAM, "no address for the pod", error.to_string()))?;
         let interface = self.connect(call, id, assignment).await?;
-        let revision = self.publish(call, id, &pod, assignment, &interface).await?;
-        self.wait_for_policy(id, revision, hung_up).await?;
+        let published = self.publish(call, id, &pod, assignment, &interface).await?;
+        positions.advance(Kind::WorkloadEndpoint, published);
+        self.wait_for_policy(id, &positions, hung_up).await?;
         self.wait_until_live(id, &interface).await?;
         Ok(Self::success(call, assignment, &interface))
     }
@@ -285,11 +289,11 @@ impl Pods {
     async fn wait_for_policy(
         &self,
         id: &EndpointId,
-        revision: Revision,
+        positions: &Positions,
         hung_up: HungUp<'_>,
     ) -> Result<(), Failure> {
         let mut in_force = self.in_force.clone();
-        let covered = in_force.wait_for(|now| now.covers(id, revision));
+        let covered = in_force.wait_for(|now| now.covers(id, positions));
         let waited = tokio::select! {
             waited = timeout(POLICY_TIMEOUT, covered) => waited,
             () = hung_up => return Err(nobody_waits(id)),

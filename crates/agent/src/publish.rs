@@ -2,13 +2,13 @@
 
 use ipnet::IpNet;
 use serde_json::Value;
-use tortie_api::Metadata;
 use tortie_api::calico::{WorkloadEndpoint, WorkloadEndpointSpec};
 use tortie_api::kubernetes::Pod;
+use tortie_api::{Metadata, Position};
 use tortie_cni::{Code, Failure, Invocation};
 use tortie_dataplane::{EndpointId, PodInterface};
 use tortie_ipam::Assignment;
-use tortie_store::{POD_UID, Revision, StoreError, Stored};
+use tortie_store::{POD_UID, StoreError, Stored};
 
 use crate::pods::{Pods, store_failure};
 
@@ -21,7 +21,7 @@ impl Pods {
         (stored, pod): &(Stored, Pod),
         assignment: Assignment,
         interface: &PodInterface,
-    ) -> Result<Revision, Failure> {
+    ) -> Result<Position, Failure> {
         let key = self.key(id);
         let uid = stored.value["metadata"]["uid"].as_str();
         let endpoint = WorkloadEndpoint {
@@ -54,14 +54,14 @@ impl Pods {
             let written = match self.store.create(&key, value.clone()).await {
                 Err(StoreError::AlreadyExists(_)) => {
                     match self.store.get(&key).await.map_err(store_failure)? {
-                        Some(before) => self.store.update(&key, value.clone(), before.revision).await,
+                        Some(before) => self.store.update(&key, value.clone(), &before.version).await,
                         None => continue,
                     }
                 }
                 written => written,
             };
             match written {
-                Ok(stored) => return Ok(stored.revision),
+                Ok(stored) => return Ok(stored.position),
                 Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
                 Err(error) => return Err(store_failure(error)),
             }
@@ -78,7 +78,7 @@ impl Pods {
             if endpoint.value["spec"]["containerID"] != call.container_id.as_str() {
                 return Ok(());
             }
-            match self.store.delete(&endpoint.key, Some(endpoint.revision)).await {
+            match self.store.delete(&endpoint.key, Some(&endpoint.version)).await {
                 Ok(_) | Err(StoreError::NotFound(_)) => return Ok(()),
                 Err(StoreError::Conflict(_)) => stored = self.store.get(&endpoint.key).await?,
                 Err(error) => return Err(error),

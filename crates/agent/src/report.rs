@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tortie_api::report::{NodeReport, NodeStatus, ObjectRef, ReportedCondition};
 use tortie_api::{Key, Kind, Metadata};
 use tortie_dataplane::{Reason, Severity};
+use tortie_store::backoff::{Backoff, random_seed};
 use tortie_store::{Store, StoreError};
 
-use crate::backoff::{Backoff, random_seed};
 use crate::plane::InForce;
 
 /// The minimum interval between reports.
@@ -97,8 +97,28 @@ async fn write(store: &dyn Store, key: &Key, status: &NodeStatus) -> Result<(), 
         serde_json::to_value(report).map_err(|error| StoreError::Damaged(error.to_string()))?;
     match store.get(key).await? {
         None => store.create(key, value).await.map(drop),
-        Some(stored) => store.update(key, value, stored.revision).await.map(drop),
+        Some(stored) => store.update(key, value, &stored.version).await.map(drop),
     }
+}
+
+/// A kind that cannot be read.
+fn unavailable(kind: Kind, error: &StoreError) -> ReportedCondition {
+    let name = kind.name();
+    let (reason, message) = match error {
+        StoreError::KindAbsent(_) => {
+            let message =
+                format!("the datastore has no kind {name}; install its CustomResourceDefinition to use it");
+            (Reason::KindAbsent, message)
+        }
+        error => {
+            let message = format!(
+                "the agent cannot read objects of kind {name} ({error}); grant get, list and watch on {}",
+                kind.plural()
+            );
+            (Reason::KindForbidden, message)
+        }
+    };
+    ReportedCondition { object: None, about: Vec::new(), reason: reason.to_string(), message }
 }
 
 /// `about` is the constant content.
@@ -115,6 +135,7 @@ fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
         findings.map(|finding| of_object(&finding.key, Reason::NotUnderstood, &finding.problem)).collect();
     let unsupported = in_force.unsupported.iter();
     conditions.extend(unsupported.map(|it| of_object(&it.object, it.reason, &it.message)));
+    conditions.extend(in_force.unavailable.iter().map(|(kind, error)| unavailable(*kind, error)));
     conditions.extend(report.node.iter().map(|condition| condition.reported(None)));
     for (id, told) in &report.endpoints {
         let pod = Some(ObjectRef::from(id));
@@ -125,7 +146,7 @@ fn status(about: &NodeStatus, in_force: &InForce) -> NodeStatus {
     let more = conditions.len().saturating_sub(MAX_CONDITIONS);
     conditions.truncate(MAX_CONDITIONS);
     NodeStatus {
-        revision: in_force.revision,
+        positions: in_force.positions.clone(),
         endpoints: in_force.endpoints.len(),
         conditions,
         more,

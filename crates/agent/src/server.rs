@@ -12,8 +12,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tortie_cni::transport::{body_length, encode_answer};
 use tortie_cni::{Code, Command, Failure, Invocation};
 
-use crate::backoff::{Backoff, random_seed};
 use crate::pods::Pods;
+use tortie_store::backoff::{Backoff, random_seed};
 
 /// The interval of checks for deletions on disk. The plugin stores one whenever it cannot reach the agent, which the
 /// agent may not notice otherwise.

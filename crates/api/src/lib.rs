@@ -13,6 +13,7 @@ mod known_fields;
 pub mod kubernetes;
 pub mod manifest;
 pub mod net;
+mod position;
 pub mod report;
 mod resource;
 pub mod staged;
@@ -23,4 +24,5 @@ mod yaml;
 
 pub use fields::{Cidr, Network, Port, ProtocolName, is_reserved_label};
 pub use key::{Key, Kind};
+pub use position::{Position, Positions};
 pub use resource::{FieldError, Metadata, Resource, in_words};

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::net::{Direction, PortRange, Protocol};
-use crate::{Key, Metadata};
+use crate::{Key, Metadata, Positions};
 
 /// The report of one node, under the node's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +29,10 @@ pub struct NodeReport {
 pub struct NodeStatus {
     /// `linux` or `windows`.
     pub os: String,
-    /// Everything in the store up to this revision is in force on the node, except for what `conditions` names.
-    pub revision: u64,
+    /// The kinds that the node follows. Everything up to these positions is in force on the node, except for what
+    /// `conditions` names.
+    #[serde(default)]
+    pub positions: Positions,
     /// The number of pods on the node.
     pub endpoints: usize,
     /// The operator's own rules that come before policy for the node's pods, in order; rules of the firewall have no

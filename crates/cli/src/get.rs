@@ -125,7 +125,7 @@ fn table(kind: Kind, items: &[Stored]) -> Vec<Vec<String>> {
     let extra: &[&str] = match kind {
         Kind::Pod => &["STATUS", "IP", "NODE", "MESSAGE"],
         Kind::Node => &["OS", "ADDRESS", "TUNNEL"],
-        Kind::NodeReport => &["OS", "REVISION", "PODS", "CONDITIONS"],
+        Kind::NodeReport => &["OS", "PODS", "CONDITIONS"],
         Kind::WorkloadEndpoint => &["NODE", "NETWORKS", "INTERFACE"],
         Kind::IpPool => &["CIDR", "BLOCKSIZE", "VXLAN"],
         Kind::IpamBlock => &["AFFINITY", "FREE"],
@@ -175,7 +175,7 @@ fn cells(kind: Kind, stored: &Stored) -> Vec<String> {
             let listed = value.pointer("/status/conditions").and_then(Value::as_array).map_or(0, Vec::len);
             let more = value.pointer("/status/more").and_then(Value::as_u64).unwrap_or_default();
             let count = (listed as u64 + more).to_string();
-            vec![text("/status/os"), text("/status/revision"), text("/status/endpoints"), count]
+            vec![text("/status/os"), text("/status/endpoints"), count]
         }
         Kind::WorkloadEndpoint => {
             vec![text("/spec/node"), text("/spec/ipNetworks"), text("/spec/interfaceName")]

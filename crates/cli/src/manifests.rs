@@ -11,7 +11,7 @@ use serde_json::Value;
 use tortie_api::calico::WELL_KNOWN_TIERS;
 use tortie_api::kubernetes::is_implied;
 use tortie_api::manifest::{self, Object, Offline, Problem, Settled};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Positions};
 use tortie_store::{Applied, Store, StoreError};
 
 use crate::output;
@@ -79,7 +79,7 @@ impl Apply {
             }
             without_tier(&*store, &objects).await?;
             crate::checks::refuse(&*store, &objects).await?;
-            let mut latest = 0;
+            let mut positions = Positions::default();
             for object in &objects {
                 let applied = tortie_store::apply(&*store, object).await;
                 let applied = applied.with_context(|| format!("{}: {}", object.origin, object.key))?;
@@ -89,14 +89,14 @@ impl Apply {
                     Applied::Unchanged(_) => "unchanged",
                 };
                 output::line(&format!("{} {word}", object.key));
-                latest = latest.max(applied.revision());
+                positions.advance(object.key.kind, applied.position());
             }
             crate::checks::warn(&*store, &objects).await?;
             if self.wait {
                 let applied: Vec<Key> = objects.into_iter().map(|object| object.key).collect();
                 let patience = Duration::from_secs(self.timeout);
                 let slices = self.store.is_of_lab();
-                return crate::wait::in_force(&*store, &applied, latest, (patience, slices)).await;
+                return crate::wait::in_force(&*store, &applied, positions, (patience, slices)).await;
             }
             Ok(ExitCode::SUCCESS)
         })

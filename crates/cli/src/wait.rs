@@ -5,21 +5,21 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use tortie_api::report::NodeStatus;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Positions};
 use tortie_dataplane::Severity;
 use tortie_store::{
-    NotInForce, Revision, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
+    NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
 };
 
 use crate::output;
 
-/// Waits until the pods among these objects run, and all objects, written at `revision` at the latest, are in force.
+/// Waits until the pods among these objects run, and all objects, written at these positions at the latest, are in force.
 /// Prints the nodes' conditions. Fails if this does not happen in time, or if a node has a condition about one of the
 /// objects. With `slices`, also waits for the EndpointSlices that Services imply, which somebody else creates.
 pub(crate) async fn in_force(
     store: &dyn Store,
     applied: &[Key],
-    mut revision: Revision,
+    mut positions: Positions,
     (patience, slices): (Duration, bool),
 ) -> anyhow::Result<ExitCode> {
     let deadline = Instant::now() + patience;
@@ -27,17 +27,19 @@ pub(crate) async fn in_force(
     let pods: Vec<Key> = applied.iter().filter(|key| key.kind == Kind::Pod).cloned().collect();
     let waiting = wait_for_pods(store, &pods, left()).await?;
     for pod in pods.iter().filter(|pod| !waiting.contains_key(pod)) {
-        revision = revision.max(wait_for_labels(store, pod, left()).await?);
+        let position = wait_for_labels(store, pod, left()).await?;
+        positions.extend(position.map(|position| (Kind::WorkloadEndpoint, position)));
     }
     if slices && applied.iter().any(|key| matches!(key.kind, Kind::Pod | Kind::Service)) {
-        revision = revision.max(wait_for_slices(store, left()).await?);
+        let position = wait_for_slices(store, left()).await?;
+        positions.extend(position.map(|position| (Kind::EndpointSlice, position)));
     }
     let failed = |report: &NodeStatus| {
         report.conditions.iter().any(|condition| Severity::of(&condition.reason) == Severity::Failure)
     };
     // A failure is retried, and may end.
     let waited =
-        wait_for_reports(store, left(), |report| report.revision >= revision && !failed(report)).await;
+        wait_for_reports(store, left(), |report| report.positions.reach(&positions) && !failed(report)).await;
     let (reports, late) = match waited {
         Ok(reports) => (reports, None),
         Err(NotInForce::Late { nodes, reports, .. }) => (reports, Some(nodes)),

@@ -71,6 +71,10 @@ pub enum Reason {
     InterfaceMissing,
     /// The kernel lacks a module; what needs it is left out.
     KernelModuleMissing,
+    /// The datastore does not have a kind of object: its objects cannot exist.
+    KindAbsent,
+    /// The agent cannot read a kind of object. What it knows of the kind stays in force.
+    KindForbidden,
     /// The node has more than one block, and uses one.
     MoreThanOneBlock,
     /// The network exists with other properties, and is in use.
@@ -133,6 +137,7 @@ impl Reason {
             | HostEndpointWithoutInterface
             | IcmpTypeNotExpressible
             | KernelModuleMissing
+            | KindAbsent
             | MoreThanOneBlock
             | NotUnderstood
             | OverlayRemade
@@ -147,7 +152,7 @@ impl Reason {
             | ServicePartlyAllowed
             | TooManyRules
             | VxlanPortNotSupported => Severity::Information,
-            FieldNotSupported | PoolConflict | PoolMissing => Severity::WithoutEffect,
+            FieldNotSupported | KindForbidden | PoolConflict | PoolMissing => Severity::WithoutEffect,
             Differs | EndpointMissing | HnsDidNotTake | HnsRefused | HnsUnavailable | InterfaceContested
             | InterfaceMissing | NetworkDiffers | NetworkMissing | NetworkNotInForce | NetworkNotReady
             | PolicyNotInForce => Severity::Failure,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use ipnet::Ipv4Net;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_store::{Revision, StoreError, Stored};
+use tortie_store::{StoreError, Stored, Version};
 
 use crate::driver::{Ipam, from_value, now, to_value};
 use crate::error::{IpamError, RETRIES};
@@ -16,7 +16,7 @@ use crate::records::{Affinity, AffinityState};
 #[derive(Default)]
 pub(crate) struct Own {
     /// The blocks that it may use for this purpose.
-    pub(crate) usable: Vec<(Revision, Block)>,
+    pub(crate) usable: Vec<(Version, Block)>,
     /// The number of its blocks, whatever their pool and state.
     pub(crate) count: usize,
     /// The problems of blocks that cannot be read.
@@ -28,7 +28,7 @@ impl Ipam {
     pub(crate) async fn block_with_room(
         &self,
         pools: &[(Ipv4Net, u8)],
-    ) -> Result<(Revision, Block), IpamError> {
+    ) -> Result<(Version, Block), IpamError> {
         for _ in 0..RETRIES {
             let own = self.own_blocks(pools).await?;
             let blocks = own.count;
@@ -85,7 +85,7 @@ impl Ipam {
         cidr: &str,
         stored: &Stored,
         pools: &[(Ipv4Net, u8)],
-    ) -> Result<Option<(Revision, Block)>, IpamError> {
+    ) -> Result<Option<(Version, Block)>, IpamError> {
         let no_network = |_| IpamError::Damaged {
             key: stored.key.clone(),
             problem: format!("its name says {cidr:?}, which is no network"),
@@ -97,15 +97,13 @@ impl Ipam {
         let affinity: Affinity = from_value(&stored.key, stored.value.clone())?;
         let confirmed = affinity.state == AffinityState::Confirmed && !affinity.deleted;
         match self.read_block(&Key::global(Kind::IpamBlock, cidr.to_string())).await? {
-            Some((revision, block)) if confirmed && block.belongs_to(&self.node) => {
-                Ok(Some((revision, block)))
-            }
+            Some((version, block)) if confirmed && block.belongs_to(&self.node) => Ok(Some((version, block))),
             _ => self.claim(cidr).await,
         }
     }
 
     /// Claims the block for this node. `None` if another node was faster.
-    async fn claim(&self, cidr: Ipv4Net) -> Result<Option<(Revision, Block)>, IpamError> {
+    async fn claim(&self, cidr: Ipv4Net) -> Result<Option<(Version, Block)>, IpamError> {
         let affinity_key = Key::global(Kind::BlockAffinity, format!("{}/{cidr}", self.node));
         self.set_affinity(&affinity_key, AffinityState::Pending).await?;
         let block_key = Key::global(Kind::IpamBlock, cidr.to_string());
@@ -116,7 +114,7 @@ impl Ipam {
             Err(error) => return Err(error.into()),
         }
         let claimed = match self.read_block(&block_key).await? {
-            Some((revision, block)) if block.belongs_to(&self.node) => Some((revision, block)),
+            Some((version, block)) if block.belongs_to(&self.node) => Some((version, block)),
             _ => None,
         };
         if claimed.is_some() {
@@ -138,9 +136,9 @@ impl Ipam {
                     let affinity = Affinity { state, ..Affinity::default() };
                     self.store.create(key, to_value(key, &affinity)?).await
                 }
-                Some((revision, mut affinity)) => {
+                Some((version, mut affinity)) => {
                     affinity.state = state;
-                    self.store.update(key, to_value(key, &affinity)?, revision).await
+                    self.store.update(key, to_value(key, &affinity)?, &version).await
                 }
             };
             match written {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tortie_api::ipam::Block;
 use tortie_api::{Key, Kind};
-use tortie_store::{Revision, Stopped, Store, StoreError, Stored, Write};
+use tortie_store::{Stopped, Store, StoreError, Stored, Version, Write};
 
 use crate::error::{IpamError, RETRIES};
 use crate::records::Handle;
@@ -26,7 +26,7 @@ const POOLS_FRESH: Duration = Duration::from_secs(5);
 /// The block that gave the last address, and the requests that pools allow it for.
 #[derive(Default)]
 struct AtHand {
-    block: Option<(Revision, Block)>,
+    block: Option<(Version, Block)>,
     checked: Option<Checked>,
 }
 
@@ -110,7 +110,7 @@ impl Ipam {
     async fn assign_together(&self, waiters: Vec<Waiter>, current: &mut AtHand) -> Vec<Waiter> {
         let (waiters, mut alone): (Vec<_>, Vec<_>) =
             waiters.into_iter().partition(|waiter| current.serves(&waiter.request));
-        let Some((revision, block)) = current.block.take_if(|_| !waiters.is_empty()) else { return alone };
+        let Some((version, block)) = current.block.take_if(|_| !waiters.is_empty()) else { return alone };
         let mut changed = block.clone();
         let mut served = Vec::new();
         for waiter in waiters {
@@ -120,17 +120,17 @@ impl Ipam {
             }
         }
         let cidr = block.cidr;
-        let written = self.write_together(&served, &changed, revision).await;
+        let written = self.write_together(&served, &changed, version.clone()).await;
         match written {
-            Ok(revision) => {
-                current.block = Some((revision, changed));
+            Ok(version) => {
+                current.block = Some((version, changed));
                 for (waiter, address) in served {
                     waiter.answer(Ok(Assignment { address, block: cidr }));
                 }
                 return alone;
             }
             // The handle may have an address already, so each request is served separately.
-            Err(IpamError::Store(StoreError::AlreadyExists(_))) => current.block = Some((revision, block)),
+            Err(IpamError::Store(StoreError::AlreadyExists(_))) => current.block = Some((version, block)),
             Err(IpamError::Store(StoreError::Conflict(_) | StoreError::NotFound(_))) => {}
             Err(error) => {
                 served.into_iter().for_each(|(waiter, _)| waiter.answer(Err(error.clone())));
@@ -145,10 +145,10 @@ impl Ipam {
         &self,
         served: &[(Waiter, Ipv4Addr)],
         block: &Block,
-        revision: Revision,
-    ) -> Result<Revision, IpamError> {
+        version: Version,
+    ) -> Result<Version, IpamError> {
         if served.is_empty() {
-            return Ok(revision);
+            return Ok(version);
         }
         let cidr = block.cidr.to_string();
         let mut writes = Vec::with_capacity(served.len() + 1);
@@ -158,24 +158,24 @@ impl Ipam {
             writes.push(Write::Create(key.clone(), to_value(&key, &handle)?));
         }
         let key = Key::global(Kind::IpamBlock, cidr);
-        writes.push(Write::Update(key.clone(), to_value(&key, block)?, revision));
-        let revisions = self.store.write_all(writes).await.map_err(|stopped| stopped.error)?;
-        Ok(revisions.last().copied().unwrap_or(revision))
+        writes.push(Write::Update(key.clone(), to_value(&key, block)?, version.clone()));
+        let written = self.store.write_all(writes).await.map_err(|stopped| stopped.error)?;
+        Ok(written.into_iter().last().map_or(version, |written| written.version))
     }
 
     /// Serves one request from any block that the node has or can claim.
     async fn assign_alone(&self, request: &Request, current: &mut AtHand) -> Result<Assignment, IpamError> {
         if current.serves(request)
-            && let Some((revision, block)) = current.block.take()
-            && let Some(known) = self.assign_from(revision, block, request, current).await?
+            && let Some((version, block)) = current.block.take()
+            && let Some(known) = self.assign_from(version, block, request, current).await?
         {
             return Ok(known);
         }
         let pools = self.pools(request.intended_use, Some(&request.namespace_labels)).await?;
         for _ in 0..RETRIES {
-            let (revision, block) = self.block_with_room(&pools).await?;
+            let (version, block) = self.block_with_room(&pools).await?;
             current.checked = Some(Checked::now(request, block.cidr));
-            if let Some(assignment) = self.assign_from(revision, block, request, current).await? {
+            if let Some(assignment) = self.assign_from(version, block, request, current).await? {
                 return Ok(assignment);
             }
         }
@@ -254,20 +254,21 @@ impl Ipam {
                 Some(found) => Some(found),
                 None => self.read_block(key).await?,
             };
-            let Some((revision, mut block)) = found else { return Ok(Vec::new()) };
+            let Some((version, mut block)) = found else { return Ok(Vec::new()) };
             let released = block.release(handle);
             if released.is_empty() {
                 return Ok(Vec::new());
             }
-            let update = Write::Update(key.clone(), to_value(key, &block)?, revision);
+            let update = Write::Update(key.clone(), to_value(key, &block)?, version);
             let forget = last.map(|handle| Write::Delete(handle.clone(), None));
             let written = self.store.write_all(std::iter::once(update).chain(forget).collect()).await;
             let (done, refusal) = match written {
                 Ok(done) => (done, None),
                 Err(Stopped { done, error }) => (done, Some(error)),
             };
-            if let Some(revision) = done.first() {
-                current.block = Some((*revision, block)).filter(|(_, block)| block.belongs_to(&self.node));
+            if let Some(written) = done.first() {
+                current.block =
+                    Some((written.version.clone(), block)).filter(|(_, block)| block.belongs_to(&self.node));
             }
             match (done.is_empty(), refusal) {
                 (_, None) => return Ok(released),
@@ -285,7 +286,7 @@ impl Ipam {
     /// full or was changed by somebody else.
     async fn assign_from(
         &self,
-        revision: Revision,
+        version: Version,
         mut block: Block,
         request: &Request,
         current: &mut AtHand,
@@ -293,13 +294,13 @@ impl Ipam {
         let cidr = block.cidr;
         let key = Key::global(Kind::IpamBlock, cidr.to_string());
         if let Some(known) = self.count_handle(request, &cidr.to_string()).await? {
-            current.block = Some((revision, block));
+            current.block = Some((version, block));
             return Ok(Some(known));
         }
         let Some(address) = block.assign(&request.handle, &request.owner) else { return Ok(None) };
-        match self.store.update(&key, to_value(&key, &block)?, revision).await {
+        match self.store.update(&key, to_value(&key, &block)?, &version).await {
             Ok(stored) => {
-                current.block = Some((stored.revision, block));
+                current.block = Some((stored.version, block));
                 Ok(Some(Assignment { address, block: cidr }))
             }
             Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => Ok(None),
@@ -318,7 +319,7 @@ impl Ipam {
             Err(error) => return Err(error.into()),
         }
         for _ in 0..RETRIES {
-            let Some((revision, mut handle)) = self.read::<Handle>(&key).await? else {
+            let Some((version, mut handle)) = self.read::<Handle>(&key).await? else {
                 return Err(IpamError::Contended(key));
             };
             for known in handle.block.keys() {
@@ -333,7 +334,7 @@ impl Ipam {
                 return Ok(None);
             }
             handle.block.insert(cidr.to_owned(), 1);
-            match self.store.update(&key, to_value(&key, &handle)?, revision).await {
+            match self.store.update(&key, to_value(&key, &handle)?, &version).await {
                 Ok(_) => return Ok(None),
                 Err(StoreError::Conflict(_)) => {}
                 Err(error) => return Err(error.into()),
@@ -345,13 +346,13 @@ impl Ipam {
     pub(crate) async fn read<T: DeserializeOwned>(
         &self,
         key: &Key,
-    ) -> Result<Option<(Revision, T)>, IpamError> {
-        let Some(Stored { value, revision, .. }) = self.store.get(key).await? else { return Ok(None) };
-        Ok(Some((revision, from_value(key, value)?)))
+    ) -> Result<Option<(Version, T)>, IpamError> {
+        let Some(Stored { value, version, .. }) = self.store.get(key).await? else { return Ok(None) };
+        Ok(Some((version, from_value(key, value)?)))
     }
 
-    pub(crate) async fn read_block(&self, key: &Key) -> Result<Option<(Revision, Block)>, IpamError> {
-        let found: Option<(Revision, Block)> = self.read(key).await?;
+    pub(crate) async fn read_block(&self, key: &Key) -> Result<Option<(Version, Block)>, IpamError> {
+        let found: Option<(Version, Block)> = self.read(key).await?;
         if let Some((_, block)) = &found {
             block.check().map_err(|error| IpamError::from((key.clone(), error)))?;
         }

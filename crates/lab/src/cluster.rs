@@ -10,10 +10,10 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Positions, Resource};
 use tortie_kernel::namespace::mount;
 use tortie_store::rpc::{serve_tls, serve_unix};
-use tortie_store::{Embedded, Event, NotInForce, Revision, Store, StoreError, wait_in_force};
+use tortie_store::{Change, Embedded, Interest, NotInForce, Store, StoreError, wait_in_force};
 
 use crate::node::{Node, Os};
 use crate::pki::Authority;
@@ -43,7 +43,7 @@ pub struct Size {
 /// A running cluster.
 pub struct Cluster {
     dir: LabDir,
-    store: Arc<dyn Store>,
+    store: Arc<Embedded>,
     nodes: Vec<Node>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -63,7 +63,7 @@ impl Cluster {
         }
         mount::tmpfs(&dir.netns_folder())?;
         underlay::lay(count)?;
-        let store: Arc<dyn Store> = Arc::new(Embedded::open(&dir.store_file())?);
+        let store = Arc::new(Embedded::open(&dir.store_file())?);
         let mut cluster = Self { dir, store, nodes: Vec::new(), tasks: Vec::new() };
         let authority = Authority::new()?;
         cluster.serve_store(&authority).await?;
@@ -83,7 +83,7 @@ impl Cluster {
         cluster.wait_for_nodes(progress).await?;
         cluster.tasks.extend(cluster.nodes.iter_mut().flat_map(Node::watch));
         cluster.start_runtime().await?;
-        cluster.keep_nodes().await?;
+        cluster.keep_nodes();
         Ok(cluster)
     }
 
@@ -99,12 +99,12 @@ impl Cluster {
         &self.dir
     }
 
-    /// Waits until everything up to this revision is in force on all nodes.
+    /// Waits until everything up to these positions is in force on all nodes.
     ///
     /// # Errors
     /// A node did not report it in time.
-    pub async fn wait_in_force(&self, revision: Revision) -> Result<(), LabError> {
-        match wait_in_force(&*self.store, revision, POLICY_PATIENCE).await {
+    pub async fn wait_in_force(&self, positions: &Positions) -> Result<(), LabError> {
+        match wait_in_force(&*self.store, positions, POLICY_PATIENCE).await {
             Ok(_) => Ok(()),
             Err(NotInForce::Store(error)) => Err(error.into()),
             Err(late @ NotInForce::Late { .. }) => Err(LabError::problem("the policy", late.to_string())),
@@ -242,22 +242,20 @@ impl Cluster {
             cni_socket: node.cni_socket(&self.dir),
             deletion_queue: node.deletion_queue(&self.dir),
         });
-        let task = runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()).await?;
-        self.tasks.push(task);
+        self.tasks.push(runtime::start(self.dir.clone(), self.store.clone(), nodes.collect()));
         self.tasks.push(slices::start(self.store.clone()).await?);
         Ok(())
     }
 
     /// Registers nodes again whose objects were deleted, as kubelets do.
-    async fn keep_nodes(&mut self) -> Result<(), LabError> {
+    fn keep_nodes(&mut self) {
         let objects = self.nodes.iter().map(|node| (Key::global(Kind::Node, &node.name), node.object()));
         let objects: BTreeMap<Key, Value> = objects.collect();
         let store = self.store.clone();
-        let revision = store.list(Kind::Node).await?.revision;
-        let mut events = store.watch(&[Kind::Node], revision).await?;
+        let mut changes = store.follow(vec![Interest::all(Kind::Node)]);
         self.tasks.push(tokio::spawn(async move {
-            while let Some(Ok(event)) = events.next().await {
-                let Event::Deleted { key, .. } = event else { continue };
+            while let Some(change) = changes.next().await {
+                let Change::Gone { key, .. } = change else { continue };
                 let Some(object) = objects.get(&key) else { continue };
                 match store.create(&key, object.clone()).await {
                     Ok(_) | Err(StoreError::AlreadyExists(_)) => {}
@@ -265,7 +263,6 @@ impl Cluster {
                 }
             }
         }));
-        Ok(())
     }
 
     fn log_tail(&self, process: &str) -> String {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tortie_api::manifest::{self, Object};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Positions};
 use tortie_store::apply;
 
 use crate::matrix::{self, Step};
@@ -48,19 +48,19 @@ pub async fn run(
         progress.done(&format!("pod {}/{} runs on {node} with {address}", key.namespace, key.name));
     }
     // A pod is known everywhere once every node has processed the last of them.
-    let revision =
-        store.list(Kind::WorkloadEndpoint).await?.items.iter().map(|item| item.revision).max().unwrap_or(0);
-    cluster.wait_in_force(revision).await?;
+    let endpoints = store.list(Kind::WorkloadEndpoint).await?.items;
+    let positions = endpoints.into_iter().map(|endpoint| (endpoint.key.kind, endpoint.position)).collect();
+    cluster.wait_in_force(&positions).await?;
     let before = matrix::probe_all(cluster.dir(), &*store, "before policy", Some(PORT), progress).await?;
     progress.done(&format!("{} connections were tried", before.connections.len()));
     show(&before, None);
 
-    let mut revision = 0;
+    let mut positions = Positions::default();
     for object in read(manifests.policy)? {
-        revision = apply(&*store, &object).await?.revision();
+        positions.advance(object.key.kind, apply(&*store, &object).await?.position());
         progress.done(&format!("{} is applied", object.key));
     }
-    cluster.wait_in_force(revision).await?;
+    cluster.wait_in_force(&positions).await?;
     progress.done("it is in force on all nodes");
     let after = matrix::probe_all(cluster.dir(), &*store, "after policy", Some(PORT), progress).await?;
     progress.done(&format!("{} connections were tried", after.connections.len()));

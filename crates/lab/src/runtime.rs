@@ -13,10 +13,10 @@ use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Resource};
 use tortie_hcn::RemoteHcn;
 use tortie_kernel::namespace::NetNs;
-use tortie_store::{Event, Store, StoreError, Stored};
+use tortie_store::{Change, Interest, Store, StoreError, Stored};
 
 use crate::sandbox::{DesiredPod, PodTask, Wish};
-use crate::{LabDir, LabError};
+use crate::LabDir;
 
 /// The runtime's data about a node.
 pub(crate) struct RuntimeNode {
@@ -31,30 +31,22 @@ pub(crate) struct RuntimeNode {
 }
 
 /// Starts the runtime of all nodes.
-pub(crate) async fn start(
-    dir: LabDir,
-    store: Arc<dyn Store>,
-    nodes: Vec<RuntimeNode>,
-) -> Result<JoinHandle<()>, LabError> {
+pub(crate) fn start(dir: LabDir, store: Arc<dyn Store>, nodes: Vec<RuntimeNode>) -> JoinHandle<()> {
     let nodes = nodes.into_iter().map(|node| (node.name.clone(), Arc::new(node))).collect();
     let mut runtime = Runtime { dir, store, nodes, pods: HashMap::new(), bound: BTreeMap::new() };
-    let listing = runtime.store.list(Kind::Pod).await?;
-    let mut events = runtime.store.watch(&[Kind::Pod], listing.revision).await?;
-    Ok(tokio::spawn(async move {
-        for stored in listing.items {
-            runtime.pod_is(stored).await;
-        }
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Put(stored)) => runtime.pod_is(stored).await,
-                Ok(Event::Deleted { key, .. }) => runtime.pod_is_gone(&key),
-                Err(error) => {
-                    tracing::error!(%error, "the lab's runtime has lost the datastore and misses changes of pods");
-                    return;
+    let mut changes = runtime.store.follow(vec![Interest::all(Kind::Pod)]);
+    tokio::spawn(async move {
+        while let Some(change) = changes.next().await {
+            match change {
+                Change::Put(stored) => runtime.pod_is(stored).await,
+                Change::Gone { key, .. } => runtime.pod_is_gone(&key),
+                Change::Unavailable(_, error) => {
+                    tracing::error!(%error, "the lab's runtime cannot read pods and misses their changes");
                 }
+                Change::InSync(..) | Change::Progress(..) | Change::Restarted(_) => {}
             }
         }
-    }))
+    })
 }
 
 struct Runtime {
@@ -123,7 +115,7 @@ impl Runtime {
             return;
         };
         stored.value["spec"]["nodeName"] = json!(node.name);
-        match self.store.update(&stored.key, stored.value, stored.revision).await {
+        match self.store.update(&stored.key, stored.value, &stored.version).await {
             // It has changed in the meantime; the watch delivers it again.
             Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
             Err(error) => tracing::error!(pod = %stored.key, %error, "cannot bind the pod to a node"),
@@ -137,7 +129,7 @@ pub(crate) async fn set_status(store: &dyn Store, key: &Key, status: Value) {
         let written = match store.get(key).await {
             Ok(Some(mut stored)) if stored.value["status"] != status => {
                 stored.value["status"] = status.clone();
-                store.update(key, stored.value, stored.revision).await.map(drop)
+                store.update(key, stored.value, &stored.version).await.map(drop)
             }
             Ok(_) => Ok(()),
             Err(error) => Err(error),

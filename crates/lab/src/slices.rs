@@ -1,13 +1,11 @@
 //! Replaces Kubernetes' EndpointSlice controller: Services with a selector get slices of the pods that it selects.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures::StreamExt;
 use tokio::task::JoinHandle;
 use tortie_api::kubernetes::{implied_slices, is_implied};
 use tortie_api::{Key, Kind};
-use tortie_store::{Event, Store, StoreError, Stored};
+use tortie_store::{Cache, Interest, Store, StoreError, Write};
 
 use crate::LabError;
 
@@ -16,66 +14,48 @@ const KINDS: [Kind; 3] = [Kind::Service, Kind::Pod, Kind::EndpointSlice];
 
 /// Starts the controller.
 pub(crate) async fn start(store: Arc<dyn Store>) -> Result<JoinHandle<()>, LabError> {
-    let mut controller = Controller { store, objects: BTreeMap::new() };
-    let mut from = None;
-    for kind in KINDS {
-        let listing = controller.store.list(kind).await?;
-        // The watch repeats what changed between two of the lists.
-        from = from.or(Some(listing.revision));
-        controller.objects.extend(listing.items.into_iter().map(|stored| (stored.key.clone(), stored)));
-    }
-    let mut events = controller.store.watch(&KINDS, from.unwrap_or_default()).await?;
+    let mut cache = Cache::new(&*store, KINDS.map(Interest::all).to_vec());
+    cache.complete().await?;
     Ok(tokio::spawn(async move {
-        controller.reconcile().await;
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Put(stored)) => drop(controller.objects.insert(stored.key.clone(), stored)),
-                Ok(Event::Deleted { key, .. }) => drop(controller.objects.remove(&key)),
-                Err(error) => {
-                    tracing::error!(%error, "the lab's EndpointSlice controller has lost the datastore and misses changes of backends");
-                    return;
-                }
+        loop {
+            for write in missing_writes(&cache) {
+                carry_out(&*store, write).await;
             }
-            controller.reconcile().await;
+            if let Err(error) = cache.changed().await {
+                tracing::error!(%error, "the lab's EndpointSlice controller has lost the datastore and misses changes of backends");
+                return;
+            }
         }
     }))
 }
 
-struct Controller {
-    store: Arc<dyn Store>,
-    objects: BTreeMap<Key, Stored>,
-}
-
-impl Controller {
-    /// Makes the slices in the store match those that Services and pods imply. After a conflict, the watch delivers
-    /// the change, and this runs again.
-    async fn reconcile(&mut self) {
-        let wanted = implied_slices(self.objects.iter().map(|(key, stored)| (key, &stored.value)));
-        let ours = self.objects.values().filter(|stored| {
-            stored.key.kind == Kind::EndpointSlice
-                && is_implied(&stored.value)
-                && !wanted.contains_key(&stored.key)
-        });
-        for stored in ours.cloned().collect::<Vec<_>>() {
-            let deleted = self.store.delete(&stored.key, Some(stored.revision)).await.map(drop);
-            self.told(&stored.key, deleted);
-        }
-        for (key, value) in wanted {
-            let written = match self.objects.get(&key) {
-                Some(stored) if stored.value == value => continue,
-                Some(stored) => self.store.update(&key, value, stored.revision).await,
-                None => self.store.create(&key, value).await,
-            };
-            let result = written.map(|stored| drop(self.objects.insert(key.clone(), stored)));
-            self.told(&key, result);
+/// The writes after which the slices in the store match those that Services and pods imply. After a conflict, the
+/// cache receives the change, and this runs again.
+fn missing_writes(cache: &Cache) -> Vec<Write> {
+    let mut wanted = implied_slices(cache.objects().map(|stored| (&stored.key, &stored.value)));
+    let mut writes = Vec::new();
+    for stored in cache.objects().filter(|stored| stored.key.kind == Kind::EndpointSlice) {
+        let (key, version) = (stored.key.clone(), stored.version.clone());
+        match wanted.remove(&key) {
+            Some(value) if value == stored.value => {}
+            Some(value) => writes.push(Write::Update(key, value, version)),
+            None if is_implied(&stored.value) => writes.push(Write::Delete(key, Some(version))),
+            None => {}
         }
     }
+    writes.extend(wanted.into_iter().map(|(key, value)| Write::Create(key, value)));
+    writes
+}
 
-    fn told(&self, key: &Key, result: Result<(), StoreError>) {
-        match result {
-            Ok(())
-            | Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
-            Err(error) => tracing::error!(slice = %key, %error, "cannot write the EndpointSlice"),
-        }
+async fn carry_out(store: &dyn Store, write: Write) {
+    let key = write.key().clone();
+    let done = store.write_all(vec![write]).await.map(drop);
+    log_failure(&key, done.map_err(|stopped| stopped.error));
+}
+
+fn log_failure(key: &Key, result: Result<(), StoreError>) {
+    match result {
+        Ok(()) | Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}
+        Err(error) => tracing::error!(slice = %key, %error, "cannot write the EndpointSlice"),
     }
 }

@@ -1,28 +1,28 @@
 //! Applies manifests: what a user wrote becomes a stored object.
 
 use serde_json::{Map, Value, json};
-use tortie_api::Kind;
 use tortie_api::manifest::Object;
+use tortie_api::{Kind, Position};
 
-use crate::{Revision, Store, StoreError};
+use crate::{Store, StoreError};
 
 /// The result of applying an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     /// It is new.
-    Created(Revision),
+    Created(Position),
     /// It existed and has changed.
-    Configured(Revision),
+    Configured(Position),
     /// It existed unchanged.
-    Unchanged(Revision),
+    Unchanged(Position),
 }
 
 impl Applied {
-    /// The revision of the object.
+    /// The position of the object's last write.
     #[must_use]
-    pub fn revision(self) -> Revision {
+    pub fn position(self) -> Position {
         match self {
-            Self::Created(revision) | Self::Configured(revision) | Self::Unchanged(revision) => revision,
+            Self::Created(position) | Self::Configured(position) | Self::Unchanged(position) => position,
         }
     }
 }
@@ -37,15 +37,15 @@ pub async fn apply(store: &dyn Store, object: &Object) -> Result<Applied, StoreE
             None => {
                 let mut value = object.value.clone();
                 identify(&mut value);
-                store.create(&object.key, value).await.map(|stored| Applied::Created(stored.revision))
+                store.create(&object.key, value).await.map(|stored| Applied::Created(stored.position))
             }
             Some(current) => {
                 let value = merged(&object.value, &current.value, object.key.kind);
                 if value == current.value {
-                    return Ok(Applied::Unchanged(current.revision));
+                    return Ok(Applied::Unchanged(current.position));
                 }
-                let updated = store.update(&object.key, value, current.revision).await;
-                updated.map(|stored| Applied::Configured(stored.revision))
+                let updated = store.update(&object.key, value, &current.version).await;
+                updated.map(|stored| Applied::Configured(stored.position))
             }
         };
         match result {

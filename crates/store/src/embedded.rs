@@ -3,21 +3,25 @@
 //! One thread writes. It takes all waiting requests, executes them in one transaction, and answers when it is on
 //! disk: under load many writes share one flush. Readers use snapshots and wait for nobody.
 
+use std::fs;
+use std::ops::Bound;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use async_trait::async_trait;
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use redb::backends::InMemoryBackend;
-use redb::{Database, ReadableTable, Table, TableDefinition, TableError};
+use redb::{Database, ReadTransaction, ReadableTable, Table, TableDefinition, TableError};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position, Positions};
 
 use crate::file::File;
+use crate::follow::{self, Event, Follow, Source, Watch};
 use crate::ring::{Events, Reader};
-use crate::{Event, Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write};
+use crate::{Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written};
 
 /// Objects: `(plural, namespace, name)` → revision (8 bytes, big-endian) and the value as JSON.
 const OBJECTS: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("objects");
@@ -30,6 +34,10 @@ const LATEST: TableDefinition<(), u64> = TableDefinition::new("latest");
 const LOG_LENGTH: u64 = 20_000;
 /// The maximum size of the values that a new watch reads from the log, in bytes of JSON.
 const MAX_REPLAY_BYTES: usize = 32 << 20;
+/// The maximum size of a page, in objects and in bytes of JSON.
+const MAX_PAGE: (usize, usize) = (1_000, 4 << 20);
+/// The maximum nesting of a value. The parser reads at most 128 levels.
+const MAX_DEPTH: usize = 100;
 /// The maximum number of requests in a transaction.
 const BATCH: usize = 256;
 /// The maximum number of requests that wait for a transaction. Further callers wait until there is room.
@@ -41,14 +49,18 @@ pub struct Embedded {
     file: Arc<File>,
     writer: mpsc::Sender<Request>,
     events: Events,
+    latest: Arc<Latest>,
 }
+
+/// The number of writes so far: the version and the position of the last one.
+type Revision = u64;
 
 struct Request {
     writes: Vec<Write>,
     answer: oneshot::Sender<Answer>,
 }
 
-type Answer = Result<Vec<Revision>, Stopped>;
+type Answer = Result<Vec<Written>, Stopped>;
 
 impl Embedded {
     /// Opens or creates the file.
@@ -57,7 +69,19 @@ impl Embedded {
     /// The file cannot be read or written, is in use by another process, or is not a store.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let own = path.to_owned();
-        let opened = File::new(move || Database::create(&own)).and_then(Self::over);
+        let create = move || {
+            // Secrets may be in objects, so the file is the owner's only, whatever the umask.
+            let options = fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .open(&own);
+            options.map_err(redb::StorageError::from)?;
+            Database::create(&own)
+        };
+        let opened = File::new(create).and_then(Self::over);
         opened.map_err(|error| match error {
             StoreError::Unavailable(problem) => {
                 StoreError::Unavailable(format!("{}: {problem}", path.display()))
@@ -80,21 +104,66 @@ impl Embedded {
             transaction.open_table(LOG).map_err(failed)?;
             latest(&transaction.open_table(LATEST).map_err(failed)?)
         })?;
+        let latest = Arc::new(file.read(Latest::read)?);
         let file = Arc::new(file);
 
         let (writer, mut requests) = mpsc::channel(MAX_WAITING);
         let events = Events::new();
-        let mut thread = Writer { file: file.clone(), events: events.clone(), told };
+        let mut thread = Writer { file: file.clone(), events: events.clone(), latest: latest.clone(), told };
         thread::Builder::new()
             .name("store-writer".to_owned())
             .spawn(move || thread.run(&mut requests))
             .map_err(|error| StoreError::Unavailable(format!("its writer cannot be started: {error}")))?;
-        Ok(Self { file, writer, events })
+        Ok(Self { file, writer, events, latest })
     }
 
-    async fn write(&self, write: Write) -> Result<Revision, StoreError> {
-        let revisions = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
-        revisions.into_iter().next().ok_or_else(stopped)
+    async fn write(&self, write: Write) -> Result<Written, StoreError> {
+        let written = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
+        written.into_iter().next().ok_or_else(stopped)
+    }
+
+    /// Reads on a thread where it may block.
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&File) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let file = self.file.clone();
+        let read = tokio::task::spawn_blocking(move || read(&file)).await;
+        read.unwrap_or_else(|panic| Err(StoreError::Unavailable(format!("a reader has failed: {panic}"))))
+    }
+}
+
+/// The position of the last write of each kind.
+struct Latest(Mutex<Positions>);
+
+impl Latest {
+    /// From the log. Kinds whose last write is not in the log any more get the position before it.
+    fn read(transaction: &ReadTransaction) -> Result<Self, StoreError> {
+        let log = transaction.open_table(LOG).map_err(failed)?;
+        let oldest = log.first().map_err(failed)?.map_or(0, |(revision, _)| revision.value());
+        let before = Position(oldest.saturating_sub(1));
+        let mut positions: Positions = Kind::all().map(|kind| (kind, before)).collect();
+        for entry in log.iter().map_err(failed)? {
+            let (revision, entry) = entry.map_err(failed)?;
+            let plural = entry.value().0;
+            if let Some(kind) = Kind::all().find(|kind| kind.plural() == plural) {
+                positions.advance(kind, Position(revision.value()));
+            }
+        }
+        Ok(Self(Mutex::new(positions)))
+    }
+
+    fn advance(&self, events: &[Event]) {
+        let mut positions = self.lock();
+        for event in events {
+            if let Event::Put(Stored { key, .. }) | Event::Deleted { key, .. } = event {
+                positions.advance(key.kind, event.position());
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Positions> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -102,7 +171,7 @@ impl Embedded {
 /// events that are no longer kept.
 fn replay(
     file: &File,
-    kinds: &[Kind],
+    interests: &[Interest],
     after: Revision,
     max_bytes: usize,
 ) -> Result<(Vec<Event>, Revision), StoreError> {
@@ -111,27 +180,42 @@ fn replay(
         let log = transaction.open_table(LOG).map_err(failed)?;
         let oldest = log.first().map_err(failed)?.map_or(latest + 1, |(revision, _)| revision.value());
         let next = after.saturating_add(1);
-        if next < oldest {
-            return Err(StoreError::Compacted(after));
+        // A position of the future comes from another store, or from one that was restored from an older copy.
+        if next < oldest || after > latest {
+            return Err(StoreError::Compacted(Position(after)));
         }
         let (mut events, mut bytes) = (Vec::new(), 0);
         for entry in log.range(next..).map_err(failed)? {
             let (revision, entry) = entry.map_err(failed)?;
             let (plural, namespace, name, value) = entry.value();
-            let Some(kind) = kinds.iter().find(|kind| kind.plural() == plural) else { continue };
+            let Some(interest) = interests.iter().find(|it| it.kind.plural() == plural) else { continue };
             bytes += value.len();
             if bytes > max_bytes {
-                return Err(StoreError::Compacted(after));
+                return Err(StoreError::Compacted(Position(after)));
             }
-            let key = Key::namespaced(*kind, namespace, name);
+            let key = Key::namespaced(interest.kind, namespace, name);
             let revision = revision.value();
-            events.push(match value {
-                [] => Event::Deleted { key, revision },
-                json => Event::Put(Stored { value: parse(&key, json)?, key, revision }),
-            });
+            let event = match value {
+                [] => Event::Deleted { key, position: Position(revision) },
+                json => {
+                    let value = parse(&key, json)?;
+                    Event::Put(Stored::new(key, value, Written::at(revision)))
+                }
+            };
+            events.push(narrowed(event, interests));
         }
         Ok((events, latest))
     })
+}
+
+/// The event as it concerns a follower with these interests: an object outside of them is gone for it.
+fn narrowed(event: Event, interests: &[Interest]) -> Event {
+    match event {
+        Event::Put(stored) if !interests.iter().any(|it| it.covers(&stored.key, &stored.value)) => {
+            Event::Deleted { position: stored.position, key: stored.key }
+        }
+        event => event,
+    }
 }
 
 #[async_trait]
@@ -145,63 +229,111 @@ impl Store for Embedded {
         })
     }
 
-    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
-        self.file.read(|transaction| {
-            let revision = latest(&transaction.open_table(LATEST).map_err(failed)?)?;
-            let objects = transaction.open_table(OBJECTS).map_err(failed)?;
-            let mut items = Vec::new();
-            for entry in objects.range((kind.plural(), "", "")..).map_err(failed)? {
-                let (key, bytes) = entry.map_err(failed)?;
-                let (plural, namespace, name) = key.value();
-                if plural != kind.plural() {
-                    break;
-                }
-                items.push(decode(Key::namespaced(kind, namespace, name), bytes.value())?);
-            }
-            Ok(Listing { items, revision })
-        })
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+        let interest = interest.clone();
+        self.read(move |file| page(file, &interest, after)).await
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
-        let revision = self.write(Write::Create(key.clone(), value.clone())).await?;
-        Ok(Stored { key: key.clone(), value, revision })
+        let written = self.write(Write::Create(key.clone(), value.clone())).await?;
+        Ok(Stored::new(key.clone(), value, written))
     }
 
-    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
-        let revision = self.write(Write::Update(key.clone(), value.clone(), expected)).await?;
-        Ok(Stored { key: key.clone(), value, revision })
+    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
+        let written = self.write(Write::Update(key.clone(), value.clone(), expected.clone())).await?;
+        Ok(Stored::new(key.clone(), value, written))
     }
 
-    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
-        self.write(Write::Delete(key.clone(), expected)).await
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+        Ok(self.write(Write::Delete(key.clone(), expected.cloned())).await?.position)
     }
 
-    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
         let (answer, answered) = oneshot::channel();
         self.writer.send(Request { writes, answer }).await.map_err(|_| stopped())?;
         answered.await.map_err(|_| stopped())?
     }
 
-    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
+    fn follow(&self, interests: Vec<Interest>) -> Follow {
+        follow::follow(&Arc::new(self.clone()), interests)
+    }
+
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+        let latest = self.latest.lock();
+        Ok(kinds.iter().filter_map(|kind| Some((*kind, latest.of(*kind)?))).collect())
+    }
+}
+
+#[async_trait]
+impl Source for Embedded {
+    /// One group: there is one log.
+    fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
+        vec![interests]
+    }
+
+    async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
         // Subscribe first: events in between are in both, and are delivered once.
         let reader = self.events.subscribe();
-        let (past, reached) = replay(&self.file, kinds, after, MAX_REPLAY_BYTES)?;
-        let kinds = kinds.to_vec();
+        let interests = interests.to_vec();
+        let wanted = interests.clone();
+        let read = move |file: &File| replay(file, &wanted, after.0, MAX_REPLAY_BYTES);
+        let (past, reached) = self.read(read).await?;
         let live = read_all(reader).filter_map(move |event| {
             futures::future::ready(match event {
-                Ok(event) if event.revision() <= reached.max(after) || !kinds.contains(&event.key().kind) => {
-                    None
-                }
-                event => Some(event.map(Arc::unwrap_or_clone)),
+                Ok(event) if event.position().0 <= reached || !concerns(&event, &interests) => None,
+                event => Some(event.map(|event| narrowed(Arc::unwrap_or_clone(event), &interests))),
             })
         });
-        Ok(futures::stream::iter(past.into_iter().map(Ok)).chain(live).boxed())
+        let progress = Event::Progress(Position(reached));
+        Ok(stream::iter(past.into_iter().chain([progress]).map(Ok)).chain(live).boxed())
     }
+}
+
+fn concerns(event: &Event, interests: &[Interest]) -> bool {
+    match event {
+        Event::Put(Stored { key, .. }) | Event::Deleted { key, .. } => {
+            interests.iter().any(|interest| interest.kind == key.kind)
+        }
+        Event::Progress(_) => true,
+    }
+}
+
+/// The objects of an interest after the token, which is the namespace and name of the last object of the page before.
+fn page(file: &File, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+    let bad_token = || StoreError::Unavailable("the page does not exist".to_owned());
+    let after = after.as_ref().map(|token| token.0.split_once('/').ok_or_else(bad_token)).transpose()?;
+    let plural = interest.kind.plural();
+    file.read(|transaction| {
+        let position = Position(latest(&transaction.open_table(LATEST).map_err(failed)?)?);
+        let objects = transaction.open_table(OBJECTS).map_err(failed)?;
+        let start = match after {
+            Some((namespace, name)) => Bound::Excluded((plural, namespace, name)),
+            None => Bound::Included((plural, "", "")),
+        };
+        let (mut items, mut bytes, mut next) = (Vec::new(), 0, None);
+        for entry in objects.range((start, Bound::Unbounded)).map_err(failed)? {
+            let (key, record) = entry.map_err(failed)?;
+            let (of, namespace, name) = key.value();
+            if of != plural {
+                break;
+            }
+            let stored = decode(Key::namespaced(interest.kind, namespace, name), record.value())?;
+            bytes += record.value().len();
+            if interest.covers(&stored.key, &stored.value) {
+                items.push(stored);
+            }
+            if items.len() == MAX_PAGE.0 || bytes >= MAX_PAGE.1 {
+                next = Some(PageToken(format!("{namespace}/{name}")));
+                break;
+            }
+        }
+        Ok(Page { items, position, next })
+    })
 }
 
 /// The events of a reader. The stream ends after an error.
 fn read_all(reader: Reader) -> impl Stream<Item = Result<Arc<Event>, StoreError>> {
-    futures::stream::unfold(Some(reader), async |reader| {
+    stream::unfold(Some(reader), async |reader| {
         let mut reader = reader?;
         match reader.next().await.transpose()? {
             Ok(event) => Some((Ok(event), Some(reader))),
@@ -213,6 +345,7 @@ fn read_all(reader: Reader) -> impl Stream<Item = Result<Arc<Event>, StoreError>
 struct Writer {
     file: Arc<File>,
     events: Events,
+    latest: Arc<Latest>,
     /// Watchers have received every event up to here.
     told: Revision,
 }
@@ -225,7 +358,7 @@ impl Writer {
                 batch.drain(..).map(|request| (request.writes, request.answer)).unzip();
             match self.write(requests) {
                 Ok((events, results)) => {
-                    let first = events.first().map_or(0, Event::revision);
+                    let first = events.first().map_or(0, |event| event.position().0);
                     // Watchers may have missed what happened in a failed transaction.
                     match first > self.told + 1 {
                         true => self.catch_up(),
@@ -248,8 +381,9 @@ impl Writer {
     }
 
     fn tell(&mut self, events: Vec<Event>) {
-        let last = events.last().map_or(0, Event::revision);
+        let last = events.last().map_or(0, |event| event.position().0);
         self.told = self.told.max(last);
+        self.latest.advance(&events);
         self.events.send(events);
     }
 
@@ -263,8 +397,8 @@ impl Writer {
 
     /// Sends watchers every event in the log that they have not received.
     fn catch_up(&mut self) {
-        let kinds: Vec<Kind> = Kind::all().collect();
-        match replay(&self.file, &kinds, self.told, usize::MAX) {
+        let all: Vec<Interest> = Kind::all().map(Interest::all).collect();
+        match replay(&self.file, &all, self.told, usize::MAX) {
             Ok((events, _)) => self.tell(events),
             Err(error) => {
                 tracing::error!(%error, "cannot read the written events; watchers receive them with the next write")
@@ -303,7 +437,7 @@ impl Tables<'_> {
         for write in writes {
             match self.carry_out(write)? {
                 Ok(event) => {
-                    done.push(event.revision());
+                    done.push(Written::at(event.position().0));
                     events.push(event);
                 }
                 Err(error) => return Ok(Err(Stopped { done, error })),
@@ -325,11 +459,18 @@ impl Tables<'_> {
             (Write::Create(..), Some(_)) => return Ok(Err(StoreError::AlreadyExists(key))),
             (Write::Update(..) | Write::Delete(..), None) => return Ok(Err(StoreError::NotFound(key))),
             (Write::Update(_, _, expected) | Write::Delete(_, Some(expected)), Some(current))
-                if current != *expected =>
+                if Written::at(current).version != *expected =>
             {
                 return Ok(Err(StoreError::Conflict(key)));
             }
             _ => {}
+        }
+        if let Write::Create(_, value) | Write::Update(_, value, _) = &write
+            && is_deeper(value, MAX_DEPTH)
+        {
+            let problem =
+                format!("it is nested deeper than {MAX_DEPTH} levels, and could never be read again");
+            return Ok(Err(StoreError::Invalid { key, problem }));
         }
         let revision = latest(&self.latest)? + 1;
         self.latest.insert((), revision).map_err(failed)?;
@@ -341,12 +482,12 @@ impl Tables<'_> {
                 bytes.extend_from_slice(json.as_bytes());
                 self.objects.insert(path, bytes.as_slice()).map_err(failed)?;
                 self.log.insert(revision, (plural, namespace, name, json.as_bytes())).map_err(failed)?;
-                Event::Put(Stored { key, value, revision })
+                Event::Put(Stored::new(key, value, Written::at(revision)))
             }
             Write::Delete(..) => {
                 self.objects.remove(path).map_err(failed)?;
                 self.log.insert(revision, (plural, namespace, name, &[][..])).map_err(failed)?;
-                Event::Deleted { key, revision }
+                Event::Deleted { key, position: Position(revision) }
             }
         };
         if revision > LOG_LENGTH {
@@ -368,11 +509,20 @@ fn revision_of(key: &Key, bytes: &[u8]) -> Result<Revision, StoreError> {
 fn decode(key: Key, bytes: &[u8]) -> Result<Stored, StoreError> {
     let revision = revision_of(&key, bytes)?;
     let value = parse(&key, &bytes[size_of::<Revision>()..])?;
-    Ok(Stored { key, value, revision })
+    Ok(Stored::new(key, value, Written::at(revision)))
 }
 
 fn parse(key: &Key, json: &[u8]) -> Result<Value, StoreError> {
     serde_json::from_slice(json).map_err(|error| StoreError::Damaged(format!("{key}: {error}")))
+}
+
+/// Whether the value is nested deeper than this. The recursion ends there, too.
+fn is_deeper(value: &Value, depth: usize) -> bool {
+    match value {
+        Value::Array(items) => depth == 0 || items.iter().any(|item| is_deeper(item, depth - 1)),
+        Value::Object(fields) => depth == 0 || fields.values().any(|field| is_deeper(field, depth - 1)),
+        _ => false,
+    }
 }
 
 fn stopped() -> StoreError {
@@ -455,7 +605,8 @@ mod tests {
         let key = |name: &str| Key::global(Kind::Namespace, name);
         let create = async |name: &str| store.create(&key(name), json!({"metadata": {"name": name}})).await;
         create("before").await.unwrap();
-        let mut events = store.watch(&[Kind::Namespace], 1).await.unwrap();
+        let mut events = store.watch(&[Interest::all(Kind::Namespace)], Position(1)).await.unwrap();
+        assert_eq!(events.next().await, Some(Ok(Event::Progress(Position(1)))));
         for round in 0..3 {
             disk.0.1.store(true, Ordering::SeqCst);
             for _ in 0..3 {

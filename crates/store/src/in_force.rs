@@ -3,14 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use futures::StreamExt;
 use thiserror::Error;
 use tokio::time::{Instant, timeout_at};
 use tortie_api::kubernetes::{implied_slices, is_implied};
 use tortie_api::report::NodeStatus;
-use tortie_api::{Key, Kind, Resource};
+use tortie_api::{Key, Kind, Position, Positions, Resource};
 
-use crate::{Event, Revision, Store, StoreError, Stored, Watch, is_of, pod_of};
+use crate::{Cache, Interest, Scope, Store, StoreError, Stored, is_of};
+
+/// How long to wait for what is stored already.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why it is unknown whether something is in force.
 #[derive(Debug, Error)]
@@ -30,16 +32,16 @@ pub enum NotInForce {
     },
 }
 
-/// Waits until every node reports that everything up to `revision` is in force; returns the last report of each.
+/// Waits until every node reports that everything up to these positions is in force; returns the last report of each.
 ///
 /// # Errors
 /// A node did not report it in time, or the store failed.
 pub async fn wait_in_force(
     store: &dyn Store,
-    revision: Revision,
-    patience: Duration,
+    positions: &Positions,
+    timeout: Duration,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
-    wait_for_reports(store, patience, |report| report.revision >= revision).await
+    wait_for_reports(store, timeout, |report| report.positions.reach(positions)).await
 }
 
 /// Waits until the report of every node fulfils the condition; returns the last report of each.
@@ -48,70 +50,56 @@ pub async fn wait_in_force(
 /// A node had no such report in time, or the store failed.
 pub async fn wait_for_reports(
     store: &dyn Store,
-    patience: Duration,
+    timeout: Duration,
     is_such: impl Fn(&NodeStatus) -> bool + Send + Sync,
 ) -> Result<BTreeMap<String, NodeStatus>, NotInForce> {
-    let mut reports: BTreeMap<String, Option<NodeStatus>> = BTreeMap::new();
-    for node in store.list(Kind::Node).await?.items {
-        reports.insert(node.key.name, None);
-    }
-    let listing = store.list(Kind::NodeReport).await?;
-    for stored in &listing.items {
-        note(&mut reports, stored);
-    }
-    let mut events = store.watch(&[Kind::NodeReport], listing.revision).await?;
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
+    let nodes = store.list(Kind::Node).await?.items.into_iter().map(|node| node.key.name);
+    let nodes: Vec<String> = nodes.collect();
+    let mut cache = Cache::new(store, vec![Interest::all(Kind::NodeReport)]);
     loop {
-        let late = reports.iter().filter(|(_, report)| !report.as_ref().is_some_and(&is_such));
-        let late: Vec<String> = late.map(|(node, _)| node.clone()).collect();
-        let known = reports.iter().filter_map(|(node, report)| Some((node.clone(), report.clone()?)));
+        let reports: BTreeMap<String, NodeStatus> =
+            nodes.iter().filter_map(|node| Some((node.clone(), report_of(&cache, node)?))).collect();
+        let late = nodes.iter().filter(|node| !reports.get(*node).is_some_and(&is_such));
+        let late: Vec<&str> = late.map(String::as_str).collect();
         if late.is_empty() {
-            return Ok(known.collect());
+            return Ok(reports);
         }
-        match next(&mut events, deadline).await? {
-            Some(Event::Put(stored)) => note(&mut reports, &stored),
-            Some(Event::Deleted { .. }) => {}
-            None => {
-                let (nodes, seconds) = (late.join(", "), patience.as_secs());
-                return Err(NotInForce::Late { nodes, seconds, reports: known.collect() });
-            }
+        if !changed(&mut cache, deadline).await? {
+            return Err(NotInForce::Late { nodes: late.join(", "), seconds: timeout.as_secs(), reports });
         }
     }
 }
 
-/// Waits until the WorkloadEndpoints of a pod have its current labels; returns their last revision, or 0 if the pod
-/// has none.
+/// Waits until the WorkloadEndpoints of a pod have its current labels; returns their last position, if the pod has
+/// any.
 ///
 /// # Errors
 /// They did not change in time, or the store failed.
 pub async fn wait_for_labels(
     store: &dyn Store,
     pod: &Key,
-    patience: Duration,
-) -> Result<Revision, NotInForce> {
-    let deadline = Instant::now() + patience;
-    let start = store.list(Kind::WorkloadEndpoint).await?.revision;
-    let mut events = store.watch(&[Kind::WorkloadEndpoint], start).await?;
+    timeout: Duration,
+) -> Result<Option<Position>, NotInForce> {
+    let deadline = Instant::now() + timeout;
+    let endpoints = Interest { kind: Kind::WorkloadEndpoint, scope: Scope::Namespace(pod.namespace.clone()) };
+    let mut cache = Cache::new(store, vec![Interest::in_object(pod), endpoints]);
     loop {
-        let Some(pod) = store.get(pod).await? else { return Ok(0) };
-        let mut endpoints = store.list(Kind::WorkloadEndpoint).await?.items;
-        endpoints.retain(|endpoint| is_of(endpoint, &pod));
-        let labels = |of: &Stored| of.value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
-        let Some(late) = endpoints.iter().find(|endpoint| labels(endpoint) != labels(&pod)) else {
-            return Ok(endpoints.iter().map(|endpoint| endpoint.revision).max().unwrap_or(0));
-        };
-        // Nothing can have changed until an event of this pod arrives.
-        loop {
-            match next(&mut events, deadline).await? {
-                Some(Event::Put(endpoint)) if pod_of(&endpoint) != pod.key => {}
-                Some(_) => break,
-                None => {
-                    let node = late.value["spec"]["node"].as_str().unwrap_or_default();
-                    let nodes = format!("{node}, which has not taken over the labels of {}", pod.key);
-                    let (seconds, reports) = (patience.as_secs(), BTreeMap::new());
-                    return Err(NotInForce::Late { nodes, seconds, reports });
-                }
+        let mut late = None;
+        if cache.is_complete() {
+            let Some(pod) = cache.get(pod) else { return Ok(None) };
+            let labels =
+                |of: &Stored| of.value["metadata"]["labels"].as_object().cloned().unwrap_or_default();
+            let endpoints = || cache.objects().filter(|endpoint| is_of(endpoint, pod));
+            late = endpoints().find(|endpoint| labels(endpoint) != labels(pod));
+            if late.is_none() {
+                return Ok(endpoints().map(|endpoint| endpoint.position).max());
             }
+        }
+        let node = late.and_then(|late| late.value["spec"]["node"].as_str()).unwrap_or_default().to_owned();
+        if !changed(&mut cache, deadline).await? {
+            let nodes = format!("{node}, which has not taken over the labels of {pod}");
+            return Err(NotInForce::Late { nodes, seconds: timeout.as_secs(), reports: BTreeMap::new() });
         }
     }
 }
@@ -123,57 +111,41 @@ pub async fn wait_for_labels(
 pub async fn wait_for_pods(
     store: &dyn Store,
     pods: &[Key],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<BTreeMap<Key, String>, StoreError> {
-    let deadline = Instant::now() + patience;
-    let start = store.list(Kind::Pod).await?.revision;
-    let mut events = store.watch(&[Kind::Pod], start).await?;
-    let mut waiting = BTreeMap::new();
-    for key in pods {
-        if let Some(why) = store.get(key).await?.as_ref().and_then(why_not_running) {
-            waiting.insert(key.clone(), why);
+    let deadline = Instant::now() + timeout;
+    let Some(first) = pods.first() else { return Ok(BTreeMap::new()) };
+    let one_namespace = pods.iter().all(|pod| pod.namespace == first.namespace);
+    let scope = if one_namespace { Scope::Namespace(first.namespace.clone()) } else { Scope::All };
+    let mut cache = Cache::new(store, vec![Interest { kind: Kind::Pod, scope }]);
+    loop {
+        // A deleted pod is not waited for.
+        let waiting = pods.iter().filter_map(|key| Some((key.clone(), why_not_running(cache.get(key)?)?)));
+        let waiting: BTreeMap<Key, String> = waiting.collect();
+        if (cache.is_complete() && waiting.is_empty()) || !changed(&mut cache, deadline).await? {
+            return Ok(waiting);
         }
     }
-    while !waiting.is_empty() {
-        match next(&mut events, deadline).await? {
-            Some(Event::Put(pod)) if waiting.contains_key(&pod.key) => match why_not_running(&pod) {
-                Some(why) => drop(waiting.insert(pod.key, why)),
-                None => drop(waiting.remove(&pod.key)),
-            },
-            // A deleted pod is not waited for.
-            Some(Event::Deleted { key, .. }) => drop(waiting.remove(&key)),
-            Some(_) => {}
-            None => break,
-        }
-    }
-    Ok(waiting)
 }
 
-/// Waits until the EndpointSlices that Services and pods imply are in the store, where their controller makes them; gives
-/// the revision at which the last of them was written. Stops waiting in time, whether or not they are.
+/// Waits until the EndpointSlices that Services and pods imply are in the store, where their controller makes them;
+/// returns the position of the last of them, if there are any. Stops waiting in time, whether or not they are.
 ///
 /// # Errors
 /// The store failed.
-pub async fn wait_for_slices(store: &dyn Store, patience: Duration) -> Result<Revision, StoreError> {
-    let deadline = Instant::now() + patience;
+pub async fn wait_for_slices(store: &dyn Store, timeout: Duration) -> Result<Option<Position>, StoreError> {
+    let deadline = Instant::now() + timeout;
     let kinds = [Kind::Service, Kind::Pod, Kind::EndpointSlice];
-    let start = store.list(Kind::Service).await?.revision;
-    let mut events = store.watch(&kinds, start).await?;
+    let mut cache = Cache::new(store, kinds.map(Interest::all).to_vec());
     loop {
-        let mut objects = Vec::new();
-        for kind in kinds {
-            objects.extend(store.list(kind).await?.items);
-        }
-        let mut missing = implied_slices(objects.iter().map(|stored| (&stored.key, &stored.value)));
-        let (mut latest, mut left_over) = (0, false);
-        for slice in objects.iter().filter(|stored| is_implied(&stored.value)) {
-            latest = latest.max(slice.revision);
+        let mut missing = implied_slices(cache.objects().map(|stored| (&stored.key, &stored.value)));
+        let (mut latest, mut left_over) = (None, false);
+        for slice in cache.objects().filter(|stored| is_implied(&stored.value)) {
+            latest = latest.max(Some(slice.position));
             left_over |= missing.remove(&slice.key).as_ref() != Some(&slice.value);
         }
-        if missing.is_empty() && !left_over {
-            return Ok(latest);
-        }
-        if next(&mut events, deadline).await?.is_none() {
+        let is_done = cache.is_complete() && missing.is_empty() && !left_over;
+        if is_done || !changed(&mut cache, deadline).await? {
             return Ok(latest);
         }
     }
@@ -187,19 +159,22 @@ fn why_not_running(pod: &Stored) -> Option<String> {
     (!done).then(|| why.to_owned())
 }
 
-/// The next event; `None` if none arrives in time.
-async fn next(events: &mut Watch, deadline: Instant) -> Result<Option<Event>, StoreError> {
-    match timeout_at(deadline, events.next()).await {
-        Ok(Some(event)) => event.map(Some),
-        Ok(None) => Err(StoreError::Unavailable("the watch ended".to_owned())),
-        Err(_) => Ok(None),
+/// Waits for a change; returns whether there was one in time. What is stored already always arrives.
+async fn changed(cache: &mut Cache, deadline: Instant) -> Result<bool, StoreError> {
+    // Even without time to wait, what is stored already must be known.
+    let is_complete = cache.is_complete();
+    let deadline = if is_complete { deadline } else { deadline.max(Instant::now() + ANSWER_TIMEOUT) };
+    match timeout_at(deadline, cache.changed()).await {
+        Ok(result) => result.map(|()| true),
+        Err(_) if is_complete => Ok(false),
+        Err(_) => Err(StoreError::Unavailable("it does not answer".to_owned())),
     }
 }
 
-fn note(reports: &mut BTreeMap<String, Option<NodeStatus>>, stored: &Stored) {
-    if let (Some(known), Ok(Resource::NodeReport(report))) =
-        (reports.get_mut(&stored.key.name), Resource::read(&stored.key, &stored.value))
-    {
-        *known = Some(report.status);
+fn report_of(cache: &Cache, node: &str) -> Option<NodeStatus> {
+    let stored = cache.get(&Key::global(Kind::NodeReport, node))?;
+    match Resource::read(&stored.key, &stored.value) {
+        Ok(Resource::NodeReport(report)) => Some(report.status),
+        _ => None,
     }
 }

@@ -1,93 +1,126 @@
-//! The datastore behind one trait: get, list, watch, create, update and delete with compare-and-swap.
+//! The datastore behind one trait: get, list, create, update and delete with compare-and-swap, and [`Store::follow`],
+//! which delivers objects and their changes.
 //!
+//! Versions are opaque, and positions are ordered within one kind only, because the Kubernetes API guarantees no more.
 //! [`Embedded`] keeps everything in one file. [`rpc`] serves it to other processes and is a backend itself. etcd and
 //! the Kubernetes API are planned as further backends. `conformance` is the suite that each backend must pass.
 
 mod apply;
+pub mod backoff;
+mod cache;
 #[cfg(feature = "conformance")]
 #[expect(clippy::expect_used, reason = "a suite of tests says what it expects")]
 pub mod conformance;
 mod embedded;
 mod file;
+mod follow;
 mod in_force;
+mod interest;
 mod pod;
 mod ring;
 pub mod rpc;
 mod size;
+mod tracker;
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::stream::BoxStream;
 use serde_json::Value;
 use thiserror::Error;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position, Positions};
 
 pub use apply::{Applied, apply, merged};
+pub use cache::Cache;
 pub use embedded::Embedded;
+pub use follow::{Change, Event, Follow, Source, Watch, follow};
 pub use in_force::{
     NotInForce, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices, wait_in_force,
 };
+pub use interest::{Interest, Scope};
 pub use pod::{POD_UID, is_of, pod_of};
 pub use size::size_of_value;
-
-/// A point in the store's history: the number of writes so far. A later write has a higher revision.
-pub type Revision = u64;
 
 /// A stored object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stored {
     /// Its key.
     pub key: Key,
-    /// The complete object, as it was written.
+    /// The object. [`Store::get`] and [`Store::list_page`] return it as it was written.
     pub value: Value,
-    /// The revision of its last write.
-    pub revision: Revision,
+    /// Its version, for [`Store::update`] and [`Store::delete`].
+    pub version: Version,
+    /// The position of its last write.
+    pub position: Position,
 }
 
-/// All objects of one kind at one moment.
+impl Stored {
+    /// The object, written as a value.
+    #[must_use]
+    pub fn new(key: Key, value: Value, written: Written) -> Self {
+        let Written { version, position } = written;
+        Self { key, value, version, position }
+    }
+}
+
+/// The version of an object. It is opaque: only equality means something.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Version(Arc<str>);
+
+impl Version {
+    /// The version with this text, which the backend defines.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    /// Its text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The result of a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// The version of the object; of a deleted one, a version that it never had.
+    pub version: Version,
+    /// The position of the write.
+    pub position: Position,
+}
+
+impl Written {
+    /// In a backend whose versions are the revisions of writes.
+    #[must_use]
+    pub fn at(revision: u64) -> Self {
+        Self { version: Version::new(&revision.to_string()), position: Position(revision) }
+    }
+}
+
+/// The objects of one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listing {
     /// The objects, by key.
     pub items: Vec<Stored>,
-    /// The moment. A watch from this revision on misses nothing.
-    pub revision: Revision,
+    /// Everything up to here is in `items`. They may be newer.
+    pub position: Position,
 }
 
-/// A change, as a watch delivers it.
+/// Some of the objects of one kind.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// The object was created or updated.
-    Put(Stored),
-    /// The object was deleted.
-    Deleted {
-        /// Its key.
-        key: Key,
-        /// The revision of the deletion.
-        revision: Revision,
-    },
+pub struct Page {
+    /// The objects, by key.
+    pub items: Vec<Stored>,
+    /// Everything up to here is in `items`, as far as they reach.
+    pub position: Position,
+    /// How to continue, if there are more.
+    pub next: Option<PageToken>,
 }
 
-impl Event {
-    /// The revision of the event.
-    #[must_use]
-    pub fn revision(&self) -> Revision {
-        match self {
-            Event::Put(stored) => stored.revision,
-            Event::Deleted { revision, .. } => *revision,
-        }
-    }
-
-    /// The object that changed.
-    #[must_use]
-    pub fn key(&self) -> &Key {
-        match self {
-            Event::Put(stored) => &stored.key,
-            Event::Deleted { key, .. } => key,
-        }
-    }
-}
-
-/// The events of a watch, in the order of their revisions. After an error it ends: list again, and watch from there.
-pub type Watch = BoxStream<'static, Result<Event, StoreError>>;
+/// Where a page begins: opaque, from the page before it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageToken(pub String);
 
 /// Errors of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -101,9 +134,26 @@ pub enum StoreError {
     /// Somebody changed the object since it was read: read it again and decide anew.
     #[error("{0} was changed by another writer in the meantime")]
     Conflict(Key),
+    /// The store rejects the object.
+    #[error("the store rejects {key}: {problem}")]
+    Invalid {
+        /// The object.
+        key: Key,
+        /// The problem, with the field.
+        problem: String,
+    },
+    /// This client has not the permission.
+    #[error("no permission: {0}")]
+    Forbidden(String),
+    /// The store has no such kind, for instance because a CustomResourceDefinition is not installed.
+    #[error("the store does not have {}", .0.plural())]
+    KindAbsent(Kind),
+    /// The store limits the rate of requests: retry after this time.
+    #[error("the store limits the rate of requests; retry in {} ms", .0.as_millis())]
+    Throttled(Duration),
     /// The history no longer reaches back that far: list again.
-    #[error("the changes since revision {0} are no longer kept; list again")]
-    Compacted(Revision),
+    #[error("the changes since position {0} are no longer kept; list again")]
+    Compacted(Position),
     /// The watcher did not keep up: list again.
     #[error("the watch fell behind; list again")]
     FellBehind,
@@ -120,10 +170,10 @@ pub enum StoreError {
 pub enum Write {
     /// Stores a new object.
     Create(Key, Value),
-    /// Replaces an object, if its revision is still the given one.
-    Update(Key, Value, Revision),
-    /// Deletes an object, if its revision is still the given one (any revision, if that is `None`).
-    Delete(Key, Option<Revision>),
+    /// Replaces an object, if its version is still the given one.
+    Update(Key, Value, Version),
+    /// Deletes an object, if its version is still the given one (any version, if that is `None`).
+    Delete(Key, Option<Version>),
 }
 
 impl Write {
@@ -140,9 +190,9 @@ impl Write {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{error}; the {} writes before it are done", done.len())]
 pub struct Stopped {
-    /// The revisions of the writes that are certainly done; they were the first ones. If the store became
-    /// unavailable, more may be done.
-    pub done: Vec<Revision>,
+    /// The results of the writes that are certainly done; they were the first ones. If the store became unavailable,
+    /// more may be done.
+    pub done: Vec<Written>,
     /// Why the next write failed.
     #[source]
     pub error: StoreError,
@@ -160,39 +210,60 @@ pub trait Store: Send + Sync {
     /// The object, if it exists.
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError>;
 
-    /// Every object of a kind.
-    async fn list(&self, kind: Kind) -> Result<Listing, StoreError>;
+    /// Some of the objects of an interest: the first ones, or those after another page.
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError>;
 
     /// Stores a new object.
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError>;
 
-    /// Replaces an object, if its revision is still `expected`.
-    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError>;
+    /// Replaces an object, if its version is still `expected`.
+    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError>;
 
-    /// Deletes an object, if its revision is still `expected` (any revision, if that is `None`).
-    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError>;
+    /// Deletes an object, if its version is still `expected` (any version, if that is `None`).
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError>;
 
-    /// Executes several writes in this order, and returns the revision of each. A rejected write ends the sequence:
-    /// the writes before it stay done, and those after it are not tried. After a crash, too, a prefix of the writes
-    /// is done. A backend should do this in one round trip and one flush.
-    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
+    /// The objects of these interests and their changes, for ever. After a lost connection or lost history, the backend
+    /// reconnects, lists again if it must, and delivers the differences. Each interest must be of another kind.
+    fn follow(&self, interests: Vec<Interest>) -> Follow;
+
+    /// A position of each of these kinds such that whoever follows the kind up to there has everything that was stored
+    /// before this call.
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError>;
+
+    /// Executes several writes in this order. A rejected write ends the sequence: the writes before it stay done, and
+    /// those after it are not tried. After a crash, too, a prefix of the writes is done. A backend should do this in
+    /// one round trip and one flush.
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
         let mut done = Vec::with_capacity(writes.len());
         for write in writes {
             let written = match write {
-                Write::Create(key, value) => self.create(&key, value).await.map(|stored| stored.revision),
-                Write::Update(key, value, expected) => {
-                    self.update(&key, value, expected).await.map(|stored| stored.revision)
+                Write::Create(key, value) => self.create(&key, value).await.map(written),
+                Write::Update(key, value, expected) => self.update(&key, value, &expected).await.map(written),
+                Write::Delete(key, expected) => {
+                    self.delete(&key, expected.as_ref()).await.map(|position| Written::at(position.0))
                 }
-                Write::Delete(key, expected) => self.delete(&key, expected).await,
             };
             match written {
-                Ok(revision) => done.push(revision),
+                Ok(written) => done.push(written),
                 Err(error) => return Err(Stopped { done, error }),
             }
         }
         Ok(done)
     }
 
-    /// The changes of objects of these kinds after the revision `after`, in order.
-    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError>;
+    /// Every object of a kind.
+    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
+        let interest = Interest::all(kind);
+        let Page { mut items, position, mut next } = self.list_page(&interest, None).await?;
+        while let Some(after) = next {
+            let page = self.list_page(&interest, Some(after)).await?;
+            items.extend(page.items);
+            next = page.next;
+        }
+        Ok(Listing { items, position })
+    }
+}
+
+fn written(stored: Stored) -> Written {
+    Written { version: stored.version, position: stored.position }
 }

@@ -6,15 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use crate::{Event, StoreError, size_of_value};
+use tortie_api::Key;
+
+use crate::follow::Event;
+use crate::{StoreError, size_of_value};
 
 /// The number of events that a watcher may lag behind.
 const MAX_EVENTS: usize = 8_192;
 /// The bytes of events that a watcher may lag behind.
 const MAX_BYTES: usize = 64 << 20;
 
-/// The number of events before a position, since the ring was created.
-type Position = u64;
+/// The number of events before one, since the ring was created.
+type Index = u64;
 
 /// The events from the position `first` on.
 #[derive(Debug)]
@@ -22,9 +25,9 @@ struct Ring {
     max_bytes: usize,
     events: VecDeque<Arc<Event>>,
     bytes: usize,
-    first: Position,
+    first: Index,
     /// The number of readers at each position.
-    readers: BTreeMap<Position, usize>,
+    readers: BTreeMap<Index, usize>,
 }
 
 impl Ring {
@@ -32,8 +35,8 @@ impl Ring {
         Self { max_bytes, events: VecDeque::new(), bytes: 0, first: 0, readers: BTreeMap::new() }
     }
 
-    fn end(&self) -> Position {
-        self.first + self.events.len() as Position
+    fn end(&self) -> Index {
+        self.first + self.events.len() as Index
     }
 
     fn push(&mut self, event: Arc<Event>) {
@@ -46,13 +49,13 @@ impl Ring {
     }
 
     /// The event at a position; `None` if it has not happened yet.
-    fn read(&self, position: Position) -> Result<Option<Arc<Event>>, StoreError> {
+    fn read(&self, position: Index) -> Result<Option<Arc<Event>>, StoreError> {
         let index = position.checked_sub(self.first).ok_or(StoreError::FellBehind)?;
         Ok(usize::try_from(index).ok().and_then(|index| self.events.get(index)).cloned())
     }
 
     /// A reader has moved: `None` before its first position, and after its last.
-    fn moved(&mut self, from: Option<Position>, to: Option<Position>) {
+    fn moved(&mut self, from: Option<Index>, to: Option<Index>) {
         if let Some(to) = to {
             *self.readers.entry(to).or_default() += 1;
         }
@@ -84,12 +87,13 @@ impl Ring {
 }
 
 fn size(event: &Event) -> usize {
-    let key = event.key();
-    let value = match event {
-        Event::Put(stored) => size_of_value(&stored.value),
-        Event::Deleted { .. } => 0,
+    let of_key = |key: &Key| key.namespace.len() + key.name.len();
+    let own = match event {
+        Event::Put(stored) => of_key(&stored.key) + size_of_value(&stored.value),
+        Event::Deleted { key, .. } => of_key(key),
+        Event::Progress(_) => 0,
     };
-    size_of::<Event>() + key.namespace.len() + key.name.len() + value
+    size_of::<Event>() + own
 }
 
 /// Sends events to watchers. Clones share the ring.
@@ -128,7 +132,7 @@ impl Events {
 pub(crate) struct Reader {
     ring: Arc<Mutex<Ring>>,
     arrived: watch::Receiver<()>,
-    position: Position,
+    position: Index,
 }
 
 impl Reader {
@@ -174,14 +178,14 @@ fn lock(ring: &Mutex<Ring>) -> MutexGuard<'_, Ring> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::json;
-    use tortie_api::{Key, Kind};
+    use tortie_api::Kind;
 
     use super::*;
-    use crate::Stored;
+    use crate::{Stored, Written};
 
     fn event(revision: u64, length: usize) -> Arc<Event> {
         let key = Key::global(Kind::Namespace, "n");
-        Arc::new(Event::Put(Stored { key, value: json!("x".repeat(length)), revision }))
+        Arc::new(Event::Put(Stored::new(key, json!("x".repeat(length)), Written::at(revision))))
     }
 
     #[test]
@@ -201,7 +205,7 @@ mod tests {
             assert!(ring.bytes <= max_bytes);
             let lost = count - kept as u64;
             for position in 0..=count {
-                let read = ring.read(position).map(|event| event.map(|event| event.revision()));
+                let read = ring.read(position).map(|event| event.map(|event| event.position().0));
                 let expected = match position {
                     position if position < lost => Err(StoreError::FellBehind),
                     position => Ok((position < count).then_some(position + 1)),

@@ -11,9 +11,25 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use serde_json::json;
 use tempfile::TempDir;
 use tortie_api::kubernetes::implied_slices;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position};
 use tortie_store::rpc::{Remote, TlsIdentity, serve_tls, serve_unix};
-use tortie_store::{Embedded, Event, Store, StoreError, Write, conformance, wait_for_slices};
+use tortie_store::{
+    Embedded, Event, Interest, Source, Store, StoreError, Watch, Write, conformance, wait_for_slices,
+};
+
+fn all(kind: Kind) -> [Interest; 1] {
+    [Interest::all(kind)]
+}
+
+/// The next event that is more than progress.
+async fn next(watch: &mut Watch) -> Option<Result<Event, StoreError>> {
+    loop {
+        match watch.next().await {
+            Some(Ok(Event::Progress(_))) => {}
+            other => return other,
+        }
+    }
+}
 
 fn embedded() -> (Arc<Embedded>, TempDir) {
     let dir = tempfile::tempdir().unwrap();
@@ -96,17 +112,17 @@ async fn everything_is_there_after_a_restart() {
         std::thread::yield_now();
     };
     assert_eq!(again.get(&key).await.unwrap().unwrap(), written);
-    let next = again.update(&key, json!({"v": 2}), written.revision).await.unwrap();
-    assert!(next.revision > written.revision);
-    let mut watch = again.watch(&[Kind::Namespace], 0).await.unwrap();
-    assert_eq!(watch.next().await.unwrap().unwrap().revision(), written.revision);
+    let later = again.update(&key, json!({"v": 2}), &written.version).await.unwrap();
+    assert!(later.position > written.position);
+    let mut watch = again.watch(&all(Kind::Namespace), Position(0)).await.unwrap();
+    assert_eq!(next(&mut watch).await, Some(Ok(Event::Put(written))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_from_before_the_log_says_so() {
     let (store, _dir) = embedded();
     let key = Key::global(Kind::Namespace, "n");
-    let mut revision = store.create(&key, json!(0)).await.unwrap().revision;
+    let mut position = store.create(&key, json!(0)).await.unwrap().position;
     let many: Vec<_> = (0..20_010)
         .map(|number| {
             let store = store.clone();
@@ -114,10 +130,20 @@ async fn a_watch_from_before_the_log_says_so() {
         })
         .collect();
     for written in futures::future::join_all(many).await {
-        revision = revision.max(written.unwrap().revision);
+        position = position.max(written.unwrap().position);
     }
-    assert_eq!(store.watch(&[Kind::Namespace], 1).await.err(), Some(StoreError::Compacted(1)));
-    assert!(store.watch(&[Kind::Namespace], revision - 19_000).await.is_ok());
+    let watch = |after| {
+        let store = store.clone();
+        async move { store.watch(&all(Kind::Namespace), Position(after)).await.err() }
+    };
+    assert_eq!(watch(1).await, Some(StoreError::Compacted(Position(1))));
+    assert_eq!(watch(position.0 - 19_000).await, None);
+    let future = position.0 + 1;
+    assert_eq!(
+        watch(future).await,
+        Some(StoreError::Compacted(Position(future))),
+        "a position of another store"
+    );
 }
 
 /// A watcher that goes on after lost events would never know what it has missed, so the watch ends with the error. Too
@@ -135,35 +161,36 @@ async fn a_watch_that_has_lost_events_ends() {
         ("few and large", many(100, 1 << 20), true),
     ] {
         let store = Arc::new(Embedded::in_memory().unwrap());
-        let mut watch = store.watch(&[Kind::Node], 0).await.unwrap();
+        let mut watch = store.watch(&all(Kind::Node), Position(0)).await.unwrap();
         let count = writes.len();
         store.write_all(writes).await.unwrap();
         let last = store.create(&Key::global(Kind::Node, "last"), json!(1)).await.unwrap();
-        let mut revisions = Vec::new();
+        let mut positions = Vec::new();
         let end = loop {
-            match tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap() {
-                Ok(event) => revisions.push(event.revision()),
+            match tokio::time::timeout(Duration::from_secs(10), next(&mut watch)).await.unwrap().unwrap() {
+                Ok(event) => positions.push(event.position()),
                 Err(error) => break Some(error),
             }
-            if revisions.last() == Some(&last.revision) {
+            if positions.last() == Some(&last.position) {
                 break None;
             }
         };
         if !ends {
-            assert_eq!((end, revisions.len()), (None, count + 1), "{name}");
+            assert_eq!((end, positions.len()), (None, count + 1), "{name}");
             continue;
         }
         assert_eq!(end, Some(StoreError::FellBehind), "{name}");
-        assert!(revisions.iter().copied().eq(1..=revisions.len() as u64), "{name}: no gap: {revisions:?}");
+        let numbers = 1..=positions.len() as u64;
+        assert!(positions.iter().copied().eq(numbers.map(Position)), "{name}: no gap: {positions:?}");
         assert!(watch.next().await.is_none(), "{name}: it ends");
         if name == "few and large" {
-            let again = store.watch(&[Kind::Node], 0).await;
-            assert_eq!(again.err(), Some(StoreError::Compacted(0)), "{name}: not in one piece");
-            assert!(store.watch(&[Kind::Node], 95).await.is_ok());
-            assert!(store.watch(&[Kind::Pod], 0).await.is_ok());
+            let again = store.watch(&all(Kind::Node), Position(0)).await;
+            assert_eq!(again.err(), Some(StoreError::Compacted(Position(0))), "{name}: not in one piece");
+            assert!(store.watch(&all(Kind::Node), Position(95)).await.is_ok());
+            assert!(store.watch(&all(Kind::Pod), Position(0)).await.is_ok());
         }
-        let mut again = store.watch(&[Kind::Node], last.revision - 1).await.unwrap();
-        assert_eq!(again.next().await.unwrap().unwrap().revision(), last.revision, "{name}");
+        let mut again = store.watch(&all(Kind::Node), Position(last.position.0 - 1)).await.unwrap();
+        assert_eq!(next(&mut again).await, Some(Ok(Event::Put(last))), "{name}");
     }
 }
 
@@ -195,7 +222,7 @@ async fn a_service_that_hangs_gives_errors() {
         (
             remote.get(&key).await.map(drop),
             remote.create(&key, json!(0)).await.map(drop),
-            remote.watch(&[Kind::Pod], 0).await.map(drop),
+            remote.watch(&all(Kind::Pod), Position(0)).await.map(drop),
         )
     });
     let (got, created, watched) = asked.await.expect("an answer");
@@ -223,9 +250,9 @@ async fn a_watch_of_a_service_that_hangs_ends() {
             _ = frozen => std::future::pending().await,
         }
     });
-    let mut watch = Remote::unix(&relayed).watch(&[Kind::Pod], 0).await.unwrap();
+    let mut watch = Remote::unix(&relayed).watch(&all(Kind::Pod), Position(0)).await.unwrap();
     freeze.send(()).unwrap();
-    let end = tokio::time::timeout(Duration::from_secs(60), watch.next()).await.expect("an end");
+    let end = tokio::time::timeout(Duration::from_secs(60), next(&mut watch)).await.expect("an end");
     assert!(matches!(end, Some(Err(StoreError::Unavailable(_)))), "{end:?}");
 }
 
@@ -239,21 +266,13 @@ async fn a_quiet_watch_goes_on() {
         let (store, path) = (store.clone(), path.clone());
         async move { serve_unix(store, &path).await }
     });
-    let remote = answering(Remote::unix(&path)).await;
-    let mut watch = remote.watch(&[Kind::Namespace], 0).await.unwrap();
-    let ended = tokio::time::timeout(Duration::from_secs(600), watch.next()).await;
+    answering(Remote::unix(&path)).await;
+    let remote = Remote::unix(&path);
+    let mut watch = remote.watch(&all(Kind::Namespace), Position(0)).await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(600), next(&mut watch)).await;
     assert!(ended.is_err(), "{ended:?}");
     let written = store.create(&Key::global(Kind::Namespace, "n"), json!(0)).await.unwrap();
-    assert_eq!(watch.next().await, Some(Ok(Event::Put(written))));
-}
-
-#[tokio::test]
-async fn a_watch_may_begin_after_everything() {
-    let (store, _dir) = embedded();
-    store.create(&Key::global(Kind::Namespace, "n"), json!(0)).await.unwrap();
-    let mut watch = store.watch(&[Kind::Namespace], u64::MAX).await.unwrap();
-    store.create(&Key::global(Kind::Namespace, "m"), json!(0)).await.unwrap();
-    assert!(tokio::time::timeout(Duration::from_millis(50), watch.next()).await.is_err());
+    assert_eq!(next(&mut watch).await, Some(Ok(Event::Put(written))));
 }
 
 async fn answering(remote: Remote) -> Arc<dyn Store> {
@@ -305,10 +324,10 @@ async fn applying_again_keeps_what_the_cluster_added() {
     assert!(stored.value["metadata"]["creationTimestamp"].as_str().unwrap().ends_with('Z'));
     stored.value["spec"]["nodeName"] = json!("n");
     stored.value["status"] = json!({"phase": "Running"});
-    let revision = store.update(&key, stored.value.clone(), stored.revision).await.unwrap().revision;
+    let position = store.update(&key, stored.value.clone(), &stored.version).await.unwrap().position;
 
     let again = tortie_store::apply(&store, &pod("a")).await.unwrap();
-    assert_eq!(again, tortie_store::Applied::Unchanged(revision));
+    assert_eq!(again, tortie_store::Applied::Unchanged(position));
     assert!(matches!(
         tortie_store::apply(&store, &pod("b")).await.unwrap(),
         tortie_store::Applied::Configured(_)
@@ -336,14 +355,16 @@ async fn slices_that_services_imply_are_waited_for() {
     let [(key, slice)] = implied.into_iter().collect::<Vec<_>>().try_into().unwrap();
 
     // Nobody makes them: the wait ends in time.
-    assert_eq!(wait_for_slices(&*store, Duration::ZERO).await.unwrap(), 0);
+    assert_eq!(wait_for_slices(&*store, Duration::ZERO).await.unwrap(), None);
     // An old one is not what is waited for.
     let mut old = slice.clone();
     old["endpoints"] = json!([]);
     let old = store.create(&key, old).await.unwrap();
+    let short = wait_for_slices(&*store, Duration::from_millis(50)).await.unwrap();
+    assert_eq!(short, Some(old.position));
     let waiting = wait_for_slices(&*store, Duration::from_secs(60));
     tokio::pin!(waiting);
     assert!(futures::poll!(&mut waiting).is_pending());
-    let made = store.update(&key, slice, old.revision).await.unwrap();
-    assert_eq!(waiting.await.unwrap(), made.revision);
+    let made = store.update(&key, slice, &old.version).await.unwrap();
+    assert_eq!(waiting.await.unwrap(), Some(made.position));
 }

@@ -1,6 +1,7 @@
 //! The client.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,13 +11,14 @@ use serde_json::Value;
 use tokio::net::UnixStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position, Positions};
 
 use super::TlsIdentity;
 use super::generated::store_client::StoreClient;
-use super::message::{self, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
+use super::message::{self, BarrierRequest, GetRequest, ListRequest, Refusal, WatchRequest, WriteRequest};
 use super::server::MAX_MESSAGE_BYTES;
-use crate::{Listing, Revision, Stopped, Store, StoreError, Stored, Watch, Write};
+use crate::follow::{Follow, Source, Watch, follow};
+use crate::{Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written};
 
 /// The name in the certificate of the service.
 const SERVICE_NAME: &str = "tortie-store";
@@ -71,70 +73,97 @@ impl Remote {
         Self { client }
     }
 
-    async fn write(&self, write: Write) -> Result<Revision, StoreError> {
-        let revisions = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
-        revisions.into_iter().next().ok_or_else(unanswered)
+    async fn write(&self, write: Write) -> Result<Written, StoreError> {
+        let written = self.write_all(vec![write]).await.map_err(|stopped| stopped.error)?;
+        written.into_iter().next().ok_or_else(unanswered)
     }
 }
 
 #[async_trait]
 impl Store for Remote {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
-        let reply = self.client.clone().get(GetRequest { key: Some(key.into()) }).await.map_err(error)?;
+        let reply = self.client.clone().get(GetRequest { key: Some(key.into()) }).await;
+        let reply = reply.map_err(|status| error(status, Some(key.kind)))?;
         reply.into_inner().object.map(message::stored).transpose()
     }
 
-    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
-        let request = ListRequest { kind: kind.plural().to_owned() };
-        let reply = self.client.clone().list(request).await.map_err(error)?.into_inner();
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+        let request = ListRequest { interest: Some(interest.into()), after: after.map(|token| token.0) };
+        let reply = self.client.clone().list(request).await;
+        let reply = reply.map_err(|status| error(status, Some(interest.kind)))?.into_inner();
         let items: Result<Vec<_>, _> = reply.objects.into_iter().map(message::stored).collect();
-        Ok(Listing { items: items?, revision: reply.revision })
+        Ok(Page { items: items?, position: Position(reply.position), next: reply.next.map(PageToken) })
     }
 
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
-        let revision = self.write(Write::Create(key.clone(), value.clone())).await?;
-        Ok(Stored { key: key.clone(), value, revision })
+        let written = self.write(Write::Create(key.clone(), value.clone())).await?;
+        Ok(Stored::new(key.clone(), value, written))
     }
 
-    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
-        let revision = self.write(Write::Update(key.clone(), value.clone(), expected)).await?;
-        Ok(Stored { key: key.clone(), value, revision })
+    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
+        let written = self.write(Write::Update(key.clone(), value.clone(), expected.clone())).await?;
+        Ok(Stored::new(key.clone(), value, written))
     }
 
-    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
-        self.write(Write::Delete(key.clone(), expected)).await
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+        Ok(self.write(Write::Delete(key.clone(), expected.cloned())).await?.position)
     }
 
-    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Revision>, Stopped> {
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
         let keys: Vec<Key> = writes.iter().map(|write| write.key().clone()).collect();
         let request = WriteRequest { writes: writes.into_iter().map(Into::into).collect() };
-        let reply = self.client.clone().write(request).await.map_err(error)?.into_inner();
-        let (refusal, done) = (reply.refusal(), reply.revisions);
+        let reply = self.client.clone().write(request).await;
+        let reply = reply.map_err(|status| error(status, None))?.into_inner();
+        let (refusal, problem) = (reply.refusal(), reply.problem);
+        let done: Vec<Written> = reply.written.into_iter().map(Into::into).collect();
         let next = keys.get(done.len()).cloned();
         let error = match (refusal, next) {
             (Refusal::None, None) => return Ok(done),
             (Refusal::NotFound, Some(key)) => StoreError::NotFound(key),
             (Refusal::AlreadyExists, Some(key)) => StoreError::AlreadyExists(key),
             (Refusal::Conflict, Some(key)) => StoreError::Conflict(key),
+            (Refusal::Invalid, Some(key)) => StoreError::Invalid { key, problem },
+            (Refusal::Forbidden, Some(_)) => StoreError::Forbidden(problem),
             (Refusal::None, Some(_)) | (_, None) => unanswered(),
         };
         Err(Stopped { done, error })
     }
 
-    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
+    fn follow(&self, interests: Vec<Interest>) -> Follow {
+        follow(&Arc::new(self.clone()), interests)
+    }
+
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
         let kinds = kinds.iter().map(|kind| kind.plural().to_owned()).collect();
+        let reply = self.client.clone().barrier(BarrierRequest { kinds }).await;
+        let positions = reply.map_err(|status| error(status, None))?.into_inner().positions.into_iter();
+        Ok(positions
+            .filter_map(|(plural, position)| Some((message::known_kind(&plural)?, Position(position))))
+            .collect())
+    }
+}
+
+#[async_trait]
+impl Source for Remote {
+    /// One group, as in the service.
+    fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
+        vec![interests]
+    }
+
+    async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
+        let request = WatchRequest { interests: interests.iter().map(Into::into).collect(), after: after.0 };
         let compacted = move |status: Status| match status.code() {
             Code::OutOfRange => StoreError::Compacted(after),
-            _ => error(status),
+            _ => error(status, None),
         };
-        let reply = self.client.clone().watch(WatchRequest { kinds, after }).await.map_err(compacted)?;
+        let reply = self.client.clone().watch(request).await.map_err(compacted)?;
         let mut events = reply.into_inner();
         // The watch is established once its first message arrives: it delivers everything written from now on.
-        if !events.message().await.map_err(compacted)?.is_some_and(|first| first.established) {
+        if events.message().await.map_err(compacted)?.is_none() {
             return Err(StoreError::Unavailable("the watch ended before it began".to_owned()));
         }
         let ended = StoreError::Unavailable("the service ended the watch".to_owned());
-        let events = events.map(|event| message::event(event.map_err(error)?));
+        let events = events.map(|event| message::event(event.map_err(|status| error(status, None))?));
         Ok(events.chain(futures::stream::iter([Err(ended)])).boxed())
     }
 }
@@ -151,10 +180,16 @@ fn bounded(endpoint: Endpoint) -> Endpoint {
 }
 
 fn unanswered() -> StoreError {
-    StoreError::Damaged("the answer has not as many revisions as there were writes".to_owned())
+    StoreError::Damaged("the answer has not as many results as there were writes".to_owned())
 }
 
-fn error(status: Status) -> StoreError {
+/// The error of a call that concerns this kind, if it concerns one.
+fn error(status: Status, kind: Option<Kind>) -> StoreError {
+    match (status.code(), kind) {
+        (Code::Unimplemented, Some(kind)) => return StoreError::KindAbsent(kind),
+        (Code::PermissionDenied, _) => return StoreError::Forbidden(status.message().to_owned()),
+        _ => {}
+    }
     match status.code() {
         Code::ResourceExhausted => StoreError::FellBehind,
         Code::DataLoss => StoreError::Damaged(status.message().to_owned()),

@@ -1,8 +1,10 @@
 //! The messages of `tortie.store.v1.Store`. Kinds are encoded as plurals, values as JSON text.
 
-use tortie_api::{Key, Kind};
+use std::collections::HashMap;
 
-use crate::{Event, StoreError, Stored, Write};
+use tortie_api::{Key, Kind, Position};
+
+use crate::{Event, Interest, Scope, StoreError, Stored, Version, Write, Written};
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ObjectKey {
@@ -21,7 +23,9 @@ pub(crate) struct Object {
     #[prost(string, tag = "2")]
     pub(crate) json: String,
     #[prost(uint64, tag = "3")]
-    pub(crate) revision: u64,
+    pub(crate) position: u64,
+    #[prost(string, tag = "4")]
+    pub(crate) version: String,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -36,10 +40,25 @@ pub(crate) struct GetReply {
     pub(crate) object: Option<Object>,
 }
 
+/// At most one field besides the kind is present.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct ListRequest {
+pub(crate) struct InterestMessage {
     #[prost(string, tag = "1")]
     pub(crate) kind: String,
+    #[prost(string, optional, tag = "2")]
+    pub(crate) node: Option<String>,
+    #[prost(string, optional, tag = "3")]
+    pub(crate) namespace: Option<String>,
+    #[prost(message, optional, tag = "4")]
+    pub(crate) object: Option<ObjectKey>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ListRequest {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) interest: Option<InterestMessage>,
+    #[prost(string, optional, tag = "2")]
+    pub(crate) after: Option<String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -47,7 +66,22 @@ pub(crate) struct ListReply {
     #[prost(message, repeated, tag = "1")]
     pub(crate) objects: Vec<Object>,
     #[prost(uint64, tag = "2")]
-    pub(crate) revision: u64,
+    pub(crate) position: u64,
+    #[prost(string, optional, tag = "3")]
+    pub(crate) next: Option<String>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct BarrierRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) kinds: Vec<String>,
+}
+
+/// One position for each requested kind that the service knows.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct BarrierReply {
+    #[prost(map = "string, uint64", tag = "1")]
+    pub(crate) positions: HashMap<String, u64>,
 }
 
 /// Create (json, no `expected`), update (json, `expected`) or delete (no json).
@@ -57,8 +91,8 @@ pub(crate) struct OneWrite {
     pub(crate) key: Option<ObjectKey>,
     #[prost(string, optional, tag = "2")]
     pub(crate) json: Option<String>,
-    #[prost(uint64, optional, tag = "3")]
-    pub(crate) expected: Option<u64>,
+    #[prost(string, optional, tag = "3")]
+    pub(crate) expected: Option<String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -67,14 +101,24 @@ pub(crate) struct WriteRequest {
     pub(crate) writes: Vec<OneWrite>,
 }
 
-/// The revisions of the completed writes. A rejection of the next one is part of the answer, so that it keeps its
-/// type.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct WrittenMessage {
+    #[prost(string, tag = "1")]
+    pub(crate) version: String,
+    #[prost(uint64, tag = "2")]
+    pub(crate) position: u64,
+}
+
+/// The results of the completed writes. A rejection of the next one is part of the answer, so that it keeps its type.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WriteReply {
-    #[prost(uint64, repeated, tag = "1")]
-    pub(crate) revisions: Vec<u64>,
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) written: Vec<WrittenMessage>,
     #[prost(enumeration = "Refusal", tag = "2")]
     pub(crate) refusal: i32,
+    /// The problem of an invalid object.
+    #[prost(string, tag = "3")]
+    pub(crate) problem: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -84,26 +128,28 @@ pub(crate) enum Refusal {
     NotFound = 1,
     AlreadyExists = 2,
     Conflict = 3,
+    Invalid = 4,
+    Forbidden = 5,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WatchRequest {
-    #[prost(string, repeated, tag = "1")]
-    pub(crate) kinds: Vec<String>,
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) interests: Vec<InterestMessage>,
     #[prost(uint64, tag = "2")]
     pub(crate) after: u64,
 }
 
+/// Exactly one field is present; none in the first message of a watch, which tells that it is established.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct WatchEvent {
-    /// The object, or the key and revision of a deleted one.
+pub(crate) struct WatchMessage {
     #[prost(message, optional, tag = "1")]
-    pub(crate) object: Option<Object>,
-    #[prost(bool, tag = "2")]
-    pub(crate) deleted: bool,
-    /// The first message of a watch says only that it is established.
-    #[prost(bool, tag = "3")]
-    pub(crate) established: bool,
+    pub(crate) put: Option<Object>,
+    /// The key and the position of the deletion.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) deleted: Option<Object>,
+    #[prost(uint64, optional, tag = "3")]
+    pub(crate) progress: Option<u64>,
 }
 
 impl From<&Key> for ObjectKey {
@@ -112,41 +158,80 @@ impl From<&Key> for ObjectKey {
     }
 }
 
+impl From<&Interest> for InterestMessage {
+    fn from(interest: &Interest) -> Self {
+        let kind = interest.kind;
+        let all = Self { kind: kind.plural().to_owned(), ..Self::default() };
+        match interest.scope.clone() {
+            Scope::All => all,
+            Scope::Node(node) => Self { node: Some(node), ..all },
+            Scope::Namespace(namespace) => Self { namespace: Some(namespace), ..all },
+            Scope::Name(namespace, name) => {
+                Self { object: Some((&Key::namespaced(kind, namespace, name)).into()), ..all }
+            }
+        }
+    }
+}
+
 impl From<Stored> for Object {
     fn from(stored: Stored) -> Self {
-        Self { key: Some((&stored.key).into()), json: stored.value.to_string(), revision: stored.revision }
+        let Stored { key, value, version, position } = stored;
+        Self {
+            key: Some((&key).into()),
+            json: value.to_string(),
+            position: position.0,
+            version: version.as_str().to_owned(),
+        }
     }
 }
 
 impl From<Write> for OneWrite {
     fn from(write: Write) -> Self {
         let key = Some(write.key().into());
+        let text = |version: Version| version.as_str().to_owned();
         match write {
             Write::Create(_, value) => Self { key, json: Some(value.to_string()), expected: None },
             Write::Update(_, value, expected) => {
-                Self { key, json: Some(value.to_string()), expected: Some(expected) }
+                Self { key, json: Some(value.to_string()), expected: Some(text(expected)) }
             }
-            Write::Delete(_, expected) => Self { key, json: None, expected },
+            Write::Delete(_, expected) => Self { key, json: None, expected: expected.map(text) },
         }
     }
 }
 
-impl From<Event> for WatchEvent {
+impl From<Written> for WrittenMessage {
+    fn from(written: Written) -> Self {
+        Self { version: written.version.as_str().to_owned(), position: written.position.0 }
+    }
+}
+
+impl From<WrittenMessage> for Written {
+    fn from(message: WrittenMessage) -> Self {
+        Self { version: Version::new(&message.version), position: Position(message.position) }
+    }
+}
+
+impl From<Event> for WatchMessage {
     fn from(event: Event) -> Self {
         match event {
-            Event::Put(stored) => Self { object: Some(stored.into()), deleted: false, established: false },
-            Event::Deleted { key, revision } => Self {
-                object: Some(Object { key: Some((&key).into()), json: String::new(), revision }),
-                deleted: true,
-                established: false,
-            },
+            Event::Put(stored) => Self { put: Some(stored.into()), ..Self::default() },
+            Event::Deleted { key, position } => {
+                let deleted = Object { key: Some((&key).into()), position: position.0, ..Object::default() };
+                Self { deleted: Some(deleted), ..Self::default() }
+            }
+            Event::Progress(position) => Self { progress: Some(position.0), ..Self::default() },
         }
     }
 }
 
-pub(crate) fn kind(plural: &str) -> Result<Kind, StoreError> {
-    let found = Kind::all().find(|kind| kind.plural() == plural);
-    found.ok_or_else(|| StoreError::Damaged(format!("{plural:?} is no kind that this version knows")))
+/// The kind of a plural, if this version knows it.
+pub(crate) fn known_kind(plural: &str) -> Option<Kind> {
+    Kind::all().find(|kind| kind.plural() == plural)
+}
+
+fn kind(plural: &str) -> Result<Kind, StoreError> {
+    known_kind(plural)
+        .ok_or_else(|| StoreError::Damaged(format!("{plural:?} is no kind that this version knows")))
 }
 
 pub(crate) fn key(key: Option<ObjectKey>) -> Result<Key, StoreError> {
@@ -154,12 +239,25 @@ pub(crate) fn key(key: Option<ObjectKey>) -> Result<Key, StoreError> {
     Ok(Key { kind: kind(&key.kind)?, namespace: key.namespace, name: key.name })
 }
 
+/// The interest; `None` if this version does not know its kind.
+pub(crate) fn interest(message: InterestMessage) -> Option<Interest> {
+    let InterestMessage { kind, node, namespace, object } = message;
+    let scope = match (node, namespace, object) {
+        (Some(node), ..) => Scope::Node(node),
+        (_, Some(namespace), _) => Scope::Namespace(namespace),
+        (.., Some(object)) => Scope::Name(object.namespace, object.name),
+        (None, None, None) => Scope::All,
+    };
+    Some(Interest { kind: known_kind(&kind)?, scope })
+}
+
 pub(crate) fn write(message: OneWrite) -> Result<Write, StoreError> {
     let key = key(message.key)?;
-    let Some(json) = message.json else { return Ok(Write::Delete(key, message.expected)) };
+    let expected = message.expected.as_deref().map(Version::new);
+    let Some(json) = message.json else { return Ok(Write::Delete(key, expected)) };
     let value =
         serde_json::from_str(&json).map_err(|error| StoreError::Damaged(format!("{key}: {error}")))?;
-    Ok(match message.expected {
+    Ok(match expected {
         None => Write::Create(key, value),
         Some(expected) => Write::Update(key, value, expected),
     })
@@ -169,13 +267,17 @@ pub(crate) fn stored(object: Object) -> Result<Stored, StoreError> {
     let key = key(object.key)?;
     let value =
         serde_json::from_str(&object.json).map_err(|error| StoreError::Damaged(format!("{key}: {error}")))?;
-    Ok(Stored { key, value, revision: object.revision })
+    let written = Written { version: Version::new(&object.version), position: Position(object.position) };
+    Ok(Stored::new(key, value, written))
 }
 
-pub(crate) fn event(message: WatchEvent) -> Result<Event, StoreError> {
-    let object = message.object.ok_or_else(|| StoreError::Damaged("an event has no object".to_owned()))?;
-    if message.deleted {
-        return Ok(Event::Deleted { revision: object.revision, key: key(object.key)? });
+pub(crate) fn event(message: WatchMessage) -> Result<Event, StoreError> {
+    match (message.put, message.deleted, message.progress) {
+        (Some(object), ..) => stored(object).map(Event::Put),
+        (_, Some(object), _) => {
+            Ok(Event::Deleted { position: Position(object.position), key: key(object.key)? })
+        }
+        (.., Some(position)) => Ok(Event::Progress(Position(position))),
+        (None, None, None) => Err(StoreError::Damaged("an event is empty".to_owned())),
     }
-    stored(object).map(Event::Put)
 }

@@ -1,24 +1,26 @@
 //! The server.
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
+use tortie_api::{Kind, Position};
 
 use super::TlsIdentity;
 use super::generated::store_server::{Store as Service, StoreServer};
 use super::message::{
-    self, GetReply, GetRequest, ListReply, ListRequest, Refusal, WatchEvent, WatchRequest, WriteReply,
-    WriteRequest,
+    self, BarrierReply, BarrierRequest, GetReply, GetRequest, ListReply, ListRequest, Refusal, WatchMessage,
+    WatchRequest, WriteReply, WriteRequest,
 };
-use crate::{Stopped, Store, StoreError};
+use crate::{PageToken, Source, Stopped, StoreError};
 
 /// The maximum size of a message.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
@@ -27,14 +29,19 @@ pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 20;
 ///
 /// # Errors
 /// The socket cannot be created.
-pub async fn serve_unix(store: Arc<dyn Store>, path: &Path) -> Result<(), StoreError> {
+pub async fn serve_unix(store: Arc<dyn Source>, path: &Path) -> Result<(), StoreError> {
     let unusable =
         |error: &dyn std::fmt::Display| StoreError::Unavailable(format!("{}: {error}", path.display()));
-    match std::fs::remove_file(path) {
+    // The socket gets its name when only its owner may connect.
+    let unnamed = path.with_extension("new");
+    match std::fs::remove_file(&unnamed) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(unusable(&error)),
         _ => {}
     }
-    let listener = UnixListener::bind(path).map_err(|error| unusable(&error))?;
+    let listener = UnixListener::bind(&unnamed).map_err(|error| unusable(&error))?;
+    let owner_only = std::fs::Permissions::from_mode(0o600);
+    std::fs::set_permissions(&unnamed, owner_only).map_err(|error| unusable(&error))?;
+    std::fs::rename(&unnamed, path).map_err(|error| unusable(&error))?;
     let server = Server::builder().add_service(service(store));
     server.serve_with_incoming(UnixListenerStream::new(listener)).await.map_err(|error| unusable(&error))
 }
@@ -44,7 +51,7 @@ pub async fn serve_unix(store: Arc<dyn Store>, path: &Path) -> Result<(), StoreE
 /// # Errors
 /// The address cannot be listened on, or the certificates are invalid.
 pub async fn serve_tls(
-    store: Arc<dyn Store>,
+    store: Arc<dyn Source>,
     address: SocketAddr,
     tls: &TlsIdentity,
 ) -> Result<(), StoreError> {
@@ -64,13 +71,13 @@ pub async fn serve_tls(
         .map_err(|error| unusable(&error))
 }
 
-fn service(store: Arc<dyn Store>) -> StoreServer<Offered> {
+fn service(store: Arc<dyn Source>) -> StoreServer<Offered> {
     StoreServer::new(Offered(store))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-struct Offered(Arc<dyn Store>);
+struct Offered(Arc<dyn Source>);
 
 #[tonic::async_trait]
 impl Service for Offered {
@@ -81,47 +88,72 @@ impl Service for Offered {
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListReply>, Status> {
-        let kind = message::kind(&request.into_inner().kind).map_err(status)?;
-        let listing = self.0.list(kind).await.map_err(status)?;
-        let objects = listing.items.into_iter().map(Into::into).collect();
-        Ok(Response::new(ListReply { objects, revision: listing.revision }))
+        let ListRequest { interest, after } = request.into_inner();
+        let interest = interest.ok_or_else(|| Status::invalid_argument("no interest"))?;
+        let plural = interest.kind.clone();
+        let absent = || Status::unimplemented(format!("{plural:?} is no kind that this service knows"));
+        let interest = message::interest(interest).ok_or_else(absent)?;
+        let page = self.0.list_page(&interest, after.map(PageToken)).await.map_err(status)?;
+        let objects = page.items.into_iter().map(Into::into).collect();
+        let next = page.next.map(|token| token.0);
+        Ok(Response::new(ListReply { objects, position: page.position.0, next }))
     }
 
     async fn write(&self, request: Request<WriteRequest>) -> Result<Response<WriteReply>, Status> {
         let writes: Result<Vec<_>, _> = request.into_inner().writes.into_iter().map(message::write).collect();
         let writes = writes.map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let (revisions, refusal) = match self.0.write_all(writes).await {
-            Ok(revisions) => (revisions, Refusal::None),
+        let (written, refusal, problem) = match self.0.write_all(writes).await {
+            Ok(written) => (written, Refusal::None, String::new()),
             Err(Stopped { done, error }) => match error {
-                StoreError::NotFound(_) => (done, Refusal::NotFound),
-                StoreError::AlreadyExists(_) => (done, Refusal::AlreadyExists),
-                StoreError::Conflict(_) => (done, Refusal::Conflict),
+                StoreError::NotFound(_) => (done, Refusal::NotFound, String::new()),
+                StoreError::AlreadyExists(_) => (done, Refusal::AlreadyExists, String::new()),
+                StoreError::Conflict(_) => (done, Refusal::Conflict, String::new()),
+                StoreError::Invalid { problem, .. } => (done, Refusal::Invalid, problem),
+                StoreError::Forbidden(problem) => (done, Refusal::Forbidden, problem),
                 error => return Err(status(error)),
             },
         };
-        Ok(Response::new(WriteReply { revisions, refusal: i32::from(refusal) }))
+        let written = written.into_iter().map(Into::into).collect();
+        Ok(Response::new(WriteReply { written, refusal: i32::from(refusal), problem }))
     }
 
-    type WatchStream = BoxStream<'static, Result<WatchEvent, Status>>;
+    async fn barrier(&self, request: Request<BarrierRequest>) -> Result<Response<BarrierReply>, Status> {
+        let kinds = request.into_inner().kinds;
+        let kinds: Vec<Kind> = kinds.iter().filter_map(|plural| message::known_kind(plural)).collect();
+        let positions = self.0.barrier(&kinds).await.map_err(status)?;
+        let positions = kinds
+            .iter()
+            .filter_map(|kind| Some((kind.plural().to_owned(), positions.of(*kind)?.0)))
+            .collect();
+        Ok(Response::new(BarrierReply { positions }))
+    }
 
+    type WatchStream = BoxStream<'static, Result<WatchMessage, Status>>;
+
+    /// Kinds that this service does not know were reported when they were listed.
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let WatchRequest { kinds, after } = request.into_inner();
-        let kinds: Result<Vec<_>, _> = kinds.iter().map(|kind| message::kind(kind)).collect();
-        let events = self.0.watch(&kinds.map_err(status)?, after).await.map_err(status)?;
-        let established = WatchEvent { object: None, deleted: false, established: true };
-        let events = events.map(|event| event.map(WatchEvent::from).map_err(status));
-        Ok(Response::new(futures::stream::iter([Ok(established)]).chain(events).boxed()))
+        let WatchRequest { interests, after } = request.into_inner();
+        let interests: Vec<_> = interests.into_iter().filter_map(message::interest).collect();
+        let events = self.0.watch(&interests, Position(after)).await.map_err(status)?;
+        let events = events.map(|event| event.map(WatchMessage::from).map_err(status));
+        let established = stream::iter([Ok(WatchMessage::default())]);
+        Ok(Response::new(established.chain(events).boxed()))
     }
 }
 
 fn status(error: StoreError) -> Status {
+    let text = error.to_string();
     match error {
-        StoreError::Compacted(_) => Status::out_of_range(error.to_string()),
-        StoreError::FellBehind => Status::resource_exhausted(error.to_string()),
+        StoreError::Compacted(_) => Status::out_of_range(text),
+        StoreError::FellBehind => Status::resource_exhausted(text),
         StoreError::Damaged(text) => Status::data_loss(text),
         StoreError::Unavailable(text) => Status::unavailable(text),
-        StoreError::NotFound(_) => Status::not_found(error.to_string()),
-        StoreError::AlreadyExists(_) => Status::already_exists(error.to_string()),
-        StoreError::Conflict(_) => Status::aborted(error.to_string()),
+        StoreError::NotFound(_) => Status::not_found(text),
+        StoreError::AlreadyExists(_) => Status::already_exists(text),
+        StoreError::Conflict(_) => Status::aborted(text),
+        StoreError::Invalid { .. } => Status::invalid_argument(text),
+        StoreError::Forbidden(text) => Status::permission_denied(text),
+        StoreError::KindAbsent(_) => Status::unimplemented(text),
+        StoreError::Throttled(_) => Status::unavailable(text),
     }
 }

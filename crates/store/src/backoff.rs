@@ -1,4 +1,4 @@
-//! The delays between attempts of a failed operation: the one policy for retries in the agent.
+//! The delays between attempts of a failed operation: the one policy for retries.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ const MAX_DELAY: Duration = Duration::from_secs(5);
 /// Doubles the delay with each failure, up to a maximum, until an attempt succeeds. Each delay is shortened at random, by up
 /// to half of it, so that agents that fail together do not retry together.
 #[derive(Debug, Clone)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     max: Duration,
     failures: u32,
     random: u64,
@@ -19,17 +19,17 @@ pub(crate) struct Backoff {
 
 impl Backoff {
     /// The delays depend only on the seed.
-    pub(crate) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self { max: MAX_DELAY, failures: 0, random: seed }
     }
 
     /// The same with another maximum.
-    pub(crate) fn with_max(self, max: Duration) -> Self {
+    pub fn with_max(self, max: Duration) -> Self {
         Self { max, ..self }
     }
 
     /// Records a failure, and returns the time of the next attempt.
-    pub(crate) fn failed(&mut self, now: Instant) -> Instant {
+    pub fn failed(&mut self, now: Instant) -> Instant {
         let doubled = 1_u32.checked_shl(self.failures).and_then(|times| FIRST_DELAY.checked_mul(times));
         let delay = doubled.map_or(self.max, |delay| delay.min(self.max));
         self.failures = self.failures.saturating_add(1);
@@ -41,19 +41,19 @@ impl Backoff {
     }
 
     /// Records a success: the next failure is followed by the first delay.
-    pub(crate) fn succeeded(&mut self) {
+    pub fn succeeded(&mut self) {
         self.failures = 0;
     }
 
     /// Records a failure, and waits for the time of the next attempt.
-    pub(crate) async fn wait(&mut self) {
+    pub async fn wait(&mut self) {
         let now = tokio::time::Instant::now().into_std();
         tokio::time::sleep_until(self.failed(now).into()).await;
     }
 }
 
 /// A seed that differs between processes and calls.
-pub(crate) fn random_seed() -> u64 {
+pub fn random_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
 
