@@ -35,6 +35,8 @@ impl Pending {
         let pending = self.batch.get_or_insert_default();
         let Batch { changes, positions, unavailable } = batch;
         pending.positions.advance_all(&positions);
+        let lost = unavailable.iter().filter(|(_, error)| error.is_some());
+        lost.for_each(|(kind, _)| pending.positions.forget(*kind));
         pending.unavailable.extend(unavailable);
         for (key, value) in changes {
             self.bytes += size(&key, value.as_ref());
@@ -50,9 +52,9 @@ impl Pending {
         mem::take(self).batch
     }
 
-    /// Whether nothing has been added.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.batch.is_none()
+    /// Whether the history up to these positions has been added.
+    pub(crate) fn reaches(&self, positions: &Positions) -> bool {
+        self.batch.as_ref().is_some_and(|batch| batch.positions.reach(positions))
     }
 
     /// The approximate memory of the changes, in bytes.

@@ -68,7 +68,7 @@ async fn a_standing_condition_is_logged_once() {
     until("the end is logged", || async { count("resolved: the test says RouteTaken") == 1 }).await;
 }
 
-/// The change of a policy, from the store's event to the kernel's transaction: each line has the revision.
+/// The change of a policy, from the store's event to the kernel's transaction: each line has the position.
 #[test]
 fn a_change_can_be_followed_to_the_kernel() {
     let log = log();
@@ -78,7 +78,7 @@ fn a_change_can_be_followed_to_the_kernel() {
 
 async fn follow_a_change(log: &Log) {
     let store = cluster().await;
-    // The stores of the other tests do not get this far, so that a revision is in this test's lines only.
+    // The stores of the other tests do not get this far, so that a position is in this test's lines only.
     let names = (0..1_000).map(|number| format!("ns{number}"));
     let namespaces = names
         .map(|name| Write::Create(Key::global(Kind::Namespace, &name), json!({"metadata": {"name": name}})));
@@ -97,20 +97,19 @@ async fn follow_a_change(log: &Log) {
         let spec = json!({"selector": "app == 'a'", "types": ["Ingress"], "ingress": [{"action": action}]});
         json!({"metadata": {"name": "deny"}, "spec": spec})
     };
-    let first = put(&*store, &key, policy("Allow")).await.revision;
+    let first = put(&*store, &key, policy("Allow")).await.position;
     let bed = Bed::on_linux(store);
-    until("the first state is given", || async { bed.report().await["revision"].as_u64() >= Some(first) })
-        .await;
+    until("the first state is given", || async { bed.reported(key.kind).await >= Some(first) }).await;
 
-    let revision = put(&*bed.store, &key, policy("Deny")).await.revision;
-    let marker = format!("revision={revision} ");
-    let lines =
-        || log.text().lines().filter(|line| line.contains(&marker)).map(str::to_owned).collect::<Vec<_>>();
+    let position = put(&*bed.store, &key, policy("Deny")).await.position;
+    let markers = [format!(" position={position} "), format!("positions=globalnetworkpolicies={position}}}")];
+    let has_marker = |line: &&str| markers.iter().any(|marker| line.contains(marker));
+    let lines = || log.text().lines().filter(has_marker).map(str::to_owned).collect::<Vec<_>>();
     let steps: [&[&str]; 4] = [
         &["an object has changed in the store", "object=GlobalNetworkPolicy deny"],
-        &["change{after=", "objects=1}", "the dataplane applies", "deltas=1"],
-        &["change{after=", "an nftables transaction is in force", "table=\"tortie\"", "messages="],
-        &["change{after=", "the dataplane has finished", &format!("in_force={revision}"), "failures="],
+        &["change{objects=1", "the dataplane applies", "deltas=1"],
+        &["change{objects=1", "an nftables transaction is in force", "table=\"tortie\"", "messages="],
+        &["change{objects=1", "the dataplane has finished", "in_force=true", "failures="],
     ];
     until("the change is in force", || async { lines().iter().any(|line| line.contains(steps[3][1])) }).await;
     let lines = lines();

@@ -10,10 +10,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use common::{Bed, FakeOs, NODE, cluster, condition, endpoint_id, endpoint_key, put, until};
 use serde_json::{Value, json};
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position, Positions};
 use tortie_cni::{Code, Command};
 use tortie_dataplane::{Delta, Reason, Report};
-use tortie_store::{Embedded, Listing, Revision, Store, StoreError, Stored, Watch};
+use tortie_store::{
+    Embedded, Follow, Interest, Page, PageToken, Source, Store, StoreError, Stored, Version, Watch, follow,
+};
 
 fn namespace(number: usize) -> (Key, Value) {
     let name = format!("ns{number}");
@@ -74,11 +76,8 @@ async fn what_only_informs_holds_nothing_up() {
     };
     bed.pod("p", "u", json!({})).await;
     bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
-    let revision = bed.store.get(&endpoint_key("p", "eth0")).await.unwrap().unwrap().revision;
-    until("the report passes the pod", || async {
-        bed.report().await["revision"].as_u64() >= Some(revision)
-    })
-    .await;
+    let Stored { key, position, .. } = bed.store.get(&endpoint_key("p", "eth0")).await.unwrap().unwrap();
+    until("the report passes the pod", || async { bed.reported(key.kind).await >= Some(position) }).await;
     let told: Vec<Value> =
         bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
     assert_eq!(
@@ -107,33 +106,31 @@ async fn what_failed_is_not_in_force() {
     bed.os.lock().report =
         Report { node: vec![condition(Reason::PolicyNotInForce)], retry: true, ..Report::default() };
     let (key, value) = namespace(1);
-    let revision = bed.store.create(&key, value).await.unwrap().revision;
+    let position = bed.store.create(&key, value).await.unwrap().position;
     until("it is told", || async { bed.report().await["conditions"][0]["reason"] == "PolicyNotInForce" })
         .await;
-    assert!(bed.report().await["revision"].as_u64() < Some(revision));
+    assert!(bed.reported(Kind::Namespace).await < Some(position));
     bed.os.lock().report = Report::default();
-    until("it is mended", || async { bed.report().await["revision"].as_u64() >= Some(revision) }).await;
-}
-
-/// Somebody who waits for a write of a kind that nodes ignore must not wait forever.
-#[tokio::test(flavor = "multi_thread")]
-async fn reports_pass_every_revision() {
-    let bed = Bed::new().await;
-    let revision = bed.pod("elsewhere", "u", json!({})).await.revision;
-    until("the report passes it", || async { bed.report().await["revision"].as_u64() >= Some(revision) })
-        .await;
+    until("it is mended", || async { bed.reported(Kind::Namespace).await >= Some(position) }).await;
 }
 
 /// A store in which, after the policies have been listed and before the endpoints are, a policy is created and then a
 /// pod that it selects.
-struct Busy(Arc<Embedded>, AtomicBool);
+#[derive(Clone)]
+struct Busy(Arc<Embedded>, Arc<AtomicBool>);
 
 #[async_trait]
 impl Store for Busy {
-    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
-        let listing = self.0.list(kind).await;
+    fn follow(&self, interests: Vec<Interest>) -> Follow {
+        follow(&Arc::new(self.clone()), interests)
+    }
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+        self.0.barrier(kinds).await
+    }
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+        let page = self.0.list_page(interest, after).await;
         // Only the feed lists these.
-        if kind == Kind::GlobalNetworkPolicy && !self.1.swap(true, Ordering::Relaxed) {
+        if interest.kind == Kind::GlobalNetworkPolicy && !self.1.swap(true, Ordering::Relaxed) {
             let policy =
                 json!({"metadata": {"name": "deny"}, "spec": {"selector": "all()", "types": ["Ingress"]}});
             let endpoint = json!({
@@ -152,7 +149,7 @@ impl Store for Busy {
                 put(&*self.0, &key, value).await;
             }
         }
-        listing
+        page
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
@@ -161,20 +158,27 @@ impl Store for Busy {
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
         self.0.create(key, value).await
     }
-    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
+    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
         self.0.update(key, value, expected).await
     }
-    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
         self.0.delete(key, expected).await
     }
-    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
-        self.0.watch(kinds, after).await
+}
+
+#[async_trait]
+impl Source for Busy {
+    fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
+        self.0.groups(interests)
+    }
+    async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
+        self.0.watch(interests, after).await
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_batch_is_one_moment_of_the_cluster() {
-    let bed = Bed::starting(Arc::new(Busy(cluster().await, AtomicBool::new(false))));
+async fn the_first_batch_has_everything_from_before_its_objects() {
+    let bed = Bed::starting(Arc::new(Busy(cluster().await, Arc::default())));
     until("the first batch is given", || async { !bed.os.lock().batches.is_empty() }).await;
     let first = bed.os.lock().batches[0].clone();
     let pod = first.iter().any(|delta| matches!(delta, Delta::Endpoint(id, _) if *id == endpoint_id("p")));

@@ -51,9 +51,8 @@ async fn settings_without_effect_are_reported_and_hold_nothing_up() {
     let key = Key::global(Kind::FelixConfiguration, "default");
     let stored =
         put(&*bed.store, &key, json!({"metadata": {"name": "default"}, "spec": {"wireguardEnabled": true}}));
-    let revision = stored.await.revision;
-    until("the report passes it", || async { bed.report().await["revision"].as_u64() >= Some(revision) })
-        .await;
+    let position = stored.await.position;
+    until("the report passes it", || async { bed.reported(key.kind).await >= Some(position) }).await;
     let conditions: Vec<Value> = bed.report().await["conditions"].as_array().unwrap().clone();
     let [condition] = conditions.as_slice() else { panic!("{conditions:?}") };
     assert_eq!(condition["object"], json!({"kind": "FelixConfiguration", "name": "default"}));

@@ -190,7 +190,7 @@ mod tests {
 
     fn block(allocations: Value, attributes: Value) -> Stored {
         let value = json!({"cidr": "10.0.0.0/26", "allocations": allocations, "attributes": attributes});
-        Stored { key: Key::global(Kind::IpamBlock, "10-0-0-0-26"), value, revision: 1 }
+        Stored::new(Key::global(Kind::IpamBlock, "10-0-0-0-26"), value, tortie_store::Written::at(1))
     }
 
     #[test]

@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use tortie_api::report::NodeStatus;
 use tortie_api::{Key, Kind, Positions};
 use tortie_dataplane::Severity;
-use tortie_store::{
-    NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices,
-};
+use tortie_store::{NotInForce, Store, wait_for_labels, wait_for_pods, wait_for_reports, wait_for_slices};
 
 use crate::output;
 

@@ -167,7 +167,7 @@ fn explain_says_what_nodes_report() {
     let condition = |pod: &str| json!({"object": {"kind": "Pod", "namespace": "d", "name": pod}, "reason": "RuleNotExpressible", "message": "it is narrowed"});
     let report = json!({
         "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "n"},
-        "status": {"os": "windows", "revision": 1, "endpoints": 2, "conditions": [condition("b"), condition("other")]},
+        "status": {"os": "windows", "endpoints": 2, "conditions": [condition("b"), condition("other")]},
     });
     let namespace = (Key::global(Kind::Namespace, "d"), json!({"metadata": {"name": "d"}}));
     let report = (Key::global(Kind::NodeReport, "n"), report);

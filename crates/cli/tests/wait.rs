@@ -91,10 +91,10 @@ async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
     let output = cluster.apply(&file, SHORT).await;
     assert!(!output.status.success(), "its endpoint has the old label: {}", said(&output));
 
-    let revision = cluster.put(&ours, endpoint("u", "new")).await;
-    cluster.report(revision - 1, json!([]), 0).await;
+    let position = cluster.put(&ours, endpoint("u", "new")).await;
+    cluster.report(position - 1, json!([]), 0).await;
     assert!(!cluster.apply(&file, SHORT).await.status.success(), "it is not in force yet");
-    cluster.report(revision, json!([]), 0).await;
+    cluster.report(position, json!([]), 0).await;
     let output = cluster.apply(&file, LONG).await;
     assert!(output.status.success(), "{}", said(&output));
 }

@@ -10,9 +10,11 @@ use async_trait::async_trait;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tortie_api::ipam::Block;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position, Positions};
 use tortie_ipam::{Ipam, IpamError, Request, Use};
-use tortie_store::{Embedded, Listing, Revision, Store, StoreError, Stored, Watch};
+use tortie_store::{
+    Embedded, Follow, Interest, Listing, Page, PageToken, Store, StoreError, Stored, Version,
+};
 
 async fn cluster(cidr: &str, block_size: u8) -> Arc<Embedded> {
     let store = Arc::new(Embedded::in_memory().unwrap());
@@ -188,7 +190,7 @@ async fn requests_that_come_together_are_served_together() {
     let block = |listing: &Listing| serde_json::from_value::<Block>(listing.items[0].value.clone()).unwrap();
     assert_eq!(block(&after).allocated().count(), 10);
     // The first request is served alone, because the others arrive after it has started.
-    let written = after.revision - before.revision;
+    let written = after.position.0 - before.position.0;
     assert_eq!(written, 9 + 2, "nine handles, and the block twice");
 
     // All requests again, among new ones, one of them twice, and one whose caller gives up.
@@ -289,20 +291,23 @@ impl Store for Mortal {
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
         self.store.get(key).await
     }
-    async fn list(&self, kind: Kind) -> Result<Listing, StoreError> {
-        self.store.list(kind).await
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+        self.store.list_page(interest, after).await
     }
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
         self.write(self.store.create(key, value)).await
     }
-    async fn update(&self, key: &Key, value: Value, expected: Revision) -> Result<Stored, StoreError> {
+    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
         self.write(self.store.update(key, value, expected)).await
     }
-    async fn delete(&self, key: &Key, expected: Option<Revision>) -> Result<Revision, StoreError> {
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
         self.write(self.store.delete(key, expected)).await
     }
-    async fn watch(&self, kinds: &[Kind], after: Revision) -> Result<Watch, StoreError> {
-        self.store.watch(kinds, after).await
+    fn follow(&self, interests: Vec<Interest>) -> Follow {
+        self.store.follow(interests)
+    }
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+        self.store.barrier(kinds).await
     }
 }
 

@@ -15,8 +15,8 @@ use tortie_hcn::RemoteHcn;
 use tortie_kernel::namespace::NetNs;
 use tortie_store::{Change, Interest, Store, StoreError, Stored};
 
-use crate::sandbox::{DesiredPod, PodTask, Wish};
 use crate::LabDir;
+use crate::sandbox::{DesiredPod, PodTask, Wish};
 
 /// The runtime's data about a node.
 pub(crate) struct RuntimeNode {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tortie_agent::{AgentError, Config, Platform};
 use tortie_api::calico::WorkloadEndpoint;
-use tortie_api::{Key, Kind};
+use tortie_api::{Key, Kind, Position};
 use tortie_cni::transport::{Answer, ask};
 use tortie_cni::{Command, Invocation};
 use tortie_dataplane::{
@@ -243,6 +243,11 @@ impl Bed {
         let stored = self.store.get(&Key::global(Kind::NodeReport, NODE)).await.unwrap();
         stored.map(|stored| stored.value["status"].clone()).unwrap_or_default()
     }
+
+    /// How far the node's report says that a kind is in force.
+    pub(crate) async fn reported(&self, kind: Kind) -> Option<Position> {
+        self.report().await["positions"][kind.plural()].as_u64().map(Position)
+    }
 }
 
 /// The agent's answer; the test fails without one.
@@ -272,7 +277,7 @@ pub(crate) fn condition(reason: Reason) -> Condition {
 pub(crate) async fn put(store: &dyn Store, key: &Key, value: Value) -> Stored {
     match store.get(key).await.unwrap() {
         None => store.create(key, value).await.unwrap(),
-        Some(there) => store.update(key, value, there.revision).await.unwrap(),
+        Some(there) => store.update(key, value, &there.version).await.unwrap(),
     }
 }
 

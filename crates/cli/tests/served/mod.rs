@@ -1,6 +1,7 @@
 //! A datastore that a test serves, with the test in the role of the nodes.
 #![allow(dead_code, reason = "not every test uses all of it")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
@@ -36,13 +37,15 @@ impl Cluster {
     pub(crate) async fn put(&self, key: &Key, value: Value) -> u64 {
         let written = match self.store.get(key).await.unwrap() {
             None => self.store.create(key, value).await,
-            Some(there) => self.store.update(key, value, there.revision).await,
+            Some(there) => self.store.update(key, value, &there.version).await,
         };
-        written.unwrap().revision
+        written.unwrap().position.0
     }
 
-    pub(crate) async fn report(&self, revision: u64, conditions: Value, more: usize) {
-        let status = json!({"os": "linux", "revision": revision, "endpoints": 0, "conditions": conditions, "more": more});
+    /// Reports that everything up to this position of every kind is in force.
+    pub(crate) async fn report(&self, position: u64, conditions: Value, more: usize) {
+        let positions: BTreeMap<&str, u64> = Kind::all().map(|kind| (kind.plural(), position)).collect();
+        let status = json!({"os": "linux", "positions": positions, "endpoints": 0, "conditions": conditions, "more": more});
         let report = json!({
             "apiVersion": "tortie.io/v1", "kind": "NodeReport", "metadata": {"name": "one"}, "status": status,
         });
