@@ -9,10 +9,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use common::{Bed, FakeOs, NODE, cluster, condition, endpoint_id, endpoint_key, put, until};
+use futures::StreamExt;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tortie_api::{Key, Kind, Position, Positions};
 use tortie_cni::{Code, Command};
-use tortie_dataplane::{Delta, Reason, Report};
+use tortie_dataplane::{Delta, NodeState, Reason, Report};
 use tortie_store::{
     Embedded, Follow, Interest, Page, PageToken, Source, Store, StoreError, Stored, Version, Watch, follow,
 };
@@ -114,23 +116,40 @@ async fn what_failed_is_not_in_force() {
     until("it is mended", || async { bed.reported(Kind::Namespace).await >= Some(position) }).await;
 }
 
-/// A store in which, after the policies have been listed and before the endpoints are, a policy is created and then a
-/// pod that it selects.
+/// A store with awkward moments.
 #[derive(Clone)]
-struct Busy(Arc<Embedded>, Arc<AtomicBool>);
+struct Awkward {
+    store: Arc<Embedded>,
+    /// After the policies have been listed and before the endpoints are, a policy is created and then a pod that it
+    /// selects, unless this is true.
+    is_written: Arc<AtomicBool>,
+    /// While this is false, followers receive no policies.
+    policies_arrive: watch::Receiver<bool>,
+}
 
 #[async_trait]
-impl Store for Busy {
+impl Store for Awkward {
     fn follow(&self, interests: Vec<Interest>) -> Follow {
-        follow(&Arc::new(self.clone()), interests)
+        let is_policy = |interest: &Interest| interest.kind == Kind::GlobalNetworkPolicy;
+        let (policies, others): (Vec<_>, Vec<_>) = interests.into_iter().partition(is_policy);
+        let this = Arc::new(self.clone());
+        let policies_arrive = self.policies_arrive.clone();
+        let late = follow(&this, policies).then(move |change| {
+            let mut policies_arrive = policies_arrive.clone();
+            async move {
+                policies_arrive.wait_for(|arrive| *arrive).await.unwrap();
+                change
+            }
+        });
+        futures::stream::select(late, follow(&this, others)).boxed()
     }
     async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
-        self.0.barrier(kinds).await
+        self.store.barrier(kinds).await
     }
     async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
-        let page = self.0.list_page(interest, after).await;
+        let page = self.store.list_page(interest, after).await;
         // Only the feed lists these.
-        if interest.kind == Kind::GlobalNetworkPolicy && !self.1.swap(true, Ordering::Relaxed) {
+        if interest.kind == Kind::GlobalNetworkPolicy && !self.is_written.swap(true, Ordering::Relaxed) {
             let policy =
                 json!({"metadata": {"name": "deny"}, "spec": {"selector": "all()", "types": ["Ingress"]}});
             let endpoint = json!({
@@ -146,44 +165,75 @@ impl Store for Busy {
                 (endpoint_key("p", "eth0"), endpoint),
                 (Key::global(Kind::NodeReport, "other"), json!({"metadata": {"name": "other"}})),
             ] {
-                put(&*self.0, &key, value).await;
+                put(&*self.store, &key, value).await;
             }
         }
         page
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
-        self.0.get(key).await
+        self.store.get(key).await
     }
     async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
-        self.0.create(key, value).await
+        self.store.create(key, value).await
     }
     async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
-        self.0.update(key, value, expected).await
+        self.store.update(key, value, expected).await
     }
     async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
-        self.0.delete(key, expected).await
+        self.store.delete(key, expected).await
     }
 }
 
 #[async_trait]
-impl Source for Busy {
+impl Source for Awkward {
     fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
-        self.0.groups(interests)
+        self.store.groups(interests)
     }
     async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
-        self.0.watch(interests, after).await
+        self.store.watch(interests, after).await
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_batch_has_everything_from_before_its_objects() {
-    let bed = Bed::starting(Arc::new(Busy(cluster().await, Arc::default())));
+    let (_arrive, policies_arrive) = watch::channel(true);
+    let store = Awkward { store: cluster().await, is_written: Arc::default(), policies_arrive };
+    let bed = Bed::starting(Arc::new(store));
     until("the first batch is given", || async { !bed.os.lock().batches.is_empty() }).await;
     let first = bed.os.lock().batches[0].clone();
     let pod = first.iter().any(|delta| matches!(delta, Delta::Endpoint(id, _) if *id == endpoint_id("p")));
     let policy = first.iter().any(|delta| matches!(delta, Delta::Policy(id, _) if *id.name == *"deny"));
     assert!(pod && policy, "the pod comes with the policy that was there before it: {first:?}");
+}
+
+/// The watch of policies lags behind that of pods. A pod must not be connected before the policies are in force that
+/// were stored before it.
+#[tokio::test(flavor = "multi_thread")]
+async fn add_waits_for_policies_that_are_stored() {
+    let (arrive, policies_arrive) = watch::channel(true);
+    let store = Awkward { store: cluster().await, is_written: Arc::new(true.into()), policies_arrive };
+    let bed = Bed::on(Arc::new(store.clone()), FakeOs::default());
+    let socket = bed.dir.path().join("agent.sock");
+    until("the agent serves", || async { std::os::unix::net::UnixStream::connect(&socket).is_ok() }).await;
+
+    arrive.send_replace(false);
+    let policy = json!({"metadata": {"name": "deny"}, "spec": {"selector": "all()", "types": ["Ingress"]}});
+    put(&*store.store, &Key::global(Kind::GlobalNetworkPolicy, "deny"), policy).await;
+    bed.pod("p", "u", json!({})).await;
+    let add = bed.call(bed.invocation(Command::Add, "c1", "p"));
+    tokio::pin!(add);
+    let has_policy = |state: &NodeState| state.policies.keys().any(|id| *id.name == *"deny");
+    let is_known = || bed.os.lock().state.endpoints.contains_key(&endpoint_id("p"));
+    tokio::select! {
+        early = &mut add => panic!("{early:?}"),
+        () = until("the endpoint is known", || async { is_known() }) => {}
+    }
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut add).await;
+    assert!(early.is_err() && !has_policy(&bed.os.lock().state), "{early:?}");
+    arrive.send_replace(true);
+    add.await.unwrap();
+    assert!(has_policy(&bed.os.lock().state));
 }
 
 #[tokio::test(flavor = "multi_thread")]
