@@ -2,6 +2,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for the terminal of whoever builds")]
 
 mod bench;
+mod go;
+mod kube;
 mod setup;
 mod vectors;
 
@@ -9,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
+use tortie_servers::programs::SKIPPED_FILE;
 
 const USAGE: &str = "cargo xtask setup           installs what tests, checks and benchmarks need (Debian packages, cargo-deny); needs root
 cargo xtask test [ARGS]     every test of the workspace; ARGS go to cargo test; needs root
@@ -16,6 +19,8 @@ cargo xtask soak            what takes too long for every change: a million verd
                             of emulated Windows nodes, 200,000 flows on this kernel, 100,000 in mixed clusters,
                             10,000 changes and a thousand kills under traffic; needs root
 cargo xtask ci              what must hold before a change lands: formatting, lints, licences, tests
+cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
+cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
 cargo xtask vectors FILE… [--on program|oracle|kernel]
                             replays files of published verdicts; fails where one differs; kernel needs root";
@@ -31,7 +36,8 @@ fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match words.as_slice() {
         ["setup"] => setup::everything(),
-        ["test", rest @ ..] => test(rest),
+        ["test", rest @ ..] => test(rest, Missing::IsListed),
+        ["kube", rest @ ..] => kube::run(rest),
         ["soak"] => soak(),
         ["ci"] => ci(),
         ["bench", rest @ ..] => bench::run(rest),
@@ -50,13 +56,50 @@ fn main() -> ExitCode {
     }
 }
 
+/// What becomes of tests whose server (etcd, Kubernetes) is missing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    /// They are skipped, and listed at the end.
+    IsListed,
+    /// They fail.
+    Fails,
+}
+
 /// Runs every test. Tests create network namespaces, and some switch to an ordinary user, so they need root.
-fn test(arguments: &[&str]) -> Result<()> {
+fn test(arguments: &[&str], missing: Missing) -> Result<()> {
     setup::require_root("the tests")?;
     setup::packages(&setup::TEST_PACKAGES)?;
-    let mut all = vec!["test", "--workspace"];
+    // Whoever runs some tests only may not need the servers, whose build takes long.
+    if arguments.is_empty()
+        && let Err(error) = setup::servers()
+    {
+        if missing == Missing::Fails {
+            return Err(error);
+        }
+        eprintln!("warning: tests of datastores will be skipped: {error:#}");
+    }
+    let mut all = vec!["test"];
+    // A package replaces the workspace.
+    all.extend((!arguments.iter().any(|argument| is_package(argument))).then_some("--workspace"));
     all.extend(arguments);
-    cargo(&all)
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(all).env_remove(SKIPPED_FILE);
+    let skipped = tempfile::NamedTempFile::new()?;
+    if missing == Missing::IsListed {
+        command.env(SKIPPED_FILE, skipped.path());
+    }
+    let result = run(&mut command);
+    let skipped = std::fs::read_to_string(skipped.path())?;
+    if !skipped.is_empty() {
+        let red = anstyle::AnsiColor::Red.on_default();
+        anstream::println!("{red}==> SKIPPED, as servers are missing:\n{}{red:#}", skipped.trim_end());
+    }
+    result
+}
+
+/// Whether this argument of `cargo test` selects a package.
+fn is_package(argument: &str) -> bool {
+    argument.starts_with("-p") || argument.starts_with("--package")
 }
 
 /// Runs the random tests with many more cases.
@@ -95,7 +138,7 @@ fn ci() -> Result<()> {
     step("licences and sources", || {
         cargo(&["deny", "--log-level", "warn", "check", "licenses", "bans", "sources"])
     })?;
-    step("tests", || test(&[]))?;
+    step("tests", || test(&[], Missing::Fails))?;
     let published = workspace()?.join(PUBLISHED);
     let replayed = published.exists();
     if replayed {

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{cargo, run};
+use crate::{cargo, go, run};
 
 /// A program and its Debian package.
 type Package = (&'static str, &'static str);
@@ -13,6 +13,11 @@ type Package = (&'static str, &'static str);
 /// For tests: packet captures, an independent reader of the kernel's tables, and a tool that adds foreign tables.
 pub(crate) const TEST_PACKAGES: [Package; 3] =
     [("/usr/bin/tcpdump", "tcpdump"), ("/usr/sbin/nft", "nftables"), ("/usr/sbin/iptables-nft", "iptables")];
+/// For tests of datastores. Debian's etcd-server also starts an etcd of its own where systemd runs; nobody here uses it.
+pub(crate) const SERVER_PACKAGES: [Package; 2] =
+    [("/usr/bin/etcd", "etcd-server"), ("/usr/bin/etcdctl", "etcd-client")];
+/// For the Kubernetes binary, where Go is not installed in another way.
+pub(crate) const GO_PACKAGES: [Package; 1] = [("/usr/lib/go/bin/go", "golang-go")];
 /// For benchmarks: the peers, and a tool that creates network namespaces for them.
 pub(crate) const BENCH_PACKAGES: [Package; 2] =
     [("/usr/lib/cni/ptp", "containernetworking-plugins"), ("/bin/ip", "iproute2")];
@@ -21,6 +26,7 @@ pub(crate) const BENCH_PACKAGES: [Package; 2] =
 pub(crate) fn everything() -> Result<()> {
     packages(&TEST_PACKAGES)?;
     packages(&BENCH_PACKAGES)?;
+    servers()?;
     let has_deny = Command::new("cargo")
         .args(["deny", "--version"])
         .output()
@@ -28,6 +34,13 @@ pub(crate) fn everything() -> Result<()> {
     if !has_deny {
         cargo(&["install", "cargo-deny", "--locked"])?;
     }
+    Ok(())
+}
+
+/// Installs and builds the servers that tests of datastores run against.
+pub(crate) fn servers() -> Result<()> {
+    packages(&SERVER_PACKAGES)?;
+    go::build_kube()?;
     Ok(())
 }
 

@@ -1,0 +1,165 @@
+//! Go, which builds the Kubernetes binary for tests.
+//!
+//! The module in `tests/kube` names the version that it needs. Any Go can provide it: an older one downloads the
+//! toolchain as a module, which Go's checksum database verifies. So Debian's package, however old, is enough.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use tortie_servers::programs;
+
+use crate::setup;
+
+/// Where Go may be, in addition to the folders of `PATH`: its own archive, and Debian's package.
+const FOLDERS: [&str; 2] = ["/usr/local/go/bin", "/usr/lib/go/bin"];
+
+/// Builds the Kubernetes binary, unless it exists, and returns its path.
+pub(crate) fn build_kube() -> Result<PathBuf> {
+    let binary = programs::kube_binary()?;
+    if binary.exists() {
+        return Ok(binary);
+    }
+    let sources = programs::kube_sources();
+    let module = std::fs::read_to_string(sources.join("go.mod")).context("reading tests/kube/go.mod")?;
+    let go = toolchain(&module)?;
+    let folder = binary.parent().context("the binary has no folder")?;
+    std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    // The final name appears only when the binary is complete.
+    let part = folder.join(format!("kube.{}.part", std::process::id()));
+    println!(
+        "==> building Kubernetes {} (five to ten minutes the first time)",
+        requirement(&module, KUBERNETES)?
+    );
+    let mut command = Command::new(&go);
+    command.current_dir(&sources).env("GOTOOLCHAIN", "local").env("CGO_ENABLED", "0");
+    command.env_remove("GOFLAGS").env_remove("GOROOT");
+    command.args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags"]);
+    command.arg(linker_flags(&module)?).arg("-o").arg(&part).arg(".");
+    let status = command.status().with_context(|| format!("{command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} failed: {status}");
+    }
+    std::fs::rename(&part, &binary).with_context(|| format!("renaming {}", part.display()))?;
+    remove_others(folder)?;
+    Ok(binary)
+}
+
+const KUBERNETES: &str = "k8s.io/kubernetes";
+
+/// Binaries without symbols that know their version, as those of a release do.
+fn linker_flags(module: &str) -> Result<String> {
+    let version = requirement(module, KUBERNETES)?;
+    let mut numbers = version.trim_start_matches('v').split('.');
+    let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+    let set = |name: &str, value: &str| format!(" -X k8s.io/component-base/version.{name}={value}");
+    Ok(["-s -w".to_owned(), set("gitVersion", version), set("gitMajor", major), set("gitMinor", minor)]
+        .concat())
+}
+
+/// The version of a requirement in go.mod, or of `go` itself.
+fn requirement<'a>(module: &'a str, name: &str) -> Result<&'a str> {
+    let line = |line: &'a str| {
+        let line = line.trim().trim_start_matches("require ");
+        line.strip_prefix(name)?.strip_prefix(' ').filter(|version| !version.contains(' '))
+    };
+    module.lines().find_map(line).with_context(|| format!("tests/kube/go.mod names no version of {name}"))
+}
+
+/// Removes the binaries of other versions.
+fn remove_others(folder: &Path) -> Result<()> {
+    let parent = folder.parent().context("the binary has no folder")?;
+    for entry in std::fs::read_dir(parent)?.flatten() {
+        let is_binary = entry.path().join("kube").is_file();
+        if is_binary && entry.path() != folder {
+            std::fs::remove_dir_all(entry.path()).with_context(|| format!("removing {:?}", entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Finds or installs a Go that the module accepts.
+fn toolchain(module: &str) -> Result<PathBuf> {
+    if installed().is_none() {
+        setup::packages(&setup::GO_PACKAGES)?;
+    }
+    let go =
+        installed().context("Go is missing; install it from https://go.dev/dl, or as Debian's golang-go")?;
+    let (present, wanted) = (ask(&go, &["env", "GOVERSION"])?, requirement(module, "go")?);
+    if numbers(&present) >= numbers(wanted) {
+        return Ok(go);
+    }
+    println!("==> downloading Go {wanted}, as {} is {present}", go.display());
+    let platform = ask(&go, &["env", "GOOS", "GOARCH"])?.replace('\n', "-");
+    let name = format!("golang.org/toolchain@v0.0.1-go{wanted}.{platform}");
+    let answer = ask(&go, &["mod", "download", "-json", &name])?;
+    let answer: serde_json::Value = serde_json::from_str(&answer).with_context(|| answer.clone())?;
+    let folder = Path::new(answer["Dir"].as_str().context("`go mod download` names no folder")?);
+    // Modules have no executable files.
+    for programs in [folder.join("bin"), folder.join(format!("pkg/tool/{}", platform.replace('-', "_")))] {
+        for entry in std::fs::read_dir(&programs).with_context(|| programs.display().to_string())?.flatten() {
+            std::fs::set_permissions(entry.path(), std::fs::Permissions::from_mode(0o755))?;
+        }
+    }
+    Ok(folder.join("bin/go"))
+}
+
+/// The installed Go, of any version.
+pub(crate) fn installed() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(FOLDERS.map(PathBuf::from));
+    folders.map(|folder| folder.join("go")).find(|go| go.is_file())
+}
+
+/// Runs a command of Go outside of any module, and returns its output.
+fn ask(go: &Path, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(go);
+    command.args(arguments).current_dir("/").env("GOTOOLCHAIN", "local").env_remove("GOFLAGS");
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// `go1.26.8` and `1.26.8` as numbers that compare. A pre-release (`1.26rc1`) counts as the version before.
+fn numbers(version: &str) -> Vec<u32> {
+    let version = version.trim_start_matches("go").split([' ', '-']).next().unwrap_or_default();
+    let mut numbers: Vec<u32> = version.split('.').map_while(|part| part.parse().ok()).collect();
+    numbers.resize(3, 0);
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_compare_by_number() {
+        for (older, newer) in [
+            ("go1.19.8", "1.26.0"),
+            ("go1.9", "1.26.0"),
+            ("go1.26rc1", "1.26.0"),
+            ("1.26.0", "go1.26.8 X:abc"),
+        ] {
+            assert!(numbers(older) < numbers(newer), "{older} {newer}");
+        }
+        assert_eq!(numbers("go1.26"), numbers("1.26.0"));
+    }
+
+    #[test]
+    fn the_module_names_the_versions() {
+        let module = std::fs::read_to_string(programs::kube_sources().join("go.mod")).unwrap();
+        let version = requirement(&module, KUBERNETES).unwrap();
+        assert!(version.starts_with("v1."), "{version}");
+        assert!(numbers(requirement(&module, "go").unwrap()) >= numbers("1.20"));
+        assert!(linker_flags(&module).unwrap().contains(&format!("gitVersion={version} ")));
+        assert!(requirement(&module, "k8s.io/nothing").is_err());
+        // All staging modules have the version that belongs to it.
+        let staging = version.replacen("v1.", "v0.", 1);
+        for line in module.lines().filter(|line| line.contains("=>")) {
+            assert!(line.ends_with(&staging), "{line}");
+        }
+    }
+}
