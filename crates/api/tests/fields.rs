@@ -168,7 +168,7 @@ fn annotations_that_ask_for_what_is_not_there_are_refused() {
 
 /// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` rewrites the page.
 #[test]
-fn the_page_is_as_the_types_and_the_table_are() {
+fn the_page_matches_types_and_tables() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/fields.md");
     let page = page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -197,12 +197,14 @@ fn page() -> String {
             let usual: Vec<String> = field.usual.iter().map(|value| format!("`{value}`")).collect();
             let usual = match usual.len() {
                 0 => String::new(),
-                _ => format!(" ({} is as it is in any case)", usual.join(", ").replace("``", "`\"\"`")),
+                _ => format!(" (no report for {})", usual.join(", ").replace("``", "`\"\"`")),
             };
             let state = match field.name {
-                "vxlanMode" => "implemented: `Always`; reported: `Never`, as nothing else carries packets between nodes yet; \
+                "vxlanMode" => {
+                    "implemented: `Always`; reported: `Never`, because VXLAN is the only encapsulation yet; \
                                 rejected: `CrossSubnet`"
-                    .to_owned(),
+                        .to_owned()
+                }
                 _ => state,
             };
             let _ = writeln!(page, "| `{}` | {} | {state}{usual} |", field.name, shown(field.takes));
@@ -231,19 +233,20 @@ fn shown(takes: Takes) -> String {
 const INTRODUCTION: &str = "\
 # Fields
 
-What Tortie does with each field of each kind. A test makes this page from the types and the table of the program
-(`crates/api/src/support`), so it is as the program is.
+What Tortie does with each field of each kind. A test generates this page from the types and from the program's tables
+(`crates/api/src/support`).
 
-- **implemented**: it does what it says.
-- **rejected**: `tortie apply` refuses it with the reason. Where somebody else has stored it, every node reports it.
-- **reported**: it has no effect, which does no harm. `tortie apply` warns, every node that it concerns reports it, and
-  `tortie apply --wait` does not say that it is in force.
+- **implemented**: the field has the documented effect.
+- **rejected**: `tortie apply` rejects the field with the reason. If another client has stored it, every node reports it.
+- **reported**: the field has no effect, and ignoring it is safe. `tortie apply` warns, every affected node reports the
+  field, and `tortie apply --wait` does not report it as in force. Values that request what Tortie does anyway are not
+  reported.
 
-A field that does not stand here, and a value of another type, is refused with file, line and field.
+Fields that are not listed, and values of another type, are rejected with file, line and field.
 ";
 
 const OTHERS: &str = "\
-Tortie reads all of the fields below. A policy with any other field is refused; where somebody else has stored it, it denies and
-is reported. Of Pods, Nodes and Services, the other fields of Kubernetes are taken as they are: they are for the
-scheduler, the kubelet and the Service proxy.
+Tortie reads all of the fields below. A policy with any other field is rejected. If another client has stored it, it
+denies everything and is reported. Other Kubernetes fields of Pods, Nodes and Services are accepted, because they concern
+the scheduler, the kubelet and the Service proxy.
 ";
