@@ -119,7 +119,7 @@ pub fn tag(frame: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_crc_is_castagnolis() {
+    fn the_crc_equals_castagnolis() {
         // RFC 3720, B.4
         assert_eq!(super::crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(super::crc32c(&[0xff; 32]), 0x62a8_ab43);

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_concern_the_nodes_that_they_are_for() {
+    fn settings_apply_to_their_own_nodes() {
         let spec = json!({"spec": {"vxlanVNI": 5000}});
         for (name, expected) in [("default", 1), ("node.one", 1), ("node.two", 0), ("other", 2)] {
             let mut watched = Watched::new("one");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_that_conflict_or_went_are_reported() {
+    fn conflicting_and_deleted_pools_are_reported() {
         let mut watched = Watched::new("one");
         let address = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
         watched.update(&Key::global(Kind::Node, "one"), Some(&address));

@@ -43,7 +43,7 @@ fn of_spec(read: &[Read]) -> BTreeSet<&str> {
 }
 
 #[test]
-fn the_table_says_implemented_where_a_type_reads_the_field_and_only_there() {
+fn the_table_marks_exactly_the_fields_that_types_read_as_implemented() {
     for (kind, read) in
         [(Kind::FelixConfiguration, read_by::<FelixConfiguration>()), (Kind::IpPool, read_by::<IpPool>())]
     {
@@ -68,7 +68,7 @@ fn the_table_says_implemented_where_a_type_reads_the_field_and_only_there() {
 
 /// Every state and every type of value, in manifests as a user would write them.
 #[test]
-fn what_a_felix_configuration_may_say() {
+fn felix_configuration_fields_are_validated() {
     let document = |name: &str, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": "FelixConfiguration", "metadata": {"name": name}, "spec": spec});
     let refused = [
         ("default", json!({"vxlanVNI": "abc"}), "spec.vxlanVNI: \"abc\" is not a whole number"),
@@ -119,7 +119,7 @@ fn what_a_felix_configuration_may_say() {
 }
 
 #[test]
-fn what_has_no_effect_is_named_unless_it_asks_for_what_holds_in_any_case() {
+fn fields_without_effect_are_reported_unless_they_request_the_fixed_value() {
     let paths =
         |errors: Vec<tortie_api::FieldError>| errors.into_iter().map(|it| it.path).collect::<Vec<_>>();
     let felix = Kind::FelixConfiguration;
@@ -138,7 +138,7 @@ fn what_has_no_effect_is_named_unless_it_asks_for_what_holds_in_any_case() {
 
 /// Without an overlay, nodes do not carry each other's packets, and Never is the default.
 #[test]
-fn a_pool_that_no_packet_leaves_its_node_by_is_named() {
+fn a_pool_without_encapsulation_is_reported() {
     for (spec, named) in [
         (json!({"cidr": "10.0.0.0/16"}), true),
         (json!({"cidr": "10.0.0.0/16", "vxlanMode": "Never"}), true),
@@ -151,7 +151,7 @@ fn a_pool_that_no_packet_leaves_its_node_by_is_named() {
 }
 
 #[test]
-fn annotations_that_ask_for_what_is_not_there_are_refused() {
+fn unsupported_annotations_are_rejected() {
     let refused = |name: &str| {
         let annotations = [(name.to_owned(), "x".to_owned())].into();
         support::refused_annotation(&annotations).map(|(name, _)| name.to_owned())

@@ -56,7 +56,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn any_history_ends_in_the_state_from_scratch(
+    fn any_history_gives_the_state_computed_from_scratch(
         steps in steps(), seed in any::<u64>(), services in any::<bool>(),
     ) {
         let new = || if services { Calc::new(NODE).with_services() } else { Calc::new(NODE) };

@@ -68,7 +68,7 @@ fn every_packet_gets_the_verdict_of_its_classes() {
 /// For a moment two pods may have one address, and rules apply to both. A representative of a class keeps such a pod,
 /// even if that pod does not represent its own class.
 #[test]
-fn who_shares_an_address_comes_along() {
+fn peers_with_a_shared_address_are_in_one_class() {
     let mut snapshot = Snapshot::new();
     let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
     add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));
@@ -106,7 +106,7 @@ fn who_shares_an_address_comes_along() {
 /// A node reaches pods of an overlay from its tunnel address, and other pods from its own address (policy decision
 /// 2).
 #[test]
-fn overlays_and_tunnels_tell_classes_apart() {
+fn overlays_and_tunnels_separate_classes() {
     let mut snapshot = Snapshot::new();
     let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
     add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));

@@ -30,7 +30,7 @@ struct Changed {
 }
 
 #[test]
-fn a_preview_says_what_changes_and_nothing_else() {
+fn a_preview_reports_exactly_the_changes() {
     let seen = std::cell::RefCell::new(Changed::default());
     let strategy = (whole_clusters(4), any::<prop::sample::Index>(), any::<bool>());
     let test = |((objects, packets), which, of_hosts): ((Objects, Vec<Sent>), _, _)| {
@@ -136,7 +136,7 @@ struct Linted {
 }
 
 #[test]
-fn what_lint_calls_idle_can_be_taken_out() {
+fn idle_rules_can_be_removed_without_effect() {
     let seen = std::cell::RefCell::new(Linted::default());
     let strategy = (whole_clusters(3), 0..6usize);
     let test = |((objects, packets), which): ((Objects, Vec<Sent>), _)| {

@@ -270,7 +270,7 @@ fn run(sequence: &[&Objects], order: Order, flushes: Flushes) {
 }
 
 #[test]
-fn every_state_follows_from_every_other() {
+fn any_state_can_change_to_any_other() {
     let states = states();
     let orders = [Order::ByKey, Order::Backwards, Order::Mixed, Order::Gone(true), Order::Gone(false)];
     for order in orders {
@@ -285,7 +285,7 @@ fn every_state_follows_from_every_other() {
 }
 
 #[test]
-fn long_ways_end_where_short_ones_do() {
+fn long_and_short_histories_give_the_same_state() {
     let states = states();
     let there: Vec<&Objects> = states.iter().map(|(_, objects)| objects).collect();
     let back: Vec<&Objects> = there.iter().rev().copied().collect();

@@ -24,7 +24,7 @@ impl Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fields_without_effect_are_refused_or_named() {
+async fn fields_without_effect_are_rejected_or_reported() {
     let cluster = Cluster::new().await;
     let felix = |name: &str, spec: Value| object("FelixConfiguration", name, spec);
     let table = [
@@ -64,7 +64,7 @@ async fn fields_without_effect_are_refused_or_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
+async fn conflicting_pools_and_pools_in_use_are_not_changed() {
     let cluster = Cluster::new().await;
     let node = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
     cluster.put(&Key::global(Kind::Node, "one"), node).await;
@@ -138,7 +138,7 @@ async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
 
 /// Calico stores a policy `x` of tier default as `default.x`: whoever applies or deletes the one means the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_of_tier_default_is_known_by_both_of_its_names() {
+async fn a_policy_of_tier_default_is_found_by_both_names() {
     let cluster = Cluster::new().await;
     let policy = |name: &str, tier: &str, order: u8| {
         object(
@@ -182,7 +182,7 @@ async fn a_policy_of_tier_default_is_known_by_both_of_its_names() {
 
 /// A folder in which nothing is read is a mistake, and not an empty cluster.
 #[tokio::test(flavor = "multi_thread")]
-async fn folders_without_manifests_are_refused() {
+async fn folders_without_manifests_are_rejected() {
     let cluster = Cluster::new().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("policy.txt"), "kind: NetworkPolicy").unwrap();
@@ -196,7 +196,7 @@ async fn folders_without_manifests_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_will_not_be_connected_are_named() {
+async fn pods_that_will_not_be_connected_are_reported() {
     let cluster = Cluster::new().await;
     let pod = |namespace: &str, annotations: Value| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": namespace, "annotations": annotations},
@@ -220,7 +220,7 @@ async fn into(cluster: &Cluster, arguments: &[&str], output: Stdio) -> Output {
 
 /// A failed write is an error, unless the reader has closed the pipe.
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_nobody_takes_is_no_success() {
+async fn unwritable_output_gives_a_failing_exit_code() {
     let cluster = Cluster::new().await;
     for arguments in [&["get", "nodes"][..], &["--version"], &["explain", "--help"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -236,7 +236,7 @@ async fn output_that_nobody_takes_is_no_success() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn get_shows_what_is_there_beside_what_is_not() {
+async fn get_prints_existing_objects_beside_errors_about_missing_ones() {
     let cluster = Cluster::new().await;
     let output = cluster.tortie(&["get", "node", "one", "nosuch", "another"]).output().await.unwrap();
     assert_eq!(output.status.code(), Some(1));

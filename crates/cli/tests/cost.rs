@@ -124,7 +124,7 @@ fn a_policy_by_rule() {
 }
 
 #[test]
-fn what_cannot_be_answered_says_of_what() {
+fn unanswerable_queries_name_the_reason() {
     for (asked, expected) in [
         ("shop/nobody", "Pod shop/nobody does not exist"),
         ("shop/back/np", "is none of"),

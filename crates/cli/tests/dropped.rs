@@ -92,7 +92,7 @@ fn every_form_of_a_policy_is_in_force_offline() {
 }
 
 #[test]
-fn what_looks_like_policy_and_is_not_understood_stops_every_tool() {
+fn unreadable_policies_stop_every_tool() {
     for (policy, said) in [
         (
             "apiVersion: networking.k8s.io\nkind: NetworkPolicy\nmetadata: {name: p}\nspec: {podSelector: {}}\n",
@@ -141,7 +141,7 @@ fn what_looks_like_policy_and_is_not_understood_stops_every_tool() {
 }
 
 #[test]
-fn what_no_verdict_depends_on_is_skipped_and_named() {
+fn objects_without_influence_on_verdicts_are_skipped_and_reported() {
     let others = "\
 {apiVersion: v1, kind: ConfigMap, metadata: {name: c, namespace: shop}, data: {}}
 ---
@@ -184,7 +184,7 @@ fn what_no_verdict_depends_on_is_skipped_and_named() {
 
 /// As `kubectl get all` exports it: a Deployment, its ReplicaSets, and the pods of one of them.
 #[test]
-fn a_workload_whose_pods_are_given_adds_none() {
+fn a_workload_adds_no_pods_if_its_pods_are_given() {
     let workload = |kind: &str, name: &str, owner: &str| {
         format!(
             "---\napiVersion: apps/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: shop{owner}}}\nspec: {{template: {{metadata: {{labels: {{app: w}}}}, spec: {{containers: [{{name: c}}]}}}}}}\n"
@@ -264,7 +264,7 @@ fn a_pool_that_is_not_supported_stops_only_apply() {
 
 /// Calico stores a policy `x` of tier default as `default.x`: a change of `x` changes the exported policy.
 #[test]
-fn a_policy_has_one_name_in_what_is_exported_and_in_what_people_keep() {
+fn exported_and_written_policies_have_one_name() {
     let policy = |version: &str, name: &str, action: &str| {
         format!(
             "{{apiVersion: {version}, kind: NetworkPolicy, metadata: {{name: {name}, namespace: shop}}, spec: {{types: [Ingress], ingress: [{{action: {action}}}]}}}}\n"

@@ -35,7 +35,7 @@ fn check_each(check: impl Fn(&Example) -> Vec<String> + Sync) {
 }
 
 #[test]
-fn every_example_does_offline_what_it_expects() {
+fn every_example_meets_its_expectations_offline() {
     check_each(|example| {
         let file = example.file.to_str().unwrap();
         let mut wrong = Vec::new();
@@ -126,7 +126,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
 const UNKNOWN: &str = "nosuchField";
 
 #[test]
-fn every_mistake_in_an_example_is_refused_with_its_place() {
+fn every_mistake_in_an_example_is_rejected_with_its_position() {
     let dir = tempfile::tempdir().unwrap();
     check_each(|example| {
         let text = fs::read_to_string(&example.file).unwrap();

@@ -80,7 +80,7 @@ fn explain(arguments: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
-fn it_says_which_rule_and_why_not_the_others() {
+fn it_reports_the_deciding_rule_and_the_mismatches_of_the_others() {
     let expected = "\
 web/front (10.0.0.1) → web/back (10.0.0.2) TCP 80: denied
 
@@ -102,7 +102,7 @@ kubernetes.io/metadata.name=web,projectcalico.org/name=web,team=a (c.yml:38)
 }
 
 #[test]
-fn ends_ports_and_answers() {
+fn endpoints_ports_and_answers() {
     for (arguments, code, said) in [
         (&["web/front", "web/back", "--port", "udp/53"][..], 1, "rule 2"),
         (&["globalnetworkset/partner", "web/back"], 0, "allowed by NetworkPolicy web/back, rule 3"),

@@ -98,7 +98,7 @@ fn a_policy_needs_its_tier_and_a_tier_outlives_its_policies() {
 }
 
 #[test]
-fn what_the_cluster_writes_people_cannot() {
+fn objects_that_the_cluster_writes_cannot_be_applied() {
     let datastore = Datastore::new();
     let endpoint =
         object("WorkloadEndpoint", "n-k8s-p-eth0", "{node: n}").replace("name:", "namespace: d, name:");
@@ -112,7 +112,7 @@ fn what_the_cluster_writes_people_cannot() {
 }
 
 #[test]
-fn a_list_is_applied_and_what_is_missing_is_named() {
+fn a_list_is_applied_and_missing_objects_are_named() {
     let datastore = Datastore::new();
     let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: Namespace, metadata: {name: b}}\n";
     assert!(datastore.apply(list).ok);
@@ -127,7 +127,7 @@ fn a_list_is_applied_and_what_is_missing_is_named() {
 
 /// The policies of a namespace are deleted after its endpoints, not before.
 #[test]
-fn a_namespace_is_not_opened_on_its_way_out() {
+fn deleting_a_namespace_keeps_its_policies_until_pods_are_gone() {
     let datastore = Datastore::new();
     let policy = object("NetworkPolicy", "p", "{types: [Ingress]}").replace("name:", "namespace: d, name:");
     let namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: d}\n";
@@ -156,7 +156,7 @@ fn a_namespace_is_not_opened_on_its_way_out() {
 
 /// The verdict includes what a node reports about a pod or policy (policy decision 29).
 #[test]
-fn explain_says_what_nodes_report() {
+fn explain_shows_what_nodes_report() {
     let datastore = Datastore::new();
     let pod = |name: &str, address: &str| {
         let value = json!({
@@ -182,7 +182,7 @@ fn explain_says_what_nodes_report() {
 
 /// Whatever the order of the manifests, objects are applied after those that they name, and policies before pods.
 #[test]
-fn objects_are_applied_in_the_order_of_what_they_need() {
+fn objects_are_applied_in_dependency_order() {
     let datastore = Datastore::new();
     let manifests = "\
 {apiVersion: v1, kind: Pod, metadata: {name: p, namespace: n}, spec: {containers: [{name: c}]}}

@@ -12,7 +12,7 @@ const POLICY: &str = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolic
                       spec: {selector: all(), types: [Ingress]}\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nodes_say_of_the_applied_decides() {
+async fn node_reports_about_applied_objects_decide_the_exit_code() {
     let cluster = Cluster::new().await;
     let file = cluster.file(POLICY);
     let pod = json!({"kind": "Pod", "namespace": "n", "name": "p"});
@@ -69,7 +69,7 @@ async fn what_nodes_say_of_the_applied_decides() {
 
 /// A pod's labels count once its endpoint has them, which is a later write.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
+async fn a_relabelled_pod_is_in_force_when_its_endpoint_has_the_labels() {
     let cluster = Cluster::new().await;
     let key = Key::namespaced(Kind::Pod, "default", "p");
     let pod = |label: &str| {
@@ -100,7 +100,7 @@ async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_are_waited_for_until_they_run() {
+async fn apply_waits_until_pods_run() {
     let cluster = Cluster::new().await;
     cluster.report(1_000, json!([]), 0).await;
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},

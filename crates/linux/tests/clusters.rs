@@ -31,7 +31,7 @@ fn kernel_programs_and_oracle_agree() {
 
 /// The same with lookups wherever possible.
 #[test]
-fn kernel_programs_and_oracle_agree_where_rules_are_looked_up() {
+fn kernel_programs_and_oracle_agree_with_lookups() {
     agree(Config { rules_in_a_row: 0, ..Config::default() }, CLUSTERS / 2);
 }
 

@@ -234,7 +234,7 @@ const NFTABLES: [(&str, &str, Expected); 25] = [
 ];
 
 #[test]
-fn what_may_drop_in_tables_of_others_is_told_of_and_nothing_else_is() {
+fn foreign_chains_that_may_drop_are_reported() {
     for (case, others, expected) in NFTABLES {
         let (mut node, report) = Node::beside(others);
         check(case, &report, expected);
@@ -248,7 +248,7 @@ fn what_may_drop_in_tables_of_others_is_told_of_and_nothing_else_is() {
 }
 
 #[test]
-fn what_comes_and_goes_later_is_seen_at_the_next_resync() {
+fn later_foreign_chains_are_found_at_the_next_resync() {
     let (mut node, report) = Node::beside("true");
     check("at first", &report, &[]);
     for (case, others, expected) in NFTABLES {
@@ -262,7 +262,7 @@ fn what_comes_and_goes_later_is_seen_at_the_next_resync() {
 }
 
 #[test]
-fn more_tables_than_a_report_can_take_are_counted() {
+fn tables_beyond_the_limit_of_a_report_are_counted() {
     let tables = "for n in $(seq 25); do
         echo \"table ip fw$n { chain f { type filter hook forward priority 0; policy drop; }; }\"; done | nft -f -";
     let (_, report) = Node::beside(tables);
@@ -272,7 +272,7 @@ fn more_tables_than_a_report_can_take_are_counted() {
 
 /// The tables of the legacy iptables are not part of nftables.
 #[test]
-fn legacy_tables_are_named() {
+fn legacy_tables_are_reported() {
     let (mut node, report) =
         Node::beside("iptables-legacy -P FORWARD DROP; ip6tables-legacy -t raw -L >/dev/null");
     let expected: Expected = &[

@@ -204,13 +204,13 @@ fn shown(state: &NodeState) -> String {
 
 /// The number of random states; `PROPTEST_CASES` sets more.
 #[test]
-fn the_kernel_decides_as_the_programs_of_host_endpoints_say() {
+fn the_kernel_agrees_with_programs_of_host_endpoints() {
     decides_as_the_programs(Config::default());
 }
 
 /// With lookups wherever possible.
 #[test]
-fn the_kernel_looks_up_as_the_programs_of_host_endpoints_say() {
+fn the_kernel_agrees_with_programs_of_host_endpoints_with_lookups() {
     decides_as_the_programs(Config { rules_in_a_row: 0, ..Config::default() });
 }
 
@@ -287,7 +287,7 @@ fn all_allowed(state: &NodeState, way: PacketPath, flows: &[Flow]) -> BTreeSet<u
 
 /// Checks every transaction of a change that does not fit in one, with packets.
 #[test]
-fn between_two_transactions_nothing_passes_that_neither_state_allows() {
+fn between_transactions_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
     let small = |guard_table| Config { guard_table, transaction_bytes: 40_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
@@ -360,7 +360,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
 
 /// Splits a change into transactions at every possible position. Neither state lets the flow pass.
 #[test]
-fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
+fn at_any_interruption_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
     let config = Config { transaction_bytes: 32_000, ..Config::default() };
     let dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();

@@ -24,7 +24,7 @@ fn seen(client: impl FnOnce() -> Option<TcpStream>, server: &TcpListener) -> Opt
 }
 
 #[test]
-fn what_leaves_the_pools_has_the_address_of_the_node() {
+fn packets_that_leave_the_pools_have_the_nodes_address() {
     let underlay = Underlay::new();
     let (mut node, outside) = (Node::new(&underlay, 1), Node::new(&underlay, 9));
     let (pod, other) = (Pod::new("pod", 1, 2), Pod::new("other", 1, 3));

@@ -37,13 +37,13 @@ const CHANGES_TO_ONE_ASTRAY: usize = 1_000;
 const FLOWS: usize = 40;
 
 #[test]
-fn no_packet_is_lost_and_none_gets_through() {
+fn changes_lose_no_allowed_packet_and_pass_no_denied_one() {
     watch(Config::default(), true);
 }
 
 /// A change that does not fit in one transaction closes pods meanwhile, and opens none.
 #[test]
-fn none_gets_through_in_many_transactions() {
+fn changes_in_many_transactions_pass_no_denied_packet() {
     watch(Config { transaction_bytes: 9_000, ..Config::default() }, false);
 }
 

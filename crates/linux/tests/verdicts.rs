@@ -159,13 +159,13 @@ fn table() -> Table {
 
 /// The number of random states; `PROPTEST_CASES` sets more.
 #[test]
-fn the_kernel_decides_as_the_oracle() {
+fn the_kernel_agrees_with_programs() {
     decides_as_the_oracle(Config::default());
 }
 
 /// With lookups wherever possible.
 #[test]
-fn the_kernel_looks_up_as_the_oracle() {
+fn the_kernel_agrees_with_programs_with_lookups() {
     decides_as_the_oracle(Config { rules_in_a_row: 0, ..Config::default() });
 }
 
@@ -241,7 +241,7 @@ fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<
 
 /// Checks every transaction of a change that does not fit in one, with packets.
 #[test]
-fn between_two_transactions_nothing_passes_that_neither_state_allows() {
+fn between_transactions_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
     let small = |guard_table| Config { guard_table, transaction_bytes: 9_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
@@ -310,7 +310,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
 
 /// A set gets the members that its rule admitted until the same change: neither state admits them.
 #[test]
-fn members_do_not_come_before_the_rules_that_they_come_with() {
+fn new_members_are_not_added_before_their_rules() {
     let node = Arc::new(Node::new());
     let config = Config { transaction_bytes: 9_000, ..Config::default() };
     let mut dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
@@ -368,7 +368,7 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
 }
 
 #[test]
-fn a_pod_cannot_send_tunnels_nor_advertise_a_router() {
+fn a_pod_can_neither_send_tunnels_nor_advertise_a_router() {
     let node = Node::new();
     let mut dataplane =
         node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();

@@ -71,7 +71,7 @@ fn ask(from: &str, to: &str, protocol: Protocol, port: u16) -> Answer {
 }
 
 #[test]
-fn they_come_before_policy_on_their_node() {
+fn static_rules_come_before_policy_on_their_node() {
     const METADATA: &str = "169.254.169.254";
     // From, to, protocol and port; whether it passes, and the static rule that decides.
     let cases = [
@@ -120,7 +120,7 @@ fn they_come_before_policy_on_their_node() {
 
 /// A report that somebody damaged, or that a newer agent wrote.
 #[test]
-fn rules_that_cannot_be_read_are_told_of() {
+fn unreadable_static_rules_are_reported() {
     let mut snapshot = cluster();
     let key = Key::global(Kind::NodeReport, "windows");
     let mut report = snapshot.get(&key).unwrap().value.clone();

@@ -61,7 +61,7 @@ fn calico(kind: Kind, ingress: Value, egress: Value) -> Option<(Kind, Value)> {
 }
 
 #[test]
-fn whatever_a_source_may_be_asked_for() {
+fn every_field_of_a_rule_separates_classes() {
     for source in [
         json!({"selector": "app == 'one'"}),
         json!({"notSelector": "app == 'one'"}),
@@ -85,7 +85,7 @@ fn whatever_a_source_may_be_asked_for() {
 }
 
 #[test]
-fn what_the_other_policies_ask_for() {
+fn policies_of_other_kinds_separate_classes() {
     let back = json!({"matchLabels": {"app": "back"}});
     for peer in [
         json!({"podSelector": {}}),
@@ -112,7 +112,7 @@ fn what_the_other_policies_ask_for() {
 }
 
 #[test]
-fn whom_a_policy_is_about() {
+fn subjects_of_policies_separate_classes() {
     for subject in [
         json!({"selector": "app == 'one'"}),
         json!({"namespaceSelector": "team == 'a'"}),
@@ -135,7 +135,7 @@ fn whom_a_policy_is_about() {
 }
 
 #[test]
-fn what_nobody_asks_for_tells_nobody_apart() {
+fn labels_that_no_policy_uses_separate_no_classes() {
     assert!(!told_apart(None));
     let whole = json!([{"action": "Allow", "protocol": "TCP", "destination": {"ports": [80]}}]);
     assert!(!told_apart(calico(Kind::GlobalNetworkPolicy, whole, json!([]))));

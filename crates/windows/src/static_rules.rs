@@ -248,7 +248,7 @@ mod tests {
         "RemoteAddresses": "168.63.129.16/32", "RemotePorts": "80", "Priority": 200, "RuleType": "Switch"}}]}"#;
 
     #[test]
-    fn the_file_of_a_cloud() {
+    fn the_static_rules_file_of_a_cloud() {
         let StaticRules(acls) = StaticRules::parse(WIRESERVER).unwrap();
         let [acl] = &acls[..] else { panic!("{acls:?}") };
         let seen = (&*acl.id, &*acl.protocols, &*acl.remote_addresses, &*acl.remote_ports, acl.priority);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_static_rules_are_named() {
         let second = |rule: &str| {
             let head = WIRESERVER.trim_end_matches("]}");
             format!("{head}, {{\"Rule\": {rule}}}]}}")

@@ -25,7 +25,7 @@ fn policies(node: &Node, change: impl Fn(Acl) -> Option<Acl>) -> Vec<Policy> {
 }
 
 #[test]
-fn acls_that_lost_their_ids_or_went_are_put_back() {
+fn acls_without_ids_and_missing_acls_are_restored() {
     let mut node = Node::usual();
     node.connect();
     let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
@@ -98,7 +98,7 @@ fn fail_first(node: &Node, times: usize, code: HResult, which: fn(&Call) -> bool
 }
 
 #[test]
-fn a_pod_is_connected_when_hns_is_ready_after_a_while() {
+fn a_pod_is_connected_when_hns_becomes_ready() {
     let creates = |call: &Call| matches!(call, Call::Create { kind: Kind::Endpoint, .. });
     let node = Node::usual();
     let asked = fail_first(&node, 3, HResult::HCN_E_SWITCH_NOT_FOUND, creates);
@@ -117,7 +117,7 @@ fn a_pod_is_connected_when_hns_is_ready_after_a_while() {
 }
 
 #[test]
-fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
+fn a_missing_network_is_requested_with_growing_delays() {
     let mut node = Node::usual();
     let network = node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
     node.hns.inner().delete_network(network.id).unwrap();
@@ -141,7 +141,7 @@ fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
 /// Host endpoints concern the node's own adapter, which HNS does not police: the node reports it (policy decision
 /// 27).
 #[test]
-fn a_host_endpoint_that_is_not_enforced_is_told_of() {
+fn host_endpoints_are_reported_as_not_enforced() {
     let mut node = Node::usual();
     let endpoint =
         HostEndpoint { interface: Some("*".into()), addresses: vec![], program: Default::default() };

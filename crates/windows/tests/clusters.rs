@@ -218,7 +218,7 @@ fn combinations(version: Version) -> Vec<(Config, Rendering)> {
 /// A policy, tier, profile, set or service is added or removed: connections of endpoints with unchanged ACLs
 /// continue, and those of the others behave as configured. Applying the same state again writes nothing.
 #[test]
-fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
+fn unrelated_changes_break_no_connection() {
     let (kept, broken) = (Cell::new(0), Cell::new(0));
     let each = |on_rewrite| {
         let config = Config { on_rewrite, ..Config::new(Config::NEWEST, Ipv4Addr::UNSPECIFIED) };

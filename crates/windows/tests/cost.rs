@@ -163,7 +163,7 @@ proptest! {
 
     /// The computed cost is what HNS has.
     #[test]
-    fn the_cost_is_what_hns_has(sets in with_sets(), said in said(true)) {
+    fn the_cost_equals_the_number_of_acls_in_hns(sets in with_sets(), said in said(true)) {
         let mut node = ready(sets);
         node.apply(&said.deltas());
         let cost = cost_of(&node.state);
@@ -174,7 +174,7 @@ proptest! {
 
     /// The same state gives the same list, whatever came before, and in whatever order and batches it arrived.
     #[test]
-    fn the_list_depends_on_the_state_alone(
+    fn the_list_depends_only_on_the_state(
         sets in with_sets(), before in said(false), (after, portions) in said(false).prop_flat_map(|said| {
             let deltas = said.deltas();
             let portions = vec(1_usize..4, deltas.len());
@@ -264,7 +264,7 @@ proptest! {
 }
 
 #[test]
-fn a_rule_says_what_makes_it_dear() {
+fn a_rule_names_the_cause_of_its_cost() {
     let nets = |first: u32, count: u32| -> std::collections::BTreeSet<_> {
         let address = |number| IpAddr::V4(std::net::Ipv4Addr::from(first + 2 * number));
         (0..count).map(|number| Member::Net(address(number).into())).collect()

@@ -24,7 +24,7 @@ use tortie_policy::program::{
 use tortie_windows::NETWORK;
 
 #[test]
-fn pods_talk_until_policy_cuts_all_but_one() {
+fn pods_connect_until_policy_admits_only_one() {
     let [first, second] = underlay();
     let (mut client, mut server) = (Node::new(1, first), Node::new(2, second));
     client.start(&server.vtep, 2);
@@ -115,7 +115,7 @@ fn closed() -> EndpointProgram {
 }
 
 #[test]
-fn pods_talk_to_services() {
+fn pods_connect_to_services() {
     for egress_sees in [EgressSees::Backend, EgressSees::Vip] {
         let ([mut client, server], _proxy) = balanced(|config| Config { egress_sees, ..config });
         let all = |client: &Node, step: usize, talks: &dyn Fn(&Pod, SocketAddr) -> bool| {
@@ -153,7 +153,7 @@ fn ask(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> Optio
 /// As with connections without a Service: established connections continue or are reset, as configured, and both ends
 /// get resets from the address that they talk to. Without the load balancer they end silently.
 #[test]
-fn connections_to_services_last_as_others() {
+fn connections_to_services_continue_like_others() {
     for egress_sees in [EgressSees::Backend, EgressSees::Vip] {
         for on_rewrite in [OnRewrite::Keep, OnRewrite::ResetOnAnyChange] {
             let ([mut client, server], mut proxy) =

@@ -121,7 +121,7 @@ fn global_policy(name: &str, spec: Value) -> (Key, Value) {
 }
 
 #[test]
-fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
+fn mixed_clusters_agree_with_the_oracle() {
     let random = Random::cases(CLUSTERS).shrinking(300);
     let nodes = RefCell::new(BTreeMap::new());
     let asked = RefCell::new(Tally::default());

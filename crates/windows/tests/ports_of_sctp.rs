@@ -23,7 +23,7 @@ fn call(protocol: Protocol, destination_port: u16) -> Flow {
 
 /// The rules of a first tier, those of the next tier, and which of ports 80 and 81 then pass.
 #[test]
-fn rules_are_narrower_and_that_is_told() {
+fn rules_are_narrowed_and_reported() {
     let (allow, all) = (Rule::all(Action::Allow), Rule::all);
     let sctp = |action| to_port_80(action, Protocol::SCTP);
     let any_port = |action| Rule { protocol: Some(Protocol::SCTP), ..all(action) };
@@ -68,7 +68,7 @@ fn of_sctp(ports: &[(u16, &[&str])]) -> Service {
 /// No ACL of a VIP has an SCTP port: a denial of one denies all of them, and a permission is left out. Both are
 /// reported.
 #[test]
-fn ports_of_sctp_are_closed_and_told() {
+fn sctp_ports_are_closed_and_reported() {
     let (inside, outside) = (&["10.0.0.1"][..], &["10.0.9.9"][..]);
     let to = |nets: &[&str]| Rule { protocol: Some(Protocol::SCTP), ..to(nets) };
     let all_denied = [(AclAction::Block, "10.96.0.1".to_owned(), "132:".to_owned())];

@@ -284,7 +284,7 @@ fn naive(policy: Policy) -> Measured {
 }
 
 #[test]
-fn selectors_on_both_sides_cost_what_the_rewritten_policy_costs() {
+fn selectors_on_both_sides_cost_as_much_as_the_rewritten_policy() {
     assert_eq!(servers().len(), SERVERS);
     assert_eq!((0..WORKLOADS).filter(|number| role(*number) == "client").count(), CLIENTS);
     let mut rows = Vec::new();

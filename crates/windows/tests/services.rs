@@ -195,7 +195,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_vip_is_allowed_if_all_its_backends_are_and_else_denied(
+    fn a_vip_is_allowed_exactly_if_all_its_backends_are(
         said in said(), sets in select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled]),
         sees in select(vec![EgressSees::Vip, EgressSees::Backend]),
     ) {
@@ -271,7 +271,7 @@ proptest! {
 
     /// The list depends on the cluster's objects, not on the order of updates.
     #[test]
-    fn services_that_come_and_go_leave_no_trace(before in services(), said in said()) {
+    fn deleted_services_leave_no_trace(before in services(), said in said()) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
         node.connect();
         node.apply(&Scenario { services: before.clone(), ..said.clone() }.deltas());
@@ -297,7 +297,7 @@ proptest! {
 }
 
 #[test]
-fn what_each_pod_pays() {
+fn acls_of_services_depend_on_the_pods_policy() {
     let services = || {
         [
             is_now("web", service(&["10.96.0.1", "10.96.0.9"], 80, &["10.0.0.1", "10.0.0.2"])),
@@ -378,7 +378,7 @@ fn a_pods_address_is_not_opened_by_a_service() {
 }
 
 #[test]
-fn thousands_of_services_are_a_few_acls() {
+fn thousands_of_services_need_few_acls() {
     let vips = (0..8_001_u32).map(|number| Ipv4Addr::from(0x0a60_0000 + 2 * number).to_string());
     let services = vips.enumerate().map(|(number, vip)| {
         let port = if number % 2 == 0 { 80 } else { 443 };
@@ -411,7 +411,7 @@ fn beside(node: &Node) -> (EndpointId, Delta) {
 }
 
 #[test]
-fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
+fn a_change_of_a_service_modifies_only_affected_endpoints() {
     let (mut node, _) = started(
         isolated(to(&["10.0.0.0/24"]))
             .into_iter()
@@ -436,7 +436,7 @@ fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
 
 /// With sets or listed addresses: the members of the sets count, also if only they change.
 #[test]
-fn members_of_sets_count() {
+fn members_of_sets_are_considered() {
     for sets in [WindowsPolicySets::Disabled, WindowsPolicySets::Enabled] {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();

@@ -159,7 +159,7 @@ fn allowed(
 }
 
 #[test]
-fn what_gets_to_a_backend_is_what_the_oracle_lets_through() {
+fn frames_to_backends_agree_with_the_oracle() {
     let (mut passed, mut closed) = (0, 0);
     for sees in [EgressSees::Backend, EgressSees::Vip] {
         let config = Config { egress_sees: sees, ..Config::new(Config::SERVER_2022, Ipv4Addr::UNSPECIFIED) };

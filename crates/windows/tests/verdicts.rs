@@ -168,7 +168,7 @@ proptest! {
     /// Programs without ICMP types are rendered exactly, whatever the default of HNS is, except SCTP where rules name
     /// its ports.
     #[test]
-    fn the_verdict_is_that_of_the_program(
+    fn acls_have_the_verdict_of_the_program(
         config in config(), sets in with_sets(), rules in static_rules(), said in said(false), flows in vec(flow(), 40),
     ) {
         let firewall = config.host_default.is_some();
@@ -194,7 +194,7 @@ proptest! {
 
     /// What cannot be expressed allows less, never more, and is reported.
     #[test]
-    fn with_icmp_types_never_more_is_allowed(sets in with_sets(), said in said(true), flows in vec(flow(), 40)) {
+    fn rules_with_icmp_types_never_allow_more(sets in with_sets(), said in said(true), flows in vec(flow(), 40)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         let report = node.apply(&said.deltas());
@@ -211,13 +211,13 @@ proptest! {
 
     /// While one list replaces another, nothing passes that both deny, and nothing is cut that both allow.
     #[test]
-    fn no_moment_between_two_programs_is_wrong(sets in with_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
+    fn transitions_between_programs_are_never_wrong(sets in with_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
         between(sets, false, &before.deltas(), &after.deltas(), &flows)?;
     }
 
     /// The same while lists with set names change together with these sets.
     #[test]
-    fn no_moment_between_two_states_of_sets_is_wrong(before in of_sets(), after in of_sets(), same in 0_u8..4) {
+    fn transitions_between_sets_are_never_wrong(before in of_sets(), after in of_sets(), same in 0_u8..4) {
         // Sometimes only the sets change, or only the rules.
         let after = OfSets {
             rules: if same == 0 { before.rules.clone() } else { after.rules },
@@ -228,7 +228,7 @@ proptest! {
 
     /// The same state again sends nothing, also after a restart, and whatever the history.
     #[test]
-    fn what_is_there_is_not_sent_again(sets in with_sets(), before in said(true), said in said(true)) {
+    fn existing_acls_are_not_sent_again(sets in with_sets(), before in said(true), said in said(true)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         node.apply(&before.deltas());
@@ -306,7 +306,7 @@ fn all_peers() -> Vec<(Direction, Flow)> {
 
 /// A peer that moves from one set to another is always admitted, also by an HNS that changes one set after the other.
 #[test]
-fn a_peer_that_moves_to_another_set_is_in_one_of_them() {
+fn a_peer_that_moves_between_sets_is_always_in_one() {
     let rule = |set: &str| (Action::Allow, [vec![SetId::new(set)], vec![]]);
     let peers = |last: u8| BTreeSet::from([IpNet::from(IpAddr::from([10, 0, 0, last]))]);
     for [from, to] in [["s:a", "s:b"], ["s:b", "s:a"]] {

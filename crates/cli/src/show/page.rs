@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_rules_are_cut_between_characters() {
+    fn long_rules_are_truncated_between_characters() {
         assert_eq!(shortened("drop"), "drop");
         let long = shortened(&"ä".repeat(MAX_CHARACTERS + 7));
         assert_eq!(long, format!("{}… (7 characters more)", "ä".repeat(MAX_CHARACTERS)));

@@ -161,7 +161,7 @@ fn objects(lab: &Lab, linux: &NetNs) -> String {
 /// Traffic continues while the agents are down; they are restarted, find their objects, and apply what changed
 /// meanwhile.
 #[test]
-fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
+fn a_killed_agent_cuts_no_connection_and_restarts() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
@@ -233,7 +233,7 @@ fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
 
 /// An incomplete sandbox is removed, and the pod runs as soon as possible. Other pods do not wait.
 #[test]
-fn an_hns_that_hangs_holds_up_its_own_pods_only() {
+fn a_hanging_hns_blocks_only_its_own_pods() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
@@ -277,7 +277,7 @@ fn an_hns_that_hangs_holds_up_its_own_pods_only() {
 
 /// What a kubelet passes to the plugin of a pod, including its uid.
 #[test]
-fn the_plugin_is_told_the_pods_uid() {
+fn the_plugin_receives_the_pods_uid() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);

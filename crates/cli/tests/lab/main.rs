@@ -144,7 +144,7 @@ fn an_interrupt_at_any_moment_cleans_up() {
 }
 
 #[test]
-fn a_cluster_is_worked_with_from_another_terminal() {
+fn a_cluster_can_be_used_from_another_terminal() {
     let lab = Lab::new(User::Ordinary);
     let mut running = lab.up(&["--linux", "2", "--windows", "2"]);
     let names = |kind: &str| -> Vec<String> {

@@ -5,7 +5,7 @@ use super::support::{Lab, User};
 /// Neighbour entries that are not permanent are counted for the whole machine, with room for 1,024 of them: pods that
 /// resolve each other would make labs fail each other.
 #[test]
-fn nobody_depends_on_the_machines_neighbour_table() {
+fn the_lab_uses_no_dynamic_neighbour_entries() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&["--linux", "2"]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
@@ -35,7 +35,7 @@ fn nobody_depends_on_the_machines_neighbour_table() {
 /// A hostNetwork pod uses its node's network: it has no network of its own, no policy for pods applies to it, and it
 /// has the node's address.
 #[test]
-fn a_host_network_pod_is_its_node() {
+fn a_host_network_pod_counts_as_its_node() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     let pod = |name: &str, node: &str, more: &str| {

@@ -37,7 +37,7 @@ fn tcp_in(remote: &str, local_port: u16) -> Packet {
 }
 
 #[test]
-fn lower_priority_number_first_whatever_the_order() {
+fn lower_priority_numbers_win_in_any_order() {
     let allow = acl(1000, "Allow", "In", json!({"RemoteAddresses": "10.1.0.0/16"}));
     let block = acl(1001, "Block", "In", json!({}));
     for acls in [[allow.clone(), block.clone()], [block, allow]] {
@@ -54,7 +54,7 @@ fn equal_priority_block_wins() {
 }
 
 #[test]
-fn local_is_the_endpoint_and_remote_the_peer_both_ways() {
+fn local_is_the_endpoint_and_remote_the_peer_in_both_directions() {
     let criteria = json!({"LocalAddresses": "10.0.0.5", "RemoteAddresses": "10.1.2.3", "LocalPorts": "80",
         "RemotePorts": "40000-40001", "Protocols": "6"});
     for (direction, way) in [("In", PacketDirection::In), ("Out", PacketDirection::Out)] {
@@ -98,7 +98,7 @@ fn ports_do_not_match_a_protocol_without_ports() {
 }
 
 #[test]
-fn the_firewall_is_asked_too() {
+fn the_firewall_also_decides() {
     let switch = acl(1000, "Allow", "In", json!({}));
     let mut host = acl(0, "Allow", "In", json!({"Protocols": "256"}));
     host.rule_type = AclRuleType::Host;
@@ -116,7 +116,7 @@ fn the_firewall_is_asked_too() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused() {
+fn unreadable_acls_are_rejected() {
     for more in [
         json!({"Action": "Pass"}),
         json!({"Direction": "Up"}),

@@ -391,7 +391,7 @@ mod tests {
     use crate::nftables::{self, Expr, Nft, diff};
 
     #[test]
-    fn no_more_is_read_than_is_asked_for() {
+    fn only_the_requested_number_is_read() {
         let rule =
             nftables::Rule { exprs: vec![Expr::Counter, Expr::Verdict(Verdict::Drop)], ..Default::default() };
         let chain = nftables::Chain { base: None, rules: vec![rule; 100] };

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_said_and_fails_nothing() {
+    fn unreadable_tables_are_reported_and_fail_nothing() {
         let refused = || Error::refused("list them", "theirs")(io::Error::from_raw_os_error(libc::EINTR));
         let said = [
             told(Err(refused())),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_again_only_when_others_have_changed_something() {
+    fn tables_are_read_again_only_after_foreign_changes() {
         let changes = || {
             let (mut ours, mut theirs) = (Nft::open().unwrap(), Nft::open().unwrap());
             let change = |nft: &mut Nft, table: &str, op| {
@@ -304,7 +304,7 @@ mod tests {
 
     /// If others change a lot all the time, their tables are not read all the time.
     #[test]
-    fn after_a_long_reading_it_rests() {
+    fn a_long_reading_delays_the_next_one() {
         let read = || {
             let (mut theirs, mut foreign_tables) = (Nft::open().unwrap(), ForeignTables::default());
             let chains = (0..2 * OBJECTS_PER_SECOND).map(|number| Op::AddChain(format!("c{number}"), None));

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_differ_where_ids_or_parts_differ() {
+    fn names_differ_if_ids_or_parts_differ() {
         let ids = ["s:abc", "s.abc", "", "a b", "ä", &"x".repeat(300), &"y".repeat(300)];
         let ids = ids.map(SetId::new);
         let names: BTreeSet<_> = ids.iter().flat_map(|id| Part::ALL.map(|part| part.name(id))).collect();
@@ -277,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_hold_what_the_networks_hold(
+        fn ranges_contain_the_same_addresses_as_the_networks(
             family in prop_oneof![Just(Family::V4), Just(Family::V6)],
             nets in prop::collection::vec((0u32..600, any::<bool>(), prop_oneof![9 => 0u8..=12, 1 => Just(128)]), 0..8),
             probes in prop::collection::vec((0u32..700, any::<bool>()), 40),

@@ -422,7 +422,7 @@ mod tests {
     /// A Service has a pod's address, and its backend is denied: the pod is then closed at that port, and a condition
     /// reports it.
     #[test]
-    fn what_closes_a_pods_port_is_told() {
+    fn a_service_that_closes_a_pods_port_is_reported() {
         let mut state = cluster(0);
         let pod = Ipv4Addr::new(10, 0, 7, 7);
         let port =
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_lists_are_judged_once() {
+    fn equal_lists_are_evaluated_once() {
         let state = cluster(10);
         let frontends = Frontends::new(&state);
         let services = Services::new(&frontends, &state);

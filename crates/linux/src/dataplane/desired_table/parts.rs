@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_one_by_one_come_to_what_the_whole_set_comes_to() {
+    fn single_networks_give_the_same_elements_as_the_whole_set() {
         let test = |nft: &RefCell<Nft>, before: BTreeSet<Member>, turns: Vec<(BTreeSet<Member>, Index)>| {
             let mut state = NodeState::default();
             state.sets.insert(id(), (SetKind::Nets, before.into()));
