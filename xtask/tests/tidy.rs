@@ -255,7 +255,7 @@ fn starts_programs(code: &str) -> bool {
     renamed
         || ["Command::new(", "posix_spawn", "libc::exec", "libc::system("]
             .iter()
-            .any(|way| code.contains(way))
+            .any(|call| code.contains(call))
 }
 
 #[test]

@@ -79,10 +79,10 @@ async fn informational_conditions_block_nothing() {
         bed.report().await["revision"].as_u64() >= Some(revision)
     })
     .await;
-    let told: Vec<Value> =
+    let reported: Vec<Value> =
         bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
     assert_eq!(
-        told,
+        reported,
         ["InterfaceMissing", "RouteTaken", "PolicySetRefused", "PolicySetHeld"],
         "failures first"
     );

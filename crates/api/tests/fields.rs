@@ -105,8 +105,8 @@ fn felix_configuration_fields_are_validated() {
     ];
     for (name, spec, expected) in refused {
         let problems = manifest::read("f.yml", &document(name, &spec).to_string()).unwrap_err();
-        let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        assert!(said.iter().any(|line| line.contains(expected)), "{name} {spec}: {said:?}");
+        let messages: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert!(messages.iter().any(|line| line.contains(expected)), "{name} {spec}: {messages:?}");
     }
     let taken = [
         ("default", json!({"mtuIfacePattern": "^(en|eth)[0-9]+$", "logDebugFilenameRegex": ""})),

@@ -93,7 +93,7 @@ fn every_form_of_a_policy_is_in_force_offline() {
 
 #[test]
 fn unreadable_policies_stop_every_tool() {
-    for (policy, said) in [
+    for (policy, printed) in [
         (
             "apiVersion: networking.k8s.io\nkind: NetworkPolicy\nmetadata: {name: p}\nspec: {podSelector: {}}\n",
             "c.yml:21: NetworkPolicy p: apiVersion: \"networking.k8s.io\" is not a version of NetworkPolicy; write networking.k8s.io/v1",
@@ -133,7 +133,10 @@ fn unreadable_policies_stop_every_tool() {
             &["preview", "--in", "c.yml", "-f", "pods.yml"],
         ] {
             let (code, out, err) = tortie(&files, arguments);
-            assert!(code == 2 && out.is_empty() && err.contains(said), "{arguments:?}: {code}\n{out}{err}");
+            assert!(
+                code == 2 && out.is_empty() && err.contains(printed),
+                "{arguments:?}: {code}\n{out}{err}"
+            );
         }
         let (code, out, err) = tortie(&files, &["preview", "--in", "pods.yml", "-f", "policy.yml"]);
         assert!(code == 2 && out.is_empty(), "{code} {out}{err}");
@@ -222,7 +225,7 @@ fn a_workload_adds_no_pods_if_its_pods_are_given() {
 /// Pools from which Tortie cannot assign addresses stop `apply`, but no command that only computes verdicts.
 #[test]
 fn a_pool_that_is_not_supported_stops_only_apply() {
-    for (spec, said) in [
+    for (spec, printed) in [
         (
             "{cidr: 10.0.0.0/16, ipipMode: Always, natOutgoing: true}",
             "IPPool p: spec.ipipMode: IPIP is not supported",
@@ -248,7 +251,7 @@ fn a_pool_that_is_not_supported_stops_only_apply() {
         ] {
             let (code, out, err) = tortie(&files, arguments);
             assert!(
-                code == 0 && err.contains("note: c.yml:21: ") && err.contains(said),
+                code == 0 && err.contains("note: c.yml:21: ") && err.contains(printed),
                 "{arguments:?}: {code} {out}{err}"
             );
         }

@@ -152,9 +152,9 @@ fn every_mistake_in_an_example_is_rejected_with_its_position() {
                     let (code, out, err) = tortie(arguments);
                     // `apply` rejects workloads as such, whatever their content.
                     let is_said = |line: &&str| line.starts_with(&place) && line.contains(mutation.field);
-                    let said = err.lines().any(|line| is_said(&line))
+                    let printed = err.lines().any(|line| is_said(&line))
                         || (arguments[0] == "apply" && err.contains("is not known"));
-                    if code != 2 || !out.is_empty() || !said {
+                    if code != 2 || !out.is_empty() || !printed {
                         wrong.push(format!(
                             "{}: {} at {place} {}: exit code {code}\n{out}{err}",
                             example.name, field, arguments[0]

@@ -312,8 +312,8 @@ fn host_endpoints_of_windows_nodes_are_not_enforced() {
     let files = [("c.yml", CLUSTER), ("hosts.yml", HOSTS), ("windows.yml", windows)];
     let all = ["-f", "c.yml", "-f", "hosts.yml", "-f", "windows.yml"];
     let (code, out, _) = tortie(&files, &[&["explain", "node/n1", "node/w1"][..], &all].concat());
-    let said = "host endpoint w1-all is not enforced, as node w1 is a Windows node: as things are, the packet is allowed";
-    assert!(code == 1 && out.contains(said), "{out}");
+    let note = "host endpoint w1-all is not enforced, as node w1 is a Windows node: as things are, the packet is allowed";
+    assert!(code == 1 && out.contains(note), "{out}");
     let (_, out, _) = tortie(&files, &[&["explain", "node/n1", "node/w1", "-o", "json"][..], &all].concat());
     let document: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(

@@ -148,8 +148,8 @@ fn deleting_a_namespace_keeps_its_policies_until_pods_are_gone() {
         // What the node does after the pod is deleted.
         assert_eq!(datastore.names(Kind::NetworkPolicy), ["p"]);
         datastore.runtime.block_on(datastore.store.delete(&endpoint, None)).unwrap();
-        let said = deletion.join().unwrap();
-        assert!(said.ok, "{}", said.err);
+        let printed = deletion.join().unwrap();
+        assert!(printed.ok, "{}", printed.err);
     });
     assert!(datastore.names(Kind::NetworkPolicy).is_empty() && datastore.names(Kind::Namespace).is_empty());
 }
@@ -174,10 +174,14 @@ fn explain_shows_what_nodes_report() {
     for (key, value) in [pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), namespace, report] {
         datastore.runtime.block_on(datastore.store.create(&key, value)).unwrap();
     }
-    let said = datastore.run(&["explain", "d/a", "d/b"], "");
-    assert!(said.ok, "{}{}", said.out, said.err);
-    assert!(said.out.contains("node n reports: Pod d/b: RuleNotExpressible: it is narrowed"), "{}", said.out);
-    assert!(!said.out.contains("d/other"), "{}", said.out);
+    let printed = datastore.run(&["explain", "d/a", "d/b"], "");
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
+    assert!(
+        printed.out.contains("node n reports: Pod d/b: RuleNotExpressible: it is narrowed"),
+        "{}",
+        printed.out
+    );
+    assert!(!printed.out.contains("d/other"), "{}", printed.out);
 }
 
 /// Whatever the order of the manifests, objects are applied after those that they name, and policies before pods.
@@ -259,8 +263,13 @@ items:
     annotations: {projectcalico.org/metadata: '{\"labels\":{\"team\":\"a\"}}'}
   spec: {tier: default, selector: all()}
 ";
-    let said = datastore.apply(exported);
-    assert!(said.ok && said.out == "GlobalNetworkPolicy default.p created\n", "{}{}", said.out, said.err);
+    let printed = datastore.apply(exported);
+    assert!(
+        printed.ok && printed.out == "GlobalNetworkPolicy default.p created\n",
+        "{}{}",
+        printed.out,
+        printed.err
+    );
     let stored =
         datastore.runtime.block_on(datastore.store.list(Kind::GlobalNetworkPolicy)).unwrap().items.remove(0);
     assert_eq!(stored.value["apiVersion"], "projectcalico.org/v3");

@@ -70,14 +70,14 @@ Rows send, columns receive. all, none: of tcp/443, which no rule tells apart fro
 
 #[test]
 fn invalid_arguments_are_rejected() {
-    for (arguments, said) in [
+    for (arguments, message) in [
         (&["-n", "nowhere"][..], "error: namespace nowhere has no pods with addresses"),
         (&["--port", "tcp"], "a port is missing"),
         (&["-f", "gone.yml"], "gone.yml"),
     ] {
         let (code, out, err) = matrix(arguments);
         assert_eq!((code, out.as_str()), (2, ""), "{arguments:?} {err}");
-        assert!(err.contains(said), "{arguments:?} {err}");
+        assert!(err.contains(message), "{arguments:?} {err}");
     }
     let (code, _, err) =
         tortie(&[("c.yml", &CLUSTER.replace("action: Allow", "action: Forbid"))], &["matrix", "-f", "c.yml"]);

@@ -110,7 +110,7 @@ all pods (5) → shop/front-* (3): tcp/443
 
 #[test]
 fn deleting() {
-    for (object, code, said) in [
+    for (object, code, printed) in [
         ("knp/shop/back", 1, "→ shop/back-0: all"),
         ("namespace/jobs", 0, "nothing changes"),
         ("pod/shop/back-0", 0, "nothing changes"),
@@ -123,7 +123,7 @@ fn deleting() {
     ] {
         let (got, out, err) = preview(&[], &["--delete", object]);
         assert_eq!(got, code, "{object}: {out}{err}");
-        assert!(format!("{out}{err}").contains(said), "{object}: {out}{err}");
+        assert!(format!("{out}{err}").contains(printed), "{object}: {out}{err}");
     }
 }
 
@@ -131,13 +131,13 @@ fn deleting() {
 fn preview_reads_changes_as_apply_does() {
     let unknown = CHANGE.replace("podSelector: {matchLabels: {app: back}}", "podSelektor: {}");
     let tier = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: a}\nspec: {tier: gone}\n";
-    for (text, said) in [
+    for (text, printed) in [
         (unknown.as_str(), "change.yml:5: KubernetesNetworkPolicy shop/back: spec.podSelektor"),
         (tier, "spec.tier: tier gone does not exist"),
     ] {
         let (code, out, err) = preview(&[("change.yml", text)], &["-f", "change.yml"]);
         assert_eq!((code, out.as_str()), (2, ""), "{err}");
-        assert!(err.contains(said), "{err}");
+        assert!(err.contains(printed), "{err}");
     }
 }
 
@@ -180,7 +180,7 @@ left out, as an end is not there both before and after: 2 flows
     let quiet = flows.lines().nth(3).unwrap();
     let (code, out, _) = preview(&[("change.yml", CHANGE), ("flows.jsonl", quiet)], &arguments);
     assert_eq!((code, out.as_str()), (0, "0 of 1 flow meet another verdict\n"));
-    for (line, said) in [
+    for (line, printed) in [
         ("{\"from\": 3}", "flows.jsonl:7: "),
         ("{\"from\": \"a/b/c/d\", \"to\": \"shop/back-0\", \"port\": \"tcp/1\"}", "flows.jsonl:7"),
         ("{\"from\": \"10.0.0.1\", \"to\": \"shop/back-0\", \"port\": \"tcq/1\"}", "flows.jsonl:7"),
@@ -188,7 +188,7 @@ left out, as an end is not there both before and after: 2 flows
         let flows = format!("{flows}\n{line}\n");
         let (code, out, err) = preview(&[("change.yml", CHANGE), ("flows.jsonl", &flows)], &arguments);
         assert_eq!((code, out.as_str()), (2, ""), "{err}");
-        assert!(err.contains(said), "{err}");
+        assert!(err.contains(printed), "{err}");
     }
 }
 

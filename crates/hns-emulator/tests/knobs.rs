@@ -24,7 +24,7 @@ fn allow_out(priority: u16) -> Value {
 
 fn out(protocol: u8) -> Packet {
     let (local, remote) = ([10, 244, 3, 7].into(), [10, 9, 0, 1].into());
-    Packet { way: PacketDirection::Out, protocol, local, remote, local_port: 4000, remote_port: 80 }
+    Packet { direction: PacketDirection::Out, protocol, local, remote, local_port: 4000, remote_port: 80 }
 }
 
 fn list(entries: usize, of: impl Fn(usize) -> String) -> String {
@@ -153,7 +153,7 @@ fn the_senders_acls_match_the_configured_address_of_a_service() {
             let direct = node.hns.judge(node.endpoint, &out(6)).unwrap();
             let is_backend = node.acls_of().iter().any(|acl| acl.remote_ports == "80");
             assert_eq!(direct == Verdict::Allow, is_backend, "without a Service there is only one address");
-            let answered = Packet { way: PacketDirection::In, ..out(6) };
+            let answered = Packet { direction: PacketDirection::In, ..out(6) };
             let inwards = node.hns.judge_to_service(node.endpoint, &answered, vip).unwrap();
             assert_eq!(inwards == Verdict::Allow, is_backend, "the receiver sees itself");
         }
@@ -262,7 +262,7 @@ fn writes_affect_flows_as_configured() {
                 assert_eq!(node.hns.is_open(node.endpoint, &out(protocol)), Ok(false));
                 assert_eq!(node.hns.open(node.endpoint, &out(protocol), None), Ok(Verdict::Allow));
                 assert_eq!(node.hns.is_open(node.endpoint, &out(protocol)), Ok(true));
-                let answer = Packet { way: PacketDirection::In, ..out(protocol) };
+                let answer = Packet { direction: PacketDirection::In, ..out(protocol) };
                 assert_eq!(node.hns.is_open(node.endpoint, &answer), Ok(true), "both ways are one flow");
             }
             // The last case is rejected, because the ACL exists.
@@ -281,7 +281,7 @@ fn writes_affect_flows_as_configured() {
 fn flows_are_recorded_when_allowed_and_end_with_their_endpoint() {
     let node = Node::new(Config { on_rewrite: OnRewrite::Keep, host_default: None, ..config() });
     node.acls("Add", json!([acl(4), allow_out(9)])).unwrap();
-    let inwards = Packet { way: PacketDirection::In, ..out(6) };
+    let inwards = Packet { direction: PacketDirection::In, ..out(6) };
     assert_eq!(node.hns.open(node.endpoint, &inwards, None), Ok(Verdict::Block));
     assert_eq!(node.hns.is_open(node.endpoint, &inwards), Ok(false));
     assert_eq!(node.hns.open(node.endpoint, &out(6), None), Ok(Verdict::Allow));
@@ -325,7 +325,7 @@ fn a_restart_keeps_the_configured_state() {
         assert_eq!((node.acls_of().len(), known), (acls, sets), "{survives:?}");
         assert_eq!(node.hns.is_open(node.endpoint, &out(6)), Ok(open), "{survives:?}");
         assert_eq!(node.hns.judge(node.endpoint, &out(6)), Ok(Verdict::Allow), "open again, or still");
-        let inwards = Packet { way: PacketDirection::In, ..out(6) };
+        let inwards = Packet { direction: PacketDirection::In, ..out(6) };
         let closed = acls > 0;
         assert_eq!(node.hns.judge(node.endpoint, &inwards) == Ok(Verdict::Block), closed, "{survives:?}");
         let uses = node.acls("Add", json!([acl_with(5, json!({"RemoteAddresses": "s1"}))]));

@@ -112,10 +112,10 @@ fn acls_name_existing_sets_and_no_addresses_beside_them() {
 }
 
 /// A packet from 10.0.0.1 or another address to port 80 of the endpoint, or back.
-fn packet(way: PacketDirection, remote: &str) -> Packet {
+fn packet(direction: PacketDirection, remote: &str) -> Packet {
     let (local, remote) = ([10, 244, 3, 7].into(), remote.parse().unwrap());
-    let (local_port, remote_port) = if way == PacketDirection::In { (80, 4000) } else { (4000, 80) };
-    Packet { way, protocol: 6, local, remote, local_port, remote_port }
+    let (local_port, remote_port) = if direction == PacketDirection::In { (80, 4000) } else { (4000, 80) };
+    Packet { direction, protocol: 6, local, remote, local_port, remote_port }
 }
 
 fn judge(node: &Node, packet: &Packet) -> bool {
@@ -143,8 +143,8 @@ fn a_set_has_the_configured_meaning() {
             node.sets("Add", sets).unwrap();
             let allow = json!({"Action": "Allow", "Direction": direction, "Protocols": "6", field: name});
             node.acls("Add", json!([acl_with(1, allow)])).unwrap();
-            let way = if direction == "In" { PacketDirection::In } else { PacketDirection::Out };
-            let verdict = judge(&node, &packet(way, "10.0.0.1"));
+            let packet_direction = if direction == "In" { PacketDirection::In } else { PacketDirection::Out };
+            let verdict = judge(&node, &packet(packet_direction, "10.0.0.1"));
             assert_eq!(verdict, allowed, "{direction} {field} {name} {set_reading:?}");
         }
     }

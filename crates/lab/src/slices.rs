@@ -58,7 +58,7 @@ impl Controller {
         });
         for stored in ours.cloned().collect::<Vec<_>>() {
             let deleted = self.store.delete(&stored.key, Some(stored.revision)).await.map(drop);
-            self.told(&stored.key, deleted);
+            self.log_result(&stored.key, deleted);
         }
         for (key, value) in wanted {
             let written = match self.objects.get(&key) {
@@ -67,11 +67,11 @@ impl Controller {
                 None => self.store.create(&key, value).await,
             };
             let result = written.map(|stored| drop(self.objects.insert(key.clone(), stored)));
-            self.told(&key, result);
+            self.log_result(&key, result);
         }
     }
 
-    fn told(&self, key: &Key, result: Result<(), StoreError>) {
+    fn log_result(&self, key: &Key, result: Result<(), StoreError>) {
         match result {
             Ok(())
             | Err(StoreError::Conflict(_) | StoreError::AlreadyExists(_) | StoreError::NotFound(_)) => {}

@@ -36,10 +36,10 @@ fn run(namespace: &NetNs, script: &str) {
     let mut command = Command::new("sh");
     command.args(["-ec", script]);
     let output = namespace.enter_on_spawn(&mut command).unwrap().output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "this test needs nftables and iptables (apt-get install): {script}: {said}"
+        "this test needs nftables and iptables (apt-get install): {script}: {printed}"
     );
 }
 
@@ -47,8 +47,12 @@ fn run(namespace: &NetNs, script: &str) {
 type Expected = &'static [(Reason, &'static [&'static str])];
 
 fn check(case: &str, report: &Report, expected: Expected) {
-    let said: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
-    assert_eq!(said, expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), "{case}: {report:#?}");
+    let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
+    assert_eq!(
+        reasons,
+        expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(),
+        "{case}: {report:#?}"
+    );
     for (Condition { reason, about: _, message }, (_, parts)) in report.node.iter().zip(expected) {
         assert!(!reason.is_failure(), "{case}: it must not hold anything up");
         for part in *parts {

@@ -172,7 +172,7 @@ fn the_precedence_of_host_endpoints() {
     assert!(!reached());
     assert_eq!(node.host("named", "eth0", all()), Report::default());
     assert!(reached(), "the named interface has its own");
-    let told = |report: Report| {
+    let reported = |report: Report| {
         let all = report
             .node
             .iter()
@@ -180,9 +180,9 @@ fn the_precedence_of_host_endpoints() {
         all.collect::<Vec<_>>()
     };
     let of_named = vec![(Reason::HostEndpointWithoutInterface, true)];
-    assert_eq!(told(node.host("a-first", "eth0", closed())), of_named);
+    assert_eq!(reported(node.host("a-first", "eth0", closed())), of_named);
     assert!(!reached(), "the first by name");
-    assert_eq!(told(node.resync()), of_named);
+    assert_eq!(reported(node.resync()), of_named);
     assert_eq!(node.host("a-first", "eth0", None), Report::default());
     assert!(reached());
     node.host("named", "eth0", None);

@@ -32,7 +32,7 @@ fn packets_that_leave_the_pools_have_the_nodes_address() {
     node.add(&pod, open());
     node.add(&other, open());
     // The second pool is behind the same switch, and has a route back to pods.
-    let wire = |way: Route, address: Option<Ipv4Addr>| {
+    let wire = |route: Route, address: Option<Ipv4Addr>| {
         move || {
             let mut socket = RouteSocket::open().unwrap();
             let link = interface_index("eth0").unwrap();
@@ -40,7 +40,7 @@ fn packets_that_leave_the_pools_have_the_nodes_address() {
                 let address = Address { link, address: address.into(), prefix_length: 32 };
                 socket.change(&Change::AddAddress(address)).unwrap();
             }
-            socket.change(&Change::AddRoute(Route { link: Some(link), ..way })).unwrap();
+            socket.change(&Change::AddRoute(Route { link: Some(link), ..route })).unwrap();
         }
     };
     let to_pods = Route::via(block(1).into(), node_address(1).into(), 0, 4);

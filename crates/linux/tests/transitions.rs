@@ -215,8 +215,9 @@ impl Watched<'_> {
         }
         seen.astray.extend(astray);
         // What does not fit in one of several transactions is closed and reported.
-        let said = |report: &Report| report.retry || report.conditions().next().is_some() && self.lossless;
-        match reports.iter().any(said) {
+        let has_condition =
+            |report: &Report| report.retry || report.conditions().next().is_some() && self.lossless;
+        match reports.iter().any(has_condition) {
             true => Err(format!("{reports:?}")),
             false => Ok(()),
         }

@@ -274,7 +274,7 @@ fn between_transactions_only_flows_of_either_state_pass() {
             expected.push((flows, direction, either));
         }
         let wrong = Arc::new(Mutex::new(Vec::new()));
-        let (watched, told, counted) = (node.clone(), wrong.clone(), counts.clone());
+        let (watched, recorded, counted) = (node.clone(), wrong.clone(), counts.clone());
         let look = move || {
             counted.lock().unwrap().0 += 1;
             for (flows, direction, either) in &expected {
@@ -282,7 +282,7 @@ fn between_transactions_only_flows_of_either_state_pass() {
                 counted.lock().unwrap().1 += passed.len();
                 let more =
                     passed.difference(either).map(|tag| format!("{direction:?} {:?}", flows[*tag as usize]));
-                told.lock().unwrap().extend(more);
+                recorded.lock().unwrap().extend(more);
             }
         };
         let deltas = common::deltas(&before, &state);
@@ -349,12 +349,12 @@ fn new_members_are_not_added_before_their_rules() {
         node.namespace.run(|| dataplane.apply(&common::deltas(&NodeState::default(), &old))).unwrap();
     assert_eq!(report, Default::default());
     let seen = Arc::new(Mutex::new((0, BTreeSet::new())));
-    let (watched, told) = (node.clone(), seen.clone());
+    let (watched, recorded) = (node.clone(), seen.clone());
     let look = move || {
         let passed = watched.passed_by_any(std::slice::from_ref(&flow), Direction::Ingress);
-        let mut told = told.lock().unwrap();
-        told.0 += 1;
-        told.1.extend(passed);
+        let mut recorded = recorded.lock().unwrap();
+        recorded.0 += 1;
+        recorded.1.extend(passed);
     };
     let deltas = common::deltas(&old, &new);
     let report = node

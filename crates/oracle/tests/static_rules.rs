@@ -107,14 +107,14 @@ fn static_rules_come_before_policy_on_their_node() {
     ];
     for (from, to, protocol, port, passes, by) in cases {
         let answer = ask(from, to, protocol, port);
-        let asked = format!("{from} to {to} {protocol} {port}");
-        assert_eq!(answer.verdict == Verdict::Allow, passes, "{asked}: {answer:?}");
+        let shown = format!("{from} to {to} {protocol} {port}");
+        assert_eq!(answer.verdict == Verdict::Allow, passes, "{shown}: {answer:?}");
         let traces = [&answer.egress, &answer.ingress];
         let named = traces.into_iter().flatten().find_map(|trace| match &trace.decided_by {
             DecidedBy::StaticRule { node, name } => Some((node.as_str(), name.as_str())),
             _ => None,
         });
-        assert_eq!(named, by.map(|name| ("windows", name)), "{asked}: {answer:?}");
+        assert_eq!(named, by.map(|name| ("windows", name)), "{shown}: {answer:?}");
     }
 }
 

@@ -111,7 +111,7 @@ impl StaticRules {
 impl StaticRules {
     /// The rules for the node's report, in order. Those of RuleType Host have no order.
     #[must_use]
-    pub fn told(&self) -> Vec<StaticRule> {
+    pub fn reported(&self) -> Vec<StaticRule> {
         let mut acls: Vec<&Acl> = self.0.iter().collect();
         acls.sort_by_key(|acl| acl.priority);
         let side = |addresses: &str, ports: &str| {

@@ -199,8 +199,8 @@ fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
     let reports = cluster.change(&case.after).unwrap();
     let between = stays_closed(&cluster)?;
     // HNS does not report its restart.
-    let is_told = matches!(case.fault, Fault::Restarts(_)) || reports.iter().any(|report| report.retry);
-    if between != new && !is_told {
+    let is_reported = matches!(case.fault, Fault::Restarts(_)) || reports.iter().any(|report| report.retry);
+    if between != new && !is_reported {
         return Err(format!("not in force, and nobody is told: {reports:?}"));
     }
     if case.fault == Fault::IsLate {

@@ -87,7 +87,7 @@ fn balanced(change: impl Fn(Config) -> Config) -> ([Node; 2], Proxy) {
 fn balance(client: &Node, server: &Node, proxy: &mut Proxy) {
     let own = Ipv4Addr::new(10, 244, 1, 60);
     let sources = [None, Some(own)].into_iter();
-    let ways = sources.flat_map(|source| backends(client, server).map(|pod| (pod.1, source)));
+    let pairs = sources.flat_map(|source| backends(client, server).map(|pod| (pod.1, source)));
     let service = |(port, (backend, source))| {
         [Protocol::TCP, Protocol::UDP].map(|protocol| Balanced {
             vip: VIP,
@@ -98,7 +98,7 @@ fn balance(client: &Node, server: &Node, proxy: &mut Proxy) {
             source,
         })
     };
-    let services: Vec<Balanced> = (81..).zip(ways).flat_map(service).collect();
+    let services: Vec<Balanced> = (81..).zip(pairs).flat_map(service).collect();
     let network = client.hns.network_by_name(NETWORK).unwrap().unwrap().id;
     let providers = BTreeMap::from([(server.pods[0].1, server.vtep.parent)]);
     proxy.balance(&*client.hns, network, &services, &providers).unwrap();
@@ -119,8 +119,8 @@ fn pods_connect_to_services() {
     for egress_sees in [EgressSees::Backend, EgressSees::Vip] {
         let ([mut client, server], _proxy) = balanced(|config| Config { egress_sees, ..config });
         let all = |client: &Node, step: usize, talks: &dyn Fn(&Pod, SocketAddr) -> bool| {
-            let ways = (81..85).zip(backends(client, &server).into_iter().cycle()).step_by(step);
-            ways.map(|(port, backend)| talks(backend, (VIP, port).into())).collect::<Vec<_>>()
+            let pairs = (81..85).zip(backends(client, &server).into_iter().cycle()).step_by(step);
+            pairs.map(|(port, backend)| talks(backend, (VIP, port).into())).collect::<Vec<_>>()
         };
         let asks = |client: &Node| all(client, 1, &|pod, at| ask(client, pod, at) == Some(at.port() as u8));
         assert_eq!(asks(&client), [true; 4], "{egress_sees:?}");

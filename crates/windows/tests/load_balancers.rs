@@ -88,13 +88,13 @@ fn without_direct_server_return_the_policies_concerned_are_named() {
     assert_eq!(hidden(&looked(&mut node)), None, "it is direct");
     let hiding = node.hns.create_load_balancer(&balancer(&["10.96.0.2"], "10.244.3.2", 0)).unwrap();
     let report = looked(&mut node);
-    let told = hidden(&report).unwrap();
-    let message = &told.message;
+    let reported = hidden(&report).unwrap();
+    let message = &reported.message;
     assert!(message.starts_with("1 load balancers"), "{message}");
     assert!(message.contains("sees 10.244.3.2 instead of the pod."), "{message}");
     assert!(message.contains("here: NetworkPolicy calico-demo/clients. "), "{message}");
     assert!(message.contains("WinDSR=true") && message.contains("--enable-dsr=true"), "{message}");
-    assert!(!told.reason.is_failure() && !report.retry);
+    assert!(!reported.reason.is_failure() && !report.retry);
     // It is reported also between two checks, and ends as soon as it is over.
     assert!(hidden(&node.apply(&[])).is_some());
     node.hns.delete_load_balancer(hiding).unwrap();

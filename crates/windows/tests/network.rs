@@ -168,9 +168,9 @@ fn routes_are_repaired_and_adopted() {
     // The other nodes must learn the new MAC address.
     let new = current.get().unwrap();
     assert!(new.id != old.id && new.router_mac != old.router_mac);
-    let [told] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, Reason::OverlayRemade);
-    assert!(told.message.contains(&new.router_mac.to_string()), "{}", told.message);
+    let [reported] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(reported.reason, Reason::OverlayRemade);
+    assert!(reported.message.contains(&new.router_mac.to_string()), "{}", reported.message);
     restarted.announced = new.router_mac;
     assert_eq!(restarted.apply(&[local_node()]), Default::default());
 }
@@ -224,12 +224,12 @@ fn one_bad_route_does_not_block_the_others() {
     let report = node.apply(&deltas);
     let there: Vec<String> = routes(&node).into_iter().map(|(prefix, ..)| prefix).collect();
     assert_eq!(there, ["10.244.1.0/26", "10.244.80.0/26"]);
-    let [told] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, Reason::RouteRefused);
+    let [reported] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(reported.reason, Reason::RouteRefused);
     assert!(
-        told.message.contains("10.244.66.0/26") && told.message.contains("not this one"),
+        reported.message.contains("10.244.66.0/26") && reported.message.contains("not this one"),
         "{}",
-        told.message
+        reported.message
     );
     assert!(report.retry);
     node.hns.clear_fault();

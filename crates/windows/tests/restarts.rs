@@ -246,7 +246,7 @@ proptest! {
     /// repeated, however long it took.
     #[test]
     fn a_slow_hns_gets_no_more_calls_than_a_fast_one(
-        sets in select(SETS.to_vec()), before in said(false), after in said(false), seconds in vec(1_u64..120, 1..5),
+        sets in select(SETS.to_vec()), before in scenarios(false), after in scenarios(false), seconds in vec(1_u64..120, 1..5),
     ) {
         let flows = flows();
         let [mut quick, mut slow] = [(); 2].map(|()| node_with(sets, &before.deltas()));

@@ -175,11 +175,11 @@ fn frames_to_backends_agree_with_the_oracle() {
                 let reports = nodes.change(&objects, rendering).unwrap();
                 nodes.balance(CLIENTS_NODE, &services(source)).unwrap();
                 let case = format!("{name}, {sees:?} seen, source {source:?}, {}", rendering.name);
-                let told: BTreeSet<_> =
+                let reported: BTreeSet<_> =
                     reports.iter().flat_map(|report| report.conditions()).map(|it| it.reason).collect();
                 let partly = ["to the Linux backend", "to the Windows backends"].contains(&name);
                 assert_eq!(
-                    told,
+                    reported,
                     BTreeSet::from_iter(partly.then_some(Reason::ServicePartlyAllowed)),
                     "{case}"
                 );

@@ -91,7 +91,7 @@ fn sets_that_hns_refuses_are_listed_in_acls() {
             is_update_of_sets(call).then(|| if pretends { Ok(String::new()) } else { Err(refusal()) })
         });
         let report = node.apply(&[change("s:denied", &[2], &[]), change("s:allowed", &[2, 3], &[])]);
-        let reasons: Vec<_> = report.node.iter().map(|told| told.reason).collect();
+        let reasons: Vec<_> = report.node.iter().map(|conditions| conditions.reason).collect();
         assert_eq!(reasons, [Reason::PolicySetRefused; 2], "{report:?}");
         assert!(report.endpoints.is_empty(), "{report:?}");
         assert_eq!(report.node_failures().next(), None, "policy holds with the addresses spelled out");
@@ -229,7 +229,7 @@ fn a_held_set_does_not_affect_other_sets() {
     let changes = [change("s:denied", &[2], &[]), change("s:allowed", &[2, 3], &[])];
     let report = node.apply(&[[other_policy(Protocol::UDP)].as_slice(), &changes].concat());
     assert_eq!(
-        report.node.iter().map(|told| told.reason).collect::<Vec<_>>(),
+        report.node.iter().map(|conditions| conditions.reason).collect::<Vec<_>>(),
         [Reason::PolicySetHeld],
         "{report:?}"
     );

@@ -61,7 +61,7 @@ fn a_hanging_hns_gets_one_call_per_pass() {
     assert_eq!(node.hns.take().iter().filter(|call| !call.object_is_network()).count(), 1);
     assert!(report.retry && report.node.is_empty());
     assert_eq!(report.endpoints.len(), 5);
-    assert!(report.endpoints.values().all(|told| told[0].reason == Reason::HnsUnavailable));
+    assert!(report.endpoints.values().all(|reported| reported[0].reason == Reason::HnsUnavailable));
     node.hns.clear_fault();
     assert_eq!(node.apply(&[]), Default::default());
 }
@@ -140,12 +140,15 @@ fn foreign_acls_with_precedence_are_reported() {
         [("made", &deltas[..]), ("there already", &deltas), ("not looked at", &untouched), ("nothing", &[])]
     {
         let report = node.apply(deltas);
-        let told = &report.endpoints[&pod_id()];
-        assert!(!report.retry && told.len() == 3, "{round}: {report:?}");
-        assert!(told.iter().all(|condition| condition.reason == Reason::ForeignAcl));
+        let reported = &report.endpoints[&pod_id()];
+        assert!(!report.retry && reported.len() == 3, "{round}: {report:?}");
+        assert!(reported.iter().all(|condition| condition.reason == Reason::ForeignAcl));
         let named =
             [r#""API:cali-1" (Allow, In, Switch, priority 100)"#, r#""firewall-blocks" (Block, In, Host"#];
-        assert!(told.iter().zip(named).all(|(told, name)| told.message.contains(name)), "{told:?}");
+        assert!(
+            reported.iter().zip(named).all(|(reported, name)| reported.message.contains(name)),
+            "{reported:?}"
+        );
     }
     // They are gone, which the next check notices.
     node.hns.inner().restart(Survives::AllButAcls).unwrap();

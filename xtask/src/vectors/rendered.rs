@@ -142,8 +142,9 @@ fn by_emulator(
     let reports = cluster.change(&on_windows(objects, &WINDOWS_NODES))?;
     let exception = |flow: &Flow, end| {
         let conditions = cluster.place(end).and_then(|end| reports[end.node].endpoints.get(&end.endpoint));
-        let is_reported =
-            |known: &Exception| conditions.into_iter().flatten().any(|told| known.is_told_by(told));
+        let is_reported = |known: &Exception| {
+            conditions.into_iter().flatten().any(|reported| known.is_reported_by(reported))
+        };
         Exception::of(flow.protocol).filter(is_reported)
     };
     let outcome = |(expected, obstacle): (&ExpectedFlow, &Option<&'static str>)| {

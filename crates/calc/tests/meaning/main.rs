@@ -121,8 +121,8 @@ fn damaged_objects_apply_as_far_as_they_can_be_read() {
     assert!(!passes(&calc, "outside", "db/main", "tcp/1"));
     assert!(!passes(&calc, "lost/pod", "db/main", "tcp/1"));
     let findings: Vec<String> = calc.findings().into_iter().map(|finding| finding.problem).collect();
-    for said in ["spec.nets[0]", "metadata.labels.n", "metadata.labels.projectcalico.org/odd.name"] {
-        assert!(findings.iter().any(|finding| finding.contains(said)), "{said}: {findings:?}");
+    for reported in ["spec.nets[0]", "metadata.labels.n", "metadata.labels.projectcalico.org/odd.name"] {
+        assert!(findings.iter().any(|finding| finding.contains(reported)), "{reported}: {findings:?}");
     }
 }
 
@@ -158,8 +158,8 @@ fn unreadable_rules_deny() {
         calc.update(&Key::global(Kind::ClusterNetworkPolicy, "c"), Some(&value));
         calc.flush();
         assert_eq!(passes(&calc, "web/front", "db/main", "tcp/1"), passes_it, "{action}");
-        let said = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
-        assert!(said, "{action}: {:?}", calc.findings());
+        let reported = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
+        assert!(reported, "{action}: {:?}", calc.findings());
     }
 }
 

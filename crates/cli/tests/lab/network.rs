@@ -86,21 +86,23 @@ fn a_host_network_pod_counts_as_its_node() {
     // Settings without effect are stored, and not reported as in force.
     let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {vxlanVNI: 5000}\n";
     let output = lab.tortie(&["apply", "--wait", "-f", &lab.file("felix.yml", felix)]).output().unwrap();
-    let said =
+    let printed =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && !said.contains("in force on"), "{said}");
+    assert!(!output.status.success() && !printed.contains("in force on"), "{printed}");
     for part in [
         "warning: ",
         "node primary: FelixConfiguration default: FieldNotSupported: spec.vxlanVNI",
         "node minion: ",
     ] {
-        assert!(said.contains(part), "{part} in {said}");
+        assert!(printed.contains(part), "{part} in {printed}");
     }
 
     // A pod whose namespace does not exist reports it, and is connected once the namespace exists.
     let lost = pod("lost", "primary", "hostNetwork: false").replace("namespace: n}", "namespace: nowhere}");
     lab.ok(&["apply", "-f", &lab.file("lost.yml", &lost)]);
-    lab.wait_until("it is told", || lab.ok(&["get", "pods"]).contains("Namespace nowhere does not exist"));
+    lab.wait_until("it is reported", || {
+        lab.ok(&["get", "pods"]).contains("Namespace nowhere does not exist")
+    });
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nowhere}\n";
     lab.ok(&["apply", "-f", &lab.file("nowhere.yml", namespace)]);
     lab.wait_for_pods();

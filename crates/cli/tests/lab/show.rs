@@ -34,8 +34,8 @@ fn with_policy(user: User) -> (Lab, Running) {
     lab.wait_for_pods();
     // It fails, because Windows cannot express the last rule.
     let applied = lab.tortie(&["apply", "--wait", "-f", &lab.file("policy.yml", POLICY)]).output().unwrap();
-    let told = String::from_utf8_lossy(&applied.stdout);
-    assert!(told.contains("in force on 2 nodes"), "{applied:?}");
+    let message = String::from_utf8_lossy(&applied.stdout);
+    assert!(message.contains("in force on 2 nodes"), "{applied:?}");
     (lab, running)
 }
 

@@ -62,7 +62,7 @@ impl ForeignTables {
         let objects = read.as_ref().map_or(0, |others| others.objects);
         let rest = Duration::from_secs((objects / OBJECTS_PER_SECOND) as u64);
         self.rest_until = Some(now + rest);
-        self.tables = told(read);
+        self.tables = conditions(read);
     }
 
     /// The conditions.
@@ -75,7 +75,7 @@ const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
 const UNKNOWN: Reason = Reason::ForeignChainsUnknown;
 const CALICO: Reason = Reason::CalicoLeftover;
 
-fn told(read: Result<Others>) -> Vec<Condition> {
+fn conditions(read: Result<Others>) -> Vec<Condition> {
     let others = match read {
         Ok(others) => others,
         Err(error) => {
@@ -259,8 +259,8 @@ mod tests {
     fn unreadable_tables_are_reported_and_fail_nothing() {
         let refused = || Error::refused("list them", "theirs")(io::Error::from_raw_os_error(libc::EINTR));
         let said = [
-            told(Err(refused())),
-            told(Ok(Others { cut_short: true, ..Others::default() })),
+            conditions(Err(refused())),
+            conditions(Ok(Others { cut_short: true, ..Others::default() })),
             legacy(|names| match names {
                 "ip6_tables_names" => Err(io::Error::from_raw_os_error(libc::EACCES)),
                 _ => Err(io::Error::from_raw_os_error(libc::ENOENT)),

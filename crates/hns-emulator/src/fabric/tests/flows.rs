@@ -93,9 +93,10 @@ fn a_reset_is_sent_once_to_both_ends_and_ends_the_flow() {
     // b expects the number after a's data, a the number after b's SYN.
     let to_b = segment(A, 1000, B, 80, 0x04, 5, 0, b"");
     let to_a = segment(B, 80, A, 1000, 0x04, 501, 0, b"");
-    let told = node.replan();
-    let [Output::Frame(first, to_b_sent), Output::Frame(second, to_a_sent), young @ ..] = &told[..] else {
-        panic!("{told:?}")
+    let reported = node.replan();
+    let [Output::Frame(first, to_b_sent), Output::Frame(second, to_a_sent), young @ ..] = &reported[..]
+    else {
+        panic!("{reported:?}")
     };
     assert_eq!((*first, *second), (Port::Pod(b), Port::Pod(a)));
     let same = |sent: &[u8], expected: &[u8]| {
