@@ -28,7 +28,7 @@ async fn follow(store: &dyn Store, node: &str, backoff: &mut Backoff) -> Result<
     let mut ours = BTreeSet::new();
     let is_ours = |endpoint: &Stored| endpoint.value["spec"]["node"] == node;
     for endpoint in listing.items.into_iter().filter(is_ours) {
-        take_over(store, &endpoint.key).await?;
+        copy_labels(store, &endpoint.key).await?;
         ours.insert((pod_of(&endpoint), endpoint.key));
     }
     let mut events = store.watch(&[Kind::Pod, Kind::WorkloadEndpoint], listing.revision).await?;
@@ -38,11 +38,11 @@ async fn follow(store: &dyn Store, node: &str, backoff: &mut Backoff) -> Result<
         match event {
             Event::Put(pod) if pod.key.kind == Kind::Pod => {
                 for (_, endpoint) in ours.iter().filter(|(of, _)| *of == pod.key) {
-                    take_over(store, endpoint).await?;
+                    copy_labels(store, endpoint).await?;
                 }
             }
             Event::Put(endpoint) if is_ours(&endpoint) => {
-                take_over(store, &endpoint.key).await?;
+                copy_labels(store, &endpoint.key).await?;
                 ours.insert((pod_of(&endpoint), endpoint.key));
             }
             Event::Put(_) => {}
@@ -53,7 +53,7 @@ async fn follow(store: &dyn Store, node: &str, backoff: &mut Backoff) -> Result<
 }
 
 /// Copies the pod's labels to an endpoint, unless another pod has that name now.
-async fn take_over(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
+async fn copy_labels(store: &dyn Store, key: &Key) -> Result<(), StoreError> {
     loop {
         let Some(mut endpoint) = store.get(key).await? else { return Ok(()) };
         let Some(pod) = store.get(&pod_of(&endpoint)).await? else { return Ok(()) };

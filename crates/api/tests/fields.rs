@@ -20,7 +20,10 @@ fn types() -> Vec<(&'static str, Vec<Read>)> {
     vec![
         ("NetworkPolicy (projectcalico.org/v3)", read_by::<NetworkPolicy>()),
         ("GlobalNetworkPolicy", read_by::<GlobalNetworkPolicy>()),
-        ("NetworkPolicy (networking.k8s.io/v1)", read_by::<tortie_api::kubernetes::NetworkPolicy>()),
+        (
+            "NetworkPolicy (networking.k8s.io/v1)",
+            read_by::<tortie_api::kubernetes::KubernetesNetworkPolicy>(),
+        ),
         ("Tier", read_by::<Tier>()),
         ("Profile", read_by::<Profile>()),
         ("NetworkSet, GlobalNetworkSet", read_by::<NetworkSet>()),

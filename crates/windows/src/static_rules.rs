@@ -36,12 +36,12 @@ struct File {
     #[serde(default, rename = "version")]
     _version: Value,
     #[serde(default)]
-    rules: Vec<Named>,
+    rules: Vec<NamedRule>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Named {
+struct NamedRule {
     #[serde(default)]
     name: String,
     rule: Rule,
@@ -87,7 +87,7 @@ impl StaticRules {
         }
         let mut acls = Vec::new();
         let mut actions: BTreeMap<(String, u16), (AclAction, String)> = BTreeMap::new();
-        for (number, Named { name, rule }) in file.rules.into_iter().enumerate() {
+        for (number, NamedRule { name, rule }) in file.rules.into_iter().enumerate() {
             let at = format!("rule {} ({})", number + 1, if name.is_empty() { &rule.id } else { &name });
             let acl = rule
                 .acl(&file.provider)

@@ -30,7 +30,7 @@ pub(super) fn most_keys(state: &NodeState, most: usize) -> usize {
 }
 
 /// Adds counters to the rules of programs and policies, if requested.
-pub(super) fn take(state: &NodeState, change: &mut Change) {
+pub(super) fn add_counters(state: &NodeState, change: &mut Change) {
     if is_asked_for(state) {
         for (_, chain) in change.new_chains_by_name().filter(|(name, _)| !is_of_skeleton(name)) {
             count(chain);

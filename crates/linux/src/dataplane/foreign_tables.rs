@@ -7,7 +7,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
-use tortie_kernel::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
+use tortie_kernel::nftables::others::{
+    Base, End, ForeignChain, ForeignTable, Others, TableId, current_generation,
+};
 
 use tortie_kernel::Result;
 
@@ -104,7 +106,7 @@ fn conditions(read: Result<Others>) -> Vec<Condition> {
 }
 
 /// The condition about a table: its base chains that may drop packets.
-fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
+fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
     let entered = table.chains.iter().filter_map(|(name, chain)| {
         let base = chain.base.as_ref()?;
         let why = why(table, name, chain, base)?;
@@ -132,7 +134,7 @@ fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
 }
 
 /// Why packets that enter a table by a base chain may be dropped.
-fn why(table: &Table, name: &str, chain: &Chain, base: &Base) -> Option<String> {
+fn why(table: &ForeignTable, name: &str, chain: &ForeignChain, base: &Base) -> Option<String> {
     if base.drop && !chain.closed {
         return Some("its policy drops".to_owned());
     }
@@ -157,7 +159,7 @@ fn why(table: &Table, name: &str, chain: &Chain, base: &Base) -> Option<String> 
 }
 
 /// The ends that packets can reach from a chain, each with the chain that contains it.
-fn ends<'a>(table: &'a Table, from: &'a str) -> Vec<(&'a str, &'a End)> {
+fn ends<'a>(table: &'a ForeignTable, from: &'a str) -> Vec<(&'a str, &'a End)> {
     let (mut seen, mut waiting, mut ends) = (BTreeSet::from([from]), vec![from], Vec::new());
     while let Some(at) = waiting.pop() {
         let own = table.chains.get(at).into_iter().flat_map(|chain| &chain.ends);

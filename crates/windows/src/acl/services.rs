@@ -151,7 +151,7 @@ impl<'a, L: Lookup> Services<'a, L> {
 
     fn judge_list(&self, list: &[Decision]) -> Judgement {
         let said = ListVerdicts::new(list, self.frontends, self.lookup);
-        let mut found = Found::default();
+        let mut found = JudgementBuilder::default();
         for front in &self.frontends.fronts {
             found.front(front, &said, &self.frontends.pods);
         }
@@ -161,7 +161,7 @@ impl<'a, L: Lookup> Services<'a, L> {
 
 /// The results about a list so far.
 #[derive(Default)]
-struct Found<'a> {
+struct JudgementBuilder<'a> {
     /// The VIPs that need a row, by the content of that row.
     wanted: BTreeMap<RowKey, Vec<(u32, u32)>>,
     /// SCTP ports with allowed backends.
@@ -175,7 +175,7 @@ struct Found<'a> {
 /// Whether to deny, the protocol, and the ports.
 type RowKey = (bool, Protocol, (u32, u32));
 
-impl<'a> Found<'a> {
+impl<'a> JudgementBuilder<'a> {
     /// Judges one VIP:port by the list's verdicts on it and its backends.
     fn front(&mut self, front: &'a Frontend, said: &ListVerdicts<'_>, pods: &Addresses) {
         let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);

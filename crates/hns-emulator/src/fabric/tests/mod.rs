@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tortie_hcn::Guid;
 
-use super::checksum::{self, State as Sum, finish};
+use super::checksum::{self, ChecksumState as Sum, finish};
 use super::frame::{Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
 use super::segment::{Unfit, complete};
 use super::*;
