@@ -214,8 +214,8 @@ impl EmulatedCluster {
             self.nodes.iter_mut().map(|node| update_calc(&mut node.calc, &self.objects, &new)).collect();
         self.objects = new;
         self.connect()?;
-        let told = self.nodes.iter_mut().zip(deltas);
-        let reports = told.map(|(node, deltas)| node.dataplane.apply(&deltas)).collect();
+        let updates = self.nodes.iter_mut().zip(deltas);
+        let reports = updates.map(|(node, deltas)| node.dataplane.apply(&deltas)).collect();
         for node in &self.nodes {
             let endpoints = node.hns.inner().endpoints_of_network(node.network)?;
             no_acl_is_about_ports_of_sctp(&endpoints)?;
@@ -366,7 +366,7 @@ fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
     let protocol = flow.protocol.0;
     Some(match direction {
         Direction::Ingress => Packet {
-            way: PacketDirection::In,
+            direction: PacketDirection::In,
             protocol,
             local: destination,
             remote: source,
@@ -374,7 +374,7 @@ fn packet(direction: Direction, flow: &Flow) -> Option<Packet> {
             remote_port: source_port,
         },
         Direction::Egress => Packet {
-            way: PacketDirection::Out,
+            direction: PacketDirection::Out,
             protocol,
             local: source,
             remote: destination,

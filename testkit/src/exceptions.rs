@@ -51,16 +51,16 @@ impl Exception {
 
     /// Whether the condition reports it.
     #[must_use]
-    pub fn is_told_by(self, condition: &Condition) -> bool {
+    pub fn is_reported_by(self, condition: &Condition) -> bool {
         condition.reason == self.reason()
     }
 
     /// The limit above which it is no exception any more: a fiftieth of all flows.
     #[must_use]
-    pub fn too_many(asked: &Tally) -> Option<String> {
-        let (all, _) = asked.of("all");
+    pub fn too_many(tally: &Tally) -> Option<String> {
+        let (all, _) = tally.of("all");
         Self::ALL.into_iter().find_map(|exception| {
-            let (narrower, _) = asked.of(exception.name());
+            let (narrower, _) = tally.of(exception.name());
             (narrower * 50 >= all).then(|| format!("{narrower} of {all} flows are {}", exception.name()))
         })
     }

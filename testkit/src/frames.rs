@@ -45,6 +45,8 @@ fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
         // SYN, header of 20 bytes
         6 => ([&ports[..], &[0; 8], &[0x50, 2, 0xff, 0xff, 0, 0, 0, 0], &tag].concat(), Some(16)),
         17 => ([&ports[..], &[0, 12, 0, 0], &tag].concat(), Some(6)),
+        // UDP-Lite whose checksum covers the whole packet (RFC 3828)
+        136 => ([&ports[..], &[0; 4], &tag].concat(), Some(6)),
         1 | 58 => {
             let (icmp_type, icmp_code) = flow.icmp.unwrap_or_default();
             // The tag is also the identifier, so that two requests to one host are separate flows.
@@ -60,7 +62,9 @@ fn transport(flow: &Flow, tag: u32) -> Vec<u8> {
         };
         let mut pseudo = Vec::new();
         if flow.protocol.0 != 1 {
-            pseudo = [bytes(flow.source), bytes(flow.destination), vec![0, flow.protocol.0]].concat();
+            // Linux checks UDP-Lite in connection tracking as if it were UDP (`udplite_error`).
+            let protocol = if flow.protocol.0 == 136 { 17 } else { flow.protocol.0 };
+            pseudo = [bytes(flow.source), bytes(flow.destination), vec![0, protocol]].concat();
             pseudo.extend((packet.len() as u16).to_be_bytes());
         }
         let sum = checksum(&[pseudo, packet.clone()].concat());
@@ -115,7 +119,7 @@ pub fn tag(frame: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_crc_is_castagnolis() {
+    fn the_crc_equals_castagnolis() {
         // RFC 3720, B.4
         assert_eq!(super::crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(super::crc32c(&[0xff; 32]), 0x62a8_ab43);

@@ -161,11 +161,11 @@ impl KernelCluster {
         let all: BTreeSet<IpAddr> = self.places.keys().chain(places.keys()).copied().collect();
         for address in all {
             let (old, new) = (node_of(&self.places, &address), node_of(&places, &address));
-            for (way, of) in [(false, old), (true, new)].into_iter().filter(|_| old != new) {
+            for (adds, of) in [(false, old), (true, new)].into_iter().filter(|_| old != new) {
                 let Some(of) = of else { continue };
                 let from = &self.nodes[1 - of];
                 let route = from.to_other(address, &self.nodes[of]);
-                let change = if way { Change::AddRoute(route) } else { Change::DeleteRoute(route) };
+                let change = if adds { Change::AddRoute(route) } else { Change::DeleteRoute(route) };
                 self.nodes[1 - of].routes.change(&change)?;
             }
         }
@@ -254,7 +254,7 @@ impl KernelCluster {
     /// A flow has no pod at either end.
     pub fn traffic(&self, flows: &[Flow]) -> Result<Traffic> {
         let world = |node| Location { node, link: WORLD.to_owned() };
-        let mut ways = Vec::new();
+        let mut packets = Vec::new();
         for (tag, flow) in (0..).zip(flows) {
             let (source, destination) = (self.place(flow.source), self.place(flow.destination));
             let (from, to) = match (source, destination) {
@@ -263,7 +263,7 @@ impl KernelCluster {
                 (None, Some(destination)) => (world(destination.node), destination.clone()),
                 (None, None) => bail!("{flow:?} is no pod's"),
             };
-            ways.push((self.socket(&from)?, frames::frame(flow, self.nodes[from.node].mac.0, tag), to));
+            packets.push((self.socket(&from)?, frames::frame(flow, self.nodes[from.node].mac.0, tag), to));
         }
         let ends = self.nodes.iter().enumerate().flat_map(|(index, node)| {
             let place = move |link: &String| Location { node: index, link: link.clone() };
@@ -272,7 +272,7 @@ impl KernelCluster {
         });
         let router = self.nodes[0].mac.0;
         let [first, last] = self.nodes.each_ref().map(|node| node.world.clone());
-        Ok(Traffic { ways, ends: ends.collect(), first, router, last })
+        Ok(Traffic { packets, ends: ends.collect(), first, router, last })
     }
 
     fn socket(&self, place: &Location) -> Result<Arc<PacketSocket>> {
@@ -282,7 +282,7 @@ impl KernelCluster {
 
 /// Packets that can be sent repeatedly.
 pub struct Traffic {
-    ways: Vec<(Arc<PacketSocket>, Vec<u8>, Location)>,
+    packets: Vec<(Arc<PacketSocket>, Vec<u8>, Location)>,
     ends: Vec<(Location, Arc<PacketSocket>)>,
     /// Where the last packet is sent, its router, and where it arrives.
     first: Arc<PacketSocket>,
@@ -299,7 +299,7 @@ impl Traffic {
     pub fn send(&self) -> Result<BTreeSet<usize>> {
         static SENT: AtomicU32 = AtomicU32::new(0);
         let last = PASSING | SENT.fetch_add(1, Ordering::Relaxed);
-        for (socket, frame, _) in &self.ways {
+        for (socket, frame, _) in &self.packets {
             ensure!(socket.send(frame)?, "there is no room for a packet to be sent");
         }
         // It takes as many hops as any of them. Once it has arrived, the others have been received or dropped.
@@ -326,7 +326,7 @@ impl Traffic {
             }
             for tag in arrived {
                 let index = tag as usize;
-                let Some((_, _, to)) = self.ways.get(index) else { continue };
+                let Some((_, _, to)) = self.packets.get(index) else { continue };
                 ensure!(to == place, "packet {index} to {to:?} arrived at {place:?}");
                 passed.insert(index);
             }

@@ -6,6 +6,8 @@ pub mod exceptions;
 pub mod flows;
 pub mod frames;
 #[cfg(target_os = "linux")]
+pub mod hosts;
+#[cfg(target_os = "linux")]
 pub mod kernel;
 #[cfg(target_os = "linux")]
 pub mod links;

@@ -20,8 +20,8 @@ impl Random {
     /// `PROPTEST_CASES` if set, otherwise the usual number.
     #[must_use]
     pub fn cases(usual: u32) -> Self {
-        let said = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
-        Self { cases: said.unwrap_or(usual), shrinks: 0 }
+        let configured = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
+        Self { cases: configured.unwrap_or(usual), shrinks: 0 }
     }
 
     /// The maximum number of steps for shrinking a failing case.
@@ -107,8 +107,8 @@ pub struct Tally(BTreeMap<String, (usize, usize)>);
 impl Tally {
     /// Counts a case of this kind.
     pub fn count(&mut self, kind: impl Into<String>, passed: bool) {
-        let (asked, through) = self.0.entry(kind.into()).or_default();
-        *asked += 1;
+        let (total, through) = self.0.entry(kind.into()).or_default();
+        *total += 1;
         *through += usize::from(passed);
     }
 
@@ -122,11 +122,10 @@ impl Tally {
     #[must_use]
     pub fn lacking(&self, kinds: impl IntoIterator<Item = String>, fewest: usize) -> Option<String> {
         kinds.into_iter().find_map(|kind| {
-            let (asked, passed) = self.of(&kind);
-            let both = passed >= fewest && asked - passed >= fewest;
-            (!both).then(|| {
-                format!("{kind}: {asked} were asked about, {passed} passed; both ways {fewest} at least")
-            })
+            let (total, passed) = self.of(&kind);
+            let both = passed >= fewest && total - passed >= fewest;
+            (!both)
+                .then(|| format!("{kind}: {total} were tested, {passed} passed; both ways {fewest} at least"))
         })
     }
 }
@@ -134,6 +133,6 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:26} {:>8} {:>8}", "kind", "asked", "passed")?;
-        self.0.iter().try_for_each(|(kind, (asked, passed))| writeln!(f, "{kind:26} {asked:>8} {passed:>8}"))
+        self.0.iter().try_for_each(|(kind, (total, passed))| writeln!(f, "{kind:26} {total:>8} {passed:>8}"))
     }
 }

@@ -406,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn binaries_are_where_cargo_target_dir_says() {
+    fn binaries_are_found_in_cargo_target_dir() {
         let mut command = metadata().unwrap();
         command.env("CARGO_TARGET_DIR", "/elsewhere");
         assert_eq!(target_folder(command).unwrap(), PathBuf::from("/elsewhere"));

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gate_says_what_it_did_not_ask() {
+    fn the_gate_reports_skipped_steps() {
         assert!(!closing_line(true).contains("NOT"));
         assert!(closing_line(false).contains(PUBLISHED));
     }

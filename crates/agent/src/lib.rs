@@ -87,7 +87,7 @@ impl Platform {
     /// The constant content of the node's reports.
     fn about(&self) -> NodeStatus {
         let static_rules = match self {
-            Platform::Windows { static_rules, .. } => static_rules.told(),
+            Platform::Windows { static_rules, .. } => static_rules.reported(),
             Platform::Linux | Platform::Other { .. } => Vec::new(),
         };
         NodeStatus { os: self.os().to_owned(), static_rules, ..NodeStatus::default() }

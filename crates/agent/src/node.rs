@@ -253,7 +253,7 @@ mod tests {
     use tortie_store::Embedded;
 
     #[tokio::test]
-    async fn annotations_of_any_shape_are_survived() {
+    async fn annotations_of_any_shape_cause_no_failure() {
         let tunnel = Tunnel { address: Ipv4Addr::new(10, 0, 0, 1), mac: None };
         let told = json!({Node::VXLAN_ADDRESS: "10.0.0.1"});
         let table = [

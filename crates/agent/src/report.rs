@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_comes_in_a_burst_and_then_once_a_second() {
+    fn progress_is_reported_in_a_burst_and_then_once_a_second() {
         let start = Instant::now();
         let mut allowance = Allowance { left: BURST, counted: start };
         // Twenty requests per second for ten minutes.

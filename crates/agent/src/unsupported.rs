@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    fn told(watched: &Watched) -> Vec<(String, Reason)> {
+    fn reasons(watched: &Watched) -> Vec<(String, Reason)> {
         watched.all().into_iter().map(|it| (it.object.to_string(), it.reason)).collect()
     }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_concern_the_nodes_that_they_are_for() {
+    fn settings_apply_to_their_own_nodes() {
         let spec = json!({"spec": {"vxlanVNI": 5000}});
         for (name, expected) in [("default", 1), ("node.one", 1), ("node.two", 0), ("other", 2)] {
             let mut watched = Watched::new("one");
@@ -168,17 +168,17 @@ mod tests {
     }
 
     #[test]
-    fn pools_that_conflict_or_went_are_reported() {
+    fn conflicting_and_deleted_pools_are_reported() {
         let mut watched = Watched::new("one");
         let address = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
         watched.update(&Key::global(Kind::Node, "one"), Some(&address));
         pool(&mut watched, "a", Some("10.0.0.0/16"));
-        assert_eq!(told(&watched), []);
+        assert_eq!(reasons(&watched), []);
         pool(&mut watched, "b", Some("10.0.128.0/17"));
         let both = ["IPPool a", "IPPool b"].map(|name| (name.to_owned(), Reason::PoolConflict));
-        assert_eq!(told(&watched), both);
+        assert_eq!(reasons(&watched), both);
         pool(&mut watched, "b", Some("192.0.0.0/16"));
-        assert_eq!(told(&watched), [("IPPool b".to_owned(), Reason::PoolConflict)]);
+        assert_eq!(reasons(&watched), [("IPPool b".to_owned(), Reason::PoolConflict)]);
         pool(&mut watched, "b", None);
 
         let block = Key::global(Kind::IpamBlock, "10-0-0-0-26");
@@ -188,9 +188,9 @@ mod tests {
         {
             pool(&mut watched, "a", None);
             watched.update(&block, Some(&value));
-            assert_eq!(told(&watched).len(), expected, "{value}");
+            assert_eq!(reasons(&watched).len(), expected, "{value}");
             pool(&mut watched, "a", Some("10.0.0.0/16"));
-            assert_eq!(told(&watched), [], "{value}");
+            assert_eq!(reasons(&watched), [], "{value}");
         }
     }
 }

@@ -25,7 +25,7 @@ async fn asked(bed: &Bed, question: Ask) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_is_shown_with_what_it_is_asked_for_and_what_the_system_has() {
+async fn a_pod_is_shown_with_desired_and_actual_rules() {
     let bed = Bed::new().await;
     bed.pod("p", "uid", json!({})).await;
     bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
@@ -48,7 +48,7 @@ async fn a_pod_is_shown_with_what_it_is_asked_for_and_what_the_system_has() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_its_own_user_may_ask_and_what_is_no_question_is_told_so() {
+async fn only_the_own_user_may_query_and_invalid_queries_get_an_error() {
     let bed = Bed::new().await;
     for socket in ["control.sock", "agent.sock"] {
         let mode = std::fs::metadata(bed.dir.path().join(socket)).unwrap().permissions().mode();

@@ -47,7 +47,7 @@ fn log() -> &'static Log {
 
 /// A condition that lasts for weeks must not hide new ones in the log.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_standing_condition_is_logged_once() {
+async fn a_lasting_condition_is_logged_once() {
     let log = log();
     let bed = Bed::new().await;
     bed.os.lock().report = Report { node: vec![condition(Reason::RouteTaken)], ..Report::default() };

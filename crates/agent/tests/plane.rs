@@ -26,7 +26,7 @@ fn namespace(number: usize) -> (Key, Value) {
 
 /// A cluster with constant changes must still get resyncs.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_steady_stream_of_changes_does_not_put_the_resync_off() {
+async fn a_steady_stream_of_changes_does_not_delay_the_resync() {
     let bed = Bed::new().await;
     bed.os.lock().report.retry = true;
     let resynced = bed.os.lock().resyncs;
@@ -46,7 +46,7 @@ async fn a_steady_stream_of_changes_does_not_put_the_resync_off() {
 /// Changes by somebody else are repaired long before the next resync, but not continuously, however often they are
 /// reported.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disturbance_brings_a_resync() {
+async fn a_foreign_change_triggers_a_resync() {
     let bed = Bed::new().await;
     let resynced = bed.os.lock().resyncs;
     for _ in 0..100 {
@@ -69,7 +69,7 @@ async fn the_agent_ends_with_its_dataplane() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_only_informs_holds_nothing_up() {
+async fn informational_conditions_block_nothing() {
     let bed = Bed::new().await;
     bed.os.lock().report = Report {
         node: [Reason::RouteTaken, Reason::PolicySetRefused, Reason::PolicySetHeld].map(condition).into(),
@@ -80,17 +80,17 @@ async fn what_only_informs_holds_nothing_up() {
     bed.call(bed.invocation(Command::Add, "c1", "p")).await.unwrap();
     let Stored { key, position, .. } = bed.store.get(&endpoint_key("p", "eth0")).await.unwrap().unwrap();
     until("the report passes the pod", || async { bed.reported(key.kind).await >= Some(position) }).await;
-    let told: Vec<Value> =
+    let reported: Vec<Value> =
         bed.report().await["conditions"].as_array().unwrap().iter().map(|c| c["reason"].clone()).collect();
     assert_eq!(
-        told,
+        reported,
         ["InterfaceMissing", "RouteTaken", "PolicySetRefused", "PolicySetHeld"],
         "failures first"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_failed_is_not_in_force() {
+async fn failed_changes_are_not_in_force() {
     let bed = Bed::new().await;
     bed.pod("p", "u", json!({})).await;
     bed.os.lock().report = Report {
@@ -237,7 +237,7 @@ async fn add_waits_for_policies_that_are_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_says_whether_pods_can_be_added() {
+async fn status_reports_whether_pods_can_be_added() {
     let os = FakeOs::default();
     os.lock().report =
         Report { node: vec![condition(Reason::PolicyNotInForce)], retry: true, ..Report::default() };
@@ -252,7 +252,7 @@ async fn status_says_whether_pods_can_be_added() {
 
 /// If Services are not needed, they are not even read; otherwise existing ones count, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn services_are_for_those_who_ask() {
+async fn services_reach_only_dataplanes_that_request_them() {
     let service = |name: &str, address: &str| {
         let spec = json!({"clusterIPs": [address], "ports": [{"port": 80}]});
         let metadata = json!({"name": name, "namespace": "n"});

@@ -60,7 +60,7 @@ async fn a_pod_is_added_checked_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn garbage_is_what_the_runtime_does_not_know() {
+async fn gc_removes_pods_that_the_runtime_does_not_know() {
     let bed = Bed::new().await;
     for (pod, container) in [("kept", "c1"), ("lost", "c2")] {
         bed.pod(pod, pod, json!({})).await;
@@ -206,7 +206,7 @@ async fn a_late_add_does_not_replace_a_newer_sandbox() {
 
 /// Its sandbox is abandoned; the next one must not wait for it.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_add_that_nobody_waits_for_is_undone() {
+async fn an_abandoned_add_is_undone() {
     let bed = Bed::new().await;
     bed.pod("p", "u", json!({})).await;
     bed.os.lock().report = Report {

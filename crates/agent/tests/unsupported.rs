@@ -9,7 +9,7 @@ use tortie_api::{Key, Kind};
 use tortie_cni::{Code, Command};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn annotations_that_ask_for_what_is_not_there_fail_the_add() {
+async fn unsupported_annotations_fail_the_add() {
     let bed = Bed::new().await;
     bed.pod("p", "u", json!({})).await;
     let annotated = |name: &str, annotation: &str| {
@@ -46,7 +46,7 @@ async fn annotations_that_ask_for_what_is_not_there_fail_the_add() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_without_effect_are_reported_and_hold_nothing_up() {
+async fn settings_without_effect_are_reported_and_block_nothing() {
     let bed = Bed::new().await;
     let key = Key::global(Kind::FelixConfiguration, "default");
     let stored =

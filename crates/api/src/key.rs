@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_the_order_of_the_enum() {
+    fn the_table_has_the_order_of_the_enum() {
         for (index, description) in DESCRIPTIONS.iter().enumerate() {
             assert_eq!(description.kind as usize, index, "{}", description.kind);
             assert_eq!(description.kind.description().plural, description.plural);

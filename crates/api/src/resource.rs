@@ -12,8 +12,7 @@ use crate::calico::{
     StagedAction, Tier, WorkloadEndpoint,
 };
 use crate::kubernetes::{
-    ClusterPolicy, EndpointSlice, Namespace, NetworkPolicy as KubernetesNetworkPolicy, Node, Pod, Service,
-    ServiceAccount,
+    ClusterPolicy, EndpointSlice, KubernetesNetworkPolicy, Namespace, Node, Pod, Service, ServiceAccount,
 };
 use crate::report::NodeReport;
 use crate::value::Strict;

@@ -20,7 +20,10 @@ fn types() -> Vec<(&'static str, Vec<Read>)> {
     vec![
         ("NetworkPolicy (projectcalico.org/v3)", read_by::<NetworkPolicy>()),
         ("GlobalNetworkPolicy", read_by::<GlobalNetworkPolicy>()),
-        ("NetworkPolicy (networking.k8s.io/v1)", read_by::<tortie_api::kubernetes::NetworkPolicy>()),
+        (
+            "NetworkPolicy (networking.k8s.io/v1)",
+            read_by::<tortie_api::kubernetes::KubernetesNetworkPolicy>(),
+        ),
         ("Tier", read_by::<Tier>()),
         ("Profile", read_by::<Profile>()),
         ("NetworkSet, GlobalNetworkSet", read_by::<NetworkSet>()),
@@ -43,7 +46,7 @@ fn of_spec(read: &[Read]) -> BTreeSet<&str> {
 }
 
 #[test]
-fn the_table_says_implemented_where_a_type_reads_the_field_and_only_there() {
+fn the_table_marks_exactly_the_fields_that_types_read_as_implemented() {
     for (kind, read) in
         [(Kind::FelixConfiguration, read_by::<FelixConfiguration>()), (Kind::IpPool, read_by::<IpPool>())]
     {
@@ -68,7 +71,7 @@ fn the_table_says_implemented_where_a_type_reads_the_field_and_only_there() {
 
 /// Every state and every type of value, in manifests as a user would write them.
 #[test]
-fn what_a_felix_configuration_may_say() {
+fn felix_configuration_fields_are_validated() {
     let document = |name: &str, spec: &Value| json!({"apiVersion": "projectcalico.org/v3", "kind": "FelixConfiguration", "metadata": {"name": name}, "spec": spec});
     let refused = [
         ("default", json!({"vxlanVNI": "abc"}), "spec.vxlanVNI: \"abc\" is not a whole number"),
@@ -105,8 +108,8 @@ fn what_a_felix_configuration_may_say() {
     ];
     for (name, spec, expected) in refused {
         let problems = manifest::read("f.yml", &document(name, &spec).to_string()).unwrap_err();
-        let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        assert!(said.iter().any(|line| line.contains(expected)), "{name} {spec}: {said:?}");
+        let messages: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert!(messages.iter().any(|line| line.contains(expected)), "{name} {spec}: {messages:?}");
     }
     let taken = [
         ("default", json!({"mtuIfacePattern": "^(en|eth)[0-9]+$", "logDebugFilenameRegex": ""})),
@@ -119,7 +122,7 @@ fn what_a_felix_configuration_may_say() {
 }
 
 #[test]
-fn what_has_no_effect_is_named_unless_it_asks_for_what_holds_in_any_case() {
+fn fields_without_effect_are_reported_unless_they_request_the_fixed_value() {
     let paths =
         |errors: Vec<tortie_api::FieldError>| errors.into_iter().map(|it| it.path).collect::<Vec<_>>();
     let felix = Kind::FelixConfiguration;
@@ -138,7 +141,7 @@ fn what_has_no_effect_is_named_unless_it_asks_for_what_holds_in_any_case() {
 
 /// Without an overlay, nodes do not carry each other's packets, and Never is the default.
 #[test]
-fn a_pool_that_no_packet_leaves_its_node_by_is_named() {
+fn a_pool_without_encapsulation_is_reported() {
     for (spec, named) in [
         (json!({"cidr": "10.0.0.0/16"}), true),
         (json!({"cidr": "10.0.0.0/16", "vxlanMode": "Never"}), true),
@@ -151,7 +154,7 @@ fn a_pool_that_no_packet_leaves_its_node_by_is_named() {
 }
 
 #[test]
-fn annotations_that_ask_for_what_is_not_there_are_refused() {
+fn unsupported_annotations_are_rejected() {
     let refused = |name: &str| {
         let annotations = [(name.to_owned(), "x".to_owned())].into();
         support::refused_annotation(&annotations).map(|(name, _)| name.to_owned())
@@ -168,7 +171,7 @@ fn annotations_that_ask_for_what_is_not_there_are_refused() {
 
 /// `UPDATE_DOCS=1 cargo test -p tortie-api --test fields` rewrites the page.
 #[test]
-fn the_page_is_as_the_types_and_the_table_are() {
+fn the_page_matches_types_and_tables() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/fields.md");
     let page = page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
@@ -197,12 +200,14 @@ fn page() -> String {
             let usual: Vec<String> = field.usual.iter().map(|value| format!("`{value}`")).collect();
             let usual = match usual.len() {
                 0 => String::new(),
-                _ => format!(" ({} is as it is in any case)", usual.join(", ").replace("``", "`\"\"`")),
+                _ => format!(" (no report for {})", usual.join(", ").replace("``", "`\"\"`")),
             };
             let state = match field.name {
-                "vxlanMode" => "implemented: `Always`; reported: `Never`, as nothing else carries packets between nodes yet; \
+                "vxlanMode" => {
+                    "implemented: `Always`; reported: `Never`, because VXLAN is the only encapsulation yet; \
                                 rejected: `CrossSubnet`"
-                    .to_owned(),
+                        .to_owned()
+                }
                 _ => state,
             };
             let _ = writeln!(page, "| `{}` | {} | {state}{usual} |", field.name, shown(field.takes));
@@ -231,19 +236,20 @@ fn shown(takes: Takes) -> String {
 const INTRODUCTION: &str = "\
 # Fields
 
-What Tortie does with each field of each kind. A test makes this page from the types and the table of the program
-(`crates/api/src/support`), so it is as the program is.
+What Tortie does with each field of each kind. A test generates this page from the types and from the program's tables
+(`crates/api/src/support`).
 
-- **implemented**: it does what it says.
-- **rejected**: `tortie apply` refuses it with the reason. Where somebody else has stored it, every node reports it.
-- **reported**: it has no effect, which does no harm. `tortie apply` warns, every node that it concerns reports it, and
-  `tortie apply --wait` does not say that it is in force.
+- **implemented**: the field has the documented effect.
+- **rejected**: `tortie apply` rejects the field with the reason. If another client has stored it, every node reports it.
+- **reported**: the field has no effect, and ignoring it is safe. `tortie apply` warns, every affected node reports the
+  field, and `tortie apply --wait` does not report it as in force. Values that request what Tortie does anyway are not
+  reported.
 
-A field that does not stand here, and a value of another type, is refused with file, line and field.
+Fields that are not listed, and values of another type, are rejected with file, line and field.
 ";
 
 const OTHERS: &str = "\
-Tortie reads all of the fields below. A policy with any other field is refused; where somebody else has stored it, it denies and
-is reported. Of Pods, Nodes and Services, the other fields of Kubernetes are taken as they are: they are for the
-scheduler, the kubelet and the Service proxy.
+Tortie reads all of the fields below. A policy with any other field is rejected. If another client has stored it, it
+denies everything and is reported. Other Kubernetes fields of Pods, Nodes and Services are accepted, because they concern
+the scheduler, the kubelet and the Service proxy.
 ";

@@ -48,7 +48,7 @@ fn slices(spec: &str, others: &str) -> Vec<String> {
 }
 
 #[test]
-fn as_the_controller_makes_them() {
+fn slices_equal_those_of_the_kubernetes_controller() {
     for (spec, expected) in [
         ("{selector: {app: w}, ports: [{port: 80}]}", &["s-ipv4 :TCP/80 10.0.0.1,10.0.0.2!"][..]),
         (
@@ -87,7 +87,7 @@ fn as_the_controller_makes_them() {
 }
 
 #[test]
-fn slices_that_are_there_win() {
+fn existing_slices_take_precedence() {
     let spec = "{selector: {app: w}, ports: [{port: 80}]}";
     let slice = |name: &str, service: &str| {
         format!(

@@ -12,7 +12,7 @@ fn seed(name: &str) -> Vec<Object> {
 }
 
 #[test]
-fn the_seeds_manifests_are_read_unchanged() {
+fn the_seed_manifests_are_read_unchanged() {
     let objects = seed("policy-demo-pods.yml");
     let keys: Vec<_> = objects.iter().map(|object| (object.key.to_string(), object.origin.line)).collect();
     let expected = [
@@ -257,7 +257,7 @@ fn bad_cluster_policies() {
 }
 
 #[test]
-fn every_problem_of_a_file_is_said_at_once() {
+fn all_problems_of_a_file_are_reported_together() {
     let text =
         format!("{}---\n{}", with_rule("{action: Permit}"), with_rule("{action: Allow, ipVersion: 5}"));
     let found = problems(&text);
@@ -266,7 +266,7 @@ fn every_problem_of_a_file_is_said_at_once() {
 }
 
 #[test]
-fn what_is_not_said_is_written_down() {
+fn defaults_are_stored() {
     let calico = |kind: &str, name: &str, spec: &str| {
         format!("apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
     };
@@ -297,7 +297,7 @@ fn what_is_not_said_is_written_down() {
 }
 
 #[test]
-fn lists_hold_objects_with_lines_of_their_own() {
+fn objects_in_lists_keep_their_line_numbers() {
     let list = |items: &str| format!("apiVersion: v1\nkind: List\nitems:\n{items}");
     let namespace = "- apiVersion: v1\n  kind: Namespace\n  metadata: {name: a}\n";
     let objects = read("m.yml", &list(namespace)).unwrap();
@@ -310,13 +310,13 @@ fn lists_hold_objects_with_lines_of_their_own() {
 }
 
 #[test]
-fn an_object_twice_in_a_file_is_refused() {
+fn duplicate_objects_in_a_file_are_rejected() {
     let text = format!("{}---\n{}", with_rule("{action: Allow}"), with_rule("{action: Deny}"));
     assert_eq!(problems(&text), ["m.yml:8: NetworkPolicy n/p: the object was given before, at m.yml:1"]);
 }
 
 #[test]
-fn a_document_that_would_exhaust_memory_is_refused() {
+fn a_document_that_would_exhaust_memory_is_rejected() {
     let mut bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned();
     for level in 1..12 {
         let before = level - 1;
@@ -337,7 +337,7 @@ proptest! {
 
     /// JSON manifests are YAML, so YAML parses what JSON writes.
     #[test]
-    fn json_is_yaml(text in ".{0,20}", number in any::<u64>(), float in -1e6..1e6f64) {
+    fn json_is_read_as_yaml(text in ".{0,20}", number in any::<u64>(), float in -1e6..1e6f64) {
         let labels = serde_json::json!({"text": text, "number": number, "float": float, "deep": [[null, true, {"a": -1}]]});
         let value = serde_json::json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"extra": labels},

@@ -65,7 +65,7 @@ impl Calc {
     /// This node's endpoints that differ from the published state: their new values, or their deletion.
     fn changed_endpoints(&mut self) -> Vec<Given> {
         // In the order of their numbers, which is the order in memory; later steps read them in about this order.
-        let mut numbers: Vec<No> = self.touched_endpoints.drain().collect();
+        let mut numbers: Vec<No> = self.dirty_endpoints.drain().collect();
         numbers.sort_unstable();
         let touched = numbers.into_iter().filter_map(|no| {
             let local = self.subjects.get(no)?.local.as_ref()?;
@@ -85,7 +85,7 @@ impl Calc {
         for (id, times) in names(endpoints.iter().flat_map(Given::programs)) {
             let used = self.in_use.0.entry_ref(id).or_default();
             if used.named == 0 {
-                self.touched_policies.push(id.clone());
+                self.dirty_policies.push(id.clone());
             }
             used.named += times;
         }
@@ -93,7 +93,7 @@ impl Calc {
             let Some(used) = self.in_use.0.get_mut(id) else { continue };
             used.named -= times;
             if used.named == 0 {
-                self.touched_policies.push(id.clone());
+                self.dirty_policies.push(id.clone());
             }
         }
     }
@@ -102,7 +102,7 @@ impl Calc {
     /// acquired before old ones are released, so that common sets stay.
     fn changed_policies(&mut self) -> (Vec<Delta>, Vec<Delta>) {
         let (mut changed, mut removed, mut released) = (Vec::new(), Vec::new(), Vec::new());
-        let mut touched = std::mem::take(&mut self.touched_policies);
+        let mut touched = std::mem::take(&mut self.dirty_policies);
         touched.sort_unstable();
         touched.dedup();
         for id in touched {

@@ -86,11 +86,11 @@ pub struct Calc {
     state: NodeState,
     in_use: InUse,
     /// Endpoints of this node whose program or addresses may have changed.
-    touched_endpoints: HashSet<No>,
+    dirty_endpoints: HashSet<No>,
     /// Endpoints of this node that may have been deleted or replaced by another.
     gone_endpoints: Vec<LocalId>,
     /// Policies and profiles whose rules or use may have changed; may contain duplicates.
-    touched_policies: Vec<PolicyId>,
+    dirty_policies: Vec<PolicyId>,
 }
 
 /// An object that calc could not use as it is, and what it does instead.
@@ -115,9 +115,9 @@ impl Calc {
             problems: BTreeMap::new(),
             state: NodeState::default(),
             in_use: InUse::default(),
-            touched_endpoints: HashSet::new(),
+            dirty_endpoints: HashSet::new(),
             gone_endpoints: Vec::new(),
-            touched_policies: Vec::new(),
+            dirty_policies: Vec::new(),
         }
     }
 

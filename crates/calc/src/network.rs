@@ -148,7 +148,7 @@ pub fn vtep_mac(node: &str) -> MacAddress {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_mac_of_a_vtep_is_calicos() {
+    fn the_mac_of_a_vtep_equals_calicos() {
         assert_eq!(super::vtep_mac("node-a").to_string(), "66:07:02:c1:cc:60");
     }
 }

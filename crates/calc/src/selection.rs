@@ -18,7 +18,7 @@ impl Calc {
         let new = self.policies.take_note(&id, policy);
         if new.as_ref().is_some_and(|new| self.policies.has_place_of(new)) {
             if new.is_some_and(|new| self.policies.replace_body(new)) {
-                self.touch_policy(&id);
+                self.mark_policy(&id);
             }
             return;
         }
@@ -26,7 +26,7 @@ impl Calc {
         if let Some(new) = new {
             self.add_policy(new);
         }
-        self.touch_policy(&id);
+        self.mark_policy(&id);
     }
 
     /// Removes a policy, and its links to the endpoints that it selects.
@@ -36,7 +36,7 @@ impl Calc {
             let subject = self.subjects.get_mut(endpoint);
             if let Some(local) = subject.and_then(|subject| subject.local.as_mut()) {
                 local.policies.remove(no);
-                self.touched_endpoints.insert(endpoint);
+                self.dirty_endpoints.insert(endpoint);
             }
         }
     }
@@ -53,20 +53,20 @@ impl Calc {
             };
             local.policies.insert(no);
             self.policies.link(no, endpoint);
-            self.touched_endpoints.insert(endpoint);
+            self.dirty_endpoints.insert(endpoint);
         }
     }
 
     pub(crate) fn update_tier(&mut self, name: &str, tier: Option<TierSettings>) {
         for endpoint in self.policies.update_tier(name, tier) {
-            self.touch(endpoint);
+            self.mark(endpoint);
         }
     }
 
     pub(crate) fn update_profile(&mut self, key: &Key, profile: Option<(OwnLabels, Body)>) {
         let (labels, body) = profile.unzip();
         if self.policies.update_profile(&key.name, body) {
-            self.touch_policy(&PolicyId::profile(key.name.as_str()));
+            self.mark_policy(&PolicyId::profile(key.name.as_str()));
         }
         self.update_labels(key, labels);
     }
@@ -82,7 +82,7 @@ impl Calc {
                 _ => None,
             };
             if let Some(profile) = profile {
-                self.touch_members(KeyRef::global(Kind::Profile, &profile));
+                self.mark_members(KeyRef::global(Kind::Profile, &profile));
             }
         }
         if !self.subjects.set_labels(key, labels) {
@@ -133,7 +133,7 @@ impl Calc {
         let Some(local) = &mut subject.local else { return };
         local.policies = self.policies.selecting(&subject.labels);
         local.policies.iter().for_each(|policy| self.policies.link(policy, no));
-        self.touched_endpoints.insert(no);
+        self.dirty_endpoints.insert(no);
     }
 
     /// Removes a subject's links to policies and sets.
@@ -145,20 +145,20 @@ impl Calc {
     }
 
     /// Marks the rules of a policy or profile as possibly changed, if it is in use.
-    fn touch_policy(&mut self, id: &PolicyId) {
+    fn mark_policy(&mut self, id: &PolicyId) {
         if self.in_use.contains(id) {
-            self.touched_policies.push(id.clone());
+            self.dirty_policies.push(id.clone());
         }
     }
 
-    fn touch_members(&mut self, group: KeyRef<'_>) {
-        self.subjects.members(group).into_iter().for_each(|no| self.touch(no));
+    fn mark_members(&mut self, group: KeyRef<'_>) {
+        self.subjects.members(group).into_iter().for_each(|no| self.mark(no));
     }
 
     /// Marks the program of an endpoint as possibly changed, if it is on this node.
-    fn touch(&mut self, no: No) {
+    fn mark(&mut self, no: No) {
         if self.subjects.get(no).is_some_and(|subject| subject.local.is_some()) {
-            self.touched_endpoints.insert(no);
+            self.dirty_endpoints.insert(no);
         }
     }
 }

@@ -23,18 +23,18 @@ pub(crate) struct Services {
 struct Front {
     cluster_ips: Vec<Ipv4Addr>,
     external_ips: Vec<Ipv4Addr>,
-    ports: Vec<NamedPort>,
+    ports: Vec<SlicePort>,
 }
 
 /// Some of a Service's backends.
 struct Slice {
     service: ServiceId,
     backends: Vec<(Ipv4Addr, Readiness)>,
-    ports: Vec<NamedPort>,
+    ports: Vec<SlicePort>,
 }
 
 /// A port with its name, which connects the ports of a Service and of its slices.
-struct NamedPort {
+struct SlicePort {
     name: String,
     protocol: Protocol,
     number: u16,
@@ -99,7 +99,7 @@ impl Services {
         let front = self.fronts.get(id).filter(|front| !front.cluster_ips.is_empty())?;
         let keys = self.slices_of.get(id).into_iter().flatten();
         let slices: Vec<&Slice> = keys.filter_map(|key| self.slices.get(key)).collect();
-        let port = |port: &NamedPort| ServicePort {
+        let port = |port: &SlicePort| ServicePort {
             protocol: port.protocol,
             port: port.number,
             backends: backends(&slices, port),
@@ -148,8 +148,8 @@ impl Slice {
 
 /// The backends for connections to a Service's port: the ready ones; if none is ready, those that terminate and still
 /// serve, as in kube-proxy.
-fn backends(slices: &[&Slice], port: &NamedPort) -> Vec<(Ipv4Addr, u16)> {
-    let meant = |its: &&NamedPort| its.name == port.name && its.protocol == port.protocol;
+fn backends(slices: &[&Slice], port: &SlicePort) -> Vec<(Ipv4Addr, u16)> {
+    let meant = |its: &&SlicePort| its.name == port.name && its.protocol == port.protocol;
     let with = |readiness: Readiness| {
         let of_slice = |slice: &&Slice| {
             let targets: Vec<u16> = slice.ports.iter().filter(meant).map(|port| port.number).collect();
@@ -170,9 +170,9 @@ fn id(namespace: &str, name: &str) -> ServiceId {
     ServiceId { namespace: namespace.into(), name: name.into() }
 }
 
-fn named(name: &Option<String>, protocol: &Option<String>, number: u16) -> Option<NamedPort> {
+fn named(name: &Option<String>, protocol: &Option<String>, number: u16) -> Option<SlicePort> {
     let protocol = Protocol::from_name(protocol.as_deref().unwrap_or("TCP"))?;
-    Some(NamedPort { name: name.clone().unwrap_or_default(), protocol, number })
+    Some(SlicePort { name: name.clone().unwrap_or_default(), protocol, number })
 }
 
 fn v4(address: IpAddr) -> Option<Ipv4Addr> {

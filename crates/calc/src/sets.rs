@@ -24,7 +24,7 @@ pub(crate) struct Sets {
     slices: BTreeMap<Key, Backends>,
     slices_of_service: BTreeMap<(String, String), BTreeSet<Key>>,
     /// Sets that were added, or may have changed or been removed, since the last flush.
-    touched: BTreeSet<No>,
+    dirty: BTreeSet<No>,
 }
 
 struct ActiveSet {
@@ -49,7 +49,7 @@ impl Sets {
                 continue;
             };
             set.ingest(subject, no, state.set(&set.id));
-            self.touched.insert(no);
+            self.dirty.insert(no);
         }
     }
 
@@ -58,7 +58,7 @@ impl Sets {
         for no in std::mem::take(&mut subject.in_sets) {
             let Some(set) = self.table.get_mut(no) else { continue };
             contributed(&set.source.clone(), &subject.what, |member| set.discount(member));
-            self.touched.insert(no);
+            self.dirty.insert(no);
         }
     }
 
@@ -72,7 +72,7 @@ impl Sets {
             for no in self.by_service.get(&old.service).into_iter().flatten() {
                 let Some(set) = self.table.get_mut(*no) else { continue };
                 backends_for(&set.source.clone(), &old, |member| set.discount(member));
-                self.touched.insert(*no);
+                self.dirty.insert(*no);
             }
             if let Some(keys) = self.slices_of_service.get_mut(&old.service) {
                 keys.remove(key);
@@ -86,7 +86,7 @@ impl Sets {
             let Some(set) = self.table.get_mut(*no) else { continue };
             let given = state.set(&set.id);
             backends_for(&set.source.clone(), &new, |member| set.count(member, given));
-            self.touched.insert(*no);
+            self.dirty.insert(*no);
         }
         self.slices_of_service.entry(new.service).or_default().insert(key.clone());
     }
@@ -108,7 +108,7 @@ impl Sets {
             let Some(set) = self.table.get_mut(no) else { continue };
             set.references -= 1;
             if set.references == 0 {
-                self.touched.insert(no);
+                self.dirty.insert(no);
             }
         }
     }
@@ -119,12 +119,12 @@ impl Sets {
 
     /// The changes since the last flush, by id: sets that are new or have other members, then removed sets.
     pub(crate) fn flush(&mut self, subjects: &mut Subjects, state: &NodeState) -> (Vec<Delta>, Vec<Delta>) {
-        let touched = std::mem::take(&mut self.touched).into_iter();
-        let mut touched: Vec<(SetId, No)> =
-            touched.filter_map(|no| Some((self.table.get(no)?.id.clone(), no))).collect();
-        touched.sort_unstable();
+        let dirty = std::mem::take(&mut self.dirty).into_iter();
+        let mut dirty: Vec<(SetId, No)> =
+            dirty.filter_map(|no| Some((self.table.get(no)?.id.clone(), no))).collect();
+        dirty.sort_unstable();
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
-        for (_, no) in touched {
+        for (_, no) in dirty {
             let Some(set) = self.table.get_mut(no) else { continue };
             if set.references > 0 {
                 changed.extend(set.delta(state));
@@ -138,7 +138,7 @@ impl Sets {
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        let kept = self.numbers.is_empty() && self.table.is_empty() && self.touched.is_empty();
+        let kept = self.numbers.is_empty() && self.table.is_empty() && self.dirty.is_empty();
         let backends = self.slices.is_empty() && self.slices_of_service.is_empty();
         kept && self.by_selector.is_empty() && self.by_service.is_empty() && backends
     }
@@ -158,7 +158,7 @@ impl Sets {
     fn activate(&mut self, id: &SetId, source: &Arc<SetSource>, subjects: &mut Subjects) -> No {
         let no = self.table.insert(ActiveSet::new(id.clone(), source.clone()));
         self.numbers.insert(id, no);
-        self.touched.insert(no);
+        self.dirty.insert(no);
         let Some(set) = self.table.get_mut(no) else { return no };
         match source.as_ref() {
             SetSource::Selector(selector) | SetSource::NamedPort { selector, .. } => {

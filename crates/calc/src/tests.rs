@@ -15,7 +15,7 @@ mod random_objects;
 proptest! {
     /// An index that does not forget gives correct results, and grows forever.
     #[test]
-    fn what_is_gone_leaves_nothing_behind(
+    fn deleted_objects_leave_nothing_behind(
         objects in prop::collection::vec((random_objects::object(), any::<bool>(), any::<bool>()), 0..60),
     ) {
         let mut calc = Calc::new("n0").with_services();
@@ -71,7 +71,7 @@ fn pod(namespace: &str, node: &str, name: &str, label: &str) -> (Key, Value) {
 
 /// A node's memory depends on it, because most pods are one of many.
 #[test]
-fn pods_under_the_same_policies_share_a_program() {
+fn pods_with_the_same_policies_share_a_program() {
     let mut calc = cluster(2);
     for (name, label) in [("q", "x"), ("r", "x"), ("s", "y")] {
         let (key, value) = pod("ns1", "n0", name, label);
@@ -87,7 +87,7 @@ fn pods_under_the_same_policies_share_a_program() {
 
 /// Shared values must be forgotten, too.
 #[test]
-fn labels_that_nobody_bears_are_not_kept_for_ever() {
+fn unused_labels_are_forgotten() {
     let mut calc = cluster(2);
     for number in 0..1_000 {
         let (key, value) = pod("ns1", "n1", "p", &number.to_string());
@@ -99,7 +99,7 @@ fn labels_that_nobody_bears_are_not_kept_for_ever() {
 
 /// A change must cost what it touches, however large the cluster is, so few selectors are evaluated.
 #[test]
-fn who_is_asked_does_not_grow_with_the_cluster() {
+fn the_number_of_evaluations_does_not_grow_with_the_cluster() {
     for namespaces in [10, 300] {
         let calc = cluster(namespaces);
         assert_eq!(calc.state().sets.len(), namespaces);

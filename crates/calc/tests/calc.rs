@@ -32,7 +32,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Flushes, and compares the deltas with the changes: all of them, nothing else, and in an order that opens nothing.
-fn flush(calc: &mut Calc, told: &mut NodeState, objects: &Objects) {
+fn flush(calc: &mut Calc, received: &mut NodeState, objects: &Objects) {
     let mut expected = from_scratch(objects);
     if !calc.kinds().contains(&Kind::Service) {
         // Services are included only if they are requested.
@@ -40,15 +40,15 @@ fn flush(calc: &mut Calc, told: &mut NodeState, objects: &Objects) {
     }
     // A deleted node keeps its own description: nothing is torn down because of a lost object.
     if expected.node.is_none() {
-        expected.node.clone_from(&told.node);
+        expected.node.clone_from(&received.node);
     }
-    let complete = difference(told, &expected);
+    let complete = difference(received, &expected);
     let deltas = calc.flush();
     assert_eq!(shown(&deltas), complete);
     assert_order(&deltas);
-    apply_strictly(told, &deltas);
-    assert_eq!(&*told, calc.state());
-    assert_eq!(*told, expected);
+    apply_strictly(received, &deltas);
+    assert_eq!(&*received, calc.state());
+    assert_eq!(*received, expected);
     assert_eq!(calc.flush(), vec![], "a flush without updates says nothing");
 }
 
@@ -56,13 +56,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn any_history_ends_in_the_state_from_scratch(
+    fn any_history_gives_the_state_computed_from_scratch(
         steps in steps(), seed in any::<u64>(), services in any::<bool>(),
     ) {
         let new = || if services { Calc::new(NODE).with_services() } else { Calc::new(NODE) };
         let mut calc = new();
         let mut objects = Objects::new();
-        let mut told = NodeState::default();
+        let mut received = NodeState::default();
         for step in steps {
             match step {
                 Step::Put(key, value) => {
@@ -75,10 +75,10 @@ proptest! {
                     objects.remove(&key);
                 }
                 Step::Delete(_) => {}
-                Step::Flush => flush(&mut calc, &mut told, &objects),
+                Step::Flush => flush(&mut calc, &mut received, &objects),
             }
         }
-        flush(&mut calc, &mut told, &objects);
+        flush(&mut calc, &mut received, &objects);
 
         // The same objects in another order, at once.
         let mut shuffled: Vec<_> = objects.iter().collect();

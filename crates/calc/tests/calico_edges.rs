@@ -136,7 +136,7 @@ kind: GlobalNetworkPolicy, metadata: {name: p}, spec: {selector: on == 'host', a
 }
 
 #[test]
-fn verdicts_at_the_edges_are_calicos() {
+fn edge_cases_get_calicos_verdicts() {
     for Case(what, policies, allowed, denied) in cases() {
         let objects = objects(policies, what);
         let snapshot = snapshot(&objects);
@@ -153,7 +153,7 @@ fn verdicts_at_the_edges_are_calicos() {
 /// A stored ClusterNetworkPolicy that cannot be read closes the pods of its subject if that can be evaluated, and
 /// never hosts (37).
 #[test]
-fn damaged_subjects_close_pods_alone() {
+fn damaged_subjects_close_only_pods() {
     let evaluable =
         r#"{"namespaces": {"matchExpressions": [{"key": "env", "operator": "NotIn", "values": ["-bad-"]}]}}"#;
     let nobody =

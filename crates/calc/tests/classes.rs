@@ -6,7 +6,7 @@
 //! outsiders.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
-mod asked;
+mod questions;
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -15,7 +15,7 @@ use tortie_api::{Key, Kind};
 use tortie_oracle::{Oracle, Peer, Snapshot, Verdict};
 use tortie_reach::{Cell, ClassKind, Classes, Judge, Path, Placement, Stop};
 
-use asked::{End, ends, is_asked, question, sample, way, whole_clusters};
+use questions::{End, ends, is_answerable, path, question, sample, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};
 use testkit::random::Random;
 
@@ -68,7 +68,7 @@ fn every_packet_gets_the_verdict_of_its_classes() {
 /// For a moment two pods may have one address, and rules apply to both. A representative of a class keeps such a pod,
 /// even if that pod does not represent its own class.
 #[test]
-fn who_shares_an_address_comes_along() {
+fn peers_with_a_shared_address_are_in_one_class() {
     let mut snapshot = Snapshot::new();
     let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
     add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));
@@ -106,7 +106,7 @@ fn who_shares_an_address_comes_along() {
 /// A node reaches pods of an overlay from its tunnel address, and other pods from its own address (policy decision
 /// 2).
 #[test]
-fn overlays_and_tunnels_tell_classes_apart() {
+fn overlays_and_tunnels_separate_classes() {
     let mut snapshot = Snapshot::new();
     let mut add = |key: Key, value: serde_json::Value| snapshot.insert(key, value, None);
     add(Key::global(Kind::Namespace, "red"), json!({"metadata": {"name": "red"}}));
@@ -165,30 +165,31 @@ fn compare(objects: &Objects, packets: &[Sent], seen: &mut Seen) -> Result<(), S
     seen.clusters_with_less += usize::from(pod_classes.count() < pods);
     let pairs = ends.iter().flat_map(|from| ends.iter().map(move |to| (from, to)));
     for (from, to) in pairs {
-        for way in [IpVersion::V4, IpVersion::V6].into_iter().filter_map(|family| way(from, to, family)) {
+        for path in [IpVersion::V4, IpVersion::V6].into_iter().filter_map(|family| path(from, to, family)) {
             for packet in packets {
                 let question = question(from.peer.clone(), to.peer.clone(), packet);
-                let truth = oracle.evaluate_by(&question, way.family).ok();
+                let truth = oracle.evaluate_by(&question, path.family).ok();
                 let port = classes.ports().class_of(&sample(packet));
-                let said = judge.verdict(from.class, to.class, way, port);
-                let asked = truth.as_ref().filter(|answer| is_asked(answer)).map(|answer| answer.verdict);
-                if asked != said.map(|cell| cell.verdict) {
+                let found = judge.verdict(from.class, to.class, path, port);
+                let expected =
+                    truth.as_ref().filter(|answer| is_answerable(answer)).map(|answer| answer.verdict);
+                if expected != found.map(|cell| cell.verdict) {
                     let names = |end: &End| classes.all()[end.class].name.clone();
                     return Err(format!(
-                        "{question:?} {way:?}: the oracle says {asked:?}, the classes {:?} → {:?} say {said:?}\n{truth:#?}\n{}",
+                        "{question:?} {path:?}: the oracle says {expected:?}, the classes {:?} → {:?} say {found:?}\n{truth:#?}\n{}",
                         names(from),
                         names(to),
                         manifest(objects)
                     ));
                 }
-                let Some(said) = said else { continue };
+                let Some(found) = found else { continue };
                 let stands = |end: &End| classes.all()[end.class].members.first() == Some(&end.peer);
-                let denies = |stop| said.at(stop).is_some_and(|said| said.verdict == Verdict::Deny);
+                let denies = |stop| found.at(stop).is_some_and(|found| found.verdict == Verdict::Deny);
                 seen.packets += 1;
                 seen.for_others += usize::from(!stands(from) || !stands(to));
                 seen.dropped_by_hosts += usize::from(denies(Stop::SenderNode) || denies(Stop::ReceiverNode));
-                seen.v6 += usize::from(way.family == IpVersion::V6);
-                seen.together += usize::from(way.placement == Placement::Together);
+                seen.v6 += usize::from(path.family == IpVersion::V6);
+                seen.together += usize::from(path.placement == Placement::Together);
             }
         }
     }

@@ -204,8 +204,8 @@ impl Coverage {
         for tier in &trace.tiers {
             decided(format!("tier: {:?}", tier.outcome));
         }
-        let asked = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
-        for mismatch in asked.flat_map(|policy| &policy.rules).filter_map(|rule| rule.mismatch.as_ref()) {
+        let evaluated = trace.tiers.iter().flat_map(|tier| &tier.policies).chain(&trace.profiles);
+        for mismatch in evaluated.flat_map(|policy| &policy.rules).filter_map(|rule| rule.mismatch.as_ref()) {
             self.features.entry(mismatch.field.clone()).or_default().1 += 1;
             if mismatch.wanted.contains("a packet of the family") {
                 let feature = format!("{} of the other family", mismatch.field);

@@ -3,7 +3,7 @@
 //! policies as if they were enforced.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, dead_code)]
 
-mod asked;
+mod questions;
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -14,7 +14,7 @@ use tortie_oracle::{Oracle, Question, Snapshot, Verdict};
 use tortie_reach::lint::{Code, lint};
 use tortie_reach::{Change, Classes, Difference, Path};
 
-use asked::{End, ends, ends_of, question, sample, way, whole_clusters};
+use questions::{End, ends, ends_of, path, question, sample, whole_clusters};
 use testkit::clusters::{Objects, Sent, manifest, snapshot};
 use testkit::random::Random;
 
@@ -30,7 +30,7 @@ struct Changed {
 }
 
 #[test]
-fn a_preview_says_what_changes_and_nothing_else() {
+fn a_preview_reports_exactly_the_changes() {
     let seen = std::cell::RefCell::new(Changed::default());
     let strategy = (whole_clusters(4), any::<prop::sample::Index>(), any::<bool>());
     let test = |((objects, packets), which, of_hosts): ((Objects, Vec<Sent>), _, _)| {
@@ -74,22 +74,23 @@ fn previewed(objects: &Objects, which: usize, packets: &[Sent], seen: &mut Chang
     let differences = change.differences();
     let (was, is) = (Oracle::new(&before), Oracle::new(&after));
     let ends = ends_of(&[&before, &after], &change.classes);
-    for (from, to, way) in ways(&ends) {
+    for (from, to, path) in paths(&ends) {
         for packet in packets {
             let question = question(from.peer.clone(), to.peer.clone(), packet);
-            let verdict = |oracle: &Oracle<'_>| Some(oracle.evaluate_by(&question, way.family).ok()?.verdict);
+            let verdict =
+                |oracle: &Oracle<'_>| Some(oracle.evaluate_by(&question, path.family).ok()?.verdict);
             let (Some(one), Some(other)) = (verdict(&was), verdict(&is)) else { continue };
             let port = change.classes.ports().class_of(&sample(packet));
             let concerns = |difference: &&Difference| {
                 difference.from.contains(&from.class)
                     && difference.to.contains(&to.class)
                     && difference.ports.contains(&port)
-                    && difference.scope.holds(way)
+                    && difference.scope.holds(path)
             };
-            let told: Vec<&Difference> = differences.iter().filter(concerns).collect();
-            if !agrees(&told, one, other) {
+            let reported: Vec<&Difference> = differences.iter().filter(concerns).collect();
+            if !agrees(&reported, one, other) {
                 return Err(format!(
-                    "without {removed} {question:?} {way:?}: {one:?} → {other:?}, but told {told:#?}\n{}",
+                    "without {removed} {question:?} {path:?}: {one:?} → {other:?}, but told {reported:#?}\n{}",
                     manifest(objects)
                 ));
             }
@@ -106,21 +107,23 @@ fn previewed(objects: &Objects, which: usize, packets: &[Sent], seen: &mut Chang
     Ok(())
 }
 
-fn agrees(told: &[&Difference], one: Verdict, other: Verdict) -> bool {
-    match told {
+fn agrees(reported: &[&Difference], one: Verdict, other: Verdict) -> bool {
+    match reported {
         [] => one == other,
-        [told] => {
-            one != other && told.after.verdict == other && told.before.iter().all(|why| why.verdict == one)
+        [reported] => {
+            one != other
+                && reported.after.verdict == other
+                && reported.before.iter().all(|why| why.verdict == one)
         }
         _ => false,
     }
 }
 
 /// Every pair of ends, and the paths of packets between them.
-fn ways(ends: &[End]) -> impl Iterator<Item = (&End, &End, Path)> {
+fn paths(ends: &[End]) -> impl Iterator<Item = (&End, &End, Path)> {
     let pairs = ends.iter().flat_map(move |from| ends.iter().map(move |to| (from, to)));
     let of =
-        |(from, to)| FAMILIES.into_iter().filter_map(move |family| Some((from, to, way(from, to, family)?)));
+        |(from, to)| FAMILIES.into_iter().filter_map(move |family| Some((from, to, path(from, to, family)?)));
     pairs.flat_map(of)
 }
 
@@ -136,7 +139,7 @@ struct Linted {
 }
 
 #[test]
-fn what_lint_calls_idle_can_be_taken_out() {
+fn idle_rules_can_be_removed_without_effect() {
     let seen = std::cell::RefCell::new(Linted::default());
     let strategy = (whole_clusters(3), 0..6usize);
     let test = |((objects, packets), which): ((Objects, Vec<Sent>), _)| {
@@ -255,14 +258,14 @@ fn keep_types(kind: Kind, value: &mut serde_json::Value) {
 /// The first question with different answers.
 fn same(one: &Snapshot, other: &Snapshot, ends: &[End], packets: &[Sent]) -> Result<(), String> {
     let (one, other) = (Oracle::new(one), Oracle::new(other));
-    for (from, to, way) in ways(ends) {
+    for (from, to, path) in paths(ends) {
         for packet in packets {
             let question: Question = question(from.peer.clone(), to.peer.clone(), packet);
             let verdict = |oracle: &Oracle<'_>| {
-                oracle.evaluate_by(&question, way.family).map(|answer| answer.verdict).ok()
+                oracle.evaluate_by(&question, path.family).map(|answer| answer.verdict).ok()
             };
             if verdict(&one) != verdict(&other) {
-                return Err(format!("{question:?} {way:?}"));
+                return Err(format!("{question:?} {path:?}"));
             }
         }
     }

@@ -215,7 +215,7 @@ impl Dice {
 struct Run {
     calc: Calc,
     now: Objects,
-    told: NodeState,
+    received: NodeState,
     dice: Dice,
 }
 
@@ -252,17 +252,18 @@ impl Run {
     fn flush(&mut self) {
         let expected = from_scratch(&self.now);
         let deltas = self.calc.flush();
-        assert_eq!(shown(&deltas), difference(&self.told, &expected));
+        assert_eq!(shown(&deltas), difference(&self.received, &expected));
         assert_order(&deltas);
-        apply_strictly(&mut self.told, &deltas);
-        assert_eq!(self.told, expected);
+        apply_strictly(&mut self.received, &deltas);
+        assert_eq!(self.received, expected);
         assert_eq!(*self.calc.state(), expected);
     }
 }
 
 fn run(sequence: &[&Objects], order: Order, flushes: Flushes) {
-    let (now, told) = (Objects::new(), NodeState::default());
-    let mut run = Run { calc: Calc::new(NODE).with_services(), now, told, dice: Dice(sequence.len() as u64) };
+    let (now, received) = (Objects::new(), NodeState::default());
+    let mut run =
+        Run { calc: Calc::new(NODE).with_services(), now, received, dice: Dice(sequence.len() as u64) };
     for state in sequence {
         run.walk(state, order, flushes);
     }
@@ -270,7 +271,7 @@ fn run(sequence: &[&Objects], order: Order, flushes: Flushes) {
 }
 
 #[test]
-fn every_state_follows_from_every_other() {
+fn any_state_can_change_to_any_other() {
     let states = states();
     let orders = [Order::ByKey, Order::Backwards, Order::Mixed, Order::Gone(true), Order::Gone(false)];
     for order in orders {
@@ -285,7 +286,7 @@ fn every_state_follows_from_every_other() {
 }
 
 #[test]
-fn long_ways_end_where_short_ones_do() {
+fn long_and_short_histories_give_the_same_state() {
     let states = states();
     let there: Vec<&Objects> = states.iter().map(|(_, objects)| objects).collect();
     let back: Vec<&Objects> = there.iter().rev().copied().collect();

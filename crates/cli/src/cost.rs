@@ -44,7 +44,7 @@ enum Subject {
 }
 
 /// The result.
-struct Found {
+struct CostReport {
     subject: Subject,
     /// The number of Windows nodes; if it is 0, all pods are treated as if they ran on Windows nodes.
     windows: usize,
@@ -146,7 +146,7 @@ fn subject(snapshot: &Snapshot, text: Option<&str>) -> anyhow::Result<Subject> {
     Ok(Subject::Policy(id.with_context(|| format!("{key} is no policy that is in force, and no pod"))?))
 }
 
-fn found(snapshot: &Snapshot, cluster: &Cluster, subject: Subject) -> anyhow::Result<Found> {
+fn found(snapshot: &Snapshot, cluster: &Cluster, subject: Subject) -> anyhow::Result<CostReport> {
     let is_asked = |id: &EndpointId| match &subject {
         Subject::Pod { namespace, name } => *id.namespace == **namespace && *id.pod == **name,
         _ => cluster.counts(id),
@@ -196,7 +196,7 @@ fn found(snapshot: &Snapshot, cluster: &Cluster, subject: Subject) -> anyhow::Re
             );
         }
     }
-    Ok(Found {
+    Ok(CostReport {
         windows: cluster.windows(),
         policies: policies(&pods, &subject),
         total: total(&pods),
@@ -332,6 +332,6 @@ fn entries(saving: Saving) -> i64 {
 }
 
 /// `ingress`, `egress`.
-fn way(direction: Direction) -> &'static str {
+fn direction_name(direction: Direction) -> &'static str {
     if direction == Direction::Ingress { "ingress" } else { "egress" }
 }

@@ -26,14 +26,14 @@ pub(crate) struct Get {
     #[arg(short = 'A', long)]
     all_namespaces: bool,
     /// The output format
-    #[arg(short, long, value_enum, default_value_t = Format::Table)]
-    output: Format,
+    #[arg(short, long, value_enum, default_value_t = GetFormat::Table)]
+    output: GetFormat,
     #[command(flatten)]
     store: StoreArguments,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum GetFormat {
     Table,
     Json,
 }
@@ -58,13 +58,13 @@ impl Get {
         match self.output {
             // None of the requested objects exist: the errors are sufficient.
             _ if items.is_empty() && !missing.is_empty() => {}
-            Format::Table => {
+            GetFormat::Table => {
                 output::columns(&table(kind, &items));
                 if kind == Kind::NodeReport {
                     items.iter().flat_map(conditions).for_each(|line| output::line(&line));
                 }
             }
-            Format::Json => {
+            GetFormat::Json => {
                 let values: Vec<Value> = items.into_iter().map(document).collect();
                 let document = match <[Value; 1]>::try_from(values) {
                     Ok([value]) if !self.names.is_empty() => value,

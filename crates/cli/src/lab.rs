@@ -35,8 +35,8 @@ pub(crate) enum LabCommand {
     /// Start a cluster, deploy four pods, show who reaches whom before and after a policy, remove everything
     Demo {
         /// The output format of the result; progress goes to standard error
-        #[arg(short, long, value_enum, default_value_t = Format::Table)]
-        output: Format,
+        #[arg(short, long, value_enum, default_value_t = LabFormat::Table)]
+        output: LabFormat,
     },
     /// Start a cluster and keep it until Ctrl-C or `tortie lab down`
     Up {
@@ -71,8 +71,8 @@ pub(crate) enum LabCommand {
         #[arg(long, value_parser = crate::port::tcp)]
         port: Option<u16>,
         /// The output format
-        #[arg(short, long, value_enum, default_value_t = Format::Table)]
-        output: Format,
+        #[arg(short, long, value_enum, default_value_t = LabFormat::Table)]
+        output: LabFormat,
     },
     /// The part of `demo` and `up` that runs inside the lab's namespaces
     #[command(hide = true)]
@@ -86,7 +86,7 @@ pub(crate) enum LabCommand {
 pub(crate) enum Inside {
     Demo {
         #[arg(long, value_enum)]
-        output: Format,
+        output: LabFormat,
     },
     Up {
         #[arg(long)]
@@ -97,7 +97,7 @@ pub(crate) enum Inside {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum LabFormat {
     Table,
     Json,
 }
@@ -110,7 +110,7 @@ pub(crate) fn dir() -> LabDir {
 impl LabCommand {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         crate::log("warn");
-        let word = |format: Format| if format == Format::Json { "json" } else { "table" };
+        let word = |format: LabFormat| if format == LabFormat::Json { "json" } else { "table" };
         let arguments = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         match self {
             Self::Demo { output } => outer(&arguments(&["lab", "inside", "demo", "--output", word(output)])),
@@ -172,12 +172,12 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
         Inside::Demo { output } => {
             let cluster = Cluster::up(dir(), Size { linux: 1, windows: 1 }, &progress).await?;
             let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
-                if output == Format::Table {
+                if output == LabFormat::Table {
                     output::text(&format!("\n{}:\n{}\n", step.name, matrix::table(step, before)));
                 }
             });
             let demo = demo.await?;
-            if output == Format::Json {
+            if output == LabFormat::Json {
                 output::line(&serde_json::to_string(&demo)?);
             }
             cluster.down().await;
@@ -217,15 +217,15 @@ fn down() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn show_matrix(port: Option<u16>, format: Format) -> anyhow::Result<ExitCode> {
+fn show_matrix(port: Option<u16>, format: LabFormat) -> anyhow::Result<ExitCode> {
     let dir = dir();
     join::join(&dir, join::Next::StartThreads)?;
     crate::runtime()?.block_on(async {
         let store = tortie_store::rpc::Remote::unix(&dir.store_socket());
         let step = matrix::probe_all(&dir, &store, "now", port, &Progress::new()).await?;
         match format {
-            Format::Table => output::text(&matrix::table(&step, None)),
-            Format::Json => output::line(&serde_json::to_string(&step)?),
+            LabFormat::Table => output::text(&matrix::table(&step, None)),
+            LabFormat::Json => output::line(&serde_json::to_string(&step)?),
         }
         Ok(if lab_failed(&step) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })

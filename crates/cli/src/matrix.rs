@@ -33,14 +33,14 @@ pub(crate) struct Matrix {
     #[arg(long, value_name = "PORT")]
     port: Vec<String>,
     /// The output format; html is one file for a browser, on standard output
-    #[arg(short, long, value_enum, default_value_t = Format::Text)]
-    output: Format,
+    #[arg(short, long, value_enum, default_value_t = MatrixFormat::Text)]
+    output: MatrixFormat,
     #[command(flatten)]
     source: Source,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum MatrixFormat {
     Text,
     Json,
     Html,
@@ -57,9 +57,9 @@ impl Matrix {
         let ports = self.ports(&classes)?;
         let tables = self.tables(&classes, &mut judge, &ports)?;
         match self.output {
-            Format::Text => text(&classes, &tables, snapshot),
-            Format::Json => json_document(&classes, &mut judge, &read, &tables)?,
-            Format::Html => {
+            MatrixFormat::Text => text(&classes, &tables, snapshot),
+            MatrixFormat::Json => json_document(&classes, &mut judge, &read, &tables)?,
+            MatrixFormat::Html => {
                 let reasons = tables.iter().map(|table| reasons(table, &classes, &mut judge, snapshot));
                 let reasons: Vec<_> = reasons.collect();
                 output::line(

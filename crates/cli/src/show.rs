@@ -40,7 +40,7 @@ pub(crate) struct Show {
 }
 
 /// What is in force for a pod.
-struct Found {
+struct ShownPod {
     namespace: String,
     pod: String,
     node: String,
@@ -82,7 +82,7 @@ impl Show {
     }
 
     /// Sends the request to the agent of the pod's node.
-    fn ask(&self, namespace: String, pod: String, node: String) -> anyhow::Result<Found> {
+    fn ask(&self, namespace: String, pod: String, node: String) -> anyhow::Result<ShownPod> {
         let socket = self.socket(&node);
         let question = Ask::Show { namespace: namespace.clone(), pod: pod.clone() };
         let elsewhere = || {
@@ -104,7 +104,7 @@ impl Show {
                  endpoint of it; `tortie get nodereports {node}` says what else is wrong there"
             );
         }
-        Ok(Found { namespace, pod, node, endpoints })
+        Ok(ShownPod { namespace, pod, node, endpoints })
     }
 
     fn socket(&self, node: &str) -> PathBuf {

@@ -6,7 +6,7 @@ mod served;
 use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
-use served::{Cluster, said};
+use served::{Cluster, text_of};
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
 
@@ -19,12 +19,12 @@ impl Cluster {
     async fn applies(&self, object: &Value) -> (bool, String) {
         let file = self.file(&object.to_string());
         let output = self.tortie(&["apply", "-f", file.to_str().unwrap()]).output().await.unwrap();
-        (output.status.success(), said(&output))
+        (output.status.success(), text_of(&output))
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fields_without_effect_are_refused_or_named() {
+async fn fields_without_effect_are_rejected_or_reported() {
     let cluster = Cluster::new().await;
     let felix = |name: &str, spec: Value| object("FelixConfiguration", name, spec);
     let table = [
@@ -48,23 +48,23 @@ async fn fields_without_effect_are_refused_or_named() {
     ];
     let key = Key::global(Kind::FelixConfiguration, "default");
     for (object, good, expected) in table {
-        let (succeeded, said) = cluster.applies(&object).await;
-        assert_eq!(succeeded, good, "{said}");
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert_eq!(succeeded, good, "{printed}");
         assert!(
-            said.replace(&format!("{}/", cluster.folder()), "").contains(expected),
-            "{expected:?} in {said}"
+            printed.replace(&format!("{}/", cluster.folder()), "").contains(expected),
+            "{expected:?} in {printed}"
         );
-        assert_eq!(cluster.store.get(&key).await.unwrap().is_some(), good, "{said}");
+        assert_eq!(cluster.store.get(&key).await.unwrap().is_some(), good, "{printed}");
     }
     // A value that requests what Tortie does anyway gets no finding.
-    let (_, said) = cluster
+    let (_, printed) = cluster
         .applies(&felix("default", json!({"vxlanVNI": 4096, "defaultEndpointToHostAction": "Drop"})))
         .await;
-    assert!(!said.contains("warning"), "{said}");
+    assert!(!printed.contains("warning"), "{printed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
+async fn conflicting_pools_and_pools_in_use_are_not_changed() {
     let cluster = Cluster::new().await;
     let node = json!({"metadata": {"name": "one", "annotations": {"projectcalico.org/IPv4Address": "192.0.2.11/24"}}});
     cluster.put(&Key::global(Kind::Node, "one"), node).await;
@@ -91,8 +91,8 @@ async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
         (pool("b", "10.1.0.0/16", 26), true, "created"),
     ];
     for (object, good, expected) in steps {
-        let (succeeded, said) = cluster.applies(&object).await;
-        assert!(succeeded == good && said.contains(expected), "{expected:?} in {said}");
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded == good && printed.contains(expected), "{expected:?} in {printed}");
     }
     cluster.put(&block, used).await;
     for (object, good, expected) in [
@@ -112,16 +112,16 @@ async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
             "configured",
         ),
     ] {
-        let (succeeded, said) = cluster.applies(&object).await;
-        assert!(succeeded == good && said.contains(expected), "{expected:?} in {said}");
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded == good && printed.contains(expected), "{expected:?} in {printed}");
     }
     let delete = async |name: &str| cluster.tortie(&["delete", "ippool", name]).output().await.unwrap();
     let refused = delete("a").await;
     assert!(
         !refused.status.success()
-            && said(&refused).contains("has addresses in use (1 address, the first of pod n/p)"),
+            && text_of(&refused).contains("has addresses in use (1 address, the first of pod n/p)"),
         "{}",
-        said(&refused)
+        text_of(&refused)
     );
     assert!(delete("b").await.status.success());
     cluster.store.delete(&block, None).await.unwrap();
@@ -129,7 +129,7 @@ async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
     let tunnel = json!({"cidr": "10.0.0.0/26", "affinity": "host:one", "allocations": [0, null], "unallocated": [1],
         "attributes": [{"handle_id": "vxlan-tunnel-addr-one", "secondary": {"node": "one", "type": "vxlanTunnelAddress"}}]});
     cluster.put(&block, tunnel).await;
-    let refused = said(&delete("a").await);
+    let refused = text_of(&delete("a").await);
     let expected = "(1 address, the first of node one): node one keeps its tunnel address, so the pool stays; set disabled: true";
     assert!(refused.contains(expected) && !refused.contains("delete the pods"), "{refused}");
     cluster.store.delete(&block, None).await.unwrap();
@@ -138,7 +138,7 @@ async fn pools_that_conflict_or_are_in_use_stay_as_they_are() {
 
 /// Calico stores a policy `x` of tier default as `default.x`: whoever applies or deletes the one means the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_of_tier_default_is_known_by_both_of_its_names() {
+async fn a_policy_of_tier_default_is_found_by_both_names() {
     let cluster = Cluster::new().await;
     let policy = |name: &str, tier: &str, order: u8| {
         object(
@@ -160,8 +160,8 @@ async fn a_policy_of_tier_default_is_known_by_both_of_its_names() {
         (policy("default.x", "default", 3), "GlobalNetworkPolicy default.x configured\n"),
     ];
     for (object, expected) in steps {
-        let (succeeded, said) = cluster.applies(&object).await;
-        assert!(succeeded && said == expected, "{said:?} is not {expected:?}");
+        let (succeeded, printed) = cluster.applies(&object).await;
+        assert!(succeeded && printed == expected, "{printed:?} is not {expected:?}");
     }
     let names = async || {
         let stored = cluster.store.list(Kind::GlobalNetworkPolicy).await.unwrap().items;
@@ -172,17 +172,17 @@ async fn a_policy_of_tier_default_is_known_by_both_of_its_names() {
         [("default.y", "GlobalNetworkPolicy y deleted\n"), ("x", "GlobalNetworkPolicy x deleted\n")]
     {
         let output = cluster.tortie(&["delete", "globalnetworkpolicy", name]).output().await.unwrap();
-        assert_eq!(said(&output), expected);
+        assert_eq!(text_of(&output), expected);
     }
     // What previews say of the cluster is what apply would do.
     let file = cluster.file(&policy("x", "default", 9).to_string());
     let output = cluster.tortie(&["preview", "-f", file.to_str().unwrap()]).output().await.unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", text_of(&output));
 }
 
 /// A folder in which nothing is read is a mistake, and not an empty cluster.
 #[tokio::test(flavor = "multi_thread")]
-async fn folders_without_manifests_are_refused() {
+async fn folders_without_manifests_are_rejected() {
     let cluster = Cluster::new().await;
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("policy.txt"), "kind: NetworkPolicy").unwrap();
@@ -191,26 +191,30 @@ async fn folders_without_manifests_are_refused() {
     for command in [&["policy", "lint"][..], &["matrix"], &["policy", "cost"], &["apply"]] {
         let output = cluster.tortie(&[command, &["-f", folder]].concat()).output().await.unwrap();
         assert!(!output.status.success(), "{command:?}");
-        assert!(said(&output).contains("the folder has no manifests"), "{command:?}: {}", said(&output));
+        assert!(
+            text_of(&output).contains("the folder has no manifests"),
+            "{command:?}: {}",
+            text_of(&output)
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_will_not_be_connected_are_named() {
+async fn pods_that_will_not_be_connected_are_reported() {
     let cluster = Cluster::new().await;
     let pod = |namespace: &str, annotations: Value| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": namespace, "annotations": annotations},
             "spec": {"containers": [{"name": "c"}]}})
     };
     cluster.put(&Key::global(Kind::Namespace, "n"), json!({"metadata": {"name": "n"}})).await;
-    let (_, said) = cluster.applies(&pod("nowhere", json!({}))).await;
-    assert!(said.contains("warning: Namespace nowhere does not exist"), "{said}");
-    let (_, said) = cluster.applies(&pod("n", json!({"cni.projectcalico.org/ipAddrs": "[]"}))).await;
+    let (_, printed) = cluster.applies(&pod("nowhere", json!({}))).await;
+    assert!(printed.contains("warning: Namespace nowhere does not exist"), "{printed}");
+    let (_, printed) = cluster.applies(&pod("n", json!({"cni.projectcalico.org/ipAddrs": "[]"}))).await;
     assert!(
-        said.contains("metadata.annotations.cni.projectcalico.org/ipAddrs: it is not supported"),
-        "{said}"
+        printed.contains("metadata.annotations.cni.projectcalico.org/ipAddrs: it is not supported"),
+        "{printed}"
     );
-    assert!(!said.contains("Namespace"), "{said}");
+    assert!(!printed.contains("Namespace"), "{printed}");
 }
 
 async fn into(cluster: &Cluster, arguments: &[&str], output: Stdio) -> Output {
@@ -220,36 +224,39 @@ async fn into(cluster: &Cluster, arguments: &[&str], output: Stdio) -> Output {
 
 /// A failed write is an error, unless the reader has closed the pipe.
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_nobody_takes_is_no_success() {
+async fn unwritable_output_gives_a_failing_exit_code() {
     let cluster = Cluster::new().await;
     for arguments in [&["get", "nodes"][..], &["--version"], &["explain", "--help"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = into(&cluster, arguments, full.into()).await;
         assert_eq!(output.status.code(), Some(1), "{arguments:?}");
-        let said = said(&output);
-        assert!(said.contains("error: standard output: No space left on device"), "{arguments:?}: {said}");
+        let printed = text_of(&output);
+        assert!(
+            printed.contains("error: standard output: No space left on device"),
+            "{arguments:?}: {printed}"
+        );
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = into(&cluster, arguments, writer.into()).await;
-        assert_eq!((output.status.code(), served::said(&output).as_str()), (Some(1), ""), "{arguments:?}");
+        assert_eq!((output.status.code(), served::text_of(&output).as_str()), (Some(1), ""), "{arguments:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn get_shows_what_is_there_beside_what_is_not() {
+async fn get_prints_existing_objects_beside_errors_about_missing_ones() {
     let cluster = Cluster::new().await;
     let output = cluster.tortie(&["get", "node", "one", "nosuch", "another"]).output().await.unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let said = said(&output);
+    let printed = text_of(&output);
     for part in ["NAME", "one", "error: Node nosuch does not exist", "error: Node another does not exist"] {
-        assert!(said.contains(part), "{part:?} in {said}");
+        assert!(printed.contains(part), "{part:?} in {printed}");
     }
     let many: Vec<Value> =
         (0..9).map(|n| json!({"object": {"kind": "Pod", "namespace": "n", "name": format!("p{n}")}, "reason": "HnsUnavailable", "message": "HNS does not answer"})).collect();
     cluster.report(1, json!(many), 0).await;
     let output = cluster.tortie(&["get", "nodereports"]).output().await.unwrap();
-    let said = served::said(&output);
-    assert!(said.contains("one: Pod n/p0: HnsUnavailable: HNS does not answer\n"), "{said}");
-    assert!(said.contains("one: 6 more HnsUnavailable"), "{said}");
-    assert!(said.lines().all(|line| line.len() < 100), "{said}");
+    let printed = served::text_of(&output);
+    assert!(printed.contains("one: Pod n/p0: HnsUnavailable: HNS does not answer\n"), "{printed}");
+    assert!(printed.contains("one: 6 more HnsUnavailable"), "{printed}");
+    assert!(printed.lines().all(|line| line.len() < 100), "{printed}");
 }

@@ -63,7 +63,7 @@ fn a_change_of_labels_moves_backends() {
 }
 
 #[test]
-fn pods_that_use_their_nodes_network_are_their_node() {
+fn host_network_pods_count_as_their_node() {
     let host = |spec: &str| {
         format!(
             "{{apiVersion: v1, kind: Pod, metadata: {{name: agent, namespace: shop, labels: {{app: agent}}}}, spec: {{hostNetwork: true, containers: [{{name: c}}]{spec}}}}}\n---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: deny, namespace: shop}}, spec: {{podSelector: {{matchLabels: {{app: agent}}}}}}}}\n---\n"
@@ -98,7 +98,7 @@ fn pods_that_use_their_nodes_network_are_their_node() {
 }
 
 #[test]
-fn addresses_that_are_noted_elsewhere_are_read() {
+fn addresses_in_annotations_are_read() {
     let policy = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {selector: app == 'back', ingress: [{action: Allow, source: {nets: [10.7.0.0/16]}}]}}\n---\n";
     let noted = |annotations: &str| {
         format!(
@@ -119,7 +119,7 @@ fn addresses_that_are_noted_elsewhere_are_read() {
 }
 
 #[test]
-fn service_accounts_are_implied_where_policies_ask_for_them() {
+fn service_accounts_are_implied_if_policies_refer_to_them() {
     let policy = "{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: sa}, spec: {serviceAccountSelector: projectcalico.org/name == 'default', types: [Egress], egress: [{action: Deny}]}}\n";
     let (code, out, err) =
         run(&[SHOP, policy].concat(), &["explain", "shop/front", "shop/back", "-o", "json"]);
@@ -136,7 +136,7 @@ fn service_accounts_are_implied_where_policies_ask_for_them() {
 
 /// Endpoints count if Kubernetes mirrors them: for a Service without a selector and without slices.
 #[test]
-fn endpoints_of_services_without_a_selector_are_their_backends() {
+fn endpoints_are_the_backends_of_services_without_a_selector() {
     let endpoints = "---\n{apiVersion: v1, kind: Endpoints, metadata: {name: back, namespace: shop}, subsets: [{addresses: [{ip: 203.0.113.7}], notReadyAddresses: [{ip: 'fd00::7'}], ports: [{port: 5432}]}]}\n";
     let without = SERVICE.replace("selector: {app: back}, ports", "ports");
     let ask = ["explain", "shop/front", "203.0.113.7", "--port", "5432"];

@@ -100,11 +100,11 @@ fn everything_on_windows_nodes() {
         found["pods"].as_array().unwrap().iter().map(|pod| pod["pod"].as_str().unwrap()).collect();
     pods.sort_unstable();
     assert_eq!(pods, ["jobs/win-1", "shop/win-0"], "the others are on Linux nodes");
-    let sum = |way: &str| -> u64 {
-        found["pods"].as_array().unwrap().iter().map(|pod| pod[way]["acls"].as_u64().unwrap()).sum()
+    let sum = |variant: &str| -> u64 {
+        found["pods"].as_array().unwrap().iter().map(|pod| pod[variant]["acls"].as_u64().unwrap()).sum()
     };
-    for way in ["withoutSets", "withSets", "naive"] {
-        assert_eq!(found["total"][way]["acls"], sum(way), "{way}");
+    for variant in ["withoutSets", "withSets", "naive"] {
+        assert_eq!(found["total"][variant]["acls"], sum(variant), "{variant}");
     }
 }
 
@@ -124,8 +124,8 @@ fn a_policy_by_rule() {
 }
 
 #[test]
-fn what_cannot_be_answered_says_of_what() {
-    for (asked, expected) in [
+fn unanswerable_queries_name_the_reason() {
+    for (argument, expected) in [
         ("shop/nobody", "Pod shop/nobody does not exist"),
         ("shop/back/np", "is none of"),
         ("networkpolicy/shop/back", "NetworkPolicy shop/back does not exist (a Kubernetes policy is a knp)"),
@@ -133,8 +133,8 @@ fn what_cannot_be_answered_says_of_what() {
         ("stagednetworkpolicy/shop/back", "StagedNetworkPolicy shop/back is no policy that is in force"),
         ("a/b/c/d", "\"a/b/c/d\" is none of"),
     ] {
-        let (code, out, err) = cost(MORE, &[asked]);
-        assert_eq!((code, out.as_str()), (2, ""), "{asked}");
-        assert!(err.contains(expected), "{asked}: {err}");
+        let (code, out, err) = cost(MORE, &[argument]);
+        assert_eq!((code, out.as_str()), (2, ""), "{argument}");
+        assert!(err.contains(expected), "{argument}: {err}");
     }
 }

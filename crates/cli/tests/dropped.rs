@@ -92,8 +92,8 @@ fn every_form_of_a_policy_is_in_force_offline() {
 }
 
 #[test]
-fn what_looks_like_policy_and_is_not_understood_stops_every_tool() {
-    for (policy, said) in [
+fn unreadable_policies_stop_every_tool() {
+    for (policy, printed) in [
         (
             "apiVersion: networking.k8s.io\nkind: NetworkPolicy\nmetadata: {name: p}\nspec: {podSelector: {}}\n",
             "c.yml:21: NetworkPolicy p: apiVersion: \"networking.k8s.io\" is not a version of NetworkPolicy; write networking.k8s.io/v1",
@@ -133,7 +133,10 @@ fn what_looks_like_policy_and_is_not_understood_stops_every_tool() {
             &["preview", "--in", "c.yml", "-f", "pods.yml"],
         ] {
             let (code, out, err) = tortie(&files, arguments);
-            assert!(code == 2 && out.is_empty() && err.contains(said), "{arguments:?}: {code}\n{out}{err}");
+            assert!(
+                code == 2 && out.is_empty() && err.contains(printed),
+                "{arguments:?}: {code}\n{out}{err}"
+            );
         }
         let (code, out, err) = tortie(&files, &["preview", "--in", "pods.yml", "-f", "policy.yml"]);
         assert!(code == 2 && out.is_empty(), "{code} {out}{err}");
@@ -141,7 +144,7 @@ fn what_looks_like_policy_and_is_not_understood_stops_every_tool() {
 }
 
 #[test]
-fn what_no_verdict_depends_on_is_skipped_and_named() {
+fn objects_without_influence_on_verdicts_are_skipped_and_reported() {
     let others = "\
 {apiVersion: v1, kind: ConfigMap, metadata: {name: c, namespace: shop}, data: {}}
 ---
@@ -184,7 +187,7 @@ fn what_no_verdict_depends_on_is_skipped_and_named() {
 
 /// As `kubectl get all` exports it: a Deployment, its ReplicaSets, and the pods of one of them.
 #[test]
-fn a_workload_whose_pods_are_given_adds_none() {
+fn a_workload_adds_no_pods_if_its_pods_are_given() {
     let workload = |kind: &str, name: &str, owner: &str| {
         format!(
             "---\napiVersion: apps/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: shop{owner}}}\nspec: {{template: {{metadata: {{labels: {{app: w}}}}, spec: {{containers: [{{name: c}}]}}}}}}\n"
@@ -222,7 +225,7 @@ fn a_workload_whose_pods_are_given_adds_none() {
 /// Pools from which Tortie cannot assign addresses stop `apply`, but no command that only computes verdicts.
 #[test]
 fn a_pool_that_is_not_supported_stops_only_apply() {
-    for (spec, said) in [
+    for (spec, printed) in [
         (
             "{cidr: 10.0.0.0/16, ipipMode: Always, natOutgoing: true}",
             "IPPool p: spec.ipipMode: IPIP is not supported",
@@ -248,7 +251,7 @@ fn a_pool_that_is_not_supported_stops_only_apply() {
         ] {
             let (code, out, err) = tortie(&files, arguments);
             assert!(
-                code == 0 && err.contains("note: c.yml:21: ") && err.contains(said),
+                code == 0 && err.contains("note: c.yml:21: ") && err.contains(printed),
                 "{arguments:?}: {code} {out}{err}"
             );
         }
@@ -264,7 +267,7 @@ fn a_pool_that_is_not_supported_stops_only_apply() {
 
 /// Calico stores a policy `x` of tier default as `default.x`: a change of `x` changes the exported policy.
 #[test]
-fn a_policy_has_one_name_in_what_is_exported_and_in_what_people_keep() {
+fn exported_and_written_policies_have_one_name() {
     let policy = |version: &str, name: &str, action: &str| {
         format!(
             "{{apiVersion: {version}, kind: NetworkPolicy, metadata: {{name: {name}, namespace: shop}}, spec: {{types: [Ingress], ingress: [{{action: {action}}}]}}}}\n"

@@ -35,7 +35,7 @@ fn check_each(check: impl Fn(&Example) -> Vec<String> + Sync) {
 }
 
 #[test]
-fn every_example_does_offline_what_it_expects() {
+fn every_example_meets_its_expectations_offline() {
     check_each(|example| {
         let file = example.file.to_str().unwrap();
         let mut wrong = Vec::new();
@@ -126,7 +126,7 @@ fn mutations(text: &str) -> Vec<Mutation> {
 const UNKNOWN: &str = "nosuchField";
 
 #[test]
-fn every_mistake_in_an_example_is_refused_with_its_place() {
+fn every_mistake_in_an_example_is_rejected_with_its_position() {
     let dir = tempfile::tempdir().unwrap();
     check_each(|example| {
         let text = fs::read_to_string(&example.file).unwrap();
@@ -152,9 +152,9 @@ fn every_mistake_in_an_example_is_refused_with_its_place() {
                     let (code, out, err) = tortie(arguments);
                     // `apply` rejects workloads as such, whatever their content.
                     let is_said = |line: &&str| line.starts_with(&place) && line.contains(mutation.field);
-                    let said = err.lines().any(|line| is_said(&line))
+                    let printed = err.lines().any(|line| is_said(&line))
                         || (arguments[0] == "apply" && err.contains("is not known"));
-                    if code != 2 || !out.is_empty() || !said {
+                    if code != 2 || !out.is_empty() || !printed {
                         wrong.push(format!(
                             "{}: {} at {place} {}: exit code {code}\n{out}{err}",
                             example.name, field, arguments[0]

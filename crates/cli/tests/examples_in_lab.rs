@@ -56,7 +56,7 @@ fn unmet(lab: &Lab, example: &Example) -> Vec<String> {
 }
 
 #[test]
-fn examples_do_in_a_lab_what_they_expect() {
+fn examples_meet_their_expectations_in_a_lab() {
     let all = examples();
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);

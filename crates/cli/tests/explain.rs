@@ -80,7 +80,7 @@ fn explain(arguments: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
-fn it_says_which_rule_and_why_not_the_others() {
+fn it_reports_the_deciding_rule_and_the_mismatches_of_the_others() {
     let expected = "\
 web/front (10.0.0.1) → web/back (10.0.0.2) TCP 80: denied
 
@@ -102,8 +102,8 @@ kubernetes.io/metadata.name=web,projectcalico.org/name=web,team=a (c.yml:38)
 }
 
 #[test]
-fn ends_ports_and_answers() {
-    for (arguments, code, said) in [
+fn endpoints_ports_and_answers() {
+    for (arguments, code, printed) in [
         (&["web/front", "web/back", "--port", "udp/53"][..], 1, "rule 2"),
         (&["globalnetworkset/partner", "web/back"], 0, "allowed by NetworkPolicy web/back, rule 3"),
         (&["203.0.113.7", "10.0.0.2", "--port", "icmp/8"], 1, "ICMP type 8"),
@@ -135,7 +135,7 @@ fn ends_ports_and_answers() {
     ] {
         let (got, out, err) = explain(arguments);
         assert_eq!(got, code, "{arguments:?}\n{out}{err}");
-        assert!(format!("{out}{err}").contains(said), "{arguments:?}\n{out}{err}");
+        assert!(format!("{out}{err}").contains(printed), "{arguments:?}\n{out}{err}");
     }
 }
 
@@ -269,10 +269,10 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tortie"));
         let output =
             command.args(["explain", "-f", file.to_str().unwrap()]).args(arguments).output().unwrap();
-        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
-        assert!(said.contains(expected), "{arguments:?}: {said}");
-        assert_eq!(said.contains(note), noted, "{arguments:?}: {said}");
+        let printed = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {printed}");
+        assert!(printed.contains(expected), "{arguments:?}: {printed}");
+        assert_eq!(printed.contains(note), noted, "{arguments:?}: {printed}");
     }
 
     // Tunnels from pods where FelixConfiguration allows them: policy decides.
@@ -285,7 +285,7 @@ fn the_family_follows_the_protocol_and_node_ports_are_noted() {
         let files = ["-f", file.to_str().unwrap(), "-f", felix.to_str().unwrap()];
         let output =
             command.arg("explain").args(files).args(["x/a", "192.0.2.9", "--port", port]).output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.contains("denied at the end of tier default"), "{port}: {said}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert!(printed.contains("denied at the end of tier default"), "{port}: {printed}");
     }
 }

@@ -111,7 +111,7 @@ fn without_places(text: &str) -> String {
 }
 
 #[test]
-fn an_exported_cluster_answers_as_the_live_one() {
+fn an_exported_cluster_gives_the_same_answers_as_the_live_one() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     lab.ok(&["apply", "--wait", "-f", &lab.file("shop.yml", SHOP)]);

@@ -84,7 +84,7 @@ fn nodes_in_the_matrix() {
 
 /// Policies of each table, host endpoints and failsafe ports: the change, and the rule.
 #[test]
-fn what_changes_at_hosts_shows_in_previews() {
+fn previews_show_changes_at_hosts() {
     let cases = [
         (
             "forwarded",
@@ -132,7 +132,7 @@ fn what_changes_at_hosts_shows_in_previews() {
 
 /// Without host endpoints, the output does not mention them.
 #[test]
-fn nothing_of_hosts_where_there_are_none() {
+fn output_omits_hosts_without_host_endpoints() {
     let policy = global("  selector: has(role)\n  applyOnForward: true\n  ingress:\n  - {action: Deny}\n");
     let files = [("c.yml", CLUSTER), ("change.yml", policy.as_str())];
     let (code, out, _) = tortie(&files, &["preview", "--in", "c.yml", "-f", "change.yml"]);
@@ -312,8 +312,8 @@ fn host_endpoints_of_windows_nodes_are_not_enforced() {
     let files = [("c.yml", CLUSTER), ("hosts.yml", HOSTS), ("windows.yml", windows)];
     let all = ["-f", "c.yml", "-f", "hosts.yml", "-f", "windows.yml"];
     let (code, out, _) = tortie(&files, &[&["explain", "node/n1", "node/w1"][..], &all].concat());
-    let said = "host endpoint w1-all is not enforced, as node w1 is a Windows node: as things are, the packet is allowed";
-    assert!(code == 1 && out.contains(said), "{out}");
+    let note = "host endpoint w1-all is not enforced, as node w1 is a Windows node: as things are, the packet is allowed";
+    assert!(code == 1 && out.contains(note), "{out}");
     let (_, out, _) = tortie(&files, &[&["explain", "node/n1", "node/w1", "-o", "json"][..], &all].concat());
     let document: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
@@ -338,7 +338,7 @@ fn host_endpoints_of_windows_nodes_are_not_enforced() {
 
 /// A rule about failsafe ports has no effect; the finding names the ports and does not advise to remove the rule.
 #[test]
-fn rules_for_failsafe_ports_are_told_as_such() {
+fn lint_reports_rules_for_failsafe_ports() {
     let policy = global(
         "  selector: role == 'worker'\n  order: 0\n  ingress:\n  - {action: Allow, protocol: TCP, destination: {ports: [22]}}\n  - {action: Deny, protocol: TCP, destination: {ports: ['22:22']}}\n  - {action: Deny, protocol: TCP, destination: {ports: [22, 443]}}\n  - {action: Deny, protocol: UDP, destination: {ports: [22]}}\n",
     );

@@ -132,7 +132,7 @@ fn every_kind_of_finding() {
 }
 
 #[test]
-fn what_is_fine_is_not_found() {
+fn correct_manifests_have_no_findings() {
     for rule in [
         "{action: Allow, source: {selector: app == 'back', notSelector: app == 'front'}}",
         "{action: Allow, source: {nets: [10.0.0.0/8], notNets: [10.0.1.0/24]}}",
@@ -194,14 +194,14 @@ fn a_rule_of_a_later_tier_is_shadowed_by_an_earlier_tier() {
 }
 
 #[test]
-fn manifests_with_problems_are_refused() {
+fn invalid_manifests_are_rejected() {
     let (code, out, err) = lint(&policy("  - {action: Forbid}\n"), &[]);
     assert_eq!((code, out.as_str()), (2, ""));
     assert!(err.contains("p.yml:8: NetworkPolicy shop/p: spec.ingress[0].action"), "{err}");
 }
 
 #[test]
-fn policies_without_pods_are_judged_by_themselves() {
+fn policies_without_pods_are_checked_alone() {
     let (code, out, _) =
         tortie(&[("p.yml", &policy("  - {action: Allow}\n"))], &["policy", "lint", "-f", "p.yml"]);
     assert_eq!(

@@ -98,7 +98,7 @@ fn a_policy_needs_its_tier_and_a_tier_outlives_its_policies() {
 }
 
 #[test]
-fn what_the_cluster_writes_people_cannot() {
+fn objects_that_the_cluster_writes_cannot_be_applied() {
     let datastore = Datastore::new();
     let endpoint =
         object("WorkloadEndpoint", "n-k8s-p-eth0", "{node: n}").replace("name:", "namespace: d, name:");
@@ -112,7 +112,7 @@ fn what_the_cluster_writes_people_cannot() {
 }
 
 #[test]
-fn a_list_is_applied_and_what_is_missing_is_named() {
+fn a_list_is_applied_and_missing_objects_are_named() {
     let datastore = Datastore::new();
     let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: a}}\n- {apiVersion: v1, kind: Namespace, metadata: {name: b}}\n";
     assert!(datastore.apply(list).ok);
@@ -127,7 +127,7 @@ fn a_list_is_applied_and_what_is_missing_is_named() {
 
 /// The policies of a namespace are deleted after its endpoints, not before.
 #[test]
-fn a_namespace_is_not_opened_on_its_way_out() {
+fn deleting_a_namespace_keeps_its_policies_until_pods_are_gone() {
     let datastore = Datastore::new();
     let policy = object("NetworkPolicy", "p", "{types: [Ingress]}").replace("name:", "namespace: d, name:");
     let namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: d}\n";
@@ -148,15 +148,15 @@ fn a_namespace_is_not_opened_on_its_way_out() {
         // What the node does after the pod is deleted.
         assert_eq!(datastore.names(Kind::NetworkPolicy), ["p"]);
         datastore.runtime.block_on(datastore.store.delete(&endpoint, None)).unwrap();
-        let said = deletion.join().unwrap();
-        assert!(said.ok, "{}", said.err);
+        let printed = deletion.join().unwrap();
+        assert!(printed.ok, "{}", printed.err);
     });
     assert!(datastore.names(Kind::NetworkPolicy).is_empty() && datastore.names(Kind::Namespace).is_empty());
 }
 
 /// The verdict includes what a node reports about a pod or policy (policy decision 29).
 #[test]
-fn explain_says_what_nodes_report() {
+fn explain_shows_what_nodes_report() {
     let datastore = Datastore::new();
     let pod = |name: &str, address: &str| {
         let value = json!({
@@ -174,15 +174,19 @@ fn explain_says_what_nodes_report() {
     for (key, value) in [pod("a", "10.0.0.1"), pod("b", "10.0.0.2"), namespace, report] {
         datastore.runtime.block_on(datastore.store.create(&key, value)).unwrap();
     }
-    let said = datastore.run(&["explain", "d/a", "d/b"], "");
-    assert!(said.ok, "{}{}", said.out, said.err);
-    assert!(said.out.contains("node n reports: Pod d/b: RuleNotExpressible: it is narrowed"), "{}", said.out);
-    assert!(!said.out.contains("d/other"), "{}", said.out);
+    let printed = datastore.run(&["explain", "d/a", "d/b"], "");
+    assert!(printed.ok, "{}{}", printed.out, printed.err);
+    assert!(
+        printed.out.contains("node n reports: Pod d/b: RuleNotExpressible: it is narrowed"),
+        "{}",
+        printed.out
+    );
+    assert!(!printed.out.contains("d/other"), "{}", printed.out);
 }
 
 /// Whatever the order of the manifests, objects are applied after those that they name, and policies before pods.
 #[test]
-fn objects_are_applied_in_the_order_of_what_they_need() {
+fn objects_are_applied_in_dependency_order() {
     let datastore = Datastore::new();
     let manifests = "\
 {apiVersion: v1, kind: Pod, metadata: {name: p, namespace: n}, spec: {containers: [{name: c}]}}
@@ -259,8 +263,13 @@ items:
     annotations: {projectcalico.org/metadata: '{\"labels\":{\"team\":\"a\"}}'}
   spec: {tier: default, selector: all()}
 ";
-    let said = datastore.apply(exported);
-    assert!(said.ok && said.out == "GlobalNetworkPolicy default.p created\n", "{}{}", said.out, said.err);
+    let printed = datastore.apply(exported);
+    assert!(
+        printed.ok && printed.out == "GlobalNetworkPolicy default.p created\n",
+        "{}{}",
+        printed.out,
+        printed.err
+    );
     let stored =
         datastore.runtime.block_on(datastore.store.list(Kind::GlobalNetworkPolicy)).unwrap().items.remove(0);
     assert_eq!(stored.value["apiVersion"], "projectcalico.org/v3");

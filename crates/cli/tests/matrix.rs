@@ -18,7 +18,7 @@ fn matrix(arguments: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
-fn who_reaches_whom_by_class() {
+fn classes_are_shown_with_their_reachability() {
     let expected = format!(
         "\
 who reaches whom:
@@ -69,15 +69,15 @@ Rows send, columns receive. all, none: of tcp/443, which no rule tells apart fro
 }
 
 #[test]
-fn what_cannot_be_asked_is_said() {
-    for (arguments, said) in [
+fn invalid_arguments_are_rejected() {
+    for (arguments, message) in [
         (&["-n", "nowhere"][..], "error: namespace nowhere has no pods with addresses"),
         (&["--port", "tcp"], "a port is missing"),
         (&["-f", "gone.yml"], "gone.yml"),
     ] {
         let (code, out, err) = matrix(arguments);
         assert_eq!((code, out.as_str()), (2, ""), "{arguments:?} {err}");
-        assert!(err.contains(said), "{arguments:?} {err}");
+        assert!(err.contains(message), "{arguments:?} {err}");
     }
     let (code, _, err) =
         tortie(&[("c.yml", &CLUSTER.replace("action: Allow", "action: Forbid"))], &["matrix", "-f", "c.yml"]);
@@ -111,7 +111,7 @@ fn as_json_with_what_decides() {
 }
 
 #[test]
-fn the_page_is_whole_and_names_every_class() {
+fn the_page_is_complete_and_names_every_class() {
     let (code, page, _) = matrix(&["-o", "html"]);
     assert_eq!(code, 0);
     well_formed(&page);
@@ -128,7 +128,7 @@ fn the_page_is_whole_and_names_every_class() {
 }
 
 #[test]
-fn what_is_written_into_the_page_cannot_break_it() {
+fn names_in_the_page_are_escaped() {
     let (_, page, _) = tortie(&[("<i>&.yml", CLUSTER)], &["matrix", "-f", "<i>&.yml", "-o", "html"]);
     well_formed(&page);
     assert!(page.contains("&lt;i&gt;&amp;.yml:58") && !page.contains("<i>"), "{page}");

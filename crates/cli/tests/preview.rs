@@ -63,13 +63,13 @@ fn changes_for_tunnels_from_pods_are_marked() {
 }
 
 #[test]
-fn what_is_there_already_changes_nothing() {
+fn unchanged_objects_change_nothing() {
     let expected = "nothing changes: every flow keeps its verdict\n".to_owned();
     assert_eq!(preview(&[], &["-f", "c.yml"]), (0, expected, String::new()));
 }
 
 #[test]
-fn staged_policies_do_what_they_are_staged_for() {
+fn staged_policies_are_previewed_as_enforced() {
     let expected = "\
 all nodes (2), outside → shop/front-* (3): tcp/443
   denied → allowed, 6 pairs
@@ -110,7 +110,7 @@ all pods (5) → shop/front-* (3): tcp/443
 
 #[test]
 fn deleting() {
-    for (object, code, said) in [
+    for (object, code, printed) in [
         ("knp/shop/back", 1, "→ shop/back-0: all"),
         ("namespace/jobs", 0, "nothing changes"),
         ("pod/shop/back-0", 0, "nothing changes"),
@@ -123,26 +123,26 @@ fn deleting() {
     ] {
         let (got, out, err) = preview(&[], &["--delete", object]);
         assert_eq!(got, code, "{object}: {out}{err}");
-        assert!(format!("{out}{err}").contains(said), "{object}: {out}{err}");
+        assert!(format!("{out}{err}").contains(printed), "{object}: {out}{err}");
     }
 }
 
 #[test]
-fn the_change_is_read_as_apply_reads_it() {
+fn preview_reads_changes_as_apply_does() {
     let unknown = CHANGE.replace("podSelector: {matchLabels: {app: back}}", "podSelektor: {}");
     let tier = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolicy\nmetadata: {name: a}\nspec: {tier: gone}\n";
-    for (text, said) in [
+    for (text, printed) in [
         (unknown.as_str(), "change.yml:5: KubernetesNetworkPolicy shop/back: spec.podSelektor"),
         (tier, "spec.tier: tier gone does not exist"),
     ] {
         let (code, out, err) = preview(&[("change.yml", text)], &["-f", "change.yml"]);
         assert_eq!((code, out.as_str()), (2, ""), "{err}");
-        assert!(err.contains(said), "{err}");
+        assert!(err.contains(printed), "{err}");
     }
 }
 
 #[test]
-fn a_pod_keeps_what_the_cluster_knows_of_it() {
+fn a_pod_keeps_its_address_from_the_cluster() {
     // Without status and node, as users write it; with the label of a front end.
     let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: nightly-x9s2b, namespace: shop, labels: {app: front}}\nspec: {containers: [{name: c}]}\n";
     let pod = pod.replace("nightly-x9s2b", "front-5d8f6c7b9-q7w2z").replace("app: front", "app: other");
@@ -152,7 +152,7 @@ fn a_pod_keeps_what_the_cluster_knows_of_it() {
 }
 
 #[test]
-fn only_flows_that_happened() {
+fn only_recorded_flows_are_shown() {
     let flows = "\
 {\"from\": \"jobs/nightly-x9s2b\", \"to\": \"shop/back-0\", \"port\": \"tcp/9090\", \"count\": 7}
 
@@ -180,7 +180,7 @@ left out, as an end is not there both before and after: 2 flows
     let quiet = flows.lines().nth(3).unwrap();
     let (code, out, _) = preview(&[("change.yml", CHANGE), ("flows.jsonl", quiet)], &arguments);
     assert_eq!((code, out.as_str()), (0, "0 of 1 flow meet another verdict\n"));
-    for (line, said) in [
+    for (line, printed) in [
         ("{\"from\": 3}", "flows.jsonl:7: "),
         ("{\"from\": \"a/b/c/d\", \"to\": \"shop/back-0\", \"port\": \"tcp/1\"}", "flows.jsonl:7"),
         ("{\"from\": \"10.0.0.1\", \"to\": \"shop/back-0\", \"port\": \"tcq/1\"}", "flows.jsonl:7"),
@@ -188,7 +188,7 @@ left out, as an end is not there both before and after: 2 flows
         let flows = format!("{flows}\n{line}\n");
         let (code, out, err) = preview(&[("change.yml", CHANGE), ("flows.jsonl", &flows)], &arguments);
         assert_eq!((code, out.as_str()), (2, ""), "{err}");
-        assert!(err.contains(said), "{err}");
+        assert!(err.contains(printed), "{err}");
     }
 }
 

@@ -4,7 +4,7 @@
 mod served;
 
 use serde_json::{Value, json};
-use served::{Cluster, LONG, SHORT, said};
+use served::{Cluster, LONG, SHORT, text_of};
 use tortie_api::{Key, Kind};
 use tortie_store::Store;
 
@@ -12,7 +12,7 @@ const POLICY: &str = "apiVersion: projectcalico.org/v3\nkind: GlobalNetworkPolic
                       spec: {selector: all(), types: [Ingress]}\n";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nodes_say_of_the_applied_decides() {
+async fn node_reports_about_applied_objects_decide_the_exit_code() {
     let cluster = Cluster::new().await;
     let file = cluster.file(POLICY);
     let pod = json!({"kind": "Pod", "namespace": "n", "name": "p"});
@@ -57,19 +57,23 @@ async fn what_nodes_say_of_the_applied_decides() {
     for (conditions, more, good, expected) in table {
         cluster.report(1_000, conditions, more).await;
         let output = cluster.apply(&file, if good { LONG } else { SHORT }).await;
-        assert_eq!(output.status.success(), good, "{}", said(&output));
-        assert!(said(&output).contains(expected), "{expected:?} is not in {}", said(&output));
+        assert_eq!(output.status.success(), good, "{}", text_of(&output));
+        assert!(text_of(&output).contains(expected), "{expected:?} is not in {}", text_of(&output));
     }
     cluster.report(1, json!([]), 7).await;
     let output = cluster.apply(&file, SHORT).await;
-    assert!(!output.status.success() && said(&output).contains("not in force on one"), "{}", said(&output));
+    assert!(
+        !output.status.success() && text_of(&output).contains("not in force on one"),
+        "{}",
+        text_of(&output)
+    );
     let got = cluster.tortie(&["get", "nodereports"]).output().await.unwrap();
-    assert!(said(&got).contains("and 7 more"), "{}", said(&got));
+    assert!(text_of(&got).contains("and 7 more"), "{}", text_of(&got));
 }
 
 /// A pod's labels count once its endpoint has them, which is a later write.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
+async fn a_relabelled_pod_is_in_force_when_its_endpoint_has_the_labels() {
     let cluster = Cluster::new().await;
     let key = Key::namespaced(Kind::Pod, "default", "p");
     let pod = |label: &str| {
@@ -89,18 +93,18 @@ async fn a_relabelled_pod_counts_when_its_endpoint_follows() {
     cluster.report(1_000, json!([]), 0).await;
     let file = cluster.file(&pod("new").to_string());
     let output = cluster.apply(&file, SHORT).await;
-    assert!(!output.status.success(), "its endpoint has the old label: {}", said(&output));
+    assert!(!output.status.success(), "its endpoint has the old label: {}", text_of(&output));
 
     let position = cluster.put(&ours, endpoint("u", "new")).await;
     cluster.report(position - 1, json!([]), 0).await;
     assert!(!cluster.apply(&file, SHORT).await.status.success(), "it is not in force yet");
     cluster.report(position, json!([]), 0).await;
     let output = cluster.apply(&file, LONG).await;
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", text_of(&output));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_are_waited_for_until_they_run() {
+async fn apply_waits_until_pods_run() {
     let cluster = Cluster::new().await;
     cluster.report(1_000, json!([]), 0).await;
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "default"},
@@ -108,8 +112,8 @@ async fn pods_are_waited_for_until_they_run() {
     let file = cluster.file(&pod.to_string());
     let output = cluster.apply(&file, SHORT).await;
     let told = "after 2 seconds Pod default/p does not run: no node has started it yet";
-    assert!(!output.status.success() && said(&output).contains(told), "{}", said(&output));
-    assert!(!said(&output).contains("in force on"), "{}", said(&output));
+    assert!(!output.status.success() && text_of(&output).contains(told), "{}", text_of(&output));
+    assert!(!text_of(&output).contains("in force on"), "{}", text_of(&output));
 
     let key = Key::namespaced(Kind::Pod, "default", "p");
     for (phase, good) in [("Pending", false), ("Running", true), ("Succeeded", true)] {
@@ -117,7 +121,7 @@ async fn pods_are_waited_for_until_they_run() {
         value["status"] = json!({"phase": phase, "message": "no address is left"});
         cluster.put(&key, value).await;
         let output = cluster.apply(&file, if good { LONG } else { SHORT }).await;
-        assert_eq!(output.status.success(), good, "{phase}: {}", said(&output));
-        assert_eq!(said(&output).contains("does not run: no address is left"), !good, "{phase}");
+        assert_eq!(output.status.success(), good, "{phase}: {}", text_of(&output));
+        assert_eq!(text_of(&output).contains("does not run: no address is left"), !good, "{phase}");
     }
 }

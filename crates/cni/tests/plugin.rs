@@ -67,7 +67,7 @@ fn agent(dir: &TempDir, answer: Result<Option<Success>, Failure>) -> thread::Joi
 }
 
 #[test]
-fn add_hands_over_the_call_and_prints_the_result_in_the_version_asked_for() {
+fn add_forwards_the_call_and_prints_the_result_in_the_requested_version() {
     for (version, family) in [("0.3.1", Some("4")), ("0.4.0", Some("4")), ("1.0.0", None), ("1.1.0", None)] {
         let dir = tempfile::tempdir().unwrap();
         let success = Success {
@@ -111,7 +111,7 @@ fn a_failure_of_the_agent_is_printed_and_exits_1() {
 }
 
 #[test]
-fn without_the_agent_add_is_to_be_tried_again_and_del_waits_on_disk() {
+fn without_the_agent_add_asks_for_a_retry_and_del_waits_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let config = config(dir.path(), "1.1.0");
     for (command, code) in [("ADD", 11), ("CHECK", 11), ("GC", 11), ("STATUS", 50)] {
@@ -140,7 +140,7 @@ fn without_the_agent_add_is_to_be_tried_again_and_del_waits_on_disk() {
 
 /// A runtime uses STATUS to decide whether to start pods, so an agent that hangs counts as not available.
 #[test]
-fn status_fails_soon_where_the_agent_does_not_answer() {
+fn status_fails_soon_if_the_agent_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();
     let _silent = UnixListener::bind(dir.path().join("agent.sock")).unwrap();
     let started = Instant::now();

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn case_does_not_matter_and_other_spellings_are_refused() {
+    fn case_is_ignored_and_other_spellings_are_rejected() {
         let lower: Guid = "6ba7b810-9dad-11d1-80b4-00c04fd430c8".parse().unwrap();
         assert_eq!("6BA7B810-9DAD-11D1-80B4-00C04FD430C8".parse(), Ok(lower));
         for bad in ["{6ba7b810-9dad-11d1-80b4-00c04fd430c8}", "6ba7b8109dad11d180b400c04fd430c8", "", "x"] {

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hcn_codes_are_without_gap_and_named_once() {
+    fn hcn_codes_have_no_gaps_and_unique_names() {
         let hcn: Vec<u32> =
             CODES.iter().map(|(code, _)| code.0).filter(|code| code >> 16 == 0x803B).collect();
         assert_eq!(hcn, (0x803B_0001..=0x803B_0037).collect::<Vec<u32>>());

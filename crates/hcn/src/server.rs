@@ -131,7 +131,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(20);
 
     #[test]
-    fn calls_and_failures_pass_over_both_kinds_of_socket() {
+    fn calls_and_errors_pass_over_both_kinds_of_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hns.sock");
         let (answers, _calls) = Answers::new();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_answer_ends_at_its_deadline_and_holds_up_no_other() {
+    fn a_call_without_answer_ends_at_its_deadline_and_blocks_no_other() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hns.sock");
         let (answers, calls) = Answers::new();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_away_is_unavailable_and_found_again() {
+    fn a_stopped_service_is_unavailable_and_found_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hns.sock");
         let hcn = RemoteHcn::new(Address::Unix(path.clone()), DEADLINE);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_closes_the_connection_and_nothing_else() {
+    fn invalid_bytes_close_only_their_connection() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hns.sock");
         let (answers, _calls) = Answers::new();

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_joined_and_cut() {
+    fn ranges_are_merged_and_split() {
         let of = |list: &str| ports(list).unwrap();
         let none = Ranges::none();
         let cases =

@@ -122,7 +122,7 @@ impl Emulator {
     /// The packet as the ACLs of the endpoint see it.
     fn seen(&self, packet: &Packet, vip: Option<(Ipv4Addr, u16)>) -> Packet {
         match (vip, self.config.egress_sees) {
-            (Some((remote, remote_port)), EgressSees::Vip) if packet.way == PacketDirection::Out => {
+            (Some((remote, remote_port)), EgressSees::Vip) if packet.direction == PacketDirection::Out => {
                 Packet { remote, remote_port, ..*packet }
             }
             _ => *packet,

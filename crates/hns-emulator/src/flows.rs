@@ -37,11 +37,11 @@ impl Key {
     }
 
     /// The packet as an ACL sees it: an ICMP identifier is not a port.
-    pub(crate) fn seen(&self, way: PacketDirection) -> Packet {
+    pub(crate) fn seen(&self, direction: PacketDirection) -> Packet {
         let Key { protocol, local, remote, .. } = *self;
         let (local_port, remote_port) =
             if protocol == ICMP { (0, 0) } else { (self.local_port, self.remote_port) };
-        Packet { way, protocol, local, remote, local_port, remote_port }
+        Packet { direction, protocol, local, remote, local_port, remote_port }
     }
 }
 

@@ -16,7 +16,7 @@ use tortie_hns_emulator::OnRewrite;
 const MANY: usize = 8 << 20;
 
 #[test]
-fn tcp_passes_everywhere_both_ways_whole() {
+fn tcp_streams_pass_complete_in_both_directions() {
     let cluster = Cluster::new();
     let places = [
         cluster.windows[0].pod(0),
@@ -39,7 +39,7 @@ fn tcp_passes_everywhere_both_ways_whole() {
 
 /// Established flows continue when a policy changes (policy decision 20).
 #[test]
-fn acls_cut_and_open_and_established_flows_go_on() {
+fn acls_deny_and_allow_and_established_flows_continue() {
     let cluster = Cluster::new();
     let node = &cluster.windows[0];
     let (pod, neighbour, linux) = (node.pod(0), node.pod(1), cluster.linux());
@@ -123,7 +123,7 @@ fn udp_and_large_datagrams() {
 }
 
 #[test]
-fn interfaces_come_and_go_with_what_they_belong_to() {
+fn interfaces_exist_as_long_as_their_endpoints() {
     let cluster = Cluster::new();
     let node = &cluster.windows[0];
     let pod = node.pod(0);
@@ -150,7 +150,7 @@ fn interfaces_come_and_go_with_what_they_belong_to() {
 }
 
 #[test]
-fn an_attach_that_cannot_be_done_leaves_nothing() {
+fn a_failed_attach_leaves_nothing() {
     let cluster = Cluster::new();
     let node = &cluster.windows[0];
     let pod = node.pod(0);

@@ -24,7 +24,7 @@ fn allow_out(priority: u16) -> Value {
 
 fn out(protocol: u8) -> Packet {
     let (local, remote) = ([10, 244, 3, 7].into(), [10, 9, 0, 1].into());
-    Packet { way: PacketDirection::Out, protocol, local, remote, local_port: 4000, remote_port: 80 }
+    Packet { direction: PacketDirection::Out, protocol, local, remote, local_port: 4000, remote_port: 80 }
 }
 
 fn list(entries: usize, of: impl Fn(usize) -> String) -> String {
@@ -32,7 +32,7 @@ fn list(entries: usize, of: impl Fn(usize) -> String) -> String {
 }
 
 #[test]
-fn too_many_entries_in_a_field_are_refused_by_a_strict_hns() {
+fn a_strict_hns_rejects_too_many_entries_in_a_field() {
     let address = |i: usize| Ipv4Addr::from(0x0a00_0000 + 2 * i as u32).to_string();
     let port = |i: usize| i.to_string();
     let limits = |field_entries| Limits { field_entries, ..Limits::default() };
@@ -60,7 +60,7 @@ fn too_many_entries_in_a_field_are_refused_by_a_strict_hns() {
 }
 
 #[test]
-fn too_many_acls_and_policies_and_wrong_priorities_are_refused() {
+fn too_many_acls_and_wrong_priorities_are_rejected() {
     let refused = Err(HResult::HCN_E_INVALID_POLICY);
     let acls = |from: u16, to: u16| Value::from((from..=to).map(acl).collect::<Vec<_>>());
     let free = Node::new(config());
@@ -97,7 +97,7 @@ fn too_many_acls_and_policies_and_wrong_priorities_are_refused() {
 
 /// Lists in ACLs exist from HNS 7.2 on.
 #[test]
-fn lists_need_their_version() {
+fn lists_require_their_hns_version() {
     let cases = [
         ("RemoteAddresses", "10.0.0.0/8", true),
         ("RemoteAddresses", "10.0.0.1,10.0.0.2", false),
@@ -121,7 +121,7 @@ fn lists_need_their_version() {
 }
 
 #[test]
-fn who_wins_between_equals() {
+fn ties_of_priority_follow_the_option() {
     for (equal_priority, allowed) in [(EqualPriority::BlockWins, false), (EqualPriority::AllowWins, true)] {
         let node = Node::new(Config { equal_priority, host_default: None, ..config() });
         let block = acl_with(7, json!({"Direction": "Out"}));
@@ -134,7 +134,7 @@ fn who_wins_between_equals() {
 }
 
 #[test]
-fn what_the_sender_sees_of_a_service() {
+fn the_senders_acls_match_the_configured_address_of_a_service() {
     let vip = Some((Ipv4Addr::new(10, 96, 0, 10), 8080));
     let backend = json!({"RemoteAddresses": "10.9.0.1", "RemotePorts": "80"});
     let service = json!({"RemoteAddresses": "10.96.0.10", "RemotePorts": "8080"});
@@ -153,7 +153,7 @@ fn what_the_sender_sees_of_a_service() {
             let direct = node.hns.judge(node.endpoint, &out(6)).unwrap();
             let is_backend = node.acls_of().iter().any(|acl| acl.remote_ports == "80");
             assert_eq!(direct == Verdict::Allow, is_backend, "without a Service there is only one address");
-            let answered = Packet { way: PacketDirection::In, ..out(6) };
+            let answered = Packet { direction: PacketDirection::In, ..out(6) };
             let inwards = node.hns.judge_to_service(node.endpoint, &answered, vip).unwrap();
             assert_eq!(inwards == Verdict::Allow, is_backend, "the receiver sees itself");
         }
@@ -173,7 +173,7 @@ impl Acls for Node {
 
 /// The remaining ACLs and NAT policy after a request, and its answer.
 #[test]
-fn removal_and_update() {
+fn removal_and_update_follow_the_option() {
     let nat = json!({"Type": "OutBoundNAT", "Settings": {"Exceptions": ["10.0.0.0/8"]}});
     let works = (AclRemoval::Works, UpdateReplaces::All);
     let unsupported = Err(HResult::HCN_E_REQUEST_UNSUPPORTED);
@@ -202,7 +202,7 @@ fn removal_and_update() {
 
 /// A document that was read can be sent back: HNS omits zero values, such as Allow.
 #[test]
-fn what_was_read_is_what_was_sent() {
+fn documents_read_back_equal_those_sent() {
     let node = Node::new(config());
     node.acls("Add", json!([allow_out(9)])).unwrap();
     node.sets("Add", json!([set("s1", "IPSET", "10.0.0.1")])).unwrap();
@@ -225,7 +225,7 @@ fn what_was_read_is_what_was_sent() {
 
 /// Whether flows of TCP and UDP are established after each request, for each option.
 #[test]
-fn what_a_write_does_to_flows() {
+fn writes_affect_flows_as_configured() {
     use OnRewrite::*;
     let nat = json!({"Type": "OutBoundNAT", "Settings": {"Exceptions": ["10.0.0.0/8"]}});
     let cases = [
@@ -262,7 +262,7 @@ fn what_a_write_does_to_flows() {
                 assert_eq!(node.hns.is_open(node.endpoint, &out(protocol)), Ok(false));
                 assert_eq!(node.hns.open(node.endpoint, &out(protocol), None), Ok(Verdict::Allow));
                 assert_eq!(node.hns.is_open(node.endpoint, &out(protocol)), Ok(true));
-                let answer = Packet { way: PacketDirection::In, ..out(protocol) };
+                let answer = Packet { direction: PacketDirection::In, ..out(protocol) };
                 assert_eq!(node.hns.is_open(node.endpoint, &answer), Ok(true), "both ways are one flow");
             }
             // The last case is rejected, because the ACL exists.
@@ -278,10 +278,10 @@ fn what_a_write_does_to_flows() {
 }
 
 #[test]
-fn a_flow_is_what_was_allowed_and_goes_with_its_endpoint() {
+fn flows_are_recorded_when_allowed_and_end_with_their_endpoint() {
     let node = Node::new(Config { on_rewrite: OnRewrite::Keep, host_default: None, ..config() });
     node.acls("Add", json!([acl(4), allow_out(9)])).unwrap();
-    let inwards = Packet { way: PacketDirection::In, ..out(6) };
+    let inwards = Packet { direction: PacketDirection::In, ..out(6) };
     assert_eq!(node.hns.open(node.endpoint, &inwards, None), Ok(Verdict::Block));
     assert_eq!(node.hns.is_open(node.endpoint, &inwards), Ok(false));
     assert_eq!(node.hns.open(node.endpoint, &out(6), None), Ok(Verdict::Allow));
@@ -298,7 +298,7 @@ fn a_flow_is_what_was_allowed_and_goes_with_its_endpoint() {
 }
 
 #[test]
-fn what_a_restart_leaves() {
+fn a_restart_keeps_the_configured_state() {
     let names = json!([allow_out(9), acl_with(4, json!({"RemoteAddresses": "s1"}))]);
     // How many ACLs, sets and endpoints remain, and whether the flow continues.
     let cases = [
@@ -325,7 +325,7 @@ fn what_a_restart_leaves() {
         assert_eq!((node.acls_of().len(), known), (acls, sets), "{survives:?}");
         assert_eq!(node.hns.is_open(node.endpoint, &out(6)), Ok(open), "{survives:?}");
         assert_eq!(node.hns.judge(node.endpoint, &out(6)), Ok(Verdict::Allow), "open again, or still");
-        let inwards = Packet { way: PacketDirection::In, ..out(6) };
+        let inwards = Packet { direction: PacketDirection::In, ..out(6) };
         let closed = acls > 0;
         assert_eq!(node.hns.judge(node.endpoint, &inwards) == Ok(Verdict::Block), closed, "{survives:?}");
         let uses = node.acls("Add", json!([acl_with(5, json!({"RemoteAddresses": "s1"}))]));
@@ -345,7 +345,7 @@ fn recorded() -> (Arc<Recorder<Emulator>>, Call) {
 }
 
 #[test]
-fn a_lost_reply_is_that_of_a_call_that_happened() {
+fn a_call_with_a_lost_reply_was_carried_out() {
     let (hns, add) = recorded();
     hns.lose_replies(|call| (!call.is_read()).then(|| Failure::new(HResult::ERROR_TIMEOUT, "no reply")));
     assert_eq!(hns.call(&add).unwrap_err().code, HResult::ERROR_TIMEOUT);
@@ -356,7 +356,7 @@ fn a_lost_reply_is_that_of_a_call_that_happened() {
 }
 
 #[test]
-fn a_slow_call_waits_and_the_others_do_not() {
+fn a_slow_call_delays_no_other() {
     let (hns, add) = recorded();
     let hold = hns.hold(|call| !call.is_read());
     let Call::Modify { id, .. } = add else { panic!() };

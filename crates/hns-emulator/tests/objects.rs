@@ -15,7 +15,7 @@ use tortie_hcn::{Call, Class, Guid, HResult, Hcn, HcnExt, Kind, Version};
 use tortie_hns_emulator::{Config, Emulator};
 
 #[test]
-fn networks_that_are_wrong_are_refused() {
+fn invalid_networks_are_rejected() {
     let subnet = "/Ipams/0/Subnets/0";
     let at = |path: &str| format!("{subnet}{path}");
     let cases = [
@@ -50,7 +50,7 @@ fn networks_that_are_wrong_are_refused() {
 }
 
 #[test]
-fn a_lenient_hns_ignores_what_it_does_not_know() {
+fn a_lenient_hns_ignores_unknown_members() {
     let mut config = Config::new(Config::SERVER_2022, Ipv4Addr::LOCALHOST);
     config.strict = false;
     let hcn = Emulator::new(config);
@@ -59,7 +59,7 @@ fn a_lenient_hns_ignores_what_it_does_not_know() {
 }
 
 #[test]
-fn overlays_tell_their_provider_address_and_a_new_mac_each_time() {
+fn overlays_report_their_provider_address_and_a_new_mac_each_time() {
     let hcn = emulator();
     let mut macs = Vec::new();
     for _ in 0..2 {
@@ -102,7 +102,7 @@ fn remote_subnet_routes() {
 }
 
 #[test]
-fn endpoints_that_are_wrong_are_refused() {
+fn invalid_endpoints_are_rejected() {
     let cases = [
         ("/MacAddress", Some(json!("0E:2A:0a:f4:03:07")), HResult::HCN_E_INVALID_ENDPOINT),
         ("/HostComputeNamespace", Some(json!(Guid::random())), HResult::HCN_E_INVALID_ENDPOINT),
@@ -262,7 +262,7 @@ fn filters_and_identifiers_in_any_case() {
 }
 
 #[test]
-fn zero_values_are_left_out_of_answers() {
+fn zero_values_are_omitted_from_answers() {
     let hcn = emulator();
     let nat = with(with(overlay("nat"), "/Type", Some(json!("NAT"))), "/Policies", None);
     let nat = create(&hcn, Kind::Network, Guid::ZERO, &nat).unwrap();
@@ -282,7 +282,7 @@ fn zero_values_are_left_out_of_answers() {
 }
 
 #[test]
-fn identifiers_are_the_clients_choice_and_taken_once() {
+fn clients_choose_identifiers_and_each_is_unique() {
     let hcn = emulator();
     let id = Guid::random();
     let network = Network { id, ..lenient(&overlay("Calico").to_string()).unwrap() };

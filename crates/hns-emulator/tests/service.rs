@@ -45,7 +45,7 @@ fn objects_outlive_clients() {
 }
 
 #[test]
-fn compartments_are_for_a_switch_and_for_namespaces_that_exist() {
+fn compartments_require_a_switch_and_an_existing_namespace() {
     let without = Emulator::new(config());
     let id = without.create_namespace(&Namespace::default()).unwrap();
     assert!(bind_compartment(&without, id, Some(Path::new("/proc/self/ns/net"))).is_err());

@@ -15,7 +15,7 @@ use tortie_hns_emulator::{
 };
 
 #[test]
-fn sets_need_their_version_and_stay_while_in_use() {
+fn sets_require_their_version_and_stay_while_in_use() {
     let set = |id: &str, values: &str| {
         json!([{"Type": "SetPolicy", "Settings":
             {"Id": id, "Name": id, "PolicyType": "IPSET", "Values": values}}])
@@ -47,7 +47,7 @@ fn sets_need_their_version_and_stay_while_in_use() {
 }
 
 #[test]
-fn sets_of_sets_need_their_version_and_sets_of_addresses_that_are_there() {
+fn nested_sets_require_their_version_and_existing_members() {
     let nested = |values: &str| json!([set("all", "NESTEDIPSET", values)]);
     let old = Node::new(Config { version: Config::SERVER_2022, ..config() });
     assert_eq!(old.sets("Add", json!([set("s1", "IPSET", "10.0.0.1")])), Ok(()));
@@ -74,7 +74,7 @@ fn sets_of_sets_need_their_version_and_sets_of_addresses_that_are_there() {
 }
 
 #[test]
-fn what_is_no_set_is_refused() {
+fn invalid_sets_are_rejected() {
     let node = Node::new(config());
     let cases = [
         set("s1", "IPSET", "10.0.0.1,anybody"),
@@ -97,7 +97,7 @@ fn what_is_no_set_is_refused() {
 }
 
 #[test]
-fn acls_name_sets_that_are_there_and_nothing_else_beside_them() {
+fn acls_name_existing_sets_and_no_addresses_beside_them() {
     for strict in [true, false] {
         let node = Node::new(Config { strict, ..config() });
         node.sets("Add", json!([set("s1", "IPSET", "10.0.0.1")])).unwrap();
@@ -112,10 +112,10 @@ fn acls_name_sets_that_are_there_and_nothing_else_beside_them() {
 }
 
 /// A packet from 10.0.0.1 or another address to port 80 of the endpoint, or back.
-fn packet(way: PacketDirection, remote: &str) -> Packet {
+fn packet(direction: PacketDirection, remote: &str) -> Packet {
     let (local, remote) = ([10, 244, 3, 7].into(), remote.parse().unwrap());
-    let (local_port, remote_port) = if way == PacketDirection::In { (80, 4000) } else { (4000, 80) };
-    Packet { way, protocol: 6, local, remote, local_port, remote_port }
+    let (local_port, remote_port) = if direction == PacketDirection::In { (80, 4000) } else { (4000, 80) };
+    Packet { direction, protocol: 6, local, remote, local_port, remote_port }
 }
 
 fn judge(node: &Node, packet: &Packet) -> bool {
@@ -124,7 +124,7 @@ fn judge(node: &Node, packet: &Packet) -> bool {
 
 /// A set refers to the end that an address in its place would refer to, or to source and destination.
 #[test]
-fn what_a_set_means() {
+fn a_set_has_the_configured_meaning() {
     use SetReading::*;
     // The set in each field of an ACL of each direction; whether it allows, by interpretation.
     let cases = [
@@ -143,8 +143,8 @@ fn what_a_set_means() {
             node.sets("Add", sets).unwrap();
             let allow = json!({"Action": "Allow", "Direction": direction, "Protocols": "6", field: name});
             node.acls("Add", json!([acl_with(1, allow)])).unwrap();
-            let way = if direction == "In" { PacketDirection::In } else { PacketDirection::Out };
-            let verdict = judge(&node, &packet(way, "10.0.0.1"));
+            let packet_direction = if direction == "In" { PacketDirection::In } else { PacketDirection::Out };
+            let verdict = judge(&node, &packet(packet_direction, "10.0.0.1"));
             assert_eq!(verdict, allowed, "{direction} {field} {name} {set_reading:?}");
         }
     }
@@ -152,7 +152,7 @@ fn what_a_set_means() {
 
 /// Addresses and ports beside a set keep their meaning in both interpretations.
 #[test]
-fn beside_a_set_addresses_and_ports_mean_the_endpoint_and_its_peer() {
+fn addresses_and_ports_beside_a_set_mean_the_endpoint_and_its_peer() {
     for (set_reading, peers) in
         [(SetReading::Endpoint, "RemoteAddresses"), (SetReading::Flow, "LocalAddresses")]
     {
@@ -199,7 +199,7 @@ fn several_sets_in_a_field() {
 
 /// New values take effect at once, for every endpoint of the network, and reset no flow.
 #[test]
-fn a_set_changes_under_its_acls() {
+fn a_changed_set_affects_its_acls() {
     let config = Config {
         set_reading: SetReading::Endpoint,
         on_rewrite: OnRewrite::ResetOnAnyChange,

@@ -60,11 +60,11 @@ fn is_on(control: &OwnedFd, interface: &str, offload: &Offload) -> io::Result<bo
 fn command(control: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<u32> {
     /// `struct ethtool_value`.
     #[repr(C)]
-    struct Value {
+    struct EthtoolValue {
         command: u32,
         data: u32,
     }
-    let mut value = Value { command, data: value };
+    let mut value = EthtoolValue { command, data: value };
     let mut request = interface_request(interface).map_err(io::Error::other)?;
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
     // SAFETY: the request and the value that it points to live across the call, and every command in OFFLOADS

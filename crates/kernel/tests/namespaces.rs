@@ -15,7 +15,7 @@ use tortie_kernel::route::*;
 use tortie_kernel::{ethtool, interface_index, sysctl};
 
 #[test]
-fn a_created_namespace_is_apart_and_has_a_loopback() {
+fn a_created_namespace_is_separate_and_has_a_loopback() {
     let (here, there) = (NetNs::current().unwrap(), NetNs::create().unwrap());
     assert_ne!(here.id().unwrap(), there.id().unwrap());
     let inside = there.run(|| NetNs::current().unwrap().id().unwrap()).unwrap();
@@ -88,7 +88,7 @@ fn kernel_parameters_belong_to_the_namespace_of_the_thread() {
 }
 
 #[test]
-fn a_packet_socket_gives_whole_frames_and_not_its_own() {
+fn a_packet_socket_receives_whole_frames_except_its_own() {
     let namespace = NetNs::create().unwrap();
     let (socket, sender) = namespace
         .run(|| {
@@ -154,7 +154,7 @@ fn send_and_look(from: &NetNs, to: &NetNs, to_index: u32) -> (bool, bool) {
 }
 
 #[test]
-fn without_offloads_frames_are_as_on_a_wire() {
+fn without_offloads_frames_have_wire_size_and_checksums() {
     let namespaces = [NetNs::create().unwrap(), NetNs::create().unwrap()];
     let end = |last| ("eth0", MacAddress([2, 0, 0, 0, 0, last]));
     testkit::links::cable(&namespaces[0], end(1), &namespaces[1], end(2)).unwrap();

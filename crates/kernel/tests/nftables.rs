@@ -35,7 +35,7 @@ fn address(text: &str) -> Key {
 }
 
 #[test]
-fn random_tables_are_listed_as_they_were_made_and_changed() {
+fn random_tables_are_listed_as_created_and_changed() {
     in_namespace(|nft| {
         let mut runner =
             TestRunner::new(Config { cases: 150, failure_persistence: None, ..Config::default() });
@@ -76,7 +76,7 @@ fn change_and_list(nft: &mut Nft, desired: &Table, actual: Option<&Table>) -> Re
 
 /// Names and prefixes are listed unchanged up to the kernel's limits, and refused beyond them.
 #[test]
-fn texts_may_be_as_long_as_the_kernel_takes() {
+fn texts_may_have_the_kernels_maximum_length() {
     let listed = |nft: &mut Nft, beyond: Option<usize>| {
         let longest = ["table", "chain", "set"].map(random_tables::longest);
         let mut texts = [longest.to_vec(), vec!["p".repeat(random_tables::MAX_LOG_PREFIX_LENGTH)]].concat();
@@ -157,7 +157,7 @@ fn interval_sets_are_right_at_both_ends() {
 }
 
 #[test]
-fn a_hundred_thousand_elements_go_in_one_transaction() {
+fn a_hundred_thousand_elements_fit_in_one_transaction() {
     let key = |n: u32| Key::new(&n.to_be_bytes()).unwrap();
     let set = set_of(SetSpec::hash(&[Field::Ipv4]), (0..100_000).map(|n| Element::key(key(n))));
     let desired = Table { sets: [("many".to_owned(), set)].into(), ..Table::default() };
@@ -174,7 +174,7 @@ fn a_hundred_thousand_elements_go_in_one_transaction() {
 }
 
 #[test]
-fn a_refusal_names_the_object_and_changes_nothing() {
+fn a_rejected_transaction_names_the_object_and_changes_nothing() {
     in_namespace(|nft| {
         let desired = Table::default();
         put(nft, &desired, None);
@@ -202,7 +202,7 @@ fn a_refusal_names_the_object_and_changes_nothing() {
 }
 
 #[test]
-fn what_fits_in_no_transaction_is_refused_by_its_name() {
+fn operations_too_large_for_a_transaction_are_rejected_by_name() {
     in_namespace(|nft| {
         nft.limit_transactions(10_000);
         let rule = |_| Rule { exprs: vec![Expr::Counter], ..Rule::default() };
@@ -237,7 +237,7 @@ fn a_change_of_one_element_is_one_operation() {
 }
 
 #[test]
-fn what_cannot_be_changed_in_place_is_made_anew() {
+fn objects_that_cannot_be_changed_in_place_are_recreated() {
     let base = |priority| BaseChain { kind: ChainKind::Filter, hook: Hook::Forward, priority, drop: false };
     let table = |spec, priority| Table {
         sets: [("a".to_owned(), set_of(spec, []))].into(),

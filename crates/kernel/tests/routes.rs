@@ -34,7 +34,7 @@ fn vxlan(socket: &mut RouteSocket) -> u32 {
 }
 
 #[test]
-fn a_virtual_cable_between_two_namespaces() {
+fn a_veth_pair_connects_two_namespaces() {
     let pod = NetNs::create().unwrap();
     in_namespace(|host| {
         let peer = Peer { name: "eth0", mac: Some(MAC), mtu: Some(1400), namespace: Some(pod.as_fd()) };
@@ -90,7 +90,7 @@ fn links_change_and_move() {
 }
 
 #[test]
-fn addresses_and_routes_are_listed_as_they_were_made() {
+fn addresses_and_routes_are_listed_as_created() {
     in_namespace(|socket| {
         let link = vxlan(socket);
         let addresses = [("10.0.0.1", 32), ("192.168.7.1", 24), ("fd00::1", 128)];
@@ -145,7 +145,7 @@ fn addresses_and_routes_are_listed_as_they_were_made() {
 }
 
 #[test]
-fn neighbours_and_forwarding_entries_are_listed_as_they_were_made() {
+fn neighbours_and_forwarding_entries_are_listed_as_created() {
     in_namespace(|socket| {
         let link = vxlan(socket);
         let mac = |number: u16| MacAddress([2, 0, 0, 0, (number >> 8) as u8, number as u8]);
@@ -180,7 +180,7 @@ fn neighbours_and_forwarding_entries_are_listed_as_they_were_made() {
 }
 
 #[test]
-fn one_refusal_in_a_batch_is_told_and_stops_nothing() {
+fn one_error_in_a_batch_is_reported_and_stops_nothing() {
     in_namespace(|socket| {
         let link = vxlan(socket);
         let route =
@@ -197,7 +197,7 @@ fn one_refusal_in_a_batch_is_told_and_stops_nothing() {
 }
 
 #[test]
-fn the_kernels_own_words_are_in_the_error() {
+fn errors_contain_the_kernels_message() {
     in_namespace(|socket| {
         let settings = Vxlan { vni: 1 << 24, port: 4789, local: None, learning: false };
         let error = socket.create(&NewLink::new("vx", NewLinkKind::Vxlan(settings))).unwrap_err().to_string();
@@ -206,7 +206,7 @@ fn the_kernels_own_words_are_in_the_error() {
 }
 
 #[test]
-fn a_subscriber_is_told_of_changes() {
+fn a_subscriber_receives_changes() {
     const LINKS: u32 = 1; // RTNLGRP_LINK
     in_namespace(|socket| {
         let mut subscriber = Socket::open(Family::Route).unwrap();

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_of_a_pod_that_its_own_node_does_not_reach_is_a_failure_of_the_lab() {
+    fn a_pod_that_its_own_node_does_not_reach_is_a_failure_of_the_lab() {
         let node_of = [("n/a", "node/1"), ("n/b", "node/2"), ("n/c", "node/3")];
         let node_of = node_of.map(|(pod, node)| (pod.to_owned(), node.to_owned())).into();
         let controls = Controls { node_of, policed: ["node/3".to_owned()].into() };

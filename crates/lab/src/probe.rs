@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_silence_is_not_called_cut() {
+    fn errors_other_than_silence_are_not_cut() {
         let missing = probe("/nowhere/netns", [127, 0, 0, 1]);
         assert_eq!(missing.verdict, Verdict::Failed);
         assert!(missing.note.unwrap().contains("/nowhere/netns"));

@@ -130,8 +130,8 @@ mod linux {
             steps.rotate_right(1);
         }
         steps.iter().for_each(|step| apply(step));
-        let asked: Vec<_> = all.iter().flat_map(|(of, size)| of.asked(*size)).collect();
-        apply(&asked);
+        let workload: Vec<_> = all.iter().flat_map(|(of, size)| of.workload(*size)).collect();
+        apply(&workload);
         println!(
             "\none member of a set comes or goes (F1), {}, {} members in the table; the set {place:?} the others",
             SHAPE.name,
@@ -198,7 +198,7 @@ mod linux {
         }
 
         /// A pod whose policies match the set. For lookups, 39 more rules match other sets and ports.
-        fn asked(&self, size: u32) -> Vec<Delta> {
+        fn workload(&self, size: u32) -> Vec<Delta> {
             let policy = |number: u32| {
                 let sets = vec![if number == 0 { self.id(size) } else { set_id(number) }];
                 let ports = vec![PortRange { first: port(number), last: port(number) }];

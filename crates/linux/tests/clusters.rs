@@ -31,21 +31,21 @@ fn kernel_programs_and_oracle_agree() {
 
 /// The same with lookups wherever possible.
 #[test]
-fn kernel_programs_and_oracle_agree_where_rules_are_looked_up() {
+fn kernel_programs_and_oracle_agree_with_lookups() {
     agree(Config { rules_in_a_row: 0, ..Config::default() }, CLUSTERS / 2);
 }
 
 fn agree(config: Config, clusters: u32) {
     let random = Random::cases(clusters).shrinking(5_000);
     let cluster = RefCell::new(KernelCluster::new(NODES, &config).unwrap());
-    let asked = RefCell::new(Tally::default());
+    let tally = RefCell::new(Tally::default());
     let strategy = (clusters_of_distinct_pods(), prop::collection::vec(packets(), PACKETS));
     let test = |(objects, packets): (Objects, Vec<Sent>)| {
-        compare(&mut cluster.borrow_mut(), &objects, &packets, &mut asked.borrow_mut())
+        compare(&mut cluster.borrow_mut(), &objects, &packets, &mut tally.borrow_mut())
             .map_err(TestCaseError::fail)
     };
-    let result = random.prove(&strategy, test, || lacking(&asked.borrow(), random.count()));
-    println!("{}", asked.borrow());
+    let result = random.prove(&strategy, test, || lacking(&tally.borrow(), random.count()));
+    println!("{}", tally.borrow());
     if let Err(error) = result {
         panic!("{error}");
     }
@@ -56,7 +56,7 @@ fn compare(
     cluster: &mut KernelCluster,
     objects: &Objects,
     packets: &[Sent],
-    asked: &mut Tally,
+    tally: &mut Tally,
 ) -> Result<(), String> {
     change(cluster, objects).map_err(|error| format!("{error}\ncluster.yml:\n{}", manifest(objects)))?;
     let snapshot = snapshot(objects);
@@ -74,7 +74,7 @@ fn compare(
                 explain(flow),
             ));
         }
-        kinds(cluster, flow).into_iter().for_each(|kind| asked.count(kind, kernel));
+        kinds(cluster, flow).into_iter().for_each(|kind| tally.count(kind, kernel));
     }
     Ok(())
 }
@@ -117,22 +117,22 @@ fn allows(answer: &Answer) -> bool {
 /// The kinds under which a flow is counted.
 fn kinds(cluster: &KernelCluster, flow: &Flow) -> [String; 3] {
     let node = |address: IpAddr| cluster.place(address).map(|place| place.node);
-    let way = match (node(flow.source), node(flow.destination)) {
+    let path = match (node(flow.source), node(flow.destination)) {
         (Some(from), Some(to)) if from == to => "within a node",
         (Some(_), Some(_)) => "across nodes",
         (Some(_), None) => "to the world",
         _ => "from the world",
     };
     let family = if flow.source.is_ipv4() { "IPv4" } else { "IPv6" };
-    ["all".to_owned(), format!("{family} {}", flow.protocol), format!("{family} {way}")]
+    ["all".to_owned(), format!("{family} {}", flow.protocol), format!("{family} {path}")]
 }
 
 /// Of every kind, some flows must have passed and some not, in proportion to the number of clusters.
-fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
-    let ways = ["TCP", "UDP", "SCTP", "within a node", "across nodes", "to the world", "from the world"];
-    let of_both = ways.iter().flat_map(|way| [format!("IPv4 {way}"), format!("IPv6 {way}")]);
+fn lacking(tally: &Tally, clusters: usize) -> Option<String> {
+    let paths = ["TCP", "UDP", "SCTP", "within a node", "across nodes", "to the world", "from the world"];
+    let of_both = paths.iter().flat_map(|path| [format!("IPv4 {path}"), format!("IPv6 {path}")]);
     let few =
-        asked.lacking(of_both.chain(["IPv4 ICMP", "IPv6 ICMPv6"].map(str::to_owned)), (clusters / 40).max(1));
-    let (sent, _) = asked.of("all");
+        tally.lacking(of_both.chain(["IPv4 ICMP", "IPv6 ICMPv6"].map(str::to_owned)), (clusters / 40).max(1));
+    let (sent, _) = tally.of("all");
     few.or_else(|| (sent < clusters * 50).then(|| format!("only {sent} flows of {clusters} clusters")))
 }

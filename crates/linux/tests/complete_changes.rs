@@ -242,7 +242,7 @@ const CASES: &[Case] = &[
 ];
 
 #[test]
-fn a_change_touches_what_it_must_and_nothing_else() {
+fn a_change_modifies_only_affected_objects() {
     let mut node = Node::new(&Underlay::new(), 1);
     change(&mut node, begin);
     let mut before = objects(&node);

@@ -15,7 +15,7 @@ use tortie_dataplane::*;
 use tortie_policy::program::*;
 
 #[test]
-fn an_address_that_is_given_again_at_once_inherits_no_connection() {
+fn an_address_that_is_reassigned_at_once_inherits_no_connection() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     server.serve(80);
@@ -58,7 +58,7 @@ fn with_a_connection_that_is_over() -> (Node, Pod, Arc<Endpoint>) {
 
 /// Nobody inherits the flows of a released address (policy decision 21).
 #[test]
-fn connections_of_a_released_address_are_forgotten_in_a_while() {
+fn connections_of_a_released_address_are_removed_later() {
     let (node, ..) = with_a_connection_that_is_over();
     let deadline = Instant::now() + Duration::from_secs(10);
     while entries(&node) > 0 {
@@ -68,7 +68,7 @@ fn connections_of_a_released_address_are_forgotten_in_a_while() {
 }
 
 #[test]
-fn an_address_that_is_used_again_inherits_no_connection() {
+fn a_reused_address_inherits_no_connection() {
     let (mut node, server, mut endpoint) = with_a_connection_that_is_over();
     Arc::make_mut(&mut endpoint).container_id = "another".into();
     node.change(|state| drop(state.endpoints.insert(server.id(), endpoint)));
@@ -77,7 +77,7 @@ fn an_address_that_is_used_again_inherits_no_connection() {
 
 /// A killed agent may not have removed all connections.
 #[test]
-fn an_agent_that_starts_forgets_connections_of_addresses_that_nobody_has() {
+fn a_starting_agent_removes_connections_of_unused_addresses() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     server.serve(80);
@@ -162,7 +162,7 @@ fn established_flows_are_kept_or_cut() {
 /// The server may begin flows with the client. The flow that is cut is the client's, and the server must not restart
 /// it from its middle.
 #[test]
-fn a_cut_flow_does_not_begin_again() {
+fn a_cut_flow_does_not_continue() {
     use std::io::{Read, Write};
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));

@@ -67,8 +67,8 @@ mod linux {
     }
 
     fn succeed(output: Output) {
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{printed}");
     }
 
     pub(crate) fn inside() {

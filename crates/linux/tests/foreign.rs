@@ -49,7 +49,7 @@ fn ours() -> Vxlan {
 
 /// Leftovers of Calico are not removed without a request (policy decision 28).
 #[test]
-fn routes_of_calico_stay() {
+fn routes_of_calico_are_kept() {
     let mut node = Node::new(&Underlay::new(), 1);
     let calico = |net: &str| Route::blackhole(net.parse().unwrap(), 80);
     let theirs = [calico("10.65.9.0/26"), calico("10.65.1.0/26")];
@@ -63,7 +63,7 @@ fn routes_of_calico_stay() {
 }
 
 #[test]
-fn our_vxlan_link_is_marked_and_found_again() {
+fn the_vxlan_link_is_marked_and_found_again() {
     let mut node = Node::new(&Underlay::new(), 1);
     assert_eq!(node.change(with_overlay), Report::default());
     let made = link(&node, DEVICE).unwrap();
@@ -74,7 +74,7 @@ fn our_vxlan_link_is_marked_and_found_again() {
 }
 
 #[test]
-fn a_vxlan_link_that_we_began_to_make_is_finished() {
+fn a_half_created_vxlan_link_is_completed() {
     let mut node = Node::new(&Underlay::new(), 1);
     inside(&node, |socket| socket.create(&NewLink::new(DEVICE, NewLinkKind::Vxlan(ours()))).unwrap());
     let begun = link(&node, DEVICE).unwrap().index;
@@ -84,7 +84,7 @@ fn a_vxlan_link_that_we_began_to_make_is_finished() {
 }
 
 #[test]
-fn a_vxlan_link_of_somebody_else_is_told_of_and_not_touched() {
+fn a_foreign_vxlan_link_is_reported_and_kept() {
     for (name, settings) in [
         (DEVICE, ours()),
         (DEVICE, Vxlan { vni: 7, port: 8472, local: Some(Ipv4Addr::LOCALHOST), learning: false }),

@@ -36,10 +36,10 @@ fn run(namespace: &NetNs, script: &str) {
     let mut command = Command::new("sh");
     command.args(["-ec", script]);
     let output = namespace.enter_on_spawn(&mut command).unwrap().output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "this test needs nftables and iptables (apt-get install): {script}: {said}"
+        "this test needs nftables and iptables (apt-get install): {script}: {printed}"
     );
 }
 
@@ -47,8 +47,12 @@ fn run(namespace: &NetNs, script: &str) {
 type Expected = &'static [(Reason, &'static [&'static str])];
 
 fn check(case: &str, report: &Report, expected: Expected) {
-    let said: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
-    assert_eq!(said, expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(), "{case}: {report:#?}");
+    let reasons: Vec<_> = report.node.iter().map(|condition| condition.reason).collect();
+    assert_eq!(
+        reasons,
+        expected.iter().map(|(reason, _)| *reason).collect::<Vec<_>>(),
+        "{case}: {report:#?}"
+    );
     for (Condition { reason, about: _, message }, (_, parts)) in report.node.iter().zip(expected) {
         assert!(!reason.is_failure(), "{case}: it must not hold anything up");
         for part in *parts {
@@ -234,7 +238,7 @@ const NFTABLES: [(&str, &str, Expected); 25] = [
 ];
 
 #[test]
-fn what_may_drop_in_tables_of_others_is_told_of_and_nothing_else_is() {
+fn foreign_chains_that_may_drop_are_reported() {
     for (case, others, expected) in NFTABLES {
         let (mut node, report) = Node::beside(others);
         check(case, &report, expected);
@@ -248,7 +252,7 @@ fn what_may_drop_in_tables_of_others_is_told_of_and_nothing_else_is() {
 }
 
 #[test]
-fn what_comes_and_goes_later_is_seen_at_the_next_resync() {
+fn later_foreign_chains_are_found_at_the_next_resync() {
     let (mut node, report) = Node::beside("true");
     check("at first", &report, &[]);
     for (case, others, expected) in NFTABLES {
@@ -262,7 +266,7 @@ fn what_comes_and_goes_later_is_seen_at_the_next_resync() {
 }
 
 #[test]
-fn more_tables_than_a_report_can_take_are_counted() {
+fn tables_beyond_the_limit_of_a_report_are_counted() {
     let tables = "for n in $(seq 25); do
         echo \"table ip fw$n { chain f { type filter hook forward priority 0; policy drop; }; }\"; done | nft -f -";
     let (_, report) = Node::beside(tables);
@@ -272,7 +276,7 @@ fn more_tables_than_a_report_can_take_are_counted() {
 
 /// The tables of the legacy iptables are not part of nftables.
 #[test]
-fn legacy_tables_are_named() {
+fn legacy_tables_are_reported() {
     let (mut node, report) =
         Node::beside("iptables-legacy -P FORWARD DROP; ip6tables-legacy -t raw -L >/dev/null");
     let expected: Expected = &[

@@ -77,7 +77,7 @@ fn closed() -> Option<HostEndpointProgram> {
 }
 
 #[test]
-fn what_is_established_goes_on_and_so_do_failsafe_ports_and_what_is_not_of_hosts() {
+fn established_flows_failsafe_ports_and_pods_are_not_cut_by_host_endpoints() {
     let (mut node, outside) = node_and_outside();
     let pod = Pod::new("pod", 1, 2);
     node.add(&pod, open());
@@ -109,7 +109,7 @@ fn what_is_established_goes_on_and_so_do_failsafe_ports_and_what_is_not_of_hosts
 
 /// An untracked Allow applies to packets, not to connections (policy decision 16).
 #[test]
-fn what_is_untracked_needs_a_rule_each_way() {
+fn untracked_flows_need_a_rule_in_each_direction() {
     let (mut node, outside) = node_and_outside();
     serve(&node.namespace, 8080);
     let port = || EntityMatch { ports: vec![PortRange::single(8080)], ..EntityMatch::default() };
@@ -138,7 +138,7 @@ fn what_is_untracked_needs_a_rule_each_way() {
 }
 
 #[test]
-fn the_overlay_goes_on_under_a_host_endpoint_of_all_interfaces() {
+fn the_overlay_works_with_a_host_endpoint_for_all_interfaces() {
     let (mut nodes, pods) = two_nodes();
     assert!(pods[0].reaches(&pods[1], 80));
     for node in &mut nodes {
@@ -163,7 +163,7 @@ fn the_overlay_goes_on_under_a_host_endpoint_of_all_interfaces() {
 
 /// A named interface takes precedence over `*`; of two host endpoints for one interface, the first by name counts.
 #[test]
-fn which_host_endpoint_counts() {
+fn the_precedence_of_host_endpoints() {
     let (mut node, outside) = node_and_outside();
     serve(&node.namespace, 8080);
     let all = || Some(HostEndpointProgram { normal: open(), ..HostEndpointProgram::default() });
@@ -172,7 +172,7 @@ fn which_host_endpoint_counts() {
     assert!(!reached());
     assert_eq!(node.host("named", "eth0", all()), Report::default());
     assert!(reached(), "the named interface has its own");
-    let told = |report: Report| {
+    let reported = |report: Report| {
         let all = report
             .node
             .iter()
@@ -180,9 +180,9 @@ fn which_host_endpoint_counts() {
         all.collect::<Vec<_>>()
     };
     let of_named = vec![(Reason::HostEndpointWithoutInterface, true)];
-    assert_eq!(told(node.host("a-first", "eth0", closed())), of_named);
+    assert_eq!(reported(node.host("a-first", "eth0", closed())), of_named);
     assert!(!reached(), "the first by name");
-    assert_eq!(told(node.resync()), of_named);
+    assert_eq!(reported(node.resync()), of_named);
     assert_eq!(node.host("a-first", "eth0", None), Report::default());
     assert!(reached());
     node.host("named", "eth0", None);
@@ -190,7 +190,7 @@ fn which_host_endpoint_counts() {
 }
 
 #[test]
-fn host_endpoints_that_go_leave_nothing() {
+fn deleted_host_endpoints_leave_nothing() {
     let (mut node, _) = node_and_outside();
     let before = node.table();
     node.change(|state| {

@@ -90,14 +90,14 @@ impl Node {
     }
 
     /// The flows that pass.
-    fn passed(&self, flows: &[Flow], way: PacketPath) -> BTreeSet<usize> {
+    fn passed(&self, flows: &[Flow], path: PacketPath) -> BTreeSet<usize> {
         // A flow of an earlier case, or its answer, must not count as established.
         self.namespace.run(|| Conntrack::open().unwrap().flush().unwrap()).unwrap();
         let first = self.next_tag.fetch_add(flows.len() as u32 + 1, Ordering::Relaxed);
         let last = first + flows.len() as u32;
         let [uplink, pod_link] = self.namespace.run(|| [UPLINK, POD_LINK].map(mac_of)).unwrap();
         for (tag, flow) in (first..).zip(flows) {
-            match way {
+            match path {
                 PacketPath::OutsideToNode | PacketPath::OutsideToPod => {
                     assert!(self.outside.send(&common::frame(flow, uplink, tag)).unwrap());
                 }
@@ -118,7 +118,7 @@ impl Node {
             assert!(Instant::now() < deadline, "the last packet did not arrive");
             std::thread::yield_now();
         }
-        let tags = match way {
+        let tags = match path {
             PacketPath::OutsideToNode => {
                 self.own.iter().flat_map(|socket| tags(|buffer| receive(socket, buffer))).collect()
             }
@@ -168,13 +168,13 @@ fn table() -> Table {
 }
 
 /// Whether a flow may pass, and what in the host endpoint decides. A pod's own policy must allow it, too.
-fn allowed(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
-    let (allowed, by) = judge(state, way, flow);
+fn allowed(state: &NodeState, path: PacketPath, flow: &Flow) -> (bool, By) {
+    let (allowed, by) = judge(state, path, flow);
     let by_its_pod = |direction| {
         let pod = state.endpoints.get(&random_states::id("pod"));
         pod.is_some_and(|pod| evaluate(&pod.program, direction, flow, state))
     };
-    let by_pod = match way {
+    let by_pod = match path {
         PacketPath::OutsideToPod => by_its_pod(Direction::Ingress),
         PacketPath::PodToOutside => by_its_pod(Direction::Egress),
         PacketPath::OutsideToNode | PacketPath::NodeToOutside => true,
@@ -185,7 +185,8 @@ fn allowed(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
 type Flows = Vec<(PacketPath, Vec<Flow>)>;
 
 fn flows(each: usize) -> impl Strategy<Value = Flows> {
-    let of = |way| prop::collection::vec(random_hosts::flow(way), each).prop_map(move |flows| (way, flows));
+    let of =
+        |path| prop::collection::vec(random_hosts::flow(path), each).prop_map(move |flows| (path, flows));
     PacketPath::ALL.map(of).prop_map(Vec::from)
 }
 
@@ -204,13 +205,13 @@ fn shown(state: &NodeState) -> String {
 
 /// The number of random states; `PROPTEST_CASES` sets more.
 #[test]
-fn the_kernel_decides_as_the_programs_of_host_endpoints_say() {
+fn the_kernel_agrees_with_programs_of_host_endpoints() {
     decides_as_the_programs(Config::default());
 }
 
 /// With lookups wherever possible.
 #[test]
-fn the_kernel_looks_up_as_the_programs_of_host_endpoints_say() {
+fn the_kernel_agrees_with_programs_of_host_endpoints_with_lookups() {
     decides_as_the_programs(Config { rules_in_a_row: 0, ..Config::default() });
 }
 
@@ -242,13 +243,13 @@ fn decides_as_the_programs(config: Config) {
                 Ok(())
             })
             .unwrap()?;
-        for (way, flows) in &flows {
-            let passed = node.passed(flows, *way);
+        for (path, flows) in &flows {
+            let passed = node.passed(flows, *path);
             for (index, flow) in flows.iter().enumerate() {
-                let (expected, by) = allowed(&state, *way, flow);
+                let (expected, by) = allowed(&state, *path, flow);
                 let through = passed.contains(&index);
-                counts.borrow_mut().entry((*way, by)).or_default()[usize::from(through)] += 1;
-                prop_assert_eq!(through, expected, "{:?} by {:?}: {:?}\n{}", way, by, flow, shown(&state));
+                counts.borrow_mut().entry((*path, by)).or_default()[usize::from(through)] += 1;
+                prop_assert_eq!(through, expected, "{:?} by {:?}: {:?}\n{}", path, by, flow, shown(&state));
             }
         }
         Ok(())
@@ -262,32 +263,32 @@ fn decides_as_the_programs(config: Config) {
 
 /// Every table on every path must have let some packets pass and others not.
 fn lacking(counts: &BTreeMap<(PacketPath, By), [usize; 2]>) -> Option<String> {
-    let enough = |way, by, verdict: usize| counts.get(&(way, by)).is_some_and(|count| count[verdict] >= 10);
-    for way in PacketPath::ALL {
-        let incoming = way.direction() == Direction::Ingress;
-        let last = if way.forwarded() { By::Forward } else { By::Normal };
-        let untracked = (incoming || !way.forwarded()).then_some(By::Untracked);
+    let enough = |path, by, verdict: usize| counts.get(&(path, by)).is_some_and(|count| count[verdict] >= 10);
+    for path in PacketPath::ALL {
+        let incoming = path.direction() == Direction::Ingress;
+        let last = if path.forwarded() { By::Forward } else { By::Normal };
+        let untracked = (incoming || !path.forwarded()).then_some(By::Untracked);
         let tables = untracked.into_iter().chain(incoming.then_some(By::PreDnat)).chain([last]);
         for by in tables {
-            if !enough(way, by, 0) || !enough(way, by, 1) {
-                return Some(format!("flows {way:?} that were settled by {by:?}: {counts:?}"));
+            if !enough(path, by, 0) || !enough(path, by, 1) {
+                return Some(format!("flows {path:?} that were settled by {by:?}: {counts:?}"));
             }
         }
-        if !way.forwarded() && !enough(way, By::Failsafe, 1) {
-            return Some(format!("flows {way:?} that failsafe ports let pass: {counts:?}"));
+        if !path.forwarded() && !enough(path, By::Failsafe, 1) {
+            return Some(format!("flows {path:?} that failsafe ports let pass: {counts:?}"));
         }
     }
     None
 }
 
 /// What a state lets through.
-fn all_allowed(state: &NodeState, way: PacketPath, flows: &[Flow]) -> BTreeSet<usize> {
-    (0..).zip(flows).filter(|(_, flow)| allowed(state, way, flow).0).map(|(index, _)| index).collect()
+fn all_allowed(state: &NodeState, path: PacketPath, flows: &[Flow]) -> BTreeSet<usize> {
+    (0..).zip(flows).filter(|(_, flow)| allowed(state, path, flow).0).map(|(index, _)| index).collect()
 }
 
 /// Checks every transaction of a change that does not fit in one, with packets.
 #[test]
-fn between_two_transactions_nothing_passes_that_neither_state_allows() {
+fn between_transactions_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
     let small = |guard_table| Config { guard_table, transaction_bytes: 40_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
@@ -315,20 +316,20 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
             }
             _ => old.clone(),
         };
-        let either = |(way, flows): (PacketPath, Vec<Flow>)| {
-            let either = &all_allowed(old, way, &flows) | &all_allowed(&state, way, &flows);
-            (way, flows, either)
+        let either = |(path, flows): (PacketPath, Vec<Flow>)| {
+            let either = &all_allowed(old, path, &flows) | &all_allowed(&state, path, &flows);
+            (path, flows, either)
         };
         let expected: Vec<_> = flows.into_iter().map(either).collect();
         let wrong = Arc::new(Mutex::new(Vec::new()));
-        let (watched, told, counted) = (node.clone(), wrong.clone(), counts.clone());
+        let (watched, recorded, counted) = (node.clone(), wrong.clone(), counts.clone());
         let look = move || {
             counted.lock().unwrap().0 += 1;
-            for (way, flows, either) in &expected {
-                let passed = watched.passed(flows, *way);
+            for (path, flows, either) in &expected {
+                let passed = watched.passed(flows, *path);
                 counted.lock().unwrap().1 += passed.len();
-                let more = passed.difference(either).map(|index| format!("{way:?} {:?}", flows[*index]));
-                told.lock().unwrap().extend(more);
+                let more = passed.difference(either).map(|index| format!("{path:?} {:?}", flows[*index]));
+                recorded.lock().unwrap().extend(more);
             }
         };
         let deltas = common::deltas(&before, &state);
@@ -360,7 +361,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
 
 /// Splits a change into transactions at every possible position. Neither state lets the flow pass.
 #[test]
-fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
+fn at_any_interruption_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
     let config = Config { transaction_bytes: 32_000, ..Config::default() };
     let dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
@@ -379,12 +380,12 @@ fn wherever_a_change_is_cut_nothing_passes_that_neither_state_allows() {
         let (dataplane, old) = &mut *current.borrow_mut();
         let deltas = common::deltas(old, &state);
         let first = old.host_endpoints.is_empty();
-        let (watched, told) = (node.clone(), opened.clone());
+        let (watched, recorded) = (node.clone(), opened.clone());
         let look = move || {
             let passed = watched.passed(&[flow], PacketPath::OutsideToNode).len();
-            let mut told = told.lock().unwrap();
-            told.0 += 1;
-            told.1 += if first { 0 } else { passed };
+            let mut recorded = recorded.lock().unwrap();
+            recorded.0 += 1;
+            recorded.1 += if first { 0 } else { passed };
         };
         let apply =
             || tracing::subscriber::with_default(AfterEachTransaction(look), || dataplane.apply(&deltas));

@@ -54,7 +54,7 @@ mod linux {
     struct Traffic {
         ends: AtomicBool,
         /// Whether sending has ended.
-        asked: AtomicBool,
+        requested: AtomicBool,
         new_flows: AtomicUsize,
         of_one_flow: AtomicUsize,
         denied: AtomicUsize,
@@ -94,7 +94,7 @@ mod linux {
         kill(last);
         traffic.ends.store(true, Ordering::Relaxed);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        traffic.asked.store(true, Ordering::Relaxed);
+        traffic.requested.store(true, Ordering::Relaxed);
         echo.join().unwrap();
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         let (new, of_one, denied) =
@@ -165,7 +165,7 @@ mod linux {
         };
         let echo = spawn(Box::new(move |traffic| {
             let mut buffer = [0; 8];
-            while !traffic.asked.load(Ordering::Relaxed) {
+            while !traffic.requested.load(Ordering::Relaxed) {
                 if let Ok((length, from)) = allowed.recv_from(&mut buffer) {
                     allowed.send_to(&buffer[..length], from).unwrap();
                 }
@@ -223,11 +223,11 @@ mod linux {
     pub(crate) fn victim() {
         let pods: Value = serde_json::from_str(&std::env::args().nth(2).unwrap()).unwrap();
         let mut dataplane = Stateful::new(Dataplane::open(Config::default()).unwrap());
-        let mut told = NodeState::default();
+        let mut applied = NodeState::default();
         for turn in 0.. {
             let wanted = state(&pods, turn);
-            assert_eq!(dataplane.apply(&deltas(&told, &wanted)), Report::default());
-            told = wanted;
+            assert_eq!(dataplane.apply(&deltas(&applied, &wanted)), Report::default());
+            applied = wanted;
             if turn == 0 {
                 print!("{IN_FORCE}");
                 std::io::stdout().flush().unwrap();

@@ -68,7 +68,7 @@ fn next(socket: &mut Socket, count: usize) -> Vec<Logged> {
 }
 
 #[test]
-fn log_rules_tell_the_group_of_their_direction_and_their_policy() {
+fn log_rules_send_packets_to_the_group_of_their_direction() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     [80, 81].into_iter().for_each(|port| server.serve(port));

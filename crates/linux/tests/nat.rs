@@ -24,7 +24,7 @@ fn seen(client: impl FnOnce() -> Option<TcpStream>, server: &TcpListener) -> Opt
 }
 
 #[test]
-fn what_leaves_the_pools_has_the_address_of_the_node() {
+fn packets_that_leave_the_pools_have_the_nodes_address() {
     let underlay = Underlay::new();
     let (mut node, outside) = (Node::new(&underlay, 1), Node::new(&underlay, 9));
     let (pod, other) = (Pod::new("pod", 1, 2), Pod::new("other", 1, 3));
@@ -32,7 +32,7 @@ fn what_leaves_the_pools_has_the_address_of_the_node() {
     node.add(&pod, open());
     node.add(&other, open());
     // The second pool is behind the same switch, and has a route back to pods.
-    let wire = |way: Route, address: Option<Ipv4Addr>| {
+    let wire = |route: Route, address: Option<Ipv4Addr>| {
         move || {
             let mut socket = RouteSocket::open().unwrap();
             let link = interface_index("eth0").unwrap();
@@ -40,7 +40,7 @@ fn what_leaves_the_pools_has_the_address_of_the_node() {
                 let address = Address { link, address: address.into(), prefix_length: 32 };
                 socket.change(&Change::AddAddress(address)).unwrap();
             }
-            socket.change(&Change::AddRoute(Route { link: Some(link), ..way })).unwrap();
+            socket.change(&Change::AddRoute(Route { link: Some(link), ..route })).unwrap();
         }
     };
     let to_pods = Route::via(block(1).into(), node_address(1).into(), 0, 4);

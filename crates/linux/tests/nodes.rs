@@ -95,7 +95,7 @@ fn policy_between_two_pods_of_a_node() {
 
 /// The pod's egress first, then the configured action (policy decision 3).
 #[test]
-fn from_a_pod_to_its_own_node() {
+fn packets_from_a_pod_to_its_own_node() {
     let mut node = Node::new(&Underlay::new(), 1);
     let pod = Pod::new("pod", 1, 2);
     node.change(open_profile);
@@ -129,7 +129,7 @@ fn from_a_pod_to_its_own_node() {
 
 /// Denied packets are dropped, or rejected: by a reset for TCP, by an ICMP message otherwise.
 #[test]
-fn what_is_denied_is_dropped_or_rejected() {
+fn denied_packets_are_dropped_or_rejected() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     node.change(open_profile);
@@ -179,7 +179,7 @@ fn everything(node: &Node) -> String {
 }
 
 #[test]
-fn a_restart_keeps_what_fits() {
+fn a_restart_keeps_correct_objects() {
     let (mut nodes, pods) = two_nodes();
     nodes[1].change(|state| {
         let members = [member(pods[0].address), Member::Net("10.77.0.0/16".parse().unwrap())];
@@ -209,7 +209,7 @@ fn unguarded() -> Config {
 
 /// With other software (policy decision 28).
 #[test]
-fn what_others_break_is_mended_and_what_they_made_stays() {
+fn foreign_damage_is_repaired_and_foreign_objects_are_kept() {
     let (mut nodes, pods) = two_nodes_with(&unguarded());
     let node = &mut nodes[1];
     node.change(|state| ingress_policy(state, "closed", vec![]));
@@ -251,7 +251,7 @@ fn what_others_break_is_mended_and_what_they_made_stays() {
 }
 
 #[test]
-fn a_table_that_vanished_is_made_by_the_next_change() {
+fn a_missing_table_is_recreated_by_the_next_change() {
     let mut node = Node::with(&Underlay::new(), 1, unguarded());
     let pod = Pod::new("pod", 1, 2);
     pod.serve(80);
@@ -267,7 +267,7 @@ fn a_table_that_vanished_is_made_by_the_next_change() {
 }
 
 #[test]
-fn a_route_of_somebody_else_is_told_of_and_stays() {
+fn a_foreign_route_is_reported_and_kept() {
     let mut node = Node::new(&Underlay::new(), 1);
     let foreign = Route::on_link("10.65.1.0/26".parse().unwrap(), 1, 4);
     node.namespace.run(|| RouteSocket::open().unwrap().change(&Change::AddRoute(foreign)).unwrap()).unwrap();
@@ -280,7 +280,7 @@ fn a_route_of_somebody_else_is_told_of_and_stays() {
 }
 
 #[test]
-fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
+fn a_policy_that_cannot_be_rendered_closes_only_its_pods() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     server.serve(80);
@@ -309,7 +309,7 @@ fn a_policy_that_cannot_be_written_closes_its_pod_and_no_other() {
 }
 
 #[test]
-fn a_huge_policy_closes_its_pod_and_no_other() {
+fn a_huge_policy_closes_only_its_pods() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     server.serve(80);
@@ -379,7 +379,7 @@ fn two_pods_with_one_interface_are_both_closed() {
 }
 
 #[test]
-fn a_missing_interface_is_told_of_and_found_later() {
+fn a_missing_interface_is_reported_and_found_later() {
     let mut node = Node::new(&Underlay::new(), 1);
     let (client, server) = (Pod::new("client", 1, 2), Pod::new("server", 1, 3));
     server.serve(80);

@@ -15,7 +15,7 @@ use tortie_kernel::route::{Address, Change, Route, RouteSocket};
 use tortie_policy::program::*;
 
 #[test]
-fn pods_of_two_nodes_over_vxlan() {
+fn pods_of_two_nodes_connect_over_vxlan() {
     let (mut nodes, pods) = two_nodes();
     let capture =
         nodes[1].namespace.run(|| PacketSocket::open(interface_index("eth0").unwrap()).unwrap()).unwrap();
@@ -69,7 +69,7 @@ fn pods_of_two_nodes_over_vxlan() {
 /// VXLAN packets could bypass the pods' policy with any inner source. Sends the same packets to a node from a foreign
 /// address and from a node's address.
 #[test]
-fn vxlan_is_taken_from_nodes_only() {
+fn vxlan_is_accepted_only_from_nodes() {
     const STRANGER: u8 = 99;
     let (mut nodes, pods) = two_nodes();
     let sender = |number: u8| UdpSocket::bind((node_address(number), 0)).unwrap();

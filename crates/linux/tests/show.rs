@@ -71,7 +71,7 @@ fn packets(count: Option<Count>) -> u64 {
 }
 
 #[test]
-fn each_rule_is_shown_with_what_it_comes_from() {
+fn each_rule_is_shown_with_its_source() {
     let (mut node, _, server) = shop(Config::default());
     let shown = show(&mut node, &server);
     assert_eq!(shown.remarks, Vec::<String>::new());
@@ -110,7 +110,7 @@ fn each_rule_is_shown_with_what_it_comes_from() {
 
 /// The kernel is read, not the known state.
 #[test]
-fn what_somebody_else_changed_is_seen() {
+fn foreign_changes_are_shown() {
     let (mut node, _, server) = shop(Config { guard_table: false, ..Config::default() });
     let shown = show(&mut node, &server);
     let chain = shown.lists.iter().find(|list| list.part == ShownPart::Policy(policy_id("web"))).unwrap();
@@ -189,7 +189,7 @@ fn hits_are_counted_by_rule_and_by_value() {
 
 /// A value counts only if the whole rule matches, whichever tests follow.
 #[test]
-fn values_of_a_rule_that_does_not_hold_count_nothing() {
+fn values_of_a_rule_that_does_not_match_count_nothing() {
     let (mut node, client, server) = shop(Config::default());
     let address: IpAddr = client.address.into();
     let nets = ["10.65.1.2/32".parse().unwrap(), "10.99.0.0/16".parse().unwrap()];
@@ -221,7 +221,7 @@ fn values_of_a_rule_that_does_not_hold_count_nothing() {
 
 /// If rules of all policies become one lookup, the key identifies the rule.
 #[test]
-fn what_is_looked_up_is_counted_by_key() {
+fn lookups_are_counted_by_key() {
     let (mut node, client, server) = shop(Config { rules_in_a_row: 0, ..Config::default() });
     counting(&mut node, PolicyCounters::Enabled);
     assert!(client.reaches(&server, 443));
@@ -235,7 +235,7 @@ fn what_is_looked_up_is_counted_by_key() {
 
 /// A setting that changes rules leaves connections alone, and opens nothing.
 #[test]
-fn counting_may_begin_and_end_at_any_time() {
+fn counters_can_be_enabled_and_disabled_at_any_time() {
     for deny in [FilterDenyAction::Drop, FilterDenyAction::Reject] {
         for rules_in_a_row in [0, 32] {
             let (mut node, client, server) = shop(Config { rules_in_a_row, ..Config::default() });

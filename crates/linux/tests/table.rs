@@ -51,7 +51,7 @@ fn listed(node: &Node) -> String {
 }
 
 #[test]
-fn nobody_else_can_open_what_is_closed() {
+fn other_programs_cannot_open_closed_pods() {
     let (node, client, server) = closed_server();
     let before = listed(&node);
     assert!(client.is_cut_off(server.address, 80));
@@ -88,7 +88,7 @@ fn the_table_outlives_its_owner_and_is_adopted() {
 }
 
 #[test]
-fn a_table_of_another_living_process_is_left_alone_and_told_of() {
+fn a_table_of_another_running_process_is_kept_and_reported() {
     let (node, ..) = closed_server();
     let before = listed(&node);
     let mut second =
@@ -103,7 +103,7 @@ fn a_table_of_another_living_process_is_left_alone_and_told_of() {
 }
 
 #[test]
-fn without_policy_nothing_is_opened() {
+fn without_policy_pods_stay_closed() {
     let mut node = Node::new(&Underlay::new(), 1);
     // The table cannot be adopted.
     let mut other = node.namespace.run(|| Nft::open().unwrap()).unwrap();
@@ -131,7 +131,7 @@ fn without_policy_nothing_is_opened() {
 }
 
 #[test]
-fn a_plain_table_of_an_earlier_version_becomes_ours() {
+fn a_table_of_an_earlier_version_is_adopted() {
     let config = Config { guard_table: false, ..Config::default() };
     let mut node = Node::with(&Underlay::new(), 1, config);
     node.change(open_profile);
@@ -142,7 +142,7 @@ fn a_plain_table_of_an_earlier_version_becomes_ours() {
 }
 
 #[test]
-fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
+fn unknown_table_flags_are_rejected_by_the_kernel() {
     let namespace = tortie_kernel::namespace::NetNs::create().unwrap();
     let unknown = Transaction { table: "tortie".to_owned(), ops: vec![Op::AddTable(0x80)] };
     let error = namespace.run(|| Nft::open().unwrap().commit(&unknown).unwrap_err()).unwrap();
@@ -152,7 +152,7 @@ fn flags_that_the_kernel_does_not_know_are_refused_at_the_table() {
 
 /// If the kernel cannot prevent changes by others, they are noticed and repaired within a second.
 #[test]
-fn what_others_change_is_noticed_at_once() {
+fn foreign_changes_are_noticed_at_once() {
     let mut node = Node::with(&Underlay::new(), 1, Config { guard_table: false, ..Config::default() });
     let (disturb, disturbed) = mpsc::channel();
     tortie_dataplane::Dataplane::watch(

@@ -37,13 +37,13 @@ const CHANGES_TO_ONE_ASTRAY: usize = 1_000;
 const FLOWS: usize = 40;
 
 #[test]
-fn no_packet_is_lost_and_none_gets_through() {
+fn changes_lose_no_allowed_packet_and_pass_no_denied_one() {
     watch(Config::default(), true);
 }
 
 /// A change that does not fit in one transaction closes pods meanwhile, and opens none.
 #[test]
-fn none_gets_through_in_many_transactions() {
+fn changes_in_many_transactions_pass_no_denied_packet() {
     watch(Config { transaction_bytes: 9_000, ..Config::default() }, false);
 }
 
@@ -215,8 +215,9 @@ impl Watched<'_> {
         }
         seen.astray.extend(astray);
         // What does not fit in one of several transactions is closed and reported.
-        let said = |report: &Report| report.retry || report.conditions().next().is_some() && self.lossless;
-        match reports.iter().any(said) {
+        let has_condition =
+            |report: &Report| report.retry || report.conditions().next().is_some() && self.lossless;
+        match reports.iter().any(has_condition) {
             true => Err(format!("{reports:?}")),
             false => Ok(()),
         }

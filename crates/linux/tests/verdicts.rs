@@ -159,13 +159,13 @@ fn table() -> Table {
 
 /// The number of random states; `PROPTEST_CASES` sets more.
 #[test]
-fn the_kernel_decides_as_the_oracle() {
+fn the_kernel_agrees_with_programs() {
     decides_as_the_oracle(Config::default());
 }
 
 /// With lookups wherever possible.
 #[test]
-fn the_kernel_looks_up_as_the_oracle() {
+fn the_kernel_agrees_with_programs_with_lookups() {
     decides_as_the_oracle(Config { rules_in_a_row: 0, ..Config::default() });
 }
 
@@ -241,7 +241,7 @@ fn allowed(state: &NodeState, flows: &[Flow], direction: Direction) -> BTreeSet<
 
 /// Checks every transaction of a change that does not fit in one, with packets.
 #[test]
-fn between_two_transactions_nothing_passes_that_neither_state_allows() {
+fn between_transactions_only_flows_of_either_state_pass() {
     let node = Arc::new(Node::new());
     let small = |guard_table| Config { guard_table, transaction_bytes: 9_000, ..Config::default() };
     let open = |guard| node.namespace.run(|| Stateful::new(Dataplane::open(small(guard)).unwrap())).unwrap();
@@ -274,7 +274,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
             expected.push((flows, direction, either));
         }
         let wrong = Arc::new(Mutex::new(Vec::new()));
-        let (watched, told, counted) = (node.clone(), wrong.clone(), counts.clone());
+        let (watched, recorded, counted) = (node.clone(), wrong.clone(), counts.clone());
         let look = move || {
             counted.lock().unwrap().0 += 1;
             for (flows, direction, either) in &expected {
@@ -282,7 +282,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
                 counted.lock().unwrap().1 += passed.len();
                 let more =
                     passed.difference(either).map(|tag| format!("{direction:?} {:?}", flows[*tag as usize]));
-                told.lock().unwrap().extend(more);
+                recorded.lock().unwrap().extend(more);
             }
         };
         let deltas = common::deltas(&before, &state);
@@ -310,7 +310,7 @@ fn between_two_transactions_nothing_passes_that_neither_state_allows() {
 
 /// A set gets the members that its rule admitted until the same change: neither state admits them.
 #[test]
-fn members_do_not_come_before_the_rules_that_they_come_with() {
+fn new_members_are_not_added_before_their_rules() {
     let node = Arc::new(Node::new());
     let config = Config { transaction_bytes: 9_000, ..Config::default() };
     let mut dataplane = node.namespace.run(|| Stateful::new(Dataplane::open(config).unwrap())).unwrap();
@@ -349,12 +349,12 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
         node.namespace.run(|| dataplane.apply(&common::deltas(&NodeState::default(), &old))).unwrap();
     assert_eq!(report, Default::default());
     let seen = Arc::new(Mutex::new((0, BTreeSet::new())));
-    let (watched, told) = (node.clone(), seen.clone());
+    let (watched, recorded) = (node.clone(), seen.clone());
     let look = move || {
         let passed = watched.passed_by_any(std::slice::from_ref(&flow), Direction::Ingress);
-        let mut told = told.lock().unwrap();
-        told.0 += 1;
-        told.1.extend(passed);
+        let mut recorded = recorded.lock().unwrap();
+        recorded.0 += 1;
+        recorded.1.extend(passed);
     };
     let deltas = common::deltas(&old, &new);
     let report = node
@@ -368,7 +368,7 @@ fn members_do_not_come_before_the_rules_that_they_come_with() {
 }
 
 #[test]
-fn a_pod_cannot_send_tunnels_nor_advertise_a_router() {
+fn a_pod_can_neither_send_tunnels_nor_advertise_a_router() {
     let node = Node::new();
     let mut dataplane =
         node.namespace.run(|| Stateful::new(Dataplane::open(Config::default()).unwrap())).unwrap();

@@ -68,7 +68,7 @@ fn a_pod_is_connected_once_and_disconnected_once() {
 }
 
 #[test]
-fn a_pod_that_is_made_again_does_not_wait_for_the_old_one() {
+fn a_recreated_pod_does_not_wait_for_the_old_one() {
     in_node(|wiring| {
         let (old, mut new) = (Pod::new("pod", 1, 2), Pod::new("pod", 1, 2));
         new.container_id = "newer".to_owned();
@@ -87,7 +87,7 @@ fn a_pod_that_is_made_again_does_not_wait_for_the_old_one() {
 }
 
 #[test]
-fn what_differs_is_told_and_mended_by_connecting_again() {
+fn differences_are_reported_and_repaired_by_connecting_again() {
     in_node(|wiring| {
         let pod = Pod::new("pod", 1, 2);
         let attachment = pod.attachment();
@@ -117,7 +117,7 @@ fn what_differs_is_told_and_mended_by_connecting_again() {
 }
 
 #[test]
-fn the_link_of_another_pod_is_not_touched() {
+fn the_link_of_another_pod_is_not_changed() {
     in_node(|wiring| {
         let (first, mut second) = (Pod::new("first", 1, 2), Pod::new("second", 1, 3));
         second.name = "n".repeat(253);
@@ -153,7 +153,7 @@ fn the_link_of_another_pod_is_not_touched() {
 }
 
 #[test]
-fn a_link_is_waited_for_until_it_passes_packets() {
+fn connecting_waits_until_the_link_passes_packets() {
     in_node(|wiring| {
         let pod = Pod::new("pod", 1, 2);
         let interface = wiring.connect(&pod.attachment()).unwrap();
@@ -192,7 +192,7 @@ fn a_failed_attempt_leaves_nothing() {
 }
 
 #[test]
-fn what_a_dead_process_left_is_deleted() {
+fn leftovers_of_a_dead_process_are_deleted() {
     in_node(|wiring| {
         let pods = [Pod::new("left", 1, 2), Pod::new("kept", 1, 3)];
         let interfaces = pods.each_ref().map(|pod| wiring.connect(&pod.attachment()).unwrap().host_interface);
@@ -231,7 +231,7 @@ fn many_pods_at_once() {
 }
 
 #[test]
-fn names_are_those_of_calico() {
+fn interface_names_equal_calicos() {
     in_node(|wiring| {
         let id = |interface: &str| EndpointId {
             namespace: "default".into(),

@@ -35,7 +35,7 @@ pub(super) struct Policy<'a> {
     hook: Hook,
     order: Option<f64>,
     types: Vec<PolicyType>,
-    subject: Subject<'a>,
+    subject: PolicySubject<'a>,
 }
 
 /// The hooks on a packet's way at which a policy is evaluated (policy decision 16).
@@ -59,7 +59,7 @@ pub(super) enum Rules<'a> {
 }
 
 /// The endpoints to which a policy applies.
-enum Subject<'a> {
+enum PolicySubject<'a> {
     Calico {
         namespaces: Option<Selector>,
         accounts: Option<Selector>,
@@ -185,7 +185,7 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
             of_calico(&policy.spec)
         }
         Ok(Resource::KubernetesNetworkPolicy(policy) | Resource::StagedKubernetesNetworkPolicy(policy)) => {
-            let subject = Subject::Kubernetes(&policy.spec.pod_selector);
+            let subject = PolicySubject::Kubernetes(&policy.spec.pod_selector);
             let types = policy.effective_types();
             (Some(KUBERNETES_ORDER), types, subject, Rules::Kubernetes(&policy.spec))
         }
@@ -195,7 +195,7 @@ fn policy<'a>(key: &Key, stored: &'a Stored) -> Option<(String, Policy<'a>)> {
             (
                 policy.priority.map(f64::from),
                 types,
-                Subject::Cluster(policy.subject.clone()),
+                PolicySubject::Cluster(policy.subject.clone()),
                 Rules::Cluster(policy),
             )
         }
@@ -260,10 +260,10 @@ enum Api {
     Cluster(Option<&'static str>),
 }
 
-type Parts<'a> = (Option<f64>, Vec<PolicyType>, Subject<'a>, Rules<'a>);
+type Parts<'a> = (Option<f64>, Vec<PolicyType>, PolicySubject<'a>, Rules<'a>);
 
 fn of_calico(spec: &PolicySpec) -> Parts<'_> {
-    let subject = Subject::Calico {
+    let subject = PolicySubject::Calico {
         namespaces: spec.namespace_selector.clone(),
         accounts: spec.service_account_selector.clone(),
         selector: spec.selector.clone(),
@@ -278,11 +278,11 @@ fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
     let (types, order, subject) = match api {
         Api::Kubernetes => {
             let selector = LabelSelector::readable(&spec["podSelector"]);
-            let subject = selector.map_or(Subject::All, Subject::KubernetesRead);
+            let subject = selector.map_or(PolicySubject::All, PolicySubject::KubernetesRead);
             (readable_types(&spec["policyTypes"]), Some(KUBERNETES_ORDER), subject)
         }
         Api::Calico => {
-            let subject = readable_subject(spec).unwrap_or(Subject::All);
+            let subject = readable_subject(spec).unwrap_or(PolicySubject::All);
             (readable_types(&spec["types"]), readable_order(spec), subject)
         }
         Api::Cluster(tier) => {
@@ -300,7 +300,12 @@ fn not_understood<'a>(api: Api, value: &'a Value, problem: &str) -> Parts<'a> {
                 (false, true) => vec![PolicyType::Egress],
                 _ => vec![PolicyType::Ingress, PolicyType::Egress],
             };
-            (types, order, ClusterPeer::readable(&spec["subject"]).map_or(Subject::AllPods, Subject::Cluster))
+            (
+                types,
+                order,
+                ClusterPeer::readable(&spec["subject"])
+                    .map_or(PolicySubject::AllPods, PolicySubject::Cluster),
+            )
         }
     };
     (order, types, subject, Rules::NotUnderstood(problem.to_owned()))
@@ -319,13 +324,13 @@ fn readable_types(types: &Value) -> Vec<PolicyType> {
     if read.is_empty() { both() } else { read }
 }
 
-fn readable_subject(spec: &Value) -> Option<Subject<'static>> {
+fn readable_subject(spec: &Value) -> Option<PolicySubject<'static>> {
     let read = |field: &str| match &spec[field] {
         Value::Null => Some(None),
         Value::String(text) if text.is_empty() => Some(None),
         text => Selector::parse(text.as_str()?).ok().map(Some),
     };
-    Some(Subject::Calico {
+    Some(PolicySubject::Calico {
         selector: read("selector")?,
         namespaces: read("namespaceSelector")?,
         accounts: read("serviceAccountSelector")?,
@@ -353,12 +358,12 @@ impl Policy<'_> {
 
     fn selects(&self, pod: &Identity, global: bool) -> bool {
         match &self.subject {
-            Subject::All => true,
-            Subject::AllPods => pod.is_pod(),
-            Subject::Cluster(subject) => pod.is_pod() && cluster::is_pod(subject, pod),
-            Subject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
-            Subject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
-            Subject::Calico { namespaces, accounts, selector } => {
+            PolicySubject::All => true,
+            PolicySubject::AllPods => pod.is_pod(),
+            PolicySubject::Cluster(subject) => pod.is_pod() && cluster::is_pod(subject, pod),
+            PolicySubject::Kubernetes(selector) => kubernetes::selects(selector, &pod.own_labels),
+            PolicySubject::KubernetesRead(selector) => kubernetes::selects(selector, &pod.own_labels),
+            PolicySubject::Calico { namespaces, accounts, selector } => {
                 // Only a cluster-wide policy can select namespaces.
                 let namespaces = namespaces.as_ref().filter(|_| global);
                 // With a selector of namespaces, "all" means everything that has a namespace; with a selector of

@@ -360,7 +360,7 @@ fn cases() -> Vec<Case> {
 }
 
 #[test]
-fn host_endpoints_come_to_what_they_say() {
+fn host_endpoints_have_their_documented_verdicts() {
     for case in cases() {
         for (flows, expected) in [(case.allowed, true), (case.denied, false)] {
             for flow in flows {
@@ -372,7 +372,7 @@ fn host_endpoints_come_to_what_they_say() {
 
 /// A policy that was not understood denies at its hook, or at every hook if its hook is unreadable (18).
 #[test]
-fn what_is_not_understood_denies_where_it_would_have_been_asked() {
+fn invalid_host_policies_deny_in_their_own_table() {
     let host = host("h", "interfaceName: eth0, profiles: [projectcalico-default-allow]");
     let later = policy(
         "z",

@@ -71,7 +71,7 @@ fn ask(from: &str, to: &str, protocol: Protocol, port: u16) -> Answer {
 }
 
 #[test]
-fn they_come_before_policy_on_their_node() {
+fn static_rules_come_before_policy_on_their_node() {
     const METADATA: &str = "169.254.169.254";
     // From, to, protocol and port; whether it passes, and the static rule that decides.
     let cases = [
@@ -107,20 +107,20 @@ fn they_come_before_policy_on_their_node() {
     ];
     for (from, to, protocol, port, passes, by) in cases {
         let answer = ask(from, to, protocol, port);
-        let asked = format!("{from} to {to} {protocol} {port}");
-        assert_eq!(answer.verdict == Verdict::Allow, passes, "{asked}: {answer:?}");
+        let shown = format!("{from} to {to} {protocol} {port}");
+        assert_eq!(answer.verdict == Verdict::Allow, passes, "{shown}: {answer:?}");
         let traces = [&answer.egress, &answer.ingress];
         let named = traces.into_iter().flatten().find_map(|trace| match &trace.decided_by {
             DecidedBy::StaticRule { node, name } => Some((node.as_str(), name.as_str())),
             _ => None,
         });
-        assert_eq!(named, by.map(|name| ("windows", name)), "{asked}: {answer:?}");
+        assert_eq!(named, by.map(|name| ("windows", name)), "{shown}: {answer:?}");
     }
 }
 
 /// A report that somebody damaged, or that a newer agent wrote.
 #[test]
-fn rules_that_cannot_be_read_are_told_of() {
+fn unreadable_static_rules_are_reported() {
     let mut snapshot = cluster();
     let key = Key::global(Kind::NodeReport, "windows");
     let mut report = snapshot.get(&key).unwrap().value.clone();

@@ -8,7 +8,8 @@ use serde_json::Value;
 use tortie_api::Cidr;
 use tortie_api::calico::PolicyType;
 use tortie_api::kubernetes::{
-    IntOrString, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicyRule,
+    IntOrString, KubernetesNetworkPolicy, LabelSelector, NetworkPolicyPeer, NetworkPolicyPort,
+    NetworkPolicyRule,
 };
 use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_selector::Selector;
@@ -22,7 +23,7 @@ use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 pub(crate) const ORDER: f64 = 1000.0;
 
 /// Compiles a validated policy.
-pub(crate) fn compile(id: PolicyId, policy: &NetworkPolicy) -> Compiled {
+pub(crate) fn compile(id: PolicyId, policy: &KubernetesNetworkPolicy) -> Compiled {
     let types = policy.effective_types();
     let mut sets = Sets::new();
     let selector = pods_of(&id.namespace, &policy.spec.pod_selector);

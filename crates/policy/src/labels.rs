@@ -179,7 +179,7 @@ mod tests {
 
     /// An index relies on this: `each` shows exactly the labels that a selector can find.
     #[test]
-    fn every_label_that_is_found_is_shown() {
+    fn every_label_that_a_selector_uses_is_listed() {
         let names = ["a", "b", "c", METADATA_NAME_LABEL, NAME_LABEL, "pcns.a", "pod:a", NAMESPACE_LABEL];
         let own =
             labels(&[("a", "own"), ("pcns.a", "forged"), ("pod:a", "forged"), (NAMESPACE_LABEL, "forged")]);

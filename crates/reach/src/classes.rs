@@ -10,7 +10,7 @@ use tortie_api::{Kind, Resource};
 use super::atoms::{Uses, Vocabulary};
 use super::criteria::{Criteria, Policies, is_policy};
 use super::hosts::{ALL_INTERFACES, HostSight};
-use super::members::{of_nodes, of_outsiders, of_pods, taken};
+use super::members::{addresses_in_use, of_nodes, of_outsiders, of_pods};
 use super::names::{self, PodName};
 use super::path::{Placement, Scope, Stop};
 use super::placement::{Ends, Places};
@@ -32,7 +32,7 @@ pub struct Class {
     /// The node of each pod, or each node; empty for outsiders.
     pub(super) nodes: Vec<String>,
     /// The representatives of the class: two if it has two members, on different nodes if possible.
-    pub(super) samples: Vec<Sample>,
+    pub(super) samples: Vec<Representative>,
     /// The signature of the members in each cluster; `None` if they are not in it.
     pub(super) signatures: Vec<Option<EndSignature>>,
 }
@@ -51,7 +51,7 @@ pub enum ClassKind {
 
 /// A representative of its class.
 #[derive(Debug, Clone)]
-pub(super) struct Sample {
+pub(super) struct Representative {
     pub(super) peer: Peer,
     pub(super) node: String,
 }
@@ -136,7 +136,7 @@ impl Classes {
     #[must_use]
     pub fn class_of_outsider(&self, snapshots: &[&Snapshot], address: IpAddr) -> Option<usize> {
         let oracles: Vec<Oracle<'_>> = snapshots.iter().map(|snapshot| Oracle::new(snapshot)).collect();
-        if taken(&oracles).contains(&address) {
+        if addresses_in_use(&oracles).contains(&address) {
             return None;
         }
         let signature =

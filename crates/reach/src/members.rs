@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::atoms::{Atom, Vocabulary};
-use super::classes::{Class, ClassKind, Sample};
+use super::classes::{Class, ClassKind, Representative};
 use super::names;
 use super::nets::{self, regions};
 use super::signature::{EndSignature, SignatureIndex};
@@ -62,7 +62,7 @@ fn class_of_pods(
 ) -> Class {
     let peer =
         |(namespace, name): &(String, String)| Peer::Pod { namespace: namespace.clone(), name: name.clone() };
-    let sample = |(pod, node): &Found| Sample { peer: peer(pod), node: node.clone() };
+    let sample = |(pod, node): &Found| Representative { peer: peer(pod), node: node.clone() };
     let first = pods.first();
     let other = pods.iter().skip(1).find(|(_, node)| first.is_some_and(|(_, known)| known != node));
     let samples = first.into_iter().chain(other.or(pods.get(1))).map(sample).collect();
@@ -95,7 +95,7 @@ pub(super) fn of_nodes(oracles: &[Oracle<'_>], signatures: &[SignatureIndex<'_>]
     let labels = labels_of_hosts(oracles);
     let class = |(signatures, names): (_, Vec<&str>)| {
         let peer = |name: &&str| Peer::Node((*name).to_owned());
-        let sample = |name: &&str| Sample { peer: peer(name), node: (*name).to_owned() };
+        let sample = |name: &&str| Representative { peer: peer(name), node: (*name).to_owned() };
         Class {
             name: names::such_as(&names.iter().map(|name| labels.get(name).copied()).collect::<Vec<_>>()),
             kind: ClassKind::Nodes,
@@ -122,7 +122,7 @@ pub(super) fn of_outsiders(
     signatures: &[SignatureIndex<'_>],
 ) -> Vec<Class> {
     let mut found: BTreeMap<Vec<Option<EndSignature>>, (IpAddr, Vec<IpNet>)> = BTreeMap::new();
-    for (address, net) in regions(&cuts(oracles, vocabulary), &taken(oracles)) {
+    for (address, net) in regions(&cuts(oracles, vocabulary), &addresses_in_use(oracles)) {
         let seen = signatures.iter().map(|signature| Some(signature.outside(address))).collect();
         found.entry(seen).or_insert_with(|| (address, Vec::new())).1.push(net);
     }
@@ -132,7 +132,7 @@ pub(super) fn of_outsiders(
         pods: Vec::new(),
         nodes: Vec::new(),
         members: vec![Peer::Address(address)],
-        samples: vec![Sample { peer: Peer::Address(address), node: String::new() }],
+        samples: vec![Representative { peer: Peer::Address(address), node: String::new() }],
         signatures,
     };
     found.into_iter().map(class).collect()
@@ -162,7 +162,7 @@ fn cuts(oracles: &[Oracle<'_>], vocabulary: &Vocabulary) -> BTreeSet<IpNet> {
 }
 
 /// The addresses of pods and nodes.
-pub(super) fn taken(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
+pub(super) fn addresses_in_use(oracles: &[Oracle<'_>]) -> BTreeSet<IpAddr> {
     let mut taken = BTreeSet::new();
     for oracle in oracles {
         taken.extend(oracle.pods().flat_map(|pod| pod.addresses().to_vec()));

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn every_region_has_an_address_that_nobody_has() {
+    fn every_region_has_an_unused_address() {
         for (nets, taken, expected) in [
             (&["0.0.0.0/0"][..], &[][..], &["192.0.2.1 in 0.0.0.0/0"][..]),
             (&["0.0.0.0/0"], &["192.0.2.1"], &["198.51.100.1 in 0.0.0.0/0"]),

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_word_about_what_makes_no_difference() {
+    fn paths_are_named_only_if_they_matter() {
         let [v4, v4_inside, v6, v6_inside] = Path::ALL;
         for (ways, among, expected) in [
             (vec![v4], vec![v4], ""),

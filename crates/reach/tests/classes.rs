@@ -42,7 +42,7 @@ fn cluster(policy: Option<(Kind, Value)>) -> Snapshot {
     snapshot
 }
 
-fn told_apart(policy: Option<(Kind, Value)>) -> bool {
+fn are_separated(policy: Option<(Kind, Value)>) -> bool {
     let snapshot = cluster(policy);
     for (key, stored) in snapshot.iter() {
         assert!(stored.resource.is_ok(), "{key}: {:?}", stored.resource);
@@ -61,7 +61,7 @@ fn calico(kind: Kind, ingress: Value, egress: Value) -> Option<(Kind, Value)> {
 }
 
 #[test]
-fn whatever_a_source_may_be_asked_for() {
+fn every_field_of_a_rule_separates_classes() {
     for source in [
         json!({"selector": "app == 'one'"}),
         json!({"notSelector": "app == 'one'"}),
@@ -75,17 +75,17 @@ fn whatever_a_source_may_be_asked_for() {
         json!({"notPorts": ["web"]}),
     ] {
         let rule = json!([{"action": "Allow", "source": source}]);
-        assert!(told_apart(calico(Kind::GlobalNetworkPolicy, rule, json!([]))), "{source}");
+        assert!(are_separated(calico(Kind::GlobalNetworkPolicy, rule, json!([]))), "{source}");
         let rule = json!([{"action": "Allow", "destination": source}]);
-        assert!(told_apart(calico(Kind::GlobalNetworkPolicy, json!([]), rule)), "{source}");
+        assert!(are_separated(calico(Kind::GlobalNetworkPolicy, json!([]), rule)), "{source}");
     }
     // A policy of a namespace refers to its own pods.
     let rule = json!([{"action": "Allow", "source": {"selector": "all()"}}]);
-    assert!(told_apart(calico(Kind::NetworkPolicy, rule, json!([]))));
+    assert!(are_separated(calico(Kind::NetworkPolicy, rule, json!([]))));
 }
 
 #[test]
-fn what_the_other_policies_ask_for() {
+fn policies_of_other_kinds_separate_classes() {
     let back = json!({"matchLabels": {"app": "back"}});
     for peer in [
         json!({"podSelector": {}}),
@@ -94,11 +94,11 @@ fn what_the_other_policies_ask_for() {
         json!({"ipBlock": {"cidr": "10.0.0.0/16", "except": ["10.0.1.0/24"]}}),
     ] {
         let spec = json!({"podSelector": back, "ingress": [{"from": [peer]}]});
-        assert!(told_apart(Some((Kind::KubernetesNetworkPolicy, spec))), "{peer}");
+        assert!(are_separated(Some((Kind::KubernetesNetworkPolicy, spec))), "{peer}");
     }
     let egress =
         json!({"podSelector": back, "policyTypes": ["Egress"], "egress": [{"ports": [{"port": "web"}]}]});
-    assert!(told_apart(Some((Kind::KubernetesNetworkPolicy, egress))));
+    assert!(are_separated(Some((Kind::KubernetesNetworkPolicy, egress))));
     for rule in [
         json!({"action": "Deny", "to": [{"namespaces": {"matchLabels": {"team": "a"}}}]}),
         json!({"action": "Deny", "to": [{"pods": {"podSelector": {"matchLabels": {"app": "one"}}}}]}),
@@ -107,20 +107,20 @@ fn what_the_other_policies_ask_for() {
     ] {
         let subject = json!({"pods": {"podSelector": back}});
         let spec = json!({"tier": "Admin", "priority": 1, "subject": subject, "egress": [rule]});
-        assert!(told_apart(Some((Kind::ClusterNetworkPolicy, spec))), "{rule}");
+        assert!(are_separated(Some((Kind::ClusterNetworkPolicy, spec))), "{rule}");
     }
 }
 
 #[test]
-fn whom_a_policy_is_about() {
+fn subjects_of_policies_separate_classes() {
     for subject in [
         json!({"selector": "app == 'one'"}),
         json!({"namespaceSelector": "team == 'a'"}),
         json!({"serviceAccountSelector": "has(may)"}),
     ] {
-        assert!(told_apart(Some((Kind::GlobalNetworkPolicy, subject.clone()))), "{subject}");
+        assert!(are_separated(Some((Kind::GlobalNetworkPolicy, subject.clone()))), "{subject}");
     }
-    assert!(told_apart(Some((Kind::NetworkPolicy, json!({})))));
+    assert!(are_separated(Some((Kind::NetworkPolicy, json!({})))));
     // A policy that was not understood denies in its namespace.
     let snapshot = {
         let mut snapshot = cluster(None);
@@ -135,13 +135,13 @@ fn whom_a_policy_is_about() {
 }
 
 #[test]
-fn what_nobody_asks_for_tells_nobody_apart() {
-    assert!(!told_apart(None));
+fn labels_that_no_policy_uses_separate_no_classes() {
+    assert!(!are_separated(None));
     let whole = json!([{"action": "Allow", "protocol": "TCP", "destination": {"ports": [80]}}]);
-    assert!(!told_apart(calico(Kind::GlobalNetworkPolicy, whole, json!([]))));
+    assert!(!are_separated(calico(Kind::GlobalNetworkPolicy, whole, json!([]))));
     let both = json!([{"action": "Allow", "source": {"selector": "has(app)", "nets": ["10.0.0.0/8"]}}]);
-    assert!(!told_apart(calico(Kind::GlobalNetworkPolicy, both, json!([]))));
+    assert!(!are_separated(calico(Kind::GlobalNetworkPolicy, both, json!([]))));
     // A staged policy has no effect yet.
     let staged = json!({"selector": "app == 'one'", "ingress": [{"action": "Deny"}]});
-    assert!(!told_apart(Some((Kind::StagedGlobalNetworkPolicy, staged))));
+    assert!(!are_separated(Some((Kind::StagedGlobalNetworkPolicy, staged))));
 }

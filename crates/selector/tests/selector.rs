@@ -16,7 +16,7 @@ fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 /// Ids that Calico computes for the same selectors (`libcalico-go/lib/selector/parser`).
 #[test]
-fn ids_are_calicos() {
+fn ids_equal_calicos() {
     for (text, id) in [
         ("all()", "s:5y5I3VdRZfDU01O--xXAPx2yxCQQqMf0M6IWug"),
         ("", "s:5y5I3VdRZfDU01O--xXAPx2yxCQQqMf0M6IWug"),
@@ -57,7 +57,7 @@ fn canonical_forms() {
 }
 
 #[test]
-fn what_is_no_selector_is_refused_with_its_place() {
+fn invalid_selectors_are_rejected_with_their_position() {
     for (text, column) in [
         ("a", 2),
         ("a = 'b'", 3),
@@ -208,7 +208,7 @@ proptest! {
     }
 
     #[test]
-    fn evaluation_is_the_models(model in model(), has in prop::array::uniform4(prop::option::of(0..4u8))) {
+    fn evaluation_agrees_with_the_model(model in model(), has in prop::array::uniform4(prop::option::of(0..4u8))) {
         let selector = parse(&model.text());
         let labels: BTreeMap<String, String> = NAMES.iter().zip(has)
             .filter_map(|(name, value)| value.map(|v| ((*name).to_owned(), VALUES[usize::from(v)].to_owned())))

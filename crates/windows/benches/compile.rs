@@ -38,11 +38,11 @@ fn main() {
     println!(
         "{POLICIES} policies of 4 rules, {ENDPOINTS} endpoints under {OF_A_POD} each, {SETS} sets of {MEMBERS} addresses; best of {TURNS}"
     );
-    for (way, name) in WAYS {
-        let cold = best(|| all(&state, way));
+    for (model, name) in WAYS {
+        let cold = best(|| all(&state, model));
         let tally: Tally = {
             let costing = costing(&state);
-            state.endpoints.values().map(|endpoint| costing.acls(endpoint, way).iter().collect()).sum()
+            state.endpoints.values().map(|endpoint| costing.acls(endpoint, model).iter().collect()).sum()
         };
         println!(
             "  {name}: all from nothing {}; {} ACLs, {} addresses, {} pairs",
@@ -58,10 +58,10 @@ fn main() {
         ("a member comes", with_member(&state), naming_set(&state, 0)),
         ("a rule changes", with_rule(&state), under(&state, &policy_id(0))),
     ] {
-        for (way, name) in WAYS {
+        for (model, name) in WAYS {
             let took = best(|| {
                 let costing = costing(&changed);
-                concerned.iter().for_each(|id| drop(black_box(costing.acls(&changed.endpoints[id], way))));
+                concerned.iter().for_each(|id| drop(black_box(costing.acls(&changed.endpoints[id], model))));
             });
             println!("  {name}: {what}, {} endpoints concerned: {}", concerned.len(), ms(took));
         }
@@ -72,9 +72,9 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
     Costing::new(state, [Ipv4Addr::new(172, 16, 0, 1)].into())
 }
 
-fn all(state: &NodeState, way: CostModel) {
+fn all(state: &NodeState, model: CostModel) {
     let costing = costing(state);
-    state.endpoints.values().for_each(|endpoint| drop(black_box(costing.acls(endpoint, way))));
+    state.endpoints.values().for_each(|endpoint| drop(black_box(costing.acls(endpoint, model))));
 }
 
 fn best(work: impl Fn()) -> Duration {

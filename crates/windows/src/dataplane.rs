@@ -123,10 +123,10 @@ impl WindowsDataplane {
             Delta::Service(..) | Delta::ServiceRemoved(_) => self.acl_reconciler.services_changed(),
             Delta::Vtep(_) | Delta::VtepRemoved(_) => self.routes_due = true,
             Delta::SetCreated(id, ..) | Delta::SetChanged { id, .. } | Delta::SetRemoved(id) => {
-                self.touch_users_of_set(state, id);
+                self.mark_users_of_set(state, id);
             }
             Delta::Policy(id, _) | Delta::PolicyRemoved(id) => {
-                self.touch_users_of_policies(state, &BTreeSet::from([id]))
+                self.mark_users_of_policies(state, &BTreeSet::from([id]))
             }
             // The only relevant setting is whether ACLs name sets.
             Delta::Settings(_) => {
@@ -139,12 +139,12 @@ impl WindowsDataplane {
         }
     }
 
-    fn touch_users_of_set(&mut self, state: &NodeState, set: &SetId) {
+    fn mark_users_of_set(&mut self, state: &NodeState, set: &SetId) {
         let naming = state.policies.iter().filter(|(_, rules)| rules.set_ids().any(|id| id == set));
-        self.touch_users_of_policies(state, &naming.map(|(id, _)| id).collect());
+        self.mark_users_of_policies(state, &naming.map(|(id, _)| id).collect());
     }
 
-    fn touch_users_of_policies(&mut self, state: &NodeState, policies: &BTreeSet<&PolicyId>) {
+    fn mark_users_of_policies(&mut self, state: &NodeState, policies: &BTreeSet<&PolicyId>) {
         let uses = |endpoint: &Endpoint| endpoint.program.policy_ids().any(|id| policies.contains(id));
         let users = state.endpoints.iter().filter(|(_, endpoint)| uses(endpoint));
         users.for_each(|(id, _)| self.acl_reconciler.mark_due(id.clone()));

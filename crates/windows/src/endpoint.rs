@@ -73,7 +73,7 @@ pub(crate) fn sync_acls(
     // If a build drops the ids of ACLs, Tortie's are identified by what was sent, now and the last time.
     let mut sent = list.numbered(&[]);
     sent.extend(last_rejected.iter().flat_map(|last_rejected| last_rejected.desired.clone()));
-    let mut found = Found::on(endpoint, &sent);
+    let mut found = OwnedPolicies::on(endpoint, &sent);
     let desired = &list.numbered(if found.unclear == 0 { &found.ours } else { &[] });
     sent.extend_from_slice(desired);
     let not_taken =
@@ -90,7 +90,7 @@ pub(crate) fn sync_acls(
             // Nothing is lost: reading back shows what was not applied.
             Err(error) => warn!(endpoint = endpoint.name, %error, "HNS refused the change of the ACLs"),
         }
-        found = Found::on(&hcn.endpoint(endpoint.id)?, &sent);
+        found = OwnedPolicies::on(&hcn.endpoint(endpoint.id)?, &sent);
     }
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
@@ -99,7 +99,7 @@ pub(crate) fn sync_acls(
     warn!(endpoint = endpoint.name, "HNS did not take the change of the ACLs; sending the whole list");
     let policies = [found.others.clone(), documents(desired)].concat();
     hcn.modify_endpoint(endpoint.id, &Modify::policies(RequestType::Update, policies))?;
-    found = Found::on(&hcn.endpoint(endpoint.id)?, &sent);
+    found = OwnedPolicies::on(&hcn.endpoint(endpoint.id)?, &sent);
     if found.is(desired) {
         return Ok(found.conditions(endpoint));
     }
@@ -117,7 +117,7 @@ pub(crate) struct RejectedList {
 }
 
 impl RejectedList {
-    fn is_again(&self, desired: &[Acl], found: &Found, now: Instant) -> bool {
+    fn is_again(&self, desired: &[Acl], found: &OwnedPolicies, now: Instant) -> bool {
         now < self.at + SEND_AGAIN_AFTER && self.desired == desired && self.made == found.as_read
     }
 }
@@ -134,7 +134,7 @@ fn change(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint, step: &Transition) -> 
 
 /// The policies of an endpoint by owner.
 #[derive(Default)]
-struct Found {
+struct OwnedPolicies {
     /// Tortie's ACLs as HNS shows them.
     as_read: Vec<Policy>,
     /// Tortie's ACLs.
@@ -146,9 +146,9 @@ struct Found {
     others: Vec<Policy>,
 }
 
-impl Found {
-    fn on(endpoint: &Endpoint, sent: &[Acl]) -> Found {
-        let mut found = Found::default();
+impl OwnedPolicies {
+    fn on(endpoint: &Endpoint, sent: &[Acl]) -> OwnedPolicies {
+        let mut found = OwnedPolicies::default();
         let sent = LazyCell::new(|| sent.iter().map(anonymous).collect::<HashSet<_>>());
         for policy in &endpoint.policies {
             match policy.settings::<Acl>() {
@@ -222,7 +222,7 @@ pub(crate) fn ours(endpoint: &Endpoint) -> Vec<Acl> {
 
 /// Adds the closing ACLs of an endpoint, if they are missing.
 pub(crate) fn ensure_closed(hcn: &(impl Hcn + ?Sized), endpoint: &Endpoint) -> Result<(), Error> {
-    let missing = transition(&Found::on(endpoint, &[]).ours, &closed()).add;
+    let missing = transition(&OwnedPolicies::on(endpoint, &[]).ours, &closed()).add;
     if !missing.is_empty() {
         let request = Modify::policies(RequestType::Add, documents(&missing));
         hcn.modify_endpoint(endpoint.id, &request)?;

@@ -36,12 +36,12 @@ struct File {
     #[serde(default, rename = "version")]
     _version: Value,
     #[serde(default)]
-    rules: Vec<Named>,
+    rules: Vec<NamedRule>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Named {
+struct NamedRule {
     #[serde(default)]
     name: String,
     rule: Rule,
@@ -87,7 +87,7 @@ impl StaticRules {
         }
         let mut acls = Vec::new();
         let mut actions: BTreeMap<(String, u16), (AclAction, String)> = BTreeMap::new();
-        for (number, Named { name, rule }) in file.rules.into_iter().enumerate() {
+        for (number, NamedRule { name, rule }) in file.rules.into_iter().enumerate() {
             let at = format!("rule {} ({})", number + 1, if name.is_empty() { &rule.id } else { &name });
             let acl = rule
                 .acl(&file.provider)
@@ -111,7 +111,7 @@ impl StaticRules {
 impl StaticRules {
     /// The rules for the node's report, in order. Those of RuleType Host have no order.
     #[must_use]
-    pub fn told(&self) -> Vec<StaticRule> {
+    pub fn reported(&self) -> Vec<StaticRule> {
         let mut acls: Vec<&Acl> = self.0.iter().collect();
         acls.sort_by_key(|acl| acl.priority);
         let side = |addresses: &str, ports: &str| {
@@ -248,7 +248,7 @@ mod tests {
         "RemoteAddresses": "168.63.129.16/32", "RemotePorts": "80", "Priority": 200, "RuleType": "Switch"}}]}"#;
 
     #[test]
-    fn the_file_of_a_cloud() {
+    fn the_static_rules_file_of_a_cloud() {
         let StaticRules(acls) = StaticRules::parse(WIRESERVER).unwrap();
         let [acl] = &acls[..] else { panic!("{acls:?}") };
         let seen = (&*acl.id, &*acl.protocols, &*acl.remote_addresses, &*acl.remote_ports, acl.priority);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_static_rules_are_named() {
         let second = |rule: &str| {
             let head = WIRESERVER.trim_end_matches("]}");
             format!("{head}, {{\"Rule\": {rule}}}]}}")

@@ -25,7 +25,7 @@ fn policies(node: &Node, change: impl Fn(Acl) -> Option<Acl>) -> Vec<Policy> {
 }
 
 #[test]
-fn acls_that_lost_their_ids_or_went_are_put_back() {
+fn acls_without_ids_and_missing_acls_are_restored() {
     let mut node = Node::usual();
     node.connect();
     let deltas = [local_node(), own_block(), allow_all(), endpoint(open_program())];
@@ -88,41 +88,41 @@ fn a_build_that_drops_all_ids_keeps_no_old_acl() {
 
 /// Makes the first calls of this kind fail.
 fn fail_first(node: &Node, times: usize, code: HResult, which: fn(&Call) -> bool) -> Arc<AtomicUsize> {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&asked);
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&attempts);
     node.hns.set_fault(move |call| {
         let fails = which(call) && counter.fetch_add(1, Ordering::Relaxed) < times;
         fails.then(|| Err(Failure::new(code, "not yet")))
     });
-    asked
+    attempts
 }
 
 #[test]
-fn a_pod_is_connected_when_hns_is_ready_after_a_while() {
+fn a_pod_is_connected_when_hns_becomes_ready() {
     let creates = |call: &Call| matches!(call, Call::Create { kind: Kind::Endpoint, .. });
     let node = Node::usual();
-    let asked = fail_first(&node, 3, HResult::HCN_E_SWITCH_NOT_FOUND, creates);
+    let attempts = fail_first(&node, 3, HResult::HCN_E_SWITCH_NOT_FOUND, creates);
     node.connect();
-    assert_eq!(asked.load(Ordering::Relaxed), 4);
+    assert_eq!(attempts.load(Ordering::Relaxed), 4);
 
     let node = Node::usual();
-    let asked = fail_first(&node, usize::MAX, HResult::HCN_E_PORT_NOT_FOUND, creates);
+    let attempts = fail_first(&node, usize::MAX, HResult::HCN_E_PORT_NOT_FOUND, creates);
     assert!(node.wiring.connect(&attachment(node.namespace())).is_err());
-    assert_eq!(asked.load(Ordering::Relaxed), 5, "it is not repeated for ever");
+    assert_eq!(attempts.load(Ordering::Relaxed), 5, "it is not repeated for ever");
 
     let node = Node::usual();
-    let asked = fail_first(&node, usize::MAX, HResult::HCN_E_INVALID_ENDPOINT, creates);
+    let attempts = fail_first(&node, usize::MAX, HResult::HCN_E_INVALID_ENDPOINT, creates);
     assert!(node.wiring.connect(&attachment(node.namespace())).is_err());
-    assert_eq!(asked.load(Ordering::Relaxed), 1, "a refusal stays one");
+    assert_eq!(attempts.load(Ordering::Relaxed), 1, "a refusal stays one");
 }
 
 #[test]
-fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
+fn a_missing_network_is_requested_with_growing_delays() {
     let mut node = Node::usual();
     let network = node.hns.inner().network_by_name(tortie_windows::NETWORK).unwrap().unwrap();
     node.hns.inner().delete_network(network.id).unwrap();
     let creates = |call: &Call| matches!(call, Call::Create { kind: Kind::Network, .. });
-    let asked = fail_first(&node, usize::MAX, HResult::HCN_E_ADAPTER_NOT_FOUND, creates);
+    let attempts = fail_first(&node, usize::MAX, HResult::HCN_E_ADAPTER_NOT_FOUND, creates);
     let deltas = [local_node(), own_block()];
     assert!(node.apply(&deltas).retry);
     for _ in 0..120 {
@@ -130,8 +130,8 @@ fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
         assert!(report.retry && report.node[0].reason == Reason::HnsRefused, "{report:?}");
         node.wait(1);
     }
-    let asked = asked.load(Ordering::Relaxed);
-    assert!((6..=10).contains(&asked), "{asked} times in two minutes");
+    let attempts = attempts.load(Ordering::Relaxed);
+    assert!((6..=10).contains(&attempts), "{attempts} times in two minutes");
     node.hns.clear_fault();
     node.wait(60);
     assert!(node.dataplane.resync().node.iter().all(|it| it.reason != Reason::HnsRefused));
@@ -141,14 +141,14 @@ fn a_network_that_is_not_to_be_had_is_asked_for_less_and_less_often() {
 /// Host endpoints concern the node's own adapter, which HNS does not police: the node reports it (policy decision
 /// 27).
 #[test]
-fn a_host_endpoint_that_is_not_enforced_is_told_of() {
+fn host_endpoints_are_reported_as_not_enforced() {
     let mut node = Node::usual();
     let endpoint =
         HostEndpoint { interface: Some("*".into()), addresses: vec![], program: Default::default() };
     let report = node.apply(&[Delta::HostEndpoint("h".into(), endpoint.into())]);
-    let told = report.node.iter().find(|told| told.reason == Reason::HostEndpointNotEnforced);
+    let reported = report.node.iter().find(|reported| reported.reason == Reason::HostEndpointNotEnforced);
     assert!(
-        told.is_some_and(|told| told.to_string().starts_with("HostEndpoint h: not enforced")),
+        reported.is_some_and(|reported| reported.to_string().starts_with("HostEndpoint h: not enforced")),
         "{:?}",
         report.node
     );

@@ -173,7 +173,7 @@ fn the_newest_hns_and_the_oracle_agree() {
 }
 
 fn agree(version: Version) {
-    let asked = RefCell::new(Tally::default());
+    let tally = RefCell::new(Tally::default());
     let all = combinations(version);
     let each = || {
         all.iter().try_for_each(|(config, rendering)| {
@@ -182,7 +182,7 @@ fn agree(version: Version) {
                 cluster.change(&before).map_err(|error| TestCaseError::fail(format!("{error:#}")))?;
                 let kind = to_services::kind(config.egress_sees, rendering.name);
                 let to_services = (config.egress_sees, kind.as_str());
-                compare(&mut cluster, &after, &sent, to_services, &mut asked.borrow_mut())
+                compare(&mut cluster, &after, &sent, to_services, &mut tally.borrow_mut())
                     .map_err(TestCaseError::fail)
             };
             let result = random().run(&changes(), test);
@@ -193,10 +193,10 @@ fn agree(version: Version) {
     let each_suits = |kind: &Rendering| (kind.suits)(&all[0].0);
     let kinds = to_services::kinds(RENDERINGS.iter().filter(|kind| each_suits(kind)));
     let result = rounds(each, || {
-        let asked = asked.borrow();
-        lacking(&asked, clusters).or_else(|| to_services::lacking(&asked, &kinds, clusters / 50))
+        let tally = tally.borrow();
+        lacking(&tally, clusters).or_else(|| to_services::lacking(&tally, &kinds, clusters / 50))
     });
-    println!("HNS {version}, {} combinations\n{}", all.len(), asked.borrow());
+    println!("HNS {version}, {} combinations\n{}", all.len(), tally.borrow());
     if let Err(error) = result {
         panic!("{error}");
     }
@@ -218,7 +218,7 @@ fn combinations(version: Version) -> Vec<(Config, Rendering)> {
 /// A policy, tier, profile, set or service is added or removed: connections of endpoints with unchanged ACLs
 /// continue, and those of the others behave as configured. Applying the same state again writes nothing.
 #[test]
-fn what_does_not_concern_an_endpoint_breaks_no_connection_of_it() {
+fn unrelated_changes_break_no_connection() {
     let (kept, broken) = (Cell::new(0), Cell::new(0));
     let each = |on_rewrite| {
         let config = Config { on_rewrite, ..Config::new(Config::NEWEST, Ipv4Addr::UNSPECIFIED) };
@@ -305,12 +305,12 @@ fn compare(
     objects: &Objects,
     sent: &Questions,
     (sees, kind): (EgressSees, &str),
-    asked: &mut Tally,
+    tally: &mut Tally,
 ) -> Result<(), String> {
     let reports = cluster.change(objects).map_err(|error| format!("{error:#}"))?;
     let shown = || format!("cluster.yml:\n{}", manifest(objects));
     in_force(&reports)
-        .and_then(|()| ipv6_is_told_and_closed(cluster, &reports, &sent.packets, asked))
+        .and_then(|()| ipv6_is_told_and_closed(cluster, &reports, &sent.packets, tally))
         .map_err(|error| format!("{error}\n{}", shown()))?;
     let snapshot = snapshot(objects);
     let oracle = Oracle::new(&snapshot);
@@ -335,10 +335,10 @@ fn compare(
             }
         });
         if [egress, ingress].contains(&Outcome::Wrong) {
-            let said =
+            let answer =
                 [&answer.egress, &answer.ingress].map(|trace| trace.as_ref().map(|trace| trace.verdict));
             return Err(format!(
-                "{flow:?}\n{ours:?}; the oracle: {said:?}\n{:#?}\n{}\n{}",
+                "{flow:?}\n{ours:?}; the oracle: {answer:?}\n{:#?}\n{}\n{}",
                 cluster.endpoints(flow),
                 shown(),
                 explain(flow),
@@ -352,9 +352,9 @@ fn compare(
             .into_iter()
             .chain(narrower)
             .chain(too)
-            .for_each(|kind| asked.count(kind, ours.all()));
+            .for_each(|kind| tally.count(kind, ours.all()));
     }
-    callers.compare(&sent.calls, asked).map_err(|error| format!("{error}\n{}", shown()))
+    callers.compare(&sent.calls, tally).map_err(|error| format!("{error}\n{}", shown()))
 }
 
 /// The comparison of HNS and the oracle at one end.
@@ -383,8 +383,10 @@ fn flows_of_pods(cluster: &EmulatedCluster, packets: &[Sent]) -> Vec<Flow> {
 /// Nodes have no conditions, and endpoints only known ones.
 fn in_force(reports: &[Report]) -> Result<(), String> {
     for report in reports {
-        let mut told = report.conditions();
-        if report.retry || !report.node.is_empty() || told.any(|condition| !KNOWN.contains(&condition.reason))
+        let mut reported = report.conditions();
+        if report.retry
+            || !report.node.is_empty()
+            || reported.any(|condition| !KNOWN.contains(&condition.reason))
         {
             return Err(format!("{report:?}"));
         }
@@ -398,17 +400,18 @@ fn ipv6_is_told_and_closed(
     cluster: &EmulatedCluster,
     reports: &[Report],
     packets: &[Sent],
-    asked: &mut Tally,
+    tally: &mut Tally,
 ) -> Result<(), String> {
     for (index, (state, report)) in cluster.states().zip(reports).enumerate() {
         for (id, endpoint) in &state.endpoints {
-            let told = report.endpoints.get(id).into_iter().flatten();
-            let told = told.filter(|told| told.reason == NOT_SERVED);
+            let reported = report.endpoints.get(id).into_iter().flatten();
+            let reported = reported.filter(|reported| reported.reason == NOT_SERVED);
             let (v6, v4): (Vec<_>, Vec<_>) = endpoint.addresses.iter().partition(|ip| ip.is_ipv6());
-            let named = |(told, address): (&Condition, &&IpAddr)| told.message.contains(&address.to_string());
-            let told: Vec<&Condition> = told.collect();
-            if told.len() != v6.len() || !told.iter().copied().zip(&v6).all(named) {
-                return Err(format!("{id} has {:?}, and is told {told:?}", endpoint.addresses));
+            let named =
+                |(reported, address): (&Condition, &&IpAddr)| reported.message.contains(&address.to_string());
+            let reported: Vec<&Condition> = reported.collect();
+            if reported.len() != v6.len() || !reported.iter().copied().zip(&v6).all(named) {
+                return Err(format!("{id} has {:?}, and is told {reported:?}", endpoint.addresses));
             }
             if !v4.is_empty() {
                 continue;
@@ -420,7 +423,7 @@ fn ipv6_is_told_and_closed(
                 if verdict != Ok(HnsVerdict::Block) {
                     return Err(format!("{id} with IPv6 alone: {packet:?} {verdict:?}"));
                 }
-                asked.count(IPV6_ALONE, false);
+                tally.count(IPV6_ALONE, false);
             }
         }
     }
@@ -435,7 +438,7 @@ fn both_ways(flow: &Flow) -> Vec<Packet> {
     let (local_port, remote_port) = (flow.source_port, flow.destination_port);
     let protocol = flow.protocol.0;
     let out = Packet {
-        way: PacketDirection::Out,
+        direction: PacketDirection::Out,
         protocol,
         local: source,
         remote: destination,
@@ -444,7 +447,7 @@ fn both_ways(flow: &Flow) -> Vec<Packet> {
     };
     let (local, remote) = (destination, source);
     let (local_port, remote_port) = (remote_port, local_port);
-    vec![out, Packet { way: PacketDirection::In, protocol, local, remote, local_port, remote_port }]
+    vec![out, Packet { direction: PacketDirection::In, protocol, local, remote, local_port, remote_port }]
 }
 
 fn has_ipv6(cluster: &EmulatedCluster, address: IpAddr) -> bool {
@@ -459,29 +462,32 @@ fn exception(
     address: IpAddr,
     protocol: Protocol,
 ) -> Option<Exception> {
-    let told = cluster.place(address).and_then(|place| reports[place.node].endpoints.get(&place.endpoint));
-    let is_told = |exception: &Exception| told.into_iter().flatten().any(|told| exception.is_told_by(told));
-    Exception::of(protocol).filter(is_told)
+    let reported =
+        cluster.place(address).and_then(|place| reports[place.node].endpoints.get(&place.endpoint));
+    let is_reported = |exception: &Exception| {
+        reported.into_iter().flatten().any(|reported| exception.is_reported_by(reported))
+    };
+    Exception::of(protocol).filter(is_reported)
 }
 
 /// The kinds under which a flow is counted.
 fn kinds(cluster: &EmulatedCluster, flow: &Flow) -> [String; 3] {
     let node = |address| cluster.place(address).map(|place| place.node);
     let own_node = |address, node| testkit::emulator::node_address(node as u8) == address;
-    let way = match (node(flow.source), node(flow.destination)) {
+    let path = match (node(flow.source), node(flow.destination)) {
         (Some(from), Some(to)) if from == to => "within a node",
         (Some(_), Some(_)) => "across nodes",
         (Some(_), None) => "to the world",
         (None, Some(to)) if own_node(flow.source, to) => OWN_NODE,
         _ => "from the world",
     };
-    ["all".to_owned(), flow.protocol.to_string(), way.to_owned()]
+    ["all".to_owned(), flow.protocol.to_string(), path.to_owned()]
 }
 
 /// Of every kind, some flows must have passed and some not; a pod is always reachable from its own node; exceptions
 /// must occur, and be rare.
-fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
-    let ways = [
+fn lacking(tally: &Tally, clusters: usize) -> Option<String> {
+    let paths = [
         "TCP",
         "UDP",
         "SCTP",
@@ -492,13 +498,13 @@ fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
         "from the world",
         BOTH_FAMILIES,
     ];
-    let few = asked.lacking(ways.map(str::to_owned), clusters / 10);
-    let ((all, _), (probes, reached)) = (asked.of("all"), asked.of(OWN_NODE));
+    let few = tally.lacking(paths.map(str::to_owned), clusters / 10);
+    let ((all, _), (probes, reached)) = (tally.of("all"), tally.of(OWN_NODE));
     assert_eq!(probes, reached, "a node reaches its own pods");
-    assert_eq!(Exception::too_many(asked), None);
-    let none = Exception::ALL.into_iter().find(|exception| asked.of(exception.name()).0 == 0);
+    assert_eq!(Exception::too_many(tally), None);
+    let none = Exception::ALL.into_iter().find(|exception| tally.of(exception.name()).0 == 0);
     few.or_else(|| none.map(|exception| format!("nothing is {}", exception.name()))).or_else(|| {
-        let (alone, _) = asked.of(IPV6_ALONE);
+        let (alone, _) = tally.of(IPV6_ALONE);
         let few = (clusters / 10).max(1);
         let enough = all >= clusters * FLOWS && probes >= few && alone >= few;
         (!enough)

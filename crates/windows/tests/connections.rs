@@ -144,7 +144,7 @@ fn acls(node: &Node) -> Vec<tortie_hcn::schema::Policy> {
 }
 
 #[test]
-fn what_does_not_concern_an_endpoint_leaves_its_connections_alone() {
+fn unrelated_changes_keep_connections() {
     let [mut client, mut server] = nodes(OnRewrite::ResetOnAnyChange, WindowsPolicySets::Enabled);
     let connections = Connections::open(&client, &server);
     let before = [acls(&client), acls(&server)];
@@ -174,7 +174,7 @@ fn what_does_not_concern_an_endpoint_leaves_its_connections_alone() {
 
 /// If its own list changes, the result depends on HNS: an additional ACL is an Add, a removed ACL a Remove.
 #[test]
-fn what_concerns_an_endpoint_does_to_its_connections_what_hns_does() {
+fn changes_of_an_endpoint_affect_connections_as_hns_does() {
     let more = |number: u16| {
         let PolicyRules { ingress, .. } = &*from("s:clients", 80);
         let [also] = &from("s:clients", number).ingress[..] else { unreachable!() };

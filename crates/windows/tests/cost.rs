@@ -47,15 +47,17 @@ fn costing(state: &NodeState) -> Costing<'_, NodeState> {
 
 /// The part that Calico for Windows can express and its API allows; without SCTP ports, which it writes as if HNS
 /// supported them, and without Pass in profiles, which it renders as Deny.
-fn expressible(mut said: Scenario) -> Scenario {
-    for (name, rules) in POLICIES.iter().zip(&mut said.policies) {
-        if said.program.profiles.contains(&policy_id(name)) {
+fn expressible(mut scenario: Scenario) -> Scenario {
+    for (name, rules) in POLICIES.iter().zip(&mut scenario.policies) {
+        if scenario.program.profiles.contains(&policy_id(name)) {
             let passes = rules.ingress.iter_mut().chain(&mut rules.egress);
             passes.filter(|rule| rule.action == Action::Pass).for_each(|rule| rule.action = Action::Deny);
         }
     }
-    said.address_ports.retain(|(_, protocol, _)| *protocol != Protocol::SCTP);
-    for rule in said.policies.iter_mut().flat_map(|rules| rules.ingress.iter_mut().chain(&mut rules.egress)) {
+    scenario.address_ports.retain(|(_, protocol, _)| *protocol != Protocol::SCTP);
+    for rule in
+        scenario.policies.iter_mut().flat_map(|rules| rules.ingress.iter_mut().chain(&mut rules.egress))
+    {
         (rule.not_protocol, rule.icmp, rule.not_icmp) = (None, None, None);
         for side in [&mut rule.source, &mut rule.destination] {
             side.not_nets.clear();
@@ -68,24 +70,24 @@ fn expressible(mut said: Scenario) -> Scenario {
             }
         }
     }
-    said
+    scenario
 }
 
 /// The same with selectors that select pods, and named ports that exist.
-fn where_rules_find_somebody(said: &Scenario) -> Vec<Delta> {
+fn where_rules_find_somebody(scenario: &Scenario) -> Vec<Delta> {
     const ALL: &str = "0.0.0.0/0";
     let everybody: BTreeSet<IpNet> = [ALL.parse().unwrap()].into();
     // A pod in each network that rules name, and in the intersection of each two that overlap.
     let some = (0..8).map(|last| [10, 0, 0, last]);
     let others = [[10, 244, 3, 5], [10, 244, 3, 6], [192, 168, 0, 1], [0; 4], [255; 4]];
     let some: Vec<IpAddr> = some.chain(others).map(IpAddr::from).collect();
-    let ports = said
+    let ports = scenario
         .address_ports
         .iter()
         .flat_map(|(_, protocol, port)| some.iter().map(move |address| (*address, *protocol, *port)));
     let (nets, others) = (everybody.clone(), everybody);
-    let said = Scenario { nets, others, address_ports: ports.collect(), ..said.clone() };
-    let mut deltas = said.deltas();
+    let scenario = Scenario { nets, others, address_ports: ports.collect(), ..scenario.clone() };
+    let mut deltas = scenario.deltas();
     let everybody = vec![Member::Net(ALL.parse().unwrap())].into_iter().collect();
     deltas.push(Delta::SetCreated(SetId::new("s:unknown"), SetKind::Nets, everybody));
     deltas
@@ -128,14 +130,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn there_are_never_more_acls_than_in_the_naive_expansion(said in said(false)) {
-        let state = state(&expressible(said).deltas());
+    fn there_are_never_more_acls_than_in_the_naive_expansion(scenario in scenarios(false)) {
+        let state = state(&expressible(scenario).deltas());
         let cost = cost_of(&state);
         prop_assert_eq!(cost.left_out, 0);
         prop_assert!(!cost.cut);
         prop_assert!(
             cost.lists.acls <= cost.naive.acls + TUNNELS, "{} > {}\n{:#?}", cost.lists.acls, cost.naive.acls,
-            [CostModel::Lists, CostModel::Naive].map(|way| costing(&state).acls(&state.endpoints[&pod_id()], way))
+            [CostModel::Lists, CostModel::Naive].map(|model| costing(&state).acls(&state.endpoints[&pod_id()], model))
         );
         prop_assert!(cost.lists.pairs <= cost.naive.pairs + TUNNELS as u64);
     }
@@ -145,12 +147,12 @@ proptest! {
     /// ACLs than there, packets to it at most twice as many: it is not known what a set means in these ACLs (policy
     /// decision 25), so there is one ACL for each of the two interpretations.
     #[test]
-    fn with_sets_there_are_at_most_twice_as_many_acls(said in said(false)) {
-        let said = expressible(said);
-        let everybody = state(&where_rules_find_somebody(&said));
-        let state = state(&said.deltas());
-        let acls = |state, way, direction| -> Vec<Acl> {
-            let acls = costing(state).acls(&state.endpoints[&pod_id()], way);
+    fn with_sets_there_are_at_most_twice_as_many_acls(scenario in scenarios(false)) {
+        let scenario = expressible(scenario);
+        let everybody = state(&where_rules_find_somebody(&scenario));
+        let state = state(&scenario.deltas());
+        let acls = |state, model, direction| -> Vec<Acl> {
+            let acls = costing(state).acls(&state.endpoints[&pod_id()], model);
             acls.into_iter().filter(|acl| acl.direction == direction).collect()
         };
         for (direction, times, more) in [(AclDirection::In, 2, 0), (AclDirection::Out, 1, TUNNELS)] {
@@ -163,9 +165,9 @@ proptest! {
 
     /// The computed cost is what HNS has.
     #[test]
-    fn the_cost_is_what_hns_has(sets in with_sets(), said in said(true)) {
+    fn the_cost_equals_the_number_of_acls_in_hns(sets in with_sets(), scenario in scenarios(true)) {
         let mut node = ready(sets);
-        node.apply(&said.deltas());
+        node.apply(&scenario.deltas());
         let cost = cost_of(&node.state);
         let acls = node.acls();
         let tally = if sets == WindowsPolicySets::Enabled { cost.sets } else { cost.lists };
@@ -174,9 +176,9 @@ proptest! {
 
     /// The same state gives the same list, whatever came before, and in whatever order and batches it arrived.
     #[test]
-    fn the_list_depends_on_the_state_alone(
-        sets in with_sets(), before in said(false), (after, portions) in said(false).prop_flat_map(|said| {
-            let deltas = said.deltas();
+    fn the_list_depends_only_on_the_state(
+        sets in with_sets(), before in scenarios(false), (after, portions) in scenarios(false).prop_flat_map(|scenario| {
+            let deltas = scenario.deltas();
             let portions = vec(1_usize..4, deltas.len());
             (Just(deltas).prop_shuffle(), portions)
         }),
@@ -264,7 +266,7 @@ proptest! {
 }
 
 #[test]
-fn a_rule_says_what_makes_it_dear() {
+fn a_rule_names_the_cause_of_its_cost() {
     let nets = |first: u32, count: u32| -> std::collections::BTreeSet<_> {
         let address = |number| IpAddr::V4(std::net::Ipv4Addr::from(first + 2 * number));
         (0..count).map(|number| Member::Net(address(number).into())).collect()

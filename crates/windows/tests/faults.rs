@@ -160,7 +160,7 @@ fn fail(cluster: &EmulatedCluster, node: usize, case: &Case, hits: &Arc<AtomicUs
 
 /// An HNS that hangs from a call on shows the state between two calls.
 #[test]
-fn nothing_opens_while_hns_fails_and_the_desired_is_reached() {
+fn nothing_opens_while_hns_fails_and_the_desired_state_is_reached() {
     for fault in FAULTS {
         let hits = Arc::new(AtomicUsize::new(0));
         let test = |case: Case| {
@@ -199,8 +199,8 @@ fn through_a_fault(case: &Case, hits: &Arc<AtomicUsize>) -> Result<(), String> {
     let reports = cluster.change(&case.after).unwrap();
     let between = stays_closed(&cluster)?;
     // HNS does not report its restart.
-    let is_told = matches!(case.fault, Fault::Restarts(_)) || reports.iter().any(|report| report.retry);
-    if between != new && !is_told {
+    let is_reported = matches!(case.fault, Fault::Restarts(_)) || reports.iter().any(|report| report.retry);
+    if between != new && !is_reported {
         return Err(format!("not in force, and nobody is told: {reports:?}"));
     }
     if case.fault == Fault::IsLate {
@@ -262,7 +262,7 @@ proptest! {
 
     /// HNS returns without ACLs. Until that is noticed, endpoints are open, because HNS does not report it.
     #[test]
-    fn what_hns_lost_is_there_again_after_one_look(case in cases(), sets_too in any::<bool>()) {
+    fn objects_lost_by_hns_are_restored_by_one_check(case in cases(), sets_too in any::<bool>()) {
         let mut cluster = fresh(&case.after, &case);
         let flows: Vec<Flow> = case.flows.iter().filter(|flow| cluster.is_of_pods(flow)).copied().collect();
         let before = verdicts(&cluster, &flows);

@@ -24,7 +24,7 @@ use tortie_policy::program::{
 use tortie_windows::NETWORK;
 
 #[test]
-fn pods_talk_until_policy_cuts_all_but_one() {
+fn pods_connect_until_policy_admits_only_one() {
     let [first, second] = underlay();
     let (mut client, mut server) = (Node::new(1, first), Node::new(2, second));
     client.start(&server.vtep, 2);
@@ -87,7 +87,7 @@ fn balanced(change: impl Fn(Config) -> Config) -> ([Node; 2], Proxy) {
 fn balance(client: &Node, server: &Node, proxy: &mut Proxy) {
     let own = Ipv4Addr::new(10, 244, 1, 60);
     let sources = [None, Some(own)].into_iter();
-    let ways = sources.flat_map(|source| backends(client, server).map(|pod| (pod.1, source)));
+    let pairs = sources.flat_map(|source| backends(client, server).map(|pod| (pod.1, source)));
     let service = |(port, (backend, source))| {
         [Protocol::TCP, Protocol::UDP].map(|protocol| Balanced {
             vip: VIP,
@@ -98,7 +98,7 @@ fn balance(client: &Node, server: &Node, proxy: &mut Proxy) {
             source,
         })
     };
-    let services: Vec<Balanced> = (81..).zip(ways).flat_map(service).collect();
+    let services: Vec<Balanced> = (81..).zip(pairs).flat_map(service).collect();
     let network = client.hns.network_by_name(NETWORK).unwrap().unwrap().id;
     let providers = BTreeMap::from([(server.pods[0].1, server.vtep.parent)]);
     proxy.balance(&*client.hns, network, &services, &providers).unwrap();
@@ -115,12 +115,12 @@ fn closed() -> EndpointProgram {
 }
 
 #[test]
-fn pods_talk_to_services() {
+fn pods_connect_to_services() {
     for egress_sees in [EgressSees::Backend, EgressSees::Vip] {
         let ([mut client, server], _proxy) = balanced(|config| Config { egress_sees, ..config });
         let all = |client: &Node, step: usize, talks: &dyn Fn(&Pod, SocketAddr) -> bool| {
-            let ways = (81..85).zip(backends(client, &server).into_iter().cycle()).step_by(step);
-            ways.map(|(port, backend)| talks(backend, (VIP, port).into())).collect::<Vec<_>>()
+            let pairs = (81..85).zip(backends(client, &server).into_iter().cycle()).step_by(step);
+            pairs.map(|(port, backend)| talks(backend, (VIP, port).into())).collect::<Vec<_>>()
         };
         let asks = |client: &Node| all(client, 1, &|pod, at| ask(client, pod, at) == Some(at.port() as u8));
         assert_eq!(asks(&client), [true; 4], "{egress_sees:?}");
@@ -153,7 +153,7 @@ fn ask(client: &Node, backend: &(NetNs, Ipv4Addr), address: SocketAddr) -> Optio
 /// As with connections without a Service: established connections continue or are reset, as configured, and both ends
 /// get resets from the address that they talk to. Without the load balancer they end silently.
 #[test]
-fn connections_to_services_last_as_others() {
+fn connections_to_services_continue_like_others() {
     for egress_sees in [EgressSees::Backend, EgressSees::Vip] {
         for on_rewrite in [OnRewrite::Keep, OnRewrite::ResetOnAnyChange] {
             let ([mut client, server], mut proxy) =

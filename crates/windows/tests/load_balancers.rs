@@ -88,13 +88,13 @@ fn without_direct_server_return_the_policies_concerned_are_named() {
     assert_eq!(hidden(&looked(&mut node)), None, "it is direct");
     let hiding = node.hns.create_load_balancer(&balancer(&["10.96.0.2"], "10.244.3.2", 0)).unwrap();
     let report = looked(&mut node);
-    let told = hidden(&report).unwrap();
-    let message = &told.message;
+    let reported = hidden(&report).unwrap();
+    let message = &reported.message;
     assert!(message.starts_with("1 load balancers"), "{message}");
     assert!(message.contains("sees 10.244.3.2 instead of the pod."), "{message}");
     assert!(message.contains("here: NetworkPolicy calico-demo/clients. "), "{message}");
     assert!(message.contains("WinDSR=true") && message.contains("--enable-dsr=true"), "{message}");
-    assert!(!told.reason.is_failure() && !report.retry);
+    assert!(!reported.reason.is_failure() && !report.retry);
     // It is reported also between two checks, and ends as soon as it is over.
     assert!(hidden(&node.apply(&[])).is_some());
     node.hns.delete_load_balancer(hiding).unwrap();
@@ -103,7 +103,7 @@ fn without_direct_server_return_the_policies_concerned_are_named() {
 }
 
 #[test]
-fn where_no_policy_asks_here_others_may() {
+fn the_condition_reports_that_no_local_policy_is_affected() {
     let mut node = usual();
     node.hns.create_load_balancer(&balancer(&["10.96.0.1"], "10.244.3.2", 0)).unwrap();
     let report = looked(&mut node);
@@ -112,7 +112,7 @@ fn where_no_policy_asks_here_others_may() {
 
 /// The node's own packets always pass into its pods (policy decision 2), so a hidden address can also admit clients.
 #[test]
-fn a_source_that_is_the_nodes_own_is_said_to_pass() {
+fn hidden_clients_with_the_nodes_address_pass() {
     for source in ["", "172.16.0.3"] {
         let mut node = usual();
         node.hns.create_load_balancer(&balancer(&["10.96.0.1"], source, 0)).unwrap();
@@ -123,7 +123,7 @@ fn a_source_that_is_the_nodes_own_is_said_to_pass() {
 
 /// kube-proxy creates these without DSR whatever its setting, so nothing needs a remedy.
 #[test]
-fn node_ports_and_external_addresses_are_no_sign() {
+fn node_ports_and_external_addresses_are_ignored() {
     let mut node = usual();
     node.hns.create_load_balancer(&balancer(&[], "", 0)).unwrap();
     node.hns.create_load_balancer(&balancer(&["192.0.2.1"], "", 0)).unwrap();
@@ -133,7 +133,7 @@ fn node_ports_and_external_addresses_are_no_sign() {
 }
 
 #[test]
-fn an_hns_without_it_is_to_be_updated() {
+fn an_hns_without_direct_server_return_is_reported() {
     let mut node = node(Config::new(Version::new(9, 2), NODE));
     node.hns.create_load_balancer(&balancer(&["10.96.0.1"], "10.244.3.2", 0)).unwrap();
     let report = looked(&mut node);
@@ -142,7 +142,7 @@ fn an_hns_without_it_is_to_be_updated() {
 
 /// Nothing is reported about what cannot be read, and it delays nothing else.
 #[test]
-fn what_cannot_be_read_is_not_spoken_of() {
+fn unreadable_load_balancers_are_ignored() {
     let mut node = usual();
     node.hns.create_load_balancer(&balancer(&["10.96.0.1"], "10.244.3.2", 0)).unwrap();
     assert!(hidden(&looked(&mut node)).is_some());
@@ -162,7 +162,7 @@ fn what_cannot_be_read_is_not_spoken_of() {
 
 /// Each is read once, however many full checks there are; and one check does not read thousands.
 #[test]
-fn what_is_known_is_not_read_again() {
+fn known_load_balancers_are_not_read_again() {
     let mut node = usual();
     for number in 0..300_u16 {
         let mut direct = balancer(&["10.96.0.1"], "", 1);
@@ -179,7 +179,7 @@ fn what_is_known_is_not_read_again() {
 }
 
 #[test]
-fn the_emulated_hns_keeps_load_balancers_as_they_are() {
+fn the_emulated_hns_keeps_load_balancers_unchanged() {
     let node = Node::usual();
     let wanted = LoadBalancer { id: Guid::random(), ..balancer(&["10.96.0.1"], "10.244.3.2", 1) };
     let id = node.hns.create_load_balancer(&wanted).unwrap();

@@ -121,29 +121,29 @@ fn global_policy(name: &str, spec: Value) -> (Key, Value) {
 }
 
 #[test]
-fn what_arrives_in_a_mixed_cluster_is_what_the_oracle_lets_through() {
+fn mixed_clusters_agree_with_the_oracle() {
     let random = Random::cases(CLUSTERS).shrinking(300);
     let nodes = RefCell::new(BTreeMap::new());
-    let asked = RefCell::new(Tally::default());
+    let tally = RefCell::new(Tally::default());
     let test = |case: Case| {
         let mut nodes = nodes.borrow_mut();
         let cluster =
             nodes.entry(case.hns.clone()).or_insert_with(|| MixedCluster::new(&case.config).unwrap());
-        compare(cluster, &case, &mut asked.borrow_mut()).map_err(|error| {
+        compare(cluster, &case, &mut tally.borrow_mut()).map_err(|error| {
             // The failure may have happened in the middle of a change.
             nodes.remove(&case.hns);
             TestCaseError::fail(error)
         })
     };
-    let result = random.prove(&cases(), test, || lacking(&asked.borrow(), random.count()));
-    println!("{}", asked.borrow());
+    let result = random.prove(&cases(), test, || lacking(&tally.borrow(), random.count()));
+    println!("{}", tally.borrow());
     if let Err(error) = result {
         panic!("{error}");
     }
 }
 
 /// Changes to the cluster, and sends every packet.
-fn compare(cluster: &mut MixedCluster, case: &Case, asked: &mut Tally) -> Result<(), String> {
+fn compare(cluster: &mut MixedCluster, case: &Case, tally: &mut Tally) -> Result<(), String> {
     let all: Objects = cluster.node_objects().chain(&case.objects).cloned().collect();
     let shown = || format!("{}, {}\ncluster.yml:\n{}", case.hns, case.rendering.name, manifest(&all));
     let failed = |error: anyhow::Error| format!("{error:#}\n{}", shown());
@@ -160,10 +160,10 @@ fn compare(cluster: &mut MixedCluster, case: &Case, asked: &mut Tally) -> Result
         let allowed = [&answer.egress, &answer.ingress].into_iter().all(is_allowed);
         let narrower = if allowed && !arrives { exception(cluster, &reports, flow) } else { None };
         if arrives != allowed && narrower.is_none() {
-            let said =
+            let answer =
                 [&answer.egress, &answer.ingress].map(|trace| trace.as_ref().map(|trace| trace.verdict));
             return Err(format!(
-                "{flow:?}\n{}: arrives: {arrives}; the oracle: {said:?}\n{}\n{}",
+                "{flow:?}\n{}: arrives: {arrives}; the oracle: {answer:?}\n{}\n{}",
                 class(cluster, flow),
                 shown(),
                 explain(flow),
@@ -174,7 +174,7 @@ fn compare(cluster: &mut MixedCluster, case: &Case, asked: &mut Tally) -> Result
             narrower.map(|exception| exception.name().to_owned()),
             by_sets.then(|| by_sets_as(case.config.set_reading)),
         ];
-        kinds.into_iter().chain(others.into_iter().flatten()).for_each(|kind| asked.count(kind, arrives));
+        kinds.into_iter().chain(others.into_iter().flatten()).for_each(|kind| tally.count(kind, arrives));
     }
     Ok(())
 }
@@ -182,11 +182,12 @@ fn compare(cluster: &mut MixedCluster, case: &Case, asked: &mut Tally) -> Result
 /// Nodes have no conditions, and pods on Windows only known ones.
 fn in_force(reports: &[Report]) -> Result<(), String> {
     for (report, (node, system)) in reports.iter().zip(NODES) {
-        let known = |told: &_| {
-            system == System::Windows && Exception::ALL.iter().any(|exception| exception.is_told_by(told))
+        let known = |reported: &_| {
+            system == System::Windows
+                && Exception::ALL.iter().any(|exception| exception.is_reported_by(reported))
         };
-        let told = report.conditions().any(|condition| !known(condition));
-        if report.retry || !report.node.is_empty() || told {
+        let reported = report.conditions().any(|condition| !known(condition));
+        if report.retry || !report.node.is_empty() || reported {
             return Err(format!("{node}: {report:?}"));
         }
     }
@@ -202,9 +203,11 @@ fn from_nodes(cluster: &MixedCluster) -> Vec<Flow> {
 
 /// The exception for the flow, if one of its ends has the condition that its ACLs allow less.
 fn exception(cluster: &MixedCluster, reports: &[Report], flow: &Flow) -> Option<Exception> {
-    let told = |address| cluster.place(address).and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
-    let mut told = [flow.source, flow.destination].into_iter().filter_map(told).flatten();
-    Exception::of(flow.protocol).filter(|exception| told.any(|told| exception.is_told_by(told)))
+    let reported =
+        |address| cluster.place(address).and_then(|at| reports[at.node].endpoints.get(&at.endpoint));
+    let mut reported = [flow.source, flow.destination].into_iter().filter_map(reported).flatten();
+    Exception::of(flow.protocol)
+        .filter(|exception| reported.any(|reported| exception.is_reported_by(reported)))
 }
 
 fn is_allowed(trace: &Option<Trace>) -> bool {
@@ -237,15 +240,15 @@ fn class(cluster: &MixedCluster, flow: &Flow) -> &'static str {
 
 /// Of every class and protocol, and by every interpretation of sets, some flows must have arrived and some not, in
 /// proportion to the number of clusters; a pod is always reachable from its own node; exceptions must be rare.
-fn lacking(asked: &Tally, clusters: usize) -> Option<String> {
+fn lacking(tally: &Tally, clusters: usize) -> Option<String> {
     let kinds = CLASSES.iter().flat_map(|class| PROTOCOLS.map(|protocol| format!("{class}, {protocol}")));
     let others =
         READINGS.map(by_sets_as).into_iter().chain(FROM_OTHER_NODES.map(|from| format!("{from}, UDP")));
-    let few = asked.lacking(kinds.chain(others), (clusters / 100).max(1));
-    let own = FROM_OWN_NODE.map(|from| asked.of(&format!("{from}, UDP")));
+    let few = tally.lacking(kinds.chain(others), (clusters / 100).max(1));
+    let own = FROM_OWN_NODE.map(|from| tally.of(&format!("{from}, UDP")));
     assert!(own.iter().all(|(sent, arrived)| sent == arrived), "a node reaches its own pods: {own:?}");
-    let (all, _) = asked.of("all");
-    assert_eq!(Exception::too_many(asked), None);
+    let (all, _) = tally.of("all");
+    assert_eq!(Exception::too_many(tally), None);
     few.or_else(|| {
         let enough = all >= clusters * 20 && own.iter().all(|(sent, _)| *sent >= clusters / 10);
         (!enough).then(|| format!("{all} flows of {clusters} clusters, probes {own:?}"))

@@ -74,7 +74,7 @@ fn a_network_without_host_route_gets_it() {
 }
 
 #[test]
-fn a_network_that_differs_is_made_anew_only_if_it_is_unused() {
+fn a_different_network_is_recreated_only_if_unused() {
     let others = [
         OverlaySpec { block: "10.244.7.0/26".parse().unwrap(), ..spec() },
         OverlaySpec { vni: 5000, ..spec() },
@@ -107,7 +107,7 @@ fn a_network_of_another_type_or_shape_differs() {
 }
 
 #[test]
-fn routes_follow_the_state_by_the_least_difference() {
+fn routes_follow_the_state_with_minimal_changes() {
     let mut node = Node::usual();
     node.apply(&[
         local_node(),
@@ -140,7 +140,7 @@ fn routes_follow_the_state_by_the_least_difference() {
 }
 
 #[test]
-fn routes_are_mended_and_adopted() {
+fn routes_are_repaired_and_adopted() {
     let deltas = [local_node(), own_block(), route("10.244.1.0/26", "primary"), vtep("primary", 1)];
     let mut node = Node::usual();
     node.apply(&deltas);
@@ -168,15 +168,15 @@ fn routes_are_mended_and_adopted() {
     // The other nodes must learn the new MAC address.
     let new = current.get().unwrap();
     assert!(new.id != old.id && new.router_mac != old.router_mac);
-    let [told] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, Reason::OverlayRemade);
-    assert!(told.message.contains(&new.router_mac.to_string()), "{}", told.message);
+    let [reported] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(reported.reason, Reason::OverlayRemade);
+    assert!(reported.message.contains(&new.router_mac.to_string()), "{}", reported.message);
     restarted.announced = new.router_mac;
     assert_eq!(restarted.apply(&[local_node()]), Default::default());
 }
 
 #[test]
-fn a_failure_in_between_is_made_good_by_the_next_call() {
+fn the_next_call_completes_after_a_failure() {
     let mut node = Node::usual();
     node.apply(&[local_node(), own_block(), route("10.244.1.0/26", "primary"), vtep("primary", 1)]);
     for refused in ["Remove", "Add"] {
@@ -196,7 +196,7 @@ fn a_failure_in_between_is_made_good_by_the_next_call() {
 }
 
 #[test]
-fn a_host_route_that_is_there_already_is_fine() {
+fn an_existing_host_route_is_accepted() {
     let node = Node::usual();
     // A build that does not list it.
     let inner = node.hns.clone();
@@ -212,7 +212,7 @@ fn a_host_route_that_is_there_already_is_fine() {
 }
 
 #[test]
-fn one_bad_route_does_not_keep_the_others_out() {
+fn one_bad_route_does_not_block_the_others() {
     let mut node = Node::usual();
     node.hns.set_fault(|call| {
         let bad = matches!(call, Call::Modify { settings, .. } if settings.contains("10.244.66.0/26"));
@@ -224,12 +224,12 @@ fn one_bad_route_does_not_keep_the_others_out() {
     let report = node.apply(&deltas);
     let there: Vec<String> = routes(&node).into_iter().map(|(prefix, ..)| prefix).collect();
     assert_eq!(there, ["10.244.1.0/26", "10.244.80.0/26"]);
-    let [told] = &report.node[..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, Reason::RouteRefused);
+    let [reported] = &report.node[..] else { panic!("{report:?}") };
+    assert_eq!(reported.reason, Reason::RouteRefused);
     assert!(
-        told.message.contains("10.244.66.0/26") && told.message.contains("not this one"),
+        reported.message.contains("10.244.66.0/26") && reported.message.contains("not this one"),
         "{}",
-        told.message
+        reported.message
     );
     assert!(report.retry);
     node.hns.clear_fault();
@@ -246,7 +246,7 @@ fn one_bad_route_does_not_keep_the_others_out() {
 }
 
 #[test]
-fn what_is_odd_about_the_node_is_told() {
+fn unsupported_node_settings_are_reported() {
     let mut node = Node::usual();
     let odd = LocalNode {
         name: "minion".into(),

@@ -75,7 +75,7 @@ fn connecting_again_changes_nothing() {
 }
 
 #[test]
-fn disconnecting_again_is_fine() {
+fn disconnecting_again_succeeds() {
     let node = Node::usual();
     let pod = node.connect();
     for _ in 0..2 {
@@ -97,7 +97,7 @@ fn the_runtime_may_delete_the_namespace_first() {
 }
 
 #[test]
-fn what_is_half_done_is_finished_or_made_anew() {
+fn half_connected_pods_are_completed_or_recreated() {
     let node = Node::usual();
     let pod = node.connect();
     // Created, but not attached: the agent was killed in between.
@@ -130,7 +130,7 @@ fn a_failed_attach_leaves_no_endpoint() {
 }
 
 #[test]
-fn a_stale_remote_endpoint_gives_way_and_a_local_one_does_not() {
+fn a_stale_remote_endpoint_is_replaced_and_a_local_one_is_not() {
     let node = Node::usual();
     let network = node.hns.network_by_name("Calico").unwrap().unwrap().id;
     let other = |flags: u32| -> Endpoint {
@@ -151,7 +151,7 @@ fn a_stale_remote_endpoint_gives_way_and_a_local_one_does_not() {
 }
 
 #[test]
-fn unknown_is_not_absent() {
+fn an_unknown_state_is_not_absent() {
     let node = Node::usual();
     let pod = node.connect();
     for code in [HResult::RPC_S_SERVER_UNAVAILABLE, HResult::ERROR_TIMEOUT, HResult::HCN_E_POLICY_NOT_FOUND] {
@@ -235,7 +235,7 @@ fn the_acls_of_the_demo() {
 }
 
 #[test]
-fn a_change_sends_only_what_changes() {
+fn a_change_sends_only_differences() {
     let mut node = Node::usual();
     node.connect();
     let nets: Vec<Rule> = (0..40).map(|i| only_web_from(&format!("10.1.{i}.0/24"))).collect();
@@ -261,7 +261,7 @@ fn a_change_sends_only_what_changes() {
 }
 
 #[test]
-fn all_but_one_protocol_is_not_255_acls() {
+fn a_negated_protocol_needs_few_acls() {
     let mut node = Node::usual();
     node.connect();
     let mut not_tcp = Rule { not_protocol: Some(Protocol::TCP), ..Rule::all(Action::Deny) };
@@ -299,7 +299,7 @@ fn ten_thousand_addresses_are_three_acls() {
 }
 
 #[test]
-fn thousands_of_rules_in_turn() {
+fn thousands_of_alternating_rules_are_rendered() {
     let mut node = Node::usual();
     node.connect();
     let peer = |i: u32| std::net::IpAddr::from((0x0b00_0000 + i).to_be_bytes());
@@ -316,7 +316,7 @@ fn thousands_of_rules_in_turn() {
 }
 
 #[test]
-fn others_acls_stay_and_a_build_that_removes_nothing_gets_the_whole_list() {
+fn foreign_acls_are_kept_and_a_build_without_removal_gets_the_whole_list() {
     let mut node = Node::usual();
     node.connect();
     let id = endpoint_id(CONTAINER);
@@ -350,7 +350,7 @@ fn others_acls_stay_and_a_build_that_removes_nothing_gets_the_whole_list() {
 }
 
 #[test]
-fn a_pod_that_hns_does_not_have_is_reported_and_tried_again() {
+fn a_pod_missing_in_hns_is_reported_and_retried() {
     let mut node = Node::usual();
     let report = node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
     assert!(report.retry);

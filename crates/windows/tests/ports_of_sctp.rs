@@ -23,7 +23,7 @@ fn call(protocol: Protocol, destination_port: u16) -> Flow {
 
 /// The rules of a first tier, those of the next tier, and which of ports 80 and 81 then pass.
 #[test]
-fn rules_are_narrower_and_that_is_told() {
+fn rules_are_narrowed_and_reported() {
     let (allow, all) = (Rule::all(Action::Allow), Rule::all);
     let sctp = |action| to_port_80(action, Protocol::SCTP);
     let any_port = |action| Rule { protocol: Some(Protocol::SCTP), ..all(action) };
@@ -46,12 +46,12 @@ fn rules_are_narrower_and_that_is_told() {
         let passes = |protocol, port| node.passes(Direction::Egress, &call(protocol, port));
         assert_eq!([80, 81].map(|port| passes(Protocol::SCTP, port)), expected, "{shown}");
         assert_eq!(passes(Protocol::TCP, 80), is_open, "{shown}");
-        let told: Vec<&Condition> = report.conditions().collect();
-        assert_eq!(told.is_empty(), consequence.is_empty(), "{told:?} {shown}");
-        for told in told {
-            assert_eq!(told.reason, Reason::SctpPortNotExpressible);
+        let reported: Vec<&Condition> = report.conditions().collect();
+        assert_eq!(reported.is_empty(), consequence.is_empty(), "{reported:?} {shown}");
+        for reported in reported {
+            assert_eq!(reported.reason, Reason::SctpPortNotExpressible);
             let whole = ["calico-demo/one, Egress rule 1: ", "ports of SCTP, which HNS cannot", consequence];
-            assert!(whole.iter().all(|part| told.to_string().contains(part)), "{told} {shown}");
+            assert!(whole.iter().all(|part| reported.to_string().contains(part)), "{reported} {shown}");
         }
     }
 }
@@ -68,7 +68,7 @@ fn of_sctp(ports: &[(u16, &[&str])]) -> Service {
 /// No ACL of a VIP has an SCTP port: a denial of one denies all of them, and a permission is left out. Both are
 /// reported.
 #[test]
-fn ports_of_sctp_are_closed_and_told() {
+fn sctp_ports_are_closed_and_reported() {
     let (inside, outside) = (&["10.0.0.1"][..], &["10.0.9.9"][..]);
     let to = |nets: &[&str]| Rule { protocol: Some(Protocol::SCTP), ..to(nets) };
     let all_denied = [(AclAction::Block, "10.96.0.1".to_owned(), "132:".to_owned())];
@@ -89,12 +89,15 @@ fn ports_of_sctp_are_closed_and_told() {
         let shown = format!("{rule:?} {service:?}");
         let (node, report) = started(isolated(rule.clone()).into_iter().chain([is_now("web", service)]));
         assert_eq!(rows_of_services(&node), expected, "{shown}");
-        let told: Vec<&Condition> = report.conditions().collect();
-        let is_told = |name: &&str| told.iter().any(|told| told.message.contains(*name));
-        assert!(named.iter().all(is_told) && told.is_empty() == named.is_empty(), "{told:?} {shown}");
-        let right = |told: &&Condition| {
-            told.reason == Reason::ServicePartlyAllowed && told.message.contains("ports of SCTP")
+        let reported: Vec<&Condition> = report.conditions().collect();
+        let is_reported = |name: &&str| reported.iter().any(|reported| reported.message.contains(*name));
+        assert!(
+            named.iter().all(is_reported) && reported.is_empty() == named.is_empty(),
+            "{reported:?} {shown}"
+        );
+        let right = |reported: &&Condition| {
+            reported.reason == Reason::ServicePartlyAllowed && reported.message.contains("ports of SCTP")
         };
-        assert!(told.iter().all(right), "{told:?} {shown}");
+        assert!(reported.iter().all(right), "{reported:?} {shown}");
     }
 }

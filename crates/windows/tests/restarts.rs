@@ -151,7 +151,7 @@ fn changes(calls: Vec<Call>) -> Vec<(Kind, String)> {
 }
 
 #[test]
-fn wherever_hns_restarts_nothing_opens_and_the_desired_is_reached() {
+fn at_any_restart_of_hns_nothing_opens_and_the_desired_state_is_reached() {
     let flows = flows();
     for sets in SETS {
         let mut quiet = node_with(sets, &before());
@@ -202,7 +202,7 @@ fn wherever_hns_restarts_nothing_opens_and_the_desired_is_reached() {
 
 /// A change is reverted that HNS has carried out up to a call whose reply is lost, so its progress is unknown.
 #[test]
-fn what_is_taken_back_half_way_is_as_it_was() {
+fn a_change_reverted_half_way_restores_the_old_state() {
     let flows = flows();
     for sets in SETS {
         let mut quiet = node_with(sets, &before());
@@ -245,8 +245,8 @@ proptest! {
     /// A slow HNS gets the same calls as a fast one, each once, and nothing opens meanwhile; a completed call is not
     /// repeated, however long it took.
     #[test]
-    fn a_slow_hns_is_asked_no_more_than_a_quick_one(
-        sets in select(SETS.to_vec()), before in said(false), after in said(false), seconds in vec(1_u64..120, 1..5),
+    fn a_slow_hns_gets_no_more_calls_than_a_fast_one(
+        sets in select(SETS.to_vec()), before in scenarios(false), after in scenarios(false), seconds in vec(1_u64..120, 1..5),
     ) {
         let flows = flows();
         let [mut quick, mut slow] = [(); 2].map(|()| node_with(sets, &before.deltas()));

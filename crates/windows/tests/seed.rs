@@ -259,8 +259,8 @@ fn ours(policy: Policy, sets: WindowsPolicySets) -> (Measured, BTreeMap<String, 
     // The computed cost is what HNS has.
     for (name, cost) in cluster.costs() {
         let tally: Tally = lists[&name].iter().collect();
-        let said = if sets == WindowsPolicySets::Enabled { cost.sets } else { cost.lists };
-        assert_eq!((said.acls, said.names), (tally.acls, tally.names), "{name}");
+        let tallied = if sets == WindowsPolicySets::Enabled { cost.sets } else { cost.lists };
+        assert_eq!((tallied.acls, tallied.names), (tally.acls, tally.names), "{name}");
     }
     cluster.modified();
     cluster.update(&[workload(NEW, "client")]);
@@ -284,7 +284,7 @@ fn naive(policy: Policy) -> Measured {
 }
 
 #[test]
-fn selectors_on_both_sides_cost_what_the_rewritten_policy_costs() {
+fn selectors_on_both_sides_cost_as_much_as_the_rewritten_policy() {
     assert_eq!(servers().len(), SERVERS);
     assert_eq!((0..WORKLOADS).filter(|number| role(*number) == "client").count(), CLIENTS);
     let mut rows = Vec::new();
@@ -315,12 +315,12 @@ fn table(rows: &[(Policy, &str, Measured)]) -> String {
     let mut table = String::from(
         "| policy | rendered | ACLs of it, all workloads | addresses in them | pairs | ACLs of a server | of another workload | endpoints changed by a new client |\n|---|---|---|---|---|---|---|---|\n",
     );
-    for (policy, way, Measured { policy: tally, on_server, on_other, touched }) in rows {
+    for (policy, variant, Measured { policy: tally, on_server, on_other, touched }) in rows {
         let name = if *policy == Policy::Inefficient { "inefficient" } else { "much more efficient" };
         let (acls, addresses, pairs) = (tally.acls, tally.addresses, tally.pairs);
         writeln!(
             table,
-            "| {name} | {way} | {acls} | {addresses} | {pairs} | {on_server} | {on_other} | {touched} |"
+            "| {name} | {variant} | {acls} | {addresses} | {pairs} | {on_server} | {on_other} | {touched} |"
         )
         .unwrap();
     }

@@ -117,7 +117,7 @@ struct Scenario {
 
 const POLICIES: [&str; 3] = ["one", "two", "three"];
 
-fn said() -> impl Strategy<Value = Scenario> {
+fn scenarios() -> impl Strategy<Value = Scenario> {
     let parts = (subsequence(POLICIES.to_vec(), 1..3), select(vec![EndOfTier::Deny, EndOfTier::Pass]));
     let tiers = vec(parts.prop_map(|(policies, end)| tier("tier", &policies, end)), 0..3);
     let set = || btree_set(backend(), 0..4);
@@ -195,25 +195,25 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_vip_is_allowed_if_all_its_backends_are_and_else_denied(
-        said in said(), sets in select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled]),
+    fn a_vip_is_allowed_exactly_if_all_its_backends_are(
+        scenario in scenarios(), sets in select(vec![WindowsPolicySets::Disabled, WindowsPolicySets::Enabled]),
         sees in select(vec![EgressSees::Vip, EgressSees::Backend]),
     ) {
         let mut node = Node::with(Config { egress_sees: sees, ..Config::new(Config::SERVER_2022, NODE) }, sets);
         node.connect();
-        let report = node.apply(&said.deltas());
-        let program = |flow: &Flow| evaluate(&said.program, Direction::Egress, flow, &node.state);
+        let report = node.apply(&scenario.deltas());
+        let program = |flow: &Flow| evaluate(&scenario.program, Direction::Egress, flow, &node.state);
         // If rules distinguish the pod's source ports, several rules together may allow what none of them allows
         // alone.
-        let rules = || said.policies.iter().flatten();
+        let rules = || scenario.policies.iter().flatten();
         let own_ports_matter = rules().any(|rule| !rule.source.ports.is_empty());
-        let (fronts, mut partly) = (said.fronts(), false);
-        let told: Vec<Condition> = report.conditions().cloned().collect();
+        let (fronts, mut partly) = (scenario.fronts(), false);
+        let reported: Vec<Condition> = report.conditions().cloned().collect();
         // What is reported about SCTP may close it, in rules and for Services, and opens nothing.
         let agrees = |flow: &Flow, passes: bool, allowed: bool| {
-            let of_sctp = |told: &Condition| told.to_string().contains("ports of SCTP");
+            let of_sctp = |reported: &Condition| reported.to_string().contains("ports of SCTP");
             let narrower = allowed && !passes && flow.protocol == Protocol::SCTP;
-            passes == allowed || narrower && told.iter().any(of_sctp)
+            passes == allowed || narrower && reported.iter().any(of_sctp)
         };
         for ((vip, protocol, port), (services, backends)) in &fronts {
             let verdicts: Vec<bool> =
@@ -245,12 +245,12 @@ proptest! {
             for flow in backends.iter().flat_map(|(to, port)| flows(*to, *protocol, *port)) {
                 prop_assert!(agrees(&flow, node.passes(Direction::Egress, &flow), program(&flow)), "{:?}", flow);
                 let inwards = back(flow);
-                let allowed = evaluate(&said.program, Direction::Ingress, &inwards, &node.state);
+                let allowed = evaluate(&scenario.program, Direction::Ingress, &inwards, &node.state);
                 prop_assert_eq!(node.passes(Direction::Ingress, &inwards), allowed, "{:?}", inwards);
             }
         }
         // What does not belong to a Service is unaffected.
-        for vip in said.services.values().flat_map(Service::addresses) {
+        for vip in scenario.services.values().flat_map(Service::addresses) {
             for (protocol, port) in [(6, 1), (6, 2), (6, 3), (6, 4), (17, 1), (132, 2)] {
                 let protocol = Protocol(protocol);
                 if !fronts.contains_key(&(vip, protocol, port)) {
@@ -261,27 +261,27 @@ proptest! {
                 }
             }
         }
-        prop_assert!(!partly || !told.is_empty());
+        prop_assert!(!partly || !reported.is_empty());
         // A rule that is narrower for SCTP also narrows SCTP Services.
-        let of_sctp = |told: &Condition| told.message.contains("SCTP");
-        prop_assert!(partly || own_ports_matter || told.iter().all(of_sctp), "{told:?}");
+        let of_sctp = |reported: &Condition| reported.message.contains("SCTP");
+        prop_assert!(partly || own_ports_matter || reported.iter().all(of_sctp), "{reported:?}");
         prop_assert!(!report.retry && report.node.is_empty());
         prop_assert!(no_acl_is_about_ports_of_sctp(&[node.endpoint()]).is_ok(), "{:#?}", node.acls());
     }
 
     /// The list depends on the cluster's objects, not on the order of updates.
     #[test]
-    fn services_that_come_and_go_leave_no_trace(before in services(), said in said()) {
+    fn deleted_services_leave_no_trace(before in services(), scenario in scenarios()) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
         node.connect();
-        node.apply(&Scenario { services: before.clone(), ..said.clone() }.deltas());
-        let gone = before.keys().filter(|id| !said.services.contains_key(*id));
+        node.apply(&Scenario { services: before.clone(), ..scenario.clone() }.deltas());
+        let gone = before.keys().filter(|id| !scenario.services.contains_key(*id));
         let mut deltas: Vec<Delta> = gone.cloned().map(Delta::ServiceRemoved).collect();
-        deltas.extend(said.services.iter().map(|(id, of)| Delta::Service(id.clone(), Arc::new(of.clone()))));
+        deltas.extend(scenario.services.iter().map(|(id, of)| Delta::Service(id.clone(), Arc::new(of.clone()))));
         let report = node.apply(&deltas);
         let mut fresh = Node::with(Config::new(Config::SERVER_2022, NODE), WindowsPolicySets::Disabled);
         fresh.connect();
-        prop_assert_eq!(fresh.apply(&said.deltas()).endpoints, report.endpoints);
+        prop_assert_eq!(fresh.apply(&scenario.deltas()).endpoints, report.endpoints);
         let in_order = |node: &Node| {
             let mut acls = node.acls();
             acls.sort_by_key(|acl| (acl.direction.clone() == AclDirection::Out, acl.priority));
@@ -297,7 +297,7 @@ proptest! {
 }
 
 #[test]
-fn what_each_pod_pays() {
+fn acls_of_services_depend_on_the_pods_policy() {
     let services = || {
         [
             is_now("web", service(&["10.96.0.1", "10.96.0.9"], 80, &["10.0.0.1", "10.0.0.2"])),
@@ -316,10 +316,10 @@ fn what_each_pod_pays() {
     let (node, report) = with(isolated(to(&["10.0.0.0/24"])).into());
     let allowed = (AclAction::Allow, "10.96.0.1,10.96.0.2,10.96.0.9".to_owned(), "6:80".to_owned());
     assert_eq!(rows_of_services(&node), [allowed]);
-    let [told] = &report.endpoints[&pod_id()][..] else { panic!("{report:?}") };
-    assert_eq!(told.reason, Reason::ServicePartlyAllowed);
-    assert!(told.to_string().starts_with("Service shop/half: 10.96.0.3:80/TCP: "), "{told}");
-    assert!(!told.reason.is_failure());
+    let [reported] = &report.endpoints[&pod_id()][..] else { panic!("{report:?}") };
+    assert_eq!(reported.reason, Reason::ServicePartlyAllowed);
+    assert!(reported.to_string().starts_with("Service shop/half: 10.96.0.3:80/TCP: "), "{reported}");
+    assert!(!reported.reason.is_failure());
     // A pod whose list would admit it to the addresses of Services, but not to the backends.
     let (node, _) = with(isolated(to(&["10.96.0.0/16", "10.0.0.0/24"])).into());
     let denied = (AclAction::Block, "10.96.0.3,10.96.0.4".to_owned(), "6:80".to_owned());
@@ -342,9 +342,10 @@ fn two_services_with_one_address_are_denied() {
     let two = is_now("two", service(&["10.96.0.1"], 80, &["10.0.0.2"]));
     let (mut node, report) = started([one, two, endpoint(open_program())]);
     assert_eq!(rows_of_services(&node), [(AclAction::Block, "10.96.0.1".to_owned(), "6:80".to_owned())]);
-    let told = &report.endpoints[&pod_id()];
-    assert!(told.iter().all(|told| told.reason == Reason::ServiceAddressTaken));
-    let about: Vec<String> = told.iter().flat_map(|told| &told.about).map(ToString::to_string).collect();
+    let reported = &report.endpoints[&pod_id()];
+    assert!(reported.iter().all(|reported| reported.reason == Reason::ServiceAddressTaken));
+    let about: Vec<String> =
+        reported.iter().flat_map(|reported| &reported.about).map(ToString::to_string).collect();
     assert_eq!(about, ["Service shop/one", "Service shop/two"]);
     let report = node.apply(&[Delta::ServiceRemoved(service_id("two"))]);
     assert_eq!((rows_of_services(&node), report.endpoints.len()), (vec![], 0));
@@ -378,7 +379,7 @@ fn a_pods_address_is_not_opened_by_a_service() {
 }
 
 #[test]
-fn thousands_of_services_are_a_few_acls() {
+fn thousands_of_services_need_few_acls() {
     let vips = (0..8_001_u32).map(|number| Ipv4Addr::from(0x0a60_0000 + 2 * number).to_string());
     let services = vips.enumerate().map(|(number, vip)| {
         let port = if number % 2 == 0 { 80 } else { 443 };
@@ -411,7 +412,7 @@ fn beside(node: &Node) -> (EndpointId, Delta) {
 }
 
 #[test]
-fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
+fn a_change_of_a_service_modifies_only_affected_endpoints() {
     let (mut node, _) = started(
         isolated(to(&["10.0.0.0/24"]))
             .into_iter()
@@ -436,7 +437,7 @@ fn a_change_touches_the_endpoints_that_it_concerns_and_no_other() {
 
 /// With sets or listed addresses: the members of the sets count, also if only they change.
 #[test]
-fn members_of_sets_count() {
+fn members_of_sets_are_considered() {
     for sets in [WindowsPolicySets::Disabled, WindowsPolicySets::Enabled] {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();

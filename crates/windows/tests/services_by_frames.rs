@@ -159,7 +159,7 @@ fn allowed(
 }
 
 #[test]
-fn what_gets_to_a_backend_is_what_the_oracle_lets_through() {
+fn frames_to_backends_agree_with_the_oracle() {
     let (mut passed, mut closed) = (0, 0);
     for sees in [EgressSees::Backend, EgressSees::Vip] {
         let config = Config { egress_sees: sees, ..Config::new(Config::SERVER_2022, Ipv4Addr::UNSPECIFIED) };
@@ -175,11 +175,11 @@ fn what_gets_to_a_backend_is_what_the_oracle_lets_through() {
                 let reports = nodes.change(&objects, rendering).unwrap();
                 nodes.balance(CLIENTS_NODE, &services(source)).unwrap();
                 let case = format!("{name}, {sees:?} seen, source {source:?}, {}", rendering.name);
-                let told: BTreeSet<_> =
+                let reported: BTreeSet<_> =
                     reports.iter().flat_map(|report| report.conditions()).map(|it| it.reason).collect();
                 let partly = ["to the Linux backend", "to the Windows backends"].contains(&name);
                 assert_eq!(
-                    told,
+                    reported,
                     BTreeSet::from_iter(partly.then_some(Reason::ServicePartlyAllowed)),
                     "{case}"
                 );

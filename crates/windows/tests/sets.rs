@@ -84,14 +84,14 @@ fn is_update_of_sets(call: &Call) -> bool {
 /// Both sets get a peer that is denied before and after. HNS refuses or pretends: the peer is never admitted, and the
 /// desired state is reached with addresses, without writing the sets repeatedly.
 #[test]
-fn sets_that_hns_does_not_change_are_spelled_out() {
+fn sets_that_hns_refuses_are_listed_in_acls() {
     for pretends in [false, true] {
         let mut node = node();
         node.hns.set_fault(move |call| {
             is_update_of_sets(call).then(|| if pretends { Ok(String::new()) } else { Err(refusal()) })
         });
         let report = node.apply(&[change("s:denied", &[2], &[]), change("s:allowed", &[2, 3], &[])]);
-        let reasons: Vec<_> = report.node.iter().map(|told| told.reason).collect();
+        let reasons: Vec<_> = report.node.iter().map(|conditions| conditions.reason).collect();
         assert_eq!(reasons, [Reason::PolicySetRefused; 2], "{report:?}");
         assert!(report.endpoints.is_empty(), "{report:?}");
         assert_eq!(report.node_failures().next(), None, "policy holds with the addresses spelled out");
@@ -117,7 +117,7 @@ fn sets_that_hns_does_not_change_are_spelled_out() {
 
 /// A pod without an HNS endpoint does not keep sets unchanged.
 #[test]
-fn a_pod_without_an_endpoint_holds_up_no_set() {
+fn a_pod_without_an_endpoint_blocks_no_set() {
     let mut node = node();
     let stale = Delta::Endpoint(
         tortie_dataplane::EndpointId { pod: "stale".into(), ..pod_id() },
@@ -139,7 +139,7 @@ fn a_pod_without_an_endpoint_holds_up_no_set() {
 
 /// An agent that starts while its network has problems leaves the lists unchanged.
 #[test]
-fn a_network_in_trouble_changes_no_list() {
+fn a_failing_network_changes_no_list() {
     let node = node();
     let acls = node.acls();
     let mut restarted = Node::over(node.hns.clone());
@@ -167,7 +167,7 @@ fn a_network_in_trouble_changes_no_list() {
 
 /// Unused sets are removed; sets that an unknown endpoint names stay.
 #[test]
-fn sets_go_when_nothing_names_them() {
+fn unused_sets_are_removed() {
     let mut node = node();
     let before = sets(&node);
     assert_eq!(before.len(), 2);
@@ -217,7 +217,7 @@ fn refusal() -> Failure {
 /// Both sets get a peer that is denied before and after. One of them stays unchanged, because another pod names it
 /// whose ACLs HNS does not change: a list with both is never in a mixed state.
 #[test]
-fn a_set_that_is_held_changes_no_meaning_of_the_others() {
+fn a_held_set_does_not_affect_other_sets() {
     let mut node = node();
     connect_other(&mut node, Protocol::TCP);
     let (hns, opened) = (node.hns.clone(), Arc::new(Mutex::new(0)));
@@ -229,7 +229,7 @@ fn a_set_that_is_held_changes_no_meaning_of_the_others() {
     let changes = [change("s:denied", &[2], &[]), change("s:allowed", &[2, 3], &[])];
     let report = node.apply(&[[other_policy(Protocol::UDP)].as_slice(), &changes].concat());
     assert_eq!(
-        report.node.iter().map(|told| told.reason).collect::<Vec<_>>(),
+        report.node.iter().map(|conditions| conditions.reason).collect::<Vec<_>>(),
         [Reason::PolicySetHeld],
         "{report:?}"
     );
@@ -244,7 +244,7 @@ fn a_set_that_is_held_changes_no_meaning_of_the_others() {
 
 /// A held set is retried as rarely as whatever else failed, and its condition says why.
 #[test]
-fn a_pod_that_holds_a_set_has_its_turn_when_it_has_waited() {
+fn a_pod_that_holds_a_set_is_retried_after_its_delay() {
     let mut node = node();
     let other = connect_other(&mut node, Protocol::TCP);
     node.hns.set_fault(|call| is_change_of_other(call).then(|| Err(refusal())));

@@ -43,7 +43,7 @@ fn node_with_policy() -> Node {
 }
 
 #[test]
-fn each_acl_is_shown_with_what_it_comes_from() {
+fn each_acl_is_shown_with_its_source() {
     let mut node = node_with_policy();
     let shown = node.dataplane.show(&pod_id()).unwrap();
     assert_eq!((shown.counting, shown.remarks.as_slice()), (None, &[][..]));
@@ -73,7 +73,7 @@ fn each_acl_is_shown_with_what_it_comes_from() {
 
 /// HNS is read, not the known state.
 #[test]
-fn what_somebody_else_changed_is_seen() {
+fn foreign_changes_are_shown() {
     let mut node = node_with_policy();
     let endpoint = endpoint_id(CONTAINER);
     let ours = node.acls().into_iter().find(|acl| acl.local_ports == "22").unwrap();
@@ -108,7 +108,7 @@ fn what_somebody_else_changed_is_seen() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told() {
+fn unreadable_acls_are_reported() {
     let mut node = node_with_policy();
     let stranger = tortie_dataplane::EndpointId { pod: "stranger".into(), ..pod_id() };
     assert_eq!(

@@ -43,7 +43,7 @@ fn refuse(hns: &Recorder<Emulator>, code: HResult, which: impl Fn(&Call) -> bool
 }
 
 #[test]
-fn a_hanging_hns_is_asked_once_in_a_pass() {
+fn a_hanging_hns_gets_one_call_per_pass() {
     let mut node = busy_node(5);
     refuse(&node.hns, HResult::ERROR_TIMEOUT, |_| true);
     node.hns.take();
@@ -61,7 +61,7 @@ fn a_hanging_hns_is_asked_once_in_a_pass() {
     assert_eq!(node.hns.take().iter().filter(|call| !call.object_is_network()).count(), 1);
     assert!(report.retry && report.node.is_empty());
     assert_eq!(report.endpoints.len(), 5);
-    assert!(report.endpoints.values().all(|told| told[0].reason == Reason::HnsUnavailable));
+    assert!(report.endpoints.values().all(|reported| reported[0].reason == Reason::HnsUnavailable));
     node.hns.clear_fault();
     assert_eq!(node.apply(&[]), Default::default());
 }
@@ -85,7 +85,7 @@ fn is_acl(policy: &Value) -> bool {
 }
 
 #[test]
-fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
+fn an_unreadable_foreign_acl_is_kept_and_blocks_nothing() {
     let mut node = Node::usual();
     node.connect();
     let odd = json!({"Type": "ACL", "Settings": {"Id": "somebody", "Priority": "very high"}});
@@ -114,7 +114,7 @@ fn an_acl_of_others_that_cannot_be_read_stays_and_holds_up_nothing() {
 }
 
 #[test]
-fn acls_of_others_that_come_first_are_told() {
+fn foreign_acls_with_precedence_are_reported() {
     let mut node = Node::usual();
     node.connect();
     let foreign = |id: &str, action: &str, rule_type: &str, priority: u16| {
@@ -140,12 +140,15 @@ fn acls_of_others_that_come_first_are_told() {
         [("made", &deltas[..]), ("there already", &deltas), ("not looked at", &untouched), ("nothing", &[])]
     {
         let report = node.apply(deltas);
-        let told = &report.endpoints[&pod_id()];
-        assert!(!report.retry && told.len() == 3, "{round}: {report:?}");
-        assert!(told.iter().all(|condition| condition.reason == Reason::ForeignAcl));
+        let reported = &report.endpoints[&pod_id()];
+        assert!(!report.retry && reported.len() == 3, "{round}: {report:?}");
+        assert!(reported.iter().all(|condition| condition.reason == Reason::ForeignAcl));
         let named =
             [r#""API:cali-1" (Allow, In, Switch, priority 100)"#, r#""firewall-blocks" (Block, In, Host"#];
-        assert!(told.iter().zip(named).all(|(told, name)| told.message.contains(name)), "{told:?}");
+        assert!(
+            reported.iter().zip(named).all(|(reported, name)| reported.message.contains(name)),
+            "{reported:?}"
+        );
     }
     // They are gone, which the next check notices.
     node.hns.inner().restart(Survives::AllButAcls).unwrap();
@@ -153,7 +156,7 @@ fn acls_of_others_that_come_first_are_told() {
 }
 
 #[test]
-fn while_our_acls_cannot_be_read_back_nothing_is_in_force() {
+fn policy_is_not_in_force_while_acls_cannot_be_read_back() {
     let mut node = Node::usual();
     node.connect();
     node.apply(&[local_node(), own_block(), allow_all(), endpoint(open_program())]);
@@ -172,7 +175,7 @@ fn while_our_acls_cannot_be_read_back_nothing_is_in_force() {
 }
 
 #[test]
-fn acls_that_come_back_in_another_form_are_not_sent_again() {
+fn acls_in_an_equivalent_form_are_not_sent_again() {
     let mut node = Node::usual();
     node.connect();
     let mut rule = Rule { protocol: Some(Protocol::TCP), ..Rule::all(Action::Allow) };
@@ -198,7 +201,7 @@ fn acls_that_come_back_in_another_form_are_not_sent_again() {
 }
 
 #[test]
-fn what_hns_makes_of_a_list_is_remembered() {
+fn the_form_in_which_hns_returns_a_list_is_remembered() {
     let mut node = Node::usual();
     node.connect();
     disguise(&node.hns, |policies| {
@@ -226,7 +229,7 @@ fn what_hns_makes_of_a_list_is_remembered() {
 
 /// Some builds ignore unknown filters, and list everything.
 #[test]
-fn what_a_filter_lets_through_is_looked_at() {
+fn results_of_a_filter_are_checked() {
     let mut node = busy_node(2);
     let other = json!({"Name": "Other", "Type": "L2Bridge", "Ipams": [{"Subnets": [{"IpAddressPrefix": "10.9.0.0/16",
         "Routes": [{"NextHop": "10.9.0.1", "DestinationPrefix": "0.0.0.0/0"}]}]}]});
@@ -267,7 +270,7 @@ fn what_a_filter_lets_through_is_looked_at() {
 }
 
 #[test]
-fn an_endpoint_that_hns_refuses_for_good_costs_little_and_holds_up_no_other() {
+fn a_permanently_refused_endpoint_is_cheap_and_blocks_no_other() {
     let mut node = busy_node(3);
     let refused = endpoint_id("container-1");
     refuse(
@@ -304,7 +307,7 @@ fn an_endpoint_that_hns_refuses_for_good_costs_little_and_holds_up_no_other() {
 }
 
 #[test]
-fn routes_that_hns_refuses_for_good_are_told_all_the_time_and_tried_now_and_then() {
+fn permanently_refused_routes_are_reported_and_retried_with_backoff() {
     let mut node = Node::usual();
     refuse(&node.hns, HResult::HCN_E_INVALID_POLICY, |call| matches!(call, Call::Modify { .. }));
     let parent = [172, 16, 0, 1].into();

@@ -123,13 +123,13 @@ fn is_probe(direction: Direction, flow: &Flow) -> bool {
 }
 
 /// The verdict by the node's report, as `explain` reads it, which always assumes a firewall.
-fn told_before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
+fn decided_before_policy(rules: &StaticRules, direction: Direction, flow: &Flow) -> Option<bool> {
     let [source, destination] = [(flow.source, flow.source_port), (flow.destination, flow.destination_port)];
     let matches = |rule: &report::StaticRule| {
         let is_asked = !(is_probe(direction, flow) && rule.after_own_node);
         is_asked && rule.matches(direction, flow.protocol, source, destination)
     };
-    report::StaticRule::decisive(&rules.told(), matches).map(|rule| rule.allow)
+    report::StaticRule::decisive(&rules.reported(), matches).map(|rule| rule.allow)
 }
 
 fn expected(state: &NodeState, program: &EndpointProgram, direction: Direction, flow: &Flow) -> bool {
@@ -154,11 +154,11 @@ fn with_sets() -> impl Strategy<Value = WindowsPolicySets> {
 }
 
 /// Which of these exceptions the pod reports; it must report nothing else.
-fn told_of(report: &Report, exceptions: &[Exception]) -> Result<Vec<Exception>, TestCaseError> {
+fn reported_exceptions(report: &Report, exceptions: &[Exception]) -> Result<Vec<Exception>, TestCaseError> {
     let tells =
-        |condition| exceptions.iter().copied().filter(move |exception| exception.is_told_by(condition));
-    let mut told = report.endpoints.values().flatten();
-    prop_assert!(told.all(|condition| tells(condition).next().is_some()), "{report:?}");
+        |condition| exceptions.iter().copied().filter(move |exception| exception.is_reported_by(condition));
+    let mut reported = report.endpoints.values().flatten();
+    prop_assert!(reported.all(|condition| tells(condition).next().is_some()), "{report:?}");
     Ok(report.endpoints.values().flatten().flat_map(tells).collect())
 }
 
@@ -168,25 +168,25 @@ proptest! {
     /// Programs without ICMP types are rendered exactly, whatever the default of HNS is, except SCTP where rules name
     /// its ports.
     #[test]
-    fn the_verdict_is_that_of_the_program(
-        config in config(), sets in with_sets(), rules in static_rules(), said in said(false), flows in vec(flow(), 40),
+    fn acls_have_the_verdict_of_the_program(
+        config in config(), sets in with_sets(), rules in static_rules(), scenario in scenarios(false), flows in vec(flow(), 40),
     ) {
         let firewall = config.host_default.is_some();
         let mut node = Node::with(config, sets);
         let file = file(&rules);
         node.dataplane = node.dataplane.map(|dataplane| dataplane.with_static_rules(file.clone()));
         node.connect();
-        let report = node.apply(&said.deltas());
+        let report = node.apply(&scenario.deltas());
         prop_assert!(report.node.is_empty() && !report.retry, "{report:?}");
-        let told = told_of(&report, &[Exception::SctpPorts])?;
+        let reported = reported_exceptions(&report, &[Exception::SctpPorts])?;
         for (direction, flow) in &flows {
             let before = before_policy(&rules, firewall, *direction, flow);
-            let allowed = before.unwrap_or_else(|| expected(&node.state, &said.program, *direction, flow));
+            let allowed = before.unwrap_or_else(|| expected(&node.state, &scenario.program, *direction, flow));
             prop_assert_eq!(
-                told_before_policy(&file, *direction, flow), before_policy(&rules, true, *direction, flow)
+                decided_before_policy(&file, *direction, flow), before_policy(&rules, true, *direction, flow)
             );
             let passes = node.passes(*direction, flow);
-            let narrower = allowed && !passes && flow.protocol == Protocol::SCTP && told.contains(&Exception::SctpPorts);
+            let narrower = allowed && !passes && flow.protocol == Protocol::SCTP && reported.contains(&Exception::SctpPorts);
             prop_assert!(passes == allowed || narrower, "{:?} {:?}\n{:#?}", direction, flow, node.acls());
         }
         prop_assert!(no_acl_is_about_ports_of_sctp(&[node.endpoint()]).is_ok(), "{:#?}", node.acls());
@@ -194,30 +194,30 @@ proptest! {
 
     /// What cannot be expressed allows less, never more, and is reported.
     #[test]
-    fn with_icmp_types_never_more_is_allowed(sets in with_sets(), said in said(true), flows in vec(flow(), 40)) {
+    fn rules_with_icmp_types_never_allow_more(sets in with_sets(), scenario in scenarios(true), flows in vec(flow(), 40)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
-        let report = node.apply(&said.deltas());
-        let told = told_of(&report, &Exception::ALL)?;
+        let report = node.apply(&scenario.deltas());
+        let reported = reported_exceptions(&report, &Exception::ALL)?;
         for (direction, flow) in &flows {
-            let allowed = expected(&node.state, &said.program, *direction, flow);
+            let allowed = expected(&node.state, &scenario.program, *direction, flow);
             let passes = node.passes(*direction, flow);
             prop_assert!(allowed || !passes, "{:?} {:?}\n{:#?}", direction, flow, node.acls());
             // Protocols without an exception are exact in any case.
-            let is_told = Exception::of(flow.protocol).is_some_and(|exception| told.contains(&exception));
-            prop_assert!(passes == allowed || is_told, "narrower, and not told: {:?} {:?}", direction, flow);
+            let is_reported = Exception::of(flow.protocol).is_some_and(|exception| reported.contains(&exception));
+            prop_assert!(passes == allowed || is_reported, "narrower, and not told: {:?} {:?}", direction, flow);
         }
     }
 
     /// While one list replaces another, nothing passes that both deny, and nothing is cut that both allow.
     #[test]
-    fn no_moment_between_two_programs_is_wrong(sets in with_sets(), before in said(false), after in said(false), flows in vec(flow(), 30)) {
+    fn transitions_between_programs_are_never_wrong(sets in with_sets(), before in scenarios(false), after in scenarios(false), flows in vec(flow(), 30)) {
         between(sets, false, &before.deltas(), &after.deltas(), &flows)?;
     }
 
     /// The same while lists with set names change together with these sets.
     #[test]
-    fn no_moment_between_two_states_of_sets_is_wrong(before in of_sets(), after in of_sets(), same in 0_u8..4) {
+    fn transitions_between_sets_are_never_wrong(before in of_sets(), after in of_sets(), same in 0_u8..4) {
         // Sometimes only the sets change, or only the rules.
         let after = OfSets {
             rules: if same == 0 { before.rules.clone() } else { after.rules },
@@ -228,11 +228,11 @@ proptest! {
 
     /// The same state again sends nothing, also after a restart, and whatever the history.
     #[test]
-    fn what_is_there_is_not_sent_again(sets in with_sets(), before in said(true), said in said(true)) {
+    fn existing_acls_are_not_sent_again(sets in with_sets(), before in scenarios(true), scenario in scenarios(true)) {
         let mut node = Node::with(Config::new(Config::SERVER_2022, NODE), sets);
         node.connect();
         node.apply(&before.deltas());
-        node.apply(&said.deltas());
+        node.apply(&scenario.deltas());
         // Unused sets are removed by a full check.
         node.wait(60);
         node.dataplane.resync();
@@ -242,7 +242,7 @@ proptest! {
         prop_assert_eq!(node.hns.take_changes(), vec![]);
         let mut restarted = Node::over(node.hns.clone());
         restarted.apply(&[policy_sets(sets)]);
-        restarted.apply(&said.deltas());
+        restarted.apply(&scenario.deltas());
         prop_assert_eq!(restarted.hns.take_changes(), vec![]);
     }
 }
@@ -276,7 +276,7 @@ fn between(
     let verdicts =
         || -> Vec<bool> { flows.iter().map(|(direction, flow)| node.passes(*direction, flow)).collect() };
     let old = verdicts();
-    told_of(&dataplane.apply(after), &[Exception::SctpPorts])?;
+    reported_exceptions(&dataplane.apply(after), &[Exception::SctpPorts])?;
     let new = verdicts();
     for seen in watched.seen.lock().unwrap().iter() {
         for (index, passes) in seen.iter().enumerate() {
@@ -306,7 +306,7 @@ fn all_peers() -> Vec<(Direction, Flow)> {
 
 /// A peer that moves from one set to another is always admitted, also by an HNS that changes one set after the other.
 #[test]
-fn a_peer_that_moves_to_another_set_is_in_one_of_them() {
+fn a_peer_that_moves_between_sets_is_always_in_one() {
     let rule = |set: &str| (Action::Allow, [vec![SetId::new(set)], vec![]]);
     let peers = |last: u8| BTreeSet::from([IpNet::from(IpAddr::from([10, 0, 0, last]))]);
     for [from, to] in [["s:a", "s:b"], ["s:b", "s:a"]] {

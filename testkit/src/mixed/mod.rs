@@ -140,14 +140,14 @@ impl MixedCluster {
             overlay.extend(node_objects(name, parent, block, (tunnel, mac)));
             nodes.push((name, host, namespace, tunnel));
         }
-        let mut told: Vec<_> = nodes.into_iter().map(|node| (calc_of(node.0), node)).collect();
+        let mut calcs: Vec<_> = nodes.into_iter().map(|node| (calc_of(node.0), node)).collect();
         let objects: BTreeMap<_, _> = overlay.iter().cloned().collect();
         let mut nodes = Vec::new();
-        for (calc, (_, host, ..)) in &mut told {
+        for (calc, (_, host, ..)) in &mut calcs {
             let report = host.apply(&update_calc(calc, &BTreeMap::new(), &objects))?;
             ensure!(report == Report::default(), "{report:?}");
         }
-        for (calc, (name, host, namespace, tunnel)) in told {
+        for (calc, (name, host, namespace, tunnel)) in calcs {
             nodes.push(Node { name, calc, host, marker: Marker::new(namespace, tunnel)? });
         }
         fence::wait_for_tunnels(nodes.iter().map(|node| &node.marker))?;

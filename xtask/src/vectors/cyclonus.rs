@@ -244,15 +244,15 @@ fn by_emulator(
     let reports = cluster.change(&emulator::on_windows(objects, &TWO_NODES))?;
     let sctp = Exception::SctpPorts;
     for report in &reports {
-        let known = report.conditions().all(|told| sctp.is_told_by(told));
+        let known = report.conditions().all(|reported| sctp.is_reported_by(reported));
         if report.retry || !report.node.is_empty() || !known {
             bail!("a node says of this cluster: {report:?}");
         }
     }
     let exception = |flow: &Flow, end| {
-        let told = cluster.place(end).and_then(|end| reports[end.node].endpoints.get(&end.endpoint));
-        let is_told = told.into_iter().flatten().any(|told| sctp.is_told_by(told));
-        Exception::of(flow.protocol).filter(|exception| *exception == sctp && is_told)
+        let reported = cluster.place(end).and_then(|end| reports[end.node].endpoints.get(&end.endpoint));
+        let is_reported = reported.into_iter().flatten().any(|reported| sctp.is_reported_by(reported));
+        Exception::of(flow.protocol).filter(|exception| *exception == sctp && is_reported)
     };
     let judge = |row: &Row<'_>| {
         let ends = cluster.judge(&row.flow)?;

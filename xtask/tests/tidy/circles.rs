@@ -97,7 +97,7 @@ fn paths(code: &str) -> Vec<Module> {
 }
 
 #[test]
-fn circles_are_seen() {
+fn circles_are_detected() {
     // Each line is a file and its code.
     for (given, expected) in [
         ("lib.rs mod a;\na.rs use crate::b::B;\nb.rs", None),

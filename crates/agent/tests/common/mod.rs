@@ -82,8 +82,8 @@ impl Dataplane for FakeOs {
         self.lock().asks_for_services
     }
 
-    fn watch(&mut self, told: Box<dyn Fn() + Send>) {
-        self.lock().disturbed = Some(told);
+    fn watch(&mut self, notify: Box<dyn Fn() + Send>) {
+        self.lock().disturbed = Some(notify);
     }
 
     fn show(&mut self, _: &NodeState, endpoint: &EndpointId) -> Result<Shown, ShowError> {

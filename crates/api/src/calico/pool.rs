@@ -113,7 +113,7 @@ impl IpPool {
         if spec.ipip_mode != EncapsulationMode::Never {
             wrong(
                 "spec.ipipMode",
-                "IPIP is not supported, as Windows nodes cannot carry it; use vxlanMode: Always".into(),
+                "IPIP is not supported, because Windows nodes have none; use vxlanMode: Always".into(),
             );
         }
         if spec.vxlan_mode == EncapsulationMode::CrossSubnet {

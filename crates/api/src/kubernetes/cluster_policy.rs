@@ -139,9 +139,9 @@ struct Spec {
     priority: Option<u16>,
     subject: Subject,
     #[serde(default, deserialize_with = "list")]
-    ingress: Vec<Rule>,
+    ingress: Vec<UncheckedRule>,
     #[serde(default, deserialize_with = "list")]
-    egress: Vec<Rule>,
+    egress: Vec<UncheckedRule>,
 }
 
 #[derive(Deserialize)]
@@ -162,7 +162,7 @@ struct NamespacedPods {
 /// A rule of any of the three kinds. Which fields and actions belong to which kind is checked afterwards.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rule {
+struct UncheckedRule {
     #[serde(default)]
     #[expect(dead_code, reason = "it changes no meaning; read so that it is known")]
     name: Option<String>,
@@ -181,11 +181,11 @@ impl ClusterPolicy {
     /// Parses an object of one of the three kinds.
     pub(crate) fn read(kind: Kind, value: &Value) -> Result<Self, Vec<FieldError>> {
         #[derive(Deserialize)]
-        struct Object {
+        struct UncheckedPolicy {
             metadata: Metadata,
             spec: Spec,
         }
-        let Object { metadata, spec } = typed(value).map_err(|error| vec![error])?;
+        let UncheckedPolicy { metadata, spec } = typed(value).map_err(|error| vec![error])?;
         let mut problems = Vec::new();
         let mut wrong = |path: &str, problem: &str| problems.push(FieldError::new(path, problem));
         let tier = match (kind, spec.tier) {
@@ -217,7 +217,7 @@ impl ClusterPolicy {
             }
         };
         check_selectors(&subject, "spec.subject", &mut problems);
-        let mut rules = |rules: Vec<Rule>, direction: &str| {
+        let mut rules = |rules: Vec<UncheckedRule>, direction: &str| {
             let path = |index| format!("spec.{direction}[{index}]");
             let rules = rules.into_iter().enumerate();
             rules.filter_map(|(index, rule)| rule.read(kind, &path(index), &mut problems)).collect()
@@ -230,7 +230,7 @@ impl ClusterPolicy {
     }
 }
 
-impl Rule {
+impl UncheckedRule {
     fn read(self, kind: Kind, path: &str, problems: &mut Vec<FieldError>) -> Option<ClusterRule> {
         let mut wrong =
             |field: &str, problem: String| problems.push(FieldError::new(format!("{path}.{field}"), problem));

@@ -22,7 +22,7 @@ const BY_TORTIE: &str = "tortie.io";
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ServiceSpec {
+struct LenientServiceSpec {
     selector: Option<BTreeMap<String, String>>,
     #[serde(rename = "type")]
     service_type: Option<String>,
@@ -35,12 +35,12 @@ struct ServiceSpec {
     ip_family_policy: Option<String>,
     publish_not_ready_addresses: Option<bool>,
     #[serde(deserialize_with = "list")]
-    ports: Vec<ServicePort>,
+    ports: Vec<LenientServicePort>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ServicePort {
+struct LenientServicePort {
     name: Option<String>,
     protocol: Option<String>,
     port: u16,
@@ -50,10 +50,10 @@ struct ServicePort {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Pod {
+struct LenientPod {
     metadata: PodMetadata,
-    spec: PodSpec,
-    status: PodStatus,
+    spec: LenientPodSpec,
+    status: LenientPodStatus,
 }
 
 #[derive(Default, Deserialize)]
@@ -65,25 +65,25 @@ struct PodMetadata {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct PodSpec {
+struct LenientPodSpec {
     node_name: Option<String>,
     #[serde(deserialize_with = "list")]
-    containers: Vec<Container>,
+    containers: Vec<LenientContainer>,
     #[serde(deserialize_with = "list")]
-    init_containers: Vec<Container>,
+    init_containers: Vec<LenientContainer>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Container {
+struct LenientContainer {
     restart_policy: Option<String>,
     #[serde(default, deserialize_with = "list")]
-    ports: Vec<ContainerPort>,
+    ports: Vec<LenientContainerPort>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ContainerPort {
+struct LenientContainerPort {
     name: Option<String>,
     protocol: Option<String>,
     container_port: u16,
@@ -91,7 +91,7 @@ struct ContainerPort {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct PodStatus {
+struct LenientPodStatus {
     phase: Option<String>,
     #[serde(rename = "podIP")]
     pod_ip: Option<IpAddr>,
@@ -109,11 +109,11 @@ struct Condition {
 }
 
 /// A port of a slice.
-type SlicePort = BTreeMap<&'static str, Value>;
+type ImpliedPort = BTreeMap<&'static str, Value>;
 
 /// The problem of a Service's field that slices depend on.
 pub(crate) fn check_service(service: &Value) -> Option<FieldError> {
-    let error = typed::<ServiceSpec>(service.get("spec")?).err()?;
+    let error = typed::<LenientServiceSpec>(service.get("spec")?).err()?;
     Some(FieldError::new(format!("spec.{}", error.path).trim_end_matches('.'), error.problem))
 }
 
@@ -127,13 +127,13 @@ pub fn is_implied(slice: &Value) -> bool {
 /// objects, but not slices that this function created.
 #[must_use]
 pub fn implied_slices<'a>(objects: impl Iterator<Item = (&'a Key, &'a Value)>) -> BTreeMap<Key, Value> {
-    let (mut services, mut pods) = (Vec::new(), BTreeMap::<&str, Vec<(&str, Pod)>>::new());
+    let (mut services, mut pods) = (Vec::new(), BTreeMap::<&str, Vec<(&str, LenientPod)>>::new());
     let (mut made, mut taken) = (BTreeSet::new(), BTreeSet::new());
     for (key, value) in objects {
         match key.kind {
             Kind::Service => services.extend(spec_of(value).map(|spec| (key, spec))),
             Kind::Pod => {
-                let pod = Pod::deserialize(value).ok().filter(Pod::is_backend);
+                let pod = LenientPod::deserialize(value).ok().filter(LenientPod::is_backend);
                 pods.entry(&key.namespace).or_default().extend(pod.map(|pod| (key.name.as_str(), pod)));
             }
             Kind::EndpointSlice if !is_implied(value) => {
@@ -163,8 +163,8 @@ pub fn implied_slices<'a>(objects: impl Iterator<Item = (&'a Key, &'a Value)>) -
 }
 
 /// The spec of a Service that gets slices: one with a selector.
-fn spec_of(value: &Value) -> Option<ServiceSpec> {
-    let spec = ServiceSpec::deserialize(value.get("spec")?).ok()?;
+fn spec_of(value: &Value) -> Option<LenientServiceSpec> {
+    let spec = LenientServiceSpec::deserialize(value.get("spec")?).ok()?;
     let selects = spec.selector.as_ref().is_some_and(|selector| !selector.is_empty());
     (selects && spec.service_type.as_deref() != Some("ExternalName")).then_some(spec)
 }
@@ -187,7 +187,7 @@ fn slice_of(
     service: &Key,
     key: &Key,
     family: IpVersion,
-    ports: &[SlicePort],
+    ports: &[ImpliedPort],
     endpoints: Vec<Value>,
 ) -> Value {
     json!({
@@ -202,10 +202,10 @@ fn slice_of(
     })
 }
 
-impl ServiceSpec {
+impl LenientServiceSpec {
     /// The address families of the Service: those that it names, otherwise those of its addresses, otherwise the
     /// first one of its pods, or both if its family policy asks for both.
-    fn families(&self, pods: &[(&str, Pod)]) -> BTreeSet<IpVersion> {
+    fn families(&self, pods: &[(&str, LenientPod)]) -> BTreeSet<IpVersion> {
         let named: BTreeSet<IpVersion> =
             self.ip_families.iter().filter_map(|name| family_named(name)).collect();
         if !named.is_empty() {
@@ -223,12 +223,16 @@ impl ServiceSpec {
     }
 
     /// The backends of a family, grouped by target ports: a named target port may be another number in each pod.
-    fn endpoints(&self, pods: &[(&str, Pod)], family: IpVersion) -> Vec<(Vec<SlicePort>, Vec<Value>)> {
-        let mut all: Vec<(Vec<SlicePort>, Vec<Value>)> = Vec::new();
+    fn endpoints(
+        &self,
+        pods: &[(&str, LenientPod)],
+        family: IpVersion,
+    ) -> Vec<(Vec<ImpliedPort>, Vec<Value>)> {
+        let mut all: Vec<(Vec<ImpliedPort>, Vec<Value>)> = Vec::new();
         for (name, pod) in pods.iter().filter(|(_, pod)| self.selects(pod)) {
             let addresses = pod.addresses().into_iter().filter(|address| family_of(*address) == family);
             let Some(address) = addresses.into_iter().next() else { continue };
-            let ports: Vec<SlicePort> = self.ports.iter().filter_map(|port| port.of(pod)).collect();
+            let ports: Vec<ImpliedPort> = self.ports.iter().filter_map(|port| port.of(pod)).collect();
             let endpoint = self.endpoint(name, pod, address);
             match all.iter_mut().find(|(known, _)| *known == ports) {
                 Some((_, endpoints)) => endpoints.push(endpoint),
@@ -238,7 +242,7 @@ impl ServiceSpec {
         all
     }
 
-    fn endpoint(&self, name: &str, pod: &Pod, address: IpAddr) -> Value {
+    fn endpoint(&self, name: &str, pod: &LenientPod, address: IpAddr) -> Value {
         let (ready, ends) = (pod.is_ready(), pod.metadata.deletion_timestamp.is_some());
         let published = self.publish_not_ready_addresses == Some(true);
         json!({
@@ -249,7 +253,7 @@ impl ServiceSpec {
         })
     }
 
-    fn selects(&self, pod: &Pod) -> bool {
+    fn selects(&self, pod: &LenientPod) -> bool {
         let labels = pod.metadata.labels.as_ref();
         let bears =
             |(name, value): (&String, &String)| labels.is_some_and(|labels| labels.get(name) == Some(value));
@@ -257,9 +261,9 @@ impl ServiceSpec {
     }
 }
 
-impl ServicePort {
+impl LenientServicePort {
     /// The target of the port at a pod; `None` if the pod has no port of that name.
-    fn of(&self, pod: &Pod) -> Option<SlicePort> {
+    fn of(&self, pod: &LenientPod) -> Option<ImpliedPort> {
         let protocol = self.protocol.as_deref().unwrap_or("TCP");
         let number = match &self.target_port {
             None | Some(IntOrString::Number(0)) => self.port,
@@ -267,14 +271,14 @@ impl ServicePort {
             Some(IntOrString::Name(name)) => pod.port_named(name, protocol)?,
         };
         let name = self.name.as_deref().unwrap_or_default();
-        let mut port: SlicePort =
+        let mut port: ImpliedPort =
             [("name", json!(name)), ("protocol", json!(protocol)), ("port", json!(number))].into();
         port.extend(self.app_protocol.as_ref().map(|protocol| ("appProtocol", json!(protocol))));
         Some(port)
     }
 }
 
-impl Pod {
+impl LenientPod {
     /// Whether it can be a backend: it has not ended, and it has an address.
     fn is_backend(&self) -> bool {
         !matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed")) && !self.addresses().is_empty()
@@ -300,7 +304,7 @@ impl Pod {
             .iter()
             .filter(|container| container.restart_policy.as_deref() == Some("Always"));
         let mut ports = self.spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports);
-        let is_it = |port: &&ContainerPort| {
+        let is_it = |port: &&LenientContainerPort| {
             port.name.as_deref() == Some(name) && port.protocol.as_deref().unwrap_or("TCP") == protocol
         };
         ports.find(is_it).map(|port| port.container_port)

@@ -13,7 +13,7 @@ pub use core::{
 pub(crate) use implied_slices::check_service;
 pub use implied_slices::{implied_slices, is_implied};
 pub use network_policy::{
-    IntOrString, IpBlock, LabelSelector, NetworkPolicy, NetworkPolicyPeer, NetworkPolicyPort,
+    IntOrString, IpBlock, KubernetesNetworkPolicy, LabelSelector, NetworkPolicyPeer, NetworkPolicyPort,
     NetworkPolicyRule, NetworkPolicySpec, Requirement,
 };
 pub use service::{

@@ -11,7 +11,7 @@ use crate::{FieldError, Metadata};
 
 /// A policy for the pods of one namespace.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct NetworkPolicy {
+pub struct KubernetesNetworkPolicy {
     /// Its name and namespace.
     pub metadata: Metadata,
     /// Its content.
@@ -182,7 +182,7 @@ impl LabelSelector {
     }
 }
 
-impl NetworkPolicy {
+impl KubernetesNetworkPolicy {
     /// The directions in which it isolates, with the API server's defaults (policy decision 10).
     #[must_use]
     pub fn effective_types(&self) -> Vec<PolicyType> {

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_looks_like_policy_is_never_unrelated() {
+    fn documents_that_resemble_policy_are_never_unrelated() {
         for (api_version, kind, said) in [
             (
                 "networking.k8s.io",

@@ -7,48 +7,47 @@ use super::Takes::{
 };
 use super::{Field, Takes, field};
 
-const WIREGUARD_REFUSED: &str = "Tortie does not encrypt packets between nodes; they would go in the clear. Take it out, or \
-     encrypt the network below";
+const WIREGUARD_REFUSED: &str = "Tortie does not encrypt packets between nodes, so they would be sent in the clear. Remove the \
+     field, or encrypt the network below";
 const NODE_SELECTOR_REFUSED: &str =
     "settings for nodes by their labels are not supported; name the object node.NAME for one node";
 
-const AWS: &str = "Tortie does not talk to cloud providers; set it at the instances";
-const CONNTRACK_INVALID: &str =
-    "packets that connection tracking calls invalid are judged by policy like all others";
-const DEBUG: &str = "it is for finding faults in Felix, which is not there";
+const AWS: &str = "Tortie does not configure cloud providers; configure the instances instead";
+const CONNTRACK_INVALID: &str = "packets that connection tracking reports as invalid are dropped";
+const DEBUG: &str = "it debugs Felix, which Tortie does not contain";
 const DRIVER: &str = "Tortie has no external dataplane drivers";
 const EBPF: &str = "Tortie has no eBPF dataplane; nftables and HNS enforce the same policy";
-const EXTERNAL_NODES: &str = "packets of the overlay are taken from the cluster's nodes only";
-const FEATURE_GATES: &str = "they are of Felix, which is not there";
+const EXTERNAL_NODES: &str = "VXLAN packets are accepted only from nodes of the cluster";
+const FEATURE_GATES: &str = "it configures Felix, which Tortie does not contain";
 const FIREWALL: &str = "Tortie does not change the Windows firewall; open the port yourself";
 const FLOATING: &str = "floating addresses are not supported";
 const FLOW_LOGS: &str = "flow logs are not supported yet";
 const FORWARDING: &str = "nodes always forward packets of pods";
-const GO: &str = "it tunes the runtime of Felix, which is not there";
-const HEALTH: &str = "agents have no health port; `tortie get nodereports` says what they do";
+const GO: &str = "it tunes the runtime of Felix, which Tortie does not contain";
+const HEALTH: &str = "agents have no health port; `tortie get nodereports` shows their state";
 const INTERFACES: &str =
-    "pods' interfaces on the host are always called cali…, and every other one may be a host endpoint's";
-const IPIP: &str = "there is no IPIP; packets between nodes are carried by VXLAN";
-const IPTABLES: &str = "Tortie uses nftables, and not iptables and ipsets";
+    "host interfaces of pods always begin with cali; every other interface may have a host endpoint";
+const IPIP: &str = "Tortie has no IPIP; packets between nodes use VXLAN";
+const IPTABLES: &str = "Tortie uses nftables, not iptables and ipsets";
 const IPV6: &str = "pods get no IPv6 addresses yet";
 const ISTIO: &str = "Tortie does not work with Istio yet";
-const L2: &str = "nodes do not answer for pods on their own network";
-const LOG_ACTION: &str = "the Log action writes no log yet";
-const LOGS: &str = "agents log to standard error what RUST_LOG chooses";
+const L2: &str = "nodes do not answer ARP or neighbour discovery for pods on their own network";
+const LOG_ACTION: &str = "on Linux, the Log action sends each packet to nflog, with the name of the policy as the prefix and \
+     without a rate limit; Windows nodes do not log";
+const LOGS: &str = "agents log to standard error; RUST_LOG sets the level";
 const METRICS: &str = "agents have no Prometheus metrics yet";
 const MTU: &str = "the MTU of pods and of the overlay is 1450 bytes";
-const NAT: &str =
-    "packets to outside of all pools leave with the address of the interface that they leave by";
-const NFTABLES: &str = "the table has its own marks, chains and times, which cannot be set";
+const NAT: &str = "packets that leave all pools get the address of the interface that they leave by";
+const NFTABLES: &str = "marks, chains and intervals of the nftables table are fixed";
 const OPENSTACK: &str = "Tortie does not work with OpenStack";
-const REPORTING: &str = "agents report in NodeReports, when something changes";
-const ROUTES: &str = "agents keep their own routes as they must be, and leave those of others alone";
-const SERVICE_LOOP: &str = "packets to addresses of Services that no Service has are not dropped";
-const SPOOFING: &str = "a pod's packets always need its own address";
-const USAGE: &str = "Tortie reports no usage to anybody";
+const REPORTING: &str = "agents write a NodeReport when something changes";
+const ROUTES: &str = "agents repair their own routes, and do not change those of others";
+const SERVICE_LOOP: &str = "packets to unused addresses of the Service network are not dropped";
+const SPOOFING: &str = "a pod's packets must always have its own address";
+const USAGE: &str = "Tortie reports no usage statistics";
 const VNI: &str = "the VXLAN network identifier is 4096";
-const VXLAN_ENABLED: &str = "packets between nodes are carried by VXLAN wherever a pool says so";
-const VXLAN_PORT: &str = "the UDP port of VXLAN is 4789; Windows has no other";
+const VXLAN_ENABLED: &str = "packets between nodes use VXLAN if the pool requires it";
+const VXLAN_PORT: &str = "the UDP port of VXLAN is 4789; Windows supports no other";
 const WIREGUARD: &str = "Tortie has no WireGuard";
 
 /// The fields of `spec`.

@@ -11,11 +11,11 @@ use super::{Field, field};
 use crate::kubernetes::Node;
 use crate::{FieldError, Key};
 
-const IPIP: &str = "IPIP is not supported, as Windows nodes cannot carry it; use vxlanMode: Always";
-const BGP: &str = "Tortie speaks no BGP, so nothing is exported in any case";
-const NOT_CARRIED: &str = "Never, which is the default, carries no packets between nodes: Tortie has no other way than VXLAN \
+const IPIP: &str = "IPIP is not supported, because Windows nodes have none; use vxlanMode: Always";
+const BGP: &str = "Tortie has no BGP, so it exports no pool";
+const NOT_CARRIED: &str = "with Never, the default, no packets pass between nodes, because VXLAN is the only encapsulation \
      yet; use Always";
-const AWS: &str = "Tortie does not talk to cloud providers";
+const AWS: &str = "Tortie does not configure cloud providers";
 
 /// The fields of `spec`.
 pub(super) const FIELDS: &[Field] = &[

@@ -29,22 +29,22 @@ pub(crate) fn read_by<T: DeserializeOwned>() -> Vec<Read> {
     found
 }
 
-fn follow<T: DeserializeOwned>(way: &mut Vec<Step>, found: &mut Vec<Read>) {
+fn follow<T: DeserializeOwned>(steps: &mut Vec<Step>, found: &mut Vec<Read>) {
     let seen = RefCell::new(Vec::new());
-    let _ = T::deserialize(Probe { way, seen: &seen });
+    let _ = T::deserialize(Probe { steps, seen: &seen });
     let seen = seen.into_inner();
-    if seen.is_empty() && !way.is_empty() {
-        found.push(Read { path: shown(way) });
+    if seen.is_empty() && !steps.is_empty() {
+        found.push(Read { path: shown(steps) });
         return;
     }
     for step in seen {
-        if way.len() >= DEEPEST {
-            found.push(Read { path: shown(way) });
+        if steps.len() >= DEEPEST {
+            found.push(Read { path: shown(steps) });
             return;
         }
-        way.push(step);
-        follow::<T>(way, found);
-        way.pop();
+        steps.push(step);
+        follow::<T>(steps, found);
+        steps.pop();
     }
 }
 
@@ -54,8 +54,8 @@ enum Step {
     Item,
 }
 
-fn shown(way: &[Step]) -> String {
-    way.iter().fold(String::new(), |path, step| match step {
+fn shown(steps: &[Step]) -> String {
+    steps.iter().fold(String::new(), |path, step| match step {
         Step::Field(name) if path.is_empty() => (*name).to_owned(),
         Step::Field(name) => format!("{path}.{name}"),
         Step::Item => format!("{path}[]"),
@@ -64,7 +64,7 @@ fn shown(way: &[Step]) -> String {
 
 #[derive(Clone, Copy)]
 struct Probe<'a> {
-    way: &'a [Step],
+    steps: &'a [Step],
     seen: &'a RefCell<Vec<Step>>,
 }
 
@@ -94,12 +94,12 @@ impl<'de> Deserializer<'de> for Probe<'_> {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
-        match self.way.split_first() {
+        match self.steps.split_first() {
             None => {
                 self.seen.borrow_mut().push(Step::Item);
                 Self::end()
             }
-            Some((_, way)) => visitor.visit_seq(One(Probe { way, ..self })),
+            Some((_, steps)) => visitor.visit_seq(One(Probe { steps, ..self })),
         }
     }
 
@@ -109,13 +109,13 @@ impl<'de> Deserializer<'de> for Probe<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        match self.way.split_first() {
+        match self.steps.split_first() {
             None => {
                 self.seen.borrow_mut().extend(fields.iter().map(|name| Step::Field(name)));
                 Self::end()
             }
-            Some((Step::Field(name), way)) => {
-                visitor.visit_map(OneField { name: Some(name), value: Probe { way, ..self } })
+            Some((Step::Field(name), steps)) => {
+                visitor.visit_map(OneField { name: Some(name), value: Probe { steps, ..self } })
             }
             Some((Step::Item, _)) => Self::end(),
         }

@@ -12,7 +12,7 @@ use cases::cases;
 use support::{OUTSIDE, calc_of, calico, objects, oracle_says, passes};
 
 #[test]
-fn policies_come_to_what_they_say() {
+fn policies_have_their_documented_verdicts() {
     for case in cases() {
         let objects = objects(&case.policies);
         let calc = calc_of(&case.policies);
@@ -38,7 +38,7 @@ fn policies_come_to_what_they_say() {
 /// A stored policy that cannot be understood denies, in the directions that it names, at its position, for the
 /// endpoints that it selects (18).
 #[test]
-fn what_cannot_be_understood_denies() {
+fn invalid_policies_deny() {
     let policy = |spec: Value| json!({"metadata": {"name": "p", "namespace": "db"}, "spec": spec});
     let allow_first = json!({"order": 1, "ingress": [{"action": "Allow", "protocol": "TCP", "destination": {"ports": [1]}}]});
     for (spec, allowed, denied) in [
@@ -92,7 +92,7 @@ fn what_cannot_be_understood_denies() {
 
 /// One unreadable part of an object does not hide the rest of it from a Deny rule.
 #[test]
-fn damaged_objects_count_as_far_as_they_can_be_read() {
+fn damaged_objects_apply_as_far_as_they_can_be_read() {
     let mut calc = calc_of(
         &(calico(
             "db",
@@ -121,14 +121,14 @@ fn damaged_objects_count_as_far_as_they_can_be_read() {
     assert!(!passes(&calc, "outside", "db/main", "tcp/1"));
     assert!(!passes(&calc, "lost/pod", "db/main", "tcp/1"));
     let findings: Vec<String> = calc.findings().into_iter().map(|finding| finding.problem).collect();
-    for said in ["spec.nets[0]", "metadata.labels.n", "metadata.labels.projectcalico.org/odd.name"] {
-        assert!(findings.iter().any(|finding| finding.contains(said)), "{said}: {findings:?}");
+    for reported in ["spec.nets[0]", "metadata.labels.n", "metadata.labels.projectcalico.org/odd.name"] {
+        assert!(findings.iter().any(|finding| finding.contains(reported)), "{reported}: {findings:?}");
     }
 }
 
 /// A policy of a tier whose order cannot be read comes before everything that could allow.
 #[test]
-fn an_unreadable_place_comes_first() {
+fn a_policy_with_an_unreadable_position_comes_first() {
     let allow = calico("db", "a", "{order: -5, ingress: [{action: Allow}]}");
     let policy =
         json!({"metadata": {"name": "p", "namespace": "db"}, "spec": {"tier": 5, "types": ["Ingress"]}});
@@ -148,7 +148,7 @@ fn an_unreadable_place_comes_first() {
 
 /// A peer of an unknown kind closes its rule: an Accept matches nothing, a Deny and a Pass deny everything (9).
 #[test]
-fn rules_that_are_not_understood_close() {
+fn unreadable_rules_deny() {
     for (action, passes_it) in [("Accept", true), ("Deny", false), ("Pass", false)] {
         let mut calc = calc_of("");
         let rule = json!({"action": action, "from": [{"namespaces": {}}, {"galaxies": {}}]});
@@ -158,14 +158,14 @@ fn rules_that_are_not_understood_close() {
         calc.update(&Key::global(Kind::ClusterNetworkPolicy, "c"), Some(&value));
         calc.flush();
         assert_eq!(passes(&calc, "web/front", "db/main", "tcp/1"), passes_it, "{action}");
-        let said = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
-        assert!(said, "{action}: {:?}", calc.findings());
+        let reported = calc.findings().into_iter().any(|finding| finding.problem.contains("galaxies"));
+        assert!(reported, "{action}: {:?}", calc.findings());
     }
 }
 
 /// A policy of any shape, even one that is not a policy at all, neither opens anything nor panics.
 #[test]
-fn garbage_is_closed() {
+fn random_garbage_denies() {
     for value in [
         json!(null),
         json!([]),

@@ -257,7 +257,7 @@ fn traps() -> Vec<Trap> {
 }
 
 #[test]
-fn nobody_falls_into_the_known_traps() {
+fn known_traps_are_avoided() {
     for trap in traps() {
         let mut all = objects("");
         all.extend(trap.stored);

@@ -144,10 +144,10 @@ fn host(
     state: &mut NodeState,
 ) -> HostEndpoint {
     let table = |hooks: &[Hook], ends: bool| {
-        let asked = |policy: &Compiled| policy.hook == Hook::Everywhere || hooks.contains(&policy.hook);
+        let applies = |policy: &Compiled| policy.hook == Hook::Everywhere || hooks.contains(&policy.hook);
         let mut table = EndpointProgram {
-            ingress: tiers(objects, policies, labels, |policy| asked(policy) && policy.ingress),
-            egress: tiers(objects, policies, labels, |policy| asked(policy) && policy.egress),
+            ingress: tiers(objects, policies, labels, |policy| applies(policy) && policy.ingress),
+            egress: tiers(objects, policies, labels, |policy| applies(policy) && policy.egress),
             profiles: vec![],
         };
         for tier in table.ingress.iter_mut().chain(&mut table.egress).filter(|_| !ends) {

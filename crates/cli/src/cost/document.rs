@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use tortie_windows::{Saving, Tally};
 
-use super::{Found, PodCost, PolicyTotal, RuleTotal, way};
+use super::{CostReport, PodCost, PolicyTotal, RuleTotal, direction_name};
 
-pub(super) fn of(found: &Found) -> Value {
+pub(super) fn of(found: &CostReport) -> Value {
     let total = &found.total;
     let mut naive = tally(&total.naive);
     naive["atLeast"] = json!(total.cut);
@@ -50,7 +50,7 @@ fn policy(total: &PolicyTotal) -> Value {
 fn rule(rule: &RuleTotal) -> Value {
     let place = rule.place.trim().trim_matches(['(', ')']);
     json!({
-        "policy": rule.policy.to_string(), "direction": way(rule.direction), "rule": rule.number,
+        "policy": rule.policy.to_string(), "direction": direction_name(rule.direction), "rule": rule.number,
         "place": (!place.is_empty()).then_some(place),
         "saves": {"withoutSets": saving(rule.lists), "withSets": saving(rule.sets)},
         "because": rule.because.to_string(),

@@ -2,15 +2,15 @@
 
 use tortie_windows::Tally;
 
-use super::{DEAREST, Found, RuleTotal, Subject, entries, way};
+use super::{CostReport, DEAREST, RuleTotal, Subject, direction_name, entries};
 use crate::output;
 
 /// The maximum number of rules in the advice.
 const MAX_RULES: usize = 3;
 
-pub(super) fn print(found: &Found) {
+pub(super) fn print(found: &CostReport) {
     output::line(&format!("{}:", title(found)));
-    ways(found);
+    variants(found);
     match &found.subject {
         Subject::Pod { .. } => {
             output::line("\nby policy, in the order in which they are asked:");
@@ -36,7 +36,7 @@ pub(super) fn print(found: &Found) {
     notes(found);
 }
 
-fn title(found: &Found) -> String {
+fn title(found: &CostReport) -> String {
     let pods = output::count(found.pods.len() as u64, "pod");
     let scope = match found.windows {
         0 => "as if on Windows nodes".to_owned(),
@@ -51,7 +51,7 @@ fn title(found: &Found) -> String {
     }
 }
 
-fn ways(found: &Found) {
+fn variants(found: &CostReport) {
     let total = &found.total;
     let least = if total.cut { "at least " } else { "" };
     let row = |name: &str, tally: &Tally, sets: String, least: &str| {
@@ -78,7 +78,7 @@ fn tallies(lists: &Tally, sets: &Tally, naive: &Tally) -> [String; 5] {
     [lists.acls, lists.addresses, sets.acls, naive.acls, naive.addresses].map(|count| count.to_string())
 }
 
-fn pods(found: &Found) {
+fn pods(found: &CostReport) {
     let header = ["  pod", "node"].into_iter().chain(HEADER).map(str::to_owned).collect();
     let rows = found.pods.iter().take(DEAREST).map(|pod| {
         let name = format!("  {}/{}", pod.id.namespace, pod.id.pod);
@@ -90,7 +90,7 @@ fn pods(found: &Found) {
     rest(found.pods.len(), DEAREST);
 }
 
-fn policies(found: &Found, most: usize) {
+fn policies(found: &CostReport, most: usize) {
     let header = ["  policy", "pods"].into_iter().chain(HEADER).map(str::to_owned).collect();
     let rows = found.policies.iter().take(most).map(|total| {
         let counts = tallies(&total.lists, &total.sets, &total.naive);
@@ -106,7 +106,7 @@ fn rest(all: usize, most: usize) {
     }
 }
 
-fn rules(found: &Found) {
+fn rules(found: &CostReport) {
     let header = ["  rule", "ACLs", "addresses", "ACLs with sets", "because"].map(str::to_owned).to_vec();
     let rows = found.rules.iter().map(|rule| {
         let counts = [rule.lists.acls, rule.lists.addresses, rule.sets.acls].map(|count| count.to_string());
@@ -121,11 +121,11 @@ fn rules(found: &Found) {
 
 /// `rule 2 (ingress) of NetworkPolicy shop/web`.
 fn named(rule: &RuleTotal) -> String {
-    format!("rule {} ({}) of {}", rule.number, way(rule.direction), rule.policy)
+    format!("rule {} ({}) of {}", rule.number, direction_name(rule.direction), rule.policy)
 }
 
 /// Which rules to change to save most.
-fn advice(found: &Found) {
+fn advice(found: &CostReport) {
     let (pods, all) = &found.looked_at;
     let worth = found.rules.iter().filter(|rule| entries(rule.lists) > 0).take(MAX_RULES);
     let mut worth = worth.peekable();
@@ -158,7 +158,7 @@ fn advice(found: &Found) {
     }
 }
 
-fn notes(found: &Found) {
+fn notes(found: &CostReport) {
     output::line("");
     if found.windows == 0 {
         output::line("There is no Windows node, so all pods were looked at as if they were on such.");

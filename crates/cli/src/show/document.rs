@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 use tortie_agent::control::ShownEndpoint;
 use tortie_api::net::Direction;
 
-use super::Found;
+use super::ShownPod;
 use crate::words::{self, Meanings};
 
-pub(super) fn of(found: &Found, sets: &Meanings) -> Value {
+pub(super) fn of(found: &ShownPod, sets: &Meanings) -> Value {
     let endpoints: Vec<Value> = found.endpoints.iter().map(|shown| of_endpoint(shown, sets)).collect();
     json!({
         "namespace": found.namespace, "pod": found.pod, "node": found.node, "endpoints": endpoints,

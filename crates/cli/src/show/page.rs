@@ -8,12 +8,12 @@ use tortie_api::net::{Action, Direction};
 use tortie_dataplane::{Count, Shown, ShownList, ShownPart, ShownRule};
 use tortie_policy::program::{EndOfTier, PolicyId};
 
-use super::Found;
+use super::ShownPod;
 use crate::explain::{DENIED, FAINT, coloured};
 use crate::output;
 use crate::words::{self, Meanings};
 
-pub(super) fn print(found: &Found, sets: &Meanings, counters: bool) {
+pub(super) fn print(found: &ShownPod, sets: &Meanings, counters: bool) {
     for shown in &found.endpoints {
         let endpoint = &shown.asked.endpoint;
         let addresses: Vec<_> = endpoint.addresses.iter().map(ToString::to_string).collect();
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_rules_are_cut_between_characters() {
+    fn long_rules_are_truncated_between_characters() {
         assert_eq!(shortened("drop"), "drop");
         let long = shortened(&"ä".repeat(MAX_CHARACTERS + 7));
         assert_eq!(long, format!("{}… (7 characters more)", "ä".repeat(MAX_CHARACTERS)));

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use super::support::{Lab, Running, User, leftovers};
 
 #[test]
-fn a_folder_that_is_no_labs_is_not_touched() {
+fn a_folder_without_a_lab_is_not_changed() {
     for (name, text) in [("thesis.txt", "years of work"), ("lock", ""), ("tortie-lab", "notes about the lab")]
     {
         let lab = Lab::new(User::Root);
@@ -25,7 +25,7 @@ fn a_folder_that_is_no_labs_is_not_touched() {
 }
 
 #[test]
-fn commands_end_with_the_codes_of_a_shell() {
+fn commands_return_the_exit_codes_of_a_shell() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     let script = lab.file("not-executable", "");
@@ -69,7 +69,7 @@ fn commands_end_with_the_codes_of_a_shell() {
 
 /// The kubelet of a deleted node registers it again; the agent then publishes its VTEP.
 #[test]
-fn a_node_that_is_deleted_comes_back() {
+fn a_deleted_node_registers_again() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     let node = || lab.json(&["get", "nodes", "-o", "json"])["items"][0]["metadata"].clone();

@@ -161,7 +161,7 @@ fn objects(lab: &Lab, linux: &NetNs) -> String {
 /// Traffic continues while the agents are down; they are restarted, find their objects, and apply what changed
 /// meanwhile.
 #[test]
-fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
+fn a_killed_agent_cuts_no_connection_and_restarts() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
@@ -233,7 +233,7 @@ fn an_agent_that_is_killed_cuts_nothing_and_comes_back() {
 
 /// An incomplete sandbox is removed, and the pod runs as soon as possible. Other pods do not wait.
 #[test]
-fn an_hns_that_hangs_holds_up_its_own_pods_only() {
+fn a_hanging_hns_blocks_only_its_own_pods() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
@@ -246,13 +246,13 @@ fn an_hns_that_hangs_holds_up_its_own_pods_only() {
     lab.ok(&["apply", "-f", &lab.file("stuck.yml", &pods.join("---\n"))]);
     let status =
         |pod: &str| lab.json(&["get", "pods", "-n", "calico-demo", pod, "-o", "json"])["status"].clone();
-    let is_told = |pod: &String| {
-        let said = status(pod)["message"].as_str().unwrap_or_default().to_owned();
-        said.contains("the emulated HNS of node minion")
+    let is_reported = |pod: &String| {
+        let message = status(pod)["message"].as_str().unwrap_or_default().to_owned();
+        message.contains("the emulated HNS of node minion")
     };
     lab.ok(&["apply", "-f", &lab.file("free.yml", &support::pod("free", "primary", "other"))]);
     lab.wait_until("a Linux pod runs", || status("free")["phase"] == "Running");
-    assert!(!stuck.iter().any(is_told), "the Linux pod runs before any call of HNS has ended");
+    assert!(!stuck.iter().any(is_reported), "the Linux pod runs before any call of HNS has ended");
     // The switch hangs, too: that is not policy, and the matrix does not call it policy.
     let output = lab.tortie(&["lab", "matrix", "-o", "json", "--port", "80"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -267,7 +267,7 @@ fn an_hns_that_hangs_holds_up_its_own_pods_only() {
         assert_eq!(failed, hangs, "{each}");
     }
 
-    lab.wait_until("it is told why", || is_told(&stuck[0]));
+    lab.wait_until("it is told why", || is_reported(&stuck[0]));
     signal(&hns, Signal::CONT);
     lab.wait_for_pods();
     running.signal(Signal::TERM);
@@ -277,29 +277,29 @@ fn an_hns_that_hangs_holds_up_its_own_pods_only() {
 
 /// What a kubelet passes to the plugin of a pod, including its uid.
 #[test]
-fn the_plugin_is_told_the_pods_uid() {
+fn the_plugin_receives_the_pods_uid() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
-    let (bin, told) = (lab.dir().join("bin"), lab.dir().join("told"));
+    let (bin, log) = (lab.dir().join("bin"), lab.dir().join("told"));
     std::fs::create_dir(lab.dir().join("real")).unwrap();
     symlink(std::fs::read_link(bin.join("tortie-cni")).unwrap(), lab.dir().join("real/tortie-cni")).unwrap();
     std::fs::remove_file(bin.join("tortie-cni")).unwrap();
     let script = format!(
         "#!/bin/sh\necho \"$CNI_COMMAND $CNI_ARGS\" >> {}\nexec {}\n",
-        told.display(),
+        log.display(),
         lab.dir().join("real/tortie-cni").display()
     );
     std::fs::write(bin.join("tortie-cni"), script).unwrap();
     std::fs::set_permissions(bin.join("tortie-cni"), std::fs::Permissions::from_mode(0o755)).unwrap();
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
     lab.wait_for_pods();
-    let told = std::fs::read_to_string(told).unwrap();
+    let log = std::fs::read_to_string(log).unwrap();
     for pod in crate::PODS {
         let pod = pod.rsplit('/').next().unwrap();
         let stored = lab.json(&["get", "pods", "-n", "calico-demo", pod, "-o", "json"]);
         let uid = stored["metadata"]["uid"].as_str().unwrap();
-        let line = told.lines().find(|line| line.contains(&format!("K8S_POD_NAME={pod};"))).unwrap();
+        let line = log.lines().find(|line| line.contains(&format!("K8S_POD_NAME={pod};"))).unwrap();
         assert!(line.starts_with("ADD ") && line.contains(&format!("K8S_POD_UID={uid}")), "{line}");
     }
     running.signal(Signal::TERM);

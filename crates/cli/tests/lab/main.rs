@@ -144,7 +144,7 @@ fn an_interrupt_at_any_moment_cleans_up() {
 }
 
 #[test]
-fn a_cluster_is_worked_with_from_another_terminal() {
+fn a_cluster_can_be_used_from_another_terminal() {
     let lab = Lab::new(User::Ordinary);
     let mut running = lab.up(&["--linux", "2", "--windows", "2"]);
     let names = |kind: &str| -> Vec<String> {
@@ -252,12 +252,12 @@ fn exec_and_capture(lab: &Lab) {
     lab.json(&["lab", "matrix", "-o", "json", "--port", "80"]);
     let lines = capture.output();
     for (from, to) in [("192.0.2.11", "192.0.2.12"), ("192.0.2.12", "192.0.2.11")] {
-        let way = |line: &&String| {
+        let is_vxlan = |line: &&String| {
             line.contains(&format!("IP {from}.")) && line.contains(&format!("> {to}.4789: VXLAN"))
         };
         let line = lines
             .iter()
-            .find(way)
+            .find(is_vxlan)
             .unwrap_or_else(|| panic!("no VXLAN from {from} to {to} in\n{}", lines.join("\n")));
         assert!(line.contains("vni 4096"), "{line}");
     }

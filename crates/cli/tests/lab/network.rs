@@ -5,7 +5,7 @@ use super::support::{Lab, User};
 /// Neighbour entries that are not permanent are counted for the whole machine, with room for 1,024 of them: pods that
 /// resolve each other would make labs fail each other.
 #[test]
-fn nobody_depends_on_the_machines_neighbour_table() {
+fn the_lab_uses_no_dynamic_neighbour_entries() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&["--linux", "2"]);
     lab.ok(&["apply", "-f", &lab.example("policy-demo-pods.yml")]);
@@ -35,7 +35,7 @@ fn nobody_depends_on_the_machines_neighbour_table() {
 /// A hostNetwork pod uses its node's network: it has no network of its own, no policy for pods applies to it, and it
 /// has the node's address.
 #[test]
-fn a_host_network_pod_is_its_node() {
+fn a_host_network_pod_counts_as_its_node() {
     let lab = Lab::new(User::Root);
     let mut running = lab.up(&[]);
     let pod = |name: &str, node: &str, more: &str| {
@@ -86,21 +86,23 @@ fn a_host_network_pod_is_its_node() {
     // Settings without effect are stored, and not reported as in force.
     let felix = "apiVersion: projectcalico.org/v3\nkind: FelixConfiguration\nmetadata: {name: default}\nspec: {vxlanVNI: 5000}\n";
     let output = lab.tortie(&["apply", "--wait", "-f", &lab.file("felix.yml", felix)]).output().unwrap();
-    let said =
+    let printed =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && !said.contains("in force on"), "{said}");
+    assert!(!output.status.success() && !printed.contains("in force on"), "{printed}");
     for part in [
         "warning: ",
         "node primary: FelixConfiguration default: FieldNotSupported: spec.vxlanVNI",
         "node minion: ",
     ] {
-        assert!(said.contains(part), "{part} in {said}");
+        assert!(printed.contains(part), "{part} in {printed}");
     }
 
     // A pod whose namespace does not exist reports it, and is connected once the namespace exists.
     let lost = pod("lost", "primary", "hostNetwork: false").replace("namespace: n}", "namespace: nowhere}");
     lab.ok(&["apply", "-f", &lab.file("lost.yml", &lost)]);
-    lab.wait_until("it is told", || lab.ok(&["get", "pods"]).contains("Namespace nowhere does not exist"));
+    lab.wait_until("it is reported", || {
+        lab.ok(&["get", "pods"]).contains("Namespace nowhere does not exist")
+    });
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: nowhere}\n";
     lab.ok(&["apply", "-f", &lab.file("nowhere.yml", namespace)]);
     lab.wait_for_pods();

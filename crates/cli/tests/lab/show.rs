@@ -34,8 +34,8 @@ fn with_policy(user: User) -> (Lab, Running) {
     lab.wait_for_pods();
     // It fails, because Windows cannot express the last rule.
     let applied = lab.tortie(&["apply", "--wait", "-f", &lab.file("policy.yml", POLICY)]).output().unwrap();
-    let told = String::from_utf8_lossy(&applied.stdout);
-    assert!(told.contains("in force on 2 nodes"), "{applied:?}");
+    let message = String::from_utf8_lossy(&applied.stdout);
+    assert!(message.contains("in force on 2 nodes"), "{applied:?}");
     (lab, running)
 }
 
@@ -60,7 +60,7 @@ fn end(lab: &Lab, mut running: Running) {
 }
 
 #[test]
-fn a_pod_is_shown_on_either_system() {
+fn a_pod_is_shown_on_both_systems() {
     let (lab, running) = with_policy(User::Root);
     let linux = show(&lab, "linux-server", &[]);
     assert!(linux.contains("pod calico-demo/linux-server (eth0) on node primary"), "{linux}");
@@ -87,7 +87,7 @@ fn a_pod_is_shown_on_either_system() {
 
 /// Real connections, in an ordinary user's lab.
 #[test]
-fn hits_are_shown_where_rules_count() {
+fn hits_are_shown_if_rules_have_counters() {
     let (lab, running) = with_policy(User::Ordinary);
     let before = show(&lab, "linux-server", &["--counters"]);
     assert!(
@@ -118,7 +118,7 @@ fn hits_are_shown_where_rules_count() {
 }
 
 #[test]
-fn what_cannot_be_shown_is_told_with_its_name() {
+fn objects_that_cannot_be_shown_are_named() {
     let (lab, running) = with_policy(User::Root);
     let host = "apiVersion: v1\nkind: Pod\nmetadata: {name: host, namespace: calico-demo}\nspec: {nodeName: primary, \
                 hostNetwork: true, containers: [{name: c}]}\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: nowhere, \

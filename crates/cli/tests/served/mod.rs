@@ -87,6 +87,6 @@ async fn serve(store: Arc<Embedded>, socket: PathBuf) {
     serve_unix(store, &socket).await.unwrap();
 }
 
-pub(crate) fn said(output: &Output) -> String {
+pub(crate) fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }

@@ -120,14 +120,14 @@ fn with_strangers(document: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn documents_come_back_as_they_went_in() {
+fn documents_round_trip() {
     for (kind, document) in documents() {
         assert_eq!(strictly(kind, &document.to_string()), Ok(document));
     }
 }
 
 #[test]
-fn strict_reading_finds_a_stranger_wherever_it_is() {
+fn strict_reading_rejects_unknown_members_at_every_depth() {
     let mut found = 0;
     for (kind, document) in documents() {
         for strange in with_strangers(&document) {
@@ -145,7 +145,7 @@ fn strict_reading_finds_a_stranger_wherever_it_is() {
 }
 
 #[test]
-fn lenient_reading_keeps_strangers() {
+fn lenient_reading_keeps_unknown_members() {
     for (kind, document) in documents().into_iter().filter(|(kind, _)| *kind == "endpoint") {
         for strange in with_strangers(&document) {
             let read: Endpoint = lenient(&strange.to_string()).unwrap();
@@ -211,7 +211,7 @@ fn namespace_endpoints_in_both_spellings() {
 proptest! {
     /// No input makes the parser panic.
     #[test]
-    fn any_text_is_read_or_refused(text in "\\PC{0,80}") {
+    fn any_text_is_read_or_rejected(text in "\\PC{0,80}") {
         let _ = strict::<Network>(&text);
         let _ = strict::<Endpoint>(&text);
         let _ = lenient::<Modify>(&text);

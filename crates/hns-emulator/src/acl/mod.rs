@@ -27,7 +27,7 @@ pub enum PacketDirection {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Packet {
     /// To or from the endpoint.
-    pub way: PacketDirection,
+    pub direction: PacketDirection,
     /// The IP protocol number.
     pub protocol: u8,
     /// The endpoint's address.
@@ -134,11 +134,11 @@ impl AccessControl {
 fn by_default(rules: &[Rule], default: DefaultAction, packet: &Packet) -> Verdict {
     let closed = match default {
         DefaultAction::DenyBoth => !rules.is_empty(),
-        DefaultAction::DenySameDirection => rules.iter().any(|rule| rule.way == packet.way),
+        DefaultAction::DenySameDirection => rules.iter().any(|rule| rule.direction == packet.direction),
         DefaultAction::Allow => false,
     };
     // Without ACLs, all outgoing packets pass, and incoming ICMP, IGMP, TCP and UDP.
-    if !closed && (packet.way == PacketDirection::Out || matches!(packet.protocol, 1 | 2 | 6 | 17)) {
+    if !closed && (packet.direction == PacketDirection::Out || matches!(packet.protocol, 1 | 2 | 6 | 17)) {
         Verdict::Allow
     } else {
         Verdict::Block

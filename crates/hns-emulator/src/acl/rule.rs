@@ -19,7 +19,7 @@ const ANY_PROTOCOL: u16 = 256;
 #[derive(Debug, Clone)]
 pub(super) struct Rule {
     pub(super) id: String,
-    pub(super) way: PacketDirection,
+    pub(super) direction: PacketDirection,
     pub(super) verdict: Verdict,
     pub(super) priority: u16,
     protocols: Vec<u16>,
@@ -51,7 +51,7 @@ impl Rule {
         };
         Ok(Rule {
             id: acl.id.clone(),
-            way: match acl.direction {
+            direction: match acl.direction {
                 AclDirection::In => PacketDirection::In,
                 AclDirection::Out => PacketDirection::Out,
                 AclDirection::Unknown(ref text) => return Err(NotUnderstood(format!("Direction {text:?}"))),
@@ -81,12 +81,12 @@ impl Rule {
             some => has_ports && some.contains(port.into()),
         };
         let (local, remote) = (packet.local, packet.remote);
-        let (set_local, set_remote) = match (self.reading, packet.way) {
+        let (set_local, set_remote) = match (self.reading, packet.direction) {
             // The source of an incoming packet is the peer.
             (SetReading::Flow, PacketDirection::In) => (remote, local),
             _ => (local, remote),
         };
-        self.way == packet.way
+        self.direction == packet.direction
             && (self.protocols.is_empty()
                 || self.protocols.iter().any(|p| *p == protocol || *p == ANY_PROTOCOL))
             && self.local.holds(local, set_local)

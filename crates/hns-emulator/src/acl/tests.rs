@@ -27,7 +27,7 @@ fn judge(acls: &[Acl], default: DefaultAction, packet: Packet) -> bool {
 
 fn tcp_in(remote: &str, local_port: u16) -> Packet {
     Packet {
-        way: PacketDirection::In,
+        direction: PacketDirection::In,
         protocol: 6,
         local: Ipv4Addr::new(10, 0, 0, 5),
         remote: remote.parse().unwrap(),
@@ -37,7 +37,7 @@ fn tcp_in(remote: &str, local_port: u16) -> Packet {
 }
 
 #[test]
-fn lower_priority_number_first_whatever_the_order() {
+fn lower_priority_numbers_win_in_any_order() {
     let allow = acl(1000, "Allow", "In", json!({"RemoteAddresses": "10.1.0.0/16"}));
     let block = acl(1001, "Block", "In", json!({}));
     for acls in [[allow.clone(), block.clone()], [block, allow]] {
@@ -54,12 +54,12 @@ fn equal_priority_block_wins() {
 }
 
 #[test]
-fn local_is_the_endpoint_and_remote_the_peer_both_ways() {
+fn local_is_the_endpoint_and_remote_the_peer_in_both_directions() {
     let criteria = json!({"LocalAddresses": "10.0.0.5", "RemoteAddresses": "10.1.2.3", "LocalPorts": "80",
         "RemotePorts": "40000-40001", "Protocols": "6"});
-    for (direction, way) in [("In", PacketDirection::In), ("Out", PacketDirection::Out)] {
-        let acls = [acl(1000, "Allow", direction, criteria.clone())];
-        let packet = Packet { way, ..tcp_in("10.1.2.3", 80) };
+    for (name, direction) in [("In", PacketDirection::In), ("Out", PacketDirection::Out)] {
+        let acls = [acl(1000, "Allow", name, criteria.clone())];
+        let packet = Packet { direction, ..tcp_in("10.1.2.3", 80) };
         assert!(judge(&acls, DefaultAction::DenyBoth, packet));
         for wrong in [
             Packet { local: Ipv4Addr::new(10, 0, 0, 6), ..packet },
@@ -77,7 +77,7 @@ fn local_is_the_endpoint_and_remote_the_peer_both_ways() {
 fn defaults() {
     use DefaultAction::*;
     let (tcp, gre) = (tcp_in("10.1.2.3", 80), Packet { protocol: 47, ..tcp_in("10.1.2.3", 80) });
-    let out = Packet { way: PacketDirection::Out, ..gre };
+    let out = Packet { direction: PacketDirection::Out, ..gre };
     let none: [Acl; 0] = [];
     let lone = [acl(1000, "Block", "In", json!({"Protocols": "17"}))];
     for default in [DenyBoth, DenySameDirection, Allow] {
@@ -98,7 +98,7 @@ fn ports_do_not_match_a_protocol_without_ports() {
 }
 
 #[test]
-fn the_firewall_is_asked_too() {
+fn the_firewall_also_decides() {
     let switch = acl(1000, "Allow", "In", json!({}));
     let mut host = acl(0, "Allow", "In", json!({"Protocols": "256"}));
     host.rule_type = AclRuleType::Host;
@@ -116,7 +116,7 @@ fn the_firewall_is_asked_too() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused() {
+fn unreadable_acls_are_rejected() {
     for more in [
         json!({"Action": "Pass"}),
         json!({"Direction": "Up"}),

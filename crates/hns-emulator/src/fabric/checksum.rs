@@ -10,7 +10,7 @@ pub(crate) const UDP: u8 = 17;
 
 /// The state of the TCP or UDP checksum in a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ChecksumState {
     /// Correct, or there is none to check (another protocol, a fragment, UDP without checksum).
     Finished,
     /// Only the sum of the pseudo header.
@@ -54,22 +54,22 @@ fn pseudo_header(packet: &[u8], header: usize) -> [u8; 12] {
 }
 
 /// Checks the checksum of the packet's payload.
-pub(crate) fn state(packet: &Ipv4Packet<'_>) -> State {
+pub(crate) fn state(packet: &Ipv4Packet<'_>) -> ChecksumState {
     let Some(field) = field(packet.protocol()).filter(|_| !packet.is_fragment()) else {
-        return State::Finished;
+        return ChecksumState::Finished;
     };
     let payload = packet.payload();
-    let Some(found) = super::frame::u16_at(payload, field) else { return State::Broken };
+    let Some(found) = super::frame::u16_at(payload, field) else { return ChecksumState::Broken };
     if packet.protocol() == UDP && found == 0 {
-        return State::Finished;
+        return ChecksumState::Finished;
     }
     let pseudo = pseudo_header(packet.bytes(), packet.header_length());
     if sum(&[&pseudo, payload]) == 0xffff {
-        State::Finished
+        ChecksumState::Finished
     } else if found == sum(&[&pseudo]) {
-        State::Unfinished
+        ChecksumState::Unfinished
     } else {
-        State::Broken
+        ChecksumState::Broken
     }
 }
 

@@ -264,14 +264,14 @@ impl Fabric {
         &mut self,
         pod: &PodPort,
         packet: &Ipv4Packet<'_>,
-        way: PacketDirection,
+        direction: PacketDirection,
         now: Instant,
     ) -> Decision {
         let flows = self.flows.entry(pod.endpoint).or_insert_with(|| Flows::new(pod.resets));
-        let decision = judge::judge(flows, packet, way, &pod.acl, now);
+        let decision = judge::judge(flows, packet, direction, &pod.acl, now);
         if decision != Decision::Pass {
             let (from, to, protocol) = (packet.source(), packet.destination(), packet.protocol());
-            trace!(endpoint = %pod.endpoint, ?way, %from, %to, protocol, "blocked");
+            trace!(endpoint = %pod.endpoint, ?direction, %from, %to, protocol, "blocked");
         }
         decision
     }

@@ -29,18 +29,18 @@ pub(super) enum Decision {
 pub(super) fn judge(
     flows: &mut Flows,
     packet: &Ipv4Packet<'_>,
-    way: PacketDirection,
+    direction: PacketDirection,
     acl: &AccessControl,
     now: Instant,
 ) -> Decision {
     let pass_if = |passes| if passes { Decision::Pass } else { Decision::Drop };
     if packet.fragment_offset() != 0 {
         // Later fragments have no ports. They pass if there is a flow between the same addresses.
-        let (local, remote) = ends(packet.source(), packet.destination(), way);
+        let (local, remote) = ends(packet.source(), packet.destination(), direction);
         return pass_if(flows.any_between(packet.protocol(), local, remote, now));
     }
-    let Some(key) = key(packet, way) else { return Decision::Drop };
-    if acl.related_icmp_passes && is_related_to_known(flows, packet, way, now) {
+    let Some(key) = key(packet, direction) else { return Decision::Drop };
+    if acl.related_icmp_passes && is_related_to_known(flows, packet, direction, now) {
         return Decision::Pass;
     }
     let segment = Segment::of(packet);
@@ -50,10 +50,10 @@ pub(super) fn judge(
         return segment.and_then(|segment| segment.refusal(packet)).map_or(Decision::Drop, Decision::Answer);
     }
     let known = !opens && flows.is_known(&key, now);
-    if !known && flows.begin(key, &key.seen(way), acl, now) == Verdict::Block {
+    if !known && flows.begin(key, &key.seen(direction), acl, now) == Verdict::Block {
         return Decision::Drop;
     }
-    flows.saw(&key, segment.map(|segment| segment.expected(way)).unwrap_or_default(), now);
+    flows.saw(&key, segment.map(|segment| segment.expected(direction)).unwrap_or_default(), now);
     Decision::Pass
 }
 
@@ -100,10 +100,10 @@ impl Segment {
     }
 
     /// The sender expects the number that it acknowledges; the receiver expects the number after the segment.
-    fn expected(&self, way: PacketDirection) -> Expected {
+    fn expected(&self, direction: PacketDirection) -> Expected {
         let sender = (self.flags & ACK != 0).then_some(self.acknowledges);
         let receiver = Some(self.sequence.wrapping_add(self.length));
-        match way {
+        match direction {
             PacketDirection::In => Expected { local: receiver, remote: sender },
             PacketDirection::Out => Expected { local: sender, remote: receiver },
         }
@@ -119,36 +119,41 @@ impl Segment {
 }
 
 /// Whether the packet is an ICMP error about a packet of a known flow.
-fn is_related_to_known(flows: &Flows, packet: &Ipv4Packet<'_>, way: PacketDirection, now: Instant) -> bool {
+fn is_related_to_known(
+    flows: &Flows,
+    packet: &Ipv4Packet<'_>,
+    direction: PacketDirection,
+    now: Instant,
+) -> bool {
     let payload = packet.payload();
     // Destination unreachable, time exceeded, parameter problem: the packet in question follows (RFC 792).
     let is_error = packet.protocol() == ICMP && matches!(payload.first(), Some(3 | 11 | 12));
     let Some(about) = payload.get(8..).filter(|_| is_error) else { return false };
-    let back = if way == PacketDirection::In { PacketDirection::Out } else { PacketDirection::In };
+    let back = if direction == PacketDirection::In { PacketDirection::Out } else { PacketDirection::In };
     quoted_key(about, back).is_some_and(|key| flows.is_known(&key, now))
 }
 
-fn ends(source: Ipv4Addr, destination: Ipv4Addr, way: PacketDirection) -> (Ipv4Addr, Ipv4Addr) {
-    match way {
+fn ends(source: Ipv4Addr, destination: Ipv4Addr, direction: PacketDirection) -> (Ipv4Addr, Ipv4Addr) {
+    match direction {
         PacketDirection::In => (destination, source),
         PacketDirection::Out => (source, destination),
     }
 }
 
-fn key(packet: &Ipv4Packet<'_>, way: PacketDirection) -> Option<Key> {
-    let (local, remote) = ends(packet.source(), packet.destination(), way);
-    key_of(packet.protocol(), packet.payload(), local, remote, way)
+fn key(packet: &Ipv4Packet<'_>, direction: PacketDirection) -> Option<Key> {
+    let (local, remote) = ends(packet.source(), packet.destination(), direction);
+    key_of(packet.protocol(), packet.payload(), local, remote, direction)
 }
 
 /// The flow of the packet that an ICMP error quotes: its header is complete, the rest may be truncated.
-fn quoted_key(quoted: &[u8], way: PacketDirection) -> Option<Key> {
+fn quoted_key(quoted: &[u8], direction: PacketDirection) -> Option<Key> {
     let header = usize::from(quoted.first()? & 0x0f) * 4;
     let address = |at: usize| -> Option<Ipv4Addr> {
         let octets: [u8; 4] = quoted.get(at..at + 4)?.try_into().ok()?;
         Some(octets.into())
     };
-    let (local, remote) = ends(address(12)?, address(16)?, way);
-    key_of(*quoted.get(9)?, quoted.get(header..)?, local, remote, way)
+    let (local, remote) = ends(address(12)?, address(16)?, direction);
+    key_of(*quoted.get(9)?, quoted.get(header..)?, local, remote, direction)
 }
 
 fn key_of(
@@ -156,12 +161,12 @@ fn key_of(
     payload: &[u8],
     local: Ipv4Addr,
     remote: Ipv4Addr,
-    way: PacketDirection,
+    direction: PacketDirection,
 ) -> Option<Key> {
     let (local_port, remote_port) = match protocol {
         TCP | UDP | SCTP => {
             let (source, destination) = (u16_at(payload, 0)?, u16_at(payload, 2)?);
-            if way == PacketDirection::In { (destination, source) } else { (source, destination) }
+            if direction == PacketDirection::In { (destination, source) } else { (source, destination) }
         }
         // Echo and timestamp, request and reply.
         ICMP if matches!(payload.first(), Some(0 | 8 | 13 | 14)) => {

@@ -1,6 +1,6 @@
 //! Prepares packets from a tunnel for a link: completes checksums and enforces the MTU.
 
-use super::checksum::{self, State, TCP, finish};
+use super::checksum::{self, ChecksumState, TCP, finish};
 use super::frame::Ipv4Packet;
 
 const FIN: u8 = 0x01;
@@ -20,9 +20,9 @@ pub(crate) enum Unfit {
 pub(crate) fn complete(packet: &Ipv4Packet<'_>, mtu: usize) -> Result<Vec<Vec<u8>>, Unfit> {
     let state = checksum::state(packet);
     match state {
-        State::Broken => Err(Unfit::Checksum),
-        State::Finished if packet.bytes().len() <= mtu => Ok(vec![packet.bytes().to_vec()]),
-        State::Unfinished if packet.bytes().len() <= mtu => {
+        ChecksumState::Broken => Err(Unfit::Checksum),
+        ChecksumState::Finished if packet.bytes().len() <= mtu => Ok(vec![packet.bytes().to_vec()]),
+        ChecksumState::Unfinished if packet.bytes().len() <= mtu => {
             let mut whole = packet.bytes().to_vec();
             finish(&mut whole);
             Ok(vec![whole])
@@ -32,7 +32,7 @@ pub(crate) fn complete(packet: &Ipv4Packet<'_>, mtu: usize) -> Result<Vec<Vec<u8
         _ => {
             // A checksum over the whole datagram must be correct before the datagram is split.
             let mut whole = packet.bytes().to_vec();
-            if state == State::Unfinished {
+            if state == ChecksumState::Unfinished {
                 finish(&mut whole);
             }
             Ipv4Packet::parse(&whole).and_then(|whole| fragments(&whole, mtu)).ok_or(Unfit::TooBig)

@@ -106,7 +106,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_put_is_read(values in prop::collection::vec((1u16..100, prop::collection::vec(any::<u8>(), 0..30)), 0..10)) {
+        fn attributes_round_trip(values in prop::collection::vec((1u16..100, prop::collection::vec(any::<u8>(), 0..30)), 0..10)) {
             let mut message = Vec::new();
             put_nest(&mut message, 7, |message| {
                 for (kind, value) in &values {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nest_that_is_too_long_does_not_look_like_a_short_one() {
+    fn a_nest_that_is_too_long_is_not_truncated() {
         let mut message = Vec::new();
         put_nest(&mut message, 1, |message| message.resize(message.len() + 70_000, 0));
         assert_eq!(message[..2], [0, 0]);

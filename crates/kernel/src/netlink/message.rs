@@ -166,7 +166,7 @@ mod tests {
         }
 
         #[test]
-        fn written_messages_are_split_again(
+        fn encoded_messages_are_split_again(
             payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..5)
         ) {
             let mut buffer = Vec::new();

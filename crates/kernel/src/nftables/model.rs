@@ -387,7 +387,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_count_like_numbers() {
+    fn keys_increment_like_numbers() {
         let key = |text: &str| Key::address(text.parse().unwrap());
         for (one, next) in [("10.0.0.255", "10.0.1.0"), ("0.0.0.0", "0.0.0.1"), ("fd00::ffff", "fd00::1:0")] {
             assert_eq!(key(one).next(), Some(key(next)));

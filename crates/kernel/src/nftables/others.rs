@@ -23,7 +23,7 @@ const ATTEMPTS: usize = 3;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Others {
     /// Their tables.
-    pub tables: BTreeMap<TableId, Table>,
+    pub tables: BTreeMap<TableId, ForeignTable>,
     /// The number of objects that were read.
     pub objects: usize,
     /// Whether the limit was reached.
@@ -43,18 +43,18 @@ pub struct TableId {
 
 /// A table of somebody else.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Table {
+pub struct ForeignTable {
     /// Whether it is dormant, so that no packet enters it.
     pub dormant: bool,
     /// Its chains, by name.
-    pub chains: BTreeMap<String, Chain>,
+    pub chains: BTreeMap<String, ForeignChain>,
     /// The targets of the verdicts in its maps, by the name of the map.
     pub maps: BTreeMap<String, BTreeSet<End>>,
 }
 
 /// A chain of such a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Chain {
+pub struct ForeignChain {
     /// Its hook, if it is a base chain.
     pub base: Option<Base>,
     /// The ends of its rules.
@@ -159,7 +159,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Returns whether they were unchanged meanwhile. Ends early if `left` is 0.
-    fn read(&mut self, tables: &mut BTreeMap<TableId, Table>) -> Result<bool, Refusal> {
+    fn read(&mut self, tables: &mut BTreeMap<TableId, ForeignTable>) -> Result<bool, Refusal> {
         let mut quiet = self.tables(tables)?;
         if self.left > 0 {
             quiet &= self.chains(tables)?;
@@ -180,7 +180,7 @@ impl Reader<'_> {
         Ok(quiet)
     }
 
-    fn tables(&mut self, tables: &mut BTreeMap<TableId, Table>) -> Result<bool, Refusal> {
+    fn tables(&mut self, tables: &mut BTreeMap<TableId, ForeignTable>) -> Result<bool, Refusal> {
         /// `NFT_TABLE_F_DORMANT`
         const DORMANT: u32 = 1;
         let (own, left) = (self.own, &mut self.left);
@@ -189,14 +189,14 @@ impl Reader<'_> {
                 && !(id.family == INET && id.name == own)
             {
                 let flags = attributes(&reply).u32_be(NFTA_TABLE_FLAGS).unwrap_or(0);
-                tables.insert(id, Table { dormant: flags & DORMANT != 0, ..Table::default() });
+                tables.insert(id, ForeignTable { dormant: flags & DORMANT != 0, ..ForeignTable::default() });
                 *left -= 1;
             }
             *left > 0
         })
     }
 
-    fn chains(&mut self, tables: &mut BTreeMap<TableId, Table>) -> Result<bool, Refusal> {
+    fn chains(&mut self, tables: &mut BTreeMap<TableId, ForeignTable>) -> Result<bool, Refusal> {
         // The kernel lists those of all tables in any case.
         let left = &mut self.left;
         self.socket.stream(&request(libc::NFT_MSG_GETCHAIN, 0, |_| ()), &mut |reply| {
@@ -205,14 +205,14 @@ impl Reader<'_> {
                 && let Some(table) = table_id(&reply).and_then(|id| tables.get_mut(&id))
             {
                 let base = if table.dormant { None } else { base(data) };
-                table.chains.insert(name, Chain { base, ..Chain::default() });
+                table.chains.insert(name, ForeignChain { base, ..ForeignChain::default() });
                 *left -= 1;
             }
             *left > 0
         })
     }
 
-    fn rules(&mut self, id: &TableId, table: &mut Table) -> Result<bool, Refusal> {
+    fn rules(&mut self, id: &TableId, table: &mut ForeignTable) -> Result<bool, Refusal> {
         let left = &mut self.left;
         let request = request(libc::NFT_MSG_GETRULE, id.family, |to| put_text(to, NFTA_TABLE, &id.name));
         self.socket.stream(&request, &mut |reply| {
@@ -226,7 +226,7 @@ impl Reader<'_> {
         })
     }
 
-    fn elements(&mut self, id: &TableId, map: String, table: &mut Table) -> Result<bool, Refusal> {
+    fn elements(&mut self, id: &TableId, map: String, table: &mut ForeignTable) -> Result<bool, Refusal> {
         let left = &mut self.left;
         let request = request(libc::NFT_MSG_GETSETELEM, id.family, |to| {
             put_text(to, NFTA_TABLE, &id.name);
@@ -294,13 +294,13 @@ impl End {
     }
 }
 
-impl Table {
+impl ForeignTable {
     fn is_entered(&self) -> bool {
         self.chains.values().any(|chain| chain.base.is_some())
     }
 }
 
-impl Chain {
+impl ForeignChain {
     /// Adds the next rule.
     fn take(&mut self, rule: Attributes<'_>) {
         // `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`, and the numbers of the verdict in `immediate` and `lookup`.
@@ -391,7 +391,7 @@ mod tests {
     use crate::nftables::{self, Expr, Nft, diff};
 
     #[test]
-    fn no_more_is_read_than_is_asked_for() {
+    fn only_the_requested_number_is_read() {
         let rule =
             nftables::Rule { exprs: vec![Expr::Counter, Expr::Verdict(Verdict::Drop)], ..Default::default() };
         let chain = nftables::Chain { base: None, rules: vec![rule; 100] };

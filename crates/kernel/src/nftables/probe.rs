@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn this_kernel_has_all() {
+    fn this_kernel_has_every_feature() {
         let found = NetNs::create().unwrap().run(|| Nft::open().unwrap().lacking().unwrap()).unwrap();
         assert_eq!(found, BTreeSet::new());
     }
 
     /// For the kernel, an unknown name is the same as a missing module.
     #[test]
-    fn what_the_kernel_has_not_is_found() {
+    fn missing_features_are_found() {
         let tries = |feature: Feature| feature.tries().into_iter().map(move |op| (feature, op));
         let with = |unheard: &[Feature]| {
             let ops = TRIED.into_iter().flat_map(|feature| match unheard.contains(&feature) {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_for_other_reasons_is_not_lacking() {
+    fn other_errors_do_not_count_as_missing_features() {
         let too_long = Expr::Log { group: 1, prefix: "x".repeat(200) };
         let op = Op::SetRules(CHAIN.to_owned(), vec![Rule::new(vec![too_long], "")]);
         assert_eq!(probed(vec![(Feature::Log, op)]), BTreeSet::new());

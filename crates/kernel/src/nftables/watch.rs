@@ -98,7 +98,7 @@ mod tests {
 
     /// Others change tables until a small buffer is full, so notifications about Tortie's table may be lost.
     #[test]
-    fn what_the_kernel_leaves_out_is_told_of() {
+    fn lost_notifications_are_reported() {
         let overrun = || {
             let socket = subscribed().unwrap();
             crate::sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, 1).unwrap();

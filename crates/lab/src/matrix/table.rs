@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_tells_what_failed_and_who_is_left_out() {
+    fn the_table_shows_failures_and_excluded_pods() {
         let connection = Connection {
             from: "a/b".to_owned(),
             to: "c/d".to_owned(),

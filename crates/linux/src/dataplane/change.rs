@@ -108,8 +108,8 @@ impl Change {
 
     /// Whether a set of this name exists after the change.
     pub(super) fn has_set(&self, kernel: &Table, name: &str) -> bool {
-        let untouched = kernel.sets.contains_key(name) && !self.old.sets.contains_key(name);
-        untouched || self.new.sets.contains_key(name)
+        let unaffected = kernel.sets.contains_key(name) && !self.old.sets.contains_key(name);
+        unaffected || self.new.sets.contains_key(name)
     }
 
     /// The whole table, if the change starts from none.

@@ -30,7 +30,7 @@ pub(super) fn most_keys(state: &NodeState, most: usize) -> usize {
 }
 
 /// Adds counters to the rules of programs and policies, if requested.
-pub(super) fn take(state: &NodeState, change: &mut Change) {
+pub(super) fn add_counters(state: &NodeState, change: &mut Change) {
     if is_asked_for(state) {
         for (_, chain) in change.new_chains_by_name().filter(|(name, _)| !is_of_skeleton(name)) {
             count(chain);
@@ -97,7 +97,7 @@ mod tests {
     use crate::dataplane::packet_test::{PacketEnd, Test, exprs, port_ranges};
 
     #[test]
-    fn values_count_only_what_all_tests_hold_for() {
+    fn values_count_only_packets_that_match_all_tests() {
         let ports = || port_ranges([(80, 80), (443, 443)].into_iter());
         let port = |side| Test::Port { side, ranges: ports(), invert: false };
         let protocols = Test::Protocol { numbers: vec![6, 17], invert: false };

@@ -8,7 +8,7 @@ use tortie_policy::program::{Member, PolicyId, SetId};
 /// The changed parts of the state.
 #[derive(Debug, Default)]
 pub(super) struct Dirty {
-    pub sets: BTreeMap<SetId, Touched>,
+    pub sets: BTreeMap<SetId, ChangedSet>,
     pub policies: BTreeSet<PolicyId>,
     pub endpoints: BTreeSet<EndpointId>,
     /// Host endpoints, by name.
@@ -21,7 +21,7 @@ pub(super) struct Dirty {
 
 /// The changes of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Touched {
+pub(super) enum ChangedSet {
     Members(BTreeSet<Member>),
     Whole,
 }
@@ -33,12 +33,12 @@ impl Dirty {
             Delta::Node(_) | Delta::Vtep(_) | Delta::VtepRemoved(_) => self.skeleton = true,
             Delta::Settings(_) => self.settings = true,
             Delta::SetCreated(id, ..) | Delta::SetRemoved(id) => {
-                drop(self.sets.insert(id.clone(), Touched::Whole))
+                drop(self.sets.insert(id.clone(), ChangedSet::Whole))
             }
             Delta::SetChanged { id, added, removed } => {
-                let touched =
-                    self.sets.entry(id.clone()).or_insert_with(|| Touched::Members(BTreeSet::new()));
-                if let Touched::Members(members) = touched {
+                let affected =
+                    self.sets.entry(id.clone()).or_insert_with(|| ChangedSet::Members(BTreeSet::new()));
+                if let ChangedSet::Members(members) = affected {
                     members.extend(added.iter().chain(removed));
                 }
             }
@@ -57,7 +57,7 @@ impl Dirty {
     /// The whole state. Policies are included through the endpoints that name them.
     pub(super) fn everything(state: &NodeState) -> Self {
         Self {
-            sets: state.sets.keys().map(|id| (id.clone(), Touched::Whole)).collect(),
+            sets: state.sets.keys().map(|id| (id.clone(), ChangedSet::Whole)).collect(),
             policies: BTreeSet::new(),
             endpoints: state.endpoints.keys().cloned().collect(),
             hosts: state.host_endpoints.keys().cloned().collect(),

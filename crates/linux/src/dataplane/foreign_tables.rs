@@ -7,7 +7,9 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tortie_dataplane::{Condition, Reason};
-use tortie_kernel::nftables::others::{Base, Chain, End, Others, Table, TableId, current_generation};
+use tortie_kernel::nftables::others::{
+    Base, End, ForeignChain, ForeignTable, Others, TableId, current_generation,
+};
 
 use tortie_kernel::Result;
 
@@ -62,7 +64,7 @@ impl ForeignTables {
         let objects = read.as_ref().map_or(0, |others| others.objects);
         let rest = Duration::from_secs((objects / OBJECTS_PER_SECOND) as u64);
         self.rest_until = Some(now + rest);
-        self.tables = told(read);
+        self.tables = conditions(read);
     }
 
     /// The conditions.
@@ -75,7 +77,7 @@ const MAY_DROP: Reason = Reason::ForeignChainMayDrop;
 const UNKNOWN: Reason = Reason::ForeignChainsUnknown;
 const CALICO: Reason = Reason::CalicoLeftover;
 
-fn told(read: Result<Others>) -> Vec<Condition> {
+fn conditions(read: Result<Others>) -> Vec<Condition> {
     let others = match read {
         Ok(others) => others,
         Err(error) => {
@@ -104,7 +106,7 @@ fn told(read: Result<Others>) -> Vec<Condition> {
 }
 
 /// The condition about a table: its base chains that may drop packets.
-fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
+fn of_table(id: &TableId, table: &ForeignTable) -> Option<Condition> {
     let entered = table.chains.iter().filter_map(|(name, chain)| {
         let base = chain.base.as_ref()?;
         let why = why(table, name, chain, base)?;
@@ -132,7 +134,7 @@ fn of_table(id: &TableId, table: &Table) -> Option<Condition> {
 }
 
 /// Why packets that enter a table by a base chain may be dropped.
-fn why(table: &Table, name: &str, chain: &Chain, base: &Base) -> Option<String> {
+fn why(table: &ForeignTable, name: &str, chain: &ForeignChain, base: &Base) -> Option<String> {
     if base.drop && !chain.closed {
         return Some("its policy drops".to_owned());
     }
@@ -157,7 +159,7 @@ fn why(table: &Table, name: &str, chain: &Chain, base: &Base) -> Option<String> 
 }
 
 /// The ends that packets can reach from a chain, each with the chain that contains it.
-fn ends<'a>(table: &'a Table, from: &'a str) -> Vec<(&'a str, &'a End)> {
+fn ends<'a>(table: &'a ForeignTable, from: &'a str) -> Vec<(&'a str, &'a End)> {
     let (mut seen, mut waiting, mut ends) = (BTreeSet::from([from]), vec![from], Vec::new());
     while let Some(at) = waiting.pop() {
         let own = table.chains.get(at).into_iter().flat_map(|chain| &chain.ends);
@@ -256,11 +258,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_said_and_fails_nothing() {
+    fn unreadable_tables_are_reported_and_fail_nothing() {
         let refused = || Error::refused("list them", "theirs")(io::Error::from_raw_os_error(libc::EINTR));
         let said = [
-            told(Err(refused())),
-            told(Ok(Others { cut_short: true, ..Others::default() })),
+            conditions(Err(refused())),
+            conditions(Ok(Others { cut_short: true, ..Others::default() })),
             legacy(|names| match names {
                 "ip6_tables_names" => Err(io::Error::from_raw_os_error(libc::EACCES)),
                 _ => Err(io::Error::from_raw_os_error(libc::ENOENT)),
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_again_only_when_others_have_changed_something() {
+    fn tables_are_read_again_only_after_foreign_changes() {
         let changes = || {
             let (mut ours, mut theirs) = (Nft::open().unwrap(), Nft::open().unwrap());
             let change = |nft: &mut Nft, table: &str, op| {
@@ -304,7 +306,7 @@ mod tests {
 
     /// If others change a lot all the time, their tables are not read all the time.
     #[test]
-    fn after_a_long_reading_it_rests() {
+    fn a_long_reading_delays_the_next_one() {
         let read = || {
             let (mut theirs, mut foreign_tables) = (Nft::open().unwrap(), ForeignTables::default());
             let chains = (0..2 * OBJECTS_PER_SECOND).map(|number| Op::AddChain(format!("c{number}"), None));

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_does_not_wait_for_the_kernel_and_one_reading_serves_all() {
+    fn requests_do_not_wait_for_the_kernel_and_share_one_reading() {
         let forgetter = NetNs::create().unwrap().run(Forgetter::open).unwrap().unwrap();
         let reading = lock(&forgetter.work.conntrack);
         for last in [1, 2, 3] {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_are_released_all_the_time_have_their_turn() {
+    fn continuously_released_addresses_are_not_starved() {
         let forgetter = NetNs::create().unwrap().run(Forgetter::open).unwrap().unwrap();
         let begun = Instant::now();
         loop {
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_settled_only_after_the_reading_that_goes_on() {
+    fn settling_waits_for_the_running_reading() {
         let forgetter = NetNs::create().unwrap().run(Forgetter::open).unwrap().unwrap();
         let reading = lock(&forgetter.work.conntrack);
         lock(&forgetter.work.queue).busy.insert(address(1));

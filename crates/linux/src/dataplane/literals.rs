@@ -21,13 +21,13 @@ pub(super) struct Literals {
 impl Literals {
     /// Replaces sets inside the rules of a change by named sets, and creates and removes those sets together with the
     /// chains.
-    pub(super) fn take(&mut self, kernel: &Table, change: &mut Change) {
+    pub(super) fn update(&mut self, kernel: &Table, change: &mut Change) {
         let mut sets = BTreeMap::new();
         change.new_chains_by_name().for_each(|(name, chain)| lift(name, chain, &mut sets));
-        let mut touched = BTreeSet::new();
+        let mut affected = BTreeSet::new();
         for name in change.new_chains().flat_map(|chain| names(chain)) {
             *self.users.entry(name.clone()).or_default() += 1;
-            touched.insert(name);
+            affected.insert(name);
         }
         for name in change.old_chains().flat_map(names) {
             if let Some(users) = self.users.get_mut(&name) {
@@ -36,9 +36,9 @@ impl Literals {
                     self.users.remove(&name);
                 }
             }
-            touched.insert(name);
+            affected.insert(name);
         }
-        for name in touched {
+        for name in affected {
             if !self.users.contains_key(&name) {
                 change.set(kernel, &name, None);
             } else if !kernel.sets.contains_key(&name) {

@@ -63,7 +63,7 @@ impl Lookup {
     }
 
     /// The keys that are added or removed with a member of a set, each with whether it is wanted.
-    pub(super) fn touched(&self, state: &NodeState, id: &SetId, member: &Member) -> BTreeMap<Key, bool> {
+    pub(super) fn affected(&self, state: &NodeState, id: &SetId, member: &Member) -> BTreeMap<Key, bool> {
         let Some(address) = single(member, self.key.family) else { return BTreeMap::new() };
         let from = self.sources.iter().filter(|source| source.addresses == Addresses::Of(id.clone()));
         let keys: BTreeSet<_> = from.flat_map(|source| source.keys(&address)).collect();

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_policy_can_do_without_is_left_out_and_told_of() {
+    fn optional_features_are_omitted_and_reported() {
         let [(_, full), _] = on_kernel_without(&[]);
         let full = full.unwrap();
         let is_log = |expr: &Expr| matches!(expr, Expr::Log { .. });
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_rest_policy_is_not_in_force_and_the_modules_are_named() {
+    fn without_required_features_policy_is_not_in_force_and_modules_are_named() {
         for names in [&["ct"] as &[_], &["ct", "log"]] {
             let [(report, table), (after, repaired)] = on_kernel_without(names);
             assert_eq!(table, None);

@@ -147,16 +147,16 @@ fn elements(part: Part, members: &BTreeSet<Member>) -> Vec<Element> {
 /// current elements, and `members` the new members. A key may get its current value again.
 pub(super) fn changes(
     part: Part,
-    touched: &[&Member],
+    affected: &[&Member],
     members: &BTreeSet<Member>,
     there: &BTreeMap<Key, Value>,
 ) -> BTreeMap<Key, Option<Value>> {
-    let touched = touched.iter().copied();
+    let affected = affected.iter().copied();
     match part {
-        Part::Nets(_) => range_changes(&touched.filter_map(network).collect::<Vec<_>>(), members, there),
+        Part::Nets(_) => range_changes(&affected.filter_map(network).collect::<Vec<_>>(), members, there),
         _ => {
             let wanted = |member: &Member| members.contains(member).then(Value::default);
-            touched.map(|member| (single(member), wanted(member))).collect()
+            affected.map(|member| (single(member), wanted(member))).collect()
         }
     }
 }
@@ -164,13 +164,13 @@ pub(super) fn changes(
 /// The same for networks. Coverage can change only within the added and removed networks: it is recomputed there, and
 /// outside the old ranges stay. Only ranges that overlap or touch these networks can change.
 fn range_changes(
-    touched: &[IpNet],
+    affected: &[IpNet],
     members: &BTreeSet<Member>,
     there: &BTreeMap<Key, Value>,
 ) -> BTreeMap<Key, Option<Value>> {
-    let changed = ranges(touched.iter().copied());
+    let changed = ranges(affected.iter().copied());
     let old = Ranges::new(changed.iter().flat_map(|range| neighbours(range, there)).collect());
-    let new = ranges(touched.iter().flat_map(|net| held(*net, members)));
+    let new = ranges(affected.iter().flat_map(|net| held(*net, members)));
     let new = Ranges::new(without(&old, &changed)).union(&new);
     let mut changes: BTreeMap<_, _> = old.iter().map(|(first, _)| (*first, None)).collect();
     let come = new.iter().map(|(first, last)| Element::range(*first, *last));
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_differ_where_ids_or_parts_differ() {
+    fn names_differ_if_ids_or_parts_differ() {
         let ids = ["s:abc", "s.abc", "", "a b", "ä", &"x".repeat(300), &"y".repeat(300)];
         let ids = ids.map(SetId::new);
         let names: BTreeSet<_> = ids.iter().flat_map(|id| Part::ALL.map(|part| part.name(id))).collect();
@@ -277,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_hold_what_the_networks_hold(
+        fn ranges_contain_the_same_addresses_as_the_networks(
             family in prop_oneof![Just(Family::V4), Just(Family::V6)],
             nets in prop::collection::vec((0u32..600, any::<bool>(), prop_oneof![9 => 0u8..=12, 1 => Just(128)]), 0..8),
             probes in prop::collection::vec((0u32..700, any::<bool>()), 40),

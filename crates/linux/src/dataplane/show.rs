@@ -344,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_as_they_were_listed() {
+    fn listed_numbers_are_read_back() {
         assert_eq!(numbers("1, 3-5, 9"), Some(vec![1, 3, 4, 5, 9]));
         assert_eq!(numbers("1, x"), None);
         assert_eq!(numbers(""), None);

@@ -115,7 +115,7 @@ fn failsafe() -> impl Strategy<Value = Failsafe> {
 }
 
 /// Flows on a path.
-pub(crate) fn flow(way: PacketPath) -> impl Strategy<Value = Flow> {
+pub(crate) fn flow(path: PacketPath) -> impl Strategy<Value = Flow> {
     let protocol = select(vec![1u8, 6, 6, 6, 17, 17, 132, 89]);
     let ports = (select(PORTS.to_vec()), select(PORTS.to_vec()));
     let icmp = (any::<bool>(), select(vec![0u8, 5]));
@@ -123,8 +123,8 @@ pub(crate) fn flow(way: PacketPath) -> impl Strategy<Value = Flow> {
         move |(outside, protocol, ports, (first, code))| {
             let outside: IpAddr = parse(outside);
             let v6 = outside.is_ipv6();
-            let own: IpAddr = parse(if way.forwarded() { POD } else { NODE }[usize::from(v6)]);
-            let (source, destination) = match way.direction() {
+            let own: IpAddr = parse(if path.forwarded() { POD } else { NODE }[usize::from(v6)]);
+            let (source, destination) = match path.direction() {
                 Direction::Ingress => (outside, own),
                 Direction::Egress => (own, outside),
             };
@@ -154,9 +154,9 @@ pub(crate) enum By {
 
 /// Whether host endpoints let a flow pass according to policy decisions 16, 17 and 43, and what decides: at the
 /// uplink, and between the pod and its node.
-pub(crate) fn judge(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
-    let uplink = at_uplink(state, way, flow);
-    let pod = at_pod(state, way, flow);
+pub(crate) fn judge(state: &NodeState, path: PacketPath, flow: &Flow) -> (bool, By) {
+    let uplink = at_uplink(state, path, flow);
+    let pod = at_pod(state, path, flow);
     match pod {
         Some(at_pod) if uplink.0 && (!at_pod.0 || uplink.1 == By::NoHostEndpoint) => at_pod,
         _ => uplink,
@@ -168,11 +168,11 @@ fn every_interface(state: &NodeState) -> Option<&HostEndpoint> {
 }
 
 /// The verdict of a host endpoint for all interfaces on what a pod sends to others, or receives from them.
-fn at_pod(state: &NodeState, way: PacketPath, flow: &Flow) -> Option<(bool, By)> {
-    let host = every_interface(state).filter(|_| way.forwarded())?;
+fn at_pod(state: &NodeState, path: PacketPath, flow: &Flow) -> Option<(bool, By)> {
+    let host = every_interface(state).filter(|_| path.forwarded())?;
     let ask = |table, direction| evaluate_tiers(table, direction, flow, state);
     let forward = |direction| (ask(&host.program.forward, direction).unwrap_or(true), By::Forward);
-    match way.direction() {
+    match path.direction() {
         Direction::Ingress => Some(forward(Direction::Egress)),
         Direction::Egress if is_failsafe(state, Direction::Ingress, flow) => {
             Some(forward(Direction::Ingress))
@@ -184,16 +184,16 @@ fn at_pod(state: &NodeState, way: PacketPath, flow: &Flow) -> Option<(bool, By)>
     }
 }
 
-fn at_uplink(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
+fn at_uplink(state: &NodeState, path: PacketPath, flow: &Flow) -> (bool, By) {
     let Some(host) = of_uplink(state) else { return (true, By::NoHostEndpoint) };
-    let direction = way.direction();
+    let direction = path.direction();
     let ask = |table| evaluate_tiers(table, direction, flow, state);
     let failsafe = is_failsafe(state, direction, flow);
     let incoming = direction == Direction::Ingress;
     // Untracked policy runs before connection tracking, so failsafe ports and their answers are exempt by port.
     if !failsafe
         && !answers_failsafe(state, direction, flow)
-        && (incoming || !way.forwarded())
+        && (incoming || !path.forwarded())
         && let Some(allowed) = ask(&host.program.untracked)
     {
         return (allowed, By::Untracked);
@@ -209,7 +209,7 @@ fn at_uplink(state: &NodeState, way: PacketPath, flow: &Flow) -> (bool, By) {
     {
         return (allowed, By::PreDnat);
     }
-    match (way.forwarded(), failsafe) {
+    match (path.forwarded(), failsafe) {
         (true, _) => (ask(&host.program.forward).unwrap_or(true), By::Forward),
         (false, true) => (true, By::Failsafe),
         (false, false) => (evaluate(&host.program.normal, direction, flow, state), By::Normal),

@@ -174,7 +174,7 @@ mod tests {
     proptest! {
         /// Whatever exists, and however little room there is, the first match is that of the list.
         #[test]
-        fn the_order_is_that_of_the_list(
+        fn priorities_keep_the_order_of_the_list(
             old in entries(), new in entries(), end in 1005_u16..1100, mixed in prop::collection::vec(1000_u16..1110, 40),
         ) {
             let (old, new) = (list(&old), list(&new));
@@ -195,7 +195,7 @@ mod tests {
 
         /// One ACL more or less moves no other, as long as there is room.
         #[test]
-        fn one_change_is_one_change(old in entries(), at in 0_usize..40, allow in proptest::bool::ANY) {
+        fn one_changed_acl_is_one_operation(old in entries(), at in 0_usize..40, allow in proptest::bool::ANY) {
             let room = 1000..LAST;
             let mut entries = old;
             let first = list(&entries);
@@ -212,7 +212,7 @@ mod tests {
     const LAST: u16 = 65_500;
 
     #[test]
-    fn as_many_runs_as_there_is_room() {
+    fn runs_use_all_available_priorities() {
         let entries: Vec<_> = (0..64_500_u32).map(|at| (at % 2 == 0, (at / 2) as u16)).collect();
         let full = list(&entries);
         let given = priorities(&full, &[], 1000..LAST).unwrap();

@@ -197,7 +197,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn operations_are_those_of_sets(a in small(), b in small()) {
+        fn operations_agree_with_those_of_sets(a in small(), b in small()) {
             let (both, not) = (a.and(&b), a.not());
             for n in 0..32 {
                 prop_assert_eq!(both.contains(n), a.contains(n) && b.contains(n));
@@ -212,7 +212,7 @@ mod tests {
         }
 
         #[test]
-        fn nets_are_exactly_the_addresses(pairs in prop::collection::vec((any::<u32>(), any::<u16>()), 0..5)) {
+        fn nets_cover_exactly_the_addresses(pairs in prop::collection::vec((any::<u32>(), any::<u16>()), 0..5)) {
             let ranges = pairs.into_iter().map(|(first, more)| (first, first.saturating_add(more.into())));
             let set = Addresses::from_ranges(ranges.collect());
             let nets = set.to_nets();
@@ -229,7 +229,7 @@ mod tests {
 
         /// A small address space with many different sets.
         #[test]
-        fn nets_are_the_fewest(bits in any::<u32>(), first in any::<u32>()) {
+        fn nets_are_minimal(bits in any::<u32>(), first in any::<u32>()) {
             let net = Ipv4Net::new(first.into(), 27).unwrap().trunc();
             let there = (u32::from(net.network())..=net.broadcast().into()).filter(|number| bits >> (number & 31) & 1 == 1);
             let set = Addresses::from_ranges(there.map(|number| (number, number)).collect());

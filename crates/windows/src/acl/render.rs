@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_cut_and_everything_is_empty() {
+    fn long_lists_are_split_and_all_addresses_are_an_empty_list() {
         assert_eq!(address_lists(&Addresses::all()), [""]);
         assert_eq!(address_lists(&Addresses::all().not()), [""; 0]);
         let scattered = Addresses::from_ranges((0..8001).map(|i| (i * 2, i * 2)).collect());

@@ -151,7 +151,7 @@ impl<'a, L: Lookup> Services<'a, L> {
 
     fn judge_list(&self, list: &[Decision]) -> Judgement {
         let said = ListVerdicts::new(list, self.frontends, self.lookup);
-        let mut found = Found::default();
+        let mut found = JudgementBuilder::default();
         for front in &self.frontends.fronts {
             found.front(front, &said, &self.frontends.pods);
         }
@@ -161,7 +161,7 @@ impl<'a, L: Lookup> Services<'a, L> {
 
 /// The results about a list so far.
 #[derive(Default)]
-struct Found<'a> {
+struct JudgementBuilder<'a> {
     /// The VIPs that need a row, by the content of that row.
     wanted: BTreeMap<RowKey, Vec<(u32, u32)>>,
     /// SCTP ports with allowed backends.
@@ -175,7 +175,7 @@ struct Found<'a> {
 /// Whether to deny, the protocol, and the ports.
 type RowKey = (bool, Protocol, (u32, u32));
 
-impl<'a> Found<'a> {
+impl<'a> JudgementBuilder<'a> {
     /// Judges one VIP:port by the list's verdicts on it and its backends.
     fn front(&mut self, front: &'a Frontend, said: &ListVerdicts<'_>, pods: &Addresses) {
         let of = |(address, port): (u32, u16)| said.of((front.port.0, port), address);
@@ -422,7 +422,7 @@ mod tests {
     /// A Service has a pod's address, and its backend is denied: the pod is then closed at that port, and a condition
     /// reports it.
     #[test]
-    fn what_closes_a_pods_port_is_told() {
+    fn a_service_that_closes_a_pods_port_is_reported() {
         let mut state = cluster(0);
         let pod = Ipv4Addr::new(10, 0, 7, 7);
         let port =
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_lists_are_judged_once() {
+    fn equal_lists_are_evaluated_once() {
         let state = cluster(10);
         let frontends = Frontends::new(&state);
         let services = Services::new(&frontends, &state);

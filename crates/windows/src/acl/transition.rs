@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_does_not_matter_and_the_meaning_does() {
+    fn equivalent_acls_need_no_transition() {
         let ours = acl("256", "10.0.0.1,10.1.0.0/16", "80,8000-8080", "");
         let same = acl(
             "",

@@ -130,7 +130,7 @@ pub(crate) fn packet(direction: Direction, flow: &Flow) -> Packet {
     let protocol = flow.protocol.0;
     match direction {
         Direction::Ingress => Packet {
-            way: PacketDirection::In,
+            direction: PacketDirection::In,
             protocol,
             local: destination,
             remote: source,
@@ -138,7 +138,7 @@ pub(crate) fn packet(direction: Direction, flow: &Flow) -> Packet {
             remote_port: flow.source_port,
         },
         Direction::Egress => Packet {
-            way: PacketDirection::Out,
+            direction: PacketDirection::Out,
             protocol,
             local: source,
             remote: destination,

@@ -128,7 +128,7 @@ pub(crate) struct Scenario {
     pub address_ports: BTreeSet<(IpAddr, Protocol, u16)>,
 }
 
-pub(crate) fn said(with_icmp: bool) -> impl Strategy<Value = Scenario> {
+pub(crate) fn scenarios(with_icmp: bool) -> impl Strategy<Value = Scenario> {
     let rules = (vec(rule(with_icmp), 0..4), vec(rule(with_icmp), 0..4));
     let policies = vec(rules.prop_map(|(ingress, egress)| PolicyRules { ingress, egress }), 4);
     let profiles = subsequence(POLICIES.to_vec(), 0..3);

@@ -46,15 +46,15 @@ pub(crate) fn kinds<'a>(renderings: impl Iterator<Item = &'a Rendering>) -> Vec<
 
 /// Whichever address is seen, and by every rendering, some connections must have succeeded and some not; and the
 /// exceptions must have occurred, and be rare.
-pub(crate) fn lacking(asked: &Tally, kinds: &[String], fewest: usize) -> Option<String> {
-    let all: usize = kinds.iter().map(|kind| asked.of(kind).0).sum();
+pub(crate) fn lacking(tally: &Tally, kinds: &[String], fewest: usize) -> Option<String> {
+    let all: usize = kinds.iter().map(|kind| tally.of(kind).0).sum();
     let is_exception = |name: &&str| {
-        let (narrower, _) = asked.of(name);
+        let (narrower, _) = tally.of(name);
         narrower > 0 && narrower * 30 < all
     };
-    asked.lacking(kinds.iter().cloned(), fewest).or_else(|| {
+    tally.lacking(kinds.iter().cloned(), fewest).or_else(|| {
         let other = [NARROWER, NARROWER_SCTP].into_iter().find(|name| !is_exception(name))?;
-        Some(format!("{all} connections to Services, {} of them {other}", asked.of(other).0))
+        Some(format!("{all} connections to Services, {} of them {other}", tally.of(other).0))
     })
 }
 
@@ -74,17 +74,17 @@ impl Callers<'_> {
     ///
     /// # Errors
     /// A difference between HNS and the oracle, or a condition without a reason.
-    pub(crate) fn compare(&self, calls: &[Call], asked: &mut Tally) -> Result<(), String> {
+    pub(crate) fn compare(&self, calls: &[Call], tally: &mut Tally) -> Result<(), String> {
         let clients: Vec<_> = self.cluster.addresses().filter_map(v4).collect();
         let placed = calls.iter().filter_map(|call| call.place(&clients, self.fronts));
         // No policy applies to connections of a pod to itself.
         for (front, flow) in placed.filter(|(_, flow)| flow.source != flow.destination) {
-            self.call(front, &flow, asked)?;
+            self.call(front, &flow, tally)?;
         }
-        self.told_for_a_reason()
+        self.reported_for_a_reason()
     }
 
-    fn call(&self, front: &Front, flow: &Flow, asked: &mut Tally) -> Result<(), String> {
+    fn call(&self, front: &Front, flow: &Flow, tally: &mut Tally) -> Result<(), String> {
         let ours = match front.backends.is_empty() {
             true => self.cluster.judge(flow),
             false => self.cluster.judge_to_service(flow, (front.address, front.port)),
@@ -125,12 +125,12 @@ impl Callers<'_> {
             }
         } else if egress && front.protocol == Protocol::SCTP {
             of_sctp = true;
-            if !self.is_told(flow.source, front) && !self.is_told_of_sctp(flow.source, front) {
+            if !self.is_reported(flow.source, front) && !self.is_told_of_sctp(flow.source, front) {
                 return Err(wrong(&"closed without telling of SCTP"));
             }
         } else if egress {
             narrower = true;
-            if !self.is_told(flow.source, front) || !self.may_be_closed(front, flow) {
+            if !self.is_reported(flow.source, front) || !self.may_be_closed(front, flow) {
                 return Err(wrong(&"closed without a reason, or without telling"));
             }
         }
@@ -138,9 +138,9 @@ impl Callers<'_> {
             return Err(wrong(&"the way to the pod whose address the Service has taken"));
         }
         if !front.backends.is_empty() {
-            asked.count(self.kind, ours.all());
-            narrower.then(|| asked.count(NARROWER, false));
-            of_sctp.then(|| asked.count(NARROWER_SCTP, false));
+            tally.count(self.kind, ours.all());
+            narrower.then(|| tally.count(NARROWER, false));
+            of_sctp.then(|| tally.count(NARROWER_SCTP, false));
         }
         Ok(())
     }
@@ -164,7 +164,7 @@ impl Callers<'_> {
         };
         let takes = |front: &&Front| (front.takes(flow) || of_sctp(front)) && !front.backends.is_empty();
         self.fronts.iter().filter(takes).any(|front| {
-            (PODS.contains(&front.address) || of_sctp(&front)) && self.is_told(flow.source, front)
+            (PODS.contains(&front.address) || of_sctp(&front)) && self.is_reported(flow.source, front)
         })
     }
 
@@ -196,38 +196,38 @@ impl Callers<'_> {
         rules.into_iter().any(|rule| some(&rule["source"]["ports"]) || some(&rule["source"]["notPorts"]))
     }
 
-    fn is_told(&self, client: IpAddr, front: &Front) -> bool {
+    fn is_reported(&self, client: IpAddr, front: &Front) -> bool {
         let address = format!("{}:{}/{}", front.address, front.port, front.protocol);
-        self.told(client).any(|told| {
+        self.reported(client).any(|reported| {
             let named = front.services.iter().any(|service| {
                 let name = format!("Service {service}");
-                told.about.iter().any(|object| object.to_string() == name)
+                reported.about.iter().any(|object| object.to_string() == name)
             });
-            named && (told.message.contains(&address) || told.message.contains(" more: "))
+            named && (reported.message.contains(&address) || reported.message.contains(" more: "))
         })
     }
 
     /// Whether the front is SCTP, and the pod reports that a rule with SCTP ports is narrower.
     fn is_told_of_sctp(&self, pod: IpAddr, front: &Front) -> bool {
-        let is_told = |told: &Condition| Exception::SctpPorts.is_told_by(told);
-        front.protocol == Protocol::SCTP && self.conditions(pod).any(is_told)
+        let is_reported = |reported: &Condition| Exception::SctpPorts.is_reported_by(reported);
+        front.protocol == Protocol::SCTP && self.conditions(pod).any(is_reported)
     }
 
     fn conditions(&self, pod: IpAddr) -> impl Iterator<Item = &Condition> {
-        let told =
+        let reported =
             self.cluster.place(pod).and_then(|place| self.reports[place.node].endpoints.get(&place.endpoint));
-        told.into_iter().flatten()
+        reported.into_iter().flatten()
     }
 
-    fn told(&self, client: IpAddr) -> impl Iterator<Item = &Condition> {
-        self.conditions(client).filter(|told| [PARTLY, TAKEN].contains(&told.reason))
+    fn reported(&self, client: IpAddr) -> impl Iterator<Item = &Condition> {
+        self.conditions(client).filter(|reported| [PARTLY, TAKEN].contains(&reported.reason))
     }
 
     /// No condition names a Service whose verdict equals that of all its backends.
-    fn told_for_a_reason(&self) -> Result<(), String> {
+    fn reported_for_a_reason(&self) -> Result<(), String> {
         for address in self.cluster.addresses().filter_map(v4) {
             let client = address.into();
-            if self.told(client).next().is_none() {
+            if self.reported(client).next().is_none() {
                 continue;
             }
             let has_one = |front: &Front| {
@@ -235,11 +235,11 @@ impl Callers<'_> {
                 let flows = OWN_PORTS.map(|own| front.flow(address, own, nobody));
                 let may_be_closed =
                     |flow| front.protocol == Protocol::SCTP || self.may_be_closed(front, flow);
-                self.is_told(client, front) && flows.iter().any(may_be_closed)
+                self.is_reported(client, front) && flows.iter().any(may_be_closed)
             };
             if !self.fronts.iter().any(has_one) {
-                let told: Vec<_> = self.told(client).collect();
-                return Err(format!("{client} is told without a reason: {told:?}\n{:#?}", self.fronts));
+                let reported: Vec<_> = self.reported(client).collect();
+                return Err(format!("{client} is told without a reason: {reported:?}\n{:#?}", self.fronts));
             }
         }
         Ok(())

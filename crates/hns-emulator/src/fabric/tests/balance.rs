@@ -55,7 +55,7 @@ fn address(text: &str) -> Ipv4Addr {
 }
 
 #[test]
-fn a_connection_goes_to_a_backend_and_comes_back_from_the_service() {
+fn connections_reach_a_backend_and_answers_come_from_the_service() {
     for (source, sees) in
         [None, Some(SOURCE)].into_iter().flat_map(|it| [(it, EgressSees::Vip), (it, EgressSees::Backend)])
     {
@@ -81,7 +81,7 @@ fn a_connection_goes_to_a_backend_and_comes_back_from_the_service() {
 }
 
 #[test]
-fn what_does_not_begin_a_connection_has_none() {
+fn packets_that_open_no_connection_are_dropped() {
     let mut node = balanced(&json!({}));
     assert_eq!(node.send_from_a(&tcp(A, 1000, VIP, 80, ACK, b"")), []);
     assert!(tunnelled(&node.send_from_a(&tcp(A, 1000, VIP, 80, SYN, b""))).is_some());
@@ -98,7 +98,7 @@ fn what_does_not_begin_a_connection_has_none() {
 }
 
 #[test]
-fn two_connections_are_not_taken_for_one_by_a_backend() {
+fn a_backend_can_distinguish_two_connections() {
     let mut node = balanced(&json!({}));
     let mut to = |vip: &str, own| tunnelled(&node.send_from_a(&tcp(A, own, vip, 80, SYN, b"")));
     for own in 1000..1010 {
@@ -109,7 +109,7 @@ fn two_connections_are_not_taken_for_one_by_a_backend() {
 }
 
 #[test]
-fn a_client_stays_with_its_backend_where_that_is_asked_for() {
+fn session_affinity_keeps_the_backend() {
     let mut node = balanced(&json!({"DistributionType": 2}));
     let mut backends: Vec<_> = (1000..1010)
         .map(|own| tunnelled(&node.send_from_a(&tcp(A, own, VIP, 80, SYN, b""))).unwrap().2)
@@ -119,7 +119,7 @@ fn a_client_stays_with_its_backend_where_that_is_asked_for() {
 }
 
 #[test]
-fn what_comes_for_a_client_that_is_gone_is_for_nobody() {
+fn packets_for_a_deleted_client_are_dropped() {
     let mut node = balanced(&json!({}));
     let (_, _, to, _) = tunnelled(&node.send_from_a(&tcp(A, 1000, VIP, 80, SYN, b""))).unwrap();
     let a = node.state.endpoint(node.a).unwrap().clone();
@@ -139,7 +139,7 @@ fn what_comes_for_a_client_that_is_gone_is_for_nobody() {
 }
 
 #[test]
-fn a_backend_that_is_gone_gets_nothing() {
+fn a_deleted_backend_receives_nothing() {
     let mut node = balanced(&json!({}));
     let far = node.state.endpoints.iter().find(|(_, it)| it.ip_configurations[0].ip_address == FAR).unwrap();
     let far = *far.0;

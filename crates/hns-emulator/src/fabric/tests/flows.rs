@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn acls_hold_at_the_port_for_every_source_and_replies_pass() {
+fn acls_apply_at_the_port_for_every_source_and_replies_pass() {
     let closed = json!([acl(
         "In",
         "Allow",
@@ -33,7 +33,7 @@ fn acls_hold_at_the_port_for_every_source_and_replies_pass() {
 }
 
 #[test]
-fn an_error_about_a_flow_comes_in_and_others_do_not() {
+fn only_icmp_errors_about_existing_flows_pass() {
     let mut node = Node::new(json!([acl("In", "Block", json!({}))]));
     let (b, router) = (node.b, node.plan().router_mac);
     let sent = tcp(B, 2000, FAR, 443, SYN, b"");
@@ -53,7 +53,7 @@ fn an_error_about_a_flow_comes_in_and_others_do_not() {
 }
 
 #[test]
-fn an_error_about_a_flow_is_judged_where_hns_knows_of_no_relation() {
+fn icmp_errors_are_judged_if_hns_does_not_relate_them() {
     for (acls, passes) in [(json!([acl("In", "Block", json!({}))]), false), (json!([]), true)] {
         let mut node = Node::with(acls, |config| config.related_icmp_passes = false);
         let (b, router) = (node.b, node.plan().router_mac);
@@ -67,7 +67,7 @@ fn an_error_about_a_flow_is_judged_where_hns_knows_of_no_relation() {
 
 /// The sequence numbers that a kernel accepts: those that each end expects next.
 #[test]
-fn a_reset_is_sent_to_both_ends_once_and_is_the_end() {
+fn a_reset_is_sent_once_to_both_ends_and_ends_the_flow() {
     let mut node = Node::new(json!([]));
     let (a, b) = (node.a, node.b);
     let segment = |from, from_port, to, to_port, flags, sequence: u32, acknowledges: u32, data: &[u8]| {
@@ -93,9 +93,10 @@ fn a_reset_is_sent_to_both_ends_once_and_is_the_end() {
     // b expects the number after a's data, a the number after b's SYN.
     let to_b = segment(A, 1000, B, 80, 0x04, 5, 0, b"");
     let to_a = segment(B, 80, A, 1000, 0x04, 501, 0, b"");
-    let told = node.replan();
-    let [Output::Frame(first, to_b_sent), Output::Frame(second, to_a_sent), young @ ..] = &told[..] else {
-        panic!("{told:?}")
+    let reported = node.replan();
+    let [Output::Frame(first, to_b_sent), Output::Frame(second, to_a_sent), young @ ..] = &reported[..]
+    else {
+        panic!("{reported:?}")
     };
     assert_eq!((*first, *second), (Port::Pod(b), Port::Pod(a)));
     let same = |sent: &[u8], expected: &[u8]| {

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tortie_hcn::Guid;
 
-use super::checksum::{self, State as Sum, finish};
+use super::checksum::{self, ChecksumState as Sum, finish};
 use super::frame::{Frame, Ipv4Packet, Mac, ipv4_frame, unvxlan, vxlan};
 use super::segment::{Unfit, complete};
 use super::*;
@@ -132,7 +132,7 @@ const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
 #[test]
-fn between_pods_of_the_node() {
+fn packets_between_pods_of_one_node() {
     let mut node = Node::new(json!([]));
     let packet = tcp(A, 1000, B, 80, SYN, b"");
     let b = node.b;
@@ -142,7 +142,7 @@ fn between_pods_of_the_node() {
 }
 
 #[test]
-fn a_pod_cannot_pretend_to_be_another() {
+fn a_pod_cannot_spoof_another() {
     let mut node = Node::new(json!([]));
     let a = Port::Pod(node.a);
     assert_eq!(node.send_from_a(&tcp(B, 1000, FAR, 80, SYN, b"")), [], "another's address");
@@ -151,7 +151,7 @@ fn a_pod_cannot_pretend_to_be_another() {
 }
 
 #[test]
-fn another_node_cannot_send_in_the_name_of_this_one() {
+fn another_node_cannot_spoof_this_one() {
     let mut node = Node::new(json!([]));
     let provider = PROVIDER.to_string();
     let own = [B, "10.244.3.7", GATEWAY, provider.as_str()];
@@ -180,7 +180,7 @@ fn another_node_cannot_send_in_the_name_of_this_one() {
 }
 
 #[test]
-fn to_another_node_and_back() {
+fn packets_to_another_node_and_back() {
     let mut node = Node::new(json!([]));
     let out = tcp(A, 1000, FAR, 80, SYN, b"");
     let sent = node.send_from_a(&out);
@@ -286,7 +286,7 @@ fn is_right(packet: &[u8]) -> bool {
 }
 
 #[test]
-fn a_known_checksum() {
+fn the_checksum_of_a_known_packet() {
     // The header used in many explanations of RFC 1071.
     let mut header =
         vec![0x45, 0, 0, 0x73, 0, 0, 0x40, 0, 0x40, 0x11, 0, 0, 0xc0, 0xa8, 0, 1, 0xc0, 0xa8, 0, 0xc7];
@@ -296,7 +296,7 @@ fn a_known_checksum() {
 }
 
 #[test]
-fn broken_packets_are_dropped_and_not_mended() {
+fn broken_packets_are_dropped_and_not_repaired() {
     let mut broken = tcp(FAR, 1, A, 2, ACK, b"hello");
     broken[42] ^= 1;
     assert_eq!(complete(&Ipv4Packet::parse(&broken).unwrap(), 1450), Err(Unfit::Checksum));
@@ -307,7 +307,7 @@ fn broken_packets_are_dropped_and_not_mended() {
 proptest! {
     /// Split and completed packets have correct checksums, fit the MTU, and contain the original data and numbers.
     #[test]
-    fn tcp_is_cut_and_finished(data in prop::collection::vec(any::<u8>(), 0..9000), mtu in 100_usize..1500,
+    fn tcp_is_segmented_and_checksummed(data in prop::collection::vec(any::<u8>(), 0..9000), mtu in 100_usize..1500,
                                flags in any::<u8>(), whole in any::<bool>()) {
         let big = tcp(FAR, 1000, A, 80, flags, &data);
         prop_assert!(is_right(&big));
@@ -329,7 +329,7 @@ proptest! {
 
     /// UDP keeps its single checksum; IPv4 fragments can be reassembled.
     #[test]
-    fn udp_is_finished_and_fragmented(data in prop::collection::vec(any::<u8>(), 0..5000), mtu in 100_usize..1500,
+    fn udp_is_checksummed_and_fragmented(data in prop::collection::vec(any::<u8>(), 0..5000), mtu in 100_usize..1500,
                                       whole in any::<bool>()) {
         let length = (data.len() as u16 + 8).to_be_bytes();
         let datagram = [&[0x10, 0, 0, 53, length[0], length[1], 0, 0][..], &data].concat();
@@ -348,7 +348,7 @@ proptest! {
 
     /// No input makes the switch panic.
     #[test]
-    fn any_bytes_are_taken(bytes in prop::collection::vec(any::<u8>(), 0..120), vlan in any::<bool>()) {
+    fn any_bytes_are_accepted_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..120), vlan in any::<bool>()) {
         let mut node = Node::new(json!([]));
         let mut frame = vec![0; 12];
         frame.extend(if vlan { [8, 6] } else { [8, 0] });

@@ -14,11 +14,11 @@ mod problems;
 
 use tortie_kernel::nftables::{Chain, Data, Field, Key, SetSpec, Table, Value, Verdict};
 
-use self::parts::{take_sets, take_skeleton};
+use self::parts::{update_sets, update_skeleton};
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
 use crate::dataplane::counting;
-use crate::dataplane::dirty::{Dirty, Touched};
+use crate::dataplane::dirty::{ChangedSet, Dirty};
 use crate::dataplane::host_skeleton::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
 use crate::dataplane::policies::{Lines, chain_name, problem};
@@ -132,24 +132,24 @@ impl DesiredTable {
     ) -> Change {
         let mut change = Change::default();
         if dirty.skeleton {
-            take_skeleton(around.config, state, kernel, &mut change);
+            update_skeleton(around.config, state, kernel, &mut change);
         }
-        let reshaped = take_sets(state, dirty, kernel, &mut change);
-        let mut touched = self.take_pods(state, dirty, &mut change);
-        self.take_hosts(state, dirty, around.own_addresses, &mut touched);
-        self.touch_policies(dirty, &reshaped, &mut touched);
-        self.write_policies(state, &touched, around, &|name| change.has_set(kernel, name));
-        self.touch_programs(dirty, &mut touched);
-        self.write_programs(state, kernel, &mut touched, &mut change, around);
-        self.put_policies(state, kernel, &touched, &mut change);
-        self.touch_lookups(state, dirty, &touched, &mut change);
-        let interfaces = Interfaces { of_pods: touched.interfaces, of_hosts: touched.host_interfaces };
+        let reshaped = update_sets(state, dirty, kernel, &mut change);
+        let mut affected = self.update_pods(state, dirty, &mut change);
+        self.update_hosts(state, dirty, around.own_addresses, &mut affected);
+        self.add_affected_policies(dirty, &reshaped, &mut affected);
+        self.write_policies(state, &affected, around, &|name| change.has_set(kernel, name));
+        self.add_affected_programs(dirty, &mut affected);
+        self.write_programs(state, kernel, &mut affected, &mut change, around);
+        self.put_policies(state, kernel, &affected, &mut change);
+        self.update_lookups(state, dirty, &affected, &mut change);
+        let interfaces = Interfaces { of_pods: affected.interfaces, of_hosts: affected.host_interfaces };
         self.open(&interfaces, around.config, &mut change);
-        counting::take(state, &mut change);
-        self.literals.take(kernel, &mut change);
+        counting::add_counters(state, &mut change);
+        self.literals.update(kernel, &mut change);
         change.host_interfaces = interfaces.of_hosts;
-        change.programs = touched.programs;
-        change.policies = touched.policies;
+        change.programs = affected.programs;
+        change.policies = affected.policies;
         change
     }
 
@@ -230,71 +230,76 @@ impl DesiredTable {
     }
 
     /// Applies the dirty pods: their entries, and the programs and policies that are added and removed with them.
-    fn take_pods(&mut self, state: &NodeState, dirty: &Dirty, change: &mut Change) -> Objects {
-        let mut touched = Objects::default();
+    fn update_pods(&mut self, state: &NodeState, dirty: &Dirty, change: &mut Change) -> Objects {
+        let mut affected = Objects::default();
         for id in &dirty.endpoints {
             let old = self.pods.remove(id);
             if let Some(old) = &old {
                 remove(&mut self.interfaces, &old.interface, id);
                 old.put_addresses(false, change);
-                touched.interfaces.insert(old.interface.clone());
+                affected.interfaces.insert(old.interface.clone());
             }
             if let Some(endpoint) = state.endpoints.get(id) {
                 let programs = Slot::OF_PODS.map(|slot| (slot, &*endpoint.program));
                 let (interface, addresses) =
                     (endpoint.host_interface.to_string(), endpoint.addresses.clone());
-                let pod = Pod { interface, addresses, programs: self.enlist(&programs, &mut touched) };
-                touched.interfaces.insert(pod.interface.clone());
+                let pod =
+                    Pod { interface, addresses, programs: self.acquire_programs(&programs, &mut affected) };
+                affected.interfaces.insert(pod.interface.clone());
                 self.interfaces.entry(pod.interface.clone()).or_default().insert(id.clone());
                 self.pods.insert(id.clone(), pod);
             }
-            self.discharge(old.map(|old| old.programs), &mut touched);
+            self.release_programs(old.map(|old| old.programs), &mut affected);
         }
-        touched
+        affected
     }
 
     /// Applies the dirty host endpoints in the same way.
-    fn take_hosts(
+    fn update_hosts(
         &mut self,
         state: &NodeState,
         dirty: &Dirty,
         own_addresses: &BTreeMap<IpAddr, String>,
-        touched: &mut Objects,
+        affected: &mut Objects,
     ) {
         for name in &dirty.hosts {
             let old = self.hosts.remove(name);
             for interface in old.iter().flat_map(|old| &old.interfaces) {
                 remove(&mut self.host_interfaces, interface, name);
-                touched.host_interfaces.insert(interface.clone());
+                affected.host_interfaces.insert(interface.clone());
             }
             if let Some(endpoint) = state.host_endpoints.get(name) {
                 let programs = Slot::OF_HOSTS.map(|slot| (slot, program_of(endpoint, slot)));
                 let interfaces = interfaces_of(endpoint, own_addresses);
                 for interface in &interfaces {
                     self.host_interfaces.entry(interface.clone()).or_default().insert(name.clone());
-                    touched.host_interfaces.insert(interface.clone());
+                    affected.host_interfaces.insert(interface.clone());
                 }
-                let host = Host { interfaces, programs: self.enlist(&programs, touched) };
+                let host = Host { interfaces, programs: self.acquire_programs(&programs, affected) };
                 self.hosts.insert(name.clone(), host);
             }
-            self.discharge(old.map(|old| old.programs), touched);
+            self.release_programs(old.map(|old| old.programs), affected);
         }
     }
 
     /// Registers an endpoint's programs, and returns their names. The endpoint's older programs are released
     /// afterwards, so that a program that stays is not removed in between.
-    fn enlist(&mut self, programs: &[(Slot, &EndpointProgram)], touched: &mut Objects) -> Programs {
+    fn acquire_programs(
+        &mut self,
+        programs: &[(Slot, &EndpointProgram)],
+        affected: &mut Objects,
+    ) -> Programs {
         let mut names = Programs::new();
         for (slot, program) in programs {
             let name = program_name(program, *slot);
             if !self.programs.contains_key(&name) {
-                self.begin(&name, ProgramSpec::new(program, *slot), touched);
+                self.begin(&name, ProgramSpec::new(program, *slot), affected);
             }
             if let Some(program) = self.programs.get_mut(&name) {
                 let users = program.users.entry(*slot).or_default();
                 *users += 1;
                 if *users == 1 {
-                    touched.programs.insert(name.clone());
+                    affected.programs.insert(name.clone());
                 }
             }
             names.insert(*slot, name);
@@ -303,24 +308,24 @@ impl DesiredTable {
     }
 
     /// Releases an endpoint's programs.
-    fn discharge(&mut self, programs: Option<Programs>, touched: &mut Objects) {
+    fn release_programs(&mut self, programs: Option<Programs>, affected: &mut Objects) {
         for (slot, name) in programs.into_iter().flatten() {
             if let Some(users) = self.programs.get_mut(&name).and_then(|program| program.users.get_mut(&slot))
             {
                 *users -= 1;
                 if *users == 0 {
-                    touched.programs.insert(name);
+                    affected.programs.insert(name);
                 }
             }
         }
     }
 
     /// Adds a new program.
-    fn begin(&mut self, name: &str, asked: ProgramSpec, touched: &mut Objects) {
+    fn begin(&mut self, name: &str, asked: ProgramSpec, affected: &mut Objects) {
         for id in asked.policies() {
             let policy = self.policies.entry(id.clone()).or_default();
             if policy.programs.is_empty() {
-                touched.policies.insert(id.clone());
+                affected.policies.insert(id.clone());
             }
             policy.programs.insert(name.to_owned());
         }
@@ -333,24 +338,24 @@ impl DesiredTable {
     }
 
     /// Adds the policies that have changed, and those with sets whose parts have changed.
-    fn touch_policies(&self, dirty: &Dirty, reshaped: &BTreeSet<SetId>, touched: &mut Objects) {
+    fn add_affected_policies(&self, dirty: &Dirty, reshaped: &BTreeSet<SetId>, affected: &mut Objects) {
         let known = dirty.policies.iter().filter(|id| self.policies.contains_key(*id));
-        touched.policies.extend(known.cloned());
+        affected.policies.extend(known.cloned());
         if !reshaped.is_empty() {
             let about =
                 self.policies.iter().filter(|(_, policy)| reshaped.iter().any(|set| policy.names(set)));
-            touched.policies.extend(about.map(|(id, _)| id.clone()));
+            affected.policies.extend(about.map(|(id, _)| id.clone()));
         }
     }
 
     fn write_policies(
         &mut self,
         state: &NodeState,
-        touched: &Objects,
+        affected: &Objects,
         around: &RenderContext<'_>,
         exists: &dyn Fn(&str) -> bool,
     ) {
-        for id in &touched.policies {
+        for id in &affected.policies {
             let Some(policy) = self.policies.get_mut(id) else { continue };
             let rules = state.policies.get(id).map(AsRef::as_ref);
             for direction in DIRECTIONS {
@@ -369,11 +374,11 @@ impl DesiredTable {
     }
 
     /// Adds the programs that name a changed policy, or that look up members of a changed set.
-    fn touch_programs(&self, dirty: &Dirty, touched: &mut Objects) {
-        for policy in touched.policies.iter().filter_map(|id| self.policies.get(id)) {
-            touched.programs.extend(policy.programs.iter().cloned());
+    fn add_affected_programs(&self, dirty: &Dirty, affected: &mut Objects) {
+        for policy in affected.policies.iter().filter_map(|id| self.policies.get(id)) {
+            affected.programs.extend(policy.programs.iter().cloned());
         }
-        let replaced = dirty.sets.iter().filter(|(_, what)| **what == Touched::Whole);
+        let replaced = dirty.sets.iter().filter(|(_, what)| **what == ChangedSet::Whole);
         let replaced: Vec<_> = replaced.map(|(id, _)| id).collect();
         if !replaced.is_empty() {
             let names_replaced = |policy: &Policy| replaced.iter().any(|set| policy.names(set));
@@ -381,7 +386,7 @@ impl DesiredTable {
             let looks_up = |name: &&String| {
                 self.programs.get(*name).is_some_and(|program| !program.written.lookups.is_empty())
             };
-            touched.programs.extend(policies.flat_map(|policy| &policy.programs).filter(looks_up).cloned());
+            affected.programs.extend(policies.flat_map(|policy| &policy.programs).filter(looks_up).cloned());
         }
     }
 
@@ -390,11 +395,11 @@ impl DesiredTable {
         &mut self,
         state: &NodeState,
         kernel: &Table,
-        touched: &mut Objects,
+        affected: &mut Objects,
         change: &mut Change,
         around: &RenderContext<'_>,
     ) {
-        for name in &touched.programs {
+        for name in &affected.programs {
             let Some(program) = self.programs.get(name) else { continue };
             let is_used = program.users.values().any(|users| *users > 0);
             let new =
@@ -420,7 +425,7 @@ impl DesiredTable {
                     if let Some(policy) = self.policies.get_mut(id) {
                         let count = policy.jumps.entry(place).or_default();
                         *count = count.saturating_add_signed(by);
-                        touched.policies.insert(id.clone());
+                        affected.policies.insert(id.clone());
                     }
                 }
             }
@@ -429,7 +434,7 @@ impl DesiredTable {
                 for id in program.asked.policies() {
                     if let Some(policy) = self.policies.get_mut(id) {
                         policy.programs.remove(name);
-                        touched.policies.insert(id.clone());
+                        affected.policies.insert(id.clone());
                     }
                 }
                 self.programs.remove(name);
@@ -465,8 +470,8 @@ impl DesiredTable {
     }
 
     /// Adds the chains of policies to which programs jump, and removes policies that no program names.
-    fn put_policies(&mut self, state: &NodeState, kernel: &Table, touched: &Objects, change: &mut Change) {
-        for id in &touched.policies {
+    fn put_policies(&mut self, state: &NodeState, kernel: &Table, affected: &Objects, change: &mut Change) {
+        for id in &affected.policies {
             let Some(policy) = self.policies.get_mut(id) else { continue };
             for ((direction, stage), jumps) in &policy.jumps {
                 let lines = &policy.lines[index(*direction)].lines;
@@ -484,12 +489,12 @@ impl DesiredTable {
     }
 
     /// Updates lookup keys when set members change.
-    fn touch_lookups(&self, state: &NodeState, dirty: &Dirty, touched: &Objects, change: &mut Change) {
-        let untouched = self.programs.iter().filter(|(name, _)| !touched.programs.contains(*name));
-        for (name, lookup) in untouched.flat_map(|(_, program)| &program.written.lookups) {
+    fn update_lookups(&self, state: &NodeState, dirty: &Dirty, affected: &Objects, change: &mut Change) {
+        let unaffected = self.programs.iter().filter(|(name, _)| !affected.programs.contains(*name));
+        for (name, lookup) in unaffected.flat_map(|(_, program)| &program.written.lookups) {
             for (id, what) in &dirty.sets {
-                let Touched::Members(members) = what else { continue };
-                for (key, wanted) in members.iter().flat_map(|member| lookup.touched(state, id, member)) {
+                let ChangedSet::Members(members) = what else { continue };
+                for (key, wanted) in members.iter().flat_map(|member| lookup.affected(state, id, member)) {
                     change.element(name, || lookup.spec(), key, wanted.then(Value::default));
                 }
             }

@@ -8,12 +8,12 @@ use tortie_policy::program::{Member, SetId};
 
 use crate::dataplane::Config;
 use crate::dataplane::change::Change;
-use crate::dataplane::dirty::{Dirty, Touched};
+use crate::dataplane::dirty::{ChangedSet, Dirty};
 use crate::dataplane::sets::{Part, changes, kernel_sets};
 use crate::dataplane::skeleton;
 
 /// Applies the frame; the elements of its sets that belong to pods stay.
-pub(super) fn take_skeleton(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
+pub(super) fn update_skeleton(config: &Config, state: &NodeState, kernel: &Table, change: &mut Change) {
     let skeleton = skeleton::skeleton(config, state);
     for name in kernel.chains.keys().filter(|name| skeleton::is_of_skeleton(name)) {
         change.chain(kernel, name, None);
@@ -34,18 +34,18 @@ pub(super) fn take_skeleton(config: &Config, state: &NodeState, kernel: &Table, 
 }
 
 /// Applies the dirty sets, and returns those whose nftables sets are now others than before.
-pub(super) fn take_sets(
+pub(super) fn update_sets(
     state: &NodeState,
     dirty: &Dirty,
     kernel: &Table,
     change: &mut Change,
 ) -> BTreeSet<SetId> {
     let mut reshaped = BTreeSet::new();
-    for (id, touched) in &dirty.sets {
-        if let Touched::Members(members) = touched
+    for (id, affected) in &dirty.sets {
+        if let ChangedSet::Members(members) = affected
             && let Some(parts) = single_elements(state, id, members, kernel)
         {
-            for Elements { part, name, changes } in parts {
+            for PartChanges { part, name, changes } in parts {
                 for (key, wanted) in changes {
                     change.element(&name, || part.spec(), key, wanted);
                 }
@@ -69,7 +69,7 @@ pub(super) fn take_sets(
 const MAX_NETWORKS: usize = 1_000;
 
 /// Changes of elements of one nftables set.
-struct Elements {
+struct PartChanges {
     part: Part,
     name: String,
     changes: BTreeMap<Key, Option<Value>>,
@@ -80,25 +80,25 @@ struct Elements {
 fn single_elements(
     state: &NodeState,
     id: &SetId,
-    touched: &BTreeSet<Member>,
+    affected: &BTreeSet<Member>,
     kernel: &Table,
-) -> Option<Vec<Elements>> {
+) -> Option<Vec<PartChanges>> {
     let (kind, desired) = state.sets.get(id)?;
     let mut by_part: BTreeMap<Part, Vec<&Member>> = BTreeMap::new();
-    for member in touched {
+    for member in affected {
         by_part.entry(Part::of(member)).or_default().push(member);
     }
-    let parts = by_part.into_iter().map(|(part, touched)| {
-        if matches!(part, Part::Nets(_)) && touched.len() > MAX_NETWORKS {
+    let parts = by_part.into_iter().map(|(part, affected)| {
+        if matches!(part, Part::Nets(_)) && affected.len() > MAX_NETWORKS {
             return None;
         }
         let name = part.name(id);
         let there = &kernel.sets.get(&name)?.elements;
-        let changes = changes(part, &touched, desired, there);
+        let changes = changes(part, &affected, desired, there);
         let is_there = |(key, _): &(&Key, &Option<Value>)| there.contains_key(key);
         let replaced = changes.iter().filter(is_there).count();
         let left = there.len() - replaced + changes.values().flatten().count();
-        (left > 0 || part.always(*kind)).then_some(Elements { part, name, changes })
+        (left > 0 || part.always(*kind)).then_some(PartChanges { part, name, changes })
     });
     parts.collect()
 }
@@ -142,10 +142,10 @@ mod tests {
     }
 
     /// The operations for a change of the set, and whether it led to other nftables sets.
-    fn taken(state: &NodeState, kernel: &Table, touched: Touched) -> (Vec<Op>, bool) {
-        let dirty = Dirty { sets: [(id(), touched)].into(), ..Dirty::default() };
+    fn operations(state: &NodeState, kernel: &Table, affected: ChangedSet) -> (Vec<Op>, bool) {
+        let dirty = Dirty { sets: [(id(), affected)].into(), ..Dirty::default() };
         let mut change = Change::default();
-        let reshaped = take_sets(state, &dirty, kernel, &mut change);
+        let reshaped = update_sets(state, &dirty, kernel, &mut change);
         let Steps { prepare, switch, clear } = change.steps(kernel);
         ([prepare, switch, clear].concat(), !reshaped.is_empty())
     }
@@ -153,16 +153,19 @@ mod tests {
     /// Removes each of these members if it exists, and adds it otherwise: one by one, and compares with the whole
     /// set.
     fn turn(
-        touched: &BTreeSet<Member>,
+        affected: &BTreeSet<Member>,
         state: &mut NodeState,
         table: &mut Table,
         nft: &mut Nft,
     ) -> Result<(), TestCaseError> {
         let members = &mut state.sets.get_mut(&id()).unwrap().1;
-        *members = (&**members ^ touched).into();
-        let (ops, reshaped) = taken(state, table, Touched::Whole);
-        prop_assert_eq!(single_elements(state, &id(), touched, table).is_none(), reshaped);
-        prop_assert_eq!(&taken(state, table, Touched::Members(touched.clone())), &(ops.clone(), reshaped));
+        *members = (&**members ^ affected).into();
+        let (ops, reshaped) = operations(state, table, ChangedSet::Whole);
+        prop_assert_eq!(single_elements(state, &id(), affected, table).is_none(), reshaped);
+        prop_assert_eq!(
+            &operations(state, table, ChangedSet::Members(affected.clone())),
+            &(ops.clone(), reshaped)
+        );
         ops.iter().for_each(|op| table.apply(op));
         prop_assert_eq!(&table.sets, &kernel_sets(state, &id()));
         let transaction = Transaction { table: "t".to_owned(), ops };
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_one_by_one_come_to_what_the_whole_set_comes_to() {
+    fn single_networks_give_the_same_elements_as_the_whole_set() {
         let test = |nft: &RefCell<Nft>, before: BTreeSet<Member>, turns: Vec<(BTreeSet<Member>, Index)>| {
             let mut state = NodeState::default();
             state.sets.insert(id(), (SetKind::Nets, before.into()));
@@ -181,11 +184,11 @@ mod tests {
             let nft = &mut *nft.borrow_mut();
             let old = nft.list("t").unwrap();
             nft.commit(&diff("t", &table, old.as_ref())).unwrap();
-            for (mut touched, again) in turns {
+            for (mut affected, again) in turns {
                 // A member that certainly exists.
                 let there = &state.sets[&id()].1;
-                touched.extend(there.iter().nth(again.index(there.len().max(1))));
-                turn(&touched, &mut state, &mut table, nft)?;
+                affected.extend(there.iter().nth(again.index(there.len().max(1))));
+                turn(&affected, &mut state, &mut table, nft)?;
             }
             Ok(())
         };

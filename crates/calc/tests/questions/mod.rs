@@ -142,7 +142,7 @@ pub(crate) fn question(from: Peer, to: Peer, packet: &Sent) -> Question {
 
 /// The path of a packet of this family from one end to the other; `None` if none leaves: from an end to itself, and
 /// from a node to its own pods.
-pub(crate) fn way(from: &End, to: &End, family: IpVersion) -> Option<Path> {
+pub(crate) fn path(from: &End, to: &End, family: IpVersion) -> Option<Path> {
     let together = !from.node.is_empty() && from.node == to.node;
     if from.peer == to.peer || (together && matches!(from.peer, Peer::Node(_))) {
         return None;
@@ -151,7 +151,7 @@ pub(crate) fn way(from: &End, to: &End, family: IpVersion) -> Option<Path> {
 }
 
 /// Whether any policy was evaluated.
-pub(crate) fn is_asked(answer: &Answer) -> bool {
+pub(crate) fn is_answerable(answer: &Answer) -> bool {
     let says = |trace: &Trace| {
         trace.verdict == Verdict::Deny || !matches!(trace.decided_by, DecidedBy::EndpointToHost { .. })
     };
