@@ -1,4 +1,5 @@
-//! Generates the client and server of the store's service from the description below; no protoc is needed.
+//! Generates the client and server of the store's service, and clients of etcd's services, from the descriptions below; no
+//! protoc is needed.
 
 use tonic_build::manual::{Builder, Method, Service};
 
@@ -20,5 +21,38 @@ fn main() {
         .method(method("barrier", "Barrier", "BarrierRequest", "BarrierReply").build())
         .method(method("watch", "Watch", "WatchRequest", "WatchMessage").server_streaming().build())
         .build();
-    Builder::new().compile(&[service]);
+    Builder::new().compile(&[service, kv(), watch(), auth()]);
+}
+
+/// A method of etcd's API (`api/etcdserverpb/rpc.proto`).
+fn of_etcd(name: &str, route: &str, input: &str, output: &str) -> tonic_build::manual::MethodBuilder {
+    Method::builder()
+        .name(name)
+        .route_name(route)
+        .input_type(format!("crate::etcd::message::{input}"))
+        .output_type(format!("crate::etcd::message::{output}"))
+        .codec_path("tonic_prost::ProstCodec")
+}
+
+fn kv() -> Service {
+    Service::builder()
+        .name("KV")
+        .package("etcdserverpb")
+        .method(of_etcd("range", "Range", "RangeRequest", "RangeResponse").build())
+        .method(of_etcd("txn", "Txn", "TxnRequest", "TxnResponse").build())
+        .build()
+}
+
+fn watch() -> Service {
+    let watch = of_etcd("watch", "Watch", "WatchRequest", "WatchResponse");
+    Service::builder()
+        .name("Watch")
+        .package("etcdserverpb")
+        .method(watch.client_streaming().server_streaming().build())
+        .build()
+}
+
+fn auth() -> Service {
+    let authenticate = of_etcd("authenticate", "Authenticate", "AuthenticateRequest", "AuthenticateResponse");
+    Service::builder().name("Auth").package("etcdserverpb").method(authenticate.build()).build()
 }

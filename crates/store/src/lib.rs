@@ -2,8 +2,8 @@
 //! which delivers objects and their changes.
 //!
 //! Versions are opaque, and positions are ordered within one kind only, because the Kubernetes API guarantees no more.
-//! [`Embedded`] keeps everything in one file. [`rpc`] serves it to other processes and is a backend itself. etcd and
-//! the Kubernetes API are planned as further backends. `conformance` is the suite that each backend must pass.
+//! [`Embedded`] keeps everything in one file. [`rpc`] serves it to other processes and is a backend itself. [`etcd`] keeps
+//! Calico's data in etcd. The Kubernetes API is planned. `conformance` is the suite that each backend must pass.
 
 mod apply;
 pub mod backoff;
@@ -12,6 +12,7 @@ mod cache;
 #[expect(clippy::expect_used, reason = "a suite of tests says what it expects")]
 pub mod conformance;
 mod embedded;
+pub mod etcd;
 mod file;
 mod follow;
 mod in_force;

@@ -1,0 +1,302 @@
+//! The etcd backend: Calico's keys and values in etcd 3.4 or later, and Tortie's own kinds below `/tortie/v1/`.
+//!
+//! Versions are the revisions of the last write of a key (`mod_revision`), as in Calico, and so are positions. Others
+//! write to the same etcd, and one transaction may give several keys one revision.
+
+mod client;
+mod keys;
+mod message;
+mod values;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use serde_json::Value;
+use tortie_api::{Key, Kind, Position, Positions};
+
+pub use client::{Etcd, EtcdConfig, Login};
+use message::{
+    Compare, CompareResult, CompareTarget, DeleteRangeRequest, EventType, KeyValue, PutRequest, RangeRequest,
+    Request, RequestOp, SortOrder, SortTarget, TargetUnion, TxnRequest, WatchCreateRequest,
+};
+
+use crate::follow::{Event, Follow, Source, Watch, follow};
+use crate::{Interest, Page, PageToken, Stopped, Store, StoreError, Stored, Version, Write, Written};
+
+/// The maximum number of keys in a page.
+const MAX_PAGE: i64 = 500;
+/// The maximum number of writes in a transaction (etcd's default of `--max-txn-ops`).
+const MAX_WRITES: usize = 128;
+
+/// A write, as etcd sees it.
+struct Encoded {
+    key: Vec<u8>,
+    /// The condition for the write.
+    compare: Compare,
+    request: Request,
+}
+
+impl Encoded {
+    /// `None` if the expected version is none of etcd's, so that the write is a conflict.
+    fn new(write: &Write) -> Option<Self> {
+        let key = keys::encode(write.key()).into_bytes();
+        let condition = |result: CompareResult, target: CompareTarget, value: TargetUnion| Compare {
+            result: result.into(),
+            target: target.into(),
+            key: key.clone(),
+            target_union: Some(value),
+        };
+        let is_at = |version: &Version| {
+            let revision = version.as_str().parse().ok()?;
+            Some(condition(CompareResult::Equal, CompareTarget::Mod, TargetUnion::ModRevision(revision)))
+        };
+        let exists = |result| condition(result, CompareTarget::Version, TargetUnion::Version(0));
+        let put = |value: &Value| {
+            Request::Put(PutRequest { key: key.clone(), value: values::encode(write.key(), value.clone()) })
+        };
+        let delete = Request::DeleteRange(DeleteRangeRequest { key: key.clone() });
+        let (compare, request) = match write {
+            Write::Create(_, value) => (exists(CompareResult::Equal), put(value)),
+            Write::Update(_, value, expected) => (is_at(expected)?, put(value)),
+            Write::Delete(_, Some(expected)) => (is_at(expected)?, delete),
+            Write::Delete(_, None) => (exists(CompareResult::Greater), delete),
+        };
+        Some(Self { key, compare, request })
+    }
+}
+
+impl Etcd {
+    /// Executes one write.
+    async fn write(&self, write: &Write) -> Result<Written, StoreError> {
+        let Some(Encoded { key, compare, request }) = Encoded::new(write) else {
+            return Err(self.rejected(write, self.get(write.key()).await?.is_some()));
+        };
+        let current = RangeRequest { key, keys_only: true, ..RangeRequest::default() };
+        let reply = self
+            .txn(TxnRequest {
+                compare: vec![compare],
+                success: vec![RequestOp { request: Some(request) }],
+                failure: vec![RequestOp { request: Some(Request::Range(current)) }],
+            })
+            .await?;
+        if reply.succeeded {
+            return Ok(Written::at(revision(reply.header)?));
+        }
+        let current = reply.responses.into_iter().filter_map(|response| response.range);
+        let exists = current.flat_map(|range| range.kvs).next().is_some();
+        Err(self.rejected(write, exists))
+    }
+
+    /// Why a write was rejected, by whether the object exists.
+    fn rejected(&self, write: &Write, exists: bool) -> StoreError {
+        let key = write.key().clone();
+        match (write, exists) {
+            (Write::Create(..), _) => StoreError::AlreadyExists(key),
+            (_, false) => StoreError::NotFound(key),
+            (_, true) => StoreError::Conflict(key),
+        }
+    }
+
+    /// Executes writes of different keys in one transaction; `None` if one of them was rejected.
+    async fn write_together(&self, writes: &[Write]) -> Result<Option<Vec<Written>>, StoreError> {
+        let Some(encoded) = writes.iter().map(Encoded::new).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let (compare, success) = encoded
+            .into_iter()
+            .map(|write| (write.compare, RequestOp { request: Some(write.request) }))
+            .unzip();
+        let reply = self.txn(TxnRequest { compare, success, failure: Vec::new() }).await?;
+        let written = Written::at(revision(reply.header)?);
+        Ok(reply.succeeded.then(|| vec![written; writes.len()]))
+    }
+}
+
+#[async_trait]
+impl Store for Etcd {
+    async fn get(&self, key: &Key) -> Result<Option<Stored>, StoreError> {
+        let request = RangeRequest { key: keys::encode(key).into_bytes(), ..RangeRequest::default() };
+        let found = self.range(request).await?.kvs.into_iter().next();
+        found.map(|found| stored(key.clone(), &found)).transpose()
+    }
+
+    /// All pages are from one moment: the token is the revision of the first page and the last key.
+    async fn list_page(&self, interest: &Interest, after: Option<PageToken>) -> Result<Page, StoreError> {
+        let keys::Range { mut start, end } = keys::range(interest);
+        let mut moment = 0;
+        if let Some(PageToken(token)) = &after {
+            let bad_token = || StoreError::Unavailable("the page does not exist".to_owned());
+            let (revision, last) = token.split_once(' ').ok_or_else(bad_token)?;
+            moment = revision.parse().map_err(|_| bad_token())?;
+            start = last.as_bytes().iter().copied().chain([0]).collect();
+        }
+        let request = RangeRequest {
+            key: start,
+            range_end: end,
+            limit: MAX_PAGE,
+            revision: moment,
+            sort_order: SortOrder::None.into(),
+            ..RangeRequest::default()
+        };
+        let reply = self.range(request).await?;
+        if moment == 0 {
+            moment = i64::try_from(revision(reply.header)?).unwrap_or(i64::MAX);
+        }
+        let last = reply.kvs.last().filter(|_| reply.more);
+        let token = |last: &KeyValue| PageToken(format!("{moment} {}", String::from_utf8_lossy(&last.key)));
+        let next = last.map(token);
+        let mut items = Vec::with_capacity(reply.kvs.len());
+        for found in reply.kvs {
+            let Some(key) = keys::decode(interest.kind, &found.key) else { continue };
+            let stored = stored(key, &found)?;
+            if interest.covers(&stored.key, &stored.value) {
+                items.push(stored);
+            }
+        }
+        // The order of etcd's keys is not the one of names with slashes.
+        items.sort_by(|one, other| one.key.cmp(&other.key));
+        Ok(Page { items, position: position(moment)?, next })
+    }
+
+    async fn create(&self, key: &Key, value: Value) -> Result<Stored, StoreError> {
+        let written = self.write(&Write::Create(key.clone(), value.clone())).await?;
+        Ok(Stored::new(key.clone(), value, written))
+    }
+
+    async fn update(&self, key: &Key, value: Value, expected: &Version) -> Result<Stored, StoreError> {
+        let written = self.write(&Write::Update(key.clone(), value.clone(), expected.clone())).await?;
+        Ok(Stored::new(key.clone(), value, written))
+    }
+
+    async fn delete(&self, key: &Key, expected: Option<&Version>) -> Result<Position, StoreError> {
+        Ok(self.write(&Write::Delete(key.clone(), expected.cloned())).await?.position)
+    }
+
+    /// Writes of different keys are one transaction. If it is rejected, or a key occurs twice, they are executed one
+    /// after another.
+    async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, Stopped> {
+        let mut done = Vec::with_capacity(writes.len());
+        for chunk in writes.chunks(MAX_WRITES) {
+            let distinct: std::collections::HashSet<&Key> = chunk.iter().map(Write::key).collect();
+            if chunk.len() > 1 && distinct.len() == chunk.len() {
+                match self.write_together(chunk).await {
+                    Ok(Some(written)) => {
+                        done.extend(written);
+                        continue;
+                    }
+                    Ok(None) => {}
+                    Err(error) => return Err(Stopped { done, error }),
+                }
+            }
+            for write in chunk {
+                match self.write(write).await {
+                    Ok(written) => done.push(written),
+                    Err(error) => return Err(Stopped { done, error }),
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn follow(&self, interests: Vec<Interest>) -> Follow {
+        follow(&Arc::new(self.clone()), interests)
+    }
+
+    /// The revision of the newest key of each kind, in one transaction. (A progress request on the watches would be
+    /// cheaper, but before 3.4.25 and 3.5.8 etcd answers it before it has sent all events: etcd issue 15220.)
+    async fn barrier(&self, kinds: &[Kind]) -> Result<Positions, StoreError> {
+        let newest = |kind: &Kind| {
+            let keys::Range { start, end } = keys::range(&Interest::all(*kind));
+            RequestOp {
+                request: Some(Request::Range(RangeRequest {
+                    key: start,
+                    range_end: end,
+                    limit: 1,
+                    sort_order: SortOrder::Descend.into(),
+                    sort_target: SortTarget::Mod.into(),
+                    keys_only: true,
+                    ..RangeRequest::default()
+                })),
+            }
+        };
+        let success = kinds.iter().map(newest).collect();
+        let reply = self.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
+        let mut positions = Positions::default();
+        for (kind, response) in kinds.iter().zip(reply.responses) {
+            for found in response.range.into_iter().flat_map(|range| range.kvs) {
+                positions.advance(*kind, position(found.mod_revision)?);
+            }
+        }
+        Ok(positions)
+    }
+}
+
+#[async_trait]
+impl Source for Etcd {
+    /// A watch for each kind, so that etcd sends only what is wanted.
+    fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
+        interests.into_iter().map(|interest| vec![interest]).collect()
+    }
+
+    async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {
+        let [interest] = interests else {
+            return Err(StoreError::Unavailable("etcd has one watch for each kind".to_owned()));
+        };
+        let interest = interest.clone();
+        let keys::Range { start, end } = keys::range(&interest);
+        let create = WatchCreateRequest {
+            key: start,
+            range_end: end,
+            start_revision: i64::try_from(after.0).unwrap_or(i64::MAX).saturating_add(1),
+            progress_notify: true,
+        };
+        let replies = self.open_watch(create).await?;
+        let events = replies.flat_map(move |reply| {
+            let events = match reply {
+                Ok(reply) if reply.compact_revision > 0 => vec![Err(StoreError::Compacted(after))],
+                Ok(reply) if reply.canceled => {
+                    vec![Err(StoreError::Unavailable(format!(
+                        "etcd ended the watch: {}",
+                        reply.cancel_reason
+                    )))]
+                }
+                Ok(reply) if reply.created => Vec::new(),
+                Ok(reply) if reply.events.is_empty() => {
+                    vec![revision(reply.header).map(|revision| Event::Progress(Position(revision)))]
+                }
+                Ok(reply) => reply.events.into_iter().filter_map(|it| event(&interest, it)).collect(),
+                Err(error) => vec![Err(error)],
+            };
+            futures::stream::iter(events)
+        });
+        let ended = StoreError::Unavailable("etcd ended the watch".to_owned());
+        Ok(events.chain(futures::stream::iter([Err(ended)])).boxed())
+    }
+}
+
+/// `None` if the key is no object.
+fn event(interest: &Interest, event: message::WatchEvent) -> Option<Result<Event, StoreError>> {
+    let kind = event.kind();
+    let found = event.kv?;
+    let key = keys::decode(interest.kind, &found.key)?;
+    Some(match kind {
+        EventType::Put => stored(key, &found).map(Event::Put),
+        EventType::Delete => position(found.mod_revision).map(|position| Event::Deleted { key, position }),
+    })
+}
+
+fn stored(key: Key, found: &KeyValue) -> Result<Stored, StoreError> {
+    let value = values::decode(&key, &found.value);
+    Ok(Stored::new(key, value, Written::at(position(found.mod_revision)?.0)))
+}
+
+fn position(revision: i64) -> Result<Position, StoreError> {
+    let position = u64::try_from(revision).map(Position);
+    position.map_err(|_| StoreError::Damaged(format!("etcd answers with the revision {revision}")))
+}
+
+fn revision(header: Option<message::ResponseHeader>) -> Result<u64, StoreError> {
+    let header = header.ok_or_else(|| StoreError::Damaged("an answer of etcd has no header".to_owned()))?;
+    Ok(position(header.revision)?.0)
+}

@@ -1,0 +1,199 @@
+//! Values in etcd. Calico's resources are JSON without a resourceVersion (`libcalico-go/lib/clientv3/resources.go`). A
+//! Node is Calico's in etcd and the one of Kubernetes in Tortie: Calico's fields are its annotations
+//! (`libcalico-go/lib/backend/k8s/resources/node.go`).
+
+use serde_json::{Map, Value, json};
+use tortie_api::kubernetes::Node;
+use tortie_api::{Key, Kind};
+
+use super::keys;
+
+/// Annotations of the Kubernetes node, and the fields of Calico's node: parent and name below `spec`.
+const NODE_FIELDS: [(&str, Option<&str>, &str); 10] = [
+    (Node::ADDRESS, Some("bgp"), "ipv4Address"),
+    (Node::ADDRESS_V6, Some("bgp"), "ipv6Address"),
+    ("projectcalico.org/IPv4IPIPTunnelAddr", Some("bgp"), "ipv4IPIPTunnelAddr"),
+    ("projectcalico.org/RouteReflectorClusterID", Some("bgp"), "routeReflectorClusterID"),
+    (Node::VXLAN_ADDRESS, None, "ipv4VXLANTunnelAddr"),
+    (Node::VXLAN_MAC, None, "vxlanTunnelMACAddr"),
+    ("projectcalico.org/IPv6VXLANTunnelAddr", None, "ipv6VXLANTunnelAddr"),
+    ("projectcalico.org/VXLANTunnelMACAddrV6", None, "vxlanTunnelMACAddrV6"),
+    ("projectcalico.org/IPv4WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv4Address"),
+    ("projectcalico.org/IPv6WireguardInterfaceAddr", Some("wireguard"), "interfaceIPv6Address"),
+];
+const CALICO_VERSION: &str = "projectcalico.org/v3";
+
+/// The text that is stored for an object.
+pub(crate) fn encode(key: &Key, mut value: Value) -> Vec<u8> {
+    if keys::is_calico_resource(key.kind)
+        && let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut)
+    {
+        metadata.remove("resourceVersion");
+        metadata.remove("selfLink");
+        if key.kind == Kind::Node {
+            to_calico_node(&mut value);
+        }
+    }
+    value.to_string().into_bytes()
+}
+
+/// The object of a stored text. A text that cannot be parsed becomes a string, which no reader understands: the object
+/// gets a condition or an error, and the other objects of its kind are not affected.
+pub(crate) fn decode(key: &Key, text: &[u8]) -> Value {
+    // Old versions of Calico wrote empty affinities (`libcalico-go/lib/backend/model/block_affinity.go`).
+    if key.kind == Kind::BlockAffinity && text.is_empty() {
+        return json!({});
+    }
+    let mut value = match serde_json::from_slice(text) {
+        Ok(value) => value,
+        Err(error) => {
+            tracing::warn!(object = %key, %error, "the object in etcd is not JSON");
+            return Value::String(String::from_utf8_lossy(text).into_owned());
+        }
+    };
+    if key.kind == Kind::Node {
+        of_calico_node(&mut value);
+    }
+    value
+}
+
+fn to_calico_node(value: &mut Value) {
+    let Some(fields) = value.as_object_mut() else { return };
+    let annotations = fields.get_mut("metadata").and_then(|metadata| metadata.get_mut("annotations"));
+    let Some(annotations) = annotations.and_then(Value::as_object_mut) else { return };
+    let mut moved = Vec::new();
+    for (annotation, parent, field) in NODE_FIELDS {
+        if let Some(text) = annotations.remove(annotation) {
+            moved.push((parent, field, text));
+        }
+    }
+    if annotations.is_empty()
+        && !moved.is_empty()
+        && let Some(metadata) = fields.get_mut("metadata").and_then(Value::as_object_mut)
+    {
+        metadata.remove("annotations");
+    }
+    if fields.get("apiVersion").is_some_and(|version| version == Kind::Node.api_version()) {
+        fields.insert("apiVersion".to_owned(), json!(CALICO_VERSION));
+    }
+    let Some(spec) = object_at(fields, "spec") else { return };
+    for (parent, field, text) in moved {
+        let place = match parent {
+            Some(parent) => object_at(spec, parent),
+            None => Some(&mut *spec),
+        };
+        if let Some(place) = place {
+            place.insert(field.to_owned(), text);
+        }
+    }
+    if spec.is_empty() {
+        fields.remove("spec");
+    }
+}
+
+fn of_calico_node(value: &mut Value) {
+    let Some(fields) = value.as_object_mut() else { return };
+    if fields.get("apiVersion").is_some_and(|version| version == CALICO_VERSION) {
+        fields.insert("apiVersion".to_owned(), json!(Kind::Node.api_version()));
+    }
+    let Some(spec) = fields.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    let mut found = Vec::new();
+    for (annotation, parent, field) in NODE_FIELDS {
+        let place = match parent {
+            Some(parent) => spec.get_mut(parent).and_then(Value::as_object_mut),
+            None => Some(&mut *spec),
+        };
+        if let Some(text) = place.and_then(|place| place.remove(field)) {
+            found.push((annotation, text));
+        }
+        // An empty section would be invalid when it is written back.
+        if let Some(parent) = parent
+            && spec.get(parent).and_then(Value::as_object).is_some_and(Map::is_empty)
+        {
+            spec.remove(parent);
+        }
+    }
+    if spec.is_empty() {
+        fields.remove("spec");
+    }
+    if found.is_empty() {
+        return;
+    }
+    let Some(metadata) = object_at(fields, "metadata") else { return };
+    let Some(annotations) = object_at(metadata, "annotations") else { return };
+    annotations.extend(found.into_iter().map(|(annotation, text)| (annotation.to_owned(), text)));
+}
+
+/// The object of a field, which is created if it is absent or null; `None` if the field has another type.
+fn object_at<'a>(fields: &'a mut Map<String, Value>, field: &str) -> Option<&'a mut Map<String, Value>> {
+    let value = fields.entry(field).or_insert(Value::Null);
+    if value.is_null() {
+        *value = json!({});
+    }
+    value.as_object_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node() -> Key {
+        Key::global(Kind::Node, "n")
+    }
+
+    #[test]
+    fn a_node_of_calico_is_the_one_of_kubernetes() {
+        let calico = json!({
+            "apiVersion": "projectcalico.org/v3", "kind": "Node",
+            "metadata": {"name": "n", "labels": {"kubernetes.io/os": "linux"}, "uid": "u"},
+            "spec": {
+                "bgp": {"asNumber": 64_512, "ipv4Address": "192.0.2.1/24"},
+                "ipv4VXLANTunnelAddr": "10.0.0.1", "orchRefs": [{"nodeName": "n", "orchestrator": "k8s"}],
+                "ofTheFuture": 1_800_000_000_000_000_123_u64,
+            },
+        });
+        let kubernetes = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "n", "labels": {"kubernetes.io/os": "linux"}, "uid": "u",
+                "annotations": {Node::ADDRESS: "192.0.2.1/24", Node::VXLAN_ADDRESS: "10.0.0.1"}},
+            "spec": {
+                "bgp": {"asNumber": 64_512}, "orchRefs": [{"nodeName": "n", "orchestrator": "k8s"}],
+                "ofTheFuture": 1_800_000_000_000_000_123_u64,
+            },
+        });
+        assert_eq!(decode(&node(), calico.to_string().as_bytes()), kubernetes);
+        assert_eq!(encode(&node(), kubernetes), calico.to_string().into_bytes());
+    }
+
+    /// What is written comes back, whatever its shape.
+    #[test]
+    fn values_come_back() {
+        let tunnel = json!({Node::VXLAN_ADDRESS: "10.0.0.1"});
+        let table = [
+            (node(), json!(3)),
+            (node(), json!("text")),
+            (node(), json!({"metadata": {"name": "n", "annotations": tunnel}})),
+            (
+                node(),
+                json!({"metadata": {"name": "n", "annotations": tunnel}, "spec": {"unschedulable": true}}),
+            ),
+            (node(), json!({"metadata": {"name": "n", "annotations": "text"}, "spec": [1]})),
+            (node(), json!({"metadata": {"name": "n"}, "spec": {"a": 1}, "status": {"b": 2}})),
+            (Key::namespaced(Kind::Pod, "n", "p"), json!({"metadata": {"resourceVersion": "1"}})),
+            (Key::global(Kind::IpamBlock, "10.0.0.0/26"), json!({"sequenceNumber": u64::MAX})),
+        ];
+        for (key, value) in table {
+            assert_eq!(decode(&key, &encode(&key, value.clone())), value);
+        }
+        let tier = Key::global(Kind::Tier, "t");
+        let stored = encode(&tier, json!({"metadata": {"name": "t", "resourceVersion": "7"}}));
+        assert_eq!(decode(&tier, &stored), json!({"metadata": {"name": "t"}}));
+    }
+
+    #[test]
+    fn a_damaged_value_is_a_string() {
+        assert_eq!(decode(&node(), b"{\"metadata\":"), json!("{\"metadata\":"));
+        assert_eq!(decode(&Key::global(Kind::BlockAffinity, "n/10.0.0.0/26"), b""), json!({}));
+        assert_eq!(decode(&Key::global(Kind::IpamHandle, "h"), b""), json!(""));
+    }
+}
