@@ -116,3 +116,36 @@ fn an_error_names_the_server_and_shows_its_log() {
     member.kill().unwrap();
     assert!(member.pause().unwrap_err().to_string().contains("does not run"));
 }
+
+#[test]
+fn a_clients_name_is_its_user_when_etcd_authenticates() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let etcd = Etcd::start_three_with_tls().unwrap();
+    let agent = etcd.authority().unwrap().client("agent", &[]).unwrap();
+    let run_as_agent = |arguments: &[&str]| {
+        let mut command = etcd.etcdctl_without_certificate().unwrap();
+        command.arg("--cert").arg(&agent.certificate).arg("--key").arg(&agent.key).args(arguments);
+        command.output().unwrap()
+    };
+    for line in [
+        "user add root --no-password",
+        "user grant-role root root",
+        "user add agent --no-password",
+        "role add reader",
+        "role grant-permission reader read /calico/ --prefix=true",
+        "user grant-role agent reader",
+        "auth enable",
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        // etcd creates the role of root by itself, in some versions only.
+        let _ = (line.starts_with("user grant-role root")).then(|| etcd.etcdctl(&["role", "add", "root"]));
+        etcd.etcdctl(&words).unwrap_or_else(|error| panic!("{error}"));
+    }
+    etcd.etcdctl(&["put", "/calico/a", "b"]).unwrap();
+    assert!(run_as_agent(&["get", "/calico/a"]).status.success());
+    let refused = run_as_agent(&["put", "/calico/a", "c"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("permission denied"), "{refused:?}");
+    assert_eq!(etcd.etcdctl(&["get", "/calico/a", "--print-value-only"]).unwrap(), "b");
+}

@@ -25,7 +25,12 @@ const HOST_KNOWN: &Known = &[(".ports[].protocol", number_or_text)];
 const HOST_REQUIRED: &Required = &[(".ports[]", &["name", "port", "protocol"])];
 
 /// A Kubernetes policy: a port is a mapping, and its protocol is a name.
-const KUBERNETES_KNOWN: &Known = &[(".ports[].port", number_or_text)];
+const KUBERNETES_KNOWN: &Known = &[
+    (".ports[].port", number_or_text),
+    // Calico does not look into these of a staged policy, and stores what it gets.
+    (".endPort", || json!({"type": "integer"})),
+    (".policyTypes", || list(text())),
+];
 const KUBERNETES_REQUIRED: &Required =
     &[(".matchExpressions[]", &["key", "operator"]), (".ipBlock", &["cidr"])];
 
