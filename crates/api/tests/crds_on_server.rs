@@ -4,27 +4,17 @@
 
 mod crd_samples;
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 use tortie_servers::programs::{Program, can_run};
 use tortie_servers::{KubeApi, KubeOptions};
 
-/// A Kubernetes API with the definitions.
-fn server() -> KubeApi {
-    let kube = KubeApi::start(&KubeOptions::default()).unwrap();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
-    kube.kubectl(&["create", "-f", &folder.display().to_string()]).unwrap();
-    kube.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"]).unwrap();
-    kube
-}
-
 #[test]
 fn a_real_api_server_takes_the_definitions_and_their_objects() {
-    if !can_run(&[Program::Etcd, Program::Kube]) {
+    if !can_run(&[Program::Kube]) {
         return;
     }
-    let kube = server();
+    let kube = KubeApi::start(&KubeOptions::default()).unwrap();
+    kube.create_definitions().unwrap();
     every_definition_is_structural(&kube);
     objects_are_kept_unchanged(&kube);
     wrong_values_are_rejected(&kube);

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tortie_servers::programs::{Program, can_run};
-use tortie_servers::{Authority, Etcd};
+use tortie_servers::{Authority, Etcd, EtcdOptions, EtcdVersion};
 
 const NEEDED: [Program; 2] = [Program::Etcd, Program::Etcdctl];
 
@@ -22,13 +22,25 @@ fn eventually<T, E: std::fmt::Display>(what: &str, mut attempt: impl FnMut() -> 
 
 #[test]
 fn a_member_keeps_its_data_and_its_port_over_a_kill() {
-    if !can_run(&NEEDED) {
+    if !can_run(&Program::ALL) {
         return;
     }
-    let etcd = Etcd::start().unwrap();
+    for (version, name) in [(EtcdVersion::Debian, "3.4."), (EtcdVersion::Kubernetes, "3.6.")] {
+        let etcd = Etcd::start_with(&EtcdOptions { version, members: 1, tls: false }).unwrap();
+        let status = etcd.etcdctl(&["endpoint", "status", "--write-out=fields"]).unwrap();
+        assert!(status.contains(&format!("\"Version\" : \"{name}")), "{status}");
+        check_that_data_outlive_a_kill(&etcd);
+    }
+}
+
+fn check_that_data_outlive_a_kill(etcd: &Etcd) {
     let [member] = etcd.members() else { panic!("one member is expected") };
     assert_eq!(etcd.etcdctl(&["put", "key", "value"]).unwrap(), "OK");
     let endpoints = etcd.endpoints();
+
+    assert!(etcd.compact().unwrap() > 1);
+    let watch = etcd.etcdctl(&["watch", "key", "--rev=1"]);
+    assert!(watch.unwrap_err().to_string().contains("compacted"));
 
     member.kill().unwrap();
     assert_eq!(member.process_id(), None);

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tortie_servers::{KubeApi, KubeOptions};
 
 use super::Tally;
-use crate::{go, setup, workspace};
+use crate::{go, setup};
 
 const GROUP: &str = "crd.projectcalico.org";
 /// Derived from Namespaces and ServiceAccounts, so there is no definition.
@@ -22,9 +22,7 @@ pub(super) fn replay(file: &str, lines: &[Value]) -> Result<usize> {
     setup::packages(&setup::SERVER_PACKAGES)?;
     go::build_kube()?;
     let kube = KubeApi::start(&KubeOptions::default())?;
-    let folder = workspace()?.join("deploy/crds").display().to_string();
-    kube.kubectl(&["create", "-f", &folder])?;
-    kube.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"])?;
+    kube.create_definitions()?;
 
     let mut tally = Tally::default();
     let mut items = Vec::new();
