@@ -22,7 +22,7 @@ cargo xtask ci              what must hold before a change lands: formatting, li
 cargo xtask kube build      builds Kubernetes for tests (tests/kube); needs Go, or installs it
 cargo xtask kube up|down    starts etcd, API server, controller manager and scheduler on loopback; ends them
 cargo xtask bench [NAME]    measurements beside named peers: calc, cni, demo, nftables, windows; all without NAME
-cargo xtask vectors FILE… [--on program|oracle|kernel]
+cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]
                             replays files of published verdicts; fails where one differs; kernel needs root";
 
 /// The published verdicts, relative to the workspace. They are not part of the project.
@@ -150,6 +150,9 @@ fn ci() -> Result<()> {
         let [selectors, validation, verdicts] =
             OF_CALICO.map(|name| Path::new(&published).with_file_name(name).display().to_string());
         step("Calico's selectors and validation", || vectors::run(&[&selectors, &validation]))?;
+        step("objects that Calico accepts, by the API server", || {
+            vectors::run(&[&validation, "--on", "server"])
+        })?;
         step("Calico's verdicts, by the programs", || vectors::run(&[&verdicts, "--on", "program"]))?;
         step("Calico's verdicts, by the oracle", || vectors::run(&[&verdicts, "--on", "oracle"]))?;
         step("Calico's verdicts, by this kernel", || vectors::run(&[&verdicts, "--on", "kernel"]))?;

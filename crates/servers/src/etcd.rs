@@ -1,4 +1,4 @@
-//! etcd: one plain member, or three with TLS.
+//! etcd: one plain member, or three with TLS; Debian's version, or that of Kubernetes.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -21,6 +21,27 @@ pub struct Etcd {
     _guard: Arc<Guard>,
 }
 
+/// What an [`Etcd`] consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EtcdOptions {
+    /// The version.
+    pub version: EtcdVersion,
+    /// The number of members.
+    pub members: usize,
+    /// Whether clients and peers use TLS, and need certificates of [`Etcd::authority`].
+    pub tls: bool,
+}
+
+/// A version of etcd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EtcdVersion {
+    /// Debian's package: 3.4, the oldest that Calico supports.
+    Debian,
+    /// That of the Kubernetes binary: 3.6. An API server with an older one does not read lists from memory, and may
+    /// answer a watch without a version with a timeout.
+    Kubernetes,
+}
+
 struct Tls {
     authority: Authority,
     /// The client's certificate that [`Etcd::etcdctl`] uses. etcd's name for its administrator is `root`.
@@ -36,37 +57,45 @@ struct MemberPorts {
 }
 
 impl Etcd {
-    /// Starts one member without TLS, and waits until it is healthy.
+    /// Starts one member of Debian's version without TLS, and waits until it is healthy.
     ///
     /// # Errors
     ///
     /// etcd is missing or does not start.
     pub fn start() -> Result<Self, Error> {
-        Self::start_in(Arc::new(Guard::new("tortie-etcd-")?), 1, false)
+        Self::start_with(&EtcdOptions { version: EtcdVersion::Debian, members: 1, tls: false })
     }
 
-    /// Starts three members, and waits until they are healthy. Clients and peers need certificates of
-    /// [`Etcd::authority`].
+    /// Starts three members of Debian's version with TLS, and waits until they are healthy.
     ///
     /// # Errors
     ///
     /// etcd is missing or does not start.
     pub fn start_three_with_tls() -> Result<Self, Error> {
-        Self::start_in(Arc::new(Guard::new("tortie-etcd-")?), 3, true)
+        Self::start_with(&EtcdOptions { version: EtcdVersion::Debian, members: 3, tls: true })
     }
 
-    pub(crate) fn start_in(guard: Arc<Guard>, count: usize, with_tls: bool) -> Result<Self, Error> {
-        let program = Program::Etcd.find()?;
+    /// Starts these members, and waits until they are healthy.
+    ///
+    /// # Errors
+    ///
+    /// etcd is missing or does not start.
+    pub fn start_with(options: &EtcdOptions) -> Result<Self, Error> {
+        Self::start_in(Arc::new(Guard::new("tortie-etcd-")?), options)
+    }
+
+    pub(crate) fn start_in(guard: Arc<Guard>, options: &EtcdOptions) -> Result<Self, Error> {
+        let program = options.version.command()?;
         let folder = guard.folder().to_owned();
         let (mut tls, mut server) = (None, None);
-        if with_tls {
+        if options.tls {
             let authority = Authority::new(&folder)?;
             server = Some((authority.certificate(), authority.server("etcd")?));
             let root = authority.client("root", &[])?;
             tls = Some(Tls { authority, root });
         }
-        let ports = (0..count).map(|_| MemberPorts::new()).collect::<Result<Vec<_>, _>>()?;
-        let scheme = if with_tls { "https" } else { "http" };
+        let ports = (0..options.members).map(|_| MemberPorts::new()).collect::<Result<Vec<_>, _>>()?;
+        let scheme = if options.tls { "https" } else { "http" };
         let cluster = ports.iter().enumerate();
         let cluster: Vec<String> = cluster
             .map(|(index, ports)| format!("etcd-{index}={scheme}://127.0.0.1:{}", ports.peer))
@@ -74,7 +103,7 @@ impl Etcd {
         let mut members = Vec::new();
         for (index, ports) in ports.iter().enumerate() {
             let name = format!("etcd-{index}");
-            let mut command = vec![program.display().to_string()];
+            let mut command = program.clone();
             command.extend(flags(&name, scheme, ports, &cluster.join(","), &folder));
             if let Some((authority, server)) = &server {
                 command.extend(tls_flags(authority, server));
@@ -114,6 +143,22 @@ impl Etcd {
         self.tls.as_ref().map(|tls| &tls.authority)
     }
 
+    /// Drops the history before the current revision, and returns that revision. A watch from an earlier one fails.
+    ///
+    /// # Errors
+    ///
+    /// etcdctl is missing, or the command fails.
+    pub fn compact(&self) -> Result<u64, Error> {
+        let fields = self.etcdctl(&["get", "any", "--write-out=fields"])?;
+        let revision = fields.lines().find_map(|line| line.strip_prefix("\"Revision\" : ")?.parse().ok());
+        let revision: u64 = revision.ok_or_else(|| Error::Command {
+            command: "etcdctl get any --write-out=fields".to_owned(),
+            output: fields.clone(),
+        })?;
+        self.etcdctl(&["compact", &revision.to_string()])?;
+        Ok(revision)
+    }
+
     /// Runs etcdctl with these arguments on all members, as `root` with TLS, and returns its output.
     ///
     /// # Errors
@@ -142,6 +187,20 @@ impl Etcd {
             command.arg("--cacert").arg(authority.certificate());
         }
         Ok(command)
+    }
+}
+
+impl EtcdVersion {
+    /// The program with the flags that only this version has.
+    fn command(self) -> Result<Vec<String>, Error> {
+        match self {
+            Self::Debian => Ok(vec![Program::Etcd.find()?.display().to_string()]),
+            Self::Kubernetes => {
+                let binary = Program::Kube.find()?.display().to_string();
+                // The data outlive the process, which is all that tests end; a crash of the machine is not tested.
+                Ok([&binary, "etcd", "--unsafe-no-fsync"].map(str::to_owned).to_vec())
+            }
+        }
     }
 }
 

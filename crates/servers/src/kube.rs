@@ -12,7 +12,7 @@ use crate::error::write;
 use crate::guard::Guard;
 use crate::programs::{self, Program};
 use crate::server::listens;
-use crate::{Authority, Error, Etcd, Identity, Server, ports};
+use crate::{Authority, Error, Etcd, EtcdOptions, EtcdVersion, Identity, Server, ports};
 
 /// The administrator: a member of `system:masters`, whom RBAC allows everything.
 const ADMIN: &str = "admin";
@@ -52,7 +52,10 @@ impl KubeApi {
     pub fn start(options: &KubeOptions) -> Result<Self, Error> {
         let binary = Program::Kube.find()?;
         let guard = Arc::new(Guard::new("tortie-kube-")?);
-        let etcd = Etcd::start_in(Arc::clone(&guard), 1, false)?;
+        let etcd = Etcd::start_in(
+            Arc::clone(&guard),
+            &EtcdOptions { version: EtcdVersion::Kubernetes, members: 1, tls: false },
+        )?;
         let folder = guard.folder().to_owned();
         let authority = Authority::new(&folder)?;
         let port = ports::free_port()?;
@@ -123,6 +126,12 @@ impl KubeApi {
         self.scheduler.as_ref()
     }
 
+    /// The API server's URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
     /// The API server's port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
@@ -180,6 +189,18 @@ impl KubeApi {
     /// The command fails.
     pub fn kubectl_as(&self, user: &str, arguments: &[&str]) -> Result<String, Error> {
         programs::run(kubectl_command(&self.binary, &self.folder, user, arguments))
+    }
+
+    /// Creates the definitions of `deploy/crds`, and waits until the API server serves them.
+    ///
+    /// # Errors
+    ///
+    /// The API server rejects a definition.
+    pub fn create_definitions(&self) -> Result<(), Error> {
+        let folder = programs::workspace().join("deploy/crds").display().to_string();
+        self.kubectl(&["create", "-f", &folder])?;
+        self.kubectl(&["wait", "crd", "--all", "--for=condition=Established", "--timeout=60s"])?;
+        Ok(())
     }
 
     /// Applies a manifest as the administrator, and returns kubectl's output.

@@ -18,7 +18,7 @@ mod server;
 
 pub use authority::{Authority, Identity};
 pub use error::Error;
-pub use etcd::Etcd;
+pub use etcd::{Etcd, EtcdOptions, EtcdVersion};
 pub use kube::{KubeApi, KubeOptions};
 pub use ports::free_port;
 pub use proxy::Proxy;

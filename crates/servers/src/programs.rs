@@ -128,7 +128,8 @@ fn digest(files: &[Vec<u8>]) -> String {
     hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn workspace() -> PathBuf {
+/// The workspace's folder.
+pub(crate) fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_owned()
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use tortie_servers::programs::{Program, can_run};
-use tortie_servers::{Authority, Etcd};
+use tortie_servers::{Authority, Etcd, EtcdOptions, EtcdVersion};
 
 const NEEDED: [Program; 2] = [Program::Etcd, Program::Etcdctl];
 
@@ -22,13 +22,25 @@ fn eventually<T, E: std::fmt::Display>(what: &str, mut attempt: impl FnMut() -> 
 
 #[test]
 fn a_member_keeps_its_data_and_its_port_over_a_kill() {
-    if !can_run(&NEEDED) {
+    if !can_run(&Program::ALL) {
         return;
     }
-    let etcd = Etcd::start().unwrap();
+    for (version, name) in [(EtcdVersion::Debian, "3.4."), (EtcdVersion::Kubernetes, "3.6.")] {
+        let etcd = Etcd::start_with(&EtcdOptions { version, members: 1, tls: false }).unwrap();
+        let status = etcd.etcdctl(&["endpoint", "status", "--write-out=fields"]).unwrap();
+        assert!(status.contains(&format!("\"Version\" : \"{name}")), "{status}");
+        check_that_data_outlive_a_kill(&etcd);
+    }
+}
+
+fn check_that_data_outlive_a_kill(etcd: &Etcd) {
     let [member] = etcd.members() else { panic!("one member is expected") };
     assert_eq!(etcd.etcdctl(&["put", "key", "value"]).unwrap(), "OK");
     let endpoints = etcd.endpoints();
+
+    assert!(etcd.compact().unwrap() > 1);
+    let watch = etcd.etcdctl(&["watch", "key", "--rev=1"]);
+    assert!(watch.unwrap_err().to_string().contains("compacted"));
 
     member.kill().unwrap();
     assert_eq!(member.process_id(), None);
@@ -115,4 +127,37 @@ fn an_error_names_the_server_and_shows_its_log() {
     // Orders that make no sense are errors, too.
     member.kill().unwrap();
     assert!(member.pause().unwrap_err().to_string().contains("does not run"));
+}
+
+#[test]
+fn a_clients_name_is_its_user_when_etcd_authenticates() {
+    if !can_run(&NEEDED) {
+        return;
+    }
+    let etcd = Etcd::start_three_with_tls().unwrap();
+    let agent = etcd.authority().unwrap().client("agent", &[]).unwrap();
+    let run_as_agent = |arguments: &[&str]| {
+        let mut command = etcd.etcdctl_without_certificate().unwrap();
+        command.arg("--cert").arg(&agent.certificate).arg("--key").arg(&agent.key).args(arguments);
+        command.output().unwrap()
+    };
+    for line in [
+        "user add root --no-password",
+        "user grant-role root root",
+        "user add agent --no-password",
+        "role add reader",
+        "role grant-permission reader read /calico/ --prefix=true",
+        "user grant-role agent reader",
+        "auth enable",
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        // etcd creates the role of root by itself, in some versions only.
+        let _ = (line.starts_with("user grant-role root")).then(|| etcd.etcdctl(&["role", "add", "root"]));
+        etcd.etcdctl(&words).unwrap_or_else(|error| panic!("{error}"));
+    }
+    etcd.etcdctl(&["put", "/calico/a", "b"]).unwrap();
+    assert!(run_as_agent(&["get", "/calico/a"]).status.success());
+    let refused = run_as_agent(&["put", "/calico/a", "c"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("permission denied"), "{refused:?}");
+    assert_eq!(etcd.etcdctl(&["get", "/calico/a", "--print-value-only"]).unwrap(), "b");
 }

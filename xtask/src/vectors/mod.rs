@@ -6,11 +6,12 @@
 //! |---|---|---|
 //! | `policies`, `rows` | [`cyclonus`] | program, oracle, kernel, emulator |
 //! | `objects`, `flows` | [`clusters`] | program, oracle, kernel, emulator |
-//! | `object`, `accepted` | [`validation`] | the manifest reader |
+//! | `object`, `accepted` | [`validation`], [`definitions`] | the manifest reader; with `--on server`, the API server |
 //! | `selector`, `canonical` | [`selectors`] | the selector parser |
 
 mod clusters;
 mod cyclonus;
+mod definitions;
 mod rendered;
 mod selectors;
 mod validation;
@@ -117,7 +118,7 @@ impl Tally {
     }
 }
 
-/// `cargo xtask vectors FILE… [--on program|oracle|kernel|emulator]`.
+/// `cargo xtask vectors FILE… [--on program|oracle|kernel|emulator|server]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (files, on) = match arguments {
         [files @ .., "--on", on] => (files, *on),
@@ -128,7 +129,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         "oracle" => vec![On::Oracle],
         "kernel" => vec![On::Kernel],
         "emulator" => emulators(),
-        other => bail!("--on {other:?} does not exist; choose program, oracle, kernel or emulator"),
+        "server" => vec![],
+        other => bail!("--on {other:?} does not exist; choose program, oracle, kernel, emulator or server"),
     };
     if files.is_empty() {
         bail!("name at least one file");
@@ -140,6 +142,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         let first = lines.first().with_context(|| format!("{file} is empty"))?;
         different += if first["selector"].is_string() {
             selectors::replay(file, &lines)?
+        } else if first["object"].is_object() && on == "server" {
+            definitions::replay(file, &lines)?
+        } else if on == "server" {
+            bail!("{file}: --on server judges files of objects only");
         } else if first["object"].is_object() {
             validation::replay(file, &lines)?
         } else if first["flows"].is_array() {

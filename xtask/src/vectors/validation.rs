@@ -9,7 +9,7 @@ use tortie_api::{Kind, manifest};
 use super::Tally;
 
 /// Kinds that Tortie does not store yet.
-const NOT_KEPT: [&str; 6] = [
+pub(super) const NOT_KEPT: [&str; 6] = [
     "BGPConfiguration",
     "BGPFilter",
     "BGPPeer",
