@@ -343,21 +343,11 @@ fn the_path_from_a_label_to_a_set_element_is_short_and_exists() {
 }
 
 /// The existing circles of files. Add none, and remove entries of circles that no longer exist.
-const CIRCLES: [(&str, &str); 15] = [
-    ("api", "known_fields strict"),
-    ("api", "manifest::endpoints manifest::offline"),
-    ("kernel", "nftables::codec nftables::counts nftables::decode nftables::encode"),
+const CIRCLES: [(&str, &str); 5] = [
     ("kernel", "nftables::expr nftables::model"),
-    ("lab", "cluster node"),
-    ("lab", "runtime sandbox"),
     ("linux", "dataplane::host_skeleton dataplane::nat dataplane::skeleton"),
-    ("linux", "dataplane::lookups dataplane::programs"),
-    ("linux", "dataplane::packet_test dataplane::sets"),
     ("oracle", "ask calico cluster hosts judge kubernetes order packet peers"),
-    ("policy", "calico cluster compile kubernetes"),
     ("reach", "criteria hosts signature"),
-    ("reach", "change concern"),
-    ("reach", "classes members names placement"),
     ("store", "embedded file"),
 ];
 

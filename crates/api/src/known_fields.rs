@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::strict::only;
+use crate::unknown_fields::only;
 use crate::{FieldError, Kind};
 
 const SERVICE: &[&str] = &[

@@ -19,6 +19,7 @@ mod resource;
 pub mod staged;
 mod strict;
 pub mod support;
+mod unknown_fields;
 mod value;
 mod yaml;
 

@@ -16,8 +16,9 @@ mod exported;
 mod meaning;
 mod offline;
 
+pub use endpoints::Skipped;
 use meaning::Meaning;
-pub use offline::{Offline, Settled, Skipped};
+pub use offline::{Offline, Settled};
 
 /// A valid object of a manifest.
 #[derive(Debug, Clone, PartialEq)]

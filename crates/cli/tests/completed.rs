@@ -97,6 +97,23 @@ fn host_network_pods_count_as_their_node() {
     assert_eq!(code, 0, "{out}{err}");
 }
 
+/// A hostNetwork pod without an address of its own serves at its node's address.
+#[test]
+fn a_host_network_backend_has_the_address_of_its_node() {
+    let backend = "{apiVersion: v1, kind: Pod, metadata: {name: agent, namespace: shop, labels: {app: agent}}, spec: {hostNetwork: true, nodeName: n1, containers: [{name: c}]}}
+---
+{apiVersion: v1, kind: Service, metadata: {name: agents, namespace: shop}, spec: {clusterIP: 10.96.0.8, selector: {app: agent}, ports: [{port: 80}]}}
+";
+    let (code, out, err) =
+        run(&[SHOP, backend].concat(), &["explain", "shop/front", "10.96.0.8", "-o", "json"]);
+    let document: Value = serde_json::from_str(&out).unwrap_or_else(|_| panic!("{out}{err}"));
+    assert_eq!(
+        (code, &document["backends"][0]["answer"]["destination"]),
+        (0, &Value::from("192.0.2.1")),
+        "{out}"
+    );
+}
+
 #[test]
 fn addresses_in_annotations_are_read() {
     let policy = "{apiVersion: projectcalico.org/v3, kind: NetworkPolicy, metadata: {name: p, namespace: shop}, spec: {selector: app == 'back', ingress: [{action: Allow, source: {nets: [10.7.0.0/16]}}]}}\n---\n";

@@ -236,6 +236,46 @@ fn the_address_of_a_service_is_explained_after_translation() {
     assert!(code == Some(1) && out.contains("denied → allowed"), "{out}{err}");
 }
 
+/// A packet keeps its family, and Services are distinguished by their namespace.
+#[test]
+fn a_service_address_leads_to_backends_of_its_family_and_namespace() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("c.yml");
+    let service = |namespace: &str, addresses: &str| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Service, metadata: {{name: s, namespace: {namespace}}}, spec: {{clusterIPs: [{addresses}], ipFamilies: [IPv4, IPv6], ipFamilyPolicy: PreferDualStack, selector: {{app: b}}, ports: [{{port: 80}}]}}}}\n"
+        )
+    };
+    let pod = |namespace: &str, name: &str, addresses: [&str; 2]| {
+        let [v4, v6] = addresses;
+        format!(
+            "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}, spec: {{containers: [{{name: c}}]}}, status: {{podIPs: [{{ip: {v4}}}, {{ip: '{v6}'}}]}}}}\n"
+        )
+    };
+    let text = [
+        pod("x", "a", ["10.0.0.1", "fd01::1"]),
+        pod("x", "b", ["10.0.0.2", "fd01::2"]),
+        pod("y", "b", ["10.0.0.3", "fd01::3"]),
+        service("x", "10.96.0.1, 'fd02::1'"),
+        service("y", "10.96.0.2, 'fd02::2'"),
+    ];
+    std::fs::write(&file, text.concat()).unwrap();
+    for (address, expected) in
+        [("10.96.0.1", "10.0.0.2"), ("fd02::1", "fd01::2"), ("10.96.0.2", "10.0.0.3"), ("fd02::2", "fd01::3")]
+    {
+        let program = env!("CARGO_BIN_EXE_tortie");
+        let output = Command::new(program)
+            .args(["explain", "-o", "json", "-f", file.to_str().unwrap(), "x/a", address])
+            .output()
+            .unwrap();
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        let backends = document["backends"].as_array().unwrap();
+        let destinations: Vec<&Value> =
+            backends.iter().map(|backend| &backend["answer"]["destination"]).collect();
+        assert_eq!(destinations, [expected], "{address}: {document:#}");
+    }
+}
+
 /// ICMP goes between IPv4 addresses, ICMPv6 between IPv6 addresses; and who asks for a node port is told what it is.
 #[test]
 fn the_family_follows_the_protocol_and_node_ports_are_noted() {

@@ -17,11 +17,10 @@ use tortie_store::{Change, Embedded, Interest, NotInForce, Store, StoreError, wa
 
 use crate::node::{Node, Os};
 use crate::pki::Authority;
-use crate::runtime::{self, RuntimeNode};
+use crate::runtime;
+use crate::sandbox::RuntimeNode;
 use crate::{LabDir, LabError, Progress, slices, underlay};
 
-/// The TLS port of the datastore.
-pub(crate) const STORE_PORT: u16 = 7443;
 /// How long to wait for a node's first report.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
 /// How long to wait until pods run.
@@ -156,7 +155,7 @@ impl Cluster {
             report("the datastore's socket", serve_unix(store, &socket).await)
         }));
         let (store, identity) = (self.store.clone(), authority.issue("tortie-store")?);
-        let address = SocketAddr::new(IpAddr::V4(underlay::LAB), STORE_PORT);
+        let address = SocketAddr::new(IpAddr::V4(underlay::LAB), underlay::STORE_PORT);
         self.tasks.push(tokio::spawn(async move {
             report("the datastore's port", serve_tls(store, address, &identity).await)
         }));

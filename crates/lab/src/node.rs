@@ -99,7 +99,7 @@ impl Node {
         match self.os {
             Os::Linux => option("--store", format!("unix:{}", dir.store_socket().display())),
             Os::Windows => {
-                option("--store", format!("tls:{}:{}", underlay::LAB, crate::cluster::STORE_PORT));
+                option("--store", format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT));
                 for (name, text) in
                     [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
                 {

@@ -1,8 +1,6 @@
 //! Replaces the scheduler and the kubelets: gives each pod of the datastore a node, and runs a task for it there.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use futures::StreamExt;
@@ -11,24 +9,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tortie_api::kubernetes::Pod;
 use tortie_api::{Key, Kind, Resource};
-use tortie_hcn::RemoteHcn;
-use tortie_kernel::namespace::NetNs;
 use tortie_store::{Change, Interest, Store, StoreError, Stored};
 
 use crate::LabDir;
-use crate::sandbox::{DesiredPod, PodTask, Wish};
-
-/// The runtime's data about a node.
-pub(crate) struct RuntimeNode {
-    pub(crate) name: String,
-    pub(crate) labels: Value,
-    pub(crate) address: Ipv4Addr,
-    pub(crate) netns: Arc<NetNs>,
-    /// The HNS of a Windows node.
-    pub(crate) hcn: Option<Arc<RemoteHcn>>,
-    pub(crate) cni_socket: PathBuf,
-    pub(crate) deletion_queue: PathBuf,
-}
+use crate::sandbox::{DesiredPod, PodTask, RuntimeNode, Wish, set_status};
 
 /// Starts the runtime of all nodes.
 pub(crate) fn start(dir: LabDir, store: Arc<dyn Store>, nodes: Vec<RuntimeNode>) -> JoinHandle<()> {
@@ -119,25 +103,6 @@ impl Runtime {
             // It has changed in the meantime; the watch delivers it again.
             Ok(_) | Err(StoreError::Conflict(_) | StoreError::NotFound(_)) => {}
             Err(error) => tracing::error!(pod = %stored.key, %error, "cannot bind the pod to a node"),
-        }
-    }
-}
-
-/// Writes a pod's status, unless it is already stored.
-pub(crate) async fn set_status(store: &dyn Store, key: &Key, status: Value) {
-    loop {
-        let written = match store.get(key).await {
-            Ok(Some(mut stored)) if stored.value["status"] != status => {
-                stored.value["status"] = status.clone();
-                store.update(key, stored.value, &stored.version).await.map(drop)
-            }
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
-        };
-        match written {
-            Err(StoreError::Conflict(_)) => {}
-            Ok(()) | Err(StoreError::NotFound(_)) => return,
-            Err(error) => return tracing::error!(pod = %key, %error, "cannot write the pod's status"),
         }
     }
 }

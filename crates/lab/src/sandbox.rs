@@ -1,6 +1,7 @@
 //! A pod on its node, as a container runtime creates it: a network namespace, an interface by the CNI plugin, a
 //! process.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -13,16 +14,27 @@ use tokio::sync::mpsc;
 use tortie_api::Key;
 use tortie_api::kubernetes::Pod;
 use tortie_hcn::schema::Namespace as HcnNamespace;
-use tortie_hcn::{Guid, Hcn, HcnExt};
+use tortie_hcn::{Guid, Hcn, HcnExt, RemoteHcn};
 use tortie_hns_emulator::bind_compartment;
 use tortie_kernel::namespace::NetNs;
-use tortie_store::Store;
+use tortie_store::{Store, StoreError};
 
-use crate::runtime::{RuntimeNode, set_status};
 use crate::{LabDir, LabError};
 
 /// The delay before a pod that could not be started is retried, as a kubelet does.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// A node, as the runtime knows it.
+pub(crate) struct RuntimeNode {
+    pub(crate) name: String,
+    pub(crate) labels: Value,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) netns: Arc<NetNs>,
+    /// The HNS of a Windows node.
+    pub(crate) hcn: Option<Arc<RemoteHcn>>,
+    pub(crate) cni_socket: PathBuf,
+    pub(crate) deletion_queue: PathBuf,
+}
 
 /// A command for a pod's task.
 pub(crate) enum Wish {
@@ -269,5 +281,24 @@ impl PodTask {
         let said = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         Err(LabError::problem(&self.key, format!("CNI {verb} failed: {}{}", said.trim(), errors.trim())))
+    }
+}
+
+/// Writes a pod's status, unless it is already stored.
+pub(crate) async fn set_status(store: &dyn Store, key: &Key, status: Value) {
+    loop {
+        let written = match store.get(key).await {
+            Ok(Some(mut stored)) if stored.value["status"] != status => {
+                stored.value["status"] = status.clone();
+                store.update(key, stored.value, &stored.version).await.map(drop)
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        match written {
+            Err(StoreError::Conflict(_)) => {}
+            Ok(()) | Err(StoreError::NotFound(_)) => return,
+            Err(error) => return tracing::error!(pod = %key, %error, "cannot write the pod's status"),
+        }
     }
 }

@@ -29,6 +29,9 @@ const BRIDGE: &str = "underlay";
 /// Protocol of routes by an administrator (`RTPROT_STATIC`).
 const STATIC: u8 = 4;
 
+/// The TLS port of the datastore.
+pub(crate) const STORE_PORT: u16 = 7443;
+
 /// The address of a node by its number.
 pub(crate) fn address(node: usize) -> Ipv4Addr {
     let last = usize::from(FIRST_NODE) + node.min(MAX_NODES);

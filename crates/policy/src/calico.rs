@@ -8,7 +8,7 @@ use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_api::{Cidr, Port, ProtocolName};
 use tortie_selector::{NAMESPACE_LABEL, Selector};
 
-use crate::compile::{Compiled, Hook, Order, SetSource};
+use crate::compiled::{Compiled, Hook, Order, SetSource};
 use crate::labels::{NAMESPACE_PREFIX, SERVICE_ACCOUNT_LABEL, SERVICE_ACCOUNT_PREFIX, of_namespace};
 use crate::program::{EntityMatch, IcmpMatch, PolicyId, PolicyRules, Rule, SetId};
 

@@ -9,7 +9,7 @@ use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_selector::Selector;
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
-use crate::compile::{Compiled, Hook, Order};
+use crate::compiled::{Compiled, Hook, Order};
 use crate::kubernetes::{of_kubernetes, requirements};
 use crate::labels::all_pods;
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};

@@ -15,7 +15,7 @@ use tortie_api::net::{Action, Direction, PortRange, Protocol};
 use tortie_selector::Selector;
 
 use crate::calico::{Sets, named, of_namespaces, port_set};
-use crate::compile::{Compiled, Hook, Order};
+use crate::compiled::{Compiled, Hook, Order};
 use crate::labels::{POD_PREFIX, all_pods, of_namespace};
 use crate::program::{EntityMatch, PolicyId, PolicyRules, Rule};
 

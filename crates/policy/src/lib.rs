@@ -10,11 +10,11 @@
 mod calico;
 mod cluster;
 mod compile;
+mod compiled;
 mod kubernetes;
 mod labels;
 pub mod program;
 
-pub use compile::{
-    Compiled, Hook, Order, SetSource, compile, compile_profile, compile_read, policy_id, readable_order,
-};
+pub use compile::{compile, compile_profile, compile_read, policy_id, readable_order};
+pub use compiled::{Compiled, Hook, Order, SetSource};
 pub use labels::{OwnLabels, SubjectLabels, namespace_profile};

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use tortie_api::Key;
 use tortie_api::net::IpVersion;
 
 use super::classes::Classes;
@@ -12,7 +11,7 @@ use super::judge::{Flow, Judge, Row, flow_of};
 use super::path::{ByWay, FAMILIES, Path, Scope, Stop, scopes};
 use super::rectangles::{Pairs, Plain, Shapes, rectangles};
 use super::why::Why;
-use tortie_oracle::{Oracle, PolicyName, Snapshot};
+use tortie_oracle::Snapshot;
 
 /// A cluster before and after a change.
 pub struct Change<'a> {
@@ -229,30 +228,4 @@ impl Comparison<'_> {
         };
         rectangles(pairs, &self.shapes).into_iter().map(difference).collect()
     }
-}
-
-/// The indices of these policies in evaluation order.
-pub(super) fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
-    let oracle = Oracle::new(snapshot);
-    let of = |name: &PolicyName| {
-        let is = |key: &Key| {
-            key.name == name.name && key.namespace == name.namespace && key.kind.to_string() == name.kind
-        };
-        policies.iter().any(is)
-    };
-    let numbered = oracle.policies().enumerate();
-    numbered.filter(|(_, policy)| of(policy.name)).map(|(number, _)| number).collect()
-}
-
-/// The objects that differ.
-#[must_use]
-pub fn changed(before: &Snapshot, after: &Snapshot) -> BTreeSet<Key> {
-    let differs = |one: &Snapshot, other: &Snapshot| -> Vec<Key> {
-        let differs = one.iter().filter(|(key, stored)| match other.get(key) {
-            Some(known) => !std::ptr::eq(*stored, known) && stored.value != known.value,
-            None => true,
-        });
-        differs.map(|(key, _)| key.clone()).collect()
-    };
-    differs(before, after).into_iter().chain(differs(after, before)).collect()
 }

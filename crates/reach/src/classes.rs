@@ -3,58 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use serde::Serialize;
 use tortie_api::net::Direction;
 use tortie_api::{Kind, Resource};
 
 use super::atoms::{Uses, Vocabulary};
+use super::class::{Class, ClassKind};
 use super::criteria::{Criteria, Policies, is_policy};
 use super::hosts::{ALL_INTERFACES, HostSight};
 use super::members::{addresses_in_use, of_nodes, of_outsiders, of_pods};
-use super::names::{self, PodName};
+use super::names;
 use super::path::{Placement, Scope, Stop};
 use super::placement::{Ends, Places};
 use super::ports::Ports;
 use super::signature::{EndSignature, Profile, SignatureIndex};
 use tortie_oracle::{Oracle, Peer, Snapshot};
-
-/// Ends of flows that no policy of the clusters can distinguish.
-#[derive(Debug, Clone)]
-pub struct Class {
-    /// Its members for readers: `web/front-* (37)`.
-    pub name: String,
-    /// The kind of its members.
-    pub kind: ClassKind,
-    /// The pods or nodes, or one address for all outsiders.
-    pub members: Vec<Peer>,
-    /// The names of its pods, with the workload of each.
-    pub(super) pods: Vec<PodName>,
-    /// The node of each pod, or each node; empty for outsiders.
-    pub(super) nodes: Vec<String>,
-    /// The representatives of the class: two if it has two members, on different nodes if possible.
-    pub(super) samples: Vec<Representative>,
-    /// The signature of the members in each cluster; `None` if they are not in it.
-    pub(super) signatures: Vec<Option<EndSignature>>,
-}
-
-/// The kind of members of a class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum ClassKind {
-    /// Pods with a network of their own.
-    Pods,
-    /// Nodes, with the pods that use their network.
-    Nodes,
-    /// Addresses that no pod and no node has.
-    Outside,
-}
-
-/// A representative of its class.
-#[derive(Debug, Clone)]
-pub(super) struct Representative {
-    pub(super) peer: Peer,
-    pub(super) node: String,
-}
 
 /// The classes of one cluster, or of one cluster before and after a change.
 pub struct Classes {
@@ -67,30 +29,6 @@ pub struct Classes {
     vocabulary: Vocabulary,
     policies: Policies,
     left_out: usize,
-}
-
-impl Class {
-    /// The number of pods or nodes; one for outsiders.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.members.len()
-    }
-
-    /// The namespaces of its pods; for others a name of their kind.
-    pub(super) fn place(&self) -> BTreeSet<String> {
-        match self.kind {
-            ClassKind::Pods => self.pods.iter().map(|(namespace, ..)| namespace.clone()).collect(),
-            // Neither can be a namespace's name.
-            ClassKind::Nodes => BTreeSet::from(["~nodes".to_owned()]),
-            ClassKind::Outside => BTreeSet::from([format!("~{}", self.name)]),
-        }
-    }
-
-    /// Whether it contains a pod of the namespace.
-    #[must_use]
-    pub fn is_in(&self, namespace: &str) -> bool {
-        self.pods.iter().any(|(of, ..)| of == namespace)
-    }
 }
 
 impl Classes {

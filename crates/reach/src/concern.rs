@@ -1,13 +1,14 @@
 //! The stops that a change can concern; no other stop is evaluated.
 
-use tortie_api::Kind;
+use std::collections::BTreeSet;
 
-use super::change::{changed, numbers};
+use tortie_api::{Key, Kind};
+
 use super::classes::Classes;
 use super::criteria::is_policy;
 use super::path::{FAMILIES, Stop};
 use super::signature::{AddressSight, EndSignature};
-use tortie_oracle::Snapshot;
+use tortie_oracle::{Oracle, PolicyName, Snapshot};
 
 /// The possible effects of a change, by class.
 pub(super) struct Concern {
@@ -84,4 +85,30 @@ fn looks(signature: &EndSignature) -> Looks<'_> {
 /// The whole signature, except the policies that apply.
 fn routes(signature: &EndSignature) -> EndSignature {
     EndSignature { judged: None, interfaces: Default::default(), ..signature.clone() }
+}
+
+/// The indices of these policies in evaluation order.
+pub(super) fn numbers(snapshot: &Snapshot, policies: &BTreeSet<Key>) -> BTreeSet<usize> {
+    let oracle = Oracle::new(snapshot);
+    let of = |name: &PolicyName| {
+        let is = |key: &Key| {
+            key.name == name.name && key.namespace == name.namespace && key.kind.to_string() == name.kind
+        };
+        policies.iter().any(is)
+    };
+    let numbered = oracle.policies().enumerate();
+    numbered.filter(|(_, policy)| of(policy.name)).map(|(number, _)| number).collect()
+}
+
+/// The objects that differ.
+#[must_use]
+pub fn changed(before: &Snapshot, after: &Snapshot) -> BTreeSet<Key> {
+    let differs = |one: &Snapshot, other: &Snapshot| -> Vec<Key> {
+        let differs = one.iter().filter(|(key, stored)| match other.get(key) {
+            Some(known) => !std::ptr::eq(*stored, known) && stored.value != known.value,
+            None => true,
+        });
+        differs.map(|(key, _)| key.clone()).collect()
+    };
+    differs(before, after).into_iter().chain(differs(after, before)).collect()
 }

@@ -34,6 +34,7 @@
 
 mod atoms;
 mod change;
+mod class;
 mod classes;
 mod concern;
 mod criteria;
@@ -51,8 +52,10 @@ mod rectangles;
 mod signature;
 mod why;
 
-pub use change::{Change, Difference, changed, summary};
-pub use classes::{Class, ClassKind, Classes};
+pub use change::{Change, Difference, summary};
+pub use class::{Class, ClassKind};
+pub use classes::Classes;
+pub use concern::changed;
 pub(crate) use criteria::is_policy;
 pub use judge::{Cell, Decision, Judge};
 pub use matrix::{Content, Group, Matrix, group_name};

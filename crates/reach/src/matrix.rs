@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-use super::classes::{Class, ClassKind, Classes};
+use super::class::{Class, ClassKind, PodName};
+use super::classes::Classes;
 use super::judge::{Flow, Judge};
 use super::names;
 use super::path::{ByWay, Path, Scope, scopes};
@@ -256,8 +257,8 @@ fn of_pods(every: &[&Class], chosen: &[&Class], count: usize) -> String {
         *sizes.entry(namespace.clone()).or_insert(0) += 1;
     }
     let of_pods = || chosen.iter().filter(|class| class.kind == ClassKind::Pods);
-    let inside: Vec<names::PodName> = of_pods().flat_map(|class| class.pods.clone()).collect();
-    let workload = |(namespace, workload, _): &names::PodName| (namespace.clone(), workload.clone());
+    let inside: Vec<PodName> = of_pods().flat_map(|class| class.pods.clone()).collect();
+    let workload = |(namespace, workload, _): &PodName| (namespace.clone(), workload.clone());
     let workloads: BTreeSet<(String, String)> = inside.iter().map(workload).collect();
     let split = every.iter().filter(|class| !chosen.iter().any(|of| of.name == class.name));
     let ambiguous = split.flat_map(|class| &class.pods).any(|pod| workloads.contains(&workload(pod)));

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::atoms::{Atom, Vocabulary};
-use super::classes::{Class, ClassKind, Representative};
+use super::class::{Class, ClassKind, Representative};
 use super::names;
 use super::nets::{self, regions};
 use super::signature::{EndSignature, SignatureIndex};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 
-use super::classes::{Class, ClassKind};
+use super::class::{Class, ClassKind, PodName};
 use tortie_oracle::Peer;
 
 type Labels = BTreeMap<String, String>;
@@ -137,9 +137,6 @@ fn bare(class: &Class, sizes: &BTreeMap<String, usize>) -> String {
         (ClassKind::Pods, _) => of_workloads(&class.pods, sizes),
     }
 }
-
-/// A pod, by its namespace, its workload, and its own name.
-pub(super) type PodName = (String, String, String);
 
 /// `web/*` for all pods of a namespace, `web/{a-*, b-0}`, `web/*, shop/*`.
 pub(super) fn of_workloads(pods: &[PodName], sizes: &BTreeMap<String, usize>) -> String {

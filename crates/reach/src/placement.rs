@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::classes::{Class, ClassKind};
+use super::class::{Class, ClassKind};
 use tortie_oracle::Peer;
 
 /// The locations of the pairs of two classes.

@@ -2,11 +2,23 @@
 
 use serde_json::{Value, json};
 
-use super::offline::Skipped;
-use super::{Object, Problem, object};
+use super::{Object, Origin, Problem, object};
 use crate::kubernetes::EndpointSlice;
 use crate::yaml::{Document, Lines};
 use crate::{Key, Kind, Resource};
+
+/// A skipped object that no verdict depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its `apiVersion`.
+    pub api_version: String,
+    /// Its `kind`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// Where it was written.
+    pub origin: Origin,
+}
 
 /// Endpoints, with the slices that mirror them.
 pub(super) struct Endpoints {

@@ -5,7 +5,7 @@
 //! lists: an unknown kind in them is a mistake. In all other groups, a kind with the name of a policy is a mistake,
 //! too.
 
-use crate::{FieldError, Kind, strict};
+use crate::{FieldError, Kind, unknown_fields};
 
 /// The meaning of a document.
 #[derive(Debug, PartialEq, Eq)]
@@ -139,7 +139,8 @@ fn group_of(kind: Kind) -> &'static str {
 }
 
 fn looks_like_policy(group: &str, name: &str) -> bool {
-    let close = |kind: &Kind| strict::distance(&name.to_lowercase(), &kind.name().to_lowercase()) <= 2;
+    let close =
+        |kind: &Kind| unknown_fields::distance(&name.to_lowercase(), &kind.name().to_lowercase()) <= 2;
     let of_calico = group.contains("calico") && named(name).next().is_some();
     of_calico
         || POLICY_KINDS.iter().any(close)
@@ -151,7 +152,7 @@ fn ends_like_policy(name: &str) -> bool {
     let letters: Vec<char> = name.to_lowercase().chars().collect();
     (5..=7).any(|length| {
         let end = letters.len().checked_sub(length).and_then(|from| letters.get(from..));
-        end.is_some_and(|end| strict::distance(&end.iter().collect::<String>(), "policy") <= 1)
+        end.is_some_and(|end| unknown_fields::distance(&end.iter().collect::<String>(), "policy") <= 1)
     })
 }
 
@@ -188,7 +189,7 @@ pub(crate) fn mistake(api_version: &str, group: &str, name: &str) -> FieldError 
 }
 
 fn misspelt(api_version: &str, group: &str, name: &str) -> FieldError {
-    let distance = |kind: &Kind| strict::distance(&name.to_lowercase(), &kind.name().to_lowercase());
+    let distance = |kind: &Kind| unknown_fields::distance(&name.to_lowercase(), &kind.name().to_lowercase());
     let near = |kind: &Kind| group_of(*kind) == group || group == CALICO_CRD_GROUP;
     let mut kinds: Vec<Kind> = Kind::all().filter(|kind| distance(kind) <= 2).collect();
     kinds.sort_by_key(|kind| (distance(kind), !near(kind)));

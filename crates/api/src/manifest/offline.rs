@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::endpoints::Endpoints;
+use super::endpoints::{Endpoints, Skipped};
 use super::meaning::{self, Meaning};
 use super::{Object, Origin, Problem, Seen, describe, documents, object, problem};
 use crate::calico::{EncapsulationMode, IpPool};
@@ -36,19 +36,6 @@ pub struct Settled {
     pub skipped: Vec<Skipped>,
     /// Notes about how the manifests were read.
     pub notes: Vec<String>,
-}
-
-/// A skipped object that no verdict depends on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Skipped {
-    /// Its `apiVersion`.
-    pub api_version: String,
-    /// Its `kind`.
-    pub kind: String,
-    /// Its name.
-    pub name: String,
-    /// Where it was written.
-    pub origin: Origin,
 }
 
 /// A reference to an object, as in `ownerReferences`.

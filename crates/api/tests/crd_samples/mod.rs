@@ -184,6 +184,6 @@ pub(crate) fn wrong() -> Vec<(&'static str, Value, &'static str)> {
         ),
         ("IPAMHandle", json!({"handleID": "h", "block": {"10.0.0.0/30": "1"}}), "spec.block"),
         ("IPAMConfig", json!({"strictAffinity": true}), "spec.autoAllocateBlocks"),
-        ("NodeReport", json!({"revision": "7"}), "status.revision"),
+        ("NodeReport", json!({"endpoints": "7"}), "status.endpoints"),
     ]
 }

@@ -1,8 +1,7 @@
 //! Encodes and decodes expressions and verdicts (`linux/netfilter/nf_tables.h`).
 
-use super::counts::Count;
 use super::expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
-use super::model::Set;
+use super::model::{Count, Set};
 use crate::netlink::attribute::{Attributes, put, put_nest, put_text, put_u32_be};
 
 /// `NFTA_LIST_ELEM`, `NFTA_EXPR_NAME`, `NFTA_EXPR_DATA`.

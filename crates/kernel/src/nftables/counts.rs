@@ -2,19 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Key, LIST_ATTEMPTS, Nft, Rule, SetSpec, Value, decode, encode};
+use super::{Count, Key, LIST_ATTEMPTS, Nft, Rule, SetSpec, Value, decode, encode};
 use crate::Result;
 use crate::netlink::Reply;
 use crate::netlink::attribute::put_text;
-
-/// A count.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Count {
-    /// Packets.
-    pub packets: u64,
-    /// Their bytes, from the IP header on.
-    pub bytes: u64,
-}
 
 /// A rule in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::codec::{LIST_ELEM, count, expr, value, verdict};
-use super::counts::Count;
 use super::encode::*;
 use super::model::{
-    BaseChain, Chain, ChainKind, Data, DataKind, Field, Hook, Key, Rule, Set, SetSpec, Value,
+    BaseChain, Chain, ChainKind, Count, Data, DataKind, Field, Hook, Key, Rule, Set, SetSpec, Value,
 };
 use crate::netlink::Reply;
 use crate::netlink::attribute::Attributes;

@@ -18,10 +18,11 @@ mod watch;
 
 use std::collections::BTreeMap;
 
-pub use counts::{Count, CountedElements, CountedRule};
+pub use counts::{CountedElements, CountedRule};
 pub use expr::{CmpOp, Expr, Header, MetaKey, Register, Reject, SetRef, Verdict};
 pub use model::{
-    BaseChain, Chain, ChainKind, Data, DataKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table, Value,
+    BaseChain, Chain, ChainKind, Count, Data, DataKind, Element, Field, Hook, Key, Rule, Set, SetSpec, Table,
+    Value,
 };
 pub use text::{element_text, rule_text};
 pub use transaction::{Op, Transaction, diff, diff_elements};

@@ -382,6 +382,15 @@ impl fmt::Debug for Key {
     }
 }
 
+/// A count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, from the IP header on.
+    pub bytes: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,18 +7,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use tortie_api::calico::FilterDenyAction;
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::{Key, Set, SetSpec, Value};
-use tortie_policy::program::{Member, SetId};
+use tortie_policy::program::{Member, PolicyId, SetId};
 
 use super::fold::fold;
 use super::packet_test::{Conjunction, Keyed, PacketEnd, Test, Then};
-use super::policies::Line;
-use super::programs::Sources;
+use super::policies::{Line, Lines};
 use super::sets::{Family, Part};
 
 /// The maximum number of addresses, and of ports, of one rule that become keys.
 const MAX_VALUES: usize = 64;
+
+/// The sources of a program.
+pub(super) struct Sources<'a> {
+    /// The lines of a policy in the program's direction.
+    pub lines: &'a dyn Fn(&PolicyId) -> &'a Lines,
+    /// The number of members of a set.
+    pub members: &'a dyn Fn(&SetId) -> usize,
+    pub deny: FilterDenyAction,
+    /// Whether rules count packets.
+    pub counts: bool,
+    /// The maximum number of rules of a tier that are evaluated one after another.
+    pub in_a_row: usize,
+    /// The maximum number of keys in the program's own sets. Rules that would need more are evaluated one after
+    /// another.
+    pub most_keys: usize,
+}
 
 /// A set whose keys are derived from other sets.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use tortie_api::net::{IpVersion, PortRange, Protocol};
 use tortie_policy::program::{EntityMatch, IcmpMatch, Rule, SetId};
 
-use super::packet_test::{Conjunction, Keyed, PacketEnd, Ranges, Test, port_ranges};
-use super::sets::{Family, Part, ranges};
+use super::packet_test::{Conjunction, Keyed, PacketEnd, Test, port_ranges};
+use super::sets::{Family, Part, Ranges, ranges};
 
 /// The maximum number of nftables rules for one policy rule; beyond that the policy denies.
 const MAX_ALTERNATIVES: usize = 256;

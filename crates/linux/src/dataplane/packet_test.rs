@@ -3,7 +3,7 @@
 use tortie_kernel::nftables::{CmpOp, Element, Expr, Field, Header, Key, MetaKey, Register, SetRef, SetSpec};
 use tortie_policy::program::IcmpMatch;
 
-use super::sets::{Family, set};
+use super::sets::{Family, Ranges, set};
 
 /// Tests that must all hold.
 pub(super) type Conjunction = Vec<Test>;
@@ -47,60 +47,6 @@ pub(super) enum Then {
 pub(super) enum PacketEnd {
     Source,
     Destination,
-}
-
-/// Sorted ranges of keys of one length, both ends included, that neither overlap nor touch.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub(super) struct Ranges(Vec<(Key, Key)>);
-
-impl Ranges {
-    /// Merges ranges that overlap or touch.
-    pub(super) fn new(mut ranges: Vec<(Key, Key)>) -> Self {
-        ranges.sort_unstable();
-        let mut joined: Vec<(Key, Key)> = Vec::new();
-        for (first, last) in ranges {
-            match joined.last_mut() {
-                // The last range reaches the next one, or the end of the key space.
-                Some((_, end)) if end.next().is_none_or(|behind| first <= behind) => *end = last.max(*end),
-                _ => joined.push((first, last)),
-            }
-        }
-        Self(joined)
-    }
-
-    /// The union of two.
-    pub(super) fn union(&self, other: &Self) -> Self {
-        Self::new([&self.0[..], &other.0].concat())
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &(Key, Key)> {
-        self.0.iter()
-    }
-
-    /// The single keys, if there are at most this many.
-    pub(super) fn keys(&self, most: usize) -> Option<Vec<Key>> {
-        let mut keys = Vec::new();
-        for (first, last) in &self.0 {
-            let mut next = Some(*first);
-            while let Some(key) = next.filter(|key| key <= last) {
-                if keys.len() == most {
-                    return None;
-                }
-                keys.push(key);
-                next = key.next();
-            }
-        }
-        Some(keys)
-    }
-
-    /// Whether they contain everything (true) or nothing (false), if one of the two holds.
-    pub(super) fn always(&self) -> Option<bool> {
-        match self.0.as_slice() {
-            [] => Some(false),
-            [(first, last)] if first.previous().is_none() && last.next().is_none() => Some(true),
-            _ => None,
-        }
-    }
 }
 
 /// Ranges of port numbers.
@@ -237,7 +183,7 @@ fn one_of(field: Field, keys: &[Key], invert: bool) -> Expr {
 }
 
 fn in_ranges(field: Field, ranges: &Ranges, invert: bool) -> Expr {
-    match ranges.0.as_slice() {
+    match ranges.as_slice() {
         [(first, last)] if first == last => is(first.bytes().to_vec(), invert),
         [(first, last)] => {
             Expr::Range { register: 0, invert, first: first.bytes().to_vec(), last: last.bytes().to_vec() }

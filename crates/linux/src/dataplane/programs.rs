@@ -9,14 +9,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tortie_api::calico::FilterDenyAction;
 use tortie_api::net::{Action, Direction};
 use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::{Chain, Expr, Rule, Table, Verdict};
-use tortie_policy::program::{EndOfTier, EndpointProgram, PolicyId, SetId, TierProgram};
+use tortie_policy::program::{EndOfTier, EndpointProgram, PolicyId, TierProgram};
 
 use super::change::Change;
-use super::lookups::{Lookup, address_sets, look_up};
+use super::lookups::{Lookup, Sources, address_sets, look_up};
 use super::policies::{Line, Lines, Problem, chain_name};
 use super::sets::digest;
 use super::slots::{Slot, Stage};
@@ -98,22 +97,6 @@ impl RenderedProgram {
             change.set(kernel, name, Some(lookup.set(state)));
         }
     }
-}
-
-/// The sources of a program.
-pub(super) struct Sources<'a> {
-    /// The lines of a policy in the program's direction.
-    pub lines: &'a dyn Fn(&PolicyId) -> &'a Lines,
-    /// The number of members of a set.
-    pub members: &'a dyn Fn(&SetId) -> usize,
-    pub deny: FilterDenyAction,
-    /// Whether rules count packets.
-    pub counts: bool,
-    /// The maximum number of rules of a tier that are evaluated one after another.
-    pub in_a_row: usize,
-    /// The maximum number of keys in the program's own sets. Rules that would need more are evaluated one after
-    /// another.
-    pub most_keys: usize,
 }
 
 /// A program that drops everything because of a problem.

@@ -15,8 +15,6 @@ use tortie_dataplane::NodeState;
 use tortie_kernel::nftables::{Element, Field, Key, Register, Set, SetSpec, Value};
 use tortie_policy::program::{Member, SetId, SetKind};
 
-use super::packet_test::Ranges;
-
 /// The address family of a set or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Family {
@@ -249,6 +247,64 @@ pub(super) fn digest_number(text: &str) -> u32 {
 /// The first 16 hexadecimal digits of the SHA-256.
 pub(super) fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Sorted ranges of keys of one length, both ends included, that neither overlap nor touch.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Ranges(Vec<(Key, Key)>);
+
+impl Ranges {
+    /// Merges ranges that overlap or touch.
+    pub(super) fn new(mut ranges: Vec<(Key, Key)>) -> Self {
+        ranges.sort_unstable();
+        let mut joined: Vec<(Key, Key)> = Vec::new();
+        for (first, last) in ranges {
+            match joined.last_mut() {
+                // The last range reaches the next one, or the end of the key space.
+                Some((_, end)) if end.next().is_none_or(|behind| first <= behind) => *end = last.max(*end),
+                _ => joined.push((first, last)),
+            }
+        }
+        Self(joined)
+    }
+
+    /// The union of two.
+    pub(super) fn union(&self, other: &Self) -> Self {
+        Self::new([&self.0[..], &other.0].concat())
+    }
+
+    pub(super) fn as_slice(&self) -> &[(Key, Key)] {
+        &self.0
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(Key, Key)> {
+        self.0.iter()
+    }
+
+    /// The single keys, if there are at most this many.
+    pub(super) fn keys(&self, most: usize) -> Option<Vec<Key>> {
+        let mut keys = Vec::new();
+        for (first, last) in &self.0 {
+            let mut next = Some(*first);
+            while let Some(key) = next.filter(|key| key <= last) {
+                if keys.len() == most {
+                    return None;
+                }
+                keys.push(key);
+                next = key.next();
+            }
+        }
+        Some(keys)
+    }
+
+    /// Whether they contain everything (true) or nothing (false), if one of the two holds.
+    pub(super) fn always(&self) -> Option<bool> {
+        match self.0.as_slice() {
+            [] => Some(false),
+            [(first, last)] if first.previous().is_none() && last.next().is_none() => Some(true),
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use std::rc::Rc;
 
 use tortie_api::net::IpVersion;
 
-use super::classes::{Class, Classes};
+use super::class::Class;
+use super::classes::Classes;
 use super::path::{ByStop, ByWay, FAMILIES, Path, Placement, Scope, Spot, Stop, scopes};
 use super::signature::EndSignature;
 use super::why::{Decider, Reason, Why};

@@ -21,10 +21,9 @@ use crate::dataplane::counting;
 use crate::dataplane::dirty::{ChangedSet, Dirty};
 use crate::dataplane::host_skeleton::EVERY_INTERFACE;
 use crate::dataplane::literals::Literals;
+use crate::dataplane::lookups::Sources;
 use crate::dataplane::policies::{Lines, chain_name, problem};
-use crate::dataplane::programs::{
-    ProgramSpec, RenderedProgram, Sources, closed, first_chain, program_name, write,
-};
+use crate::dataplane::programs::{ProgramSpec, RenderedProgram, closed, first_chain, program_name, write};
 use crate::dataplane::sets::{Family, digest_number};
 use crate::dataplane::skeleton::{self, ODD_INTERFACES};
 use crate::dataplane::slots::{Slot, Stage};
