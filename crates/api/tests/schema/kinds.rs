@@ -74,7 +74,7 @@ fn policies() -> Vec<Definition> {
         });
         definition(kind, description, spec)
     };
-    let kubernetes = shape_of::<kubernetes::NetworkPolicy>();
+    let kubernetes = shape_of::<kubernetes::KubernetesNetworkPolicy>();
     let mut kubernetes = of_shape(&field(&kubernetes, "spec"), "spec", KUBERNETES_KNOWN, KUBERNETES_REQUIRED);
     kubernetes["properties"][FOR_STAGED] = spec["properties"][FOR_STAGED].clone();
     vec![
