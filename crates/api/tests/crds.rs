@@ -7,6 +7,8 @@ mod schema;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use tortie_api::Kind;
+
 /// `UPDATE_CRDS=1 cargo test -p tortie-api --test crds` rewrites the files.
 #[test]
 fn the_definitions_are_as_the_types_and_tables_are() {
@@ -32,4 +34,21 @@ fn the_definitions_are_as_the_types_and_tables_are() {
             "deploy/crds/{name} is not up to date: UPDATE_CRDS=1 cargo test -p tortie-api --test crds"
         );
     }
+}
+
+/// The other kinds are Kubernetes' own, or have definitions of other projects, or are derived from Namespaces,
+/// ServiceAccounts and Pods.
+#[test]
+fn every_kind_of_calico_and_tortie_has_a_definition() {
+    let derived = [Kind::Profile, Kind::WorkloadEndpoint];
+    let wanted = Kind::all().filter(|kind| {
+        ["projectcalico.org/v3", "tortie.io/v1"].contains(&kind.api_version()) && !derived.contains(kind)
+    });
+    let mut wanted: Vec<&str> = wanted.map(Kind::plural).collect();
+    let files = schema::files();
+    let mut found: Vec<&str> =
+        files.iter().map(|(name, _)| name.split(['_', '.']).rev().nth(1).unwrap()).collect();
+    wanted.sort_unstable();
+    found.sort_unstable();
+    assert_eq!(found, wanted);
 }

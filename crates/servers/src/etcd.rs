@@ -37,8 +37,8 @@ pub struct EtcdOptions {
 pub enum EtcdVersion {
     /// Debian's package: 3.4, the oldest that Calico supports.
     Debian,
-    /// That of the Kubernetes binary: 3.6. An API server with an older one does not read lists from memory, and may
-    /// answer a watch without a version with a timeout.
+    /// That of the Kubernetes binary: 3.6. An API server with Debian's refuses streamed lists, and may answer a watch
+    /// without a version with a timeout.
     Kubernetes,
 }
 

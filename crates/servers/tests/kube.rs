@@ -108,7 +108,7 @@ fn clients_authenticate_by_certificates_and_through_a_proxy() {
     assert!(kube.kubectl(&[&kubeconfig, "get", "ns", "--request-timeout=1s"]).is_err());
 }
 
-/// With an etcd that is older than Kubernetes expects, these end with a timeout.
+/// An API server with Debian's etcd, which is older than Kubernetes expects, refuses the one and times out on the other.
 #[test]
 fn lists_are_streamed_and_watches_need_no_version() {
     if !can_run(&NEEDED) {

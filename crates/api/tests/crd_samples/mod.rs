@@ -118,7 +118,7 @@ pub(crate) fn complete() -> Vec<(&'static str, Value)> {
         (
             "NodeReport",
             json!({
-                "os": "linux", "revision": 9_007_199_254_740_993_u64, "endpoints": 1, "more": 0,
+                "os": "linux", "positions": {"Pod": 9_007_199_254_740_993_u64}, "endpoints": 1, "more": 0,
                 "conditions": [{
                     "object": {"kind": "Pod", "namespace": "a", "name": "b"}, "reason": "NotExpressible", "message": "x",
                     "about": [{"kind": "Tier", "name": "c", "rule": {"direction": "Ingress", "number": 1}}],
@@ -184,6 +184,6 @@ pub(crate) fn wrong() -> Vec<(&'static str, Value, &'static str)> {
         ),
         ("IPAMHandle", json!({"handleID": "h", "block": {"10.0.0.0/30": "1"}}), "spec.block"),
         ("IPAMConfig", json!({"strictAffinity": true}), "spec.autoAllocateBlocks"),
-        ("NodeReport", json!({"endpoints": "7"}), "status.endpoints"),
+        ("NodeReport", json!({"positions": {"Pod": "7"}}), "status.positions.Pod"),
     ]
 }
