@@ -44,7 +44,7 @@ fn kv() -> Service {
 }
 
 fn watch() -> Service {
-    let watch = of_etcd("watch", "Watch", "WatchRequest", "WatchResponse");
+    let watch = of_etcd("watch", "Watch", "WatchCall", "WatchResponse");
     Service::builder()
         .name("Watch")
         .package("etcdserverpb")

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use tortie_store::Store;
+use tortie_store::etcd::{Etcd, EtcdConfig, Login};
 use tortie_store::rpc::{Remote, TlsIdentity};
 
 /// The datastore.
 #[derive(clap::Args)]
 pub(crate) struct StoreArguments {
-    /// The datastore: unix:PATH, or tls:HOST:PORT with the three files below. By default the lab that runs on this
-    /// machine
+    /// The datastore: unix:PATH, tls:HOST:PORT with the three files below, or etcd:URL[,URL…] with them if the URLs
+    /// are https. By default the lab that runs on this machine
     #[arg(long, env = "TORTIE_STORE", value_name = "ADDRESS")]
     store: Option<String>,
     /// The certificate of the authority that both sides trust (PEM)
@@ -23,6 +24,9 @@ pub(crate) struct StoreArguments {
     /// The key of this side's certificate (PEM)
     #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
+    /// The user of etcd, if it demands one; the password is in TORTIE_ETCD_PASSWORD
+    #[arg(long, value_name = "NAME")]
+    etcd_user: Option<String>,
 }
 
 impl StoreArguments {
@@ -37,20 +41,38 @@ impl StoreArguments {
         if let Some(path) = address.strip_prefix("unix:") {
             return Ok(Arc::new(Remote::unix(Path::new(path))));
         }
-        let Some(address) = address.strip_prefix("tls:") else {
-            bail!("--store {address:?} is neither unix:PATH nor tls:HOST:PORT");
+        if let Some(urls) = address.strip_prefix("etcd:") {
+            return Ok(Arc::new(Etcd::new(self.etcd(urls)?)?));
+        }
+        let Some(host) = address.strip_prefix("tls:") else {
+            bail!("--store {address:?} is neither unix:PATH nor tls:HOST:PORT nor etcd:URL[,URL…]");
         };
+        Ok(Arc::new(Remote::tls(host, &self.tls(address)?)?))
+    }
+
+    fn etcd(&self, urls: &str) -> anyhow::Result<EtcdConfig> {
+        let tls = if urls.contains("https:") { Some(self.tls(&format!("etcd:{urls}"))?) } else { None };
+        let login = match &self.etcd_user {
+            Some(user) => {
+                let password = std::env::var("TORTIE_ETCD_PASSWORD")
+                    .with_context(|| format!("--etcd-user {user} needs TORTIE_ETCD_PASSWORD"))?;
+                Some(Login { user: user.clone(), password })
+            }
+            None => None,
+        };
+        Ok(EtcdConfig { endpoints: urls.split(',').map(str::to_owned).collect(), tls, login })
+    }
+
+    fn tls(&self, address: &str) -> anyhow::Result<TlsIdentity> {
         let read = |option: &str, path: &Option<PathBuf>| {
-            let path =
-                path.as_ref().with_context(|| format!("--store tls:{address} needs --tls-{option}"))?;
+            let path = path.as_ref().with_context(|| format!("--store {address} needs --tls-{option}"))?;
             std::fs::read_to_string(path).with_context(|| format!("--tls-{option} {}", path.display()))
         };
-        let tls = TlsIdentity {
+        Ok(TlsIdentity {
             authority: read("authority", &self.tls_authority)?,
             certificate: read("certificate", &self.tls_certificate)?,
             key: read("key", &self.tls_key)?,
-        };
-        Ok(Arc::new(Remote::tls(address, &tls)?))
+        })
     }
 }
 

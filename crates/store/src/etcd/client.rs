@@ -12,8 +12,8 @@ use tonic::{Code, Request, Status};
 use tortie_api::Position;
 
 use super::message::{
-    AuthenticateRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchCreateRequest,
-    WatchRequest, WatchResponse,
+    AuthenticateRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchCall, WatchCreateRequest,
+    WatchResponse,
 };
 use crate::StoreError;
 use crate::rpc::TlsIdentity;
@@ -116,8 +116,8 @@ impl Etcd {
         let call = async |channel: Channel, request: Request<WatchCreateRequest>| {
             let (metadata, extensions, create) = request.into_parts();
             // The stream of requests stays open as long as the one of answers.
-            let requests = futures::stream::iter([WatchRequest { create: Some(create) }])
-                .chain(futures::stream::pending());
+            let requests =
+                futures::stream::iter([WatchCall { create: Some(create) }]).chain(futures::stream::pending());
             let mut request = Request::from_parts(metadata, extensions, requests);
             request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
             Ok(watcher(channel).watch(request).await?.into_inner())

@@ -78,12 +78,12 @@ pub(crate) struct DeleteRangeRequest {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct RequestOp {
-    #[prost(oneof = "Request", tags = "1, 2, 3")]
-    pub(crate) request: Option<Request>,
+    #[prost(oneof = "Operation", tags = "1, 2, 3")]
+    pub(crate) request: Option<Operation>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum Request {
+pub(crate) enum Operation {
     #[prost(message, tag = "1")]
     Range(RangeRequest),
     #[prost(message, tag = "2")]
@@ -156,7 +156,7 @@ pub(crate) struct TxnResponse {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct WatchRequest {
+pub(crate) struct WatchCall {
     #[prost(message, optional, tag = "1")]
     pub(crate) create: Option<WatchCreateRequest>,
 }
