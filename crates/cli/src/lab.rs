@@ -10,7 +10,7 @@ use clap::{Subcommand, ValueEnum};
 use tokio::signal::unix::{SignalKind, signal};
 use tortie_hns_emulator::{Config as HnsConfig, OnRewrite, ServiceConfig, run_service};
 use tortie_lab::demo::{self, Manifests};
-use tortie_lab::{Cluster, LabDir, Outcome, Progress, Size, join, matrix, supervise};
+use tortie_lab::{Cluster, Datastore, LabDir, Outcome, Progress, Size, join, matrix, supervise};
 
 use crate::output;
 
@@ -37,6 +37,9 @@ pub(crate) enum LabCommand {
         /// The output format of the result; progress goes to standard error
         #[arg(short, long, value_enum, default_value_t = LabFormat::Table)]
         output: LabFormat,
+        /// The datastore; etcd needs the program etcd (Debian: etcd-server)
+        #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
+        datastore: DatastoreName,
     },
     /// Start a cluster and keep it until Ctrl-C or `tortie lab down`
     Up {
@@ -46,6 +49,9 @@ pub(crate) enum LabCommand {
         /// Number of Windows nodes: minion, windows-2, …
         #[arg(long, default_value_t = 1)]
         windows: usize,
+        /// The datastore; etcd needs the program etcd (Debian: etcd-server)
+        #[arg(long, value_enum, default_value_t = DatastoreName::Embedded)]
+        datastore: DatastoreName,
     },
     /// End the running cluster
     Down,
@@ -87,13 +93,32 @@ pub(crate) enum Inside {
     Demo {
         #[arg(long, value_enum)]
         output: LabFormat,
+        #[arg(long, value_enum)]
+        datastore: DatastoreName,
     },
     Up {
         #[arg(long)]
         linux: usize,
         #[arg(long)]
         windows: usize,
+        #[arg(long, value_enum)]
+        datastore: DatastoreName,
     },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DatastoreName {
+    Embedded,
+    Etcd,
+}
+
+impl From<DatastoreName> for Datastore {
+    fn from(name: DatastoreName) -> Self {
+        match name {
+            DatastoreName::Embedded => Self::Embedded,
+            DatastoreName::Etcd => Self::Etcd,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -113,10 +138,16 @@ impl LabCommand {
         let word = |format: LabFormat| if format == LabFormat::Json { "json" } else { "table" };
         let arguments = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         match self {
-            Self::Demo { output } => outer(&arguments(&["lab", "inside", "demo", "--output", word(output)])),
-            Self::Up { linux, windows } => {
+            Self::Demo { output, datastore } => {
+                let datastore = Datastore::from(datastore).name();
+                let options = ["--output", word(output), "--datastore", datastore];
+                outer(&arguments(&[&["lab", "inside", "demo"][..], &options].concat()))
+            }
+            Self::Up { linux, windows, datastore } => {
                 let (linux, windows) = (linux.to_string(), windows.to_string());
-                outer(&arguments(&["lab", "inside", "up", "--linux", &linux, "--windows", &windows]))
+                let datastore = Datastore::from(datastore).name();
+                let options = ["--linux", &linux, "--windows", &windows, "--datastore", datastore];
+                outer(&arguments(&[&["lab", "inside", "up"][..], &options].concat()))
             }
             Self::Down => down(),
             Self::Exec { pod, command } => {
@@ -169,8 +200,9 @@ async fn inside(what: Inside) -> anyhow::Result<ExitCode> {
 async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
     let progress = Progress::new();
     match what {
-        Inside::Demo { output } => {
-            let cluster = Cluster::up(dir(), Size { linux: 1, windows: 1 }, &progress).await?;
+        Inside::Demo { output, datastore } => {
+            let size = Size { linux: 1, windows: 1 };
+            let cluster = Cluster::up(dir(), size, datastore.into(), &progress).await?;
             let demo = demo::run(&cluster, &MANIFESTS, &progress, |step, before| {
                 if output == LabFormat::Table {
                     output::text(&format!("\n{}:\n{}\n", step.name, matrix::table(step, before)));
@@ -186,8 +218,8 @@ async fn run_inside(what: Inside) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Inside::Up { linux, windows } => {
-            let cluster = Cluster::up(dir(), Size { linux, windows }, &progress).await?;
+        Inside::Up { linux, windows, datastore } => {
+            let cluster = Cluster::up(dir(), Size { linux, windows }, datastore.into(), &progress).await?;
             progress.done("the cluster is up; from another terminal: tortie apply -f, get, lab exec, lab matrix, lab down");
             std::future::pending::<()>().await;
             cluster.down().await;
@@ -221,7 +253,7 @@ fn show_matrix(port: Option<u16>, format: LabFormat) -> anyhow::Result<ExitCode>
     let dir = dir();
     join::join(&dir, join::Next::StartThreads)?;
     crate::runtime()?.block_on(async {
-        let store = tortie_store::rpc::Remote::unix(&dir.store_socket());
+        let store = tortie_lab::client(&dir);
         let step = matrix::probe_all(&dir, &store, "now", port, &Progress::new()).await?;
         match format {
             LabFormat::Table => output::text(&matrix::table(&step, None)),

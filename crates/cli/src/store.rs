@@ -85,7 +85,7 @@ fn default_store() -> anyhow::Result<Arc<dyn Store>> {
             dir.path().display()
         );
     }
-    Ok(Arc::new(Remote::unix(&dir.store_socket())))
+    Ok(Arc::new(tortie_lab::client(&dir)))
 }
 
 #[cfg(not(feature = "lab"))]

@@ -13,8 +13,9 @@ use tokio::time::Instant;
 use tortie_api::{Key, Kind, Positions, Resource};
 use tortie_kernel::namespace::mount;
 use tortie_store::rpc::{serve_tls, serve_unix};
-use tortie_store::{Change, Embedded, Interest, NotInForce, Store, StoreError, wait_in_force};
+use tortie_store::{Change, Interest, NotInForce, Source, Store, StoreError, wait_in_force};
 
+use crate::datastore::{self, Datastore};
 use crate::node::{Node, Os};
 use crate::pki::Authority;
 use crate::runtime;
@@ -42,7 +43,8 @@ pub struct Size {
 /// A running cluster.
 pub struct Cluster {
     dir: LabDir,
-    store: Arc<Embedded>,
+    store: Arc<dyn Source>,
+    datastore: Datastore,
     nodes: Vec<Node>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -52,7 +54,12 @@ impl Cluster {
     ///
     /// # Errors
     /// Something did not start; the error contains the log of the process concerned.
-    pub async fn up(dir: LabDir, size: Size, progress: &Progress) -> Result<Self, LabError> {
+    pub async fn up(
+        dir: LabDir,
+        size: Size,
+        datastore: Datastore,
+        progress: &Progress,
+    ) -> Result<Self, LabError> {
         let count = size.linux + size.windows;
         if count == 0 || count > underlay::MAX_NODES {
             return Err(LabError::problem(
@@ -62,12 +69,13 @@ impl Cluster {
         }
         mount::tmpfs(&dir.netns_folder())?;
         underlay::lay(count)?;
-        let store = Arc::new(Embedded::open(&dir.store_file())?);
-        let mut cluster = Self { dir, store, nodes: Vec::new(), tasks: Vec::new() };
         let authority = Authority::new()?;
+        let (store, process) = datastore::open(datastore, &dir, &authority).await?;
+        let tasks = process.map(|process| tokio::spawn(process.keep())).into_iter().collect();
+        let mut cluster = Self { dir, store, datastore, nodes: Vec::new(), tasks };
         cluster.serve_store(&authority).await?;
         cluster.seed().await?;
-        progress.done("the datastore is served");
+        progress.done(&format!("the datastore ({}) is served", datastore.name()));
 
         let names = |first: &str, more: &str, count: usize| {
             (1..=count)
@@ -154,6 +162,9 @@ impl Cluster {
         self.tasks.push(tokio::spawn(async move {
             report("the datastore's socket", serve_unix(store, &socket).await)
         }));
+        if self.datastore != Datastore::Embedded {
+            return Ok(());
+        }
         let (store, identity) = (self.store.clone(), authority.issue("tortie-store")?);
         let address = SocketAddr::new(IpAddr::V4(underlay::LAB), underlay::STORE_PORT);
         self.tasks.push(tokio::spawn(async move {
@@ -197,7 +208,7 @@ impl Cluster {
             node.start_hns(&self.dir)?;
         }
         let identity = authority.issue(&node.name)?;
-        node.start_agent(&self.dir, &identity)?;
+        node.start_agent(&self.dir, self.datastore, &identity)?;
         self.nodes.push(node);
         Ok(())
     }

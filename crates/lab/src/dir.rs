@@ -188,6 +188,11 @@ impl LabDir {
         self.node_sockets(node).join("control.sock")
     }
 
+    /// The folder of etcd, if it is the lab's datastore.
+    pub(crate) fn etcd(&self) -> PathBuf {
+        self.path().join("etcd")
+    }
+
     pub(crate) fn store_file(&self) -> PathBuf {
         self.path.join("store.redb")
     }

@@ -10,6 +10,7 @@
 //! does. [`matrix`] probes who reaches whom with real connections.
 
 mod cluster;
+mod datastore;
 pub mod demo;
 mod dir;
 mod error;
@@ -28,6 +29,7 @@ mod supervise;
 mod underlay;
 
 pub use cluster::{Cluster, Size};
+pub use datastore::{Datastore, client};
 pub use dir::LabDir;
 pub use error::LabError;
 pub use pod_process::serve as run_pod_process;

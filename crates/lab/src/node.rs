@@ -16,6 +16,7 @@ use tortie_hcn::{Address, RemoteHcn};
 use tortie_kernel::namespace::NetNs;
 use tortie_store::rpc::TlsIdentity;
 
+use crate::datastore::{Datastore, etcd_url};
 use crate::process::Process;
 use crate::{LabDir, LabError, underlay};
 
@@ -86,9 +87,14 @@ impl Node {
         Ok(())
     }
 
-    /// Starts the agent. The agent of a Linux node reaches the datastore by its socket. That of a Windows node uses
-    /// TCP with mutual TLS, as on a real Windows node.
-    pub(crate) fn start_agent(&mut self, dir: &LabDir, tls: &TlsIdentity) -> Result<(), LabError> {
+    /// Starts the agent. The agent of a Linux node reaches the embedded datastore by its socket. All others use TCP with
+    /// mutual TLS, as on a real Windows node.
+    pub(crate) fn start_agent(
+        &mut self,
+        dir: &LabDir,
+        datastore: Datastore,
+        tls: &TlsIdentity,
+    ) -> Result<(), LabError> {
         let shown = |path: PathBuf| path.display().to_string();
         let folder = dir.node(&self.name);
         let mut arguments = vec!["agent".to_owned(), "--node".to_owned(), self.name.clone()];
@@ -96,19 +102,26 @@ impl Node {
         option("--cni-socket", shown(self.cni_socket(dir)));
         option("--control-socket", shown(dir.control_socket(&self.name)));
         option("--deletion-queue", shown(self.deletion_queue(dir)));
-        match self.os {
-            Os::Linux => option("--store", format!("unix:{}", dir.store_socket().display())),
-            Os::Windows => {
-                option("--store", format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT));
-                for (name, text) in
-                    [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
-                {
-                    let file = folder.join(format!("{name}.pem"));
-                    write_private(&file, text)?;
-                    option(&format!("--tls-{name}"), shown(file));
-                }
-                option("--hcn-socket", shown(self.hcn_socket(dir)));
+        let store = match (datastore, self.os) {
+            (Datastore::Embedded, Os::Linux) => format!("unix:{}", dir.store_socket().display()),
+            (Datastore::Embedded, Os::Windows) => {
+                format!("tls:{}:{}", underlay::LAB, underlay::STORE_PORT)
             }
+            (Datastore::Etcd, _) => format!("etcd:{}", etcd_url()),
+        };
+        let needs_tls = !store.starts_with("unix:");
+        option("--store", store);
+        if needs_tls {
+            for (name, text) in
+                [("authority", &tls.authority), ("certificate", &tls.certificate), ("key", &tls.key)]
+            {
+                let file = folder.join(format!("{name}.pem"));
+                write_private(&file, text)?;
+                option(&format!("--tls-{name}"), shown(file));
+            }
+        }
+        if self.os == Os::Windows {
+            option("--hcn-socket", shown(self.hcn_socket(dir)));
         }
         self.agent = Some(self.start(dir, "tortie", "agent", &arguments)?);
         Ok(())
@@ -180,7 +193,7 @@ impl Node {
     }
 }
 
-fn write_private(path: &PathBuf, text: &str) -> Result<(), LabError> {
+pub(crate) fn write_private(path: &PathBuf, text: &str) -> Result<(), LabError> {
     use std::io::Write;
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let written = file.and_then(|mut file| file.write_all(text.as_bytes()));

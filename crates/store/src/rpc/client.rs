@@ -32,6 +32,8 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from
 #[derive(Clone)]
 pub struct Remote {
     client: StoreClient<Channel>,
+    /// Whether the service has no order of events across kinds.
+    watches_by_kind: bool,
 }
 
 impl Remote {
@@ -70,7 +72,13 @@ impl Remote {
         let client = StoreClient::new(channel)
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES);
-        Self { client }
+        Self { client, watches_by_kind: false }
+    }
+
+    /// For a service in front of a datastore without an order of events across kinds, such as etcd: a watch for each kind.
+    #[must_use]
+    pub fn with_watches_by_kind(self) -> Self {
+        Self { watches_by_kind: true, ..self }
     }
 
     async fn write(&self, write: Write) -> Result<Written, StoreError> {
@@ -145,9 +153,12 @@ impl Store for Remote {
 
 #[async_trait]
 impl Source for Remote {
-    /// One group, as in the service.
+    /// As in the service. It rejects watches of more kinds than it can order.
     fn groups(&self, interests: Vec<Interest>) -> Vec<Vec<Interest>> {
-        vec![interests]
+        match self.watches_by_kind {
+            true => interests.into_iter().map(|interest| vec![interest]).collect(),
+            false => vec![interests],
+        }
     }
 
     async fn watch(&self, interests: &[Interest], after: Position) -> Result<Watch, StoreError> {

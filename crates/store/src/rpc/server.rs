@@ -134,6 +134,11 @@ impl Service for Offered {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let WatchRequest { interests, after } = request.into_inner();
         let interests: Vec<_> = interests.into_iter().filter_map(message::interest).collect();
+        if self.0.groups(interests.clone()).len() > 1 {
+            return Err(Status::invalid_argument(
+                "the datastore has no order across kinds: use a watch for each kind",
+            ));
+        }
         let events = self.0.watch(&interests, Position(after)).await.map_err(status)?;
         let events = events.map(|event| event.map(WatchMessage::from).map_err(status));
         let established = stream::iter([Ok(WatchMessage::default())]);
