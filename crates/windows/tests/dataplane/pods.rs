@@ -249,7 +249,7 @@ fn pods_send_no_tunnels_unless_the_settings_allow_them() {
     for (vxlan, ipip) in [(false, false), (true, false), (false, true), (true, true)] {
         let settings =
             Settings { vxlan_from_workloads: vxlan, ipip_from_workloads: ipip, ..Settings::default() };
-        node.apply(&[Delta::Settings(settings)]);
+        node.apply(&[Delta::Settings(settings.into())]);
         let passes = flows.map(|flow| node.passes(Direction::Egress, &flow));
         assert_eq!(passes, [vxlan, ipip, true], "{vxlan} {ipip}");
     }
